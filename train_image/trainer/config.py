@@ -187,3 +187,20 @@ class TrainerConfig(Section):
 def read_config(environment: Mapping[str, str] = os.environ) -> TrainerConfig:
     """The config of this attempt, from `TRAINYARD_CONFIG`. Raises KeyError or pydantic's ValidationError."""
     return TrainerConfig.model_validate_json(environment[CONFIG_VARIABLE])
+
+
+def batch_per_worker(global_batch_size: int, num_workers: int) -> int:
+    """Samples of one worker per step: 64 over 2 workers -> 32.
+
+    Raises ValueError with the nearest sizes that can be shared out, since a rounded batch would
+    change what is learnt.
+    """
+    share, rest = divmod(global_batch_size, num_workers)
+    if rest == 0:
+        return share
+    nearest = [size * num_workers for size in (share, share + 1) if size > 0]
+    raise ValueError(
+        f"train.global_batch_size = {global_batch_size} cannot be shared equally by "
+        f"{num_workers} workers: {rest} left over. Use {' or '.join(map(str, nearest))}, "
+        f"or a number of workers that divides {global_batch_size}."
+    )

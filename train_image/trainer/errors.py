@@ -1,0 +1,17 @@
+"""What can go wrong with a run, told apart by who must act."""
+
+
+class TrainerError(Exception):
+    """A failure that is explained in its message; a traceback would add nothing."""
+
+    exit_code = 1
+
+
+class ConfigError(TrainerError):
+    """The config asks for something that cannot be: no retry will help."""
+
+    exit_code = 2
+
+
+class RunError(TrainerError):
+    """The run could not go on: the cluster, the storage, or the training itself."""

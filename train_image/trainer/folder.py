@@ -1,0 +1,246 @@
+"""The folder of a run: every file that it has, on any filesystem that pyarrow knows.
+
+    python -m trainer.folder --path PATH [--endpoint URL] NAME [FILE]
+
+prints one file of the run NAME, or lists them all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import PurePosixPath
+from typing import IO
+
+from pyarrow import NativeFile, fs
+
+from trainer.errors import ConfigError
+
+NOT_FOUND = 4
+"""Exit code of `python -m trainer.folder` for a file or a run that does not exist."""
+
+ASIDE = ".aside"
+"""Suffix of a file that is being written; a kill may leave one behind."""
+
+
+def open_filesystem(path: str, endpoint: str | None = None) -> tuple[fs.FileSystem, str]:
+    """The filesystem of a storage path, and that path in the filesystem's own words."""
+    if path.startswith("s3://"):
+        scheme, _, host = (endpoint or "https://").partition("://")
+        if endpoint is not None and not (scheme in ("http", "https") and host):
+            raise ConfigError(
+                f"storage.endpoint = {endpoint} is not an address. "
+                "Write it as http://HOST:PORT or https://HOST:PORT."
+            )
+        store = fs.S3FileSystem(scheme=scheme, endpoint_override=host.rstrip("/") or None)
+        return store, path.removeprefix("s3://").strip("/")
+    if re.match(r"\w+://", path):
+        raise ConfigError(f"storage.path = {path} is neither a folder nor s3://bucket/prefix.")
+    return fs.LocalFileSystem(), os.path.abspath(path)
+
+
+class RunFolder:
+    """The paths of a run's files, and the few ways in which they are read and written.
+
+    Nothing else composes a path. A reader sees a file whole or not at all: it is renamed into place
+    on a local or shared disk, and put in one piece into an object store.
+    """
+
+    def __init__(self, filesystem: fs.FileSystem, root: str) -> None:
+        self.filesystem = filesystem
+        self.root = root
+        self.is_local = isinstance(filesystem, fs.LocalFileSystem)
+
+    @classmethod
+    def open(cls, path: str, name: str, endpoint: str | None = None) -> RunFolder:
+        filesystem, base = open_filesystem(path, endpoint)
+        return cls(filesystem, f"{base}/{name}")
+
+    # What a run's folder holds.
+
+    @property
+    def train_data(self) -> str:
+        return f"{self.root}/data/train.parquet"
+
+    @property
+    def valid_data(self) -> str:
+        return f"{self.root}/data/valid.parquet"
+
+    @property
+    def run(self) -> str:
+        return f"{self.root}/run.json"
+
+    @property
+    def attempts(self) -> str:
+        return f"{self.root}/attempts.jsonl"
+
+    @property
+    def metrics(self) -> str:
+        return f"{self.root}/metrics.jsonl"
+
+    @property
+    def progress(self) -> str:
+        return f"{self.root}/progress.json"
+
+    @property
+    def summary(self) -> str:
+        return f"{self.root}/summary.json"
+
+    @property
+    def report(self) -> str:
+        return f"{self.root}/report.html"
+
+    @property
+    def model(self) -> str:
+        return f"{self.root}/model.pt"
+
+    @property
+    def checkpoints(self) -> str:
+        return f"{self.root}/checkpoints"
+
+    def log(self, attempt: int) -> str:
+        return f"{self.root}/logs/attempt-{attempt}.log"
+
+    # How they are read and written.
+
+    def show(self, path: str) -> str:
+        """The path as a person would type it."""
+        return path if self.is_local else f"s3://{path}"
+
+    def exists(self, path: str) -> bool:
+        return self.filesystem.get_file_info(path).type != fs.FileType.NotFound
+
+    def size(self, path: str) -> int | None:
+        """Bytes of a file; None if there is no such file."""
+        info = self.filesystem.get_file_info(path)
+        return info.size if info.type == fs.FileType.File else None
+
+    def read(self, path: str) -> bytes:
+        """Raises FileNotFoundError."""
+        with self.filesystem.open_input_stream(path) as stream:
+            return stream.read()
+
+    def write(self, path: str, data: bytes | str) -> None:
+        with self.writing(path) as stream:
+            stream.write(data.encode() if isinstance(data, str) else data)
+
+    @contextmanager
+    def writing(self, path: str) -> Iterator[NativeFile]:
+        """A stream whose bytes become the file at the end; an exception leaves what was there."""
+        if not self.is_local:
+            # An object appears when its stream is closed: written without `with`, so that an
+            # exception on the way does not put half of it.
+            stream = self.filesystem.open_output_stream(path)
+            yield stream
+            stream.close()
+            return
+        aside = f"{path}.{uuid.uuid4().hex[:8]}{ASIDE}"
+        self.filesystem.create_dir(os.path.dirname(path))
+        with self.filesystem.open_output_stream(aside) as stream:
+            yield stream
+        _to_disk(aside)
+        self.filesystem.move(aside, path)
+
+    def append(self, path: str, data: str) -> None:
+        """Lengthen a file. An object store can only replace it: see `flush_interval_s`."""
+        if not self.is_local:
+            before = self.read(path) if self.exists(path) else b""
+            self.write(path, before + data.encode())
+            return
+        self.filesystem.create_dir(os.path.dirname(path))
+        with self.filesystem.open_append_stream(path) as stream:
+            stream.write(data.encode())
+
+    @property
+    def flush_interval_s(self) -> float:
+        """How long to gather text before it is appended: an object store rewrites the whole."""
+        return 1.0 if self.is_local else 30.0
+
+    def copy(self, source: str, target: str) -> None:
+        with self.filesystem.open_input_stream(source) as stream, self.writing(target) as copy:
+            while chunk := stream.read(2**24):
+                copy.write(chunk)
+
+    def delete(self, path: str) -> None:
+        """Remove a file or a folder with all in it, if it is there."""
+        kind = self.filesystem.get_file_info(path).type
+        if kind == fs.FileType.Directory:
+            self.filesystem.delete_dir(path)
+        elif kind == fs.FileType.File:
+            self.filesystem.delete_file(path)
+
+    def subfolders(self, path: str) -> list[str]:
+        """Names of the folders in a folder."""
+        infos = self.filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
+        return sorted(info.base_name for info in infos if info.type == fs.FileType.Directory)
+
+    def files(self) -> list[str]:
+        """All files, relative to the folder."""
+        selector = fs.FileSelector(self.root, recursive=True, allow_not_found=True)
+        infos = self.filesystem.get_file_info(selector)
+        return sorted(
+            info.path.removeprefix(f"{self.root}/") for info in infos if info.type == fs.FileType.File
+        )
+
+    def sweep(self) -> None:
+        """Remove what killed writers left behind. Only while nobody else writes."""
+        for file in self.files():
+            if file.endswith(ASIDE):
+                self.delete(f"{self.root}/{file}")
+
+
+def _to_disk(path: str) -> None:
+    """Wait until the file's bytes survive a power cut; the rename could otherwise outlive them."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _print_file(folder: RunFolder, file: str, output: IO[bytes]) -> None:
+    with folder.filesystem.open_input_stream(f"{folder.root}/{file}") as stream:
+        while chunk := stream.read(2**20):
+            output.write(chunk)
+    output.flush()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m trainer.folder", allow_abbrev=False)
+    parser.add_argument("--path", required=True, help="where the folders of runs lie")
+    parser.add_argument("--endpoint", help="address of an S3 server that is not AWS")
+    parser.add_argument("name", help="the run")
+    parser.add_argument("file", nargs="?", help="print this file; without it, list all files")
+    wanted = parser.parse_args(arguments)
+
+    parts = PurePosixPath(wanted.name, wanted.file or "").parts
+    if ".." in parts or PurePosixPath(wanted.file or "").is_absolute() or "/" in wanted.name:
+        parser.error("NAME and FILE must lie below PATH")
+    try:
+        folder = RunFolder.open(wanted.path, wanted.name, wanted.endpoint)
+    except ConfigError as error:
+        parser.error(str(error))
+
+    if wanted.file is None:
+        files = folder.files()
+        if not files:
+            print(f"error: there is no run {wanted.name} in {wanted.path}", file=sys.stderr)
+            return NOT_FOUND
+        print("\n".join(files))
+        return 0
+    if folder.size(f"{folder.root}/{wanted.file}") is None:
+        print(
+            f"error: run {wanted.name} in {wanted.path} has no file {wanted.file}", file=sys.stderr
+        )
+        return NOT_FOUND
+    _print_file(folder, wanted.file, sys.stdout.buffer)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
