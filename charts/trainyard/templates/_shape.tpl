@@ -1,0 +1,197 @@
+{{/*
+The pods of a Ray cluster, and the reader pod beside it; the only copy. The platform's ConfigMap and
+the standing RayCluster include "trainyard.shape"; a run's RayJob gets it from the platform.
+
+All pods satisfy Pod Security "restricted". Security settings and mounts stand on the Ray container
+because the operator copies them from there to the init container that it injects.
+*/}}
+
+{{/* spec of a RayCluster. Arguments: chart, and groups: a list of {pool, replicas}. */}}
+{{- define "trainyard.shape" -}}
+{{- $chart := .chart -}}
+{{- $head := $chart.Values.head -}}
+rayVersion: {{ $chart.Values.rayVersion | quote }}
+authOptions:
+  mode: token
+headGroupSpec:
+  rayStartParams:
+    {{- /* No logical CPU: the head drives, and nothing is scheduled on it. */}}
+    num-cpus: "0"
+  template:
+    metadata:
+      {{- include "trainyard.shape.metadata" . | nindent 6 }}
+    spec:
+      {{- include "trainyard.shape.pod" (dict "chart" $chart "place" $head) | nindent 6 }}
+      terminationGracePeriodSeconds: 30
+      containers:
+        - name: ray-head
+          {{- include "trainyard.shape.container" $chart | nindent 10 }}
+          ports:
+            {{- /* Where ports are declared, the operator finds the dashboard by this name. */}}
+            - {name: dashboard, containerPort: 8265}
+            - {name: gcs-server, containerPort: 6379}
+            - {name: metrics, containerPort: 8080}
+          resources:
+            {{- include "trainyard.shape.resources" $head | nindent 12 }}
+          env:
+            {{- include "trainyard.shape.rayEnv" $chart | nindent 12 }}
+            {{- /* On the head the whole time-out passes at every end of a run. */}}
+            - {name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, value: "5"}
+            {{- /* The driver's lines also go to the container's output, for kubectl logs and log collectors. */}}
+            - {name: TRAINYARD_LOG, value: /proc/1/fd/1}
+workerGroupSpecs:
+  {{- range .groups }}
+  {{- $pool := get $chart.Values.pools .pool }}
+  - groupName: {{ .pool | quote }}
+    replicas: {{ int .replicas }}
+    minReplicas: {{ int .replicas }}
+    maxReplicas: {{ int .replicas }}
+    rayStartParams: {}
+    template:
+      metadata:
+        {{- include "trainyard.shape.metadata" $ | nindent 8 }}
+      spec:
+        {{- include "trainyard.shape.pod" (dict "chart" $chart "place" $pool) | nindent 8 }}
+        {{- /* Longer than the drain below, in which workers save a checkpoint. */}}
+        terminationGracePeriodSeconds: 90
+        containers:
+          - name: ray-worker
+            {{- include "trainyard.shape.container" $chart | nindent 12 }}
+            resources:
+              {{- include "trainyard.shape.resources" (include "trainyard.shape.pool" $pool | fromYaml) | nindent 14 }}
+            env:
+              {{- include "trainyard.shape.rayEnv" $chart | nindent 14 }}
+              - {name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, value: "60"}
+  {{- end }}
+{{- end }}
+
+{{/* A pod that lasts for one command over the storage; the launcher adds name, image and command. */}}
+{{- define "trainyard.shape.reader" -}}
+apiVersion: v1
+kind: Pod
+metadata:
+  {{- include "trainyard.shape.metadata" . | nindent 2 }}
+spec:
+  {{- include "trainyard.shape.pod" (dict "chart" . "place" .Values.head) | nindent 2 }}
+  restartPolicy: Never
+  activeDeadlineSeconds: 120
+  containers:
+    - name: reader
+      {{- include "trainyard.shape.container" . | nindent 6 }}
+      resources:
+        requests: {cpu: 100m, memory: 256Mi}
+        limits: {memory: 1Gi}
+      env:
+        {{- include "trainyard.shape.env" . | nindent 8 }}
+{{- end }}
+
+{{/* A pool's numbers, with what may be left out filled in. */}}
+{{- define "trainyard.shape.pool" -}}
+gpusPerNode: {{ int .gpusPerNode }}
+{{- if .gpusPerNode }}
+gpuResource: {{ .gpuResource | default "nvidia.com/gpu" | quote }}
+{{- else }}
+workersPerNode: {{ int .workersPerNode }}
+{{- end }}
+cpus: {{ .cpus }}
+cpuRequest: {{ .cpuRequest | default .cpus }}
+memoryGib: {{ int .memoryGib }}
+{{- end }}
+
+{{/* Resources of a container that is given the numbers of a pool, or of the head. */}}
+{{- define "trainyard.shape.resources" -}}
+requests:
+  cpu: {{ toString .cpuRequest | quote }}
+  memory: {{ int .memoryGib }}Gi
+  {{- if .gpusPerNode }}
+  {{ .gpuResource }}: {{ toString .gpusPerNode | quote }}
+  {{- end }}
+limits:
+  cpu: {{ toString .cpus | quote }}
+  memory: {{ int .memoryGib }}Gi
+  {{- if .gpusPerNode }}
+  {{ .gpuResource }}: {{ toString .gpusPerNode | quote }}
+  {{- end }}
+{{- end }}
+
+{{- define "trainyard.shape.metadata" -}}
+labels:
+  app.kubernetes.io/part-of: trainyard
+{{- end }}
+
+{{/* What all pods share. Arguments: chart, and place: nodeSelector and tolerations. */}}
+{{- define "trainyard.shape.pod" -}}
+{{- $values := .chart.Values -}}
+serviceAccountName: {{ include "trainyard.names.serviceAccount" .chart | quote }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with $values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 1000
+  runAsGroup: 1000
+  fsGroup: 1000
+  {{- /* Otherwise every start of a pod walks through all files of the storage. */}}
+  fsGroupChangePolicy: OnRootMismatch
+  seccompProfile:
+    type: RuntimeDefault
+{{- with .place.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .place.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+volumes:
+  - {name: tmp, emptyDir: {}}
+  - {name: home, emptyDir: {}}
+  {{- if $values.storage.claim }}
+  - name: storage
+    persistentVolumeClaim:
+      claimName: {{ include "trainyard.names.claim" .chart | quote }}
+  {{- end }}
+{{- end }}
+
+{{/* What all containers share. */}}
+{{- define "trainyard.shape.container" -}}
+image: {{ .Values.image | quote }}
+imagePullPolicy: {{ .Values.imagePullPolicy }}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities:
+    drop: [ALL]
+volumeMounts:
+  - {name: tmp, mountPath: /tmp}
+  - {name: home, mountPath: /home/trainyard}
+  {{- with .Values.storage.claim }}
+  - {name: storage, mountPath: {{ .mountPath | quote }}}
+  {{- end }}
+{{- end }}
+
+{{- define "trainyard.shape.rayEnv" -}}
+{{ include "trainyard.shape.env" . }}
+- {name: RAY_USAGE_STATS_ENABLED, value: "0"}
+{{- end }}
+
+{{/* A writable home, and the way to the storage. */}}
+{{- define "trainyard.shape.env" -}}
+- {name: HOME, value: /home/trainyard}
+{{- if not .Values.storage.claim }}
+{{- with .Values.storage.s3 }}
+- {name: AWS_REGION, value: {{ .region | quote }}}
+{{- with .secretName }}
+- name: AWS_ACCESS_KEY_ID
+  valueFrom:
+    secretKeyRef: {name: {{ . | quote }}, key: AWS_ACCESS_KEY_ID}
+- name: AWS_SECRET_ACCESS_KEY
+  valueFrom:
+    secretKeyRef: {name: {{ . | quote }}, key: AWS_SECRET_ACCESS_KEY}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
