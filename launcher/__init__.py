@@ -1,0 +1,1 @@
+"""The launcher: run file -> plan -> objects -> cluster -> progress."""

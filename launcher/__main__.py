@@ -1,0 +1,44 @@
+"""The command `trainyard`: one error handler, and the exit codes.
+
+0 succeeded; 1 the run failed or was stopped; 2 your input is wrong; 3 the cluster refused or
+cannot be reached; 130 detached by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from launcher.cli import app
+from launcher.errors import LauncherError
+
+USAGE = 2
+DETACHED = 130
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Exit code of a command line. Errors are two or three lines unless --traceback is given."""
+    if "--traceback" in arguments:
+        app(arguments, standalone_mode=False)
+        return 0
+    try:
+        code = app(arguments, standalone_mode=False)
+    except LauncherError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except click.ClickException as error:
+        error.show()
+        return USAGE
+    except (KeyboardInterrupt, click.Abort):
+        return DETACHED
+    return code if isinstance(code, int) else 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,401 @@
+"""The commands of `trainyard`: load, call, show. Heavy imports stay inside, so `--help` is quick."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+if TYPE_CHECKING:
+    from launcher.config import RunConfig
+    from launcher.plan import Plan
+    from launcher.platform import Platform
+    from launcher.watch import Sight
+
+NAMESPACE = "trainyard"
+
+app = typer.Typer(
+    name="trainyard",
+    help="One run file in, a trained model out: on a laptop, and on a KubeRay GPU cluster.",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+platform_app = typer.Typer(
+    help="What the chart publishes in a namespace.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(platform_app, name="platform")
+
+RunFile = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run file.")]
+RunName = Annotated[str, typer.Argument(metavar="NAME", help="The run's name.")]
+Settings = Annotated[
+    Optional[list[str]],  # typer reads this at run time, on Python 3.10 too
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the run file: a.b=c."),
+]
+Gpus = Annotated[Optional[str], typer.Option(metavar="N", help="GPUs, instead of the file's.")]
+Workers = Annotated[
+    Optional[str], typer.Option(metavar="N", help="CPU workers, instead of the file's resources.")
+]
+Name = Annotated[Optional[str], typer.Option(metavar="NAME", help="Name, instead of the file's.")]
+PlatformFile = Annotated[
+    Optional[Path],
+    typer.Option("--platform", metavar="FILE", help="A platform file (`trainyard platform get`)."),
+]
+FromCluster = Annotated[
+    bool, typer.Option("--from-cluster", help="Use the platform of the namespace's ConfigMap.")
+]
+Namespace = Annotated[
+    str, typer.Option("--namespace", "-n", metavar="NAMESPACE", help="Kubernetes namespace.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+@app.callback()
+def root(
+    traceback: Annotated[
+        bool, typer.Option("--traceback", help="Show the whole traceback of an error.")
+    ] = False,
+) -> None:
+    """The option that `__main__` reads."""
+
+
+@app.command()
+def plan(
+    run_file: RunFile,
+    settings: Settings = None,
+    gpus: Gpus = None,
+    workers: Workers = None,
+    name: Name = None,
+    platform_file: PlatformFile = None,
+    from_cluster: FromCluster = False,
+    namespace: Namespace = NAMESPACE,
+    as_json: Json = False,
+) -> None:
+    """Print the numbers of a run, each with its reason."""
+    from launcher import show
+    from launcher.plan import explain_plan, plan_run
+
+    run = _load_run(run_file, settings, gpus, workers, name)
+    platform = _platform(platform_file, from_cluster, namespace)
+    reasons = explain_plan(plan_run(run, platform, namespace), run, platform)
+    if as_json:
+        _print_json([{"name": row.name, "value": row.value, "why": row.why} for row in reasons])
+    else:
+        show.plan_table(reasons)
+
+
+@app.command()
+def render(
+    run_file: RunFile,
+    settings: Settings = None,
+    gpus: Gpus = None,
+    workers: Workers = None,
+    name: Name = None,
+    platform_file: PlatformFile = None,
+    from_cluster: FromCluster = False,
+    namespace: Namespace = NAMESPACE,
+) -> None:
+    """Write the objects of a run as YAML: what `submit` sends, for `kubectl apply -f`."""
+    run = _load_run(run_file, settings, gpus, workers, name)
+    platform = _platform(platform_file, from_cluster, namespace)
+    _, job = _objects(run, platform, namespace)
+    typer.echo(_yaml(job), nl=False)
+
+
+@app.command()
+def submit(
+    run_file: RunFile,
+    settings: Settings = None,
+    gpus: Gpus = None,
+    workers: Workers = None,
+    name: Name = None,
+    platform_file: PlatformFile = None,
+    namespace: Namespace = NAMESPACE,
+    detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end.")] = False,
+) -> None:
+    """Show the plan, send the run to the cluster, and watch it to its end."""
+    from launcher import show
+    from launcher.cluster import Cluster
+    from launcher.kuberay import RayjobApi
+    from launcher.plan import explain_plan
+    from launcher.submit import submit_run
+
+    run = _load_run(run_file, settings, gpus, workers, name)
+    cluster = Cluster(namespace)
+    platform = _platform(platform_file, platform_file is None, namespace, cluster)
+    planned, job = _objects(run, platform, namespace)
+    show.plan_table(explain_plan(planned, run, platform))
+    submitted = submit_run(RayjobApi(cluster), job)
+    job_name = job["metadata"]["name"]
+    show.say(
+        {
+            "created": f"RayJob {namespace}/{job_name} created",
+            "live": f"RayJob {namespace}/{job_name} is live already",
+            "resubmitted": f"RayJob {namespace}/{job_name} created again: the run goes on",
+        }[submitted]
+    )
+    if not detach:
+        _watch(cluster, run.name, job_name)
+
+
+@app.command()
+def watch(name: RunName, namespace: Namespace = NAMESPACE) -> None:
+    """Show the progress of a run until it ends."""
+    from launcher.cluster import Cluster
+    from launcher.kuberay import RayjobApi
+
+    cluster = Cluster(namespace)
+    _watch(cluster, name, _last_job(RayjobApi(cluster), name)["metadata"]["name"])
+
+
+@app.command()
+def status(
+    name: Annotated[Optional[str], typer.Argument(metavar="[NAME]", help="A run.")] = None,
+    namespace: Namespace = NAMESPACE,
+    as_json: Json = False,
+) -> None:
+    """Show the submissions of a namespace, or one run with what its folder says."""
+    from launcher import show
+    from launcher.cluster import Cluster
+    from launcher.kuberay import RUN_LABEL, RayjobApi
+    from launcher.watch import attempts_of, look
+
+    cluster = Cluster(namespace)
+    jobs = RayjobApi(cluster).list_jobs(name)
+    sights = [(job, look(cluster, job)) for job in jobs]
+    rows = [
+        {
+            "run": job["metadata"]["labels"][RUN_LABEL],
+            "submission": sight.submission,
+            "phase": sight.phase,
+            "attempts": attempts_of(job.get("status", {})),
+            "created": job["metadata"]["creationTimestamp"],
+            "message": sight.message,
+            "progress": sight.progress,
+        }
+        for job, sight in sights
+    ]
+    summary = None if name is None else _summary(cluster, name, sights[-1][1] if sights else None)
+    if as_json:
+        _print_json({"submissions": rows, "summary": summary})
+        return
+    headings = ("run", "submission", "phase", "attempts", "created", "message")
+    show.table(headings, [[str(row[key]) for key in headings] for row in rows])
+    if sights and sights[-1][1].progress is not None and name is not None:
+        typer.echo(show.progress_text(sights[-1][1].progress))
+    if summary is not None:
+        typer.echo(show.summary_text(summary))
+
+
+@app.command()
+def logs(
+    name: RunName,
+    namespace: Namespace = NAMESPACE,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on to the end.")] = False,
+) -> None:
+    """Print the driver's log: from the head, or from the run's folder when the cluster is gone."""
+    from launcher.cluster import Cluster
+    from launcher.errors import RunFailed
+    from launcher.kuberay import RayjobApi
+    from launcher.reader import read_folder
+    from launcher.watch import HEAD_CONTAINER, head_pod
+
+    cluster = Cluster(namespace)
+    jobs = RayjobApi(cluster).list_jobs(name)
+    ray_cluster = jobs[-1].get("status", {}).get("rayClusterName") if jobs else None
+    pod = head_pod(cluster, ray_cluster) if ray_cluster else None
+    if pod is not None and follow:
+        for line in cluster.follow_log(pod, HEAD_CONTAINER):
+            typer.echo(line)
+        return
+    if pod is not None:
+        typer.echo(cluster.log(pod, HEAD_CONTAINER), nl=False)
+        return
+    platform = _platform(None, True, namespace, cluster)
+    kept = sorted(
+        (file for file in (read_folder(cluster, platform, name) or "").splitlines()
+         if file.startswith("logs/attempt-")),
+        key=lambda file: int(file.removeprefix("logs/attempt-").removesuffix(".log")),
+    )
+    if not kept:
+        raise RunFailed(f"run {name} has no running head in {namespace} and no log in its folder")
+    typer.echo(read_folder(cluster, platform, name, kept[-1]) or "", nl=False)
+
+
+@app.command()
+def stop(name: RunName, namespace: Namespace = NAMESPACE) -> None:
+    """Stop a run: its RayJob and cluster go, its folder stays, and `submit` resumes it."""
+    from launcher import show
+    from launcher.cluster import Cluster
+    from launcher.kuberay import RayjobApi
+    from launcher.submit import stop_run
+
+    stopped = stop_run(RayjobApi(Cluster(namespace)), name)
+    for submission in stopped:
+        show.say(f"RayJob {namespace}/{submission} stopped")
+    if not stopped:
+        show.say(f"run {name} is not live in {namespace}: nothing to stop")
+
+
+@app.command()
+def train(
+    run_file: RunFile,
+    storage: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where the folders of runs lie.")
+    ] = Path("runs"),
+    settings: Settings = None,
+    gpus: Gpus = None,
+    workers: Workers = None,
+    name: Name = None,
+) -> None:
+    """Train on this machine, on a Ray of its own; a run that was there before goes on."""
+    from launcher.local import local_config, train_locally
+
+    run = _load_run(run_file, settings, gpus, workers, name)
+    _show_to_end(train_locally(local_config(run, storage, os.cpu_count() or 1)))
+
+
+@platform_app.command("get")
+def platform_get(namespace: Namespace = NAMESPACE) -> None:
+    """Print the platform of a namespace, to keep it as a file for `--platform`."""
+    from launcher.cluster import Cluster
+    from launcher.platform import CONFIG_MAP, CONFIG_MAP_KEY, platform_of_config_map
+
+    config_map = Cluster(namespace).get("ConfigMap", CONFIG_MAP)
+    platform_of_config_map(config_map, namespace)
+    assert config_map is not None
+    typer.echo(config_map["data"][CONFIG_MAP_KEY], nl=False)
+
+
+def _load_run(
+    path: Path,
+    settings: list[str] | None,
+    gpus: str | None,
+    workers: str | None,
+    name: str | None,
+) -> RunConfig:
+    from launcher.config import load_run
+
+    return load_run(path, settings or (), gpus=gpus, workers=workers, name=name)
+
+
+def _platform(
+    path: Path | None, from_cluster: bool, namespace: str, cluster: Any = None
+) -> Platform:
+    """The platform asked for; says on standard error which one it is."""
+    from launcher.errors import ConfigError
+    from launcher.platform import CONFIG_MAP, load_platform, platform_of_config_map
+
+    if path is not None and from_cluster:
+        raise ConfigError("--platform and --from-cluster exclude each other")
+    if not from_cluster:
+        typer.echo(f"platform: {path or 'packaged (the chart at its default values)'}", err=True)
+        return load_platform(path)
+    if cluster is None:
+        from launcher.cluster import Cluster
+
+        cluster = Cluster(namespace)
+    typer.echo(f"platform: ConfigMap {namespace}/{CONFIG_MAP}", err=True)
+    return platform_of_config_map(cluster.get("ConfigMap", CONFIG_MAP), namespace)
+
+
+def _objects(
+    run: RunConfig, platform: Platform, namespace: str
+) -> tuple[Plan, dict[str, Any]]:
+    """The one path from run to RayJob that `render` and `submit` share."""
+    from launcher.merge import merge
+    from launcher.plan import plan_run
+    from launcher.render import render_job
+
+    planned = plan_run(run, platform, namespace)
+    return planned, merge(render_job(planned), platform, planned)
+
+
+def _yaml(document: Any) -> str:
+    import yaml
+
+    # One line per value: a long config is not folded, and a diff shows whole values.
+    return yaml.dump(
+        document, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False, width=10**9
+    )
+
+
+def _print_json(document: Any) -> None:
+    typer.echo(json.dumps(document, indent=2))
+
+
+def _last_job(rayjobs: Any, name: str) -> dict[str, Any]:
+    from launcher.errors import ConfigError
+
+    jobs = rayjobs.list_jobs(name)
+    if not jobs:
+        raise ConfigError(
+            f"no submission of run {name} is in the namespace",
+            "`trainyard status` lists all runs there.",
+        )
+    last: dict[str, Any] = jobs[-1]
+    return last
+
+
+def _watch(cluster: Any, run: str, submission: str) -> None:
+    """Show a submission to its end; Ctrl-C leaves it running."""
+    from launcher import show
+    from launcher.errors import RunFailed
+    from launcher.kuberay import RayjobApi
+    from launcher.watch import watch_run
+
+    try:
+        last = _show(watch_run(cluster, RayjobApi(cluster), submission))
+    except KeyboardInterrupt:
+        show.say(f"detached: the run goes on; `trainyard watch {run} -n {cluster.namespace}`")
+        raise
+    logs = f"Logs: `trainyard logs {run} -n {cluster.namespace}`."
+    if last.phase == "stopped":
+        raise RunFailed(f"run {run} was stopped", logs)
+    if last.phase == "failed":
+        error = last.summary["error"] if last.summary else None
+        details = [text for text in (error, last.message) if text]
+        raise RunFailed(f"run {run} failed", *details, logs)
+    summary = last.summary or _summary(cluster, run, None)
+    if summary is not None:
+        typer.echo(show.summary_text(summary))
+
+
+def _show_to_end(sights: Iterable[Sight | str]) -> None:
+    from launcher import show
+
+    last = _show(sights)
+    if last.summary is not None:
+        typer.echo(show.summary_text(last.summary))
+
+
+def _show(sights: Iterable[Sight | str]) -> Sight:
+    """Display sights and log lines as they come; returns the last sight."""
+    from launcher import show
+    from launcher.watch import Sight
+
+    last: Sight | None = None
+    with show.ProgressView() as view:
+        for sight in sights:
+            if isinstance(sight, str):
+                show.say(sight)
+            else:
+                view.show(sight)
+                last = sight
+    assert last is not None
+    return last
+
+
+def _summary(cluster: Any, name: str, last: Sight | None) -> dict[str, Any] | None:
+    """What the run left in its folder: from the driver's last words, else through the reader pod."""
+    from launcher.reader import read_folder
+    from launcher.watch import ENDED
+
+    if last is not None and (last.summary is not None or last.phase not in ENDED):
+        return last.summary
+    text = read_folder(cluster, _platform(None, True, cluster.namespace, cluster), name, "summary.json")
+    return None if text is None else json.loads(text)

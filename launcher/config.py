@@ -1,0 +1,250 @@
+"""Run file -> RunConfig: strict, with all problems of a file reported at once."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
+from trainer.config import RUN_NAME_LIMIT, Checkpoint, Data, Faults, RunName, Section, Train
+
+from launcher.errors import ConfigError
+
+
+def _require_tag(image: str) -> str:
+    """An image must stay what it is between two attempts: a tag (not `latest`) or a digest."""
+    _, _, last = image.rpartition("/")
+    name, at, digest = last.partition("@")
+    tag = name.partition(":")[2]
+    if re.search(r"\s", image) or not last or (at and not digest):
+        raise PydanticCustomError("image", "must be REGISTRY/NAME:TAG")
+    if not digest and tag in ("", "latest"):
+        raise PydanticCustomError(
+            "image", "must have a tag other than latest, or a digest: NAME:TAG or NAME@sha256:..."
+        )
+    return image
+
+
+M = TypeVar("M", bound=BaseModel)
+
+Image = Annotated[str, AfterValidator(_require_tag)]
+
+
+class Resources(Section):
+    """What the run asks of the cluster: exactly one of `gpus` and `workers`."""
+
+    gpus: PositiveInt | None = None
+    """GPUs of the whole run. One worker starts per GPU."""
+
+    workers: PositiveInt | None = None
+    """CPU workers of the whole run."""
+
+    pool: str | None = None
+    """The platform's pool to run on; without it the platform's default for GPUs or for workers."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Resources:
+        if (self.gpus is None) == (self.workers is None):
+            raise PydanticCustomError(
+                "one_of", "must have exactly one of gpus and workers (--gpus N or --workers N)"
+            )
+        return self
+
+
+class RunConfig(Section):
+    """One run file."""
+
+    name: RunName
+    """The run's identity: its folder is `<storage>/<name>/`, and it resumes from there."""
+
+    image: Image | None = None
+    """The image of all its pods; without it the platform's."""
+
+    resources: Resources
+    """What the run asks of the cluster."""
+
+    data: Data
+    """What to train on."""
+
+    train: Train
+    """A built-in recipe."""
+
+    checkpoint: Checkpoint = Checkpoint()
+    """When the run is saved."""
+
+    faults: Faults = Faults()
+    """How many failures it survives."""
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML whose mappings have each key once; plain YAML takes the last one in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        for key, (key_node, _) in zip(keys, node.value, strict=True):
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key} stands here more than once", key_node.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file. Raises ConfigError that names the file and the line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    try:
+        document = yaml.load(text, Loader=_StrictLoader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML", *str(error).splitlines()) from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path} must hold a mapping, not {_kind(document)}")
+    return document
+
+
+def _kind(value: object) -> str:
+    return "nothing" if value is None else type(value).__name__
+
+
+def parse_overrides(settings: Iterable[str]) -> list[tuple[list[str], Any]]:
+    """`a.b=c` -> (["a", "b"], c), with c read as YAML."""
+    parsed = []
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not all(key.split(".")):
+            raise ConfigError(f"--set {setting} must read --set section.key=value")
+        try:
+            parsed.append((key.split("."), yaml.safe_load(text)))
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--set {setting}: the value is not valid YAML") from error
+    return parsed
+
+
+def load_run(
+    path: Path,
+    settings: Sequence[str] = (),
+    *,
+    gpus: str | None = None,
+    workers: str | None = None,
+    name: str | None = None,
+) -> RunConfig:
+    """The run of a file, with `--set`, `--gpus`, `--workers` and `--name` applied in this order.
+
+    Raises ConfigError with every problem of the file: path, value, rule, and the nearest right key.
+    """
+    document = read_yaml(path)
+    for keys, value in parse_overrides(settings):
+        _assign(document, keys, value)
+    if gpus is not None and workers is not None:
+        raise ConfigError("--gpus and --workers exclude each other: one worker starts per GPU")
+    for resource, text, other in (("gpus", gpus, "workers"), ("workers", workers, "gpus")):
+        if text is not None:
+            _assign(document, ["resources", resource], yaml.safe_load(text))
+            document["resources"].pop(other, None)
+    if name is not None:
+        document["name"] = name
+    return validate(RunConfig, document, str(path))
+
+
+def _assign(document: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+    section: Any = document
+    for depth, key in enumerate(keys[:-1], start=1):
+        section = section.setdefault(key, {})
+        if not isinstance(section, dict):
+            raise ConfigError(f"{'.'.join(keys)} cannot be set: {'.'.join(keys[:depth])} is a value")
+    section[keys[-1]] = value
+
+
+def validate(model: type[M], document: dict[str, Any], source: str) -> M:
+    """The document as a model. Raises ConfigError with all its problems at once."""
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        problems = [_problem(model, detail) for detail in error.errors()]
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        raise ConfigError(f"{source} has {count}", *problems) from error
+
+
+def _problem(model: type[BaseModel], detail: ErrorDetails) -> str:
+    """One line: path = value, the rule, and the nearest right key where one is near."""
+    location, sections = _follow(model, detail["loc"])
+    path = ".".join(location)
+    if detail["type"] == "extra_forbidden":
+        known = sorted({field for section in sections for field in _keys(section)})
+        near = difflib.get_close_matches(location[-1], known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
+        return f"{path}: unknown key; {hint}"
+    if detail["type"] == "missing":
+        return f"{path}: is required"
+    if detail["loc"] == ("name",):
+        return (
+            f"name = {detail['input']!r}: must be at most {RUN_NAME_LIMIT} characters, lower case "
+            "letters, digits and dashes, beginning with a letter and not ending with a dash"
+            + _length(detail["input"])
+        )
+    if detail["type"] in ("one_of", "model_type"):
+        return f"{path}: {detail['msg']}"
+    return f"{path} = {detail['input']!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+
+
+def _length(value: object) -> str:
+    return f" ({len(value)} characters)" if isinstance(value, str) else ""
+
+
+def _keys(section: type[BaseModel]) -> list[str]:
+    return [field.alias or name for name, field in section.model_fields.items()]
+
+
+def _follow(
+    model: type[BaseModel], location: Sequence[int | str]
+) -> tuple[list[str], list[type[BaseModel]]]:
+    """The path as the user wrote it, without the tags of unions, and the models at its end's parent."""
+    path: list[str] = []
+    here: list[type[BaseModel]] = [model]
+    parents = here
+    for step in location:
+        tagged = [member for member in here if _tag(member) == step]
+        if tagged:
+            parents = here = tagged
+            continue
+        path.append(str(step))
+        parents = here
+        here = [
+            inner
+            for section in here
+            for name, field in section.model_fields.items()
+            if step in (name, field.alias)
+            for inner in _models(field.annotation)
+        ] or ([*here] if isinstance(step, int) else [])
+    return path, parents
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if get_origin(annotation) in (Union, UnionType, Annotated, tuple, list, dict):
+        return [found for part in get_args(annotation) for found in _models(part)]
+    return []
+
+
+def _tag(model: type[BaseModel]) -> str | None:
+    """The value of a model's `name: Literal[...]` field, by which pydantic tells a union apart."""
+    field = model.model_fields.get("name")
+    if field is None or get_origin(field.annotation) is not Literal:
+        return None
+    tag = get_args(field.annotation)[0]
+    return tag if isinstance(tag, str) else None

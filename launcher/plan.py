@@ -1,0 +1,231 @@
+"""RunConfig and Platform -> Plan: all arithmetic of a run, and the reason for every number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from trainer.config import Scaling, TrainerConfig, batch_per_worker
+
+from launcher.config import RunConfig
+from launcher.errors import ConfigError
+from launcher.platform import Platform, Pool
+
+MIB_PER_GIB = 1024
+DATA_CPUS = 1
+"""Logical CPUs of each node that stay free for Ray Data: without one it waits for ever."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Size:
+    """Resources of one Ray pod; memory is request and limit alike."""
+
+    cpu_request_milli: int
+    cpu_limit_milli: int
+    memory_mib: int
+    gpus: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reason:
+    """One row of the plan: a number and where it comes from."""
+
+    name: str
+    value: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """The numbers and names of one submission."""
+
+    run: str
+    namespace: str
+    image: str
+    pool: str
+    gpu_resource: str | None
+    nodes: int
+    workers_per_node: int
+    cpus_per_worker: int
+    node: Size
+    head: Size
+    retries: int
+    pre_running_deadline_seconds: int
+    ttl_seconds_after_finished: int
+    trainer: TrainerConfig
+
+    @property
+    def workers(self) -> int:
+        return self.nodes * self.workers_per_node
+
+    @property
+    def gpus(self) -> int:
+        return self.nodes * self.node.gpus
+
+
+def plan_run(run: RunConfig, platform: Platform, namespace: str) -> Plan:
+    """Spread the workers of a run over equal Ray pods.
+
+    16 GPUs at 8 per node -> 2 pods, 16 workers. Fewer workers than fill a node -> one pod with
+    just their share of it. Raises ConfigError if the division leaves a rest.
+    """
+    pool = _pool(run, platform)
+    workers = run.resources.gpus or run.resources.workers or 0
+    nodes, per_node = _spread(workers, pool, "gpus" if run.resources.gpus else "workers")
+    _batch_per_worker(run, workers)
+    node = _node_size(pool, per_node)
+    cpus_per_worker = _cpus_per_worker(pool, node, per_node)
+    head = Size(
+        cpu_request_milli=_milli(platform.head.cpu_request),
+        cpu_limit_milli=_milli(platform.head.cpus),
+        memory_mib=platform.head.memory_gib * MIB_PER_GIB
+        + platform.head.memory_mib_per_worker * workers,
+    )
+    return Plan(
+        run=run.name,
+        namespace=namespace,
+        image=run.image or platform.image,
+        pool=pool.name,
+        gpu_resource=pool.gpu_resource,
+        nodes=nodes,
+        workers_per_node=per_node,
+        cpus_per_worker=cpus_per_worker,
+        node=node,
+        head=head,
+        retries=run.faults.retries,
+        pre_running_deadline_seconds=platform.job.pre_running_deadline_seconds,
+        ttl_seconds_after_finished=platform.job.ttl_seconds_after_finished,
+        trainer=TrainerConfig(
+            name=run.name,
+            data=run.data,
+            train=run.train,
+            checkpoint=run.checkpoint,
+            faults=run.faults,
+            scaling=Scaling(
+                num_workers=workers,
+                use_gpu=pool.gpus_per_node > 0,
+                cpus_per_worker=cpus_per_worker,
+            ),
+            storage=platform.storage,
+        ),
+    )
+
+
+def _pool(run: RunConfig, platform: Platform) -> Pool:
+    """The pool the run names, else the default; it must have what the run asks for."""
+    wants_gpus = run.resources.gpus is not None
+    defaults = platform.default_pools
+    pool = platform.pool(run.resources.pool or (defaults.gpus if wants_gpus else defaults.workers))
+    if wants_gpus and not pool.gpus_per_node:
+        raise ConfigError(
+            f"resources.gpus = {run.resources.gpus}, but pool {pool.name} has no GPUs",
+            "Use resources.workers, or a pool with gpusPerNode above 0.",
+        )
+    if not wants_gpus and pool.gpus_per_node:
+        raise ConfigError(
+            f"resources.workers = {run.resources.workers}, but pool {pool.name} has "
+            f"{pool.gpus_per_node} GPUs per node that CPU workers would hold without using them",
+            "Use resources.gpus, or a pool with workersPerNode.",
+        )
+    return pool
+
+
+def _spread(workers: int, pool: Pool, resource: str) -> tuple[int, int]:
+    """Nodes, and workers on each: a share of one node, or whole nodes."""
+    if workers < pool.slots:
+        return 1, workers
+    nodes, rest = divmod(workers, pool.slots)
+    if rest:
+        below, above = nodes * pool.slots, (nodes + 1) * pool.slots
+        unit = "GPUs" if pool.gpus_per_node else "workers"
+        raise ConfigError(
+            f"resources.{resource} = {workers} cannot be spread over pool {pool.name} "
+            f"with {pool.slots} {unit} per node",
+            f"{workers} = {nodes} x {pool.slots} + {rest}. Use {below} or {above}, "
+            f"or fewer than {pool.slots} on one node.",
+        )
+    return nodes, pool.slots
+
+
+def _batch_per_worker(run: RunConfig, workers: int) -> int:
+    try:
+        return batch_per_worker(run.train.global_batch_size, workers)
+    except ValueError as error:
+        raise ConfigError(*str(error).splitlines()) from error
+
+
+def _node_size(pool: Pool, per_node: int) -> Size:
+    """A pod with its workers' share of a whole node; memory in whole MiB, rounded down."""
+    share = per_node / pool.slots
+    return Size(
+        cpu_request_milli=ceil(_milli(pool.cpu_request) * share),
+        cpu_limit_milli=ceil(_milli(pool.cpus) * share),
+        memory_mib=pool.memory_gib * MIB_PER_GIB * per_node // pool.slots,
+        gpus=per_node if pool.gpus_per_node else 0,
+    )
+
+
+def _cpus_per_worker(pool: Pool, node: Size, per_node: int) -> int:
+    # KubeRay tells Ray the CPU limit, rounded up; Ray's CPUs are logical numbers.
+    logical = ceil(node.cpu_limit_milli / 1000)
+    cpus = (logical - DATA_CPUS) // per_node
+    if cpus < 1:
+        raise ConfigError(
+            f"pool {pool.name} gives {logical} CPUs to a pod with {per_node} workers; "
+            f"each worker needs 1, and Ray Data {DATA_CPUS}",
+            f"Give the pool at least {(per_node + DATA_CPUS) * pool.slots / per_node:g} cpus.",
+        )
+    return cpus
+
+
+def _milli(cpus: float) -> int:
+    return round(cpus * 1000)
+
+
+def explain_plan(plan: Plan, run: RunConfig, platform: Platform) -> tuple[Reason, ...]:
+    """The plan as rows: each number with the rule that made it."""
+    pool, node, head = platform.pool(plan.pool), plan.node, plan.head
+    workers, per_node = plan.workers, plan.workers_per_node
+    unit = "GPUs" if pool.gpus_per_node else "workers"
+    chosen = "named by the run" if run.resources.pool else f"the platform's default for {unit}"
+    share = "a whole node" if per_node == pool.slots else f"{per_node}/{pool.slots} of a node"
+    rows = [
+        ("pool", pool.name, f"{chosen}: {pool.slots} {unit} per node"),
+        ("nodes", f"{plan.nodes}", f"{workers} {unit} / {per_node} per node, exactly"),
+        ("workers", f"{workers}", "one per GPU" if pool.gpus_per_node else "resources.workers"),
+    ]
+    if pool.gpus_per_node:
+        rows.append(("GPUs per node", f"{node.gpus}", f"{pool.gpu_resource}"))
+    rows += [
+        (
+            "CPUs per node",
+            f"{node.cpu_limit_milli / 1000:g}",
+            f"{share}; {node.cpu_request_milli / 1000:g} requested",
+        ),
+        (
+            "CPUs per worker",
+            f"{plan.cpus_per_worker}",
+            f"({ceil(node.cpu_limit_milli / 1000)} - {DATA_CPUS} for data) / {per_node} workers",
+        ),
+        ("memory per node", _mib(node.memory_mib), f"{share}, request = limit"),
+        ("/dev/shm per node", _mib(node.memory_mib), "within the memory limit, set by KubeRay"),
+        (
+            "head",
+            f"{head.cpu_limit_milli / 1000:g} CPUs, {_mib(head.memory_mib)}",
+            f"{platform.head.memory_gib} GiB + {workers} workers x "
+            f"{platform.head.memory_mib_per_worker} MiB; no worker runs there",
+        ),
+        (
+            "batch per worker",
+            f"{_batch_per_worker(run, workers)}",
+            f"global_batch_size {run.train.global_batch_size} / {workers} workers, exactly",
+        ),
+        ("attempts", f"{run.faults.retries + 1}", f"1 + faults.retries {run.faults.retries}"),
+        ("image", plan.image, "the run's" if run.image else "the platform's"),
+        ("folder", f"{platform.storage.path}/{run.name}", "storage of the platform / name"),
+    ]
+    return tuple(Reason(name=name, value=value, why=why) for name, value, why in rows)
+
+
+def _mib(mib: int) -> str:
+    return f"{mib // MIB_PER_GIB} GiB" if mib % MIB_PER_GIB == 0 else f"{mib} MiB"

@@ -1,0 +1,196 @@
+"""The platform: what the chart publishes, from its ConfigMap or a file.
+
+`PACKAGED` is the chart at its default values, so that `plan` and `render` need no cluster.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
+from trainer.config import Storage
+
+from launcher.config import Image, read_yaml, validate
+from launcher.errors import ClusterError, ConfigError
+
+FORMAT_VERSION = 1
+CONFIG_MAP = "trainyard-platform"
+CONFIG_MAP_KEY = "platform.yaml"
+PACKAGED = "packaged"
+
+Cpus = Annotated[float, Field(gt=0, strict=False, allow_inf_nan=False)]
+
+
+class PlatformSection(BaseModel):
+    """A part of the platform: closed and frozen, written in camelCase like all of Kubernetes."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        use_attribute_docstrings=True,
+        alias_generator=to_camel,
+    )
+
+
+class Pool(PlatformSection):
+    """Nodes of one shape; the sizes are those of a Ray pod that fills a node."""
+
+    name: str
+    """Also the worker group's name in `rayClusterSpec`."""
+
+    gpus_per_node: Annotated[int, Field(ge=0)]
+    """GPUs of a node; 0 for a pool of CPU workers."""
+
+    gpu_resource: str | None = None
+    """The extended resource that counts its GPUs, such as `nvidia.com/gpu`."""
+
+    workers_per_node: PositiveInt | None = None
+    """CPU workers of a node; in a GPU pool one worker starts per GPU."""
+
+    cpus: Cpus
+    """CPU limit."""
+
+    cpu_request: Cpus
+    """CPU request, at most the limit."""
+
+    memory_gib: PositiveInt
+    """Memory request and limit."""
+
+    @model_validator(mode="after")
+    def _workers_are_counted(self) -> Pool:
+        if self.gpus_per_node and (self.gpu_resource is None or self.workers_per_node):
+            raise PydanticCustomError("one_of", "a GPU pool has gpuResource and no workersPerNode")
+        if not self.gpus_per_node and (self.gpu_resource or self.workers_per_node is None):
+            raise PydanticCustomError("one_of", "a CPU pool has workersPerNode and no gpuResource")
+        return self
+
+    @property
+    def slots(self) -> int:
+        """Workers that fill a node."""
+        return self.gpus_per_node or self.workers_per_node or 0
+
+
+class Head(PlatformSection):
+    """Size of the Ray head, which carries the driver and no worker."""
+
+    cpus: Cpus
+    """CPU limit."""
+
+    cpu_request: Cpus
+    """CPU request."""
+
+    memory_gib: PositiveInt
+    """Memory without any worker."""
+
+    memory_mib_per_worker: Annotated[int, Field(ge=0)]
+    """Memory that each worker adds."""
+
+
+class DefaultPools(PlatformSection):
+    """The pool of a run that names none."""
+
+    gpus: str
+    """For `resources.gpus`."""
+
+    workers: str
+    """For `resources.workers`."""
+
+
+class Job(PlatformSection):
+    """Life cycle of a RayJob."""
+
+    pre_running_deadline_seconds: PositiveInt
+    """A cluster that has not started by then counts as a failed attempt."""
+
+    ttl_seconds_after_finished: Annotated[int, Field(ge=0)]
+    """How long the cluster stays after the end."""
+
+
+class Platform(PlatformSection):
+    """All that a run takes from its cluster."""
+
+    format_version: int
+    """Version of this format."""
+
+    kuberay: Literal["1.6", "1.7"]
+    """Minor version of the KubeRay operator."""
+
+    ray_version: str
+    """Ray in the image."""
+
+    image: Image
+    """Image of all pods, unless a run file names one."""
+
+    storage: Storage
+    """Where the folders of runs lie, as the pods see it."""
+
+    pools: Annotated[tuple[Pool, ...], Field(strict=False)]
+    """The pools of nodes."""
+
+    default_pools: DefaultPools
+    """The pool of a run that names none."""
+
+    head: Head
+    """Size of the Ray head."""
+
+    job: Job
+    """Life cycle of a RayJob."""
+
+    ray_cluster_spec: dict[str, Any]
+    """The shape: a whole RayCluster spec with one worker group per pool."""
+
+    reader_pod: dict[str, Any]
+    """The pod that reads a run's folder."""
+
+    def pool(self, name: str) -> Pool:
+        """The pool of that name. Raises ConfigError that lists the others."""
+        for pool in self.pools:
+            if pool.name == name:
+                return pool
+        raise ConfigError(
+            f"resources.pool = {name!r} is no pool of the platform",
+            f"Pools: {', '.join(pool.name for pool in self.pools)}.",
+        )
+
+
+def parse_platform(text: str, source: str) -> Platform:
+    """The platform in a YAML text. Raises ConfigError that names the source."""
+    return _validate(yaml.safe_load(text), source)
+
+
+def load_platform(path: Path | None) -> Platform:
+    """The platform of a file, or the packaged one."""
+    if path is not None:
+        return _validate(read_yaml(path), str(path))
+    with as_file(files("launcher") / "platform.yaml") as packaged:
+        return _validate(read_yaml(packaged), PACKAGED)
+
+
+def platform_of_config_map(config_map: dict[str, Any] | None, namespace: str) -> Platform:
+    """The platform that the chart published in a namespace. Raises ClusterError where it did not."""
+    if config_map is None:
+        raise ClusterError(
+            f"namespace {namespace} has no ConfigMap {CONFIG_MAP}: trainyard is not installed there",
+            f"Install it with `make platform NAMESPACE={namespace}`, "
+            "or name a platform with --platform FILE.",
+            reason="NotFound",
+        )
+    return parse_platform(
+        config_map["data"][CONFIG_MAP_KEY], f"ConfigMap {namespace}/{CONFIG_MAP}"
+    )
+
+
+def _validate(document: Any, source: str) -> Platform:
+    if not isinstance(document, dict) or document.get("formatVersion") != FORMAT_VERSION:
+        found = document.get("formatVersion") if isinstance(document, dict) else None
+        raise ConfigError(
+            f"{source} has platform format version {found!r}, this launcher reads {FORMAT_VERSION}",
+            "Upgrade the older of the two: the launcher, or the chart (`make platform`).",
+        )
+    return validate(Platform, document, source)

@@ -1,0 +1,145 @@
+"""Tables and progress for people: the only import of rich. Data goes to standard output,
+progress to standard error; without a terminal progress is plain lines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Table
+
+from launcher.plan import Reason
+from launcher.watch import ENDED, Phase, Sight
+
+Object = dict[str, Any]
+
+PLAIN_LINE_S = 5.0
+"""Without a terminal: seconds between two progress lines at least."""
+
+_progress_console = Console(stderr=True, highlight=False)
+
+
+def say(text: str) -> None:
+    """A line of progress or explanation, for people."""
+    _progress_console.print(text, markup=False, soft_wrap=True)
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table on standard output, never cut: a pipe gets whole cells."""
+    console = Console(highlight=False)
+    grid = Table(*headings, box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        grid.add_row(*(escape(cell) for cell in row))
+    width = console.measure(grid).maximum
+    console.print(grid, width=max(width, console.width), soft_wrap=True, crop=False)
+
+
+def plan_table(reasons: Sequence[Reason]) -> None:
+    """The plan: each number with its reason."""
+    table(("", "value", "because"), [(row.name, row.value, row.why) for row in reasons])
+
+
+def clock_text(seconds: float) -> str:
+    """`75.3` -> `1:15`, with hours where there are some."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def progress_text(progress: Object) -> str:
+    """Epoch, step, loss, accuracy, speed and what is left, in one line."""
+    val = progress["val_accuracy"]
+    parts = [
+        f"epoch {progress['epoch']}/{progress['epochs']}",
+        f"step {progress['step']}/{progress['steps']}",
+        f"loss {progress['loss']:.4f}" if progress["loss"] is not None else "loss -",
+        f"accuracy {progress['accuracy']:.3f}" if progress["accuracy"] is not None else "accuracy -",
+        f"validation {val:.3f}" if val is not None else "validation -",
+        f"{progress['images_per_s']:.0f} images/s",
+    ]
+    if progress["eta_s"] is not None:
+        parts.append(f"ETA {clock_text(progress['eta_s'])}")
+    return "  ".join(parts)
+
+
+def summary_text(summary: Object) -> str:
+    """The last line of a run: how it ended, how well, and where everything lies."""
+    if summary["outcome"] != "succeeded":
+        return f"{summary['outcome']}: {summary['error']}"
+    resumed = f", resumed from {summary['resumed_from']}" if summary["resumed_from"] else ""
+    return (
+        f"succeeded: validation accuracy {summary['val_accuracy']:.4f} after {summary['epochs']} "
+        f"epochs in {clock_text(summary['train_s'])} ({summary['images_per_s']:.0f} images/s"
+        f"{resumed}); model {summary['model']}, metrics {summary['metrics']}, "
+        f"report {summary['report']}"
+    )
+
+
+class ProgressView:
+    """The live display of one submission: a line per phase with the time spent, and a bar."""
+
+    def __init__(self) -> None:
+        self._bar = Progress(
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.description}", markup=False),
+            console=_progress_console,
+            transient=True,
+        )
+        self._task: TaskID | None = None
+        self._phase: Phase | None = None
+        self._phase_since = time.monotonic()
+        self._message = ""
+        self._printed_at = float("-inf")
+        self._last: Object | None = None
+
+    def __enter__(self) -> ProgressView:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._task is not None:
+            self._bar.stop()
+
+    def show(self, sight: Sight) -> None:
+        """Bring the display up to date."""
+        if sight.phase != self._phase:
+            self._next_phase(sight.phase)
+        if sight.message and sight.message != self._message:
+            self._message = sight.message
+            say(f"  {sight.message}")
+        if sight.progress is not None and sight.progress != self._last:
+            self._last = sight.progress
+            self._advance(sight.progress)
+
+    def _next_phase(self, phase: Phase) -> None:
+        now = time.monotonic()
+        if self._phase is not None:
+            say(f"{self._phase} for {clock_text(now - self._phase_since)}")
+        if phase in ENDED and self._task is not None and self._last is not None:
+            say(progress_text(self._last))
+        self._phase, self._phase_since = phase, now
+        if phase not in ENDED:
+            say(f"{phase} ...")
+
+    def _advance(self, progress: Object) -> None:
+        text = progress_text(progress)
+        if not _progress_console.is_terminal:
+            now = time.monotonic()
+            if now - self._printed_at >= PLAIN_LINE_S or progress["percent"] >= 100:
+                self._printed_at = now
+                say(f"{progress['percent']:3.0f}%  {text}")
+            return
+        if self._task is None:
+            self._task = self._bar.add_task(text, total=100)
+            self._bar.start()
+        self._bar.update(self._task, completed=progress["percent"], description=text)

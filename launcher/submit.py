@@ -1,0 +1,84 @@
+"""Objects -> the cluster: one live submission per run, and asking twice changes nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+from launcher.errors import ClusterError
+from launcher.kuberay import OWNER_LABELS, RUN_LABEL, RayjobApi
+from launcher.watch import ENDED, phase_of
+
+Object = dict[str, Any]
+Submitted = Literal["created", "live", "resubmitted"]
+
+GONE_LIMIT_S = 180.0
+"""How long a deleted RayJob may take to vanish; it takes for ever without an operator."""
+POLL_S = 0.5
+
+
+def submit_run(rayjobs: RayjobApi, job: Object) -> Submitted:
+    """Create the RayJob, or find that it is live already.
+
+    An ended one of the same name makes room and the run goes on where it stopped. Raises
+    ClusterError if the run is live as another submission, or the name belongs to someone else.
+    """
+    name, run = job["metadata"]["name"], job["metadata"]["labels"][RUN_LABEL]
+    existing = rayjobs.get_job(name)
+    if existing is not None and not _is_ours(existing, run):
+        raise ClusterError(
+            f"RayJob {name} exists and is not ours: it lacks the labels of run {run}",
+            "Delete or rename that object, or give the run another name with --name.",
+            reason="AlreadyExists",
+        )
+    for other in rayjobs.list_jobs(run):
+        if other["metadata"]["name"] != name and _is_live(other):
+            raise ClusterError(
+                f"run {run} is live as {other['metadata']['name']}, and this run file makes {name}",
+                f"Stop it first (`trainyard stop {run}`), or give this run another name with --name.",
+                reason="Conflict",
+            )
+    if existing is not None and _is_live(existing):
+        return "live"
+    if existing is not None:
+        delete_and_wait(rayjobs, name)
+    rayjobs.submit_job(job)
+    return "created" if existing is None else "resubmitted"
+
+
+def stop_run(rayjobs: RayjobApi, run: str) -> list[str]:
+    """Names of the live submissions that were stopped: their RayJobs and clusters are gone."""
+    live = [job["metadata"]["name"] for job in rayjobs.list_jobs(run) if _is_live(job)]
+    for name in live:
+        delete_and_wait(rayjobs, name)
+    return live
+
+
+def delete_and_wait(
+    rayjobs: RayjobApi,
+    name: str,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Have a RayJob deleted and wait until its name is free."""
+    rayjobs.delete_job(name)
+    deadline = clock() + GONE_LIMIT_S
+    while rayjobs.get_job(name) is not None:
+        if clock() > deadline:
+            raise ClusterError(
+                f"RayJob {name} is still there {GONE_LIMIT_S:g} s after it was deleted",
+                "Its finalizer is removed by the KubeRay operator: check that the operator runs.",
+                reason="Timeout",
+            )
+        sleep(POLL_S)
+
+
+def _is_ours(job: Object, run: str) -> bool:
+    labels = job["metadata"].get("labels", {})
+    return bool((OWNER_LABELS | {RUN_LABEL: run}).items() <= labels.items())
+
+
+def _is_live(job: Object) -> bool:
+    return phase_of(job.get("status", {})) not in ENDED
