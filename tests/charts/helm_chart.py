@@ -1,0 +1,108 @@
+"""The chart as helm renders it, parsed; and the tools for that."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import yaml
+
+CHART = Path(__file__).resolve().parents[2] / "charts" / "trainyard"
+NAMESPACE = "team-vision"
+RAY_APIS = ("ray.io/v1/RayJob", "ray.io/v1/RayCluster")
+S3_STORAGE = {
+    "claim": None,
+    "s3": {"path": "s3://models/vision", "endpoint": "http://minio:9000", "secretName": "bucket"},
+}
+
+Object = dict[str, Any]
+
+
+def cluster_bin() -> Path:
+    """Where the test cluster keeps the tools that it built."""
+    home = os.environ.get("TRAINYARD_CLUSTER_HOME") or Path.home() / ".cache/trainyard/cluster"
+    return Path(home) / "bin"
+
+
+def find_tool(name: str) -> Path | None:
+    found = shutil.which(name) or shutil.which(name, path=str(cluster_bin()))
+    return Path(found) if found else None
+
+
+def missing(what: str) -> NoReturn:
+    """Skip the test on a laptop, fail it where CI is set."""
+    if os.environ.get("CI"):
+        pytest.fail(f"{what}, and CI must not skip this")
+    pytest.skip(what)
+
+
+def need_tool(name: str) -> Path:
+    tool = find_tool(name)
+    if tool is None:
+        missing(f"{name} is neither on PATH nor in {cluster_bin()}")
+    return tool
+
+
+def run_helm(
+    values: Mapping[str, Any], apis: Iterable[str] = RAY_APIS, chart: Path = CHART
+) -> subprocess.CompletedProcess[str]:
+    command = [str(need_tool("helm")), "template", "trainyard", str(chart)]
+    command += ["--namespace", NAMESPACE]
+    for api in apis:
+        command += ["--api-versions", api]
+    return subprocess.run(
+        [*command, "--values", "-"], input=yaml.safe_dump(dict(values)), text=True,
+        capture_output=True, check=False,
+    )  # fmt: skip
+
+
+def render(values: Mapping[str, Any]) -> list[Object]:
+    """The objects that helm makes of the chart with these values."""
+    rendered = run_helm(values)
+    assert rendered.returncode == 0, rendered.stderr
+    return [parsed for parsed in yaml.safe_load_all(rendered.stdout) if parsed]
+
+
+def refusal(values: Mapping[str, Any], apis: Iterable[str] = RAY_APIS) -> str:
+    """What helm says when it refuses these values; fails when it does not."""
+    rendered = run_helm(values, apis)
+    assert rendered.returncode != 0, "helm accepted these values"
+    return rendered.stderr
+
+
+def only(objects: Iterable[Object], kind: str) -> Object:
+    """The one object of this kind."""
+    (found,) = [one for one in objects if one["kind"] == kind]
+    return found
+
+
+def platform_of(objects: Iterable[Object]) -> Object:
+    """What the launcher reads."""
+    published: Object = yaml.safe_load(only(objects, "ConfigMap")["data"]["platform.yaml"])
+    return published
+
+
+def pods_of(objects: list[Object]) -> dict[str, Object]:
+    """Each pod, or pod template, that comes from the chart; by where it stands."""
+    platform = platform_of(objects)
+    specs = {"platform": platform["rayClusterSpec"]}
+    for standing in (one for one in objects if one["kind"] == "RayCluster"):
+        specs["standing"] = standing["spec"]
+    pods = {"reader": platform["readerPod"]}
+    for place, spec in specs.items():
+        pods[f"{place} head"] = spec["headGroupSpec"]["template"]
+        for group in spec["workerGroupSpecs"]:
+            pods[f"{place} {group['groupName']}"] = group["template"]
+    return pods
+
+
+def environment(pod: Object) -> Object:
+    """The environment of a pod's first container: name -> value, or where it comes from."""
+    variables = pod["spec"]["containers"][0]["env"]
+    assert len({one["name"] for one in variables}) == len(variables)
+    return {one["name"]: one.get("value", one.get("valueFrom")) for one in variables}

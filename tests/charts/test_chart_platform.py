@@ -1,0 +1,244 @@
+"""What the launcher reads, and the standing cluster that comes from the same shape."""
+
+from __future__ import annotations
+
+import copy
+
+import yaml
+
+from tests.charts.helm_chart import CHART, environment, only, platform_of, pods_of, render
+
+
+def test_platform_holds_what_a_run_needs(platform):
+    spec, reader = platform.pop("rayClusterSpec"), platform.pop("readerPod")
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert platform == {
+        "formatVersion": 1,
+        "kuberay": "1.6",
+        "rayVersion": values["rayVersion"],
+        "image": values["image"],
+        "storage": {"path": "/mnt/trainyard"},
+        "defaultPools": {"gpus": "gpu", "workers": "cpu"},
+        "head": {"cpus": 2, "cpuRequest": 1, "memoryGib": 4, "memoryMibPerWorker": 32},
+        "pools": [
+            {
+                "name": "cpu",
+                "gpusPerNode": 0,
+                "workersPerNode": 1,
+                "cpus": 2,
+                "cpuRequest": 2,
+                "memoryGib": 4,
+            },
+            {
+                "name": "gpu",
+                "gpusPerNode": 8,
+                "gpuResource": "nvidia.com/gpu",
+                "cpus": 64,
+                "cpuRequest": 64,
+                "memoryGib": 480,
+            },
+        ],
+        "job": {"preRunningDeadlineSeconds": 1800, "ttlSecondsAfterFinished": 600},
+    }
+    assert sorted(spec) == ["authOptions", "headGroupSpec", "rayVersion", "workerGroupSpecs"]
+    assert (reader["apiVersion"], reader["kind"]) == ("v1", "Pod")
+
+
+def test_each_pool_has_one_empty_group_of_its_name(platform):
+    groups = platform["rayClusterSpec"]["workerGroupSpecs"]
+    assert [group["groupName"] for group in groups] == [one["name"] for one in platform["pools"]]
+    for group in groups:
+        assert [group[key] for key in ("replicas", "minReplicas", "maxReplicas")] == [0, 0, 0]
+
+
+def test_sizes_of_a_group_are_its_pools_numbers(on_claim):
+    resources = {
+        place: pod["spec"]["containers"][0]["resources"] for place, pod in pods_of(on_claim).items()
+    }
+    gpu = {"cpu": "64", "memory": "480Gi", "nvidia.com/gpu": "8"}
+    cpu = {"cpu": "2", "memory": "4Gi"}
+    assert resources["platform gpu"] == {"requests": gpu, "limits": gpu}
+    assert resources["platform cpu"] == {"requests": cpu, "limits": cpu}
+    assert resources["platform head"] == {
+        "requests": {"cpu": "1", "memory": "4Gi"},
+        "limits": {"cpu": "2", "memory": "4Gi"},
+    }
+
+
+def test_a_pool_of_ones_own_is_published_and_placed():
+    mine = {
+        "gpusPerNode": 4,
+        "gpuResource": "amd.com/gpu",
+        "cpus": 32,
+        "cpuRequest": 0.5,
+        "memoryGib": 200,
+        "nodeSelector": {"machine": "mi300"},
+        "tolerations": [{"key": "amd.com/gpu", "operator": "Exists"}],
+    }
+    objects = render(
+        {"pools": {"gpu": None, "on": mine}, "defaultPools": {"gpus": "on"}, "head": {"cpus": 3}}
+    )
+    platform = platform_of(objects)
+    assert [one["name"] for one in platform["pools"]] == ["cpu", "on"]
+    placement = {key: mine.pop(key) for key in ("nodeSelector", "tolerations")}
+    assert platform["pools"][1] == {"name": "on", **mine}
+    pod = pods_of(objects)["platform on"]["spec"]
+    assert placement == {key: pod[key] for key in placement}
+    assert pod["containers"][0]["resources"] == {
+        "requests": {"cpu": "0.5", "memory": "200Gi", "amd.com/gpu": "4"},
+        "limits": {"cpu": "32", "memory": "200Gi", "amd.com/gpu": "4"},
+    }
+
+
+def test_reader_lies_where_heads_may_lie():
+    place = {"nodeSelector": {"role": "head"}, "tolerations": [{"key": "a", "operator": "Exists"}]}
+    pods = pods_of(render({"head": place}))
+    for name in ("platform head", "reader"):
+        assert place == {key: pods[name]["spec"][key] for key in place}
+
+
+def test_head_drives_and_never_trains(platform):
+    head = platform["rayClusterSpec"]["headGroupSpec"]
+    container = head["template"]["spec"]["containers"][0]
+    assert container["name"] == "ray-head"
+    assert head["rayStartParams"] == {"num-cpus": "0"}
+    assert {"name": "dashboard", "containerPort": 8265} in container["ports"]
+    assert environment(head["template"])["TRAINYARD_LOG"] == "/proc/1/fd/1"
+
+
+def test_drains_end_before_the_pods_do(objects):
+    for place, pod in pods_of(objects).items():
+        if place == "reader":
+            continue
+        grace_s = pod["spec"]["terminationGracePeriodSeconds"]
+        drain_s = int(environment(pod)["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
+        assert (drain_s, grace_s) == ((5, 30) if place.endswith("head") else (60, 90)), place
+
+
+def test_reader_is_short_lived_and_small(platform):
+    reader = platform["readerPod"]
+    assert "name" not in reader["metadata"]
+    assert reader["spec"]["restartPolicy"] == "Never"
+    assert reader["spec"]["activeDeadlineSeconds"] == 120
+    (container,) = reader["spec"]["containers"]
+    assert container["name"] == "reader"
+    assert container["resources"] == {
+        "requests": {"cpu": "100m", "memory": "256Mi"},
+        "limits": {"memory": "1Gi"},
+    }
+
+
+def test_all_pods_share_the_claim(on_claim):
+    claim = only(on_claim, "PersistentVolumeClaim")
+    for place, pod in pods_of(on_claim).items():
+        (volume,) = [one for one in pod["spec"]["volumes"] if one["name"] == "storage"]
+        assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"], place
+        mounts = pod["spec"]["containers"][0]["volumeMounts"]
+        assert {"name": "storage", "mountPath": "/mnt/trainyard"} in mounts, place
+        assert "AWS_REGION" not in environment(pod), place
+
+
+def test_claim_outlives_the_chart(on_claim):
+    claim = only(on_claim, "PersistentVolumeClaim")
+    assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert claim["spec"] == {
+        "accessModes": ["ReadWriteMany"],
+        "resources": {"requests": {"storage": "100Gi"}},
+    }
+
+
+def test_claim_takes_the_values_given():
+    claim = {"storageClassName": "nfs", "size": "2Ti", "name": "shared", "mountPath": "/data"}
+    objects = render({"storage": {"claim": claim}})
+    made = only(objects, "PersistentVolumeClaim")
+    assert made["metadata"]["name"] == "shared"
+    assert made["spec"]["storageClassName"] == "nfs"
+    assert made["spec"]["resources"] == {"requests": {"storage": "2Ti"}}
+    assert platform_of(objects)["storage"] == {"path": "/data"}
+
+
+def test_existing_claim_is_used_and_not_made():
+    objects = render({"storage": {"claim": {"create": False, "name": "theirs"}}})
+    assert "PersistentVolumeClaim" not in [one["kind"] for one in objects]
+    assert "'claimName': 'theirs'" in str(pods_of(objects)["reader"])
+
+
+def test_s3_needs_no_claim_and_keys_come_from_the_secret(on_s3):
+    assert "PersistentVolumeClaim" not in [one["kind"] for one in on_s3]
+    assert platform_of(on_s3)["storage"] == {
+        "path": "s3://models/vision",
+        "endpoint": "http://minio:9000",
+    }
+    for place, pod in pods_of(on_s3).items():
+        variables = environment(pod)
+        assert variables["AWS_REGION"] == "us-east-1", place
+        for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            assert variables[key] == {"secretKeyRef": {"name": "bucket", "key": key}}, place
+        assert "persistentVolumeClaim" not in str(pod), place
+
+
+def test_s3_without_a_secret_leaves_rights_to_the_nodes():
+    s3 = {"path": "s3://models", "region": "eu-central-1"}
+    objects = render({"storage": {"claim": None, "s3": s3}})
+    assert platform_of(objects)["storage"] == {"path": "s3://models"}
+    variables = environment(pods_of(objects)["platform head"])
+    assert variables["AWS_REGION"] == "eu-central-1"
+    assert "AWS_ACCESS_KEY_ID" not in variables
+
+
+def test_standing_cluster_has_the_platforms_shape(objects):
+    standing = copy.deepcopy(only(objects, "RayCluster")["spec"])
+    shape = platform_of(objects)["rayClusterSpec"]
+    assert standing.pop("upgradeStrategy") == {"type": "Recreate"}
+    shape["workerGroupSpecs"] = [
+        {**group, "replicas": 1, "minReplicas": 1, "maxReplicas": 1}
+        for group in shape["workerGroupSpecs"]
+        if group["groupName"] == "cpu"
+    ]
+    assert standing == shape
+
+
+def test_standing_cluster_takes_pool_and_replicas():
+    objects = render({"rayCluster": {"enabled": True, "pool": "gpu", "replicas": 3}})
+    (group,) = only(objects, "RayCluster")["spec"]["workerGroupSpecs"]
+    assert (group["groupName"], group["replicas"], group["maxReplicas"]) == ("gpu", 3, 3)
+
+
+def test_standing_cluster_is_made_only_on_request():
+    assert "RayCluster" not in [one["kind"] for one in render({})]
+
+
+UPGRADE = {
+    "image": "registry.example:5000/vision/trainyard:0.2.0",
+    "imagePullPolicy": "Always",
+    "imagePullSecrets": [{"name": "registry"}],
+    "rayVersion": "2.61.0",
+    "serviceAccount": {"name": "vision"},
+    "pools": {"cpu": {"memoryGib": 6, "nodeSelector": {"disk": "fast"}}},
+}
+
+
+def test_an_upgrade_reaches_the_standing_cluster_and_later_runs():
+    objects = render({**UPGRADE, "rayCluster": {"enabled": True}})
+    platform = platform_of(objects)
+    assert (platform["image"], platform["rayVersion"]) == (UPGRADE["image"], "2.61.0")
+    assert only(objects, "ServiceAccount")["metadata"]["name"] == "vision"
+    for spec in (platform["rayClusterSpec"], only(objects, "RayCluster")["spec"]):
+        assert spec["rayVersion"] == "2.61.0"
+    pods = pods_of(objects)
+    for place, pod in pods.items():
+        container = pod["spec"]["containers"][0]
+        assert container["image"] == UPGRADE["image"], place
+        assert container["imagePullPolicy"] == "Always", place
+        assert pod["spec"]["imagePullSecrets"] == [{"name": "registry"}], place
+        assert pod["spec"]["serviceAccountName"] == "vision", place
+    for place in ("platform cpu", "standing cpu"):
+        limits = pods[place]["spec"]["containers"][0]["resources"]["limits"]
+        assert limits["memory"] == "6Gi", place
+        assert pods[place]["spec"]["nodeSelector"] == {"disk": "fast"}, place
+
+
+def test_existing_service_account_is_used_and_not_made():
+    objects = render({"serviceAccount": {"create": False, "name": "theirs"}})
+    assert "ServiceAccount" not in [one["kind"] for one in objects]
+    assert pods_of(objects)["reader"]["spec"]["serviceAccountName"] == "theirs"

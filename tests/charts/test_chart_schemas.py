@@ -1,0 +1,111 @@
+"""The objects are valid for Kubernetes and for the pinned operator's CRDs."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.charts.crd_schemas import (
+    FILE_NAME,
+    module_folder,
+    write_kubernetes_schemas,
+    write_ray_schemas,
+)
+from tests.charts.helm_chart import Object, missing, need_tool, only, platform_of, render
+
+OPERATOR = "github.com/ray-project/kuberay/ray-operator"
+SUBJECTS = [{"kind": "Group", "name": "vision"}, {"kind": "ServiceAccount", "name": "ci"}]
+
+
+@pytest.fixture(scope="session")
+def schemas(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    operator = module_folder(OPERATOR)
+    if operator is None:
+        missing(f"the module {OPERATOR}, whose CRDs are the schema, is not in Go's module cache")
+    target = tmp_path_factory.mktemp("schemas")
+    assert "RayCluster" in write_ray_schemas(operator, target)
+    if kubernetes := module_folder("k8s.io/kubernetes"):
+        write_kubernetes_schemas(kubernetes, target)
+    return target
+
+
+def problems(objects: Iterable[Object], schemas: Path) -> str:
+    """What kubeconform says against these objects; empty when they are valid."""
+    check = subprocess.run(
+        [need_tool("kubeconform"), "-strict", "-schema-location", f"{schemas}/{FILE_NAME}"],
+        input=yaml.safe_dump_all(objects), text=True, capture_output=True, check=False,
+    )  # fmt: skip
+    assert bool(check.returncode) == bool(check.stdout), check.stderr
+    return check.stdout
+
+
+def known(objects: Iterable[Object], schemas: Path) -> list[Object]:
+    """The objects whose schemas are there: KubeRay's always, Kubernetes' own with its module."""
+    return [one for one in objects if list(schemas.glob(f"{one['kind'].lower()}-*.json"))]
+
+
+def of_platform(objects: list[Object]) -> list[Object]:
+    """What the launcher makes of the platform, as whole objects."""
+    platform = platform_of(objects)
+    spec, reader = platform["rayClusterSpec"], copy.deepcopy(platform["readerPod"])
+    reader["metadata"]["name"] = "reader"
+    job = {"entrypoint": "python -m trainer", "rayClusterSpec": spec}
+    return [
+        {"apiVersion": "ray.io/v1", "kind": kind, "metadata": {"name": "a"}, "spec": body}
+        for kind, body in (("RayCluster", spec), ("RayJob", job))
+    ] + [reader]
+
+
+def test_objects_are_valid(objects: list[Object], schemas: Path) -> None:
+    whole = known([*objects, *of_platform(objects)], schemas)
+    assert {"RayCluster", "RayJob"} <= {one["kind"] for one in whole}
+    assert problems(whole, schemas) == ""
+
+
+def test_objects_are_valid_with_every_value_in_use(schemas: Path) -> None:
+    toleration = {"key": "a", "operator": "Equal", "value": "b", "effect": "NoExecute"}
+    place = {
+        "nodeSelector": {"zone": "a"},
+        "tolerations": [{**toleration, "tolerationSeconds": 60}],
+    }
+    objects = render(
+        {
+            "imagePullSecrets": [{"name": "registry"}],
+            "storage": {"claim": {"storageClassName": "nfs"}},
+            "pools": {"gpu": place, "cpu": {**place, "cpuRequest": 0.25}},
+            "head": place,
+            "rayCluster": {"enabled": True, "pool": "gpu"},
+            "serviceAccount": {"annotations": {"cloud/role": "trainer"}},
+            "launcher": {"rbac": {"subjects": SUBJECTS}},
+        }
+    )
+    assert problems(known([*objects, *of_platform(objects)], schemas), schemas) == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("headGroupSpec.templates", {}),
+        ("headGroupSpec.template.spec.automountServiceAccountTokens", False),
+        ("headGroupSpec.template.spec.terminationGracePeriodSeconds", "30"),
+        ("authOptions.mode", "tokens"),
+        ("workerGroupSpecs.0.replicas", 1.5),
+        ("workerGroupSpecs.0.template.spec.containers.0.resources.limits.cpu", [2]),
+    ],
+)
+def test_the_schemas_notice_a_mistake(
+    on_claim: list[Object], schemas: Path, path: str, value: Any
+) -> None:
+    cluster = copy.deepcopy(only(on_claim, "RayCluster"))
+    *parents, last = path.split(".")
+    place: Any = cluster["spec"]
+    for part in parents:
+        place = place[int(part) if part.isdigit() else part]
+    place[last] = value
+    assert "is invalid" in problems([cluster], schemas)

@@ -1,0 +1,141 @@
+"""Every pod of the chart satisfies Pod Security "restricted", and holds no token."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from tests.charts.helm_chart import only, pods_of, render
+from tests.charts.pod_security import violations
+
+GOOD: dict[str, Any] = {
+    "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+    "containers": [
+        {
+            "name": "c",
+            "securityContext": {
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"drop": ["ALL"]},
+            },
+        }
+    ],
+    "volumes": [{"name": "v", "emptyDir": {}}],
+}
+UNSET = object()
+
+
+def test_every_pod_passes_the_restricted_profile(objects):
+    pods = pods_of(objects)
+    assert len(pods) == 6
+    found = {place: violations(pod["spec"]) for place, pod in pods.items()}
+    assert not any(found.values()), found
+
+
+def test_no_pod_mounts_a_token(objects):
+    assert only(objects, "ServiceAccount")["automountServiceAccountToken"] is False
+    for place, pod in pods_of(objects).items():
+        assert pod["spec"]["automountServiceAccountToken"] is False, place
+        assert "projected" not in str(pod["spec"]["volumes"]), place
+
+
+def test_root_file_systems_are_read_only_with_room_in_tmp_and_home(objects):
+    for place, pod in pods_of(objects).items():
+        container = pod["spec"]["containers"][0]
+        scratch = {one["name"] for one in pod["spec"]["volumes"] if "emptyDir" in one}
+        writable = {one["mountPath"] for one in container["volumeMounts"] if one["name"] in scratch}
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True, place
+        assert writable == {"/tmp", "/home/trainyard"}, place  # noqa: S108
+        assert {"name": "HOME", "value": "/home/trainyard"} in container["env"], place
+
+
+def test_pods_run_as_one_numeric_user(objects):
+    for place, pod in pods_of(objects).items():
+        context = pod["spec"]["securityContext"]
+        ids = [context[key] for key in ("runAsUser", "runAsGroup", "fsGroup")]
+        assert ids == [1000, 1000, 1000], place
+
+
+def test_ray_asks_for_a_token(objects, platform):
+    assert platform["rayClusterSpec"]["authOptions"] == {"mode": "token"}
+    assert only(objects, "RayCluster")["spec"]["authOptions"] == {"mode": "token"}
+
+
+def test_the_launcher_may_do_what_it_needs_and_no_more(on_claim):
+    rights = {
+        f"{group or 'core'}/{resource}": sorted(rule["verbs"])
+        for rule in only(on_claim, "Role")["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    assert rights == {
+        "ray.io/rayjobs": ["create", "delete", "get", "list", "patch", "watch"],
+        "ray.io/rayclusters": ["get", "list", "watch"],
+        "core/pods": ["create", "delete", "get", "list", "watch"],
+        "core/pods/log": ["get"],
+        "core/pods/exec": ["create", "get"],
+        "core/pods/portforward": ["create", "get"],
+        "core/events": ["get", "list", "watch"],
+        "core/configmaps": ["get"],
+        "core/persistentvolumeclaims": ["get"],
+        "core/secrets": ["get"],
+    }
+
+
+def test_nobody_is_bound_until_named(on_claim):
+    assert "RoleBinding" not in [one["kind"] for one in on_claim]
+
+
+def test_subjects_get_the_launchers_role():
+    subjects = [
+        {"kind": "User", "name": "ada"},
+        {"kind": "ServiceAccount", "name": "ci"},
+        {"kind": "ServiceAccount", "name": "ci", "namespace": "pipelines"},
+    ]
+    objects = render({"launcher": {"rbac": {"subjects": subjects}}})
+    binding = only(objects, "RoleBinding")
+    assert binding["roleRef"]["name"] == only(objects, "Role")["metadata"]["name"]
+    assert binding["subjects"] == [
+        {"kind": "User", "name": "ada", "apiGroup": "rbac.authorization.k8s.io"},
+        {"kind": "ServiceAccount", "name": "ci", "namespace": "team-vision"},
+        {"kind": "ServiceAccount", "name": "ci", "namespace": "pipelines"},
+    ]
+
+
+def test_the_checker_accepts_a_restricted_pod():
+    assert violations(GOOD) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "expected"),
+    [
+        ("hostNetwork", True, "hostNetwork"),
+        ("hostPID", True, "hostPID"),
+        ("volumes.0.hostPath", {"path": "/"}, "volume v"),
+        ("securityContext.runAsNonRoot", UNSET, "c: runAsNonRoot"),
+        ("securityContext.runAsUser", 0, "c: runAsUser"),
+        ("securityContext.seccompProfile", UNSET, "c: seccompProfile"),
+        ("securityContext.sysctls", [{"name": "kernel.msgmax"}], "sysctl kernel.msgmax"),
+        ("container.seccompProfile", {"type": "Unconfined"}, "c: seccompProfile"),
+        ("container.runAsNonRoot", False, "c: runAsNonRoot"),
+        ("container.privileged", True, "c: privileged"),
+        ("container.capabilities.drop", UNSET, "c: capabilities.drop"),
+        ("container.capabilities.add", ["SYS_PTRACE"], "c: capabilities.add"),
+        ("container.allowPrivilegeEscalation", UNSET, "c: allowPrivilegeEscalation"),
+        ("container.procMount", "Unmasked", "c: procMount"),
+        ("containers.0.ports", [{"hostPort": 80}], "c: hostPort"),
+    ],
+)  # fmt: skip
+def test_the_checker_names_each_violation(path, value, expected):
+    spec = copy.deepcopy(GOOD)
+    path = path.replace("container.", "containers.0.securityContext.")
+    *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+    place: Any = spec
+    for part in parents:
+        place = place[part]
+    if value is UNSET:
+        del place[last]
+    else:
+        place[last] = value
+    assert violations(spec) == [expected]
