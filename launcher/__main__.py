@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 
-import click
+import typer
+from typer.exceptions import TyperException
 
 from launcher.cli import app
 from launcher.errors import LauncherError
@@ -32,10 +33,11 @@ def run(arguments: list[str]) -> int:
     except LauncherError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    except click.ClickException as error:
-        error.show()
+    except TyperException as error:
+        print(f"error: {error.format_message()}", file=sys.stderr)
+        print("       `trainyard COMMAND --help` lists what a command takes.", file=sys.stderr)
         return USAGE
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         return DETACHED
     return code if isinstance(code, int) else 0
 

@@ -20,18 +20,16 @@ NAMESPACE = "trainyard"
 
 app = typer.Typer(
     name="trainyard",
-    help="One run file in, a trained model out: on a laptop, and on a KubeRay GPU cluster.",
     add_completion=False,
-    no_args_is_help=True,
     rich_markup_mode=None,
 )
-platform_app = typer.Typer(
-    help="What the chart publishes in a namespace.", no_args_is_help=True, rich_markup_mode=None
-)
+platform_app = typer.Typer(help="What the chart publishes in a namespace.", rich_markup_mode=None)
 app.add_typer(platform_app, name="platform")
 
 RunFile = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run file.")]
-RunName = Annotated[str, typer.Argument(metavar="NAME", help="The run's name.")]
+RunName = Annotated[
+    str, typer.Argument(metavar="NAME", help="The run's name, or its run file.")
+]
 Settings = Annotated[
     Optional[list[str]],  # typer reads this at run time, on Python 3.10 too
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the run file: a.b=c."),
@@ -54,13 +52,17 @@ Namespace = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def root(
+    context: typer.Context,
     traceback: Annotated[
         bool, typer.Option("--traceback", help="Show the whole traceback of an error.")
     ] = False,
 ) -> None:
-    """The option that `__main__` reads."""
+    """One run file in, a trained model out: on a laptop, and on a KubeRay GPU cluster."""
+    # --traceback is read in __main__, which handles all errors.
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @app.command()
@@ -148,13 +150,16 @@ def watch(name: RunName, namespace: Namespace = NAMESPACE) -> None:
     from launcher.cluster import Cluster
     from launcher.kuberay import RayjobApi
 
+    name = _run_name(name)
     cluster = Cluster(namespace)
     _watch(cluster, name, _last_job(RayjobApi(cluster), name)["metadata"]["name"])
 
 
 @app.command()
 def status(
-    name: Annotated[Optional[str], typer.Argument(metavar="[NAME]", help="A run.")] = None,
+    name: Annotated[
+        Optional[str], typer.Argument(metavar="[NAME]", help="A run's name, or its run file.")
+    ] = None,
     namespace: Namespace = NAMESPACE,
     as_json: Json = False,
 ) -> None:
@@ -164,6 +169,7 @@ def status(
     from launcher.kuberay import RUN_LABEL, RayjobApi
     from launcher.watch import attempts_of, look
 
+    name = None if name is None else _run_name(name)
     cluster = Cluster(namespace)
     jobs = RayjobApi(cluster).list_jobs(name)
     sights = [(job, look(cluster, job)) for job in jobs]
@@ -204,6 +210,7 @@ def logs(
     from launcher.reader import read_folder
     from launcher.watch import HEAD_CONTAINER, head_pod
 
+    name = _run_name(name)
     cluster = Cluster(namespace)
     jobs = RayjobApi(cluster).list_jobs(name)
     ray_cluster = jobs[-1].get("status", {}).get("rayClusterName") if jobs else None
@@ -234,6 +241,7 @@ def stop(name: RunName, namespace: Namespace = NAMESPACE) -> None:
     from launcher.kuberay import RayjobApi
     from launcher.submit import stop_run
 
+    name = _run_name(name)
     stopped = stop_run(RayjobApi(Cluster(namespace)), name)
     for submission in stopped:
         show.say(f"RayJob {namespace}/{submission} stopped")
@@ -281,6 +289,15 @@ def _load_run(
     from launcher.config import load_run
 
     return load_run(path, settings or (), gpus=gpus, workers=workers, name=name)
+
+
+def _run_name(name: str) -> str:
+    """A run's name, given as itself or as the run file that holds it."""
+    if not name.endswith((".yaml", ".yml")):
+        return name
+    from launcher.config import load_run
+
+    return load_run(Path(name)).name
 
 
 def _platform(

@@ -88,7 +88,7 @@ class RunConfig(Section):
     """How many failures it survives."""
 
 
-class _StrictLoader(yaml.SafeLoader):
+class StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """YAML whose mappings have each key once; plain YAML takes the last one in silence."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -98,7 +98,8 @@ class _StrictLoader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key} stands here more than once", key_node.start_mark
                 )
-        return super().construct_mapping(node, deep)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -108,7 +109,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     try:
-        document = yaml.load(text, Loader=_StrictLoader)
+        document = yaml.load(text, Loader=StrictLoader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML", *str(error).splitlines()) from error
     if not isinstance(document, dict):
@@ -196,7 +197,9 @@ def _problem(model: type[BaseModel], detail: ErrorDetails) -> str:
             "letters, digits and dashes, beginning with a letter and not ending with a dash"
             + _length(detail["input"])
         )
-    if detail["type"] in ("one_of", "model_type"):
+    if detail["type"] == "model_type":
+        return f"{path} = {detail['input']!r}: must be a mapping"
+    if detail["type"] == "one_of":
         return f"{path}: {detail['msg']}"
     return f"{path} = {detail['input']!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
 

@@ -137,10 +137,9 @@ def _spread(workers: int, pool: Pool, resource: str) -> tuple[int, int]:
     nodes, rest = divmod(workers, pool.slots)
     if rest:
         below, above = nodes * pool.slots, (nodes + 1) * pool.slots
-        unit = "GPUs" if pool.gpus_per_node else "workers"
         raise ConfigError(
             f"resources.{resource} = {workers} cannot be spread over pool {pool.name} "
-            f"with {pool.slots} {unit} per node",
+            f"with {count(pool.slots, pool.unit)} per node",
             f"{workers} = {nodes} x {pool.slots} + {rest}. Use {below} or {above}, "
             f"or fewer than {pool.slots} on one node.",
         )
@@ -186,12 +185,12 @@ def explain_plan(plan: Plan, run: RunConfig, platform: Platform) -> tuple[Reason
     """The plan as rows: each number with the rule that made it."""
     pool, node, head = platform.pool(plan.pool), plan.node, plan.head
     workers, per_node = plan.workers, plan.workers_per_node
-    unit = "GPUs" if pool.gpus_per_node else "workers"
+    unit = pool.unit
     chosen = "named by the run" if run.resources.pool else f"the platform's default for {unit}"
     share = "a whole node" if per_node == pool.slots else f"{per_node}/{pool.slots} of a node"
     rows = [
-        ("pool", pool.name, f"{chosen}: {pool.slots} {unit} per node"),
-        ("nodes", f"{plan.nodes}", f"{workers} {unit} / {per_node} per node, exactly"),
+        ("pool", pool.name, f"{chosen}: {count(pool.slots, unit)} per node"),
+        ("nodes", f"{plan.nodes}", f"{count(workers, unit)} / {per_node} per node, exactly"),
         ("workers", f"{workers}", "one per GPU" if pool.gpus_per_node else "resources.workers"),
     ]
     if pool.gpus_per_node:
@@ -205,26 +204,31 @@ def explain_plan(plan: Plan, run: RunConfig, platform: Platform) -> tuple[Reason
         (
             "CPUs per worker",
             f"{plan.cpus_per_worker}",
-            f"({ceil(node.cpu_limit_milli / 1000)} - {DATA_CPUS} for data) / {per_node} workers",
+            f"({ceil(node.cpu_limit_milli / 1000)} - {DATA_CPUS} for data) / {count(per_node, 'workers')}",
         ),
         ("memory per node", _mib(node.memory_mib), f"{share}, request = limit"),
         ("/dev/shm per node", _mib(node.memory_mib), "within the memory limit, set by KubeRay"),
         (
             "head",
             f"{head.cpu_limit_milli / 1000:g} CPUs, {_mib(head.memory_mib)}",
-            f"{platform.head.memory_gib} GiB + {workers} workers x "
+            f"{platform.head.memory_gib} GiB + {count(workers, 'workers')} x "
             f"{platform.head.memory_mib_per_worker} MiB; no worker runs there",
         ),
         (
             "batch per worker",
             f"{_batch_per_worker(run, workers)}",
-            f"global_batch_size {run.train.global_batch_size} / {workers} workers, exactly",
+            f"global_batch_size {run.train.global_batch_size} / {count(workers, 'workers')}, exactly",
         ),
         ("attempts", f"{run.faults.retries + 1}", f"1 + faults.retries {run.faults.retries}"),
         ("image", plan.image, "the run's" if run.image else "the platform's"),
         ("folder", f"{platform.storage.path}/{run.name}", "storage of the platform / name"),
     ]
     return tuple(Reason(name=name, value=value, why=why) for name, value, why in rows)
+
+
+def count(number: int, unit: str) -> str:
+    """`3 workers`, `1 worker`."""
+    return f"{number} {unit.removesuffix('s') if number == 1 else unit}"
 
 
 def _mib(mib: int) -> str:

@@ -15,7 +15,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 from trainer.config import Storage
 
-from launcher.config import Image, read_yaml, validate
+from launcher.config import Image, StrictLoader, read_yaml, validate
 from launcher.errors import ClusterError, ConfigError
 
 FORMAT_VERSION = 1
@@ -74,6 +74,11 @@ class Pool(PlatformSection):
     def slots(self) -> int:
         """Workers that fill a node."""
         return self.gpus_per_node or self.workers_per_node or 0
+
+    @property
+    def unit(self) -> str:
+        """What a run counts in this pool."""
+        return "GPUs" if self.gpus_per_node else "workers"
 
 
 class Head(PlatformSection):
@@ -161,7 +166,7 @@ class Platform(PlatformSection):
 
 def parse_platform(text: str, source: str) -> Platform:
     """The platform in a YAML text. Raises ConfigError that names the source."""
-    return _validate(yaml.safe_load(text), source)
+    return _validate(yaml.load(text, Loader=StrictLoader), source)
 
 
 def load_platform(path: Path | None) -> Platform:

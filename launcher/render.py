@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib.resources import files
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import yaml
 from jinja2 import Environment, StrictUndefined, TemplateError
@@ -21,9 +21,15 @@ def render_job(plan: Plan, template: str | None = None) -> dict[str, Any]:
     """
     text = template or (files("manifests") / TEMPLATE).read_text(encoding="utf-8")
     environment = Environment(undefined=StrictUndefined, autoescape=False)
+    environment.policies["json.dumps_kwargs"] = {"default": _refuse}
     try:
         return cast(
             dict[str, Any], yaml.safe_load(environment.from_string(text).render(plan=plan))
         )
     except (TemplateError, yaml.YAMLError) as error:
         raise ConfigError(f"manifests/{TEMPLATE} cannot be rendered", str(error)) from error
+
+
+def _refuse(value: object) -> NoReturn:
+    """Called for what JSON cannot hold; the text of an undefined variable raises its own error."""
+    raise TypeError(f"{value} is no JSON value")

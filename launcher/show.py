@@ -3,6 +3,7 @@ progress to standard error; without a terminal progress is plain lines."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -21,6 +22,8 @@ Object = dict[str, Any]
 PLAIN_LINE_S = 5.0
 """Without a terminal: seconds between two progress lines at least."""
 
+PIPE_WIDTH = 10_000
+
 _progress_console = Console(stderr=True, highlight=False)
 
 
@@ -31,12 +34,13 @@ def say(text: str) -> None:
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table on standard output, never cut: a pipe gets whole cells."""
-    console = Console(highlight=False)
-    grid = Table(*headings, box=None, pad_edge=False, header_style="bold")
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    grid = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        grid.add_column(heading, overflow="fold")
     for row in rows:
         grid.add_row(*(escape(cell) for cell in row))
-    width = console.measure(grid).maximum
-    console.print(grid, width=max(width, console.width), soft_wrap=True, crop=False)
+    console.print(grid)
 
 
 def plan_table(reasons: Sequence[Reason]) -> None:

@@ -1,0 +1,133 @@
+# Every target does one thing; loops and string surgery live in Python. `make` alone prints this help.
+MAKEFLAGS += --warn-undefined-variables
+.DELETE_ON_ERROR:
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+RUN       ?= examples/digits.yaml
+GPUS      ?=
+WORKERS   ?=
+NAMESPACE ?= trainyard
+# The tag is a hash of what the image is made of: a changed trainer is a new image.
+IMAGE     ?= 127.0.0.1:5000/trainyard:$(shell find train_image -type f -not -name '*.pyc' | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -c1-12)
+# A platform file for `render` and `deploy`; `cluster` takes the namespace's own.
+PLATFORM  ?=
+# More values for the chart: VALUES=values.yaml.
+VALUES    ?=
+SET       ?=
+FOLLOW    ?=
+KUBECONFIG ?=
+TEST      ?=
+KUBERAY   := 1.6.2
+
+BIN        := .venv/bin
+TRAINYARD  := $(BIN)/trainyard
+IN_CLUSTER := tests/cluster/run
+RESOURCES   = $(if $(GPUS),--gpus '$(GPUS)') $(if $(WORKERS),--workers '$(WORKERS)') $(foreach s,$(SET),--set '$(s)')
+RUN_IMAGE   = $(if $(filter command line environment,$(origin IMAGE)),--set 'image=$(IMAGE)')
+PLATFORM_OPTION = $(if $(PLATFORM),$(if $(filter cluster,$(PLATFORM)),--from-cluster,--platform '$(PLATFORM)'))
+LOCK       := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --fork-strategy fewest \
+  --generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
+
+##@ On this machine
+
+.PHONY: help setup train test test-slow lint
+help: ## Print this help
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: .venv/.complete ## Make .venv with all that `train` and `test` need
+
+.venv/.complete: requirements.txt pyproject.toml
+	@if command -v uv >/dev/null; then \
+	  uv venv --quiet --allow-existing .venv && \
+	  uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.txt && \
+	  uv pip install --quiet --python $(BIN)/python --no-deps --editable . ; \
+	else \
+	  python3 -m venv .venv && \
+	  $(BIN)/pip install --quiet --require-hashes --requirement requirements.txt && \
+	  $(BIN)/pip install --quiet --no-deps --editable . ; \
+	fi
+	@touch $@
+
+train: setup ## Train RUN on a local Ray:  make train RUN=examples/digits.yaml
+	$(TRAINYARD) train $(RUN) $(RESOURCES)
+
+test: setup lint ## Run the tests that need no cluster:  make test TEST=tests/launcher
+	$(BIN)/pytest $(if $(TEST),$(TEST),tests)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+##@ On a cluster
+
+.PHONY: operator platform image push plan render deploy status logs stop
+operator: ## Install upstream's KubeRay operator by helm
+	$(IN_CLUSTER) helm upgrade --install kuberay-operator kuberay-operator \
+	  --repo https://ray-project.github.io/kuberay-helm --version $(KUBERAY) \
+	  --namespace kuberay-system --create-namespace --wait
+
+platform: ## Install or upgrade our chart in NAMESPACE:  make platform IMAGE=registry/trainyard:1 VALUES=my.yaml
+	$(IN_CLUSTER) helm upgrade --install trainyard charts/trainyard \
+	  --namespace $(NAMESPACE) --create-namespace --set image=$(IMAGE) $(if $(VALUES),--values $(VALUES))
+
+image: ## Build the image:  make image IMAGE=registry/trainyard:1
+	tests/cluster/image.sh $(IMAGE)
+
+push: ## Push the image
+	tests/cluster/image.sh $(IMAGE) --push
+
+plan: setup ## Print the numbers of RUN:  make plan GPUS=16
+	@$(IN_CLUSTER) $(TRAINYARD) plan $(RUN) $(RESOURCES) $(RUN_IMAGE) $(PLATFORM_OPTION) --namespace $(NAMESPACE)
+
+render: setup ## Write the objects of RUN as YAML:  make render GPUS=16 PLATFORM=cluster
+	@$(IN_CLUSTER) $(TRAINYARD) render $(RUN) $(RESOURCES) $(RUN_IMAGE) $(PLATFORM_OPTION) --namespace $(NAMESPACE)
+
+deploy: setup ## Train RUN on the cluster and wait:  make deploy GPUS=16
+	@$(IN_CLUSTER) $(TRAINYARD) submit $(RUN) $(RESOURCES) $(RUN_IMAGE) $(filter-out --from-cluster,$(PLATFORM_OPTION)) --namespace $(NAMESPACE)
+
+status: setup ## Show the runs of NAMESPACE
+	@$(IN_CLUSTER) $(TRAINYARD) status --namespace $(NAMESPACE)
+
+logs: setup ## Print the driver's log of RUN:  make logs FOLLOW=1
+	@$(IN_CLUSTER) $(TRAINYARD) logs $(RUN) $(if $(FOLLOW),--follow) --namespace $(NAMESPACE)
+
+stop: setup ## Stop RUN; it resumes with the next deploy
+	@$(IN_CLUSTER) $(TRAINYARD) stop $(RUN) --namespace $(NAMESPACE)
+
+##@ A real Kubernetes on this machine (root, Linux)
+
+.PHONY: cluster cluster-up cluster-down e2e
+cluster: cluster-up ## Build and start it, with the operator, the image and the platform in it
+	@$(MAKE) --no-print-directory image push platform
+
+cluster-up: ## Build and start it alone
+	python3 tests/cluster/cluster.py build
+	python3 tests/cluster/cluster.py up
+
+cluster-down: ## Stop exactly what `cluster` started
+	python3 tests/cluster/cluster.py down
+
+e2e: setup ## Prove the whole way on a real cluster: this one, or the one of KUBECONFIG
+	@$(if $(KUBECONFIG),,$(MAKE) --no-print-directory cluster-up)
+	@$(MAKE) --no-print-directory image push
+	$(IN_CLUSTER) $(BIN)/pytest tests/e2e --e2e --image $(IMAGE)
+
+##@ The project itself
+
+.PHONY: golden lock bench clean
+golden: setup ## Rewrite the golden files and the packaged platform
+	$(BIN)/python -m tests.golden.write
+
+lock: ## Compile the locked requirements from pyproject.toml
+	$(LOCK) pyproject.toml --all-extras --output-file requirements.txt
+	$(LOCK) train_image/requirements.in --constraint requirements.txt --output-file train_image/requirements.txt
+
+bench: setup ## Measure what docs/measured.md says of the launcher
+	$(BIN)/python -m tests.bench.launcher
+
+clean: ## Remove what `setup` made
+	rm -rf .venv build dist

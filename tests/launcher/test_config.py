@@ -1,0 +1,120 @@
+"""A run file is read strictly, and all its problems come at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.config import load_run
+from launcher.errors import ConfigError
+
+DIGITS = Path(__file__).resolve().parents[2] / "examples/digits.yaml"
+
+Write = Callable[[dict[str, Any]], Path]
+
+
+def refusal(path: Path, *settings: str, **options: str) -> str:
+    with pytest.raises(ConfigError) as raised:
+        load_run(path, settings, **options)
+    return str(raised.value)
+
+
+def test_the_digits_example_loads() -> None:
+    run = load_run(DIGITS)
+    assert (run.name, run.resources.workers, run.train.model.name) == ("digits", 2, "resnet18")
+
+
+@pytest.mark.parametrize(
+    ("setting", "problem"),
+    [
+        ("train.epoch=3", "train.epoch: unknown key; did you mean epochs?"),
+        ("dta.source=digits", "dta: unknown key; did you mean data?"),
+        ("train.model.chanels=1", "train.model.chanels: unknown key; did you mean in_channels?"),
+        ("data.loader=tensorflow", "data.loader = 'tensorflow': input should be 'torch' or 'ray'"),
+        ("train.epochs='8'", "train.epochs = '8': input should be a valid integer"),
+        ("train.epochs=yes", "train.epochs = True: input should be a valid integer"),
+        ("train.epochs=0", "train.epochs = 0: input should be greater than 0"),
+        ("resources.workers=-1", "resources.workers = -1: input should be greater than 0"),
+        ("resources=3", "resources = 3: must be a mapping"),
+        ("resources.gpus=2", "resources: must have exactly one of gpus and workers"),
+        ("train.optimizer={name: adamw, momentum: 0.5}", "train.optimizer.momentum: unknown key"),
+        ("train.optimizer={name: sgd, momentun: 0.5}", "did you mean momentum?"),
+        ("train.optimizer={name: adam}", "train.optimizer"),
+        ("image=registry:5000/trainyard", "must have a tag"),
+        ("image=trainyard:latest", "must have a tag other than latest"),
+    ],
+)
+def test_a_wrong_value_names_its_path_and_the_rule(setting: str, problem: str) -> None:
+    assert problem in refusal(DIGITS, setting)
+
+
+@pytest.mark.parametrize("image", ["a/b:1", "host:5000/b:1", "b@sha256:abc", "b:1@sha256:abc"])
+def test_an_image_with_a_tag_or_a_digest_is_taken(image: str) -> None:
+    assert load_run(DIGITS, [f"image={image}"]).image == image
+
+
+@pytest.mark.parametrize("name", ["Digits", "a" * 39, "1st", "a-", "a_b", "", "a.b"])
+def test_a_bad_name_is_refused_with_the_whole_rule(name: str) -> None:
+    assert f"name = {name!r}: must be at most 38 characters" in refusal(DIGITS, name=name)
+
+
+def test_the_longest_name_is_taken() -> None:
+    assert load_run(DIGITS, name="a" * 38).name == "a" * 38
+
+
+def test_all_problems_of_a_file_are_reported_at_once(write_run: Write) -> None:
+    path = write_run({"name": "Digits", "imag": "x", "resources": {"gpus": 0}})
+    message = refusal(path)
+    assert "3 problems" in message
+    assert "name = 'Digits'" in message
+    assert "imag: unknown key; did you mean image?" in message
+    assert "resources.gpus = 0" in message
+
+
+def test_a_missing_section_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("name: digits\nresources: {workers: 2}\n")
+    assert "data: is required" in refusal(path)
+
+
+def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("name: digits\nname: other\n")
+    assert "name stands here more than once" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [("", "not nothing"), ("- a\n", "not list"), ("a: [", "is not valid YAML")],
+)
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    assert problem in refusal(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    assert "cannot read" in refusal(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize("setting", ["epochs", "=3", "a..b=3", "name.first=x"])
+def test_a_setting_that_cannot_be_set_is_refused(setting: str) -> None:
+    assert "set" in refusal(DIGITS, setting)
+
+
+def test_settings_then_resources_change_the_file() -> None:
+    run = load_run(DIGITS, ["train.epochs=3", "train.optimizer.name=adamw"], gpus="16")
+    assert (run.train.epochs, run.train.optimizer.name) == (3, "adamw")
+    assert (run.resources.gpus, run.resources.workers) == (16, None)
+
+
+@pytest.mark.parametrize("gpus", ["many", "1.5", "0", "-1", "true"])
+def test_gpus_that_are_no_count_are_refused(gpus: str) -> None:
+    assert "resources.gpus" in refusal(DIGITS, gpus=gpus)
+
+
+def test_gpus_and_workers_exclude_each_other() -> None:
+    assert "exclude each other" in refusal(DIGITS, gpus="1", workers="1")

@@ -1,0 +1,132 @@
+"""A plan becomes a RayJob: strict templates, named places, a name that is a hash of the rest."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from trainer.config import CONFIG_VARIABLE, TrainerConfig
+
+from launcher.config import load_run
+from launcher.errors import ConfigError
+from launcher.merge import merge, object_hash
+from launcher.plan import Plan, plan_run
+from launcher.platform import Platform
+from launcher.render import render_job
+
+ROOT = Path(__file__).resolve().parents[2]
+TEMPLATE = (ROOT / "manifests/rayjob.yaml.j2").read_text()
+
+
+def plan_of(platform: Platform, *settings: str, gpus: str | None = None) -> Plan:
+    return plan_run(load_run(ROOT / "examples/digits.yaml", settings, gpus=gpus), platform, "team")
+
+
+def job_of(platform: Platform, *settings: str, gpus: str | None = None) -> dict[str, Any]:
+    plan = plan_of(platform, *settings, gpus=gpus)
+    return merge(render_job(plan), platform, plan)
+
+
+def head_of(job: dict[str, Any]) -> dict[str, Any]:
+    return job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        (TEMPLATE.replace("plan.run ", "plan.rnu "), "has no attribute 'rnu'"),
+        (TEMPLATE.replace("plan.run ", "paln.run "), "'paln' is undefined"),
+        (TEMPLATE.replace("{{ plan.run | tojson }}", '"'), "while parsing a block mapping"),
+    ],
+)
+def test_a_misspelled_variable_of_the_template_is_an_error(
+    platform: Platform, template: str, problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"rayjob\.yaml\.j2") as raised:
+        render_job(plan_of(platform), template)
+    assert problem in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["yes", "null", "on", "e1"])
+def test_a_name_that_yaml_would_take_for_something_else_stays_text(
+    platform: Platform, name: str
+) -> None:
+    job = job_of(platform, f"name='{name}'")
+    assert job["metadata"]["labels"]["trainyard.io/run"] == name
+
+
+def test_the_name_is_the_run_and_a_hash_of_everything_else(platform: Platform) -> None:
+    job = job_of(platform)
+    nameless = copy.deepcopy(job)
+    name = nameless["metadata"].pop("name")
+    assert name == f"digits-{object_hash(nameless)}"
+    assert len(object_hash(nameless)) == 8
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["train.seed=1", "faults.retries=7", "image=other:2", "resources.workers=4"],
+)
+def test_a_changed_run_has_another_name(platform: Platform, setting: str) -> None:
+    assert job_of(platform, setting)["metadata"]["name"] != job_of(platform)["metadata"]["name"]
+
+
+def test_only_the_named_places_of_the_shape_are_filled(platform: Platform) -> None:
+    job = job_of(platform, gpus="16")
+    shape = copy.deepcopy(platform.ray_cluster_spec)
+    spec = job["spec"]["rayClusterSpec"]
+    (group,) = spec["workerGroupSpecs"]
+    (own,) = [one for one in shape["workerGroupSpecs"] if one["groupName"] == "gpu"]
+    assert [group.pop(key) for key in ("replicas", "minReplicas", "maxReplicas")] == [2, 2, 2]
+    for filled, original in ((group, own), (spec["headGroupSpec"], shape["headGroupSpec"])):
+        for side in (filled, original):
+            container = side["template"]["spec"]["containers"][0]
+            for place in ("resources", "image"):
+                container.pop(place)
+            container["env"] = [v for v in container["env"] if v["name"] != CONFIG_VARIABLE]
+            for label in ("trainyard.io/run", "app.kubernetes.io/managed-by"):
+                side["template"]["metadata"]["labels"].pop(label, None)
+            for key in ("replicas", "minReplicas", "maxReplicas"):
+                side.pop(key, None)
+        assert filled == original
+    spec.pop("headGroupSpec"), spec.pop("workerGroupSpecs")
+    shape.pop("headGroupSpec"), shape.pop("workerGroupSpecs")
+    assert spec == shape
+
+
+def test_gpus_are_requested_and_limited_alike(platform: Platform) -> None:
+    (group,) = job_of(platform, gpus="4")["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    resources = group["template"]["spec"]["containers"][0]["resources"]
+    assert resources["limits"] == {"cpu": "32", "memory": "245760Mi", "nvidia.com/gpu": "4"}
+    assert resources["requests"]["nvidia.com/gpu"] == "4"
+
+
+@pytest.mark.parametrize("text", ['a"b', "a\nb", "$(HOME)", "$$", "${x}", "a'b\\", "ü€"])
+def test_the_config_survives_kubernetes_expansion(platform: Platform, text: str) -> None:
+    setting = f"train.model.name={json.dumps(text, ensure_ascii=False)}"
+    (variable,) = [v for v in head_of(job_of(platform, setting))["env"] if v["name"] == CONFIG_VARIABLE]
+    assert "$" not in variable["value"].replace("$$", "")
+    config = TrainerConfig.model_validate_json(variable["value"].replace("$$", "$"))
+    assert config.train.model.name == text
+
+
+def test_nothing_of_the_users_reaches_the_entrypoint(platform: Platform) -> None:
+    assert job_of(platform)["spec"]["entrypoint"] == "python -m trainer"
+
+
+def test_a_shape_without_the_pools_group_is_refused(platform: Platform) -> None:
+    plan = plan_of(platform, gpus="8")
+    shape = copy.deepcopy(platform.ray_cluster_spec)
+    shape["workerGroupSpecs"] = [g for g in shape["workerGroupSpecs"] if g["groupName"] != "gpu"]
+    with pytest.raises(ConfigError, match="no worker group for pool gpu"):
+        merge(render_job(plan), platform.model_copy(update={"ray_cluster_spec": shape}), plan)
+
+
+def test_merging_leaves_the_platform_as_it_was(platform: Platform) -> None:
+    before = yaml.safe_dump(platform.ray_cluster_spec)
+    job_of(platform, gpus="8")
+    assert yaml.safe_dump(platform.ray_cluster_spec) == before
