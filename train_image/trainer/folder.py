@@ -131,12 +131,19 @@ class RunFolder:
 
     @contextmanager
     def writing(self, path: str) -> Iterator[NativeFile]:
-        """A stream whose bytes become the file at the end; an exception leaves what was there."""
+        """A stream whose bytes become the file at the end; after an exception there is no new file.
+
+        An object store shows the file when the stream is closed, and closes it by itself sooner or
+        later: what an exception cut short is deleted there.
+        """
         if not self.is_local:
-            # An object appears when its stream is closed: written without `with`, so that an
-            # exception on the way does not put half of it.
             stream = self.filesystem.open_output_stream(path)
-            yield stream
+            try:
+                yield stream
+            except BaseException:
+                stream.close()
+                self.delete(path)
+                raise
             stream.close()
             return
         aside = f"{path}.{uuid.uuid4().hex[:8]}{ASIDE}"
@@ -162,6 +169,9 @@ class RunFolder:
         return 1.0 if self.is_local else 30.0
 
     def copy(self, source: str, target: str) -> None:
+        if not self.is_local:
+            self.filesystem.copy_file(source, target)
+            return
         with self.filesystem.open_input_stream(source) as stream, self.writing(target) as copy:
             while chunk := stream.read(2**24):
                 copy.write(chunk)
@@ -184,7 +194,9 @@ class RunFolder:
         selector = fs.FileSelector(self.root, recursive=True, allow_not_found=True)
         infos = self.filesystem.get_file_info(selector)
         return sorted(
-            info.path.removeprefix(f"{self.root}/") for info in infos if info.type == fs.FileType.File
+            info.path.removeprefix(f"{self.root}/")
+            for info in infos
+            if info.type == fs.FileType.File
         )
 
     def sweep(self) -> None:

@@ -1,0 +1,58 @@
+"""`python -m trainer`: one attempt at the run that `TRAINYARD_CONFIG` describes.
+
+Exit codes: 0 succeeded, 1 failed, 2 the config asks for something that cannot be.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+
+from pydantic import ValidationError
+
+from trainer.config import CONFIG_VARIABLE, TrainerConfig, read_config
+from trainer.errors import ConfigError, TrainerError
+from trainer.output import Output
+
+LOG_VARIABLE = "TRAINYARD_LOG"
+"""Names a file that gets a copy of the driver's output."""
+
+
+def main(environment: Mapping[str, str] = os.environ) -> int:
+    with Output(environment.get(LOG_VARIABLE)) as output:
+        try:
+            config = _config(environment)
+            # Only now: torch and Ray take seconds, and a wrong config needs neither.
+            from trainer import driver
+
+            driver.run(config, output)
+        except TrainerError as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            return error.exit_code
+        except Exception:
+            traceback.print_exc()
+            return 1
+    return 0
+
+
+def _config(environment: Mapping[str, str]) -> TrainerConfig:
+    """Raises ConfigError."""
+    try:
+        return read_config(environment)
+    except KeyError:
+        raise ConfigError(
+            f"{CONFIG_VARIABLE} is not set: it holds the run's config as JSON.\n"
+            "       `trainyard train RUN.yaml` and `trainyard submit RUN.yaml` set it."
+        ) from None
+    except ValidationError as error:
+        problems = "".join(
+            f"\n       {'.'.join(map(str, problem['loc'])) or 'config'}: {problem['msg']}"
+            for problem in error.errors()
+        )
+        raise ConfigError(f"{CONFIG_VARIABLE} is not a valid config:{problems}") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

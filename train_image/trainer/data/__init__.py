@@ -1,0 +1,1 @@
+"""From a data set to batches: `sources` writes Parquet once, a loader reads it in every epoch."""
