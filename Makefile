@@ -18,8 +18,13 @@ VALUES    ?=
 SET       ?=
 FOLLOW    ?=
 KUBECONFIG ?=
+TRAINYARD_CLUSTER_HOME ?=
 TEST      ?=
 KUBERAY   := 1.6.2
+
+# helm and kubectl of one's own come first, then those that the test cluster built.
+CLUSTER_HOME := $(if $(TRAINYARD_CLUSTER_HOME),$(TRAINYARD_CLUSTER_HOME),$(HOME)/.cache/trainyard/cluster)
+export PATH  := $(PATH):$(CLUSTER_HOME)/bin
 
 BIN        := .venv/bin
 TRAINYARD  := $(BIN)/trainyard
@@ -120,7 +125,7 @@ e2e: setup ## Prove the whole way on a real cluster: this one, or the one of KUB
 
 .PHONY: golden lock bench clean
 golden: setup ## Rewrite the golden files and the packaged platform
-	$(BIN)/python -m tests.golden.write
+	$(BIN)/python -m tests.golden.golden
 
 lock: ## Compile the locked requirements from pyproject.toml
 	$(LOCK) pyproject.toml --all-extras --output-file requirements.txt

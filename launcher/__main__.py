@@ -14,6 +14,7 @@ from typer.exceptions import TyperException
 from launcher.cli import app
 from launcher.errors import LauncherError
 
+PROGRAM = "trainyard"
 USAGE = 2
 DETACHED = 130
 
@@ -26,10 +27,10 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Exit code of a command line. Errors are two or three lines unless --traceback is given."""
     if "--traceback" in arguments:
-        app(arguments, standalone_mode=False)
+        app(arguments, prog_name=PROGRAM, standalone_mode=False)
         return 0
     try:
-        code = app(arguments, standalone_mode=False)
+        code = app(arguments, prog_name=PROGRAM, standalone_mode=False)
     except LauncherError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -23,13 +23,11 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
-platform_app = typer.Typer(help="What the chart publishes in a namespace.", rich_markup_mode=None)
+platform_app = typer.Typer(rich_markup_mode=None)
 app.add_typer(platform_app, name="platform")
 
 RunFile = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run file.")]
-RunName = Annotated[
-    str, typer.Argument(metavar="NAME", help="The run's name, or its run file.")
-]
+RunName = Annotated[str, typer.Argument(metavar="NAME", help="The run's name, or its run file.")]
 Settings = Annotated[
     Optional[list[str]],  # typer reads this at run time, on Python 3.10 too
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the run file: a.b=c."),
@@ -224,8 +222,11 @@ def logs(
         return
     platform = _platform(None, True, namespace, cluster)
     kept = sorted(
-        (file for file in (read_folder(cluster, platform, name) or "").splitlines()
-         if file.startswith("logs/attempt-")),
+        (
+            file
+            for file in (read_folder(cluster, platform, name) or "").splitlines()
+            if file.startswith("logs/attempt-")
+        ),
         key=lambda file: int(file.removeprefix("logs/attempt-").removesuffix(".log")),
     )
     if not kept:
@@ -265,6 +266,13 @@ def train(
 
     run = _load_run(run_file, settings, gpus, workers, name)
     _show_to_end(train_locally(local_config(run, storage, os.cpu_count() or 1)))
+
+
+@platform_app.callback(invoke_without_command=True)
+def platform_root(context: typer.Context) -> None:
+    """What the chart publishes in a namespace."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @platform_app.command("get")
@@ -320,9 +328,7 @@ def _platform(
     return platform_of_config_map(cluster.get("ConfigMap", CONFIG_MAP), namespace)
 
 
-def _objects(
-    run: RunConfig, platform: Platform, namespace: str
-) -> tuple[Plan, dict[str, Any]]:
+def _objects(run: RunConfig, platform: Platform, namespace: str) -> tuple[Plan, dict[str, Any]]:
     """The one path from run to RayJob that `render` and `submit` share."""
     from launcher.merge import merge
     from launcher.plan import plan_run
@@ -393,7 +399,6 @@ def _show_to_end(sights: Iterable[Sight | str]) -> None:
 def _show(sights: Iterable[Sight | str]) -> Sight:
     """Display sights and log lines as they come; returns the last sight."""
     from launcher import show
-    from launcher.watch import Sight
 
     last: Sight | None = None
     with show.ProgressView() as view:
@@ -414,5 +419,7 @@ def _summary(cluster: Any, name: str, last: Sight | None) -> dict[str, Any] | No
 
     if last is not None and (last.summary is not None or last.phase not in ENDED):
         return last.summary
-    text = read_folder(cluster, _platform(None, True, cluster.namespace, cluster), name, "summary.json")
+    text = read_folder(
+        cluster, _platform(None, True, cluster.namespace, cluster), name, "summary.json"
+    )
     return None if text is None else json.loads(text)

@@ -6,7 +6,7 @@ No exception of the client leaves this module: each becomes a ClusterError with 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, cast
 
 import urllib3
@@ -18,6 +18,8 @@ from kubernetes.client.exceptions import ApiException
 from launcher.errors import ClusterError, ClusterUnreachable
 
 Object = dict[str, Any]
+Objects = list[Object]
+Query = Sequence[tuple[str, str]]
 
 TIMEOUT_S = 30
 PATHS = {
@@ -35,7 +37,7 @@ class Cluster:
         self.namespace = namespace
         configuration = Configuration()
         try:
-            kubeconfig.load_config(client_configuration=configuration)
+            _load(configuration)
         except (kubeconfig.ConfigException, OSError) as error:
             raise ClusterUnreachable(
                 "no cluster: no usable kubeconfig",
@@ -61,11 +63,11 @@ class Cluster:
                 return None
             raise
 
-    def list(self, kind: str, labels: dict[str, str]) -> list[Object]:
+    def list(self, kind: str, labels: dict[str, str]) -> Objects:
         """The objects of a kind that carry all these labels."""
         selector = ",".join(f"{key}={value}" for key, value in labels.items())
         answer = self._json("GET", self._path(kind), query=[("labelSelector", selector)])
-        return cast(list[Object], answer["items"])
+        return cast(Objects, answer["items"])
 
     def delete(self, kind: str, name: str) -> None:
         """Have the object deleted, dependants in the background; nothing if it is gone already."""
@@ -109,17 +111,18 @@ class Cluster:
         method: str,
         path: str,
         *,
-        query: list[tuple[str, str]] | None = None,
+        query: Query = (),
         body: Object | None = None,
     ) -> Object:
-        return cast(Object, json.loads(self._request(method, path, query=query, body=body).read()))
+        response = self._request(method, path, query=query, body=body)
+        return cast(Object, json.loads(response.read()))
 
     def _request(
         self,
         method: str,
         path: str,
         *,
-        query: list[tuple[str, str]] | None = None,
+        query: Query = (),
         body: Object | None = None,
         timeout_s: int | None = TIMEOUT_S,
     ) -> Any:
@@ -127,7 +130,7 @@ class Cluster:
         serialized = self._client.param_serialize(
             method,
             path,
-            query_params=query or [],
+            query_params=list(query),
             header_params={"Accept": "application/json", "Content-Type": "application/json"},
             body=body,
             auth_settings=["BearerToken"],
@@ -157,7 +160,9 @@ class Cluster:
         details = [message]
         if reason == "NotFound" and "could not find the requested resource" in message:
             reason = "NoSuchKind"
-            details.append("The CRDs of KubeRay are missing: install the operator (`make operator`).")
+            details.append(
+                "The CRDs of KubeRay are missing: install the operator (`make operator`)."
+            )
         elif reason == "Forbidden":
             details.append(
                 "Ask for the launcher's Role of the chart (launcher.rbac.subjects) in namespace "
@@ -168,3 +173,14 @@ class Cluster:
         raise ClusterError(
             f"the cluster refused {method} {path} ({status} {reason})", *details, reason=reason
         )
+
+
+def _load(configuration: Configuration) -> None:
+    """The kubeconfig in use, else the service account of the pod that we are in."""
+    try:
+        kubeconfig.load_kube_config(client_configuration=configuration)
+    except kubeconfig.ConfigException as no_kubeconfig:
+        try:
+            kubeconfig.load_incluster_config(client_configuration=configuration)
+        except kubeconfig.ConfigException:
+            raise no_kubeconfig from None

@@ -18,9 +18,9 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
-from trainer.config import RUN_NAME_LIMIT, Checkpoint, Data, Faults, RunName, Section, Train
 
 from launcher.errors import ConfigError
+from trainer.config import RUN_NAME_LIMIT, Checkpoint, Data, Faults, RunName, Section, Train
 
 
 def _require_tag(image: str) -> str:
@@ -166,7 +166,9 @@ def _assign(document: dict[str, Any], keys: Sequence[str], value: Any) -> None:
     for depth, key in enumerate(keys[:-1], start=1):
         section = section.setdefault(key, {})
         if not isinstance(section, dict):
-            raise ConfigError(f"{'.'.join(keys)} cannot be set: {'.'.join(keys[:depth])} is a value")
+            raise ConfigError(
+                f"{'.'.join(keys)} cannot be set: {'.'.join(keys[:depth])} is a value"
+            )
     section[keys[-1]] = value
 
 

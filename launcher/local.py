@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from trainer.config import CONFIG_VARIABLE, Scaling, Storage, TrainerConfig, batch_per_worker
-
 from launcher.config import RunConfig
 from launcher.errors import ConfigError, RunFailed
 from launcher.watch import PROGRESS, SUMMARY, Phase, Sight
+from trainer.config import CONFIG_VARIABLE, Scaling, Storage, TrainerConfig, batch_per_worker
 
 NEEDED = ("ray", "torch", "torchvision", "sklearn", "matplotlib")
 CONFIG_ERROR = 2

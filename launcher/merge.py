@@ -7,11 +7,10 @@ import hashlib
 import json
 from typing import Any
 
-from trainer.config import CONFIG_VARIABLE
-
 from launcher.errors import ConfigError
 from launcher.plan import Plan, Size
 from launcher.platform import Platform
+from trainer.config import CONFIG_VARIABLE
 
 Object = dict[str, Any]
 HASH_DIGITS = 8

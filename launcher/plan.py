@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from trainer.config import Scaling, TrainerConfig, batch_per_worker
-
 from launcher.config import RunConfig
 from launcher.errors import ConfigError
 from launcher.platform import Platform, Pool
+from trainer.config import Scaling, TrainerConfig, batch_per_worker
 
 MIB_PER_GIB = 1024
 DATA_CPUS = 1

@@ -13,10 +13,10 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
-from trainer.config import Storage
 
 from launcher.config import Image, StrictLoader, read_yaml, validate
 from launcher.errors import ClusterError, ConfigError
+from trainer.config import Storage
 
 FORMAT_VERSION = 1
 CONFIG_MAP = "trainyard-platform"
@@ -186,9 +186,7 @@ def platform_of_config_map(config_map: dict[str, Any] | None, namespace: str) ->
             "or name a platform with --platform FILE.",
             reason="NotFound",
         )
-    return parse_platform(
-        config_map["data"][CONFIG_MAP_KEY], f"ConfigMap {namespace}/{CONFIG_MAP}"
-    )
+    return parse_platform(config_map["data"][CONFIG_MAP_KEY], f"ConfigMap {namespace}/{CONFIG_MAP}")
 
 
 def _validate(document: Any, source: str) -> Platform:

@@ -23,9 +23,7 @@ def render_job(plan: Plan, template: str | None = None) -> dict[str, Any]:
     environment = Environment(undefined=StrictUndefined, autoescape=False)
     environment.policies["json.dumps_kwargs"] = {"default": _refuse}
     try:
-        return cast(
-            dict[str, Any], yaml.safe_load(environment.from_string(text).render(plan=plan))
-        )
+        return cast(dict[str, Any], yaml.safe_load(environment.from_string(text).render(plan=plan)))
     except (TemplateError, yaml.YAMLError) as error:
         raise ConfigError(f"manifests/{TEMPLATE} cannot be rendered", str(error)) from error
 

@@ -62,7 +62,9 @@ def progress_text(progress: Object) -> str:
         f"epoch {progress['epoch']}/{progress['epochs']}",
         f"step {progress['step']}/{progress['steps']}",
         f"loss {progress['loss']:.4f}" if progress["loss"] is not None else "loss -",
-        f"accuracy {progress['accuracy']:.3f}" if progress["accuracy"] is not None else "accuracy -",
+        f"accuracy {progress['accuracy']:.3f}"
+        if progress["accuracy"] is not None
+        else "accuracy -",
         f"validation {val:.3f}" if val is not None else "validation -",
         f"{progress['images_per_s']:.0f} images/s",
     ]

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import yaml
-from trainer.config import CONFIG_VARIABLE, TrainerConfig
 
 from launcher.config import load_run
 from launcher.errors import ConfigError
@@ -17,6 +16,7 @@ from launcher.merge import merge, object_hash
 from launcher.plan import Plan, plan_run
 from launcher.platform import Platform
 from launcher.render import render_job
+from trainer.config import CONFIG_VARIABLE, TrainerConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = (ROOT / "manifests/rayjob.yaml.j2").read_text()
@@ -108,7 +108,9 @@ def test_gpus_are_requested_and_limited_alike(platform: Platform) -> None:
 @pytest.mark.parametrize("text", ['a"b', "a\nb", "$(HOME)", "$$", "${x}", "a'b\\", "ü€"])
 def test_the_config_survives_kubernetes_expansion(platform: Platform, text: str) -> None:
     setting = f"train.model.name={json.dumps(text, ensure_ascii=False)}"
-    (variable,) = [v for v in head_of(job_of(platform, setting))["env"] if v["name"] == CONFIG_VARIABLE]
+    (variable,) = [
+        v for v in head_of(job_of(platform, setting))["env"] if v["name"] == CONFIG_VARIABLE
+    ]
     assert "$" not in variable["value"].replace("$$", "")
     config = TrainerConfig.model_validate_json(variable["value"].replace("$$", "$"))
     assert config.train.model.name == text

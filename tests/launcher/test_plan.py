@@ -32,9 +32,7 @@ def refusal(run: RunConfig, platform: Platform) -> str:
 def test_gpus_become_a_share_of_a_node_or_whole_nodes(
     platform: Platform, gpus: int, nodes: int, gpus_per_node: int
 ) -> None:
-    plan = plan_run(
-        digits(f"train.global_batch_size={gpus * 4}", gpus=str(gpus)), platform, "team"
-    )
+    plan = plan_run(digits(f"train.global_batch_size={gpus * 4}", gpus=str(gpus)), platform, "team")
     assert (plan.nodes, plan.node.gpus, plan.workers, plan.gpus) == (
         nodes, gpus_per_node, gpus, gpus
     )  # fmt: skip

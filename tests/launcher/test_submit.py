@@ -9,8 +9,8 @@ from fake_cluster import FakeCluster
 
 from launcher.errors import ClusterError
 from launcher.kuberay import RayjobApi
-from launcher.reader import read_folder, reader_pod
 from launcher.platform import Platform
+from launcher.reader import read_folder, reader_pod
 from launcher.submit import delete_and_wait, stop_run, submit_run
 
 JOB: dict[str, Any] = {

@@ -1,0 +1,83 @@
+"""What the golden files hold: rendered objects of each example, keys sorted.
+
+`python -m tests.golden.golden` (`make golden`) is the only thing that writes them. The packaged
+platform is a golden file too: the chart at its default values.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from launcher.config import load_run
+from launcher.merge import merge
+from launcher.plan import plan_run
+from launcher.platform import CONFIG_MAP_KEY, load_platform
+from launcher.render import render_job
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = Path(__file__).parent / "objects"
+PLATFORM = ROOT / "launcher/platform.yaml"
+RESOURCES: tuple[dict[str, str], ...] = (
+    {"workers": "2"},
+    {"gpus": "4"},
+    {"gpus": "16"},
+)
+
+
+def expected_files() -> dict[Path, str]:
+    """Path -> text of every golden file of rendered objects."""
+    return {
+        FOLDER / f"{example.stem}-{kind}-{number}.yaml": rendered(example, {kind: number})
+        for example in sorted((ROOT / "examples").glob("*.yaml"))
+        for resources in RESOURCES
+        for kind, number in resources.items()
+    }
+
+
+def rendered(example: Path, resources: dict[str, str], template: str | None = None) -> str:
+    """The RayJob of an example on the packaged platform."""
+    platform = load_platform(None)
+    plan = plan_run(load_run(example, **resources), platform, "trainyard")
+    return dump(merge(render_job(plan, template), platform, plan))
+
+
+def dump(document: Any) -> str:
+    return yaml.safe_dump(document, sort_keys=True, width=10**9)
+
+
+def chart_platform(helm: str) -> str:
+    """`platform.yaml` of the chart's ConfigMap at default values."""
+    manifest = subprocess.run(
+        [helm, "template", "trainyard", ROOT / "charts/trainyard"]
+        + ["--api-versions", "ray.io/v1/RayJob", "--api-versions", "ray.io/v1/RayCluster"]
+        + ["--show-only", "templates/platform.yaml"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    text: str = yaml.safe_load(manifest)["data"][CONFIG_MAP_KEY]
+    return text
+
+
+def write() -> None:
+    """Rewrite every golden file; files of examples that are gone are removed."""
+    helm = shutil.which("helm")
+    if helm is None:
+        sys.exit("make golden renders the chart: helm must be on PATH")
+    PLATFORM.write_text(chart_platform(helm))
+    FOLDER.mkdir(exist_ok=True)
+    files = expected_files()
+    for path in set(FOLDER.glob("*")) - set(files):
+        path.unlink()
+    for path, text in files.items():
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,43 @@
+"""The golden files are what is rendered today, all of them and to the letter."""
+
+from __future__ import annotations
+
+import difflib
+
+import pytest
+from golden import FOLDER, PLATFORM, ROOT, chart_platform, expected_files, rendered
+from helm_chart import need_tool
+
+REPAIR = "If the change is meant, run `make golden` and read its diff."
+
+
+def difference(golden: str, today: str) -> str:
+    return "\n".join(
+        difflib.unified_diff(
+            golden.splitlines(), today.splitlines(), "golden", "today", lineterm=""
+        )
+    )
+
+
+@pytest.mark.parametrize("path", expected_files(), ids=lambda path: path.stem)
+def test_rendered_objects_are_the_golden_ones(path) -> None:  # type: ignore[no-untyped-def]
+    assert path.exists(), f"{path.name} is missing. {REPAIR}"
+    today = expected_files()[path]
+    assert path.read_text() == today, f"{difference(path.read_text(), today)}\n{REPAIR}"
+
+
+def test_no_golden_file_is_left_over() -> None:
+    assert set(FOLDER.glob("*")) == set(expected_files()), REPAIR
+
+
+def test_the_packaged_platform_is_the_chart_at_its_default_values() -> None:
+    today = chart_platform(str(need_tool("helm")))
+    assert today == PLATFORM.read_text(), f"{difference(PLATFORM.read_text(), today)}\n{REPAIR}"
+
+
+def test_one_changed_character_of_the_template_is_seen() -> None:
+    template = (ROOT / "manifests/rayjob.yaml.j2").read_text()
+    changed = template.replace("python -m trainer", "python -m trainer2")
+    golden = FOLDER / "digits-gpus-16.yaml"
+    today = rendered(ROOT / "examples/digits.yaml", {"gpus": "16"}, changed)
+    assert "+  entrypoint: python -m trainer2" in difference(golden.read_text(), today)

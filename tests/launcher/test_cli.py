@@ -1,0 +1,109 @@
+"""The command line as a user types it: data on standard output, two or three lines on an error."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launcher.config import load_run
+from launcher.merge import merge
+from launcher.plan import plan_run
+from launcher.platform import load_platform
+from launcher.render import render_job
+
+ROOT = Path(__file__).resolve().parents[2]
+DIGITS = "examples/digits.yaml"
+
+
+def trainyard(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "launcher", *arguments],
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["plan", DIGITS, "--gpus", "0"], 2, "resources.gpus = 0"),
+        (["plan", DIGITS, "--gpus", "-1"], 2, "resources.gpus = -1"),
+        (["plan", DIGITS, "--gpus", "many"], 2, "resources.gpus = 'many'"),
+        (["render", DIGITS, "--gpus", "12"], 2, "Use 8 or 16"),
+        (["render", DIGITS, "--set", "train.epoch=3"], 2, "did you mean epochs?"),
+        (["render", DIGITS, "--name", "Digits"], 2, "at most 38 characters"),
+        (["render", DIGITS, "--set", "image=trainyard"], 2, "must have a tag"),
+        (["render", "none.yaml"], 2, "cannot read none.yaml"),
+        (["render", DIGITS, "--platform", "none.yaml"], 2, "cannot read none.yaml"),
+        (["render", DIGITS, "--nodes", "3"], 2, "No such option: --nodes"),
+        (["train", DIGITS, "--workers", "3"], 2, "cannot be shared equally by 3 workers"),
+        (["submit", DIGITS], 3, "no usable kubeconfig"),
+        (["status"], 3, "no usable kubeconfig"),
+    ],
+)
+def test_bad_input_has_its_exit_code_and_a_short_error(
+    tmp_path: Path, arguments: list[str], code: int, message: str
+) -> None:
+    ended = trainyard(*arguments, KUBECONFIG=str(tmp_path / "none"))
+    assert ended.returncode == code
+    assert ended.stdout == ""
+    error = ended.stderr[ended.stderr.index("error: ") :]
+    assert message in error
+    assert len(error.splitlines()) <= 3
+    assert "Traceback" not in error
+
+
+def test_traceback_shows_the_rest() -> None:
+    ended = trainyard("--traceback", "plan", DIGITS, "--gpus", "0")
+    assert "Traceback" in ended.stderr
+    assert ended.returncode != 0
+
+
+def test_render_writes_one_yaml_stream_and_nothing_else() -> None:
+    ended = trainyard("render", DIGITS, "--gpus", "16", "-n", "team")
+    (job,) = yaml.safe_load_all(ended.stdout)
+    assert (job["kind"], job["metadata"]["namespace"]) == ("RayJob", "team")
+    assert ended.stderr == "platform: packaged (the chart at its default values)\n"
+
+
+def test_render_prints_what_submit_sends() -> None:
+    platform = load_platform(None)
+    plan = plan_run(load_run(ROOT / DIGITS, gpus="16"), platform, "team")
+    printed = yaml.safe_load(trainyard("render", DIGITS, "--gpus", "16", "-n", "team").stdout)
+    assert printed == merge(render_job(plan), platform, plan)
+
+
+def test_rendering_twice_gives_the_same_bytes() -> None:
+    first, second = (trainyard("render", DIGITS, PYTHONHASHSEED=seed) for seed in "12")
+    assert first.stdout == second.stdout
+
+
+def test_the_plan_is_a_table_or_json() -> None:
+    printed = trainyard("plan", DIGITS, "--gpus", "16").stdout
+    assert "16 GPUs / 8 per node, exactly" in printed
+    rows = json.loads(trainyard("plan", DIGITS, "--gpus", "16", "--json").stdout)
+    assert {"name": "workers", "value": "16", "why": "one per GPU"} in rows
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["platform"], ["submit", "--help"]])
+def test_help_is_there_without_heavy_imports(arguments: list[str]) -> None:
+    script = (
+        "import sys; from launcher.__main__ import run; code = run(sys.argv[1:]); "
+        "heavy = {'kubernetes', 'jinja2', 'yaml', 'torch', 'ray', 'launcher.config'}; "
+        "sys.exit(code or sorted(heavy & sys.modules.keys()) or 0)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script, *arguments], cwd=ROOT, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert "Usage: trainyard" in ended.stdout
