@@ -1,0 +1,357 @@
+#!/usr/bin/env python3
+"""A real Kubernetes with the KubeRay operator on one Linux machine, without Docker.
+
+Everything runs in one network namespace that has no way out. README.md beside this file tells more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+sys.dont_write_bytecode = True  # this runs as root, in the checkout of somebody who may not be
+
+import machine
+import objects
+import tools
+from certificates import expire_soon, make_administrator, make_certificates
+from images import prune_containerd, prune_registry
+from layout import ClusterError, Home, home_of
+from machine import inside_namespace, run
+from parts import NODE, Part, config_files, fingerprint, parts
+from processes import Ledger, end_all, marked
+
+
+def say(message: str) -> None:
+    print(f"cluster: {message}", file=sys.stderr, flush=True)
+
+
+# --- up
+
+
+def up(home: Home) -> None:
+    """Build what is missing, then reuse the cluster that is there or start one."""
+    tools.build(home, say)
+    _refuse_another_home(home)
+    if not leftovers(home):
+        start(home)
+    elif wrong := problems(home):
+        say("the cluster that is there cannot be used; starting anew")
+        for problem in wrong:
+            say(f"  {problem}")
+        take_down(home)
+        start(home)
+    else:
+        recycle_volumes(home)
+        say("the cluster is up already")
+
+
+def start(home: Home) -> None:
+    """Start all parts, and return when each of them is ready."""
+    began = time.monotonic()
+    ledger = Ledger(home.ledger)
+    ledger.begin(fingerprint(home, tools.built(home)))
+    write_files(home)
+    machine.make_namespace()
+    machine.make_cgroup()
+    with inside_namespace():
+        machine.set_up_network()
+        prune_registry(home)
+        every = {part.name: part for part in parts(home)}
+
+        def launch(*names: str) -> None:
+            for name in names:
+                ledger.start(name, every[name].command, home.log(name), home.root)
+
+        def await_ready(*names: str, within_s: float) -> None:
+            for name in names:
+                wait_for_part(home, ledger, every[name], within_s)
+
+        launch("etcd", "containerd", "registry", "kube-apiserver")
+        await_ready("containerd", within_s=30)
+        load_pause_image(home)
+        prune_containerd(home)
+        await_ready("etcd", "kube-apiserver", within_s=90)
+        launch("kube-controller-manager", "kube-scheduler", "kube-proxy", "coredns", "kubelet")
+        apply_objects(home)
+        launch("ray-operator")
+        await_ready(*every, within_s=90)
+        wait_until(lambda: is_node_ready(home), 60, f"node {NODE} is not Ready", home, "kubelet")
+    say(f"up after {time.monotonic() - began:.0f} s; state, logs and kubeconfig are in {home.root}")
+
+
+def write_files(home: Home) -> None:
+    """Folders, certificates and configuration of a new life. Logs and volumes of the last one end here."""
+    for folder in (home.live, home.logs, home.volumes):
+        shutil.rmtree(folder, ignore_errors=True)
+    for folder in (home.live, home.logs, home.config, home.containerd_root, *objects.volume_folders(home)):
+        folder.mkdir(parents=True, exist_ok=True)
+    for folder in objects.volume_folders(home):
+        folder.chmod(0o777)  # pods run as users whom this machine does not know
+    make_certificates(home)
+    make_administrator(home)
+    for path, text in config_files(home).items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def load_pause_image(home: Home) -> None:
+    run("ctr", *_ctr(home), "images", "import", home.pause_image)
+
+
+def apply_objects(home: Home) -> None:
+    """The operator's definitions (server-side: they are too big for kubectl's annotation) and the volumes."""
+    kubectl(home, "apply", "--server-side", "--filename", str(home.crds))
+    kubectl(home, "apply", "--filename", "-", input=json.dumps(objects.storage(home)))
+    names = ("rayclusters.ray.io", "rayjobs.ray.io", "rayservices.ray.io")
+    kubectl(home, "wait", "--for=condition=Established", "--timeout=30s", "crd", *names)
+
+
+def recycle_volumes(home: Home) -> None:
+    """Empty the volumes whose claims are gone, so that the next claim finds them available."""
+    with inside_namespace():
+        volumes = json.loads(kubectl(home, "get", "persistentvolumes", "--output=json"))["items"]
+        for name in objects.released(volumes):
+            for content in (home.volumes / name).iterdir():
+                shutil.rmtree(content) if content.is_dir() else content.unlink()
+            kubectl(home, "patch", "persistentvolume", name, "--patch", '{"spec": {"claimRef": null}}')
+
+
+# --- is it up?
+
+
+def leftovers(home: Home) -> bool:
+    return home.ledger.exists() or machine.NAMESPACE.exists() or home.root in marked()
+
+
+def problems(home: Home) -> list[str]:
+    """Why the cluster cannot be used as it is; empty if it can."""
+    if not machine.NAMESPACE.exists() or not home.ledger.exists():
+        return ["it is only half there"]
+    ledger = Ledger(home.ledger)
+    if ledger.fingerprint != fingerprint(home, tools.built(home)):
+        return ["its programs or settings are others than those of today"]
+    wrong = [f"{part.name}: {state}" for part, state in states(home, ledger) if state != "ready"]
+    if expire_soon(home):
+        wrong.append("its certificates end within a week")
+    if not wrong:
+        with inside_namespace():
+            wrong = [] if is_node_ready(home) else [f"node {NODE} is not Ready"]
+    return wrong
+
+
+def states(home: Home, ledger: Ledger) -> list[tuple[Part, str]]:
+    """How each part stands: ready, not started, gone, or what its health check says."""
+
+    def state(part: Part) -> str:
+        process = ledger.find(part.name)
+        if not process:
+            return "not started"
+        return (health(part.health) or "ready") if process.is_alive() else f"gone (was process {process.pid})"
+
+    if not machine.NAMESPACE.exists():
+        return [(part, "not started") for part in parts(home)]
+    with inside_namespace():
+        return [(part, state(part)) for part in parts(home)]
+
+
+def health(address: str) -> str:
+    """Why it is not ready; empty if it is."""
+    try:
+        if address.startswith("unix:"):
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(address.removeprefix("unix:"))
+        else:
+            # Whether it answers is asked here, not who it is; the namespace is ours.
+            unverified = ssl._create_unverified_context()
+            urllib.request.urlopen(address, timeout=3, context=unverified).close()
+    except urllib.error.HTTPError as error:
+        return f"answers {error.code}"
+    except OSError as error:
+        return f"does not answer ({getattr(error, 'reason', error)})"
+    return ""
+
+
+def is_node_ready(home: Home) -> bool:
+    path = "jsonpath={.status.conditions[?(@.type=='Ready')].status}"
+    try:
+        return kubectl(home, "get", "node", NODE, f"--output={path}", "--request-timeout=5s") == "True"
+    except ClusterError:
+        return False
+
+
+def wait_for_part(home: Home, ledger: Ledger, part: Part, within_s: float) -> None:
+    def ready() -> bool:
+        process = ledger.find(part.name)
+        if not process or not process.is_alive():
+            raise ClusterError(f"{part.name} has ended\n{home.last_lines(part.name)}")
+        return not health(part.health)
+
+    wait_until(ready, within_s, f"{part.name} is not ready: {part.health}", home, part.name)
+
+
+def wait_until(ready: Callable[[], bool], within_s: float, otherwise: str, home: Home, log: str) -> None:
+    deadline = time.monotonic() + within_s
+    while not ready():
+        if time.monotonic() > deadline:
+            raise ClusterError(f"{otherwise} after {within_s:.0f} s\n{home.last_lines(log)}")
+        time.sleep(0.2)
+
+
+# --- down
+
+
+def down(home: Home, purge: bool) -> None:
+    _refuse_another_home(home)
+    if leftovers(home):
+        take_down(home)
+        say("down: no process, mount or network of it is left")
+    else:
+        say("nothing is up")
+    if purge:
+        machine.unmount_below(home.root)
+        for folder in (home.registry, home.containerd_root, home.buildah, home.volumes, home.logs):
+            shutil.rmtree(folder, ignore_errors=True)
+        say("all image content is deleted; the servers that were built are kept")
+
+
+def take_down(home: Home) -> None:
+    """End what `up` started, however far it came, and remove what it left in the kernel.
+
+    The order matters: first those who would start things again, then the pods, then the rest.
+    """
+    ledger = Ledger(home.ledger)
+    ledger.stop(["ray-operator", "kubelet"])
+    machine.end_cgroup()
+    remove_containers(home)
+    names = [process.name for process in ledger.processes]
+    ledger.stop(name for name in names if name != "etcd")
+    ledger.stop(["etcd"])
+    # The shims of a containerd that was killed, and whatever a half finished `up` did not write down.
+    end_all(marked().get(home.root, []), patience_s=2)
+    machine.unmount_below(home.live)
+    machine.delete_namespace()
+    shutil.rmtree(home.live, ignore_errors=True)
+    home.kubeconfig.unlink(missing_ok=True)
+    ledger.remove()
+
+
+def remove_containers(home: Home) -> None:
+    """Forget all containers; with their tasks also containerd's shims end. A dead containerd is no obstacle."""
+    if health(f"unix:{home.containerd_socket}"):
+        return
+    for kind in ("tasks", "containers"):
+        for name in run("ctr", *_ctr(home), kind, "list", "--quiet").split():
+            # One that goes by itself meanwhile is as good.
+            subprocess.run(["ctr", *_ctr(home), kind, "remove", name], capture_output=True)
+
+
+# --- status and GPUs
+
+
+def status(home: Home) -> bool:
+    """Print a table of the parts; tells whether all is well."""
+    ledger = Ledger(home.ledger)
+    rows = [(part.name, state, ledger.find(part.name)) for part, state in states(home, ledger)]
+    for name, state, process in rows:
+        print(f"{name:<24} {process.pid if process else '-':>8}  {state}")
+    if any(state != "ready" for _, state, _ in rows):
+        print(f"{NODE:<24} {'':>8}  unknown")
+        return False
+    with inside_namespace():
+        node = is_node_ready(home)
+    print(f"{NODE:<24} {'':>8}  {'ready' if node else 'not ready'}")
+    return node
+
+
+def set_gpus(home: Home, count: int) -> None:
+    if not home.kubeconfig.exists():
+        raise ClusterError("the cluster is not up\n       start it: python tests/cluster/cluster.py up")
+    with inside_namespace():
+        patch = json.dumps(objects.gpu_patch(count))
+        kubectl(home, "patch", "node", NODE, "--subresource=status", "--type=merge", "--patch", patch)
+    say(f"node {NODE} claims to have {count} GPUs")
+
+
+# --- common
+
+
+def kubectl(home: Home, *arguments: str, input: str | None = None) -> str:
+    return run(home.bin / "kubectl", f"--kubeconfig={home.kubeconfig}", *arguments, input=input)
+
+
+def _ctr(home: Home) -> tuple[str, ...]:
+    return "--address", str(home.containerd_socket), "--namespace", "k8s.io"
+
+
+def _refuse_another_home(home: Home) -> None:
+    """The namespace has one name on a machine, so there is one cluster on a machine."""
+    for other in marked():
+        if other != home.root:
+            raise ClusterError(
+                f"another cluster runs on this machine, from {other}\n"
+                f"       end it: TRAINYARD_CLUSTER_HOME={other} python tests/cluster/cluster.py down"
+            )
+
+
+@contextmanager
+def one_at_a_time(home: Home) -> Iterator[None]:
+    home.root.mkdir(parents=True, exist_ok=True)
+    with (home.root / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another `cluster.py`")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands.add_parser("build", help="install the Debian packages and build the servers that `up` needs")
+    commands.add_parser("up", help="build what is missing, then start a cluster or reuse the one that is up")
+    ending = commands.add_parser("down", help="end the cluster; its image content is kept for the next one")
+    ending.add_argument("--purge", action="store_true", help="delete the image content, too")
+    commands.add_parser("status", help="show how each part stands; exit code 1 if not all is ready")
+    gpus = commands.add_parser("gpus", help="let the node claim to have GPUs")
+    gpus.add_argument("count", type=int, help="how many; 0 takes them away")
+    options = parser.parse_args(arguments)
+    home = home_of(os.environ)
+    try:
+        if sys.platform != "linux" or os.geteuid() != 0 and options.command != "build":
+            raise ClusterError("the test cluster needs Linux and root\n       run this command as root")
+        if options.command == "status":
+            return 0 if status(home) else 1
+        with one_at_a_time(home):
+            if options.command == "build":
+                tools.build(home, say)
+            elif options.command == "up":
+                up(home)
+            elif options.command == "down":
+                down(home, options.purge)
+            elif options.count < 0:
+                raise ClusterError(f"{options.count} GPUs is not a number of GPUs\n       give 0 or more")
+            else:
+                set_gpus(home, options.count)
+    except ClusterError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,98 @@
+#!/usr/bin/env bash
+# Build train_image/ as IMAGE with Debian's buildah, and with --push push it where its name says.
+# usage: image.sh IMAGE [--push]
+#
+# A name that starts with 127.0.0.1:5000/ belongs to the test cluster's registry, which exists only
+# inside the cluster's network namespace. Layers are cached in the cluster's home.
+set -euo pipefail
+
+BASE=docker.io/library/debian:bookworm-slim
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+context=$here/../../train_image
+home=${TRAINYARD_CLUSTER_HOME:-$HOME/.cache/trainyard/cluster}
+buildah=(buildah --root "$home/buildah/root" --runroot "$home/buildah/run" --storage-driver overlay)
+
+fail() { printf 'error: %s\n       %s\n' "$1" "$2" >&2; exit 2; }
+
+# Make BASE from the machine's own Debian mirror, for where no image registry can be reached.
+debootstrap_base() {
+  local container root mirror
+  mirror=$(debian_sources | awk '$3 == "bookworm" {print $2; exit}')
+  container=$("${buildah[@]}" from scratch)
+  # shellcheck disable=SC2064  # the name of this container, now
+  trap "'${buildah[0]}' ${buildah[*]:1} rm $container >/dev/null" RETURN
+  root=$("${buildah[@]}" mount "$container")
+  debootstrap --variant=minbase bookworm "$root" "${mirror:-http://deb.debian.org/debian}"
+  [ -z "$mirror" ] || debian_sources > "$root/etc/apt/sources.list"
+  rm -rf "$root"/usr/share/{doc,man,info,locale}/* "$root"/var/{lib/apt/lists,cache/apt}/* "$root"/dev/*
+  "${buildah[@]}" umount "$container" > /dev/null
+  "${buildah[@]}" config --cmd /bin/bash "$container"
+  "${buildah[@]}" commit --quiet "$container" "$BASE" > /dev/null
+}
+
+# The lines `deb URI SUITE main` of bookworm, its updates and its security updates, as far as the machine has them.
+debian_sources() {
+  # shellcheck disable=SC2016  # these dollars are apt's
+  apt-get indextargets --format '$(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' 'Component: main' 2> /dev/null |
+    awk '$2 ~ /^bookworm(-updates|-security)?$/ {print "deb", $1, $2, $3}' | sort -u
+}
+
+# Mount options: what lets the machine reach its package index and mirror must also let the build reach them.
+machine_mounts() {
+  local certificate
+  [ ! -d /etc/apt/apt.conf.d ] || printf '%s\n' -v "/etc/apt/apt.conf.d:/etc/apt/apt.conf.d:ro"
+  # The certificate goes elsewhere: a package of the image owns /etc/ssl/certs and has to write there.
+  certificate=$(pip_settings | sed -n 's/^cert = //p')
+  pip_settings | sed 's#^cert = .*#cert = /run/index.crt#' > "$home/pip.conf"
+  printf '%s\n' -v "$home/pip.conf:/etc/pip.conf:ro"
+  [ ! -e "$certificate" ] || printf '%s\n' -v "$certificate:/run/index.crt:ro"
+}
+
+# Where this machine's pip gets packages from, as a pip.conf; environment variables win, as they do in pip.
+pip_settings() {
+  python3 - << 'END'
+import configparser, os, pathlib
+
+file = configparser.ConfigParser(interpolation=None)
+file.read(["/etc/pip.conf", pathlib.Path.home() / ".config/pip/pip.conf"])
+print("[global]")
+for name in ("index-url", "extra-index-url", "trusted-host", "proxy", "cert", "timeout"):
+    value = os.environ.get("PIP_" + name.upper().replace("-", "_")) or file.get("global", name, fallback="")
+    if value:
+        print(name, "=", value)
+END
+}
+
+# Drop what nobody needs any more: images of this repository beyond the newest two, and layers of no image.
+prune() {
+  "${buildah[@]}" images --format '{{.Name}}:{{.Tag}}' | # newest first
+    awk -v repository="${image%:*}:" 'index($0, repository) == 1 && ++seen > 2' |
+    while read -r old; do "${buildah[@]}" rmi "$old" > /dev/null; done
+  "${buildah[@]}" rmi --prune > /dev/null
+}
+
+main() {
+  local image=${1:-} push=${2:-} mounts
+  [[ $image =~ :[A-Za-z0-9_][A-Za-z0-9._-]*$ ]] ||
+    fail "IMAGE is '$image', but needs a tag" "usage: image.sh IMAGE [--push], such as image.sh 127.0.0.1:5000/trainyard:dev --push"
+  [[ -z $push || $push == --push ]] || fail "unknown argument '$push'" "usage: image.sh IMAGE [--push]"
+  [ "$(id -u)" = 0 ] || fail "building an image here needs root" "run it as root, or build train_image/ with docker or podman"
+  command -v buildah debootstrap > /dev/null || fail "buildah or debootstrap is missing" "run 'make cluster' first"
+
+  mkdir -p "$home"
+  if ! "${buildah[@]}" inspect --type image "$BASE" > /dev/null 2>&1; then
+    "${buildah[@]}" pull --quiet "$BASE" 2> /dev/null || debootstrap_base
+  fi
+  mapfile -t mounts < <(machine_mounts)
+  "${buildah[@]}" bud --layers --isolation chroot --network host "${mounts[@]}" --tag "$image" "$context"
+  prune
+  [ "$push" ] || return 0
+  # zstd at level 1 packs 6 GB in under a minute; gzip takes several.
+  push=("${buildah[@]}" push --quiet --compression-format zstd --compression-level 1)
+  case $image in
+    127.0.0.1:5000/*) "$here/run" "${push[@]}" --tls-verify=false "$image" "docker://$image" ;;
+    *) "${push[@]}" "$image" "docker://$image" ;;
+  esac
+}
+
+main "$@"

@@ -1,0 +1,112 @@
+"""Where everything of the test cluster lies, and the error that every step of it raises."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class ClusterError(Exception):
+    """What went wrong; further lines hold the numbers and the remedy."""
+
+
+@dataclass(frozen=True)
+class Home:
+    """The folder that holds all of the cluster: one property for each file or folder in it."""
+
+    root: Path
+
+    # Made by `build`, kept for good.
+    @property
+    def bin(self) -> Path:
+        return self.root / "bin"
+
+    @property
+    def crds(self) -> Path:
+        """The custom resource definitions of the KubeRay operator that is built."""
+        return self.root / "crds"
+
+    @property
+    def pause_image(self) -> Path:
+        return self.root / "pause.tar"
+
+    # Image content: a cache that outlives `down`.
+    @property
+    def registry(self) -> Path:
+        return self.root / "registry"
+
+    @property
+    def containerd_root(self) -> Path:
+        return self.root / "containerd"
+
+    @property
+    def buildah(self) -> Path:
+        return self.root / "buildah"
+
+    # Of one life of the cluster, from `up` to `down`.
+    @property
+    def live(self) -> Path:
+        return self.root / "live"
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.root / "kubeconfig"
+
+    @property
+    def ledger(self) -> Path:
+        """Who was started: see `processes.Ledger`."""
+        return self.root / "processes.json"
+
+    @property
+    def config(self) -> Path:
+        return self.live / "config"
+
+    @property
+    def pki(self) -> Path:
+        return self.live / "pki"
+
+    @property
+    def etcd(self) -> Path:
+        return self.live / "etcd"
+
+    @property
+    def kubelet(self) -> Path:
+        return self.live / "kubelet"
+
+    @property
+    def cni(self) -> Path:
+        return self.live / "cni"
+
+    @property
+    def containerd_state(self) -> Path:
+        return self.live / "containerd"
+
+    @property
+    def containerd_socket(self) -> Path:
+        return self.live / "containerd.sock"
+
+    # Kept after `down` for whoever wants to know what happened; emptied by the next `up`.
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def volumes(self) -> Path:
+        return self.root / "volumes"
+
+    def log(self, part: str) -> Path:
+        return self.logs / f"{part}.log"
+
+    def last_lines(self, part: str, count: int = 15) -> str:
+        """The end of a part's log, indented, for an error message."""
+        try:
+            lines = self.log(part).read_text(errors="replace").splitlines()[-count:]
+        except FileNotFoundError:
+            lines = ["(no log)"]
+        return "\n".join([f"       last lines of {self.log(part)}:", *(f"         {line}" for line in lines)])
+
+
+def home_of(environment: dict[str, str] | os._Environ[str]) -> Home:
+    folder = environment.get("TRAINYARD_CLUSTER_HOME")
+    return Home(Path(folder).absolute() if folder else Path.home() / ".cache/trainyard/cluster")

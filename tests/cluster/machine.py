@@ -1,0 +1,160 @@
+"""What the cluster takes from the machine's kernel: a network namespace, a cgroup, mounts."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from layout import ClusterError
+from parts import CGROUP, NODE_NETWORK
+
+NAMESPACE = Path("/run/netns/trainyard")
+CGROUPS = Path("/sys/fs/cgroup")
+CLONE_NEWNET = 0x40000000
+
+
+def run(*command: str | Path, input: str | None = None) -> str:
+    """The standard output of a command that must succeed."""
+    done = subprocess.run(command, input=input, capture_output=True, text=True)
+    if done.returncode:
+        text = (done.stderr or done.stdout).strip()
+        raise ClusterError(f"{' '.join(map(str, command))} failed ({done.returncode})\n       {text}")
+    return done.stdout
+
+
+# --- network
+
+
+def make_namespace() -> None:
+    """A network namespace with the node's address and no way out."""
+    run("ip", "netns", "add", NAMESPACE.name)
+
+
+@contextmanager
+def inside_namespace() -> Iterator[None]:
+    """This program, and all that it starts, is in the namespace for a while.
+
+    `ip netns exec` would do the same and also replace /sys, which hides the cgroups from the kubelet.
+    """
+    with open("/proc/self/ns/net") as outside:
+        with NAMESPACE.open() as namespace:
+            _enter(namespace)
+        try:
+            yield
+        finally:
+            _enter(outside)
+
+
+def _enter(namespace: TextIO) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)  # Python itself can do this from 3.12 on
+    if libc.setns(namespace.fileno(), CLONE_NEWNET):
+        raise ClusterError(f"cannot enter {namespace.name}: {os.strerror(ctypes.get_errno())}")
+
+
+def set_up_network() -> None:
+    """Call it inside the namespace. A bridge carries the address, since not every kernel has dummy links."""
+    run("ip", "link", "set", "lo", "up")
+    run("ip", "link", "add", "node0", "type", "bridge")
+    run("ip", "address", "add", NODE_NETWORK, "dev", "node0")
+    run("ip", "link", "set", "node0", "up")
+    for setting in ("ip_forward", "conf/all/route_localnet"):
+        Path("/proc/sys/net/ipv4", setting).write_text("1")
+
+
+def delete_namespace() -> None:
+    """Links, addresses and packet filter rules go with it."""
+    if NAMESPACE.exists():
+        run("ip", "netns", "delete", NAMESPACE.name)
+
+
+# --- cgroup
+
+
+def cgroup_hierarchies() -> list[Path]:
+    """The one hierarchy of cgroup v2, or each of v1's."""
+    if (CGROUPS / "cgroup.controllers").exists():
+        return [CGROUPS]
+    # Controllers that share a hierarchy also have links with their own names.
+    return [
+        path
+        for path in CGROUPS.iterdir()
+        if (path / "cgroup.procs").exists() and not path.is_symlink()
+    ]
+
+
+def make_cgroup() -> None:
+    for hierarchy in cgroup_hierarchies():
+        group = hierarchy / CGROUP
+        group.mkdir(exist_ok=True)
+        if (hierarchy / "cgroup.controllers").exists():  # v2: children get no controller unless told
+            for parent in (hierarchy, group):
+                for controller in (parent / "cgroup.controllers").read_text().split():
+                    _try_write(parent / "cgroup.subtree_control", f"+{controller}")
+        for name in ("cpuset.cpus", "cpuset.mems"):  # v1: a new cpuset is empty and takes no process
+            if (hierarchy / name).exists() and (group / name).exists():
+                (group / name).write_text((hierarchy / name).read_text())
+
+
+def end_cgroup(patience_s: float = 20) -> None:
+    """Kill all that runs in the pods' cgroup, and remove it. This needs neither kubelet nor containerd."""
+    deadline = time.monotonic() + patience_s
+    while groups := list(_groups_deepest_first()):
+        for group in groups:
+            for pid in _read(group / "cgroup.procs").split():
+                try:
+                    os.kill(int(pid), signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            try:
+                group.rmdir()
+            except OSError:  # not empty yet
+                pass
+        if time.monotonic() > deadline:
+            raise ClusterError(
+                f"cgroup {groups[0]} cannot be emptied within {patience_s:.0f} s\n"
+                f"       processes: {_read(groups[0] / 'cgroup.procs').split()}"
+            )
+        time.sleep(0.05)
+
+
+def _groups_deepest_first() -> Iterator[Path]:
+    for hierarchy in cgroup_hierarchies():
+        for folder, _, _ in os.walk(hierarchy / CGROUP, topdown=False):
+            yield Path(folder)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _try_write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError:
+        pass  # a controller that this machine cannot delegate
+
+
+# --- mounts
+
+
+def unmount_below(folder: Path) -> None:
+    for target in mounts_below(folder, Path("/proc/self/mountinfo").read_text()):
+        # Lazily: whoever still looks at it was killed a moment ago.
+        run("umount", "--lazy", target)
+
+
+def mounts_below(folder: Path, mountinfo: str) -> list[Path]:
+    """Mount points in or below a folder, the latest first."""
+    escaped = (line.split()[4] for line in mountinfo.splitlines())
+    targets = [Path(text.encode().decode("unicode_escape")) for text in escaped]
+    return [target for target in reversed(targets) if target.is_relative_to(folder)]

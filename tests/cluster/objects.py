@@ -1,0 +1,62 @@
+"""Kubernetes objects that the cluster starts with: the shared storage class and its volumes. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from layout import Home
+
+STORAGE_CLASS = "trainyard-shared"
+VOLUMES = 6
+
+Object = dict[str, object]
+
+
+def storage(home: Home) -> Object:
+    """A class whose volumes are folders of the machine, which all pods of the one node can share."""
+    storage_class: Object = {
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "StorageClass",
+        "metadata": {"name": STORAGE_CLASS},
+        "provisioner": "kubernetes.io/no-provisioner",
+        "reclaimPolicy": "Retain",
+        "volumeBindingMode": "Immediate",
+    }
+    volumes = [_volume(folder) for folder in volume_folders(home)]
+    return {"apiVersion": "v1", "kind": "List", "items": [storage_class, *volumes]}
+
+
+def volume_folders(home: Home) -> list[Path]:
+    return [home.volumes / f"shared-{number}" for number in range(1, VOLUMES + 1)]
+
+
+def released(volumes: Iterable[dict[str, dict[str, str]]]) -> list[str]:
+    """Names of our volumes whose claim is gone: nobody else gets them before that claim is forgotten."""
+    return [
+        volume["metadata"]["name"]
+        for volume in volumes
+        if volume["spec"]["storageClassName"] == STORAGE_CLASS
+        and volume["status"]["phase"] in ("Released", "Failed")
+    ]
+
+
+def gpu_patch(count: int) -> Object:
+    """A merge patch of a node's status that lets it have `count` GPUs, without a device plugin and without GPUs."""
+    amount = {"nvidia.com/gpu": str(count) if count else None}
+    return {"status": {"capacity": amount, "allocatable": amount}}
+
+
+def _volume(folder: Path) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": folder.name},
+        "spec": {
+            "storageClassName": STORAGE_CLASS,
+            "accessModes": ["ReadWriteMany"],
+            "capacity": {"storage": "10Gi"},
+            "persistentVolumeReclaimPolicy": "Retain",
+            "hostPath": {"path": str(folder), "type": "Directory"},
+        },
+    }

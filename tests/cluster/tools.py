@@ -1,0 +1,170 @@
+"""What `build` makes: the servers, from pinned Go modules, and the programs that Debian packages bring."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from images import pause_archive
+from layout import ClusterError, Home
+from machine import run
+
+SOURCES = Path(__file__).parent / "tools"
+"""One Go module per set: its `tool` lines say what is built, its go.sum makes that one exact thing."""
+
+OPERATOR_MODULE = "github.com/ray-project/kuberay/ray-operator"
+
+PACKAGES = {
+    "buildah": "buildah",
+    "debootstrap": "debootstrap",
+    "containerd": "containerd",
+    "runc": "runc",
+    "/usr/lib/cni/bridge": "containernetworking-plugins",
+    "etcd": "etcd-server",
+    "iptables": "iptables",
+    "ip": "iproute2",
+    "conntrack": "conntrack",
+    "docker-registry": "docker-registry",
+    "openssl": "openssl",
+}
+"""A program, and the Debian package that brings it."""
+
+
+@dataclass(frozen=True)
+class ToolSet:
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def go_mod(self) -> str:
+        return (self.folder / "go.mod").read_text()
+
+    def programs(self) -> list[str]:
+        return tool_names(self.go_mod) or [self.name]
+
+    def linker_flags(self) -> str:
+        return " ".join(["-s -w", *version_flags(self.go_mod)])
+
+    def stamp(self, go_version: str) -> str:
+        """Stands for everything that decides what comes out of the build."""
+        sources = [p.read_bytes() for p in sorted(self.folder.iterdir()) if p.suffix in (".mod", ".sum", ".go")]
+        flags = self.linker_flags().encode()
+        return hashlib.sha256(b"\0".join([*sources, flags, go_version.encode()])).hexdigest()
+
+
+def tool_sets() -> list[ToolSet]:
+    return [ToolSet(path.parent) for path in sorted(SOURCES.glob("*/go.mod"))]
+
+
+def tool_names(go_mod: str) -> list[str]:
+    """The programs that the `tool` lines of a go.mod name, alone or in a block."""
+    blocks = re.findall(r"^tool \(\n(.*?)^\)", go_mod, re.DOTALL | re.MULTILINE)
+    packages = re.findall(r"^tool (\S+)$", go_mod, re.MULTILINE) + "".join(blocks).split()
+    return [package.rsplit("/", 1)[1] for package in packages if package != "("]
+
+
+def version_flags(go_mod: str) -> list[str]:
+    """Kubernetes learns its own version from the linker; without it every server says 0.0.0."""
+    found = re.search(r"\bk8s\.io/kubernetes v(\d+)\.(\d+)\.\d+", go_mod)
+    if not found or "k8s.io/kubernetes/cmd/" not in go_mod:
+        return []
+    version = found.group(0).split()[1]
+    values = {"gitVersion": version, "gitMajor": found.group(1), "gitMinor": found.group(2)}
+    return [f"-X k8s.io/component-base/version.{name}={value}" for name, value in values.items()]
+
+
+def build(home: Home, say: Callable[[str], None]) -> None:
+    install_packages(say)
+    build_tools(home, say)
+
+
+def install_packages(say: Callable[[str], None]) -> None:
+    missing = missing_packages()
+    if not missing:
+        return
+    names = " ".join(missing)
+    if os.geteuid() != 0 or not shutil.which("apt-get"):
+        raise ClusterError(f"Debian packages are missing: {names}\n       as root: apt-get install {names}")
+    say(f"installing Debian packages: {names}")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for command in (["update"], ["install", "--yes", "--no-install-recommends", *missing]):
+        if subprocess.run(["apt-get", "-qq", *command], env=environment, stdout=2).returncode:
+            raise ClusterError(f"apt-get {command[0]} failed; see above\n       packages: {names}")
+
+
+def missing_packages() -> list[str]:
+    path = os.environ["PATH"] + ":/usr/sbin:/sbin"
+    return [package for program, package in PACKAGES.items() if not shutil.which(program, path=path)]
+
+
+def build_tools(home: Home, say: Callable[[str], None]) -> None:
+    if not shutil.which("go"):
+        raise ClusterError("the program `go` is missing\n       install Go 1.26 or newer: https://go.dev/dl/")
+    go_version = run("go", "env", "GOVERSION").strip()
+    home.bin.mkdir(parents=True, exist_ok=True)
+    for tools in tool_sets():
+        stamp = _stamp_file(home, tools)
+        wanted = tools.stamp(go_version)
+        if stamp.exists() and stamp.read_text() == wanted and not _missing_programs(home, tools):
+            continue
+        say(f"building {tools.name}: {', '.join(tools.programs())}")
+        started = time.monotonic()
+        stamp.unlink(missing_ok=True)
+        _compile(home, tools)
+        _AFTER.get(tools.name, lambda home, tools: None)(home, tools)
+        stamp.write_text(wanted)
+        say(f"built {tools.name} in {time.monotonic() - started:.0f} s")
+
+
+def built(home: Home) -> str:
+    """Stands for the programs that `build` has made."""
+    stamps = [_stamp_file(home, tools).read_text() for tools in tool_sets()]
+    return hashlib.sha256("".join(stamps).encode()).hexdigest()
+
+
+def _compile(home: Home, tools: ToolSet) -> None:
+    what = "tool" if tool_names(tools.go_mod) else "."
+    command = ["go", "build", "-mod=readonly", "-trimpath", "-buildvcs=false"]
+    command += [f"-ldflags={tools.linker_flags()}", "-o", f"{home.bin}/", what]
+    environment = {**os.environ, "CGO_ENABLED": "0"}
+    if subprocess.run(command, cwd=tools.folder, env=environment, stdout=2).returncode:
+        raise ClusterError(f"go build failed in {tools.folder}; see above")
+
+
+def _copy_crds(home: Home, tools: ToolSet) -> None:
+    """The operator's module also holds its custom resource definitions."""
+    list_folder = ["go", "-C", str(tools.folder), "list", "-m", "-f", "{{.Dir}}", OPERATOR_MODULE]
+    source = Path(run(*list_folder).strip())
+    shutil.rmtree(home.crds, ignore_errors=True)
+    home.crds.mkdir()
+    for definition in (source / "config/crd/bases").glob("*.yaml"):
+        (home.crds / definition.name).write_bytes(definition.read_bytes())
+
+
+def _make_pause_image(home: Home, tools: ToolSet) -> None:
+    architecture = run("go", "env", "GOARCH").strip()
+    home.pause_image.write_bytes(pause_archive((home.bin / "pause").read_bytes(), architecture))
+
+
+_AFTER: dict[str, Callable[[Home, ToolSet], None]] = {
+    "operator": _copy_crds,
+    "pause": _make_pause_image,
+}
+
+
+def _stamp_file(home: Home, tools: ToolSet) -> Path:
+    return home.bin / f".{tools.name}.stamp"
+
+
+def _missing_programs(home: Home, tools: ToolSet) -> list[str]:
+    return [program for program in tools.programs() if not (home.bin / program).exists()]
