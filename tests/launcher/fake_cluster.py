@@ -84,7 +84,7 @@ class FakeCluster:
         self.calls.append(("delete", kind, name))
         self.objects.pop((kind, name), None)
 
-    def log(self, pod: str, container: str, since_s: int | None = None) -> str:  # noqa: ARG002
+    def log(self, pod: str, container: str, since_s: int | None = None) -> str:
         if pod not in self.logs:
             raise ClusterError("no such pod", reason="NotFound")
         return self.logs[pod]

@@ -177,11 +177,22 @@ class TrainerConfig(Section):
     """The run: its identity, and its folder below the storage path."""
 
     data: Data
+    """What to train on."""
+
     train: Train
+    """The recipe."""
+
     checkpoint: Checkpoint = Checkpoint()
+    """When the run is saved."""
+
     faults: Faults = Faults()
+    """How many failures it survives."""
+
     scaling: Scaling
+    """The numbers of the plan."""
+
     storage: Storage
+    """Where its folder lies."""
 
 
 def read_config(environment: Mapping[str, str] = os.environ) -> TrainerConfig:

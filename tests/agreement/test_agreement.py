@@ -1,0 +1,151 @@
+"""What two rooms promise each other."""
+
+from __future__ import annotations
+
+import copy
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trainer.config
+import yaml
+from helm_chart import only, platform_of, render
+from pydantic import BaseModel
+from trainer.config import CONFIG_VARIABLE, read_config
+
+import launcher.config
+import launcher.platform
+from launcher.config import load_run
+from launcher.merge import merge
+from launcher.plan import plan_run
+from launcher.platform import Platform, load_platform, parse_platform
+from launcher.reader import NO_SUCH_FILE
+from launcher.render import render_job
+from launcher.watch import HEAD_CONTAINER
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+PYPROJECT = (ROOT / "pyproject.toml").read_text()
+DOCKERFILE = (ROOT / "train_image/Dockerfile").read_text()
+
+
+def pinned(text: str, package: str) -> str:
+    found = re.search(rf'(?m)^\W*{package}(?:\[.*?\])?==([^\s"\\;]+)', text)
+    assert found is not None, f"{package} is not pinned"
+    return found.group(1)
+
+
+def job_of(platform: Platform, **resources: str) -> dict[str, Any]:
+    plan = plan_run(load_run(EXAMPLES[0], **resources), platform, "team")
+    return merge(render_job(plan), platform, plan)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_each_example_travels_from_the_launcher_to_the_trainer(example: Path) -> None:
+    plan = plan_run(load_run(example), load_platform(None), "team")
+    assert read_config({CONFIG_VARIABLE: plan.trainer.model_dump_json()}) == plan.trainer
+
+
+def test_the_pods_of_a_run_are_those_of_the_standing_cluster() -> None:
+    objects = render({"rayCluster": {"enabled": True, "replicas": 2}})
+    platform = parse_platform(yaml.safe_dump(platform_of(objects)), "test")
+    standing = only(objects, "RayCluster")["spec"]
+    run = copy.deepcopy(job_of(platform, workers="2")["spec"]["rayClusterSpec"])
+    standing.pop("upgradeStrategy")
+    for spec in (run, standing):
+        (group,) = spec["workerGroupSpecs"]
+        for part in (spec["headGroupSpec"], group):
+            part["template"]["metadata"]["labels"].pop("trainyard.io/run", None)
+            part["template"]["metadata"]["labels"].pop("app.kubernetes.io/managed-by", None)
+            part["template"]["spec"]["containers"][0].pop("resources")
+        container = spec["headGroupSpec"]["template"]["spec"]["containers"][0]
+        container["env"] = [v for v in container["env"] if v["name"] != CONFIG_VARIABLE]
+    assert run == standing
+
+
+def test_entrypoint_and_reader_are_modules_of_the_image() -> None:
+    job = job_of(load_platform(None), workers="2")
+    assert job["spec"]["entrypoint"] == "python -m trainer"
+    assert (ROOT / "train_image/trainer/__main__.py").exists()
+    ended = subprocess.run(
+        [sys.executable, "-m", "trainer.folder", "--path", ROOT, "no-run", "none.json"],
+        cwd=ROOT / "train_image",
+        capture_output=True,
+        check=False,
+    )
+    assert ended.returncode == NO_SUCH_FILE
+
+
+def test_the_head_container_is_the_one_whose_log_is_read() -> None:
+    spec = load_platform(None).ray_cluster_spec["headGroupSpec"]["template"]["spec"]
+    assert spec["containers"][0]["name"] == HEAD_CONTAINER
+
+
+def test_user_and_home_agree_in_image_and_chart() -> None:
+    pod = load_platform(None).ray_cluster_spec["headGroupSpec"]["template"]["spec"]
+    (home,) = [v["value"] for v in pod["containers"][0]["env"] if v["name"] == "HOME"]
+    assert f"HOME={home}" in DOCKERFILE
+    assert re.search(rf"(?m)^USER {pod['securityContext']['runAsUser']}\b", DOCKERFILE)
+    assert home in [mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]]
+
+
+def test_the_head_says_where_the_driver_logs_and_the_trainer_reads_it() -> None:
+    pod = load_platform(None).ray_cluster_spec["headGroupSpec"]["template"]["spec"]
+    assert "TRAINYARD_LOG" in [variable["name"] for variable in pod["containers"][0]["env"]]
+    sources = (ROOT / "train_image/trainer").rglob("*.py")
+    assert any("TRAINYARD_LOG" in source.read_text() for source in sources)
+
+
+def test_the_ray_version_is_one_number_everywhere() -> None:
+    platform = load_platform(None)
+    versions = {
+        pinned(PYPROJECT, "ray"),
+        pinned((ROOT / "requirements.txt").read_text(), "ray"),
+        pinned((ROOT / "train_image/requirements.txt").read_text(), "ray"),
+        platform.ray_version,
+        platform.ray_cluster_spec["rayVersion"],
+    }
+    assert len(versions) == 1, versions
+
+
+def test_the_image_has_the_versions_of_the_project() -> None:
+    project = set(re.findall(r"(?m)^[a-z0-9-]+==\S+", (ROOT / "requirements.txt").read_text()))
+    image = set(
+        re.findall(r"(?m)^[a-z0-9-]+==\S+", (ROOT / "train_image/requirements.txt").read_text())
+    )
+    assert image
+    assert image <= project
+
+
+@pytest.mark.parametrize("file", ["requirements.txt", "train_image/requirements.txt"])
+def test_a_lock_has_hashes_and_names_no_index(file: str) -> None:
+    text = (ROOT / file).read_text()
+    pins = re.findall(r"(?m)^[a-z0-9-]+==", text)
+    assert len(re.findall(r"\\\n    --hash=sha256:[0-9a-f]{64}", text)) >= len(pins) > 0
+    assert "://" not in text
+
+
+@pytest.mark.parametrize("module", ["trainer.config", "launcher.cli", "launcher.config"])
+def test_the_laptop_side_loads_neither_torch_nor_ray(module: str) -> None:
+    script = f"import sys, {module}; sys.exit(sorted({{'torch', 'ray'}} & sys.modules.keys()) or 0)"
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+
+
+SECTIONS = {
+    section
+    for module in (trainer.config, launcher.config, launcher.platform)
+    for section in vars(module).values()
+    if isinstance(section, type) and issubclass(section, BaseModel)
+}
+
+
+@pytest.mark.parametrize(
+    "model", sorted(SECTIONS, key=lambda model: model.__name__), ids=lambda model: model.__name__
+)
+def test_every_field_of_a_run_file_and_a_platform_has_a_description(
+    model: type[BaseModel],
+) -> None:
+    assert [name for name, field in model.model_fields.items() if not field.description] == []
