@@ -105,12 +105,14 @@ stop: setup ## Stop RUN; it resumes with the next deploy
 
 ##@ A real Kubernetes on this machine (root, Linux)
 
-.PHONY: cluster cluster-up cluster-down e2e
+.PHONY: cluster cluster-build cluster-up cluster-down e2e
 cluster: cluster-up ## Build and start it, with the operator, the image and the platform in it
 	@$(MAKE) --no-print-directory image push platform
 
-cluster-up: ## Build and start it alone
+cluster-build: ## Build its servers and tools (20 to 30 minutes the first time)
 	python3 tests/cluster/cluster.py build
+
+cluster-up: cluster-build ## Build and start it alone
 	python3 tests/cluster/cluster.py up
 
 cluster-down: ## Stop exactly what `cluster` started

@@ -157,8 +157,9 @@ class Cluster:
             reason, message = answer["reason"], answer["message"]
         except (ValueError, KeyError, TypeError):
             reason, message = str(status), body.decode(errors="replace")
-        details = [message]
-        if reason == "NotFound" and "could not find the requested resource" in message:
+        details = [message.strip()]
+        # An unknown resource is answered by a Status, an unknown API group by bare text.
+        if "could not find the requested resource" in message or message.startswith("404 page"):
             reason = "NoSuchKind"
             details.append(
                 "The CRDs of KubeRay are missing: install the operator (`make operator`)."

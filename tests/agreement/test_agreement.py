@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trainer.config
 import yaml
 from helm_chart import only, platform_of, render
 from pydantic import BaseModel
-from trainer.config import CONFIG_VARIABLE, read_config
 
 import launcher.config
 import launcher.platform
+import trainer.config
 from launcher.config import load_run
 from launcher.merge import merge
 from launcher.plan import plan_run
@@ -25,6 +24,7 @@ from launcher.platform import Platform, load_platform, parse_platform
 from launcher.reader import NO_SUCH_FILE
 from launcher.render import render_job
 from launcher.watch import HEAD_CONTAINER
+from trainer.config import CONFIG_VARIABLE, read_config
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))

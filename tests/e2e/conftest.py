@@ -1,0 +1,145 @@
+"""A real cluster, seen through make, trainyard and kubectl, as a user sees it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+VALUES = Path(__file__).parent / "values.yaml"
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+LIMIT_S = 300.0
+
+Object = dict[str, Any]
+Ended = subprocess.CompletedProcess[str]
+
+
+def run(*command: str | Path, stdin: str | None = None, **environment: str) -> Ended:
+    """The ended command; its output is printed, so a failing test shows it."""
+    ended = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | environment,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    print(f"$ {' '.join(map(str, command))}\n{ended.stdout}{ended.stderr}[exit {ended.returncode}]")
+    return ended
+
+
+def kubectl(*arguments: str, stdin: str | None = None) -> str:
+    ended = run("kubectl", *arguments, stdin=stdin)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def get(kind: str, namespace: str, *arguments: str) -> Object:
+    found: Object = json.loads(kubectl("get", kind, "-n", namespace, *arguments, "-o", "json"))
+    return found
+
+
+def wait_for(what: str, condition: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
+    """What the condition returns once it is true. Fails with `what` after the limit."""
+    deadline = time.monotonic() + limit_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"{what}: not within {limit_s:g} s"
+        time.sleep(1)  # between two looks, not for something to happen
+    return found
+
+
+class Team:
+    """A namespace with the platform in it, and the commands of its users."""
+
+    def __init__(self, namespace: str, image: str) -> None:
+        self.namespace = namespace
+        self.image = image
+
+    def make(self, target: str, *variables: str) -> Ended:
+        return run(
+            "make", "--no-print-directory", target, f"NAMESPACE={self.namespace}", *variables
+        )
+
+    def trainyard(self, *arguments: str, **environment: str) -> Ended:
+        command = (ROOT / ".venv/bin/trainyard", *arguments, "-n", self.namespace)
+        return run(*command, **environment)
+
+    def install(self, tmp_path: Path, **changes: Any) -> None:
+        """`make platform` with the values of e2e and some changed."""
+        values = yaml.safe_load(VALUES.read_text())
+        for path, value in changes.items():
+            *sections, key = path.split("__")
+            section = values
+            for name in sections:
+                section = section.setdefault(name, {})
+            section[key] = value
+        file = tmp_path / "values.yaml"
+        file.write_text(yaml.safe_dump(values))
+        ended = self.make("platform", f"VALUES={file}", f"IMAGE={self.image}")
+        assert ended.returncode == 0, ended.stderr
+
+    def status(self, name: str) -> Object:
+        ended = self.trainyard("status", name, "--json")
+        assert ended.returncode == 0, ended.stderr
+        found: Object = json.loads(ended.stdout)
+        return found
+
+    def rayjobs(self) -> list[Object]:
+        jobs: list[Object] = get("rayjobs.ray.io", self.namespace)["items"]
+        return jobs
+
+    def pods(self, **labels: str) -> list[Object]:
+        selector = ",".join(
+            f"ray.io/{key.replace('_', '-')}={value}" for key, value in labels.items()
+        )
+        pods: list[Object] = get("pods", self.namespace, "-l", selector)["items"]
+        return pods
+
+
+@pytest.fixture(scope="session")
+def image(request: pytest.FixtureRequest) -> str:
+    """The image that `make e2e` built and pushed."""
+    name: str = request.config.getoption("--image")
+    return name
+
+
+@pytest.fixture(scope="session")
+def make_team(image: str) -> Iterator[Callable[[str], Team]]:
+    """Teams in fresh namespaces that enforce `restricted`; they go when the session ends."""
+    made: list[str] = []
+
+    def make(name: str) -> Team:
+        namespace = f"trainyard-e2e-{name}"
+        delete(namespace)
+        labels = {"apiVersion": "v1", "kind": "Namespace"}
+        metadata = {"name": namespace, "labels": RESTRICTED}
+        kubectl("create", "-f", "-", stdin=json.dumps(labels | {"metadata": metadata}))
+        made.append(namespace)
+        return Team(namespace, image)
+
+    yield make
+    for namespace in made:
+        delete(namespace)
+
+
+def delete(namespace: str) -> None:
+    """RayJobs first: their finalizer needs the operator, which needs the namespace."""
+    kubectl("delete", "rayjobs.ray.io", "--all", "-n", namespace, "--ignore-not-found")
+    kubectl("delete", "namespace", namespace, "--ignore-not-found")
+
+
+@pytest.fixture(scope="session")
+def team(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFactory) -> Team:
+    """The first team, with the platform installed."""
+    team = make_team("first")
+    team.install(tmp_path_factory.mktemp("values"))
+    return team
