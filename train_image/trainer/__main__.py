@@ -31,7 +31,7 @@ def main(environment: Mapping[str, str] = os.environ) -> int:
         except TrainerError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
             return error.exit_code
-        except Exception:
+        except Exception:  # noqa: BLE001 - the outermost handler
             traceback.print_exc()
             return 1
     return 0

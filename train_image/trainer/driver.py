@@ -19,6 +19,12 @@ from typing import Any
 # Ray reads most of these when it is imported; what is set outside wins.
 RAY_ENVIRONMENT = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_COLOR_PREFIX": "0",
+    # Two lines that say nothing about the run: without a dashboard the first comes each second.
+    "RAY_DEDUP_LOGS_SKIP_REGEX": (
+        "Failed to query Ray Train Controller actor state"
+        "|'PreemptionWatcher' .* has constructor arguments in the object store"
+    ),
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
     # A data set may rest for longer than half an hour, in a long validation.
     "RAY_DATA_EXECUTION_NO_PROGRESS_TIMEOUT_S": "-1",
@@ -93,7 +99,7 @@ def with_absolute_path(config: TrainerConfig) -> TrainerConfig:
     """The same config for workers, which have another working directory."""
     storage = config.storage
     if "://" not in storage.path:
-        storage = storage.model_copy(update={"path": os.path.abspath(storage.path)})
+        storage = storage.model_copy(update={"path": str(Path(storage.path).resolve())})
     return config.model_copy(update={"storage": storage})
 
 
@@ -374,6 +380,11 @@ def start_local_ray(scaling: Scaling, scratch: Path) -> None:
     """A private Ray on this machine, with as many logical CPUs as the run needs."""
     # Ray would start to ask for a token otherwise, and leave one in the home folder.
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    # There is no dashboard to ask. Ray would look for one through all processes of the machine, each
+    # second, and fall over a second Ray that runs there; at port 9 nobody answers.
+    os.environ.setdefault("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:9")
+    # Nobody takes this machine away with a notice.
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     # Workers inherit it, and find this package where the driver has found it.
     here = str(Path(__file__).parent.parent)
     paths = [here, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]

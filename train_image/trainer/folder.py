@@ -14,7 +14,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import IO
 
 from pyarrow import NativeFile, fs
@@ -41,7 +41,7 @@ def open_filesystem(path: str, endpoint: str | None = None) -> tuple[fs.FileSyst
         return store, path.removeprefix("s3://").strip("/")
     if re.match(r"\w+://", path):
         raise ConfigError(f"storage.path = {path} is neither a folder nor s3://bucket/prefix.")
-    return fs.LocalFileSystem(), os.path.abspath(path)
+    return fs.LocalFileSystem(), str(Path(path).resolve())
 
 
 class RunFolder:
@@ -147,7 +147,7 @@ class RunFolder:
             stream.close()
             return
         aside = f"{path}.{uuid.uuid4().hex[:8]}{ASIDE}"
-        self.filesystem.create_dir(os.path.dirname(path))
+        self.filesystem.create_dir(_parent(path))
         with self.filesystem.open_output_stream(aside) as stream:
             yield stream
         _to_disk(aside)
@@ -159,7 +159,7 @@ class RunFolder:
             before = self.read(path) if self.exists(path) else b""
             self.write(path, before + data.encode())
             return
-        self.filesystem.create_dir(os.path.dirname(path))
+        self.filesystem.create_dir(_parent(path))
         with self.filesystem.open_append_stream(path) as stream:
             stream.write(data.encode())
 
@@ -204,6 +204,10 @@ class RunFolder:
         for file in self.files():
             if file.endswith(ASIDE):
                 self.delete(f"{self.root}/{file}")
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]
 
 
 def _to_disk(path: str) -> None:

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
@@ -33,7 +34,7 @@ class Output:
         self._copy: TextIO | None = None
         if copy_to:
             try:
-                self._copy = open(copy_to, "a", encoding="utf-8")  # noqa: SIM115
+                self._copy = Path(copy_to).open("a", encoding="utf-8")  # noqa: SIM115
             except OSError as error:
                 print(f"warning: no copy of this log in {copy_to}: {error}", file=sys.stderr)
 

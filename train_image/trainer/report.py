@@ -354,6 +354,9 @@ th { color: var(--soft); font-weight: 600; font-size: 13px; }
 tr:last-child td { border-bottom: 0; }
 td:first-child { white-space: nowrap; }
 td { font-variant-numeric: tabular-nums; }
-@media (max-width: 720px) { .pictures { grid-template-columns: 1fr; } td:first-child { white-space: normal; } }
+@media (max-width: 720px) {
+  .pictures { grid-template-columns: 1fr; }
+  td:first-child { white-space: normal; }
+}
 @media print { body { background: #fff; } section { break-inside: avoid; } }
 """

@@ -9,7 +9,7 @@ import ray
 import ray.data
 
 from trainer.config import Data
-from trainer.data.parquet import Images, decode
+from trainer.data.parquet import decode
 from trainer.data.sources import Prepared
 from trainer.data.torch_loader import Batch
 from trainer.errors import RunError
