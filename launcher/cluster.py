@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import urllib3
@@ -31,13 +32,13 @@ PATHS = {
 
 
 class Cluster:
-    """The cluster of the kubeconfig in use, seen from one namespace."""
+    """The cluster of a kubeconfig, by default the one in use, seen from one namespace."""
 
-    def __init__(self, namespace: str) -> None:
+    def __init__(self, namespace: str, kubeconfig_file: Path | None = None) -> None:
         self.namespace = namespace
         configuration = Configuration()
         try:
-            _load(configuration)
+            _load(configuration, kubeconfig_file)
         except (kubeconfig.ConfigException, OSError) as error:
             raise ClusterUnreachable(
                 "no cluster: no usable kubeconfig",
@@ -176,10 +177,11 @@ class Cluster:
         )
 
 
-def _load(configuration: Configuration) -> None:
-    """The kubeconfig in use, else the service account of the pod that we are in."""
+def _load(configuration: Configuration, file: Path | None) -> None:
+    """The kubeconfig named or in use, else the service account of the pod that we are in."""
     try:
-        kubeconfig.load_kube_config(client_configuration=configuration)
+        path = None if file is None else str(file)
+        kubeconfig.load_kube_config(config_file=path, client_configuration=configuration)
     except kubeconfig.ConfigException as no_kubeconfig:
         try:
             kubeconfig.load_incluster_config(client_configuration=configuration)

@@ -1,0 +1,140 @@
+"""Every answer of an API server becomes a ClusterError with Kubernetes' reason and a remedy.
+
+The answers are those of a real API server, replayed over HTTP; tests/e2e meets the server itself.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher.cluster import Cluster
+from launcher.errors import ClusterError, ClusterUnreachable
+
+Object = dict[str, Any]
+
+
+def status_object(code: int, reason: str, message: str) -> str:
+    return json.dumps({"kind": "Status", "code": code, "reason": reason, "message": message})
+
+
+def kubeconfig(path: Path, server: str) -> Path:
+    named = {
+        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+    }
+    path.write_text(
+        yaml.safe_dump({"apiVersion": "v1", "kind": "Config", "current-context": "x"} | named)
+    )
+    return path
+
+
+@pytest.fixture
+def answering(
+    tmp_path: Path,
+) -> Iterator[Callable[[int, str], tuple[Cluster, list[tuple[str, Object | None]]]]]:
+    """A cluster whose API server gives one answer to everything, and the requests that it got."""
+    servers: list[ThreadingHTTPServer] = []
+
+    def answer(code: int, body: str) -> tuple[Cluster, list[tuple[str, Object | None]]]:
+        requests: list[tuple[str, Object | None]] = []
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                length = int(self.headers.get("Content-Length") or 0)
+                sent = json.loads(self.rfile.read(length)) if length else None
+                requests.append((f"{self.command} {self.path}", sent))
+                self.send_response(code)
+                self.end_headers()
+                self.wfile.write(body.encode())
+
+            do_POST = do_DELETE = do_GET  # noqa: N815
+
+            def log_message(self, *_: object) -> None:
+                """Stay silent."""
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_address[1]}"
+        return Cluster("team", kubeconfig(tmp_path / "kubeconfig", address)), requests
+
+    yield answer
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("code", "body", "reason", "remedy"),
+    [
+        (403, status_object(403, "Forbidden", "cannot create"), "Forbidden", "rbac.subjects"),
+        (401, status_object(401, "Unauthorized", "Unauthorized"), "Unauthorized", "renew them"),
+        (404, "404 page not found\n", "NoSuchKind", "make operator"),
+        (
+            404,
+            status_object(404, "NotFound", "the server could not find the requested resource"),
+            "NoSuchKind",
+            "make operator",
+        ),
+        (409, status_object(409, "AlreadyExists", "digits exists"), "AlreadyExists", "exists"),
+        (422, status_object(422, "Invalid", "spec.x: bad"), "Invalid", "spec.x: bad"),
+        (400, status_object(400, "BadRequest", 'unknown field "spec.x"'), "BadRequest", "spec.x"),
+        (500, "internal", "500", "internal"),
+    ],
+)
+def test_a_refusal_keeps_reason_and_message_and_names_the_remedy(
+    answering: Callable[..., Any], code: int, body: str, reason: str, remedy: str
+) -> None:
+    cluster, _ = answering(code, body)
+    with pytest.raises(ClusterError, match=f"{code} {reason}") as raised:
+        cluster.create({"kind": "RayJob", "metadata": {"name": "digits"}})
+    assert raised.value.reason == reason
+    assert remedy in str(raised.value)
+
+
+def test_what_is_not_there_is_none_and_its_deletion_is_nothing(
+    answering: Callable[..., Any],
+) -> None:
+    cluster, requests = answering(404, status_object(404, "NotFound", 'rayjobs "x" not found'))
+    assert cluster.get("RayJob", "x") is None
+    cluster.delete("RayJob", "x")
+    assert [request for request, _ in requests] == [
+        "GET /apis/ray.io/v1/namespaces/team/rayjobs/x",
+        "DELETE /apis/ray.io/v1/namespaces/team/rayjobs/x",
+    ]
+
+
+def test_unknown_fields_are_to_be_refused_by_the_server(answering: Callable[..., Any]) -> None:
+    cluster, requests = answering(201, "{}")
+    body = {"kind": "RayJob", "metadata": {"name": "digits"}}
+    cluster.create(body)
+    assert requests == [
+        ("POST /apis/ray.io/v1/namespaces/team/rayjobs?fieldValidation=Strict", body)
+    ]
+
+
+def test_labels_become_a_selector(answering: Callable[..., Any]) -> None:
+    cluster, requests = answering(200, json.dumps({"items": [{"kind": "Pod"}]}))
+    assert cluster.list("Pod", {"a": "1", "b": "2"}) == [{"kind": "Pod"}]
+    assert requests[0][0].endswith("/pods?labelSelector=a%3D1%2Cb%3D2")
+
+
+def test_a_followed_log_comes_line_by_line(answering: Callable[..., Any]) -> None:
+    cluster, requests = answering(200, "one\ntwo\nthree")
+    assert list(cluster.follow_log("head", "ray-head")) == ["one", "two", "three"]
+    assert "follow=true" in requests[0][0]
+
+
+def test_a_server_that_is_not_there_is_unreachable(tmp_path: Path) -> None:
+    nowhere = kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:1")
+    with pytest.raises(ClusterUnreachable, match="does not answer"):
+        Cluster("team", nowhere).get("RayJob", "x")
