@@ -149,3 +149,37 @@ def test_every_field_of_a_run_file_and_a_platform_has_a_description(
     model: type[BaseModel],
 ) -> None:
     assert [name for name, field in model.model_fields.items() if not field.description] == []
+
+
+def readme_tree() -> list[str]:
+    """The paths of the README's tree; an indented line lies in the folder above it."""
+    tree = (ROOT / "README.md").read_text().split("## The tree")[1].split("```")[1]
+    paths: list[str] = []
+    folder = ""
+    for line in tree.splitlines()[1:]:
+        name = line.split()[0]
+        if not line.startswith(" "):
+            folder = name if name.endswith("/") else ""
+            paths.append(name)
+        else:
+            paths.append(folder + name)
+    return paths
+
+
+@pytest.mark.parametrize("path", readme_tree())
+def test_the_readmes_tree_is_true(path: str) -> None:
+    assert (ROOT / path).exists()
+
+
+def test_the_readmes_tree_names_every_module_of_the_launcher() -> None:
+    modules = {f"launcher/{file.name}" for file in (ROOT / "launcher").glob("[a-z]*.*")}
+    assert modules <= set(readme_tree())
+
+
+@pytest.mark.parametrize(
+    "page", sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("tests/*/*.md")}),
+    ids=lambda page: page.name,
+)  # fmt: skip
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
