@@ -49,7 +49,9 @@ def kubeconfig(authority: str, token: str) -> dict[str, object]:
     return {
         "apiVersion": "v1",
         "kind": "Config",
-        "clusters": [{"name": name, "cluster": {"server": API, "certificate-authority-data": authority}}],
+        "clusters": [
+            {"name": name, "cluster": {"server": API, "certificate-authority-data": authority}}
+        ],
         "users": [{"name": "admin", "user": {"token": token}}],
         "contexts": [{"name": name, "context": {"cluster": name, "user": "admin"}}],
         "current-context": name,

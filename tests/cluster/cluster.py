@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import http.client
 import json
 import os
 import shutil
@@ -20,13 +21,10 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
-sys.dont_write_bytecode = True  # this runs as root, in the checkout of somebody who may not be
-
+import build
 import machine
 import objects
-import tools
 from certificates import expire_soon, make_administrator, make_certificates
 from images import prune_containerd, prune_registry
 from layout import ClusterError, Home, home_of
@@ -44,7 +42,7 @@ def say(message: str) -> None:
 
 def up(home: Home) -> None:
     """Build what is missing, then reuse the cluster that is there or start one."""
-    tools.build(home, say)
+    build.build_all(home, say)
     _refuse_another_home(home)
     if not leftovers(home):
         start(home)
@@ -63,7 +61,7 @@ def start(home: Home) -> None:
     """Start all parts, and return when each of them is ready."""
     began = time.monotonic()
     ledger = Ledger(home.ledger)
-    ledger.begin(fingerprint(home, tools.built(home)))
+    ledger.begin(fingerprint(home, build.built(home)))
     write_files(home)
     machine.make_namespace()
     machine.make_cgroup()
@@ -97,7 +95,13 @@ def write_files(home: Home) -> None:
     """Folders, certificates and configuration of a new life. Logs and volumes of the last one end here."""
     for folder in (home.live, home.logs, home.volumes):
         shutil.rmtree(folder, ignore_errors=True)
-    for folder in (home.live, home.logs, home.config, home.containerd_root, *objects.volume_folders(home)):
+    for folder in (
+        home.live,
+        home.logs,
+        home.config,
+        home.containerd_root,
+        *objects.volume_folders(home),
+    ):
         folder.mkdir(parents=True, exist_ok=True)
     for folder in objects.volume_folders(home):
         folder.chmod(0o777)  # pods run as users whom this machine does not know
@@ -115,7 +119,7 @@ def load_pause_image(home: Home) -> None:
 def apply_objects(home: Home) -> None:
     """The operator's definitions (server-side: they are too big for kubectl's annotation) and the volumes."""
     kubectl(home, "apply", "--server-side", "--filename", str(home.crds))
-    kubectl(home, "apply", "--filename", "-", input=json.dumps(objects.storage(home)))
+    kubectl(home, "apply", "--filename", "-", stdin=json.dumps(objects.storage(home)))
     names = ("rayclusters.ray.io", "rayjobs.ray.io", "rayservices.ray.io")
     kubectl(home, "wait", "--for=condition=Established", "--timeout=30s", "crd", *names)
 
@@ -127,7 +131,9 @@ def recycle_volumes(home: Home) -> None:
         for name in objects.released(volumes):
             for content in (home.volumes / name).iterdir():
                 shutil.rmtree(content) if content.is_dir() else content.unlink()
-            kubectl(home, "patch", "persistentvolume", name, "--patch", '{"spec": {"claimRef": null}}')
+            kubectl(
+                home, "patch", "persistentvolume", name, "--patch", '{"spec": {"claimRef": null}}'
+            )
 
 
 # --- is it up?
@@ -142,7 +148,7 @@ def problems(home: Home) -> list[str]:
     if not machine.NAMESPACE.exists() or not home.ledger.exists():
         return ["it is only half there"]
     ledger = Ledger(home.ledger)
-    if ledger.fingerprint != fingerprint(home, tools.built(home)):
+    if ledger.fingerprint != fingerprint(home, build.built(home)):
         return ["its programs or settings are others than those of today"]
     wrong = [f"{part.name}: {state}" for part, state in states(home, ledger) if state != "ready"]
     if expire_soon(home):
@@ -160,7 +166,11 @@ def states(home: Home, ledger: Ledger) -> list[tuple[Part, str]]:
         process = ledger.find(part.name)
         if not process:
             return "not started"
-        return (health(part.health) or "ready") if process.is_alive() else f"gone (was process {process.pid})"
+        return (
+            (health(part.health) or "ready")
+            if process.is_alive()
+            else f"gone (was process {process.pid})"
+        )
 
     if not machine.NAMESPACE.exists():
         return [(part, "not started") for part in parts(home)]
@@ -175,20 +185,26 @@ def health(address: str) -> str:
             with socket.socket(socket.AF_UNIX) as client:
                 client.connect(address.removeprefix("unix:"))
         else:
-            # Whether it answers is asked here, not who it is; the namespace is ours.
-            unverified = ssl._create_unverified_context()
-            urllib.request.urlopen(address, timeout=3, context=unverified).close()
+            _without_proxy().open(address, timeout=3).close()
     except urllib.error.HTTPError as error:
         return f"answers {error.code}"
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:
         return f"does not answer ({getattr(error, 'reason', error)})"
     return ""
+
+
+def _without_proxy() -> urllib.request.OpenerDirector:
+    """Asks whether somebody answers, not who: in the namespace there is nobody else."""
+    unverified = urllib.request.HTTPSHandler(context=ssl._create_unverified_context())
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}), unverified)
 
 
 def is_node_ready(home: Home) -> bool:
     path = "jsonpath={.status.conditions[?(@.type=='Ready')].status}"
     try:
-        return kubectl(home, "get", "node", NODE, f"--output={path}", "--request-timeout=5s") == "True"
+        return (
+            kubectl(home, "get", "node", NODE, f"--output={path}", "--request-timeout=5s") == "True"
+        )
     except ClusterError:
         return False
 
@@ -203,7 +219,9 @@ def wait_for_part(home: Home, ledger: Ledger, part: Part, within_s: float) -> No
     wait_until(ready, within_s, f"{part.name} is not ready: {part.health}", home, part.name)
 
 
-def wait_until(ready: Callable[[], bool], within_s: float, otherwise: str, home: Home, log: str) -> None:
+def wait_until(
+    ready: Callable[[], bool], within_s: float, otherwise: str, home: Home, log: str
+) -> None:
     deadline = time.monotonic() + within_s
     while not ready():
         if time.monotonic() > deadline:
@@ -250,7 +268,7 @@ def take_down(home: Home) -> None:
 
 
 def remove_containers(home: Home) -> None:
-    """Forget all containers; with their tasks also containerd's shims end. A dead containerd is no obstacle."""
+    """Forget all containers, which also ends their shims. A dead containerd is no obstacle."""
     if health(f"unix:{home.containerd_socket}"):
         return
     for kind in ("tasks", "containers"):
@@ -279,18 +297,22 @@ def status(home: Home) -> bool:
 
 def set_gpus(home: Home, count: int) -> None:
     if not home.kubeconfig.exists():
-        raise ClusterError("the cluster is not up\n       start it: python tests/cluster/cluster.py up")
+        raise ClusterError(
+            "the cluster is not up\n       start it: python tests/cluster/cluster.py up"
+        )
     with inside_namespace():
         patch = json.dumps(objects.gpu_patch(count))
-        kubectl(home, "patch", "node", NODE, "--subresource=status", "--type=merge", "--patch", patch)
+        kubectl(
+            home, "patch", "node", NODE, "--subresource=status", "--type=merge", "--patch", patch
+        )
     say(f"node {NODE} claims to have {count} GPUs")
 
 
 # --- common
 
 
-def kubectl(home: Home, *arguments: str, input: str | None = None) -> str:
-    return run(home.bin / "kubectl", f"--kubeconfig={home.kubeconfig}", *arguments, input=input)
+def kubectl(home: Home, *arguments: str, stdin: str | None = None) -> str:
+    return run(home.bin / "kubectl", f"--kubeconfig={home.kubeconfig}", *arguments, stdin=stdin)
 
 
 def _ctr(home: Home) -> tuple[str, ...]:
@@ -322,29 +344,41 @@ def one_at_a_time(home: Home) -> Iterator[None]:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("build", help="install the Debian packages and build the servers that `up` needs")
-    commands.add_parser("up", help="build what is missing, then start a cluster or reuse the one that is up")
-    ending = commands.add_parser("down", help="end the cluster; its image content is kept for the next one")
+    commands.add_parser(
+        "build", help="install the Debian packages and build the servers that `up` needs"
+    )
+    commands.add_parser(
+        "up", help="build what is missing, then start a cluster or reuse the one that is up"
+    )
+    ending = commands.add_parser(
+        "down", help="end the cluster; its image content is kept for the next one"
+    )
     ending.add_argument("--purge", action="store_true", help="delete the image content, too")
     commands.add_parser("status", help="show how each part stands; exit code 1 if not all is ready")
     gpus = commands.add_parser("gpus", help="let the node claim to have GPUs")
     gpus.add_argument("count", type=int, help="how many; 0 takes them away")
     options = parser.parse_args(arguments)
     home = home_of(os.environ)
+    # Debian's servers need programs that only root's own PATH has, which `su` and cron do not set.
+    os.environ["PATH"] += ":/usr/sbin:/sbin"
     try:
-        if sys.platform != "linux" or os.geteuid() != 0 and options.command != "build":
-            raise ClusterError("the test cluster needs Linux and root\n       run this command as root")
+        if sys.platform != "linux" or (os.geteuid() != 0 and options.command != "build"):
+            raise ClusterError(
+                "the test cluster needs Linux and root\n       run this command as root"
+            )
         if options.command == "status":
             return 0 if status(home) else 1
         with one_at_a_time(home):
             if options.command == "build":
-                tools.build(home, say)
+                build.build_all(home, say)
             elif options.command == "up":
                 up(home)
             elif options.command == "down":
                 down(home, options.purge)
             elif options.count < 0:
-                raise ClusterError(f"{options.count} GPUs is not a number of GPUs\n       give 0 or more")
+                raise ClusterError(
+                    f"{options.count} GPUs is not a number of GPUs\n       give 0 or more"
+                )
             else:
                 set_gpus(home, options.count)
     except ClusterError as error:

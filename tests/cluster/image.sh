@@ -5,6 +5,7 @@
 # A name that starts with 127.0.0.1:5000/ belongs to the test cluster's registry, which exists only
 # inside the cluster's network namespace. Layers are cached in the cluster's home.
 set -euo pipefail
+PATH=$PATH:/usr/sbin:/sbin
 
 BASE=docker.io/library/debian:bookworm-slim
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

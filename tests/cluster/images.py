@@ -1,4 +1,4 @@
-"""Images of the cluster: the pause image as an archive, and what to throw away so that the disk does not fill."""
+"""Images of the cluster: the pause image, and which images to throw away so that no disk fills."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def pause_archive(program: bytes, architecture: str) -> bytes:
     }
     manifest = [{"Config": "config.json", "RepoTags": [PAUSE_IMAGE], "Layers": ["layer.tar"]}]
     files = {"manifest.json": manifest, "config.json": config}
-    return _tar({**{n: json.dumps(v).encode() for n, v in files.items()}, "layer.tar": layer}, 0o644)
+    return _tar(
+        {**{n: json.dumps(v).encode() for n, v in files.items()}, "layer.tar": layer}, 0o644
+    )
 
 
 def _tar(files: dict[str, bytes], mode: int) -> bytes:

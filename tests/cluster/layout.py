@@ -104,7 +104,9 @@ class Home:
             lines = self.log(part).read_text(errors="replace").splitlines()[-count:]
         except FileNotFoundError:
             lines = ["(no log)"]
-        return "\n".join([f"       last lines of {self.log(part)}:", *(f"         {line}" for line in lines)])
+        return "\n".join(
+            [f"       last lines of {self.log(part)}:", *(f"         {line}" for line in lines)]
+        )
 
 
 def home_of(environment: dict[str, str] | os._Environ[str]) -> Home:

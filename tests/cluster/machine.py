@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -20,12 +20,14 @@ CGROUPS = Path("/sys/fs/cgroup")
 CLONE_NEWNET = 0x40000000
 
 
-def run(*command: str | Path, input: str | None = None) -> str:
+def run(*command: str | Path, stdin: str | None = None) -> str:
     """The standard output of a command that must succeed."""
-    done = subprocess.run(command, input=input, capture_output=True, text=True)
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True)
     if done.returncode:
         text = (done.stderr or done.stdout).strip()
-        raise ClusterError(f"{' '.join(map(str, command))} failed ({done.returncode})\n       {text}")
+        raise ClusterError(
+            f"{' '.join(map(str, command))} failed ({done.returncode})\n       {text}"
+        )
     return done.stdout
 
 
@@ -43,7 +45,7 @@ def inside_namespace() -> Iterator[None]:
 
     `ip netns exec` would do the same and also replace /sys, which hides the cgroups from the kubelet.
     """
-    with open("/proc/self/ns/net") as outside:
+    with Path("/proc/self/ns/net").open() as outside:
         with NAMESPACE.open() as namespace:
             _enter(namespace)
         try:
@@ -93,11 +95,16 @@ def make_cgroup() -> None:
     for hierarchy in cgroup_hierarchies():
         group = hierarchy / CGROUP
         group.mkdir(exist_ok=True)
-        if (hierarchy / "cgroup.controllers").exists():  # v2: children get no controller unless told
+        if (
+            hierarchy / "cgroup.controllers"
+        ).exists():  # v2: children get no controller unless told
             for parent in (hierarchy, group):
                 for controller in (parent / "cgroup.controllers").read_text().split():
                     _try_write(parent / "cgroup.subtree_control", f"+{controller}")
-        for name in ("cpuset.cpus", "cpuset.mems"):  # v1: a new cpuset is empty and takes no process
+        for name in (
+            "cpuset.cpus",
+            "cpuset.mems",
+        ):  # v1: a new cpuset is empty and takes no process
             if (hierarchy / name).exists() and (group / name).exists():
                 (group / name).write_text((hierarchy / name).read_text())
 
@@ -107,15 +114,10 @@ def end_cgroup(patience_s: float = 20) -> None:
     deadline = time.monotonic() + patience_s
     while groups := list(_groups_deepest_first()):
         for group in groups:
-            for pid in _read(group / "cgroup.procs").split():
-                try:
-                    os.kill(int(pid), signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
-            try:
+            for pid in map(int, _read(group / "cgroup.procs").split()):
+                _kill(pid)
+            with suppress(OSError):  # not empty yet
                 group.rmdir()
-            except OSError:  # not empty yet
-                pass
         if time.monotonic() > deadline:
             raise ClusterError(
                 f"cgroup {groups[0]} cannot be emptied within {patience_s:.0f} s\n"
@@ -130,6 +132,13 @@ def _groups_deepest_first() -> Iterator[Path]:
             yield Path(folder)
 
 
+def _kill(pid: int) -> None:
+    # 0 stands for a process that cannot be seen from here; to kill 0 means to kill oneself.
+    if pid:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def _read(path: Path) -> str:
     try:
         return path.read_text()
@@ -138,10 +147,8 @@ def _read(path: Path) -> str:
 
 
 def _try_write(path: Path, text: str) -> None:
-    try:
+    with suppress(OSError):  # a controller that this machine cannot delegate
         path.write_text(text)
-    except OSError:
-        pass  # a controller that this machine cannot delegate
 
 
 # --- mounts

@@ -42,7 +42,7 @@ def released(volumes: Iterable[dict[str, dict[str, str]]]) -> list[str]:
 
 
 def gpu_patch(count: int) -> Object:
-    """A merge patch of a node's status that lets it have `count` GPUs, without a device plugin and without GPUs."""
+    """A merge patch of a node's status: it claims GPUs that nobody has to own."""
     amount = {"nvidia.com/gpu": str(count) if count else None}
     return {"status": {"capacity": amount, "allocatable": amount}}
 

@@ -185,6 +185,8 @@ state = "{home.containerd_state}"
     conf_dir = "{home.config / "cni"}"
   [plugins."io.containerd.grpc.v1.cri".containerd]
     snapshotter = "overlayfs"
+    # Once unpacked, an image of 6 GB need not lie there packed, too.
+    discard_unpacked_layers = true
 """
 
 

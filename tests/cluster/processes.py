@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -54,7 +55,7 @@ class Ledger:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd="/",
-                env={**os.environ, MARK: str(home)},
+                env={**_environment(), MARK: str(home)},
                 start_new_session=True,
             )
         # It is our child and not waited for, so its entry in /proc is there even if it ended at once.
@@ -85,15 +86,20 @@ class Ledger:
         draft.replace(self._path)
 
 
+def _environment() -> dict[str, str]:
+    """Ours, without proxies: nothing outside can be reached, and what is inside must be reached directly."""
+    return {
+        name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")
+    }
+
+
 def end_all(processes: Sequence[Process], patience_s: float) -> None:
     """SIGTERM, and SIGKILL for those that are still there when patience ends."""
     for how, wait_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, 5.0)):
         for process in processes:
             if process.is_alive():
-                try:
+                with suppress(ProcessLookupError):
                     os.kill(process.pid, how)
-                except ProcessLookupError:
-                    pass
         deadline = time.monotonic() + wait_s
         while any(process.is_alive() for process in processes) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -115,7 +121,7 @@ def parse_stat(text: str) -> tuple[str, int]:
 
 
 def marked() -> dict[Path, list[Process]]:
-    """All processes that some cluster's `up` started, directly or through containerd, by the cluster's home."""
+    """By the cluster's home: all processes that its `up` started, directly or through containerd."""
     found: dict[Path, list[Process]] = {}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
@@ -124,7 +130,11 @@ def marked() -> dict[Path, list[Process]]:
             environment = (folder / "environ").read_bytes().split(b"\0")
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
-        homes = [entry.split(b"=", 1)[1] for entry in environment if entry.startswith(f"{MARK}=".encode())]
+        homes = [
+            entry.split(b"=", 1)[1]
+            for entry in environment
+            if entry.startswith(f"{MARK}=".encode())
+        ]
         started = start_time(int(folder.name))
         if homes and started is not None:
             process = Process("left over", int(folder.name), started)

@@ -57,7 +57,11 @@ class ToolSet:
 
     def stamp(self, go_version: str) -> str:
         """Stands for everything that decides what comes out of the build."""
-        sources = [p.read_bytes() for p in sorted(self.folder.iterdir()) if p.suffix in (".mod", ".sum", ".go")]
+        sources = [
+            p.read_bytes()
+            for p in sorted(self.folder.iterdir())
+            if p.suffix in (".mod", ".sum", ".go")
+        ]
         flags = self.linker_flags().encode()
         return hashlib.sha256(b"\0".join([*sources, flags, go_version.encode()])).hexdigest()
 
@@ -83,7 +87,7 @@ def version_flags(go_mod: str) -> list[str]:
     return [f"-X k8s.io/component-base/version.{name}={value}" for name, value in values.items()]
 
 
-def build(home: Home, say: Callable[[str], None]) -> None:
+def build_all(home: Home, say: Callable[[str], None]) -> None:
     install_packages(say)
     build_tools(home, say)
 
@@ -94,7 +98,9 @@ def install_packages(say: Callable[[str], None]) -> None:
         return
     names = " ".join(missing)
     if os.geteuid() != 0 or not shutil.which("apt-get"):
-        raise ClusterError(f"Debian packages are missing: {names}\n       as root: apt-get install {names}")
+        raise ClusterError(
+            f"Debian packages are missing: {names}\n       as root: apt-get install {names}"
+        )
     say(f"installing Debian packages: {names}")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for command in (["update"], ["install", "--yes", "--no-install-recommends", *missing]):
@@ -103,13 +109,14 @@ def install_packages(say: Callable[[str], None]) -> None:
 
 
 def missing_packages() -> list[str]:
-    path = os.environ["PATH"] + ":/usr/sbin:/sbin"
-    return [package for program, package in PACKAGES.items() if not shutil.which(program, path=path)]
+    return [package for program, package in PACKAGES.items() if not shutil.which(program)]
 
 
 def build_tools(home: Home, say: Callable[[str], None]) -> None:
     if not shutil.which("go"):
-        raise ClusterError("the program `go` is missing\n       install Go 1.26 or newer: https://go.dev/dl/")
+        raise ClusterError(
+            "the program `go` is missing\n       install Go 1.26 or newer: https://go.dev/dl/"
+        )
     go_version = run("go", "env", "GOVERSION").strip()
     home.bin.mkdir(parents=True, exist_ok=True)
     for tools in tool_sets():
@@ -136,7 +143,7 @@ def _compile(home: Home, tools: ToolSet) -> None:
     what = "tool" if tool_names(tools.go_mod) else "."
     command = ["go", "build", "-mod=readonly", "-trimpath", "-buildvcs=false"]
     command += [f"-ldflags={tools.linker_flags()}", "-o", f"{home.bin}/", what]
-    environment = {**os.environ, "CGO_ENABLED": "0"}
+    environment = {**os.environ, "CGO_ENABLED": "0", "GOWORK": "off"}
     if subprocess.run(command, cwd=tools.folder, env=environment, stdout=2).returncode:
         raise ClusterError(f"go build failed in {tools.folder}; see above")
 

@@ -1,0 +1,130 @@
+"""The pure parts of the test cluster; that it works shows in `make e2e`."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import build
+import certificates
+import images
+import machine
+import objects
+import parts
+import processes
+import pytest
+from layout import Home
+
+HOME = Home(Path("/home/somebody/cluster"))
+
+
+def test_a_process_name_may_hold_brackets_and_blanks() -> None:
+    stat = "42 (odd) name (x) S 1 42 42 0 -1 4194560 1 0 0 0 3 1 0 0 20 0 9 0 7777 1 2"
+    assert processes.parse_stat(stat) == ("S", 7777)
+
+
+def test_a_reused_process_id_is_another_process() -> None:
+    mine = processes.start_time(1)
+    assert mine is not None
+    assert processes.Process("init", 1, mine).is_alive()
+    assert not processes.Process("init", 1, mine + 1).is_alive()
+
+
+def test_mounts_of_a_folder_come_latest_first_and_unescaped() -> None:
+    mountinfo = "\n".join(
+        f"{number} 1 0:1 / {point} rw - tmpfs tmpfs rw"
+        for number, point in enumerate(("/a/b", "/a/b/c\\040d", "/a/bc", "/a"))
+    )
+    assert machine.mounts_below(Path("/a/b"), mountinfo) == [Path("/a/b/c d"), Path("/a/b")]
+
+
+@pytest.mark.parametrize(
+    ("go_mod", "names"),
+    [
+        ("tool example.org/x/cmd/helm\n", ["helm"]),
+        ("tool (\n\ta.org/kubelet\n\ta.org/kubectl\n)\n", ["kubelet", "kubectl"]),
+        ("module pause\n", []),
+    ],
+)
+def test_tool_lines_name_the_programs(go_mod: str, names: list[str]) -> None:
+    assert build.tool_names(go_mod) == names
+
+
+def test_kubernetes_is_told_the_version_that_is_pinned() -> None:
+    flags = {sets.name: sets.linker_flags() for sets in build.tool_sets()}
+    assert "gitVersion=v1.34." in flags["kubernetes"]
+    assert not [name for name in flags if name != "kubernetes" and "gitVersion" in flags[name]]
+
+
+def test_every_part_is_built_or_comes_from_a_debian_package() -> None:
+    programs = {program for sets in build.tool_sets() for program in sets.programs()}
+    for part in parts.parts(HOME):
+        program = Path(part.command[0])
+        assert program.name in (programs if program.parent == HOME.bin else build.PACKAGES)
+
+
+def test_a_changed_setting_or_program_is_another_cluster() -> None:
+    same = parts.fingerprint(HOME, "programs")
+    assert same == parts.fingerprint(HOME, "programs")
+    assert same != parts.fingerprint(HOME, "newer programs")
+    assert same != parts.fingerprint(Home(Path("/elsewhere")), "programs")
+
+
+def test_the_pause_image_is_an_archive_that_names_itself() -> None:
+    content = io.BytesIO(images.pause_archive(b"program", "amd64"))
+    with tarfile.open(fileobj=content) as archive:
+        manifest = json.load(archive.extractfile("manifest.json") or io.BytesIO())
+        names = archive.getnames()
+    assert manifest[0]["RepoTags"] == [parts.PAUSE_IMAGE]
+    assert {manifest[0]["Config"], *manifest[0]["Layers"]} < set(names)
+
+
+def test_all_names_of_an_outdated_image_go_and_foreign_ones_stay() -> None:
+    listing = "\n".join(
+        [
+            "REF TYPE DIGEST SIZE",
+            "127.0.0.1:5000/trainyard:old type sha256:1 6",
+            "127.0.0.1:5000/trainyard@sha256:1 type sha256:1 6",
+            "sha256:9 type sha256:1 6",
+            "127.0.0.1:5000/trainyard:new type sha256:2 6",
+            "localhost/pause:1 type sha256:3 6",
+        ]
+    )
+    old = images.outdated(listing, kept={"sha256:2"})
+    assert old == [
+        "127.0.0.1:5000/trainyard:old",
+        "127.0.0.1:5000/trainyard@sha256:1",
+        "sha256:9",
+    ]
+
+
+def test_only_our_volumes_without_a_claim_are_recycled() -> None:
+    def volume(name: str, storage_class: str, phase: str) -> dict[str, dict[str, str]]:
+        return {
+            "metadata": {"name": name},
+            "spec": {"storageClassName": storage_class},
+            "status": {"phase": phase},
+        }
+
+    volumes = [
+        volume("free", objects.STORAGE_CLASS, "Available"),
+        volume("used", objects.STORAGE_CLASS, "Bound"),
+        volume("done", objects.STORAGE_CLASS, "Released"),
+        volume("other", "somebody-elses", "Released"),
+    ]
+    assert objects.released(volumes) == ["done"]
+
+
+def test_no_gpus_means_no_entry() -> None:
+    assert objects.gpu_patch(0)["status"] == {
+        "capacity": {"nvidia.com/gpu": None},
+        "allocatable": {"nvidia.com/gpu": None},
+    }
+
+
+def test_the_kubeconfig_speaks_to_the_loopback_address() -> None:
+    config = json.dumps(certificates.kubeconfig("authority", "token"))
+    assert "https://127.0.0.1:6443" in config
+    assert parts.NODE_ADDRESS not in config
