@@ -53,7 +53,7 @@ def up(home: Home) -> None:
         take_down(home)
         start(home)
     else:
-        recycle_volumes(home)
+        renew_storage(home)
         say("the cluster is up already")
 
 
@@ -84,7 +84,8 @@ def start(home: Home) -> None:
         prune_containerd(home)
         await_ready("etcd", "kube-apiserver", within_s=90)
         launch("kube-controller-manager", "kube-scheduler", "kube-proxy", "coredns", "kubelet")
-        apply_objects(home)
+        apply_crds(home)
+        apply_storage(home)
         launch("ray-operator")
         await_ready(*every, within_s=90)
         wait_until(lambda: is_node_ready(home), 60, f"node {NODE} is not Ready", home, "kubelet")
@@ -116,17 +117,21 @@ def load_pause_image(home: Home) -> None:
     run("ctr", *_ctr(home), "images", "import", home.pause_image)
 
 
-def apply_objects(home: Home) -> None:
-    """The operator's definitions (server-side: they are too big for kubectl's annotation) and the volumes."""
+def apply_crds(home: Home) -> None:
+    """The operator's definitions: on the server's side, since they are too big for kubectl's annotation."""
     kubectl(home, "apply", "--server-side", "--filename", str(home.crds))
-    kubectl(home, "apply", "--filename", "-", stdin=json.dumps(objects.storage(home)))
     names = ("rayclusters.ray.io", "rayjobs.ray.io", "rayservices.ray.io")
     kubectl(home, "wait", "--for=condition=Established", "--timeout=30s", "crd", *names)
 
 
-def recycle_volumes(home: Home) -> None:
+def apply_storage(home: Home) -> None:
+    kubectl(home, "apply", "--filename", "-", stdin=json.dumps(objects.storage(home)))
+
+
+def renew_storage(home: Home) -> None:
     """Empty the volumes whose claims are gone, so that the next claim finds them available."""
     with inside_namespace():
+        apply_storage(home)
         volumes = json.loads(kubectl(home, "get", "persistentvolumes", "--output=json"))["items"]
         for name in objects.released(volumes):
             for content in (home.volumes / name).iterdir():

@@ -8,7 +8,10 @@ from pathlib import Path
 from layout import Home
 
 STORAGE_CLASS = "trainyard-shared"
+DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 VOLUMES = 6
+VOLUME_SIZE = "100Gi"
+"""What a claim may ask for. Nobody enforces it: the machine's disk is the limit."""
 
 Object = dict[str, object]
 
@@ -18,7 +21,7 @@ def storage(home: Home) -> Object:
     storage_class: Object = {
         "apiVersion": "storage.k8s.io/v1",
         "kind": "StorageClass",
-        "metadata": {"name": STORAGE_CLASS},
+        "metadata": {"name": STORAGE_CLASS, "annotations": {DEFAULT_CLASS: "true"}},
         "provisioner": "kubernetes.io/no-provisioner",
         "reclaimPolicy": "Retain",
         "volumeBindingMode": "Immediate",
@@ -55,7 +58,7 @@ def _volume(folder: Path) -> Object:
         "spec": {
             "storageClassName": STORAGE_CLASS,
             "accessModes": ["ReadWriteMany"],
-            "capacity": {"storage": "10Gi"},
+            "capacity": {"storage": VOLUME_SIZE},
             "persistentVolumeReclaimPolicy": "Retain",
             "hostPath": {"path": str(folder), "type": "Directory"},
         },
