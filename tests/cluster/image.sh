@@ -17,11 +17,10 @@ fail() { printf 'error: %s\n       %s\n' "$1" "$2" >&2; exit 2; }
 
 # Make BASE from the machine's own Debian mirror, for where no image registry can be reached.
 debootstrap_base() {
-  local container root mirror
+  local root mirror
   mirror=$(debian_sources | awk '$3 == "bookworm" {print $2; exit}')
   container=$("${buildah[@]}" from scratch)
-  # shellcheck disable=SC2064  # the name of this container, now
-  trap "'${buildah[0]}' ${buildah[*]:1} rm $container >/dev/null" RETURN
+  trap '"${buildah[@]}" rm "$container" > /dev/null' EXIT
   root=$("${buildah[@]}" mount "$container")
   debootstrap --variant=minbase bookworm "$root" "${mirror:-http://deb.debian.org/debian}"
   [ -z "$mirror" ] || debian_sources > "$root/etc/apt/sources.list"
@@ -73,16 +72,22 @@ prune() {
 }
 
 main() {
-  local image=${1:-} push=${2:-} mounts
+  local image=${1:-} push=${2:-} mounts program
   [[ $image =~ :[A-Za-z0-9_][A-Za-z0-9._-]*$ ]] ||
     fail "IMAGE is '$image', but needs a tag" "usage: image.sh IMAGE [--push], such as image.sh 127.0.0.1:5000/trainyard:dev --push"
   [[ -z $push || $push == --push ]] || fail "unknown argument '$push'" "usage: image.sh IMAGE [--push]"
   [ "$(id -u)" = 0 ] || fail "building an image here needs root" "run it as root, or build train_image/ with docker or podman"
-  command -v buildah debootstrap > /dev/null || fail "buildah or debootstrap is missing" "run 'make cluster' first"
+  for program in buildah debootstrap; do
+    command -v "$program" > /dev/null ||
+      fail "the program $program is missing" "install what is needed: python tests/cluster/cluster.py build"
+  done
 
   mkdir -p "$home"
-  if ! "${buildah[@]}" inspect --type image "$BASE" > /dev/null 2>&1; then
-    "${buildah[@]}" pull --quiet "$BASE" 2> /dev/null || debootstrap_base
+  exec {lock}> "$home/image.lock" # one build at a time, since each ends with throwing old layers away
+  flock "$lock"
+  if ! "${buildah[@]}" inspect --type image "$BASE" > /dev/null 2>&1 &&
+    ! "${buildah[@]}" pull --quiet "$BASE" 2> /dev/null; then
+    debootstrap_base
   fi
   mapfile -t mounts < <(machine_mounts)
   "${buildah[@]}" bud --layers --isolation chroot --network host "${mounts[@]}" --tag "$image" "$context"
