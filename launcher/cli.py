@@ -189,10 +189,10 @@ def status(
         return
     headings = ("run", "submission", "phase", "attempts", "created", "message")
     show.table(headings, [[str(row[key]) for key in headings] for row in rows])
-    if sights and sights[-1][1].progress is not None and name is not None:
-        typer.echo(show.progress_text(sights[-1][1].progress))
     if summary is not None:
         typer.echo(show.summary_text(summary))
+    elif name is not None and sights and sights[-1][1].progress is not None:
+        typer.echo(show.progress_text(sights[-1][1].progress))
 
 
 @app.command()
@@ -202,6 +202,7 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on to the end.")] = False,
 ) -> None:
     """Print the driver's log: from the head, or from the run's folder when the cluster is gone."""
+    from launcher import show
     from launcher.cluster import Cluster
     from launcher.errors import RunFailed
     from launcher.kuberay import RayjobApi
@@ -215,10 +216,10 @@ def logs(
     pod = head_pod(cluster, ray_cluster) if ray_cluster else None
     if pod is not None and follow:
         for line in cluster.follow_log(pod, HEAD_CONTAINER):
-            typer.echo(line)
+            typer.echo(show.log_line(line))
         return
     if pod is not None:
-        typer.echo(cluster.log(pod, HEAD_CONTAINER), nl=False)
+        _print_log(cluster.log(pod, HEAD_CONTAINER))
         return
     platform = _platform(None, True, namespace, cluster)
     kept = sorted(
@@ -231,7 +232,7 @@ def logs(
     )
     if not kept:
         raise RunFailed(f"run {name} has no running head in {namespace} and no log in its folder")
-    typer.echo(read_folder(cluster, platform, name, kept[-1]) or "", nl=False)
+    _print_log(read_folder(cluster, platform, name, kept[-1]) or "")
 
 
 @app.command()
@@ -345,6 +346,13 @@ def _yaml(document: Any) -> str:
     return yaml.dump(
         document, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False, width=10**9
     )
+
+
+def _print_log(log: str) -> None:
+    from launcher import show
+
+    for line in log.splitlines():
+        typer.echo(show.log_line(line))
 
 
 def _print_json(document: Any) -> None:

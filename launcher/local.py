@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from launcher.config import RunConfig
 from launcher.errors import ConfigError, RunFailed
-from launcher.watch import PROGRESS, SUMMARY, Phase, Sight
+from launcher.watch import PROGRESS, SUMMARY, Phase, Sight, record_of
 from trainer.config import CONFIG_VARIABLE, Scaling, Storage, TrainerConfig, batch_per_worker
 
 NEEDED = ("ray", "torch", "torchvision", "sklearn", "matplotlib")
@@ -89,11 +88,9 @@ def train_locally(config: TrainerConfig) -> Iterator[Sight | str]:
 
 def _read_line(run: str, line: str) -> Sight | str:
     """A line of the trainer's output: progress, the summary, or words for the user."""
-    if line.startswith(PROGRESS):
-        progress = json.loads(line.removeprefix(PROGRESS))
+    if (progress := record_of(line, PROGRESS)) is not None:
         return Sight(submission=run, phase="running", progress=progress)
-    if line.startswith(SUMMARY):
-        summary = json.loads(line.removeprefix(SUMMARY))
+    if (summary := record_of(line, SUMMARY)) is not None:
         phase: Phase = "succeeded" if summary["outcome"] == "succeeded" else "failed"
         return Sight(submission=run, phase=phase, summary=summary)
     return line

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
 from launcher.plan import Reason
-from launcher.watch import ENDED, Phase, Sight
+from launcher.watch import ENDED, PROGRESS, SUMMARY, Phase, Sight, record_of
 
 Object = dict[str, Any]
 
@@ -84,6 +84,15 @@ def summary_text(summary: Object) -> str:
         f"{resumed}); model {summary['model']}, metrics {summary['metrics']}, "
         f"report {summary['report']}"
     )
+
+
+def log_line(line: str) -> str:
+    """A line of the driver's log; its records are put into words."""
+    if (progress := record_of(line, PROGRESS)) is not None:
+        return f"{progress['percent']:3.0f}%  {progress_text(progress)}"
+    if (summary := record_of(line, SUMMARY)) is not None:
+        return summary_text(summary)
+    return line
 
 
 class ProgressView:

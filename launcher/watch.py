@@ -73,9 +73,11 @@ def phase_of(status: Object) -> Phase:
 
 
 def message_of(status: Object) -> str:
-    """KubeRay's own reason and message of a status, in one line."""
-    parts = (status.get("reason", ""), status.get("message", ""))
-    return ": ".join(part for part in parts if part).replace("\n", " ")
+    """Why a submission failed, in one line: KubeRay's reason and message. Without a reason its
+    message only repeats the phase."""
+    if not status.get("reason"):
+        return ""
+    return f"{status['reason']}: {status.get('message', '')}".replace("\n", " ")
 
 
 def attempts_of(status: Object) -> int:
@@ -95,16 +97,21 @@ def head_pod(cluster: Logs, ray_cluster: str) -> str | None:
     return str(running[-1]["metadata"]["name"]) if running else None
 
 
+def record_of(line: str, prefix: str) -> Object | None:
+    """The JSON of a line `<prefix>{...}`, or None for any other line and for one cut short."""
+    if not line.startswith(prefix):
+        return None
+    try:
+        record = json.loads(line.removeprefix(prefix))
+    except ValueError:
+        return None  # still being written, or cut at the edge of the window that was read
+    return record if isinstance(record, dict) else None
+
+
 def last_record(log: str, prefix: str) -> Object | None:
-    """The JSON of the last line `<prefix>{...}` of a driver's log, or None."""
-    for line in reversed(log.splitlines()):
-        if line.startswith(prefix):
-            try:
-                record = json.loads(line.removeprefix(prefix))
-            except ValueError:
-                continue  # a line that is still being written
-            return record if isinstance(record, dict) else None
-    return None
+    """The last record of its kind in a driver's log, or None."""
+    records = (record_of(line, prefix) for line in reversed(log.splitlines()))
+    return next((record for record in records if record is not None), None)
 
 
 def look(cluster: Logs, job: Object) -> Sight:

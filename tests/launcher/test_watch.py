@@ -59,9 +59,9 @@ def test_attempts_count_the_one_under_way(status: Object, attempts: int) -> None
     assert attempts_of(status) == attempts
 
 
-def test_reason_and_message_come_in_one_line() -> None:
+def test_a_message_counts_with_its_reason() -> None:
     assert message_of({"reason": "AppFailed", "message": "a\nb"}) == "AppFailed: a b"
-    assert message_of({}) == ""
+    assert message_of({"message": "Job is currently running."}) == ""
 
 
 @pytest.mark.parametrize(
