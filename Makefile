@@ -121,7 +121,7 @@ cluster-down: ## Stop exactly what `cluster` started
 e2e: setup ## Prove the whole way on a real cluster: this one, or the one of KUBECONFIG
 	@$(if $(KUBECONFIG),,$(MAKE) --no-print-directory cluster-up)
 	@$(MAKE) --no-print-directory image push
-	$(IN_CLUSTER) $(BIN)/pytest tests/e2e --e2e --image $(IMAGE)
+	$(IN_CLUSTER) $(BIN)/pytest tests/e2e --e2e --timeout 900 --image $(IMAGE)
 
 ##@ The project itself
 

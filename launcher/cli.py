@@ -12,6 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from launcher.config import RunConfig
+    from launcher.errors import LauncherError
     from launcher.plan import Plan
     from launcher.platform import Platform
     from launcher.watch import Sight
@@ -150,7 +151,7 @@ def watch(name: RunName, namespace: Namespace = NAMESPACE) -> None:
 
     name = _run_name(name)
     cluster = Cluster(namespace)
-    _watch(cluster, name, _last_job(RayjobApi(cluster), name)["metadata"]["name"])
+    _watch(cluster, name, _last_job(RayjobApi(cluster), name, namespace)["metadata"]["name"])
 
 
 @app.command()
@@ -184,6 +185,8 @@ def status(
         for job, sight in sights
     ]
     summary = None if name is None else _summary(cluster, name, sights[-1][1] if sights else None)
+    if name is not None and not rows and summary is None:
+        raise _no_run(name, namespace)
     if as_json:
         _print_json({"submissions": rows, "summary": summary})
         return
@@ -204,7 +207,6 @@ def logs(
     """Print the driver's log: from the head, or from the run's folder when the cluster is gone."""
     from launcher import show
     from launcher.cluster import Cluster
-    from launcher.errors import RunFailed
     from launcher.kuberay import RayjobApi
     from launcher.reader import read_folder
     from launcher.watch import HEAD_CONTAINER, head_pod
@@ -231,7 +233,7 @@ def logs(
         key=lambda file: int(file.removeprefix("logs/attempt-").removesuffix(".log")),
     )
     if not kept:
-        raise RunFailed(f"run {name} has no running head in {namespace} and no log in its folder")
+        raise _no_run(name, namespace)
     _print_log(read_folder(cluster, platform, name, kept[-1]) or "")
 
 
@@ -359,17 +361,21 @@ def _print_json(document: Any) -> None:
     typer.echo(json.dumps(document, indent=2))
 
 
-def _last_job(rayjobs: Any, name: str) -> dict[str, Any]:
-    from launcher.errors import ConfigError
-
+def _last_job(rayjobs: Any, name: str, namespace: str) -> dict[str, Any]:
     jobs = rayjobs.list_jobs(name)
     if not jobs:
-        raise ConfigError(
-            f"no submission of run {name} is in the namespace",
-            "`trainyard status` lists all runs there.",
-        )
+        raise _no_run(name, namespace)
     last: dict[str, Any] = jobs[-1]
     return last
+
+
+def _no_run(name: str, namespace: str) -> LauncherError:
+    from launcher.errors import ConfigError
+
+    return ConfigError(
+        f"there is no run {name} in namespace {namespace}",
+        f"`trainyard status -n {namespace}` lists the runs there.",
+    )
 
 
 def _watch(cluster: Any, run: str, submission: str) -> None:
@@ -387,11 +393,10 @@ def _watch(cluster: Any, run: str, submission: str) -> None:
     logs = f"Logs: `trainyard logs {run} -n {cluster.namespace}`."
     if last.phase == "stopped":
         raise RunFailed(f"run {run} was stopped", logs)
+    summary = (last.summary or _summary(cluster, run, None)) if last.ran else None
     if last.phase == "failed":
-        error = last.summary["error"] if last.summary else None
-        details = [text for text in (error, last.message) if text]
-        raise RunFailed(f"run {run} failed", *details, logs)
-    summary = last.summary or _summary(cluster, run, None)
+        details = [summary["error"] if summary else None, last.message, logs]
+        raise RunFailed(f"run {run} failed", *(text for text in details if text))
     if summary is not None:
         typer.echo(show.summary_text(summary))
 

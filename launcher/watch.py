@@ -49,6 +49,8 @@ class Sight:
 
     submission: str
     phase: Phase
+    ran: bool = False
+    """Whether a driver was started, so that the run's folder may say more."""
     message: str = ""
     progress: Object | None = None
     summary: Object | None = None
@@ -128,6 +130,7 @@ def look(cluster: Logs, job: Object) -> Sight:
     return Sight(
         submission=job["metadata"]["name"],
         phase=phase,
+        ran=bool(status.get("jobStatus")),
         message=message_of(status),
         progress=progress,
         summary=summary,

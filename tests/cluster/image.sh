@@ -19,11 +19,12 @@ fail() { printf 'error: %s\n       %s\n' "$1" "$2" >&2; exit 2; }
 debootstrap_base() {
   local root mirror
   mirror=$(debian_sources | awk '$3 == "bookworm" {print $2; exit}')
+  [ "$mirror" ] || fail "apt knows no mirror of Debian bookworm" "pull $BASE from a registry that buildah can reach"
   container=$("${buildah[@]}" from scratch)
   trap '"${buildah[@]}" rm "$container" > /dev/null' EXIT
   root=$("${buildah[@]}" mount "$container")
-  debootstrap --variant=minbase bookworm "$root" "${mirror:-http://deb.debian.org/debian}"
-  [ -z "$mirror" ] || debian_sources > "$root/etc/apt/sources.list"
+  debootstrap --variant=minbase bookworm "$root" "$mirror"
+  debian_sources > "$root/etc/apt/sources.list"
   rm -rf "$root"/usr/share/{doc,man,info,locale}/* "$root"/var/{lib/apt/lists,cache/apt}/* "$root"/dev/*
   "${buildah[@]}" umount "$container" > /dev/null
   "${buildah[@]}" config --cmd /bin/bash "$container"
