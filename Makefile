@@ -11,8 +11,9 @@ WORKERS   ?=
 NAMESPACE ?= trainyard
 # The tag is a hash of what the image is made of: a changed trainer is a new image.
 IMAGE     ?= 127.0.0.1:5000/trainyard:$(shell find train_image -type f -not -name '*.pyc' | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -c1-12)
-# A platform file for `render` and `deploy`; `cluster` takes the namespace's own.
-PLATFORM  ?=
+# Where `plan` and `render` take the platform from: `cluster` (the namespace's own), `packaged`
+# (the chart at its default values), or a file.
+PLATFORM  ?= $(if $(HAS_CLUSTER),cluster,packaged)
 # More values for the chart: VALUES=values.yaml.
 VALUES    ?=
 SET       ?=
@@ -31,7 +32,9 @@ TRAINYARD  := $(BIN)/trainyard
 IN_CLUSTER := tests/cluster/run
 RESOURCES   = $(if $(GPUS),--gpus '$(GPUS)') $(if $(WORKERS),--workers '$(WORKERS)') $(foreach s,$(SET),--set '$(s)')
 RUN_IMAGE   = $(if $(filter command line environment,$(origin IMAGE)),--set 'image=$(IMAGE)')
-PLATFORM_OPTION = $(if $(PLATFORM),$(if $(filter cluster,$(PLATFORM)),--from-cluster,--platform '$(PLATFORM)'))
+HAS_CLUSTER = $(wildcard $(if $(KUBECONFIG),$(KUBECONFIG),$(CLUSTER_HOME)/kubeconfig $(HOME)/.kube/config))
+OTHER_CLUSTER = $(filter-out $(CLUSTER_HOME)/kubeconfig,$(KUBECONFIG))
+PLATFORM_FILE = $(if $(filter-out cluster packaged,$(PLATFORM)),--platform '$(PLATFORM)')
 LOCK       := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --fork-strategy fewest \
   --generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
 
@@ -86,13 +89,13 @@ push: ## Push the image
 	tests/cluster/image.sh $(IMAGE) --push
 
 plan: setup ## Print the numbers of RUN:  make plan GPUS=16
-	@$(IN_CLUSTER) $(TRAINYARD) plan $(RUN) $(RESOURCES) $(RUN_IMAGE) $(PLATFORM_OPTION) --namespace $(NAMESPACE)
+	@$(IN_CLUSTER) $(TRAINYARD) plan $(RUN) $(RESOURCES) $(RUN_IMAGE) $(if $(filter cluster,$(PLATFORM)),--from-cluster,$(PLATFORM_FILE)) --namespace $(NAMESPACE)
 
-render: setup ## Write the objects of RUN as YAML:  make render GPUS=16 PLATFORM=cluster
-	@$(IN_CLUSTER) $(TRAINYARD) render $(RUN) $(RESOURCES) $(RUN_IMAGE) $(PLATFORM_OPTION) --namespace $(NAMESPACE)
+render: setup ## Write the objects of RUN as YAML:  make render GPUS=16 > run.yaml
+	@$(IN_CLUSTER) $(TRAINYARD) render $(RUN) $(RESOURCES) $(RUN_IMAGE) $(if $(filter cluster,$(PLATFORM)),--from-cluster,$(PLATFORM_FILE)) --namespace $(NAMESPACE)
 
 deploy: setup ## Train RUN on the cluster and wait:  make deploy GPUS=16
-	@$(IN_CLUSTER) $(TRAINYARD) submit $(RUN) $(RESOURCES) $(RUN_IMAGE) $(filter-out --from-cluster,$(PLATFORM_OPTION)) --namespace $(NAMESPACE)
+	@$(IN_CLUSTER) $(TRAINYARD) submit $(RUN) $(RESOURCES) $(RUN_IMAGE) $(PLATFORM_FILE) --namespace $(NAMESPACE)
 
 status: setup ## Show the runs of NAMESPACE
 	@$(IN_CLUSTER) $(TRAINYARD) status --namespace $(NAMESPACE)
@@ -119,7 +122,7 @@ cluster-down: ## Stop exactly what `cluster` started
 	python3 tests/cluster/cluster.py down
 
 e2e: setup ## Prove the whole way on a real cluster: this one, or the one of KUBECONFIG
-	@$(if $(KUBECONFIG),,$(MAKE) --no-print-directory cluster-up)
+	@$(if $(OTHER_CLUSTER),$(if $(filter 127.0.0.1:%,$(IMAGE)),$(error KUBECONFIG names a cluster of yours: say with IMAGE= where its nodes can pull the image)),$(MAKE) --no-print-directory cluster-up)
 	@$(MAKE) --no-print-directory image push
 	$(IN_CLUSTER) $(BIN)/pytest tests/e2e --e2e --timeout 900 --image $(IMAGE)
 

@@ -99,6 +99,23 @@ def head_pod(cluster: Logs, ray_cluster: str) -> str | None:
     return str(running[-1]["metadata"]["name"]) if running else None
 
 
+def pending_reason(pods: list[Object]) -> str:
+    """Why a cluster does not start: what the scheduler or the kubelet says of the first such pod."""
+    for pod in pods:
+        name, status = pod["metadata"]["name"], pod.get("status", {})
+        for condition in status.get("conditions", []):
+            if condition["type"] == "PodScheduled" and condition["status"] == "False":
+                return f"{name} is not scheduled: {condition.get('message', '')}"
+        for container in [
+            *status.get("initContainerStatuses", []),
+            *status.get("containerStatuses", []),
+        ]:
+            waiting = container["state"].get("waiting", {})
+            if waiting.get("message"):
+                return f"{name} waits: {waiting['reason']}: {waiting['message']}"
+    return ""
+
+
 def record_of(line: str, prefix: str) -> Object | None:
     """The JSON of a line `<prefix>{...}`, or None for any other line and for one cut short."""
     if not line.startswith(prefix):
@@ -121,7 +138,10 @@ def look(cluster: Logs, job: Object) -> Sight:
     status = job.get("status", {})
     phase = phase_of(status)
     ray_cluster = status.get("rayClusterName", "")
+    message = message_of(status)
     progress = summary = None
+    if ray_cluster and phase == "starting":
+        message = message or pending_reason(cluster.list("Pod", {"ray.io/cluster": ray_cluster}))
     if ray_cluster and phase in ("running", *ENDED):
         pod = head_pod(cluster, ray_cluster)
         if pod is not None:
@@ -131,7 +151,7 @@ def look(cluster: Logs, job: Object) -> Sight:
         submission=job["metadata"]["name"],
         phase=phase,
         ran=bool(status.get("jobStatus")),
-        message=message_of(status),
+        message=message,
         progress=progress,
         summary=summary,
     )

@@ -63,9 +63,9 @@ def test_kubectl_apply_of_a_rendered_run_does_what_deploy_does(
 ) -> None:
     second = make_team("second")
     second.install(tmp_path)
-    rendered = second.make("render", "WORKERS=2", "PLATFORM=cluster")
+    rendered = second.make("render", "WORKERS=2")
     assert rendered.returncode == 0, rendered.stderr
-    first = team.make("render", "WORKERS=2", "PLATFORM=cluster")
+    first = team.make("render", "WORKERS=2")
     assert yaml.safe_load(rendered.stdout)["spec"] == yaml.safe_load(first.stdout)["spec"]
 
     kubectl("apply", "-f", "-", stdin=rendered.stdout)
@@ -237,7 +237,7 @@ def fake_gpus() -> Object:
 
 def test_an_object_of_that_name_that_is_not_ours_is_left_alone(team: Team) -> None:
     rendered = yaml.safe_load(
-        team.make("render", "WORKERS=2", "PLATFORM=cluster", "SET=name=taken").stdout
+        team.make("render", "WORKERS=2", "SET=name=taken").stdout
     )
     rendered["metadata"]["labels"] = {"owner": "someone"}
     rendered["spec"]["suspend"] = True

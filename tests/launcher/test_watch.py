@@ -15,6 +15,7 @@ from launcher.watch import (
     last_record,
     look,
     message_of,
+    pending_reason,
     phase_of,
     watch_run,
 )
@@ -74,6 +75,29 @@ def test_a_message_counts_with_its_reason() -> None:
 )
 def test_the_last_whole_record_of_a_log_counts(log: str, found: Object | None) -> None:
     assert last_record(log, "progress ") == found
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (
+            {"conditions": [{"type": "PodScheduled", "status": "False", "message": "no GPU"}]},
+            "head is not scheduled: no GPU",
+        ),
+        (
+            {
+                "containerStatuses": [
+                    {"state": {"waiting": {"reason": "ErrImagePull", "message": "404"}}}
+                ]
+            },
+            "head waits: ErrImagePull: 404",
+        ),
+        ({"containerStatuses": [{"state": {"waiting": {"reason": "PodInitializing"}}}]}, ""),
+        ({"containerStatuses": [{"state": {"running": {}}}]}, ""),
+    ],
+)
+def test_a_pod_that_does_not_start_says_why(status: Object, reason: str) -> None:
+    assert pending_reason([{"metadata": {"name": "head"}, "status": status}]) == reason
 
 
 def test_a_running_head_tells_the_progress() -> None:
