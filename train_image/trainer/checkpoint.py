@@ -84,7 +84,13 @@ class Checkpoints:
         """Write one file and return what its manifest says of it."""
         with self.folder.writing(path) as stream:
             measured = _Measured(stream.write)
-            torch.save(content, measured)
+            try:
+                torch.save(content, measured)
+            except RuntimeError:
+                # torch puts its own error before that of a full disk.
+                if measured.error:
+                    raise measured.error from None
+                raise
         return {"size": measured.size, "sha256": measured.digest.hexdigest()}
 
     def check(self, name: str) -> Checkpoint:
@@ -142,12 +148,17 @@ class _Measured:
 
     def __init__(self, write: Callable[[bytes], Any]) -> None:
         self._write = write
+        self.error: BaseException | None = None
         self.size = 0
         self.digest = hashlib.sha256()
 
     def write(self, data: bytes) -> int:
         length = memoryview(data).nbytes
-        self._write(data)
+        try:
+            self._write(data)
+        except BaseException as error:
+            self.error = error
+            raise
         self.size += length
         self.digest.update(data)
         return length

@@ -8,13 +8,15 @@ import platform
 import shutil
 import signal
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 # Ray reads most of these when it is imported; what is set outside wins.
 RAY_ENVIRONMENT = {
@@ -56,8 +58,10 @@ from trainer.data.torch_loader import (  # noqa: E402
 from trainer.errors import ConfigError, RunError  # noqa: E402
 from trainer.folder import RunFolder  # noqa: E402
 from trainer.output import Output, ProgressPrinter  # noqa: E402
-from trainer.progress import Length, Recorder, Trained, read_lines, to_json  # noqa: E402
+from trainer.progress import Length, Recorder, Trained, cleaned, read_lines  # noqa: E402
 from trainer.strategy import Worker  # noqa: E402
+
+T = TypeVar("T")
 
 DATA_CPUS = 1
 """Logical CPUs beside the workers: without one, Ray Data waits for ever for a place to read."""
@@ -90,9 +94,9 @@ def run(config: TrainerConfig, output: Output) -> None:
         resumed_from = start.name if start else None
         with ProgressPrinter(folder, output, attempt):
             if trained.epoch < config.train.epochs:
-                resumed_from = train(config, folder, data, length, attempt)
+                resumed_from = train(config, folder, data, attempt)
         summary = finish(config, folder, data, attempt, resumed_from)
-    print(f"summary {to_json(summary)}", flush=True)
+    print(f"summary {json.dumps(summary)}", flush=True)
 
 
 def with_absolute_path(config: TrainerConfig) -> TrainerConfig:
@@ -150,8 +154,7 @@ def attempt_at(config: TrainerConfig, folder: RunFolder, output: Output) -> Iter
     try:
         yield attempt
     except BaseException as error:
-        if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            # Ray Train turns Ctrl-C into SystemExit.
+        if isinstance(error, KeyboardInterrupt):
             error = RunError("the run was interrupted; started again, it goes on from there")
         line = (str(error).splitlines() or [type(error).__name__])[0]
         newest = Checkpoints(folder).newest()
@@ -227,7 +230,7 @@ def summarise(
     error: str | None,
 ) -> dict[str, Any]:
     """What summary.json holds."""
-    return {
+    summary = {
         "name": config.name,
         "outcome": "failed" if error else "succeeded",
         "val_accuracy": trained.val_accuracy,
@@ -243,51 +246,77 @@ def summarise(
         "report": folder.show(folder.report),
         "error": error,
     }
+    return cleaned(summary)
 
 
 # Ray.
 
 
-def train(
-    config: TrainerConfig, folder: RunFolder, data: Prepared, length: Length, attempt: int
-) -> str | None:
+def train(config: TrainerConfig, folder: RunFolder, data: Prepared, attempt: int) -> str | None:
     """Train on Ray; returns the checkpoint from which the last worker group started."""
     with ray_running(config.scaling) as scratch:
-        datasets = {}
-        if config.data.loader == "ray":
-            datasets["train"] = ray_loader.read_training_data(config.data, folder, data)
-        scaling = config.scaling
-        trainer = ray.train.torch.TorchTrainer(
-            train_worker,
-            train_loop_config={
-                "config": config.model_dump_json(),
-                "data": data,
-                "attempt": attempt,
-            },
-            scaling_config=ray.train.ScalingConfig(
-                num_workers=scaling.num_workers,
-                use_gpu=scaling.use_gpu,
-                resources_per_worker=worker_resources(scaling),
-            ),
-            run_config=ray.train.RunConfig(
-                name=f"{config.name}-a{attempt}",
-                # Ray Train's own state must not outlive the attempt: ours lies in the run's folder.
-                storage_path=str(scratch / "train"),
-                failure_config=ray.train.FailureConfig(max_failures=config.faults.worker_failures),
-                logging_config=ray.train.LoggingConfig(log_level="WARNING"),
-            ),
-            datasets=datasets,
-        )
+        return aside(lambda: fit(config, folder, data, attempt, scratch))
+
+
+def aside(work: Callable[[], T]) -> T:
+    """Do the work in another thread, while this one waits where a signal may end it.
+
+    An exception that a signal handler raises in the middle of Ray's own code tears that apart.
+    """
+    outcome: Future[T] = Future()
+
+    def run() -> None:
         try:
-            result = trainer.fit()
-        except ray.train.WorkerGroupError as error:
-            rank, failure = min(error.worker_failures.items())
-            cause = getattr(failure, "_base_exc", failure)
-            raise RunError(
-                f"worker {rank} failed, after {config.faults.worker_failures} restarts: "
-                f"{type(cause).__name__}: {cause}"
-            ) from error
-        return result.return_value
+            outcome.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="fit", daemon=True).start()
+    return outcome.result()
+
+
+def fit(
+    config: TrainerConfig, folder: RunFolder, data: Prepared, attempt: int, scratch: Path
+) -> str | None:
+    """Run the workers to their end, on a Ray that is large enough."""
+    wait_for_capacity(config.scaling, NODE_WAIT_S if "RAY_ADDRESS" in os.environ else 0.0)
+    if config.scaling.use_gpu:
+        check_gpus()
+    datasets = {}
+    if config.data.loader == "ray":
+        datasets["train"] = ray_loader.read_training_data(config.data, folder, data)
+    scaling = config.scaling
+    trainer = ray.train.torch.TorchTrainer(
+        train_worker,
+        train_loop_config={
+            "config": config.model_dump_json(),
+            "data": data,
+            "attempt": attempt,
+        },
+        scaling_config=ray.train.ScalingConfig(
+            num_workers=scaling.num_workers,
+            use_gpu=scaling.use_gpu,
+            resources_per_worker=worker_resources(scaling),
+        ),
+        run_config=ray.train.RunConfig(
+            name=f"{config.name}-a{attempt}",
+            # Ray Train's own state must not outlive the attempt: ours lies in the run's folder.
+            storage_path=str(scratch / "train"),
+            failure_config=ray.train.FailureConfig(max_failures=config.faults.worker_failures),
+            logging_config=ray.train.LoggingConfig(log_level="WARNING"),
+        ),
+        datasets=datasets,
+    )
+    try:
+        result = trainer.fit()
+    except ray.train.WorkerGroupError as error:
+        rank, failure = min(error.worker_failures.items())
+        cause = getattr(failure, "_base_exc", failure)
+        raise RunError(
+            f"worker {rank} failed, after {config.faults.worker_failures} restarts: "
+            f"{type(cause).__name__}: {cause}"
+        ) from error
+    return result.return_value
 
 
 def train_worker(task: dict[str, Any]) -> str | None:
@@ -358,8 +387,9 @@ def ray_running(scaling: Scaling) -> Iterator[Path]:
 
     Gives a folder of this machine that is gone afterwards. Raises RunError.
     """
-    # Sockets lie below it, and their paths may have 107 characters.
-    scratch = Path(tempfile.mkdtemp(prefix="trainyard-", dir="/tmp"))
+    # Sockets lie below it, and their paths may have 107 characters: some TMPDIRs are too long.
+    base = tempfile.gettempdir() if len(tempfile.gettempdir()) <= 24 else "/tmp"
+    scratch = Path(tempfile.mkdtemp(prefix="trainyard-", dir=base))
     is_local = "RAY_ADDRESS" not in os.environ
     try:
         if is_local:
@@ -367,9 +397,6 @@ def ray_running(scaling: Scaling) -> Iterator[Path]:
         else:
             ray.init(logging_level="warning")
         fail_on_sigterm()  # Ray has set its own handler.
-        wait_for_capacity(scaling, 0.0 if is_local else NODE_WAIT_S)
-        if scaling.use_gpu:
-            check_gpus()
         yield scratch
     finally:
         ray.shutdown()

@@ -102,15 +102,20 @@ def eta_s(total: int, samples: int, samples_at_start: int, elapsed_s: float) -> 
     return max(total - samples, 0) * elapsed_s / done if done else 0.0
 
 
-def to_json(record: dict[str, Any]) -> str:
-    """One line of JSON, null for what is not a number: NaN is no JSON, and readers choke on it."""
+def cleaned(record: dict[str, Any]) -> dict[str, Any]:
+    """Floats with as many digits as mean anything; None for NaN, which is no JSON."""
 
     def clean(value: Any) -> Any:
         if isinstance(value, float):
             return round(value, 6) if math.isfinite(value) else None
         return value
 
-    return json.dumps({key: clean(value) for key, value in record.items()})
+    return {key: clean(value) for key, value in record.items()}
+
+
+def to_json(record: dict[str, Any]) -> str:
+    """One line of JSON."""
+    return json.dumps(cleaned(record))
 
 
 def read_lines(folder: RunFolder, path: str) -> list[dict[str, Any]]:
