@@ -75,11 +75,17 @@ def phase_of(status: Object) -> Phase:
 
 
 def message_of(status: Object) -> str:
-    """Why a submission failed, in one line: KubeRay's reason and message. Without a reason its
-    message only repeats the phase."""
+    """Why a submission failed: KubeRay's reason and message, without the log that it may quote.
+
+    Of a quoted log the driver's own `error: ...` lines are kept, else the last line. A message
+    without a reason only repeats the phase.
+    """
     if not status.get("reason"):
         return ""
-    return f"{status['reason']}: {status.get('message', '')}".replace("\n", " ")
+    lines = [line.strip() for line in status.get("message", "").splitlines() if line.strip()]
+    starts = [number for number, line in enumerate(lines) if line.startswith("error: ")]
+    told = lines[starts[-1] :] if starts else lines[-1:]
+    return f"{status['reason']}: {' '.join(told)}"
 
 
 def attempts_of(status: Object) -> int:

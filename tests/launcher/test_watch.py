@@ -60,9 +60,23 @@ def test_attempts_count_the_one_under_way(status: Object, attempts: int) -> None
     assert attempts_of(status) == attempts
 
 
-def test_a_message_counts_with_its_reason() -> None:
-    assert message_of({"reason": "AppFailed", "message": "a\nb"}) == "AppFailed: a b"
-    assert message_of({"message": "Job is currently running."}) == ""
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        ({"message": "Job is currently running."}, ""),
+        ({"reason": "DeadlineExceeded", "message": "too late"}, "DeadlineExceeded: too late"),
+        (
+            {"reason": "AppFailed", "message": "log:\nTraceback\nerror: no CUDA\n    Use CPUs.\n"},
+            "AppFailed: error: no CUDA Use CPUs.",
+        ),
+        (
+            {"reason": "AppFailed", "message": "log:\nTraceback\nKeyError: 1\n"},
+            "AppFailed: KeyError: 1",
+        ),
+    ],
+)
+def test_a_message_tells_the_reason_without_the_log(status: Object, message: str) -> None:
+    assert message_of(status) == message
 
 
 @pytest.mark.parametrize(
