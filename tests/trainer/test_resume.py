@@ -34,7 +34,7 @@ def test_a_run_that_learns_something_else_is_refused_field_by_field(tmp_path: Pa
         resume.check_identity(folder, other)
     for line in (
         "data.loader: torch -> ray",
-        "train.model.name: resnet18 -> resnet34",
+        "train.model.name: shufflenet_v2_x0_5 -> resnet34",
         "train.seed: 0 -> 7",
         "train.epochs: 5 -> 4 (it may only be raised)",
     ):

@@ -79,7 +79,7 @@ class Sgd(Section):
     name: Literal["sgd"]
     """torch.optim.SGD."""
 
-    learning_rate: PositiveNumber = 0.1
+    learning_rate: PositiveNumber = 0.02
     """Step size at the start; it falls to zero along a cosine over the run."""
 
     momentum: Fraction = 0.9

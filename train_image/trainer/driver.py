@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
 import shutil
@@ -22,10 +23,16 @@ from typing import Any, TypeVar
 RAY_ENVIRONMENT = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_COLOR_PREFIX": "0",
-    # Two lines that say nothing about the run: without a dashboard the first comes each second.
-    "RAY_DEDUP_LOGS_SKIP_REGEX": (
-        "Failed to query Ray Train Controller actor state"
-        "|'PreemptionWatcher' .* has constructor arguments in the object store"
+    # Lines that say nothing about the run, some of them each second or each epoch.
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "|".join(
+        (
+            "Failed to query Ray Train Controller actor state",
+            "'PreemptionWatcher' .* has constructor arguments in the object store",
+            r"(Starting execution|Execution plan) of Dataset",
+            r"Dataset \S+ execution finished",
+            "Progress bars disabled",
+            r"ExecutionOptions.exclude_resources|self\.exclude_resources",
+        )
     ),
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
     # A data set may rest for longer than half an hour, in a long validation.
@@ -284,6 +291,7 @@ def fit(
         check_gpus()
     datasets = {}
     if config.data.loader == "ray":
+        logging.getLogger("ray.data").setLevel(logging.WARNING)
         datasets["train"] = ray_loader.read_training_data(config.data, folder, data)
     scaling = config.scaling
     trainer = ray.train.torch.TorchTrainer(

@@ -125,14 +125,15 @@ class RunFolder:
         with self.filesystem.open_input_stream(path) as stream:
             return stream.read()
 
-    def write(self, path: str, data: bytes | str) -> None:
-        with self.writing(path) as stream:
+    def write(self, path: str, data: bytes | str, *, is_durable: bool = True) -> None:
+        with self.writing(path, is_durable=is_durable) as stream:
             stream.write(data.encode() if isinstance(data, str) else data)
 
     @contextmanager
-    def writing(self, path: str) -> Iterator[NativeFile]:
+    def writing(self, path: str, *, is_durable: bool = True) -> Iterator[NativeFile]:
         """A stream whose bytes become the file at the end; after an exception there is no new file.
 
+        Durable is what survives a power cut, and takes the time that the disk needs.
         An object store shows the file when the stream is closed, and closes it by itself sooner or
         later: what an exception cut short is deleted there.
         """
@@ -150,7 +151,8 @@ class RunFolder:
         self.filesystem.create_dir(_parent(path))
         with self.filesystem.open_output_stream(aside) as stream:
             yield stream
-        _to_disk(aside)
+        if is_durable:
+            _to_disk(aside)
         self.filesystem.move(aside, path)
 
     def append(self, path: str, data: str) -> None:
@@ -211,7 +213,7 @@ def _parent(path: str) -> str:
 
 
 def _to_disk(path: str) -> None:
-    """Wait until the file's bytes survive a power cut; the rename could otherwise outlive them."""
+    """Wait for the disk: the rename could otherwise outlive the file's bytes."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -152,7 +152,7 @@ class Recorder:
         if is_due or report.kind == "epoch":
             self.folder.append(self.folder.metrics, "".join(self.pending))
             self.pending, self.flushed = [], time.monotonic()
-            self.show(report)
+        self.show(report)
 
     def show(self, report: Report) -> None:
         """Write progress.json alone."""
@@ -171,7 +171,7 @@ class Recorder:
             "attempt": self.attempt,
             "workers": self.workers,
         }
-        self.folder.write(self.folder.progress, to_json(record))
+        self.folder.write(self.folder.progress, to_json(record), is_durable=False)
 
     def show_start(self, trained: Trained) -> None:
         """Write progress.json as it stands before the first step of an attempt."""

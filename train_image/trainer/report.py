@@ -119,7 +119,7 @@ def render(
         ("training time", duration(summary["train_s"])),
         ("images per second", f"{summary['images_per_s']:,.0f}"),
         ("images seen", f"{summary['samples_seen']:,}"),
-        ("attempts", str(summary["attempts"])),
+        ("attempt" if summary["attempts"] == 1 else "attempts", str(summary["attempts"])),
     )
     tiles = "".join(
         f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
@@ -243,20 +243,29 @@ def duration(seconds: float) -> str:
 WIDTH, HEIGHT = 520, 260
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 30
 
+STEEP = 20
+"""A curve whose values differ by more than this factor is drawn over powers of ten."""
+
 
 def chart(title: str, lines: list[Line]) -> str:
     """An SVG with lines over epochs."""
     values = [y for line in lines for _, y in line.points]
     right = max((x for line in lines for x, _ in line.points), default=1.0)
-    y_ticks = ticks(min([0.0, *values]), max(values, default=1.0))
-    bottom, top = y_ticks[0], y_ticks[-1]
+    # A loss falls by factors; on an even scale all but its start would lie on the ground.
+    is_steep = bool(values) and min(values) > 0 and max(values) > STEEP * min(values)
+    y_ticks = (
+        decades(min(values), max(values)) if is_steep else ticks(0.0, max(values, default=1.0))
+    )
+    scale = math.log10 if is_steep else float
+    bottom, top = scale(y_ticks[0]), scale(y_ticks[-1])
     x_ticks = [x for x in ticks(0.0, right, most=8) if x <= right and x == int(x)]
 
     def at_x(x: float) -> float:
         return round(LEFT + (WIDTH - LEFT - RIGHT) * x / right, 1)
 
     def at_y(y: float) -> float:
-        return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (y - bottom) / (top - bottom), 1)
+        height = (scale(y) - bottom) / (top - bottom)
+        return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * height, 1)
 
     parts = [
         f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at_y(y)}" y2="{at_y(y)}"/>'
@@ -285,6 +294,12 @@ def chart(title: str, lines: list[Line]) -> str:
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)} over epochs">'
         f"{''.join(parts)}</svg></figure>"
     )
+
+
+def decades(low: float, high: float) -> list[float]:
+    """Powers of ten that enclose both: 0.03, 2 -> 0.01, 0.1, 1, 10."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return [float(f"1e{power}") for power in powers]
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
@@ -332,9 +347,9 @@ svg text.y { text-anchor: end; }
 svg text.x { text-anchor: middle; }
 svg .grid { stroke: var(--rule); }
 svg polyline { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
-.pictures { display: grid; grid-template-columns: repeat(3, 1fr); gap: 14px; max-width: 860px; }
+.pictures { display: grid; grid-template-columns: repeat(3, 1fr); gap: 14px; }
 .pictures figure { display: flex; gap: 14px; padding: 14px; align-items: center; }
-.pictures img { width: 96px; height: 96px; object-fit: contain; background: #000; border-radius: 6px;
+.pictures img { width: 112px; height: 112px; object-fit: contain; background: #000; border-radius: 6px;
   image-rendering: pixelated; flex: none; }
 .pictures figcaption { flex: 1; min-width: 0; }
 dl { display: grid; grid-template-columns: auto 1fr; gap: 0 10px; margin: 0; font-size: 13px; }
