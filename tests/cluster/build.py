@@ -114,9 +114,7 @@ def missing_packages() -> list[str]:
 
 def build_tools(home: Home, say: Callable[[str], None]) -> None:
     if not shutil.which("go"):
-        raise ClusterError(
-            "the program `go` is missing\n       install Go 1.26 or newer"
-        )
+        raise ClusterError("the program `go` is missing\n       install Go 1.26 or newer")
     go_version = run("go", "env", "GOVERSION").strip()
     home.bin.mkdir(parents=True, exist_ok=True)
     for tools in tool_sets():
