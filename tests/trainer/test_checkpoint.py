@@ -12,6 +12,7 @@ from pyarrow import fs
 
 from trainer import resume
 from trainer.checkpoint import MODEL, STATE, Checkpoints
+from trainer.errors import RunError
 from trainer.folder import RunFolder
 from trainer.progress import Trained
 
@@ -179,6 +180,15 @@ def test_a_manifest_that_cannot_be_read_makes_no_checkpoint(tmp_path: Path, text
     assert Checkpoints(folder).newest() is None
     assert resume.begin(folder, print) is None
     assert Checkpoints(folder).names() == []
+
+
+def test_a_checkpoint_of_another_version_is_neither_used_nor_removed(tmp_path: Path) -> None:
+    folder = open_small(tmp_path)
+    name = save(folder, 1)
+    folder.write(Checkpoints(folder).path(name, "manifest.json"), '{"format": 2}')
+    with pytest.raises(RunError, match="has format 2, this program reads 1"):
+        resume.begin(folder, print)
+    assert Checkpoints(folder).names() == [name]
 
 
 def test_the_newest_stay(tmp_path: Path) -> None:

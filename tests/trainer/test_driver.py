@@ -84,6 +84,15 @@ def test_a_config_that_is_none_ends_with_2(
     assert message in capsys.readouterr().err
 
 
+def test_a_storage_that_cannot_be_used_ends_with_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    config = small_config(tmp_path / "file")
+    assert __main__.main({CONFIG_VARIABLE: config.model_dump_json()}) == 1
+    assert "file cannot be used" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -6,15 +6,17 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from training import small_config
 
 from trainer.config import CONFIG_VARIABLE, TrainerConfig
@@ -30,12 +32,15 @@ class Attempts:
         # Short, because sockets lie below it.
         self.scratch = Path(tempfile.mkdtemp(prefix="ty", dir="/tmp"))
 
-    def start(self, config: TrainerConfig) -> subprocess.Popen[str]:
+    def start(
+        self, config: TrainerConfig, environment: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[str]:
         environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith("RAY_")},
             "PYTHONPATH": str(PACKAGES),
             "TMPDIR": str(self.scratch),
             CONFIG_VARIABLE: config.model_dump_json(),
+            **(environment or {}),
         }
         return subprocess.Popen(
             [sys.executable, "-m", "trainer"],
@@ -45,9 +50,11 @@ class Attempts:
             text=True,
         )
 
-    def finish(self, config: TrainerConfig, code: int = 0) -> str:
+    def finish(
+        self, config: TrainerConfig, code: int = 0, environment: Mapping[str, str] | None = None
+    ) -> str:
         """Run an attempt to its end; returns what it printed."""
-        process = self.start(config)
+        process = self.start(config, environment)
         output, _ = process.communicate()
         assert process.returncode == code, output
         return output
@@ -238,8 +245,29 @@ def test_a_worker_that_fails_each_time_fails_the_run_with_its_reason(attempts: A
     assert (summary["val_accuracy"], summary["samples_seen"]) == (None, 0)
 
 
-def test_gpus_that_are_not_there_end_the_run_with_the_numbers(attempts: Attempts) -> None:
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU that torch can use")
+def test_gpus_that_only_ray_counts_end_the_run_with_node_and_remedy(attempts: Attempts) -> None:
+    # A cluster as KubeRay gives it to the driver: by its address, with GPUs.
+    environment = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    code = (
+        "import ray, sys; print(ray.init(address='local', num_cpus=3, num_gpus=2, "
+        f"include_dashboard=False, _temp_dir='{attempts.scratch}/ray').address_info['gcs_address'],"
+        " flush=True); sys.stdin.read()"
+    )
+    cluster = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment, "TMPDIR": str(attempts.scratch)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert cluster.stdout
+    environment["RAY_ADDRESS"] = cluster.stdout.readline().strip()
     config = ray_config(attempts, scaling__use_gpu=True)
-    output = attempts.finish(config, code=1)
-    assert "need 3 CPUs and 2 GPUs; its 1 nodes have 3 CPUs and 0 GPUs" in output
+    output = attempts.finish(config, code=1, environment=environment)
+    cluster.communicate("")
+    assert "cluster: 1 node, 3 CPUs, 2 GPUs" in output
+    assert "error: CUDA is missing: Ray counts GPUs on 1 nodes" in output
+    assert f"node {socket.gethostname()}: torch.cuda.is_available() is False" in output
+    assert "Install the NVIDIA driver and device plugin there" in output
     assert read_json(config, "summary.json")["outcome"] == "failed"

@@ -17,12 +17,16 @@ from typing import Any
 
 import torch
 
+from trainer.errors import RunError
 from trainer.folder import RunFolder
 from trainer.progress import Trained
 
 MODEL = "model.pt"
 STATE = "state.pt"
 MANIFEST = "manifest.json"
+
+FORMAT = 1
+"""Of the manifest; other numbers are of other versions of this program."""
 
 NAME = re.compile(r"s(\d{12})-a(\d+)")
 
@@ -74,7 +78,7 @@ class Checkpoints:
             file: self._write(self.path(name, file), content)
             for file, content in ((MODEL, model), (STATE, state))
         }
-        manifest = {"files": files, "trained": asdict(trained), "config": config}
+        manifest = {"format": FORMAT, "files": files, "trained": asdict(trained), "config": config}
         self.folder.write(self.path(name, MANIFEST), json.dumps(manifest, indent=2))
         for old in self.names()[keep:]:
             self.delete(old)
@@ -94,9 +98,15 @@ class Checkpoints:
         return {"size": measured.size, "sha256": measured.digest.hexdigest()}
 
     def check(self, name: str) -> Checkpoint:
-        """Read it all and compare. Raises Damaged."""
+        """Read it all and compare. Raises Damaged, or RunError if another version wrote it."""
         try:
             manifest = json.loads(self.folder.read(self.path(name, MANIFEST)))
+            if manifest["format"] != FORMAT:
+                raise RunError(
+                    f"checkpoint {self.folder.show(self.path(name))} has format "
+                    f"{manifest['format']}, this program reads {FORMAT}: "
+                    "go on with the image that wrote it."
+                )
             files: dict[str, Any] = manifest["files"]
             trained = Trained(**manifest["trained"])
         except FileNotFoundError:

@@ -85,8 +85,14 @@ def run(config: TrainerConfig, output: Output) -> None:
     folder = RunFolder.open(config.storage.path, config.name, config.storage.endpoint)
 
     # Check all that can be checked before the run's folder is touched.
-    parameters = check(config, folder)
-    data = sources.prepare(config.data, folder)
+    try:
+        parameters = check(config, folder)
+        data = sources.prepare(config.data, folder)
+    except OSError as error:
+        raise RunError(
+            f"the storage {config.storage.path} cannot be used: {error}\n"
+            "       It must be a folder or bucket that this machine may read and write."
+        ) from error
     model.check_fit(config.train.model, data.images)
     length = Length.of(config, data.num_train)
 
@@ -403,7 +409,7 @@ def ray_running(scaling: Scaling) -> Iterator[Path]:
         if is_local:
             start_local_ray(scaling, scratch)
         else:
-            ray.init(logging_level="warning")
+            ray.init(logging_level=logging.WARNING)
         fail_on_sigterm()  # Ray has set its own handler.
         yield scratch
     finally:
@@ -428,7 +434,7 @@ def start_local_ray(scaling: Scaling, scratch: Path) -> None:
         address="local",
         num_cpus=scaling.num_workers * scaling.cpus_per_worker + DATA_CPUS,
         include_dashboard=False,
-        logging_level="warning",
+        logging_level=logging.WARNING,
         _temp_dir=str(scratch / "ray"),
     )
 

@@ -70,7 +70,7 @@ def train(
 
     for epoch in range(at_start.epoch, recipe.epochs):
         # Seeded per epoch: a resumed run then draws the same numbers as one that never stopped.
-        torch.manual_seed((recipe.seed * 1_000_003 + epoch) * 65_537 + worker.rank)
+        torch.manual_seed(((recipe.seed * 1_000_003 + epoch) * 65_537 + worker.rank) % 2**63)
         step, samples, rate = trained.step, trained.samples, 0.0
         tally, steps_clock = Tally(worker.device), Clock()
         interval_clock, interval_start = Clock(), step
