@@ -125,7 +125,7 @@ def render(
         f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
         for name, value in headline
     )
-    charts = "".join(chart(title, lines) for title, lines in curves(metrics))
+    charts = "".join(chart(title, lines, falls=title == "Loss") for title, lines in curves(metrics))
     pictures = "".join(picture(prediction) for prediction in predictions)
     settings = table(("setting", "value"), flat(config.model_dump(mode="json")))
     history = table(
@@ -247,12 +247,12 @@ STEEP = 20
 """A curve whose values differ by more than this factor is drawn over powers of ten."""
 
 
-def chart(title: str, lines: list[Line]) -> str:
+def chart(title: str, lines: list[Line], *, falls: bool = False) -> str:
     """An SVG with lines over epochs."""
     values = [y for line in lines for _, y in line.points]
     right = max((x for line in lines for x, _ in line.points), default=1.0)
-    # A loss falls by factors; on an even scale all but its start would lie on the ground.
-    is_steep = bool(values) and min(values) > 0 and max(values) > STEEP * min(values)
+    # What falls by factors would lie on the ground of an even scale, all but its start.
+    is_steep = falls and min(values, default=0) > 0 and max(values) > STEEP * min(values)
     y_ticks = (
         decades(min(values), max(values)) if is_steep else ticks(0.0, max(values, default=1.0))
     )
