@@ -94,8 +94,8 @@ def attempts(tmp_path: Path) -> Iterator[Attempts]:
     started.clear()
 
 
-def ray_config(attempts: Attempts, **changes: Any) -> TrainerConfig:
-    return small_config(attempts.storage, scaling__num_workers=2, **changes)
+def ray_config(attempts: Attempts, workers: int = 2, **changes: Any) -> TrainerConfig:
+    return small_config(attempts.storage, scaling__num_workers=workers, **changes)
 
 
 def read_json(config: TrainerConfig, file: str) -> dict[str, Any]:
@@ -218,7 +218,7 @@ def test_a_run_survives_the_loss_of_a_worker_and_then_of_its_driver(attempts: At
 
 
 def test_sigterm_ends_an_attempt_in_good_order(attempts: Attempts) -> None:
-    config = ray_config(attempts, train__epochs=500)
+    config = ray_config(attempts, workers=1, train__epochs=500)
     driver = attempts.start(config)
     assert wait_for(lambda: committed(config), 120)
     driver.terminate()
@@ -235,7 +235,10 @@ def test_sigterm_ends_an_attempt_in_good_order(attempts: Attempts) -> None:
 
 def test_a_worker_that_fails_each_time_fails_the_run_with_its_reason(attempts: Attempts) -> None:
     config = ray_config(
-        attempts, train__optimizer={"name": "sgd", "learning_rate": 1e30}, faults__worker_failures=0
+        attempts,
+        workers=1,
+        train__optimizer={"name": "sgd", "learning_rate": 1e30},
+        faults__worker_failures=0,
     )
     output = attempts.finish(config, code=1)
     assert "error: worker 0 failed, after 0 restarts: RunError: the loss became" in output
