@@ -49,7 +49,7 @@ setup: .venv/.complete ## Make .venv with all that `train` and `test` need
 .venv/.complete: requirements.txt pyproject.toml
 	@if command -v uv >/dev/null; then \
 	  uv venv --quiet --allow-existing .venv && \
-	  uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.txt && \
+	  uv pip sync --quiet --compile-bytecode --python $(BIN)/python --require-hashes requirements.txt && \
 	  uv pip install --quiet --python $(BIN)/python --no-deps --editable . ; \
 	else \
 	  python3 -m venv .venv && \

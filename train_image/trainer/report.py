@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from trainer.config import TrainerConfig
@@ -238,79 +240,58 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
-# A chart, drawn by hand: a handful of lines needs no plotting library in the image.
-
-WIDTH, HEIGHT = 520, 260
-LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 30
-
 STEEP = 20
 """A curve whose values differ by more than this factor is drawn over powers of ten."""
+
+PLAIN = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": "#c5ccd4",
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "font.size": 9,
+    "grid.color": "#e3e7ec",
+    "legend.frameon": False,
+    "text.color": "#5b6776",
+    "xtick.color": "#5b6776",
+    "ytick.color": "#5b6776",
+    # The page's own font, and the same bytes each time.
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "svg.hashsalt": "trainyard",
+}
 
 
 def chart(title: str, lines: list[Line], *, falls: bool = False) -> str:
     """An SVG with lines over epochs."""
     values = [y for line in lines for _, y in line.points]
-    right = max((x for line in lines for x, _ in line.points), default=1.0)
     # What falls by factors would lie on the ground of an even scale, all but its start.
     is_steep = falls and min(values, default=0) > 0 and max(values) > STEEP * min(values)
-    y_ticks = (
-        decades(min(values), max(values)) if is_steep else ticks(0.0, max(values, default=1.0))
+    with rc_context(PLAIN):
+        figure = Figure(figsize=(5.2, 2.7), layout="constrained")
+        axes = figure.add_subplot(xlabel="epoch", yscale="log" if is_steep else "linear")
+        for line in lines:
+            marker = "o" if line.has_dots else ""
+            x, y = zip(*line.points, strict=True) if line.points else ((), ())
+            axes.plot(x, y, color=line.colour, label=line.name, marker=marker, markersize=3)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if not is_steep:
+            axes.set_ylim(bottom=0)
+        if len(lines) > 1:
+            axes.legend()
+        text = io.StringIO()
+        figure.savefig(
+            text,
+            format="svg",
+            transparent=True,
+            metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")),
+        )
+    svg = text.getvalue()
+    svg = svg[svg.index("<svg") :].replace(
+        "<svg", f'<svg role="img" aria-label="{escape(title)}"', 1
     )
-    scale = math.log10 if is_steep else float
-    bottom, top = scale(y_ticks[0]), scale(y_ticks[-1])
-    x_ticks = [x for x in ticks(0.0, right, most=8) if x <= right and x == int(x)]
-
-    def at_x(x: float) -> float:
-        return round(LEFT + (WIDTH - LEFT - RIGHT) * x / right, 1)
-
-    def at_y(y: float) -> float:
-        height = (scale(y) - bottom) / (top - bottom)
-        return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * height, 1)
-
-    parts = [
-        f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at_y(y)}" y2="{at_y(y)}"/>'
-        f'<text class="y" x="{LEFT - 8}" y="{at_y(y) + 4}">{y:,.6g}</text>'
-        for y in y_ticks
-    ]
-    parts += [
-        f'<text class="x" x="{at_x(x)}" y="{HEIGHT - BOTTOM + 18}">{x:g}</text>' for x in x_ticks
-    ]
-    for line in lines:
-        path = " ".join(f"{at_x(x)},{at_y(y)}" for x, y in line.points)
-        parts.append(f'<polyline points="{path}" stroke="{line.colour}"/>')
-        if line.has_dots:
-            parts += [
-                f'<circle cx="{at_x(x)}" cy="{at_y(y)}" r="3" fill="{line.colour}">'
-                f"<title>epoch {x:g}: {line.name} {y:.4g}</title></circle>"
-                for x, y in line.points
-            ]
-    legend = "".join(
-        f'<span><i style="background:{line.colour}"></i>{escape(line.name)}</span>'
-        for line in lines
-        if len(lines) > 1
-    )
-    return (
-        f'<figure class="chart"><figcaption><b>{escape(title)}</b>{legend}</figcaption>'
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)} over epochs">'
-        f"{''.join(parts)}</svg></figure>"
-    )
-
-
-def decades(low: float, high: float) -> list[float]:
-    """Powers of ten that enclose both: 0.03, 2 -> 0.01, 0.1, 1, 10."""
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    return [float(f"1e{power}") for power in powers]
-
-
-def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round values that enclose both: 0, 0.7 -> 0, 0.2, 0.4, 0.6, 0.8."""
-    if high <= low:
-        high = low + 1
-    rough = (high - low) / most
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(index * step, 12) for index in range(first, last + 1)]
+    return f'<figure class="chart"><figcaption><b>{escape(title)}</b></figcaption>{svg}</figure>'
 
 
 STYLE = """
@@ -336,17 +317,8 @@ figure { margin: 0; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(420px, 100%), 1fr));
   gap: 14px; }
 .chart { padding: 14px 16px 8px; }
-.chart figcaption { display: flex; gap: 16px; align-items: baseline; margin-bottom: 6px; }
-.chart figcaption b { margin-right: auto; }
-.chart figcaption span { color: var(--soft); font-size: 13px; }
-.chart figcaption i { display: inline-block; width: 14px; height: 3px; border-radius: 2px;
-  margin-right: 6px; vertical-align: middle; }
+.chart figcaption { margin-bottom: 6px; }
 svg { display: block; width: 100%; height: auto; }
-svg text { font-size: 12px; fill: var(--soft); font-variant-numeric: tabular-nums; }
-svg text.y { text-anchor: end; }
-svg text.x { text-anchor: middle; }
-svg .grid { stroke: var(--rule); }
-svg polyline { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
 .pictures { display: grid; grid-template-columns: repeat(3, 1fr); gap: 14px; }
 .pictures figure { display: flex; gap: 14px; padding: 14px; align-items: center; }
 .pictures img { width: 112px; height: 112px; object-fit: contain; background: #000; border-radius: 6px;
