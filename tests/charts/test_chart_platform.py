@@ -172,6 +172,7 @@ def test_s3_needs_no_claim_and_keys_come_from_the_secret(on_s3):
     for place, pod in pods_of(on_s3).items():
         variables = environment(pod)
         assert variables["AWS_REGION"] == "us-east-1", place
+        assert variables["AWS_RESPONSE_CHECKSUM_VALIDATION"] == "when_required", place
         for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             assert variables[key] == {"secretKeyRef": {"name": "bucket", "key": key}}, place
         assert "persistentVolumeClaim" not in str(pod), place
@@ -183,6 +184,7 @@ def test_s3_without_a_secret_leaves_rights_to_the_nodes():
     assert platform_of(objects)["storage"] == {"path": "s3://models"}
     variables = environment(pods_of(objects)["platform head"])
     assert variables["AWS_REGION"] == "eu-central-1"
+    assert "AWS_RESPONSE_CHECKSUM_VALIDATION" not in variables
     assert "AWS_ACCESS_KEY_ID" not in variables
 
 

@@ -184,6 +184,10 @@ volumeMounts:
 {{- if not .Values.storage.claim }}
 {{- with .Values.storage.s3 }}
 - {name: AWS_REGION, value: {{ .region | quote }}}
+{{- if .endpoint }}
+{{- /* Other servers than AWS's refuse requests that ask for its newer checksums. */}}
+- {name: AWS_RESPONSE_CHECKSUM_VALIDATION, value: when_required}
+{{- end }}
 {{- with .secretName }}
 - name: AWS_ACCESS_KEY_ID
   valueFrom:
