@@ -248,6 +248,7 @@ PLAIN = {
     "axes.edgecolor": "#c5ccd4",
     "axes.grid": True,
     "axes.grid.axis": "y",
+    "axes.labelcolor": "#5b6776",
     "axes.spines.right": False,
     "axes.spines.top": False,
     "font.size": 9,
