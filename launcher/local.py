@@ -12,8 +12,9 @@ from pathlib import Path
 
 from launcher.config import RunConfig
 from launcher.errors import ConfigError, RunFailed
+from launcher.plan import trainer_config
 from launcher.watch import PROGRESS, SUMMARY, Phase, Sight, record_of
-from trainer.config import CONFIG_VARIABLE, Scaling, Storage, TrainerConfig, batch_per_worker
+from trainer.config import CONFIG_VARIABLE, Scaling, Storage, TrainerConfig
 
 NEEDED = ("ray", "torch", "torchvision", "sklearn", "matplotlib")
 CONFIG_ERROR = 2
@@ -23,23 +24,12 @@ CONFIG_ERROR = 2
 def local_config(run: RunConfig, storage: Path, cpus: int) -> TrainerConfig:
     """The run for this machine: as many workers as on a cluster, its CPUs shared among them."""
     workers = run.resources.gpus or run.resources.workers or 0
-    try:
-        batch_per_worker(run.train.global_batch_size, workers)
-    except ValueError as error:
-        raise ConfigError(*str(error).splitlines()) from error
-    return TrainerConfig(
-        name=run.name,
-        data=run.data,
-        train=run.train,
-        checkpoint=run.checkpoint,
-        faults=run.faults,
-        scaling=Scaling(
-            num_workers=workers,
-            use_gpu=run.resources.gpus is not None,
-            cpus_per_worker=max(1, cpus // workers),
-        ),
-        storage=Storage(path=str(storage.resolve())),
+    scaling = Scaling(
+        num_workers=workers,
+        use_gpu=run.resources.gpus is not None,
+        cpus_per_worker=max(1, cpus // workers),
     )
+    return trainer_config(run, scaling, Storage(path=str(storage.resolve())))
 
 
 def train_locally(config: TrainerConfig) -> Iterator[Sight | str]:

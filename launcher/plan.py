@@ -8,7 +8,7 @@ from math import ceil
 from launcher.config import RunConfig
 from launcher.errors import ConfigError
 from launcher.platform import Platform, Pool
-from trainer.config import Scaling, TrainerConfig, batch_per_worker
+from trainer.config import Scaling, Storage, TrainerConfig, batch_per_worker
 
 MIB_PER_GIB = 1024
 DATA_CPUS = 1
@@ -71,7 +71,6 @@ def plan_run(run: RunConfig, platform: Platform, namespace: str) -> Plan:
     pool = _pool(run, platform)
     workers = run.resources.gpus or run.resources.workers or 0
     nodes, per_node = _spread(workers, pool, "gpus" if run.resources.gpus else "workers")
-    _batch_per_worker(run, workers)
     node = _node_size(pool, per_node)
     cpus_per_worker = _cpus_per_worker(pool, node, per_node)
     head = Size(
@@ -94,19 +93,29 @@ def plan_run(run: RunConfig, platform: Platform, namespace: str) -> Plan:
         retries=run.faults.retries,
         pre_running_deadline_seconds=platform.job.pre_running_deadline_seconds,
         ttl_seconds_after_finished=platform.job.ttl_seconds_after_finished,
-        trainer=TrainerConfig(
-            name=run.name,
-            data=run.data,
-            train=run.train,
-            checkpoint=run.checkpoint,
-            faults=run.faults,
-            scaling=Scaling(
+        trainer=trainer_config(
+            run,
+            Scaling(
                 num_workers=workers,
                 use_gpu=pool.gpus_per_node > 0,
                 cpus_per_worker=cpus_per_worker,
             ),
-            storage=platform.storage,
+            platform.storage,
         ),
+    )
+
+
+def trainer_config(run: RunConfig, scaling: Scaling, storage: Storage) -> TrainerConfig:
+    """What of a run travels to the trainer. Raises ConfigError if workers cannot share a batch."""
+    _batch_per_worker(run, scaling.num_workers)
+    return TrainerConfig(
+        name=run.name,
+        data=run.data,
+        train=run.train,
+        checkpoint=run.checkpoint,
+        faults=run.faults,
+        scaling=scaling,
+        storage=storage,
     )
 
 
