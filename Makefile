@@ -14,8 +14,8 @@ IMAGE     ?= 127.0.0.1:5000/trainyard:$(shell find train_image -type f -not -nam
 # Where `plan` and `render` take the platform from: `cluster` (the namespace's own), `packaged`
 # (the chart at its default values), or a file.
 PLATFORM  ?= $(if $(HAS_CLUSTER),cluster,packaged)
-# More values for the chart: VALUES=values.yaml.
-VALUES    ?=
+# Values for the chart; on the test cluster small ones.
+VALUES    ?= $(if $(TEST_CLUSTER),tests/cluster/values.yaml)
 SET       ?=
 FOLLOW    ?=
 KUBECONFIG ?=
@@ -32,6 +32,7 @@ TRAINYARD  := $(BIN)/trainyard
 IN_CLUSTER := tests/cluster/run
 RESOURCES   = $(if $(GPUS),--gpus '$(GPUS)') $(if $(WORKERS),--workers '$(WORKERS)') $(foreach s,$(SET),--set '$(s)')
 RUN_IMAGE   = $(if $(filter command line environment,$(origin IMAGE)),--set 'image=$(IMAGE)')
+TEST_CLUSTER = $(if $(OTHER_CLUSTER),,$(wildcard $(CLUSTER_HOME)/kubeconfig))
 HAS_CLUSTER = $(wildcard $(if $(KUBECONFIG),$(KUBECONFIG),$(CLUSTER_HOME)/kubeconfig $(HOME)/.kube/config))
 OTHER_CLUSTER = $(filter-out $(CLUSTER_HOME)/kubeconfig,$(KUBECONFIG))
 PLATFORM_FILE = $(if $(filter-out cluster packaged,$(PLATFORM)),--platform '$(PLATFORM)')
@@ -124,7 +125,7 @@ cluster-down: ## Stop exactly what `cluster` started
 e2e: setup ## Prove the whole way on a real cluster: this one, or the one of KUBECONFIG
 	@$(if $(OTHER_CLUSTER),$(if $(filter 127.0.0.1:%,$(IMAGE)),$(error KUBECONFIG names a cluster of yours: say with IMAGE= where its nodes can pull the image)),$(MAKE) --no-print-directory cluster-up)
 	@$(MAKE) --no-print-directory image push
-	$(IN_CLUSTER) $(BIN)/pytest tests/e2e --e2e --timeout 900 --image $(IMAGE)
+	$(IN_CLUSTER) $(BIN)/pytest tests/e2e --e2e --timeout 900 --durations 0 --durations-min 5 --image $(IMAGE)
 
 ##@ The project itself
 

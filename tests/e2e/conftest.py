@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-VALUES = Path(__file__).parent / "values.yaml"
+VALUES = ROOT / "tests/cluster/values.yaml"
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 LIMIT_S = 300.0
 
@@ -74,7 +74,7 @@ class Team:
         return run(*command, **environment)
 
     def install(self, tmp_path: Path, **changes: Any) -> None:
-        """`make platform` with the values of e2e and some changed."""
+        """`make platform` with the small values of the test cluster, and some changed."""
         values = yaml.safe_load(VALUES.read_text())
         for path, value in changes.items():
             *sections, key = path.split("__")

@@ -16,6 +16,8 @@ from conftest import ROOT, Ended, Object, Team, get, kubectl, run, wait_for
 
 DIGITS = "examples/digits.yaml"
 ENOUGH = 0.95
+QUICK = "train.model.image_size=16"
+LONG = (DIGITS, "--workers", "2", "--name", "long", "--set", QUICK, "--set", "train.epochs=100000")
 
 
 @pytest.fixture(scope="module")
@@ -88,17 +90,7 @@ def test_kubectl_apply_of_a_rendered_run_does_what_deploy_does(
 @pytest.fixture
 def long_run(team: Team) -> Object:
     """A run that is under way and would last for hours."""
-    submitted = team.trainyard(
-        "submit",
-        DIGITS,
-        "--workers",
-        "2",
-        "--name",
-        "long",
-        "--set",
-        "train.epochs=100000",
-        "--detach",
-    )
+    submitted = team.trainyard("submit", *LONG, "--detach")
     assert submitted.returncode == 0, submitted.stderr
     return wait_for(
         "the long run makes progress",
@@ -133,7 +125,7 @@ def test_helm_upgrade_reaches_the_standing_cluster_and_the_next_run_and_disturbs
     assert [pool["memoryGib"] for pool in pools if pool["name"] == "cpu"] == [3]
     wait_for("the standing cluster has the new memory", lambda: standing_pods(team, "3Gi"))
 
-    deployed = team.make("deploy", "WORKERS=1", "SET=name=next train.epochs=1")
+    deployed = team.make("deploy", "WORKERS=1", f"SET=name=next train.epochs=1 {QUICK}")
     assert deployed.returncode == 0, deployed.stderr
     (worker,) = [
         pod
@@ -166,11 +158,10 @@ def run_pods(team: Team, name: str) -> list[Object]:
 
 
 def test_a_live_run_is_found_by_the_same_file_and_refused_for_another(team: Team) -> None:
-    long = ("submit", DIGITS, "--workers", "2", "--name", "long", "--set", "train.epochs=100000")
-    same = team.trainyard(*long, "--detach")
+    same = team.trainyard("submit", *LONG, "--detach")
     assert same.returncode == 0
     assert "is live already" in same.stderr
-    other = team.trainyard(*long, "--set", "train.seed=1", "--detach")
+    other = team.trainyard("submit", *LONG, "--set", "train.seed=1", "--detach")
     assert other.returncode == 3
     assert "trainyard stop long" in other.stderr
 
@@ -191,19 +182,20 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(team: Team) -> None:
 
 def test_stop_leaves_the_folder_and_the_next_deploy_resumes(team: Team) -> None:
     assert team.trainyard("stop", "long").returncode == 0
-    run_file = (DIGITS, "--workers", "2", "--name", "paused", "--set", "train.epochs=30")
-    assert team.trainyard("submit", *run_file, "--detach").returncode == 0
+    settings = ("name=paused", "train.epochs=40", QUICK)
+    options = [option for setting in settings for option in ("--set", setting)]
+    assert team.trainyard("submit", DIGITS, *options, "--detach").returncode == 0
     wait_for(
         "a checkpoint is there",
         lambda: (progress_of(team, "paused") or {"epoch": 0})["epoch"] > 2,
     )
     assert team.trainyard("stop", "paused").returncode == 0
     assert get("rayjobs.ray.io", team.namespace, "-l", "trainyard.io/run=paused")["items"] == []
-    resumed = team.make("deploy", "WORKERS=2", "SET=name=paused train.epochs=30")
+    resumed = team.make("deploy", "WORKERS=2", f"SET={' '.join(settings)}")
     assert resumed.returncode == 0, resumed.stderr
     summary = team.status("paused")["summary"]
     assert summary["resumed_from"] is not None
-    assert (summary["attempts"], summary["epochs"]) == (2, 30)
+    assert (summary["attempts"], summary["epochs"]) == (2, 40)
 
 
 def test_gpus_are_requested_scheduled_and_counted_and_a_missing_cuda_is_said(
@@ -276,7 +268,15 @@ def test_who_may_not_create_rayjobs_is_told_so_and_the_role_of_the_chart_is_enou
     subject = {"kind": "ServiceAccount", "name": "engineer", "namespace": team.namespace}
     team.install(tmp_path, launcher__rbac__subjects=[subject])
     allowed = team.trainyard(
-        "submit", DIGITS, "--name", "allowed", "--set", "train.epochs=1", KUBECONFIG=engineer
+        "submit",
+        DIGITS,
+        "--name",
+        "allowed",
+        "--set",
+        QUICK,
+        "--set",
+        "train.epochs=1",
+        KUBECONFIG=engineer,
     )
     assert allowed.returncode == 0, allowed.stderr
     assert team.trainyard("status", "allowed", KUBECONFIG=engineer).returncode == 0
