@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,8 @@ from training import open_folder, small_config
 
 from trainer import __main__
 from trainer.config import CONFIG_VARIABLE, Scaling
-from trainer.driver import missing_capacity
+from trainer.driver import aside, missing_capacity
+from trainer.errors import RunError
 from trainer.output import Output
 
 CPU_RUN = Scaling(num_workers=2, use_gpu=False, cpus_per_worker=2)
@@ -116,3 +120,23 @@ def test_a_config_that_cannot_be_ends_with_2_and_no_attempt(
         folder = open_folder(config)
         assert not folder.exists(folder.attempts)
         assert not folder.exists(folder.run)
+
+
+def test_a_signal_that_another_thread_got_ends_the_wait() -> None:
+    def stop(signum: int, frame: object) -> None:
+        raise RunError("stopped")
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    enough = threading.Event()
+
+    def work() -> None:
+        time.sleep(0.2)  # until the other thread waits
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        enough.wait(60)
+
+    try:
+        with pytest.raises(RunError, match="stopped"):
+            aside(work)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        enough.set()

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from importlib import metadata
@@ -77,6 +77,8 @@ NODE_WAIT_S = 60.0
 """How long nodes of a cluster may take to register with Ray."""
 
 GPU_CHECK_S = 300.0
+
+SIGNAL_POLL_S = 0.5
 
 
 def run(config: TrainerConfig, output: Output) -> None:
@@ -285,6 +287,9 @@ def aside(work: Callable[[], T]) -> T:
             outcome.set_exception(error)
 
     threading.Thread(target=run, name="fit", daemon=True).start()
+    # The system may give a signal to any thread, and Python's handlers run in this one alone, once it wakes.
+    while not wait([outcome], timeout=SIGNAL_POLL_S).done:
+        pass
     return outcome.result()
 
 
