@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from launcher.plan import Reason
 from launcher.watch import ENDED, PROGRESS, SUMMARY, Phase, Sight, record_of
@@ -100,9 +100,10 @@ class ProgressView:
 
     def __init__(self) -> None:
         self._bar = Progress(
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=16),
             TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.description}", markup=False),
+            # A narrow terminal wraps the text: rich would cut it off, and its end tells what is left.
+            TextColumn("{task.description}", markup=False, table_column=Column()),
             console=_progress_console,
             transient=True,
         )
