@@ -7,6 +7,7 @@ cannot be reached; 130 detached by Ctrl-C.
 from __future__ import annotations
 
 import sys
+import traceback
 
 import typer
 from typer.exceptions import TyperException
@@ -15,6 +16,7 @@ from launcher.cli import app
 from launcher.errors import LauncherError
 
 PROGRAM = "trainyard"
+TRACEBACK = "--traceback"
 USAGE = 2
 DETACHED = 130
 
@@ -25,13 +27,13 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Exit code of a command line. Errors are two or three lines unless --traceback is given."""
-    if "--traceback" in arguments:
-        app(arguments, prog_name=PROGRAM, standalone_mode=False)
-        return 0
+    """Exit code of a command line. --traceback, at any place in it, shows an error's traceback too."""
+    command = [argument for argument in arguments if argument != TRACEBACK]
     try:
-        code = app(arguments, prog_name=PROGRAM, standalone_mode=False)
+        code = app(command, prog_name=PROGRAM, standalone_mode=False)
     except LauncherError as error:
+        if TRACEBACK in arguments:
+            traceback.print_exc()
         print(error, file=sys.stderr)
         return error.exit_code
     except TyperException as error:

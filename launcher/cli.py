@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -18,6 +20,19 @@ if TYPE_CHECKING:
     from launcher.watch import Sight
 
 NAMESPACE = "trainyard"
+
+
+def _check_namespace(namespace: str) -> str:
+    """The namespace, if it can be one. Raises ConfigError."""
+    if re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", namespace):
+        return namespace
+    from launcher.errors import ConfigError
+
+    raise ConfigError(
+        f"--namespace = {namespace!r}: must be at most 63 lower case letters, digits and dashes, "
+        "with no dash at either end"
+    )
+
 
 app = typer.Typer(
     name="trainyard",
@@ -46,7 +61,14 @@ FromCluster = Annotated[
     bool, typer.Option("--from-cluster", help="Use the platform of the namespace's ConfigMap.")
 ]
 Namespace = Annotated[
-    str, typer.Option("--namespace", "-n", metavar="NAMESPACE", help="Kubernetes namespace.")
+    str,
+    typer.Option(
+        "--namespace",
+        "-n",
+        metavar="NAMESPACE",
+        help="Kubernetes namespace.",
+        callback=_check_namespace,
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -265,10 +287,20 @@ def train(
     name: Name = None,
 ) -> None:
     """Train on this machine, on a Ray of its own; a run that was there before goes on."""
+    from launcher import show
     from launcher.local import local_config, train_locally
 
     run = _load_run(run_file, settings, gpus, workers, name)
-    _show_to_end(train_locally(local_config(run, storage, os.cpu_count() or 1)))
+    try:
+        with closing(train_locally(local_config(run, storage, os.cpu_count() or 1))) as sights:
+            last = _show(sights)
+    except KeyboardInterrupt:
+        show.say(
+            f"run {run.name} was interrupted: the same command goes on from its last checkpoint"
+        )
+        raise
+    if last.summary is not None:
+        typer.echo(show.summary_text(last.summary))
 
 
 @platform_app.callback(invoke_without_command=True)
@@ -304,11 +336,11 @@ def _load_run(
 
 def _run_name(name: str) -> str:
     """A run's name, given as itself or as the run file that holds it."""
-    if not name.endswith((".yaml", ".yml")):
-        return name
-    from launcher.config import load_run
+    from launcher.config import check_name, load_name
 
-    return load_run(Path(name)).name
+    if name.endswith((".yaml", ".yml")):
+        return load_name(Path(name))
+    return check_name(name, "NAME")
 
 
 def _platform(
@@ -399,14 +431,6 @@ def _watch(cluster: Any, run: str, submission: str) -> None:
         raise RunFailed(f"run {run} failed", *(text for text in details if text))
     if summary is not None:
         typer.echo(show.summary_text(summary))
-
-
-def _show_to_end(sights: Iterable[Sight | str]) -> None:
-    from launcher import show
-
-    last = _show(sights)
-    if last.summary is not None:
-        typer.echo(show.summary_text(last.summary))
 
 
 def _show(sights: Iterable[Sight | str]) -> Sight:

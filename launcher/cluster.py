@@ -15,6 +15,7 @@ from kubernetes import config as kubeconfig
 from kubernetes.client import Configuration
 from kubernetes.client.api_client import ApiClient
 from kubernetes.client.exceptions import ApiException
+from yaml import YAMLError
 
 from launcher.errors import ClusterError, ClusterUnreachable
 
@@ -39,9 +40,10 @@ class Cluster:
         configuration = Configuration()
         try:
             _load(configuration, kubeconfig_file)
-        except (kubeconfig.ConfigException, OSError) as error:
+        except (kubeconfig.ConfigException, OSError, YAMLError) as error:
+            file = kubeconfig_file or kubeconfig.KUBE_CONFIG_DEFAULT_LOCATION
             raise ClusterUnreachable(
-                "no cluster: no usable kubeconfig",
+                f"no cluster: no usable kubeconfig in {file}",
                 str(error).replace("\n", " "),
                 "Set KUBECONFIG, or start a cluster on this machine with `make cluster`.",
             ) from error

@@ -14,6 +14,7 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     PositiveInt,
+    TypeAdapter,
     ValidationError,
     model_validator,
 )
@@ -22,15 +23,23 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from launcher.errors import ConfigError
 from trainer.config import RUN_NAME_LIMIT, Checkpoint, Data, Faults, RunName, Section, Train
 
+PART = r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*"
+IMAGE = re.compile(
+    rf"(?:[A-Za-z0-9.-]+(?::\d+)?/)?{PART}(?:/{PART})*"
+    r"(?::(?P<tag>\w[\w.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
+)
+"""[REGISTRY[:PORT]/]NAME[:TAG][@DIGEST], as Kubernetes takes it."""
+
 
 def _require_tag(image: str) -> str:
     """An image must stay what it is between two attempts: a tag (not `latest`) or a digest."""
-    _, _, last = image.rpartition("/")
-    name, at, digest = last.partition("@")
-    tag = name.partition(":")[2]
-    if re.search(r"\s", image) or not last or (at and not digest):
-        raise PydanticCustomError("image", "must be REGISTRY/NAME:TAG")
-    if not digest and tag in ("", "latest"):
+    found = IMAGE.fullmatch(image)
+    if found is None:
+        raise PydanticCustomError(
+            "image",
+            "must be REGISTRY/NAME:TAG, with NAME in lower case, or NAME@sha256:<64 digits>",
+        )
+    if not found["digest"] and found["tag"] in (None, "latest"):
         raise PydanticCustomError(
             "image", "must have a tag other than latest, or a digest: NAME:TAG or NAME@sha256:..."
         )
@@ -38,6 +47,9 @@ def _require_tag(image: str) -> str:
 
 
 M = TypeVar("M", bound=BaseModel)
+
+SHOWN_LIMIT = 100
+"""Characters of a wrong value that a message shows."""
 
 Image = Annotated[str, AfterValidator(_require_tag)]
 
@@ -108,13 +120,26 @@ def read_yaml(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
+    return parse_mapping(text, str(path))
+
+
+def parse_mapping(text: str, source: str) -> dict[str, Any]:
+    """The mapping in a YAML text. Raises ConfigError that names the source and the line."""
     try:
-        document = yaml.load(text, Loader=StrictLoader)
+        document = _parse(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML", *str(error).splitlines()) from error
+        raise ConfigError(f"{source} is not valid YAML", *str(error).splitlines()) from error
     if not isinstance(document, dict):
-        raise ConfigError(f"{path} must hold a mapping, not {_kind(document)}")
+        raise ConfigError(f"{source} must hold a mapping, not {_kind(document)}")
     return document
+
+
+def _parse(text: str) -> Any:
+    """A YAML text's document. Raises YAMLError, where PyYAML raises ValueError for some values too."""
+    try:
+        return yaml.load(text, Loader=StrictLoader)
+    except ValueError as error:  # such as the date 2001-99-99
+        raise yaml.YAMLError(str(error)) from error
 
 
 def _kind(value: object) -> str:
@@ -129,9 +154,11 @@ def parse_overrides(settings: Iterable[str]) -> list[tuple[list[str], Any]]:
         if not equals or not all(key.split(".")):
             raise ConfigError(f"--set {setting} must read --set section.key=value")
         try:
-            parsed.append((key.split("."), yaml.safe_load(text)))
+            parsed.append((key.split("."), _parse(text)))
         except yaml.YAMLError as error:
-            raise ConfigError(f"--set {setting}: the value is not valid YAML") from error
+            raise ConfigError(
+                f"--set {setting}: the value is not valid YAML", *str(error).splitlines()[:1]
+            ) from error
     return parsed
 
 
@@ -154,17 +181,34 @@ def load_run(
         raise ConfigError("--gpus and --workers exclude each other: one worker starts per GPU")
     for resource, text, other in (("gpus", gpus, "workers"), ("workers", workers, "gpus")):
         if text is not None:
-            _assign(document, ["resources", resource], yaml.safe_load(text))
+            # What is no number stays as it was typed, and is refused with its path.
+            number = int(text) if re.fullmatch(r"-?\d{1,18}", text) else text
+            _assign(document, ["resources", resource], number)
             document["resources"].pop(other, None)
     if name is not None:
         document["name"] = name
     return validate(RunConfig, document, str(path))
 
 
+def load_name(path: Path) -> str:
+    """The name of a file's run; what else the file says is not looked at. Raises ConfigError."""
+    return check_name(read_yaml(path).get("name"), f"{path}: name")
+
+
+def check_name(name: object, what: str) -> str:
+    """The name of a run, if it is one. Raises ConfigError."""
+    try:
+        return TypeAdapter(RunName).validate_python(name)
+    except ValidationError as error:
+        raise ConfigError(f"{what} = {_shown(name)}: {_name_rule(name)}") from error
+
+
 def _assign(document: dict[str, Any], keys: Sequence[str], value: Any) -> None:
     section: Any = document
     for depth, key in enumerate(keys[:-1], start=1):
-        section = section.setdefault(key, {})
+        if section.get(key) is None:  # absent, or `key:` with nothing behind it
+            section[key] = {}
+        section = section[key]
         if not isinstance(section, dict):
             raise ConfigError(
                 f"{'.'.join(keys)} cannot be set: {'.'.join(keys[:depth])} is a value"
@@ -186,7 +230,8 @@ def _problem(model: type[BaseModel], detail: ErrorDetails) -> str:
     """One line: path = value, the rule, and the nearest right key where one is near."""
     location, sections = _follow(model, detail["loc"])
     path = ".".join(location)
-    if detail["type"] == "extra_forbidden":
+    value = _shown(detail["input"])
+    if detail["type"] in ("extra_forbidden", "invalid_key"):
         known = sorted({field for section in sections for field in _keys(section)})
         near = difflib.get_close_matches(location[-1], known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
@@ -194,20 +239,32 @@ def _problem(model: type[BaseModel], detail: ErrorDetails) -> str:
     if detail["type"] == "missing":
         return f"{path}: is required"
     if detail["loc"] == ("name",):
-        return (
-            f"name = {detail['input']!r}: must be at most {RUN_NAME_LIMIT} characters, lower case "
-            "letters, digits and dashes, beginning with a letter and not ending with a dash"
-            + _length(detail["input"])
-        )
-    if detail["type"] == "model_type":
-        return f"{path} = {detail['input']!r}: must be a mapping"
+        return f"name = {value}: {_name_rule(detail['input'])}"
+    if detail["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return f"{path} = {value}: must be a mapping"
     if detail["type"] == "one_of":
         return f"{path}: {detail['msg']}"
-    return f"{path} = {detail['input']!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+    if detail["type"] == "union_tag_not_found":
+        return f"{path}.name: is required"
+    if detail["type"] == "union_tag_invalid":
+        context = detail["ctx"]
+        return f"{path}.name = {context['tag']!r}: must be one of {context['expected_tags']}"
+    rule = detail["msg"].replace("Input should be", "must be")
+    return f"{path} = {value}: {rule[0].lower()}{rule[1:]}"
 
 
-def _length(value: object) -> str:
-    return f" ({len(value)} characters)" if isinstance(value, str) else ""
+def _name_rule(name: object) -> str:
+    length = f" ({len(name)} characters)" if isinstance(name, str) else ""
+    return (
+        f"must be at most {RUN_NAME_LIMIT} characters, lower case letters, digits and dashes, "
+        f"beginning with a letter and not ending with a dash{length}"
+    )
+
+
+def _shown(value: object) -> str:
+    """A value for a message, in one line and not too long."""
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= SHOWN_LIMIT else f"{text[:SHOWN_LIMIT]}..."
 
 
 def _keys(section: type[BaseModel]) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -32,7 +34,7 @@ def local_config(run: RunConfig, storage: Path, cpus: int) -> TrainerConfig:
     return trainer_config(run, scaling, Storage(path=str(storage.resolve())))
 
 
-def train_locally(config: TrainerConfig) -> Iterator[Sight | str]:
+def train_locally(config: TrainerConfig) -> Generator[Sight | str, None, None]:
     """Sights and log lines of the training program until it has ended well.
 
     Raises ConfigError if its packages are missing or it refuses the config, RunFailed if it fails.
@@ -44,10 +46,17 @@ def train_locally(config: TrainerConfig) -> Iterator[Sight | str]:
             "Install them with `pip install 'trainyard[train]'`, or `make setup` in a clone.",
         )
     folder = Path(config.storage.path) / config.name
-    folder.mkdir(parents=True, exist_ok=True)
     noise = folder / "ray.log"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        stderr = noise.open("wb")
+    except OSError as error:
+        raise ConfigError(
+            f"the storage {config.storage.path} cannot be used: {error}",
+            "Name a folder that you may write to with --storage DIR.",
+        ) from error
     environment = os.environ | {CONFIG_VARIABLE: config.model_dump_json()}
-    with noise.open("wb") as stderr:
+    with stderr, _stopped_like_ctrl_c():
         process = subprocess.Popen(
             [sys.executable, "-m", "trainer"],
             env=environment,
@@ -55,6 +64,8 @@ def train_locally(config: TrainerConfig) -> Iterator[Sight | str]:
             stderr=stderr,
             text=True,
             errors="replace",
+            # A terminal's Ctrl-C must reach Ray's processes in good order: by us alone.
+            start_new_session=True,
         )
         try:
             yield Sight(submission=config.name, phase="starting")
@@ -63,17 +74,52 @@ def train_locally(config: TrainerConfig) -> Iterator[Sight | str]:
                 yield _read_line(config.name, line.rstrip("\n"))
             code = process.wait()
         finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-                process.wait()
+            _end(process)
     if code == 0:
         return
-    last = noise.read_text(errors="replace").strip().splitlines()[-1:]
+    told = error_of(noise.read_text(errors="replace"))
     if code == CONFIG_ERROR:
-        raise ConfigError(f"the training program refused run {config.name}", *last)
+        raise ConfigError(f"the training program refused run {config.name}", *told)
     raise RunFailed(
-        f"run {config.name} failed (exit code {code})", *last, f"Ray's own output: {noise}"
+        f"run {config.name} failed (exit code {code})", *told, f"Ray's own output: {noise}"
     )
+
+
+@contextmanager
+def _stopped_like_ctrl_c() -> Iterator[None]:
+    """SIGTERM and a terminal that goes away end a run as Ctrl-C does: with its program."""
+    signals = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.default_int_handler) for number in signals]
+    try:
+        yield
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Let the program leave in good order; a second Ctrl-C does not wait for that."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        # What it still says is read: it would wait for ever for a pipe that is full.
+        process.communicate()
+    except KeyboardInterrupt:
+        process.kill()
+        process.wait()
+        raise
+
+
+def error_of(output: str) -> list[str]:
+    """The program's last `error: ...`, without what Ray said after it; else its last line."""
+    lines = output.strip().splitlines()
+    starts = [number for number, line in enumerate(lines) if line.startswith("error: ")]
+    if not starts:
+        return lines[-1:]
+    first, *rest = lines[starts[-1] :]
+    details = itertools.takewhile(lambda line: line.startswith("       "), rest)
+    return [first.removeprefix("error: "), *(line.strip() for line in details)]
 
 
 def _read_line(run: str, line: str) -> Sight | str:

@@ -9,12 +9,11 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
-from launcher.config import Image, StrictLoader, read_yaml, validate
+from launcher.config import Image, parse_mapping, read_yaml, validate
 from launcher.errors import ClusterError, ConfigError
 from trainer.config import Storage
 
@@ -166,7 +165,7 @@ class Platform(PlatformSection):
 
 def parse_platform(text: str, source: str) -> Platform:
     """The platform in a YAML text. Raises ConfigError that names the source."""
-    return _validate(yaml.load(text, Loader=StrictLoader), source)
+    return _validate(parse_mapping(text, source), source)
 
 
 def load_platform(path: Path | None) -> Platform:
@@ -186,14 +185,21 @@ def platform_of_config_map(config_map: dict[str, Any] | None, namespace: str) ->
             "or name a platform with --platform FILE.",
             reason="NotFound",
         )
-    return parse_platform(config_map["data"][CONFIG_MAP_KEY], f"ConfigMap {namespace}/{CONFIG_MAP}")
-
-
-def _validate(document: Any, source: str) -> Platform:
-    if not isinstance(document, dict) or document.get("formatVersion") != FORMAT_VERSION:
-        found = document.get("formatVersion") if isinstance(document, dict) else None
+    source = f"ConfigMap {namespace}/{CONFIG_MAP}"
+    text = (config_map.get("data") or {}).get(CONFIG_MAP_KEY)
+    if text is None:
         raise ConfigError(
-            f"{source} has platform format version {found!r}, this launcher reads {FORMAT_VERSION}",
+            f"{source} has no key {CONFIG_MAP_KEY}: it is not what the chart publishes",
+            f"Install the chart again: `make platform NAMESPACE={namespace}`.",
+        )
+    return parse_platform(text, source)
+
+
+def _validate(document: dict[str, Any], source: str) -> Platform:
+    if document.get("formatVersion") != FORMAT_VERSION:
+        raise ConfigError(
+            f"{source} has platform format version {document.get('formatVersion')!r}, "
+            f"this launcher reads {FORMAT_VERSION}",
             "Upgrade the older of the two: the launcher, or the chart (`make platform`).",
         )
     return validate(Platform, document, source)

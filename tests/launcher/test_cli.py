@@ -48,6 +48,9 @@ def trainyard(*arguments: str, **environment: str) -> subprocess.CompletedProces
         (["train", DIGITS, "--workers", "3"], 2, "cannot be shared equally by 3 workers"),
         (["submit", DIGITS], 3, "no usable kubeconfig"),
         (["status"], 3, "no usable kubeconfig"),
+        (["status", "Digits"], 2, "NAME = 'Digits': must be at most 38 characters"),
+        (["stop", "none.yaml"], 2, "cannot read none.yaml"),
+        (["render", DIGITS, "-n", "Team A"], 2, "--namespace = 'Team A'"),
     ],
 )
 def test_bad_input_has_its_exit_code_and_a_short_error(
@@ -62,10 +65,13 @@ def test_bad_input_has_its_exit_code_and_a_short_error(
     assert "Traceback" not in error
 
 
-def test_traceback_shows_the_rest() -> None:
-    ended = trainyard("--traceback", "plan", DIGITS, "--gpus", "0")
+@pytest.mark.parametrize("place", [0, 1, 4])
+def test_traceback_shows_the_rest(place: int) -> None:
+    arguments = ["plan", DIGITS, "--gpus", "0"]
+    ended = trainyard(*arguments[:place], "--traceback", *arguments[place:])
     assert "Traceback" in ended.stderr
-    assert ended.returncode != 0
+    assert "resources.gpus = 0: must be greater than 0" in ended.stderr.splitlines()[-1]
+    assert ended.returncode == 2
 
 
 def test_render_writes_one_yaml_stream_and_nothing_else() -> None:

@@ -134,6 +134,13 @@ def test_a_followed_log_comes_line_by_line(answering: Callable[..., Any]) -> Non
     assert "follow=true" in requests[0][0]
 
 
+def test_a_kubeconfig_that_is_no_yaml_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "kubeconfig"
+    file.write_text("a: [")
+    with pytest.raises(ClusterUnreachable, match=f"no usable kubeconfig in {file}"):
+        Cluster("team", file)
+
+
 def test_a_server_that_is_not_there_is_unreachable(tmp_path: Path) -> None:
     nowhere = kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:1")
     with pytest.raises(ClusterUnreachable, match="does not answer"):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher.config import load_run
+from launcher.config import load_name, load_run
 from launcher.errors import ConfigError
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples/digits.yaml"
@@ -33,25 +33,35 @@ def test_the_digits_example_loads() -> None:
         ("train.epoch=3", "train.epoch: unknown key; did you mean epochs?"),
         ("dta.source=digits", "dta: unknown key; did you mean data?"),
         ("train.model.chanels=1", "train.model.chanels: unknown key; did you mean in_channels?"),
-        ("data.loader=tensorflow", "data.loader = 'tensorflow': input should be 'torch' or 'ray'"),
-        ("train.epochs='8'", "train.epochs = '8': input should be a valid integer"),
-        ("train.epochs=yes", "train.epochs = True: input should be a valid integer"),
-        ("train.epochs=0", "train.epochs = 0: input should be greater than 0"),
-        ("resources.workers=-1", "resources.workers = -1: input should be greater than 0"),
+        ("data.loader=tensorflow", "data.loader = 'tensorflow': must be 'torch' or 'ray'"),
+        ("train.epochs='8'", "train.epochs = '8': must be a valid integer"),
+        ("train.epochs=yes", "train.epochs = True: must be a valid integer"),
+        ("train.epochs=0", "train.epochs = 0: must be greater than 0"),
+        ("resources.workers=-1", "resources.workers = -1: must be greater than 0"),
         ("resources=3", "resources = 3: must be a mapping"),
         ("resources.gpus=2", "resources: must have exactly one of gpus and workers"),
         ("train.optimizer={name: adamw, momentum: 0.5}", "train.optimizer.momentum: unknown key"),
         ("train.optimizer={name: sgd, momentun: 0.5}", "did you mean momentum?"),
-        ("train.optimizer={name: adam}", "train.optimizer"),
+        ("train.optimizer={name: adam}", "train.optimizer.name = 'adam': must be one of 'sgd'"),
+        ("train.optimizer={momentum: 0.5}", "train.optimizer.name: is required"),
+        ("train.optimizer=sgd", "train.optimizer = 'sgd': must be a mapping"),
+        ("train=", "train = nothing: must be a mapping"),
+        ("train.seed=99999999999999999999", "must be less than 4294967296"),
+        ("train.seed=2001-99-99", "the value is not valid YAML"),
+        ("train.model={name: a, name: b}", "the key name stands here more than once"),
         ("image=registry:5000/trainyard", "must have a tag"),
         ("image=trainyard:latest", "must have a tag other than latest"),
+        ("image=registry/TrainYard:1", "with NAME in lower case"),
+        ("image=trainyard@sha256:abc", "NAME@sha256:<64 digits>"),
     ],
 )
 def test_a_wrong_value_names_its_path_and_the_rule(setting: str, problem: str) -> None:
     assert problem in refusal(DIGITS, setting)
 
 
-@pytest.mark.parametrize("image", ["a/b:1", "host:5000/b:1", "b@sha256:abc", "b:1@sha256:abc"])
+@pytest.mark.parametrize(
+    "image", ["b:1", "a/b:1", "Host:5000/b:1", f"b@sha256:{64 * 'a'}", f"b:1@sha256:{64 * 'a'}"]
+)
 def test_an_image_with_a_tag_or_a_digest_is_taken(image: str) -> None:
     assert load_run(DIGITS, [f"image={image}"]).image == image
 
@@ -88,12 +98,37 @@ def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [("", "not nothing"), ("- a\n", "not list"), ("a: [", "is not valid YAML")],
+    [
+        ("", "not nothing"),
+        ("- a\n", "not list"),
+        ("a: [", "is not valid YAML"),
+        ("a: 2001-99-99", "is not valid YAML"),
+        (f"a: {5000 * '9'}", "is not valid YAML"),
+    ],
 )
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str, problem: str) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(text)
     assert problem in refusal(path)
+
+
+def test_a_key_that_is_no_word_is_an_unknown_key(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("1: 2\n")
+    assert "1: unknown key; known keys: checkpoint" in refusal(path)
+
+
+def test_a_long_value_is_not_shown_in_full(write_run: Write) -> None:
+    assert len(refusal(write_run({"train": "x" * 10_000}))) < 1_000
+
+
+def test_the_name_of_a_file_is_read_without_its_other_problems(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("name: digits\nresources: {}\n")
+    assert load_name(path) == "digits"
+    path.write_text("name: Digits\n")
+    with pytest.raises(ConfigError, match="name = 'Digits': must be at most 38 characters"):
+        load_name(path)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -111,7 +146,11 @@ def test_settings_then_resources_change_the_file() -> None:
     assert (run.resources.gpus, run.resources.workers) == (16, None)
 
 
-@pytest.mark.parametrize("gpus", ["many", "1.5", "0", "-1", "true"])
+def test_an_empty_section_can_be_filled_on_the_command_line(write_run: Write) -> None:
+    assert load_run(write_run({"resources": None}), workers="2").resources.workers == 2
+
+
+@pytest.mark.parametrize("gpus", ["many", "1.5", "0", "-1", "true", "", "[", "2:3"])
 def test_gpus_that_are_no_count_are_refused(gpus: str) -> None:
     assert "resources.gpus" in refusal(DIGITS, gpus=gpus)
 

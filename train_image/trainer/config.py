@@ -114,7 +114,7 @@ class Train(Section):
     model: Model
     """The network."""
 
-    seed: NonNegativeInt = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Seed of initial weights and sample order."""
 
     epochs: PositiveInt
