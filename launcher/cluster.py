@@ -24,6 +24,8 @@ Objects = list[Object]
 Query = Sequence[tuple[str, str]]
 
 TIMEOUT_S = 30
+UNCHECKED = (AttributeError, KeyError, TypeError, ValueError)
+"""What the client lets through for a kubeconfig that is YAML, and none of its own kind."""
 PATHS = {
     "ConfigMap": ("/api/v1", "configmaps"),
     "Pod": ("/api/v1", "pods"),
@@ -40,7 +42,7 @@ class Cluster:
         configuration = Configuration()
         try:
             _load(configuration, kubeconfig_file)
-        except (kubeconfig.ConfigException, OSError, YAMLError) as error:
+        except (kubeconfig.ConfigException, OSError, YAMLError, *UNCHECKED) as error:
             file = kubeconfig_file or kubeconfig.KUBE_CONFIG_DEFAULT_LOCATION
             raise ClusterUnreachable(
                 f"no cluster: no usable kubeconfig in {file}",

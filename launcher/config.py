@@ -243,7 +243,7 @@ def _problem(model: type[BaseModel], detail: ErrorDetails) -> str:
     if detail["type"] in ("model_type", "model_attributes_type", "dict_type"):
         return f"{path} = {value}: must be a mapping"
     if detail["type"] == "one_of":
-        return f"{path}: {detail['msg']}"
+        return f"{path}: {detail['msg']}" if path else detail["msg"]
     if detail["type"] == "union_tag_not_found":
         return f"{path}.name: is required"
     if detail["type"] == "union_tag_invalid":

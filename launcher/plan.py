@@ -178,7 +178,8 @@ def _cpus_per_worker(pool: Pool, node: Size, per_node: int) -> int:
     cpus = (logical - DATA_CPUS) // per_node
     if cpus < 1:
         raise ConfigError(
-            f"pool {pool.name} gives {logical} CPUs to a pod with {per_node} workers; "
+            f"pool {pool.name} gives {count(logical, 'CPUs')} to a pod with "
+            f"{count(per_node, 'workers')}; "
             f"each worker needs 1, and Ray Data {DATA_CPUS}",
             f"Give the pool at least {(per_node + DATA_CPUS) * pool.slots / per_node:g} cpus.",
         )

@@ -9,7 +9,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
@@ -151,6 +151,43 @@ class Platform(PlatformSection):
 
     reader_pod: dict[str, Any]
     """The pod that reads a run's folder."""
+
+    @field_validator("ray_cluster_spec")
+    @classmethod
+    def _shape_has_its_places(cls, shape: dict[str, Any]) -> dict[str, Any]:
+        try:
+            groups = [shape["headGroupSpec"], *shape["workerGroupSpecs"]]
+            complete = all(group["template"]["spec"]["containers"] for group in groups)
+            complete = complete and all(group["groupName"] for group in groups[1:])
+        except (KeyError, TypeError):
+            complete = False
+        if not complete:
+            raise PydanticCustomError(
+                "shape",
+                "must have headGroupSpec and workerGroupSpecs, each with a template that has a container",
+            )
+        return shape
+
+    @field_validator("reader_pod")
+    @classmethod
+    def _reader_has_its_places(cls, pod: dict[str, Any]) -> dict[str, Any]:
+        try:
+            complete = "metadata" in pod and bool(pod["spec"]["containers"])
+        except (KeyError, TypeError):
+            complete = False
+        if not complete:
+            raise PydanticCustomError("shape", "must be a Pod with metadata and a container")
+        return pod
+
+    @model_validator(mode="after")
+    def _default_pools_exist(self) -> Platform:
+        names = {pool.name for pool in self.pools}
+        for key, name in self.default_pools:
+            if name not in names:
+                raise PydanticCustomError(
+                    "one_of", f"defaultPools.{key} = {name!r} is none of its pools"
+                )
+        return self
 
     def pool(self, name: str) -> Pool:
         """The pool of that name. Raises ConfigError that lists the others."""

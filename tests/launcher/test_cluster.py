@@ -134,9 +134,10 @@ def test_a_followed_log_comes_line_by_line(answering: Callable[..., Any]) -> Non
     assert "follow=true" in requests[0][0]
 
 
-def test_a_kubeconfig_that_is_no_yaml_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"a: [", b"[]", b"clusters: 3", b"\xff"])
+def test_a_kubeconfig_that_is_none_is_named(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "kubeconfig"
-    file.write_text("a: [")
+    file.write_bytes(content)
     with pytest.raises(ClusterUnreachable, match=f"no usable kubeconfig in {file}"):
         Cluster("team", file)
 

@@ -69,7 +69,7 @@ def test_a_pool_without_a_cpu_for_data_is_refused(
     platform_with: Callable[..., Platform],
 ) -> None:
     message = refusal(digits(), platform_with(cpu={"cpus": 1, "cpuRequest": 1}))
-    assert "pool cpu gives 1 CPUs to a pod with 1 workers" in message
+    assert "pool cpu gives 1 CPU to a pod with 1 worker;" in message
     assert "at least 2 cpus" in message
 
 
