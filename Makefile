@@ -41,7 +41,7 @@ LOCK       := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --
 
 ##@ On this machine
 
-.PHONY: help setup train test test-slow lint
+.PHONY: help setup train test lint
 help: ## Print this help
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 

@@ -171,9 +171,15 @@ def test_the_readmes_tree_is_true(path: str) -> None:
     assert (ROOT / path).exists()
 
 
-def test_the_readmes_tree_names_every_module_of_the_launcher() -> None:
-    modules = {f"launcher/{file.name}" for file in (ROOT / "launcher").glob("[a-z]*.*")}
-    assert modules <= set(readme_tree())
+def test_the_readmes_tree_names_every_module_and_template() -> None:
+    rooms = ("launcher/*.*", "train_image/trainer/**/*.py", "charts/trainyard/templates/*")
+    files = {
+        file.relative_to(ROOT).as_posix()
+        for room in rooms
+        for file in ROOT.glob(room)
+        if file.name != "__init__.py"
+    }
+    assert files - set(readme_tree()) == set()
 
 
 @pytest.mark.parametrize(
