@@ -111,6 +111,17 @@ def test_the_ray_version_is_one_number_everywhere() -> None:
     assert len(versions) == 1, versions
 
 
+def test_the_tested_versions_are_those_of_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text()
+    servers = "".join(file.read_text() for file in ROOT.glob("tests/cluster/tools/*/go.mod"))
+    (kuberay,) = set(re.findall(r"kuberay/ray-operator v(\S+)", servers))
+    (kubernetes,) = set(re.findall(r"k8s\.io/kubernetes v(\S+)", servers))
+    ray, torch = pinned(PYPROJECT, "ray"), pinned(PYPROJECT, "torch")
+    assert f"Ray {ray}, torch {torch}, KubeRay {kuberay}, Kubernetes {kubernetes}," in readme
+    assert f"KUBERAY   := {kuberay}\n" in (ROOT / "Makefile").read_text()
+    assert kuberay.startswith(f"{load_platform(None).kuberay}.")
+
+
 def test_the_image_has_the_versions_of_the_project() -> None:
     project = set(re.findall(r"(?m)^[a-z0-9-]+==\S+", (ROOT / "requirements.txt").read_text()))
     image = set(

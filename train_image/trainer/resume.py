@@ -57,7 +57,7 @@ def check_identity(folder: RunFolder, config: TrainerConfig) -> None:
         raise ConfigError(
             f"the run {config.name} exists in {folder.show(folder.root)} and is another one:\n"
             + "".join(f"       {change}\n" for change in changes)
-            + "       Give this one another name, or remove the old folder."
+            + "       Give this one another name (--name), or remove the old folder."
         )
 
 
