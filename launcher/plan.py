@@ -8,11 +8,9 @@ from math import ceil
 from launcher.config import RunConfig
 from launcher.errors import ConfigError
 from launcher.platform import Platform, Pool
-from trainer.config import Scaling, Storage, TrainerConfig, batch_per_worker
+from trainer.config import DATA_CPUS, Scaling, Storage, TrainerConfig, batch_per_worker
 
 MIB_PER_GIB = 1024
-DATA_CPUS = 1
-"""Logical CPUs of each node that stay free for Ray Data: without one it waits for ever."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

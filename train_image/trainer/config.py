@@ -25,6 +25,9 @@ CONFIG_VARIABLE = "TRAINYARD_CONFIG"
 RUN_NAME_LIMIT = 38
 """Longest run name: a RayJob's 47 characters less `-` and 8 of the hash."""
 
+DATA_CPUS = 1
+"""Logical CPUs beside the workers: without one, Ray Data waits for ever for a place to read."""
+
 RunName = Annotated[
     str,
     StringConstraints(

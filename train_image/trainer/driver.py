@@ -53,7 +53,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noq
 
 from trainer import loop, model, report, resume  # noqa: E402
 from trainer.checkpoint import MODEL, Checkpoint, Checkpoints  # noqa: E402
-from trainer.config import Scaling, TrainerConfig, batch_per_worker  # noqa: E402
+from trainer.config import DATA_CPUS, Scaling, TrainerConfig, batch_per_worker  # noqa: E402
 from trainer.data import ray_loader, sources  # noqa: E402
 from trainer.data.sources import Prepared  # noqa: E402
 from trainer.data.torch_loader import (  # noqa: E402
@@ -69,9 +69,6 @@ from trainer.progress import Length, Recorder, Trained, cleaned, read_lines  # n
 from trainer.strategy import Worker  # noqa: E402
 
 T = TypeVar("T")
-
-DATA_CPUS = 1
-"""Logical CPUs beside the workers: without one, Ray Data waits for ever for a place to read."""
 
 NODE_WAIT_S = 60.0
 """How long nodes of a cluster may take to register with Ray."""
