@@ -33,7 +33,7 @@ IN_CLUSTER := tests/cluster/run
 RESOURCES   = $(if $(GPUS),--gpus '$(GPUS)') $(if $(WORKERS),--workers '$(WORKERS)') $(foreach s,$(SET),--set '$(s)')
 RUN_IMAGE   = $(if $(filter command line environment,$(origin IMAGE)),--set 'image=$(IMAGE)')
 TEST_CLUSTER = $(if $(OTHER_CLUSTER),,$(wildcard $(CLUSTER_HOME)/kubeconfig))
-HAS_CLUSTER = $(wildcard $(if $(KUBECONFIG),$(KUBECONFIG),$(CLUSTER_HOME)/kubeconfig $(HOME)/.kube/config))
+HAS_CLUSTER = $(wildcard $(if $(KUBECONFIG),$(subst :, ,$(KUBECONFIG)),$(CLUSTER_HOME)/kubeconfig $(HOME)/.kube/config))
 OTHER_CLUSTER = $(filter-out $(CLUSTER_HOME)/kubeconfig,$(KUBECONFIG))
 PLATFORM_FILE = $(if $(filter-out cluster packaged,$(PLATFORM)),--platform '$(PLATFORM)')
 LOCK       := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --fork-strategy fewest \
