@@ -227,7 +227,6 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on to the end.")] = False,
 ) -> None:
     """Print the driver's log: from the head, or from the run's folder when the cluster is gone."""
-    from launcher import show
     from launcher.cluster import Cluster
     from launcher.kuberay import RayjobApi
     from launcher.reader import read_folder
@@ -239,11 +238,10 @@ def logs(
     ray_cluster = jobs[-1].get("status", {}).get("rayClusterName") if jobs else None
     pod = head_pod(cluster, ray_cluster) if ray_cluster else None
     if pod is not None and follow:
-        for line in cluster.follow_log(pod, HEAD_CONTAINER):
-            typer.echo(show.log_line(line))
+        _print_log(cluster.follow_log(pod, HEAD_CONTAINER))
         return
     if pod is not None:
-        _print_log(cluster.log(pod, HEAD_CONTAINER))
+        _print_log(cluster.log(pod, HEAD_CONTAINER).splitlines())
         return
     platform = _platform(None, True, namespace, cluster)
     kept = sorted(
@@ -256,7 +254,7 @@ def logs(
     )
     if not kept:
         raise _no_run(name, namespace)
-    _print_log(read_folder(cluster, platform, name, kept[-1]) or "")
+    _print_log((read_folder(cluster, platform, name, kept[-1]) or "").splitlines())
 
 
 @app.command()
@@ -382,10 +380,10 @@ def _yaml(document: Any) -> str:
     )
 
 
-def _print_log(log: str) -> None:
+def _print_log(lines: Iterable[str]) -> None:
     from launcher import show
 
-    for line in log.splitlines():
+    for line in lines:
         typer.echo(show.log_line(line))
 
 
@@ -425,7 +423,7 @@ def _watch(cluster: Any, run: str, submission: str) -> None:
     logs = f"Logs: `trainyard logs {run} -n {cluster.namespace}`."
     if last.phase == "stopped":
         raise RunFailed(f"run {run} was stopped", logs)
-    summary = (last.summary or _summary(cluster, run, None)) if last.ran else None
+    summary = _summary(cluster, run, last) if last.ran else None
     if last.phase == "failed":
         details = [summary["error"] if summary else None, last.message, logs]
         raise RunFailed(f"run {run} failed", *(text for text in details if text))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import subprocess
@@ -15,7 +14,7 @@ from pathlib import Path
 from launcher.config import RunConfig
 from launcher.errors import ConfigError, RunFailed
 from launcher.plan import trainer_config
-from launcher.watch import PROGRESS, SUMMARY, Phase, Sight, record_of
+from launcher.watch import PROGRESS, SUMMARY, Phase, Sight, error_lines, record_of
 from trainer.config import CONFIG_VARIABLE, Scaling, Storage, TrainerConfig
 
 NEEDED = ("ray", "torch", "torchvision", "sklearn", "matplotlib")
@@ -112,14 +111,8 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def error_of(output: str) -> list[str]:
-    """The program's last `error: ...`, without what Ray said after it; else its last line."""
-    lines = output.strip().splitlines()
-    starts = [number for number, line in enumerate(lines) if line.startswith("error: ")]
-    if not starts:
-        return lines[-1:]
-    first, *rest = lines[starts[-1] :]
-    details = itertools.takewhile(lambda line: line.startswith("       "), rest)
-    return [first.removeprefix("error: "), *(line.strip() for line in details)]
+    """The program's last error, without the word; see `error_lines`."""
+    return [line.removeprefix("error: ") for line in error_lines(output)]
 
 
 def _read_line(run: str, line: str) -> Sight | str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -74,18 +75,28 @@ def phase_of(status: Object) -> Phase:
     return "starting" if deployment in ("Initializing", "Waiting") else "accepted"
 
 
-def message_of(status: Object) -> str:
-    """Why a submission failed: KubeRay's reason and message, without the log that it may quote.
+def error_lines(log: str) -> list[str]:
+    """The driver's last `error: ...` in a log, line by line and stripped; else the log's last line.
 
-    Of a quoted log the driver's own `error: ...` lines are kept, else the last line. A message
-    without a reason only repeats the phase.
+    Its details are indented: what Ray says after them is left out.
+    """
+    lines = [line for line in log.splitlines() if line.strip()]
+    starts = [number for number, line in enumerate(lines) if line.startswith("error: ")]
+    if not starts:
+        return [line.strip() for line in lines[-1:]]
+    first, *rest = lines[starts[-1] :]
+    details = itertools.takewhile(lambda line: line.startswith(" "), rest)
+    return [first.strip(), *(line.strip() for line in details)]
+
+
+def message_of(status: Object) -> str:
+    """Why a submission failed: KubeRay's reason and message, of whose quoted log the error alone.
+
+    A message without a reason only repeats the phase.
     """
     if not status.get("reason"):
         return ""
-    lines = [line.strip() for line in status.get("message", "").splitlines() if line.strip()]
-    starts = [number for number, line in enumerate(lines) if line.startswith("error: ")]
-    told = lines[starts[-1] :] if starts else lines[-1:]
-    return f"{status['reason']}: {' '.join(told)}"
+    return f"{status['reason']}: {' '.join(error_lines(status.get('message', '')))}"
 
 
 def attempts_of(status: Object) -> int:
