@@ -8,7 +8,7 @@ from math import ceil
 from launcher.config import RunConfig
 from launcher.errors import ConfigError
 from launcher.platform import Platform, Pool
-from trainer.config import DATA_CPUS, Scaling, Storage, TrainerConfig, batch_per_worker
+from trainer.config import DATA_CPUS, BatchShare, Scaling, Storage, TrainerConfig, share_batch
 
 MIB_PER_GIB = 1024
 
@@ -105,7 +105,7 @@ def plan_run(run: RunConfig, platform: Platform, namespace: str) -> Plan:
 
 def trainer_config(run: RunConfig, scaling: Scaling, storage: Storage) -> TrainerConfig:
     """What of a run travels to the trainer. Raises ConfigError if workers cannot share a batch."""
-    _batch_per_worker(run, scaling.num_workers)
+    _batch_share(run, scaling.num_workers)
     return TrainerConfig(
         name=run.name,
         data=run.data,
@@ -152,9 +152,9 @@ def _spread(workers: int, pool: Pool, resource: str) -> tuple[int, int]:
     return nodes, pool.slots
 
 
-def _batch_per_worker(run: RunConfig, workers: int) -> int:
+def _batch_share(run: RunConfig, workers: int) -> BatchShare:
     try:
-        return batch_per_worker(run.train.global_batch_size, workers)
+        return share_batch(run.train, workers)
     except ValueError as error:
         raise ConfigError(*str(error).splitlines()) from error
 
@@ -192,6 +192,7 @@ def explain_plan(plan: Plan, run: RunConfig, platform: Platform) -> tuple[Reason
     """The plan as rows: each number with the rule that made it."""
     pool, node, head = platform.pool(plan.pool), plan.node, plan.head
     workers, per_node = plan.workers, plan.workers_per_node
+    batch = _batch_share(run, workers)
     unit = pool.unit
     chosen = "named by the run" if run.resources.pool else f"the platform's default for {unit}"
     share = "a whole node" if per_node == pool.slots else f"{per_node}/{pool.slots} of a node"
@@ -223,8 +224,13 @@ def explain_plan(plan: Plan, run: RunConfig, platform: Platform) -> tuple[Reason
         ),
         (
             "batch per worker",
-            f"{_batch_per_worker(run, workers)}",
+            f"{batch.samples}",
             f"global_batch_size {run.train.global_batch_size} / {count(workers, 'workers')}, exactly",
+        ),
+        (
+            "passes per step",
+            f"{batch.accumulation}",
+            f"batch per worker / micro_batch_size {batch.micro_batch_size}, exactly",
         ),
         ("attempts", f"{run.faults.retries + 1}", f"1 + faults.retries {run.faults.retries}"),
         ("image", plan.image, "the run's" if run.image else "the platform's"),

@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
-from trainer.config import batch_per_worker
+from pydantic import ValidationError
+
+from trainer.config import Data, Model, Train, share_batch
 
 
 def test_config_imports_neither_torch_nor_ray() -> None:
@@ -21,16 +23,37 @@ def test_config_imports_neither_torch_nor_ray() -> None:
     assert answer.stdout == "[]\n"
 
 
-@pytest.mark.parametrize(("size", "workers", "share"), [(64, 2, 32), (64, 64, 1), (7, 1, 7)])
-def test_a_global_batch_is_shared_out_equally(size: int, workers: int, share: int) -> None:
-    assert batch_per_worker(size, workers) == share
+def train_section(size: int, micro: int | None = None) -> Train:
+    model = Model(name="resnet18", in_channels=1, num_classes=10)
+    return Train(model=model, epochs=1, global_batch_size=size, micro_batch_size=micro)
 
 
-def test_a_batch_that_leaves_a_rest_names_the_sizes_beside_it() -> None:
-    with pytest.raises(ValueError, match=r"= 64 .* by 12 workers: 4 left over\. Use 60 or 72"):
-        batch_per_worker(64, 12)
+@pytest.mark.parametrize(
+    ("size", "workers", "micro", "share", "passes"),
+    [(64, 2, None, 32, 1), (64, 64, None, 1, 1), (7, 1, None, 7, 1), (64, 2, 8, 32, 4)],
+)
+def test_a_global_batch_is_shared_out_equally(
+    size: int, workers: int, micro: int | None, share: int, passes: int
+) -> None:
+    batch = share_batch(train_section(size, micro), workers)
+    assert (batch.samples, batch.accumulation) == (share, passes)
 
 
-def test_a_batch_smaller_than_its_workers_is_never_rounded_to_nothing() -> None:
-    with pytest.raises(ValueError, match=r"Use 8, or"):
-        batch_per_worker(3, 8)
+@pytest.mark.parametrize(
+    ("size", "workers", "micro", "message"),
+    [
+        (64, 12, None, r"= 64 .* by 12 workers: 4 left over\. Use 60 or 72"),
+        (3, 8, None, r"Use 8, or"),
+        (64, 2, 12, r"micro_batch_size = 12 does not divide the 32 samples .* Use 8, or another"),
+        (64, 2, 64, r"micro_batch_size = 64 does not divide the 32 samples .* Use 32, or"),
+    ],
+)
+def test_a_batch_is_never_rounded(size: int, workers: int, micro: int | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        share_batch(train_section(size, micro), workers)
+
+
+@pytest.mark.parametrize("source", ["digit", "mnist", "s3:bucket"])
+def test_a_source_is_a_known_name_or_a_path(source: str) -> None:
+    with pytest.raises(ValidationError, match=f"a path with a slash in it such as ./{source}"):
+        Data(source=source)

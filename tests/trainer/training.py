@@ -1,27 +1,24 @@
-"""Small runs for tests: their config, their data, and the loop without Ray."""
+"""Small runs for tests: their config, their data, and the work of a worker without Ray."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from torch import distributed
 
-from trainer import loop
-from trainer.checkpoint import MODEL, Checkpoint, Checkpoints
-from trainer.config import TrainerConfig, batch_per_worker
+from trainer.checkpoint import MODEL, Checkpoints
+from trainer.config import TrainerConfig
 from trainer.data import sources
-from trainer.data.torch_loader import (
-    GlobalBatches,
-    ParquetImages,
-    TorchBatches,
-    ValidationBatches,
-)
+from trainer.data.parquet import Prepared
 from trainer.folder import RunFolder
-from trainer.progress import Length, Recorder, Report
+from trainer.progress import read_lines
 from trainer.strategy import Worker
+from trainer.worker import Outcome, Task, work
 
 SMALL: dict[str, Any] = {
     "name": "small",
@@ -61,63 +58,30 @@ def open_folder(config: TrainerConfig) -> RunFolder:
     return RunFolder.open(config.storage.path, config.name)
 
 
-def train_here(
-    config: TrainerConfig,
-    *,
-    worker: Worker | None = None,
-    attempt: int = 1,
-    report: Callable[[Report], None] = lambda report: None,
-    say: Callable[[str], None] = print,
-) -> Checkpoint | None:
-    """Run the loop in this process, with the files it writes and nothing of Ray."""
-    worker = worker or Worker(device=torch.device("cpu"))
-    folder = open_folder(config)
-    data = sources.prepare(config.data, folder)
-    length = Length.of(config, data.num_train)
-    size = config.train.global_batch_size
-    recorder = Recorder(folder, length, attempt=attempt, workers=worker.world_size)
-
-    def record(line: Report) -> None:
-        recorder(line)
-        report(line)
-
-    return loop.train(
-        config,
-        worker=worker,
-        folder=folder,
-        images=data.images,
-        length=length,
-        batches=TorchBatches(
-            ParquetImages(folder, folder.train_data, data.images),
-            GlobalBatches(
-                data.num_train,
-                size,
-                rank=worker.rank,
-                world_size=worker.world_size,
-                shuffle=True,
-                seed=config.train.seed,
-            ),
-            pin_memory=False,
-        ),
-        validation=ValidationBatches(
-            ParquetImages(folder, folder.valid_data, data.images),
-            batch_size=batch_per_worker(size, worker.world_size),
-            rank=worker.rank,
-            world_size=worker.world_size,
-        ),
-        report=record,
-        attempt=attempt,
-        say=say,
-    )
+def task_of(config: TrainerConfig, attempt: int = 1) -> Task:
+    data = sources.prepare(config.data, open_folder(config))
+    return Task(config=config, data=data, attempt=attempt, began=time.time())
 
 
-def train_as_rank(rank: int, world_size: int, meeting_point: str, config: TrainerConfig) -> None:
+def read_split(data: Prepared) -> pa.Table:
+    """The training split, as it lies in its files."""
+    return pq.read_table(list(data.train.files), filesystem=data.open_filesystem())
+
+
+def train_here(config: TrainerConfig, *, attempt: int = 1) -> Outcome:
+    """One worker's work in this process, with the files it writes and nothing of Ray."""
+    return work(task_of(config, attempt), Worker(device=torch.device("cpu")))
+
+
+def train_as_rank(
+    rank: int, world_size: int, meeting_point: str, config: TrainerConfig, attempt: int = 1
+) -> None:
     """One of several gloo processes; what multiprocessing starts must be importable."""
     distributed.init_process_group(
         "gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=world_size
     )
     worker = Worker(rank=rank, world_size=world_size, device=torch.device("cpu"))
-    train_here(config, worker=worker)
+    work(worker.from_rank_zero(task_of(config, attempt) if rank == 0 else None), worker)
     distributed.destroy_process_group()
 
 
@@ -126,3 +90,14 @@ def final_weights(config: TrainerConfig) -> dict[str, torch.Tensor]:
     newest = checkpoints.newest()
     assert newest is not None
     return checkpoints.load(newest.name, MODEL)
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+def metrics(config: TrainerConfig, kind: str | None = None) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl, all or of one kind."""
+    folder = open_folder(config)
+    records = read_lines(folder, folder.metrics)
+    return [record for record in records if kind in (None, record["kind"])]

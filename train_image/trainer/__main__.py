@@ -1,10 +1,11 @@
-"""`python -m trainer`: one attempt at the run that `TRAINYARD_CONFIG` describes.
+"""`python -m trainer [--without-ray]`: one attempt at the run that `TRAINYARD_CONFIG` describes.
 
 Exit codes: 0 succeeded, 1 failed, 2 the config asks for something that cannot be.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import traceback
@@ -20,14 +21,26 @@ LOG_VARIABLE = "TRAINYARD_LOG"
 """Names a file that gets a copy of the driver's output."""
 
 
-def main(environment: Mapping[str, str] = os.environ) -> int:
+def main(arguments: list[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
+    parser = argparse.ArgumentParser(prog="python -m trainer", allow_abbrev=False)
+    parser.add_argument(
+        "--without-ray",
+        action="store_true",
+        help="train in this process alone, or in those that torchrun has started",
+    )
+    wanted = parser.parse_args(arguments)
     with Output(environment.get(LOG_VARIABLE)) as output:
         try:
             config = _config(environment)
             # Only now: torch and Ray take seconds, and a wrong config needs neither.
-            from trainer import driver
+            if wanted.without_ray:
+                from trainer import baseline
 
-            driver.run(config, output)
+                baseline.run(config, output, environment)
+            else:
+                from trainer import driver
+
+                driver.run(config, output)
         except TrainerError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
             return error.exit_code

@@ -1,8 +1,8 @@
 """Checkpoints that are there whole or not at all.
 
-A checkpoint is a folder with `model.pt`, `state.pt` and, written last, `manifest.json` with the size and
-SHA-256 of the others. Without its manifest it does not exist; with one that does not fit, it is passed
-over. The names sort by progress and are never used for two different contents by two attempts.
+A checkpoint is a folder with `model.pt`, `state.pt`, at the end of an epoch `validation.json`, and, written
+last, `manifest.json` with the size and SHA-256 of the others. Without its manifest it does not exist; with one
+that does not fit, it is passed over. The names sort by progress, and no two writers use the same one.
 """
 
 from __future__ import annotations
@@ -11,32 +11,71 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import total_ordering
 from typing import Any
 
 import torch
 
+from trainer import config as wanted
 from trainer.errors import RunError
 from trainer.folder import RunFolder
 from trainer.progress import Trained
 
 MODEL = "model.pt"
 STATE = "state.pt"
+VALIDATION = "validation.json"
 MANIFEST = "manifest.json"
 
-FORMAT = 1
+FORMAT = 2
 """Of the manifest; other numbers are of other versions of this program."""
 
-NAME = re.compile(r"s(\d{12})-a(\d+)")
+
+@total_ordering
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A checkpoint's name in parts; the newest is the greatest."""
+
+    samples: int
+    attempt: int
+    group: int
+    """The attempt's worker group that wrote it, from 1."""
+
+    PATTERN = re.compile(r"s(\d{12})-a(\d+)\.(\d+)")
+
+    @classmethod
+    def parse(cls, text: str) -> Name | None:
+        match = cls.PATTERN.fullmatch(text)
+        return cls(*map(int, match.groups())) if match else None
+
+    def __str__(self) -> str:
+        return f"s{self.samples:012d}-a{self.attempt}.{self.group}"
+
+    def __lt__(self, other: Name) -> bool:
+        return (self.samples, self.attempt, self.group) < (
+            other.samples,
+            other.attempt,
+            other.group,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """A checkpoint whose files have been compared with its manifest."""
+    """What a manifest says."""
 
     name: str
     trained: Trained
+    config: dict[str, Any]
+    """The whole TrainerConfig under which it was written."""
+    images: dict[str, Any]
+    """What the data's images have in common, for whoever uses the model."""
+    files: dict[str, dict[str, Any]]
+    """Size and SHA-256 of each."""
+
+    @property
+    def bytes(self) -> int:
+        return sum(facts["size"] for facts in self.files.values())
 
 
 class Damaged(Exception):
@@ -54,51 +93,50 @@ class Checkpoints:
 
     def names(self) -> list[str]:
         """All there are, newest first, whole or not."""
-        found = (NAME.fullmatch(name) for name in self.folder.subfolders(self.folder.checkpoints))
-        matches = sorted(
-            (match for match in found if match), key=lambda match: (int(match[1]), int(match[2]))
-        )
-        return [match[0] for match in reversed(matches)]
+        found = map(Name.parse, self.folder.subfolders(self.folder.checkpoints))
+        return [str(name) for name in sorted(filter(None, found), reverse=True)]
 
     def save(
         self,
         trained: Trained,
         *,
         attempt: int,
-        keep: int,
-        model: dict[str, Any],
-        state: dict[str, Any],
-        config: dict[str, Any],
+        group: int,
+        contents: Mapping[str, Any],
+        facts: Mapping[str, Any],
+        before_commit: Callable[[], None] = lambda: None,
     ) -> str:
-        """Write a checkpoint, commit it, and remove all but the newest `keep`."""
-        name = f"s{trained.samples:012d}-a{attempt}"
-        # This attempt may have been here before a worker was lost.
-        self.delete(name)
+        """Write a checkpoint and commit it, unless `before_commit` raises.
+
+        `contents` is what goes into each file, `facts` what the manifest tells of config and images.
+        """
+        name = str(Name(trained.samples, attempt, group))
         files = {
-            file: self._write(self.path(name, file), content)
-            for file, content in ((MODEL, model), (STATE, state))
+            file: self._write(self.path(name, file), content) for file, content in contents.items()
         }
-        manifest = {"format": FORMAT, "files": files, "trained": asdict(trained), "config": config}
+        manifest = {"format": FORMAT, "files": files, "trained": asdict(trained), **facts}
+        before_commit()
         self.folder.write(self.path(name, MANIFEST), json.dumps(manifest, indent=2))
-        for old in self.names()[keep:]:
-            self.delete(old)
         return name
 
-    def _write(self, path: str, content: dict[str, Any]) -> dict[str, Any]:
+    def _write(self, path: str, content: Any) -> dict[str, Any]:
         """Write one file and return what its manifest says of it."""
         with self.folder.writing(path) as stream:
             measured = _Measured(stream.write)
-            try:
-                torch.save(content, measured)
-            except RuntimeError:
-                # torch puts its own error before that of a full disk.
-                if measured.error:
-                    raise measured.error from None
-                raise
+            if path.endswith(".json"):
+                measured.write(json.dumps(content).encode())
+            else:
+                try:
+                    torch.save(content, measured)
+                except RuntimeError:
+                    # torch puts its own error before that of a full disk.
+                    if measured.error:
+                        raise measured.error from None
+                    raise
         return {"size": measured.size, "sha256": measured.digest.hexdigest()}
 
-    def check(self, name: str) -> Checkpoint:
-        """Read it all and compare. Raises Damaged, or RunError if another version wrote it."""
+    def read_manifest(self, name: str) -> Checkpoint:
+        """What the manifest says. Raises Damaged, or RunError if another version wrote it."""
         try:
             manifest = json.loads(self.folder.read(self.path(name, MANIFEST)))
             if manifest["format"] != FORMAT:
@@ -107,27 +145,44 @@ class Checkpoints:
                     f"{manifest['format']}, this program reads {FORMAT}: "
                     "go on with the image that wrote it."
                 )
-            files: dict[str, Any] = manifest["files"]
-            trained = Trained(**manifest["trained"])
+            return Checkpoint(
+                name=name,
+                trained=Trained(**manifest["trained"]),
+                config=manifest["config"],
+                images=manifest["images"],
+                files=dict(manifest["files"]),
+            )
         except FileNotFoundError:
             raise Damaged("it was never committed: manifest.json is missing") from None
         except (ValueError, KeyError, TypeError):
             raise Damaged("its manifest.json cannot be read") from None
-        for file, wanted in files.items():
-            path = self.path(name, file)
-            size = self.folder.size(path)
-            if size != wanted["size"]:
-                found = "missing" if size is None else f"{size} bytes long"
-                raise Damaged(f"{file} is {found}, its manifest says {wanted['size']} bytes")
-            if self._sha256(path) != wanted["sha256"]:
-                raise Damaged(f"{file} is not what was written: its SHA-256 differs")
-        return Checkpoint(name=name, trained=trained)
 
-    def _sha256(self, path: str) -> str:
+    def compare_sizes(self, checkpoint: Checkpoint) -> None:
+        """Raises Damaged if a file is missing, or longer or shorter than the manifest says."""
+        for file, known in checkpoint.files.items():
+            size = self.folder.size(self.path(checkpoint.name, file))
+            if size != known["size"]:
+                found = "missing" if size is None else f"{size} bytes long"
+                raise Damaged(f"{file} is {found}, its manifest says {known['size']} bytes")
+
+    def check(self, name: str, read: Callable[[int], None] = lambda count: None) -> Checkpoint:
+        """Read it all and compare; `read` hears of the bytes as they come.
+
+        Raises Damaged, or RunError if another version wrote it.
+        """
+        checkpoint = self.read_manifest(name)
+        self.compare_sizes(checkpoint)
+        for file, known in checkpoint.files.items():
+            if self._sha256(self.path(name, file), read) != known["sha256"]:
+                raise Damaged(f"{file} is not what was written: its SHA-256 differs")
+        return checkpoint
+
+    def _sha256(self, path: str, read: Callable[[int], None]) -> str:
         digest = hashlib.sha256()
         with self.folder.filesystem.open_input_stream(path) as stream:
             while chunk := stream.read(2**24):
                 digest.update(chunk)
+                read(len(chunk))
         return digest.hexdigest()
 
     def newest(self, say: Callable[[str], None] = lambda line: None) -> Checkpoint | None:
@@ -139,18 +194,70 @@ class Checkpoints:
                 say(f"checkpoint {name} is passed over: {reason}")
         return None
 
+    def committed(self) -> list[Checkpoint]:
+        """Those with a readable manifest, newest first; their files are not compared."""
+        found = []
+        for name in self.names():
+            try:
+                found.append(self.read_manifest(name))
+            except Damaged:
+                continue
+        return found
+
     def is_committed(self, name: str) -> bool:
         return self.folder.exists(self.path(name, MANIFEST))
 
     def load(self, name: str, file: str) -> dict[str, Any]:
-        """A file's content, on the CPU."""
-        data = io.BytesIO(self.folder.read(self.path(name, file)))
-        return torch.load(data, map_location="cpu", weights_only=True)
+        """A file's content; tensors on the CPU."""
+        data = self.folder.read(self.path(name, file))
+        if file.endswith(".json"):
+            return json.loads(data)
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
     def delete(self, name: str) -> None:
         """The manifest goes first, so that half a removed checkpoint is none."""
         self.folder.delete(self.path(name, MANIFEST))
         self.folder.delete(self.path(name))
+
+    def prune(self, rule: wanted.Checkpoint) -> list[str]:
+        """Remove what the rule does not keep; returns the names of what went."""
+        there = self.committed()
+        kept = kept_by(rule, there)
+        gone = [checkpoint.name for checkpoint in there if checkpoint.name not in kept]
+        for name in gone:
+            self.delete(name)
+        return gone
+
+
+def kept_by(rule: wanted.Checkpoint, newest_first: list[Checkpoint]) -> set[str]:
+    """Names of the newest, of the best, and of one for each so many epochs."""
+    kept = {checkpoint.name for checkpoint in newest_first[: rule.keep]}
+    if best := best_of(newest_first, rule.best):
+        kept.add(best.name)
+    every = rule.keep_every_epochs
+    return kept | {
+        checkpoint.name
+        for checkpoint in _ends(newest_first)
+        if every and checkpoint.trained.epoch % every == 0
+    }
+
+
+def best_of(newest_first: list[Checkpoint], metric: wanted.Metric) -> Checkpoint | None:
+    """The one with the highest `val_accuracy` or the lowest `val_loss`; of equals the earliest."""
+    ends = _ends(newest_first)
+    if metric == "val_accuracy":
+        return max(ends, key=lambda end: end.trained.val_accuracy or 0.0, default=None)
+    return min(ends, key=lambda end: end.trained.val_loss or 0.0, default=None)
+
+
+def _ends(newest_first: list[Checkpoint]) -> list[Checkpoint]:
+    """Those at the end of an epoch, in order; an epoch that was trained twice counts by its newest."""
+    ends = {
+        checkpoint.trained.epoch: checkpoint
+        for checkpoint in reversed(newest_first)
+        if checkpoint.trained.steps_in_epoch == 0
+    }
+    return [ends[epoch] for epoch in sorted(ends)]
 
 
 class _Measured:

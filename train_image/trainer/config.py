@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -18,6 +20,7 @@ from pydantic import (
     PositiveInt,
     StringConstraints,
 )
+from pydantic_core import PydanticCustomError
 
 CONFIG_VARIABLE = "TRAINYARD_CONFIG"
 """The environment variable that carries a `TrainerConfig` as JSON to the driver."""
@@ -37,6 +40,10 @@ RunName = Annotated[
 PositiveNumber = Annotated[float, Field(gt=0, strict=False, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, strict=False, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1, strict=False)]
+Metric = Literal["val_accuracy", "val_loss"]
+
+BUILT_IN = ("digits",)
+"""Data sets that come with a package."""
 
 
 class Section(BaseModel):
@@ -47,17 +54,68 @@ class Section(BaseModel):
     )
 
 
+def _require_source(source: str) -> str:
+    """A built-in data set by its name, or a path: with a slash, so that a misspelled name is none."""
+    if source in BUILT_IN or "/" in source:
+        return source
+    raise PydanticCustomError(
+        "source",
+        f"must be {' or '.join(BUILT_IN)}, a path with a slash in it such as ./{source}, "
+        "or s3://bucket/prefix",
+    )
+
+
+class Augment(Section):
+    """How training images are changed at random, on the device; each epoch in another way."""
+
+    flip: bool = False
+    """Mirror an image from left to right, one time in two."""
+
+    crop: NonNegativeInt = 0
+    """Move an image by up to so many pixels up, down, left and right; black comes in."""
+
+
 class Data(Section):
     """What to train on, and who feeds it."""
 
-    source: Literal["digits"]
-    """The data set: `digits`, the 1,797 handwritten digits that come with scikit-learn."""
+    source: Annotated[str, AfterValidator(_require_source)]
+    """`digits` (1,797 handwritten digits that come with scikit-learn), or a path or `s3://` URL: of what
+    `trainyard data prepare` made, idx files, a folder with a sub-folder per class, a CSV or JSONL
+    manifest, or Parquet files."""
+
+    valid_source: Annotated[str, AfterValidator(_require_source)] | None = None
+    """Validation images; without them, `valid_share` of the source."""
+
+    valid_share: Annotated[float, Field(gt=0, lt=1, strict=False)] = 0.2
+    """Share of each class that is kept for validation where the source has no part for it."""
+
+    endpoint: str | None = None
+    """Address of the sources' S3 server, if it is neither AWS nor the storage's own."""
+
+    image_column: str = "image"
+    """Column of the images: paths in a manifest, bytes or pixels in Parquet."""
+
+    label_column: str = "label"
+    """Column of the labels: numbers from 0, or names."""
 
     loader: Literal["torch", "ray"] = "torch"
     """Who makes the batches: a torch DataLoader in each worker, or Ray Data."""
 
+    decode_workers: NonNegativeInt | None = None
+    """Processes of each worker that decode images for the torch loader; without it as many as the worker has
+    CPUs beside its first, and none where there is nothing to decode."""
+
     shuffle: bool = True
     """Train on the samples in a new order each epoch, the same for the same seed."""
+
+    augment: Augment = Augment()
+    """Random changes of training images."""
+
+    drop_last: bool = True
+    """Leave out, in each epoch, what does not fill a global batch; else the last batch is smaller."""
+
+    max_bad_samples: NonNegativeInt = 0
+    """How many samples that cannot be read may be left out, in all."""
 
 
 class Model(Section):
@@ -83,7 +141,7 @@ class Sgd(Section):
     """torch.optim.SGD."""
 
     learning_rate: PositiveNumber = 0.02
-    """Step size at the start; it falls to zero along a cosine over the run."""
+    """Step size at its highest; `train.schedule` says where it goes from there."""
 
     momentum: Fraction = 0.9
     """How much of the last step goes on."""
@@ -99,10 +157,60 @@ class AdamW(Section):
     """torch.optim.AdamW."""
 
     learning_rate: PositiveNumber = 0.001
-    """Step size at the start; it falls to zero along a cosine over the run."""
+    """Step size at its highest; `train.schedule` says where it goes from there."""
 
     weight_decay: NotNegative = 0.01
     """Decay of the weights per step."""
+
+
+class Schedule(Section):
+    """What every schedule has."""
+
+    warmup_samples: NonNegativeInt = 0
+    """The learning rate rises in a straight line over the first so many samples."""
+
+
+class Cosine(Schedule):
+    """Down along half a cosine over the whole run."""
+
+    name: Literal["cosine"]
+    """Down along half a cosine."""
+
+    final_share: Fraction = 0.0
+    """Share of the learning rate that is left at the end."""
+
+
+class Steps(Schedule):
+    """Down by a factor every so many samples."""
+
+    name: Literal["step"]
+    """Down in steps."""
+
+    every_samples: PositiveInt
+    """Samples between two steps down."""
+
+    factor: Annotated[float, Field(gt=0, lt=1, strict=False)] = 0.1
+    """What the learning rate is multiplied with at each."""
+
+
+class Constant(Schedule):
+    """Always the same, after the warm-up."""
+
+    name: Literal["constant"]
+    """Always the same."""
+
+
+class EarlyStopping(Section):
+    """Stop when validation has not become better for some epochs."""
+
+    metric: Metric = "val_loss"
+    """What must become better: `val_loss` lower, `val_accuracy` higher."""
+
+    patience_epochs: PositiveInt
+    """Epochs without an improvement after which the run ends."""
+
+    min_delta: NotNegative = 0.0
+    """Changes up to this size are no improvement."""
 
 
 class Train(Section):
@@ -118,7 +226,7 @@ class Train(Section):
     """The network."""
 
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    """Seed of initial weights and sample order."""
+    """Seed of initial weights, sample order and augmentation."""
 
     epochs: PositiveInt
     """How often each sample is seen."""
@@ -126,18 +234,61 @@ class Train(Section):
     global_batch_size: PositiveInt
     """Samples per optimiser step over all workers together; it must be a multiple of their number."""
 
+    micro_batch_size: PositiveInt | None = None
+    """Samples that a worker computes at once; gradients of several such parts are added up. It must divide a
+    worker's share of the global batch; without it that share is computed at once."""
+
     optimizer: Sgd | AdamW = Field(default=Sgd(name="sgd"), discriminator="name")
     """How weights follow gradients: `{name: sgd, ...}` or `{name: adamw, ...}`."""
 
+    schedule: Cosine | Steps | Constant = Field(default=Cosine(name="cosine"), discriminator="name")
+    """How the learning rate changes: `{name: cosine}`, `{name: step, every_samples: N}`, `{name: constant}`."""
+
+    clip_norm: PositiveNumber | None = None
+    """Longest gradient, over all weights together (2-norm); longer ones are shortened to it."""
+
+    label_smoothing: Fraction = 0.0
+    """Share of each label that is spread over all classes."""
+
+    ema_decay: Annotated[float, Field(gt=0, lt=1, strict=False)] | None = None
+    """Validate and deliver a moving average of the weights, which keeps so much of itself at each step."""
+
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
+    """Numbers of the forward pass; `auto` is bf16 on a GPU that has it, fp32 elsewhere."""
+
+    channels_last: bool = False
+    """Keep the channels of a pixel side by side in memory: faster convolutions on most GPUs."""
+
+    compile: bool = False
+    """Compile the model with torch.compile: slower to start, faster afterwards on GPUs."""
+
+    early_stopping: EarlyStopping | None = None
+    """End the run before its last epoch."""
+
 
 class Checkpoint(Section):
-    """When the run is saved."""
+    """When the run is saved, and what stays."""
 
     every_epochs: PositiveInt = 1
     """Save after each so many epochs, and at the end."""
 
+    every_s: PositiveNumber | None = 300.0
+    """Save within an epoch, too, when the last checkpoint is so many seconds old; null for never."""
+
+    every_samples: PositiveInt | None = None
+    """Save within an epoch, too, each time that about so many samples more have been trained."""
+
     keep: PositiveInt = 2
     """How many of the newest checkpoints stay."""
+
+    keep_every_epochs: PositiveInt | None = None
+    """Of each so many epochs one checkpoint stays for good."""
+
+    best: Metric = "val_accuracy"
+    """The best checkpoint by this always stays: `val_accuracy` the highest, `val_loss` the lowest."""
+
+    deliver: Literal["last", "best"] = "last"
+    """Whose weights become model.pt at the end."""
 
 
 class Faults(Section):
@@ -203,18 +354,41 @@ def read_config(environment: Mapping[str, str] = os.environ) -> TrainerConfig:
     return TrainerConfig.model_validate_json(environment[CONFIG_VARIABLE])
 
 
-def batch_per_worker(global_batch_size: int, num_workers: int) -> int:
-    """Samples of one worker per step: 64 over 2 workers -> 32.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchShare:
+    """What one worker computes of each global batch."""
 
-    Raises ValueError with the nearest sizes that can be shared out, since a rounded batch would
-    change what is learnt.
+    samples: int
+    """Of one optimiser step."""
+    micro_batch_size: int
+    """Of one forward and backward pass."""
+
+    @property
+    def accumulation(self) -> int:
+        """Passes per step."""
+        return self.samples // self.micro_batch_size
+
+
+def share_batch(train: Train, num_workers: int) -> BatchShare:
+    """A global batch over workers and passes: 64 over 2 workers by 16 -> 32 samples in 2 passes.
+
+    Raises ValueError with the nearest numbers that work, since a rounded batch would change what is
+    learnt.
     """
-    share, rest = divmod(global_batch_size, num_workers)
-    if rest == 0:
-        return share
-    nearest = [size * num_workers for size in (share, share + 1) if size > 0]
-    raise ValueError(
-        f"train.global_batch_size = {global_batch_size} cannot be shared equally by "
-        f"{num_workers} workers: {rest} left over. Use {' or '.join(map(str, nearest))}, "
-        f"or a number of workers that divides {global_batch_size}."
-    )
+    share, rest = divmod(train.global_batch_size, num_workers)
+    if rest:
+        nearest = [size * num_workers for size in (share, share + 1) if size > 0]
+        raise ValueError(
+            f"train.global_batch_size = {train.global_batch_size} cannot be shared equally by "
+            f"{num_workers} workers: {rest} left over. Use {' or '.join(map(str, nearest))}, "
+            f"or a number of workers that divides {train.global_batch_size}."
+        )
+    micro = train.micro_batch_size or share
+    if share % micro:
+        smaller = max(size for size in range(1, min(micro, share) + 1) if share % size == 0)
+        raise ValueError(
+            f"train.micro_batch_size = {micro} does not divide the {share} samples that each of "
+            f"{num_workers} workers has of train.global_batch_size = {train.global_batch_size}. "
+            f"Use {smaller}, or another divisor of {share}."
+        )
+    return BatchShare(samples=share, micro_batch_size=micro)

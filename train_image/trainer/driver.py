@@ -1,21 +1,16 @@
-"""One attempt at a run, from its config to its summary. Here a run meets Ray."""
+"""Workers on Ray: a Ray that is large enough, Ray Train around each worker, and Ray's notices and gauges."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import platform
 import shutil
-import signal
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from datetime import datetime, timezone
-from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -49,24 +44,21 @@ for _name, _value in RAY_ENVIRONMENT.items():
 import ray  # noqa: E402
 import ray.train  # noqa: E402
 import ray.train.torch  # noqa: E402
+import ray.util.metrics  # noqa: E402
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
-from trainer import loop, model, report, resume  # noqa: E402
-from trainer.checkpoint import MODEL, Checkpoint, Checkpoints  # noqa: E402
-from trainer.config import DATA_CPUS, Scaling, TrainerConfig, batch_per_worker  # noqa: E402
-from trainer.data import ray_loader, sources  # noqa: E402
-from trainer.data.sources import Prepared  # noqa: E402
-from trainer.data.torch_loader import (  # noqa: E402
-    GlobalBatches,
-    ParquetImages,
-    TorchBatches,
-    ValidationBatches,
-)
-from trainer.errors import ConfigError, RunError  # noqa: E402
+from trainer import attempt, gauges  # noqa: E402
+from trainer.attempt import Stopped, fail_on_sigterm  # noqa: E402
+from trainer.config import DATA_CPUS, Scaling, TrainerConfig  # noqa: E402
+from trainer.data.batch import Batches  # noqa: E402
+from trainer.data.ray_loader import RayBatches  # noqa: E402
+from trainer.errors import RunError  # noqa: E402
 from trainer.folder import RunFolder  # noqa: E402
-from trainer.output import Output, ProgressPrinter  # noqa: E402
-from trainer.progress import Length, Recorder, Trained, cleaned, read_lines  # noqa: E402
+from trainer.output import Output  # noqa: E402
+from trainer.progress import Length  # noqa: E402
+from trainer.resume import Start  # noqa: E402
 from trainer.strategy import Worker  # noqa: E402
+from trainer.worker import Outcome, Task, torch_batches, work  # noqa: E402
 
 T = TypeVar("T")
 
@@ -77,203 +69,32 @@ GPU_CHECK_S = 300.0
 
 SIGNAL_POLL_S = 0.5
 
+STOP_WAIT_S = 20.0
+"""How long workers may take to save and leave after SIGTERM; a pod has 30 s by default."""
+
 
 def run(config: TrainerConfig, output: Output) -> None:
-    """Bring the run to its end, from wherever it stands. Raises TrainerError."""
-    config = with_absolute_path(config)
-    folder = RunFolder.open(config.storage.path, config.name, config.storage.endpoint)
-
-    # Check all that can be checked before the run's folder is touched.
-    try:
-        parameters = check(config, folder)
-        data = sources.prepare(config.data, folder)
-    except OSError as error:
-        raise RunError(
-            f"the storage {config.storage.path} cannot be used: {error}\n"
-            "       It must be a folder or bucket that this machine may read and write."
-        ) from error
-    model.check_fit(config.train.model, data.images)
-    length = Length.of(config, data.num_train)
-
-    with attempt_at(config, folder, output) as attempt:
-        start = begin_attempt(config, folder, attempt)
-        trained = start.trained if start else Trained()
-        describe(config, folder, data, length, parameters, attempt)
-        print(f"start: checkpoint {start.name}" if start else "start: from scratch", flush=True)
-
-        workers = config.scaling.num_workers
-        Recorder(folder, length, attempt=attempt, workers=workers).show_start(trained)
-        resumed_from = start.name if start else None
-        with ProgressPrinter(folder, output, attempt):
-            if trained.epoch < config.train.epochs:
-                resumed_from = train(config, folder, data, attempt)
-        summary = finish(config, folder, data, attempt, resumed_from)
-    print(f"summary {json.dumps(summary)}", flush=True)
+    """Bring the run to its end on Ray. Raises TrainerError."""
+    attempt.run(config, output, fit)
 
 
-def with_absolute_path(config: TrainerConfig) -> TrainerConfig:
-    """The same config for workers, which have another working directory."""
-    storage = config.storage
-    if "://" not in storage.path:
-        storage = storage.model_copy(update={"path": str(Path(storage.path).resolve())})
-    return config.model_copy(update={"storage": storage})
+def fit(task: Task, folder: RunFolder) -> Outcome:
+    """Train on Ray, with as many workers as the config says."""
+    with ray_running(task.config.scaling) as scratch:
+        return aside(lambda: run_workers(task, scratch), lambda: ask_to_stop(task, folder))
 
 
-def check(config: TrainerConfig, folder: RunFolder) -> int:
-    """Number of the model's parameters. Raises ConfigError for what no attempt could mend."""
-    try:
-        batch_per_worker(config.train.global_batch_size, config.scaling.num_workers)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    parameters = model.check_model(config.train.model)
-    resume.check_identity(folder, config)
-    return parameters
+def ask_to_stop(task: Task, folder: RunFolder) -> None:
+    """Have the workers save and leave; they look for this file about every second."""
+    print("SIGTERM: the workers save a checkpoint and leave", flush=True)
+    folder.write(folder.stop(task.attempt), "")
 
 
-def describe(
-    config: TrainerConfig,
-    folder: RunFolder,
-    data: Prepared,
-    length: Length,
-    parameters: int,
-    attempt: int,
-) -> None:
-    """Print what is about to happen, in numbers."""
-    images, workers = data.images, config.scaling.num_workers
-    lines = (
-        f"run {config.name}, attempt {attempt}: {folder.show(folder.root)}",
-        "versions: " + ", ".join(f"{name} {version}" for name, version in versions().items()),
-        f"data: {images.source}, {data.num_train:,} training and {data.num_valid:,} validation "
-        f"images of {'x'.join(map(str, images.shape))}, {len(images.classes)} classes, "
-        f"by the {config.data.loader} loader",
-        f"model: {config.train.model.name}, {parameters:,} parameters",
-        f"plan: {length.epochs} epochs of {length.steps_per_epoch} steps of "
-        f"{length.global_batch_size} images, {length.global_batch_size // workers} on each of "
-        f"{workers} workers",
-    )
-    print("\n".join(lines), flush=True)
-
-
-# An attempt and its records.
-
-
-@contextmanager
-def attempt_at(config: TrainerConfig, folder: RunFolder, output: Output) -> Iterator[int]:
-    """The attempt's number; if the attempt fails, summary.json says why."""
-    attempt = 1 + max((line["attempt"] for line in read_lines(folder, folder.attempts)), default=0)
-    output.keep_in(folder, folder.log(attempt))
-    fail_on_sigterm()
-    try:
-        yield attempt
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            error = RunError("the run was interrupted; started again, it goes on from there")
-        line = (str(error).splitlines() or [type(error).__name__])[0]
-        newest = Checkpoints(folder).newest()
-        trained = newest.trained if newest else Trained()
-        summary = summarise(config, folder, trained, attempt, None, error=line)
-        folder.write(folder.summary, json.dumps(summary, indent=2))
-        raise error
-
-
-def fail_on_sigterm() -> None:
-    """Turn the first SIGTERM into an error of the main thread, which leaves in good order."""
-
-    def stop(signum: int, frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise RunError("the run was stopped by SIGTERM; started again, it goes on from there")
-
-    signal.signal(signal.SIGTERM, stop)
-
-
-def begin_attempt(config: TrainerConfig, folder: RunFolder, attempt: int) -> Checkpoint | None:
-    """Put the attempt on record; returns the checkpoint from which it starts."""
-    folder.sweep()
-    # Until this attempt has ended, the run has no outcome.
-    folder.delete(folder.summary)
-    start = Checkpoints(folder).newest()
-    record = {
-        "attempt": attempt,
-        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "resumed_from": start.name if start else None,
-        "workers": config.scaling.num_workers,
-        "versions": versions(),
-    }
-    folder.append(folder.attempts, json.dumps(record) + "\n")
-    folder.write(folder.run, config.model_dump_json(indent=2))
-    return start
-
-
-def versions() -> dict[str, str]:
-    packages = {name: metadata.version(name) for name in ("ray", "torch", "torchvision")}
-    return {"python": platform.python_version(), **packages}
-
-
-def finish(
-    config: TrainerConfig,
-    folder: RunFolder,
-    data: Prepared,
-    attempt: int,
-    resumed_from: str | None,
-) -> dict[str, Any]:
-    """Make model, report and summary of the last checkpoint; returns the summary."""
-    checkpoints = Checkpoints(folder)
-    last = checkpoints.newest(print)
-    if last is None or last.trained.epoch < config.train.epochs:
-        raise RunError(
-            f"training ended, but the last intact checkpoint in {folder.show(folder.checkpoints)} "
-            f"is {f'{last.name} of epoch {last.trained.epoch}' if last else 'missing'}. "
-            "Start the run again: it goes on from there."
-        )
-    folder.copy(checkpoints.path(last.name, MODEL), folder.model)
-    summary = summarise(config, folder, last.trained, attempt, resumed_from, error=None)
-    report.write_report(folder, config, data.images, summary)
-    folder.write(folder.summary, json.dumps(summary, indent=2))
-    return summary
-
-
-def summarise(
-    config: TrainerConfig,
-    folder: RunFolder,
-    trained: Trained,
-    attempt: int,
-    resumed_from: str | None,
-    *,
-    error: str | None,
-) -> dict[str, Any]:
-    """What summary.json holds."""
-    summary = {
-        "name": config.name,
-        "outcome": "failed" if error else "succeeded",
-        "val_accuracy": trained.val_accuracy,
-        "epochs": trained.epoch,
-        "samples_seen": trained.samples,
-        "images_per_s": round(trained.images_per_s, 1),
-        "attempts": attempt,
-        "resumed_from": resumed_from,
-        "train_s": round(trained.train_s, 1),
-        "workers": config.scaling.num_workers,
-        "model": folder.show(folder.model),
-        "metrics": folder.show(folder.metrics),
-        "report": folder.show(folder.report),
-        "error": error,
-    }
-    return cleaned(summary)
-
-
-# Ray.
-
-
-def train(config: TrainerConfig, folder: RunFolder, data: Prepared, attempt: int) -> str | None:
-    """Train on Ray; returns the checkpoint from which the last worker group started."""
-    with ray_running(config.scaling) as scratch:
-        return aside(lambda: fit(config, folder, data, attempt, scratch))
-
-
-def aside(work: Callable[[], T]) -> T:
+def aside(work: Callable[[], T], ask_to_end: Callable[[], None]) -> T:
     """Do the work in another thread, while this one waits where a signal may end it.
 
-    An exception that a signal handler raises in the middle of Ray's own code tears that apart.
+    An exception that a signal handler raises in the middle of Ray's own code tears that apart. The
+    first SIGTERM asks the work to end, and waits STOP_WAIT_S for that.
     """
     outcome: Future[T] = Future()
 
@@ -285,43 +106,38 @@ def aside(work: Callable[[], T]) -> T:
 
     threading.Thread(target=run, name="fit", daemon=True).start()
     # The system may give a signal to any thread, and Python's handlers run in this one alone, once it wakes.
-    while not wait([outcome], timeout=SIGNAL_POLL_S).done:
-        pass
+    try:
+        while not wait([outcome], timeout=SIGNAL_POLL_S).done:
+            pass
+    except Stopped:
+        ask_to_end()
+        wait([outcome], timeout=STOP_WAIT_S)
+        raise
     return outcome.result()
 
 
-def fit(
-    config: TrainerConfig, folder: RunFolder, data: Prepared, attempt: int, scratch: Path
-) -> str | None:
+def run_workers(task: Task, scratch: Path) -> Outcome:
     """Run the workers to their end, on a Ray that is large enough."""
-    wait_for_capacity(config.scaling, NODE_WAIT_S if "RAY_ADDRESS" in os.environ else 0.0)
-    if config.scaling.use_gpu:
+    config, scaling = task.config, task.config.scaling
+    wait_for_capacity(scaling, NODE_WAIT_S if "RAY_ADDRESS" in os.environ else 0.0)
+    if scaling.use_gpu:
         check_gpus()
-    datasets = {}
-    if config.data.loader == "ray":
-        logging.getLogger("ray.data").setLevel(logging.WARNING)
-        datasets["train"] = ray_loader.read_training_data(config.data, folder, data)
-    scaling = config.scaling
+    logging.getLogger("ray.data").setLevel(logging.WARNING)
     trainer = ray.train.torch.TorchTrainer(
         train_worker,
-        train_loop_config={
-            "config": config.model_dump_json(),
-            "data": data,
-            "attempt": attempt,
-        },
+        train_loop_config={"task": task},
         scaling_config=ray.train.ScalingConfig(
             num_workers=scaling.num_workers,
             use_gpu=scaling.use_gpu,
             resources_per_worker=worker_resources(scaling),
         ),
         run_config=ray.train.RunConfig(
-            name=f"{config.name}-a{attempt}",
+            name=f"{config.name}-a{task.attempt}",
             # Ray Train's own state must not outlive the attempt: ours lies in the run's folder.
             storage_path=str(scratch / "train"),
             failure_config=ray.train.FailureConfig(max_failures=config.faults.worker_failures),
             logging_config=ray.train.LoggingConfig(log_level="WARNING"),
         ),
-        datasets=datasets,
     )
     try:
         result = trainer.fit()
@@ -332,64 +148,56 @@ def fit(
             f"worker {rank} failed, after {config.faults.worker_failures} restarts: "
             f"{type(cause).__name__}: {cause}"
         ) from error
-    return result.return_value
+    return Outcome.from_plain(result.return_value)
 
 
-def train_worker(task: dict[str, Any]) -> str | None:
-    """What each Ray Train worker runs: the loop, with its place in the group and its batches."""
-    config = TrainerConfig.model_validate_json(task["config"])
-    data: Prepared = task["data"]
+def train_worker(told: dict[str, Task]) -> dict[str, Any]:
+    """What each Ray Train worker runs: its work, with its place in the group and Ray's own tools."""
+    task = told["task"]
     context = ray.train.get_context()
-    device = ray.train.torch.get_device()
     worker = Worker(
-        rank=context.get_world_rank(), world_size=context.get_world_size(), device=device
+        rank=context.get_world_rank(),
+        world_size=context.get_world_size(),
+        device=ray.train.torch.get_device(),
     )
-    folder = RunFolder.open(config.storage.path, config.name, config.storage.endpoint)
-    length = Length.of(config, data.num_train)
-    start = loop.train(
-        config,
-        worker=worker,
-        folder=folder,
-        images=data.images,
-        length=length,
-        batches=training_batches(config, folder, data, length, worker),
-        validation=ValidationBatches(
-            ParquetImages(folder, folder.valid_data, data.images),
-            batch_size=batch_per_worker(config.train.global_batch_size, worker.world_size),
-            rank=worker.rank,
-            world_size=worker.world_size,
-        ),
-        report=Recorder(folder, length, attempt=task["attempt"], workers=worker.world_size),
-        attempt=task["attempt"],
+    outcome = work(
+        task,
+        worker,
+        make_batches=ray_batches if task.config.data.loader == "ray" else torch_batches,
+        drain_s=seconds_until_drain,
+        gauges=Gauges(task) if worker.rank == 0 else lambda record: None,
     )
-    return start.name if start else None
+    return outcome.to_plain()
 
 
-def training_batches(
-    config: TrainerConfig, folder: RunFolder, data: Prepared, length: Length, worker: Worker
-) -> loop.Batches:
-    """The batches of the loader that the config names."""
-    is_cuda = worker.device.type == "cuda"
-    size, seed = config.train.global_batch_size, config.train.seed
-    if config.data.loader == "ray":
-        return ray_loader.RayBatches(
-            ray.train.get_dataset_shard("train"),
-            steps_per_epoch=length.steps_per_epoch,
-            batch_size=batch_per_worker(size, worker.world_size),
-            shuffle=config.data.shuffle,
-            seed=seed,
-            pin_memory=is_cuda,
-        )
-    sampler = GlobalBatches(
-        data.num_train,
-        size,
-        rank=worker.rank,
-        world_size=worker.world_size,
-        shuffle=config.data.shuffle,
-        seed=seed,
-    )
-    dataset = ParquetImages(folder, folder.train_data, data.images)
-    return TorchBatches(dataset, sampler, pin_memory=is_cuda)
+def ray_batches(task: Task, length: Length, start: Start, worker: Worker) -> Batches:
+    saved = start.state["begun"].get("batches", {}) if start.state else {}
+    return RayBatches(task.data, length, start.trained, saved, worker, task.config)
+
+
+def seconds_until_drain() -> float | None:
+    """How long the nodes of all workers stay, if Ray has told that one goes; all workers ask together."""
+    info = ray.train.get_preemption_info()
+    if info is None:
+        return None
+    return max(info.deadline_ms / 1000 - time.time(), 0.0) if info.deadline_ms else 0.0
+
+
+class Gauges:
+    """Tells Ray's metrics endpoint of a record; Prometheus finds it there. Rank 0 has one."""
+
+    def __init__(self, task: Task) -> None:
+        labels = {"run": task.config.name, "attempt": str(task.attempt)}
+        self.gauges = {}
+        for gauge in gauges.GAUGES:
+            self.gauges[gauge.name] = ray.util.metrics.Gauge(
+                gauge.name, gauge.help, tag_keys=gauges.LABELS
+            )
+            self.gauges[gauge.name].set_default_tags(labels)
+
+    def __call__(self, record: dict[str, Any]) -> None:
+        for name, value in gauges.readings(record).items():
+            self.gauges[name].set(value)
 
 
 def worker_resources(scaling: Scaling) -> dict[str, float]:

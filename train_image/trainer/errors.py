@@ -15,3 +15,7 @@ class ConfigError(TrainerError):
 
 class RunError(TrainerError):
     """The run could not go on: the cluster, the storage, or the training itself."""
+
+
+class Diverged(RunError):
+    """The loss or a weight is no number any more: the same steps would lead there again."""

@@ -1,216 +1,228 @@
-"""The training loop of one worker. It knows torch and the run's folder, and nothing of Ray."""
+"""The training loop of one worker. It knows torch, and nothing of Ray or of the run's folder."""
 
 from __future__ import annotations
 
 import math
+import resource
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
-from torch import nn
-from torch.nn import functional
 
-from trainer import resume
-from trainer.checkpoint import MODEL, STATE, Checkpoint, Checkpoints
-from trainer.config import Sgd, TrainerConfig
-from trainer.data.parquet import Images
-from trainer.data.torch_loader import Batch
-from trainer.errors import RunError
-from trainer.folder import RunFolder
-from trainer.model import build_model, to_input
-from trainer.progress import Length, Report, Trained, eta_s, per_second
-from trainer.strategy import STRATEGIES, Worker
+from trainer.config import EarlyStopping, TrainerConfig
+from trainer.data.batch import Batch, Batches
+from trainer.errors import Diverged
+from trainer.learner import Learner
+from trainer.progress import SPENT, Length, Report, Trained, eta_s, per_second
+from trainer.strategy import Worker
+from trainer.talk import Talk
+from trainer.validation import Tally, Validation
 
 REPORT_INTERVAL_S = 1.0
 
 
-class Batches(Protocol):
-    """Training batches of one worker: `Length.steps_per_epoch` in each epoch, on each worker."""
+class Records(Protocol):
+    """What rank 0 leaves in the run's folder."""
 
-    def epoch(self, epoch: int) -> Iterator[Batch]:
-        """The batches of an epoch, counted from 0."""
+    def report(self, report: Report) -> None:
+        """Put a report on record."""
+
+    def save(
+        self,
+        trained: Trained,
+        learner: Learner,
+        extra: dict[str, Any],
+        validation: Validation | None,
+    ) -> None:
+        """Begin to save; waits while an earlier save is under way."""
+
+    def is_saving(self) -> bool:
+        """Whether a save is under way."""
+
+    def finish_saving(self) -> None:
+        """Wait for the save under way."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Notices:
+    """What a worker may be told while it trains; every worker asks at the same steps."""
+
+    drain_s: Callable[[], float | None] = lambda: None
+    """Seconds until a machine of the run goes away; None while all stay."""
+    is_stopping: Callable[[], bool] = lambda: False
+    """Whether the run is to be saved and left; rank 0 asks."""
 
 
 def train(
     config: TrainerConfig,
     *,
     worker: Worker,
-    folder: RunFolder,
-    images: Images,
+    learner: Learner,
     length: Length,
+    trained: Trained,
+    begun: dict[str, Any],
     batches: Batches,
     validation: Iterable[Batch],
-    report: Callable[[Report], None],
-    attempt: int,
-    say: Callable[[str], None] = print,
-) -> Checkpoint | None:
-    """Train what is left of the run; returns the checkpoint that it started from.
+    records: Records,
+    notices: Notices,
+    began: float,
+) -> Trained:
+    """Train what is left of the run; returns how far it came.
 
-    All workers of the run call it alike; rank 0 alone writes, reports and speaks.
+    All workers call it alike. `trained` is where it starts, `begun` what the checkpoint there holds of an
+    epoch under way, `began` the time.time() at which the attempt began. Raises Diverged, on all workers alike.
     """
-    torch.set_num_threads(config.scaling.cpus_per_worker)
-    recipe = config.train
     is_first = worker.rank == 0
-    checkpoints = Checkpoints(folder)
+    at_start = trained
+    spent = Spent(trained.seconds, startup=time.time() - began)
+    running = Clock()
+    talk = Talk(config.checkpoint, worker, notices, length, trained)
+    step_in_epoch = trained.steps_in_epoch
 
-    # Where to start: the newest intact checkpoint, else the seed. Rank 0 decides for all.
-    start = worker.from_rank_zero(resume.begin(folder, say) if is_first else None)
-    torch.manual_seed(recipe.seed)
-    network = build_model(recipe.model)
-    if start:
-        network.load_state_dict(checkpoints.load(start.name, MODEL))
-    strategy = STRATEGIES[recipe.strategy]
-    model = strategy.wrap(network, worker)
-    optimizer = build_optimizer(model, config)
-    if start:
-        optimizer.load_state_dict(checkpoints.load(start.name, STATE)["optimizer"])
-    at_start = trained = start.trained if start else Trained()
-    began = Clock()
+    def so_far() -> Trained:
+        """What has been trained up to this step."""
+        return replace(
+            trained,
+            step=trained.epoch * length.steps_per_epoch + step_in_epoch,
+            samples=length.samples_until(trained.epoch, step_in_epoch),
+            steps_in_epoch=step_in_epoch,
+            train_s=at_start.train_s + running.seconds(),
+            seconds=spent.snapshot(),
+        )
 
-    for epoch in range(at_start.epoch, recipe.epochs):
-        # Seeded per epoch: a resumed run then draws the same numbers as one that never stopped.
-        torch.manual_seed(((recipe.seed * 1_000_003 + epoch) * 65_537 + worker.rank) % 2**63)
-        step, samples, rate = trained.step, trained.samples, 0.0
-        tally, steps_clock = Tally(worker.device), Clock()
-        interval_clock, interval_start = Clock(), step
-        last_step = step + length.steps_per_epoch
+    while trained.epoch < length.epochs and not trained.is_stopped_early:
+        epoch = trained.epoch
+        tally = Tally(worker.device)
+        if step_in_epoch and is_first:
+            tally.sums += begun["tally"].to(worker.device)
+        interval = Interval(trained.step, spent)
+        epoch_began, rate = trained.samples, 0.0
+        epoch_spent = spent.snapshot()
 
         # Train.
-        model.train()
-        for pixels, labels in batches.epoch(epoch):
-            rate = cosine(recipe.optimizer.learning_rate, samples, length.samples)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            pixels = pixels.to(worker.device, non_blocking=True)
-            labels = labels.to(worker.device, non_blocking=True)
-            outputs = model(to_input(pixels, images, recipe.model.image_size))
-            loss = functional.cross_entropy(outputs, labels)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
-            tally.add(loss, outputs, labels)
-            step += 1
-            samples += length.global_batch_size
+        for batch in spent.waiting(batches.epoch(epoch)):
+            with spent.on("compute"):
+                rate = learner.step(batch, tally, epoch=epoch, step_in_epoch=step_in_epoch)
+            step_in_epoch += 1
+            if step_in_epoch == length.steps_per_epoch or not talk.is_due(now := so_far()):
+                continue
 
-            if is_first and step < last_step and interval_clock.seconds() >= REPORT_INTERVAL_S:
-                interval_loss, accuracy = tally.since_last()
-                stop_if_not_finite(interval_loss, interval_start + 1, step)
-                interval_samples = (step - interval_start) * length.global_batch_size
-                report(
-                    Report(
-                        kind="interval",
-                        epoch=epoch + 1,
-                        step=step,
-                        samples=samples,
-                        loss=interval_loss,
-                        accuracy=accuracy,
-                        learning_rate=rate,
-                        images_per_s=per_second(interval_samples, interval_clock.seconds()),
-                        eta_s=eta_s(length.samples, samples, at_start.samples, began.seconds()),
-                        val_loss=trained.val_loss,
-                        val_accuracy=trained.val_accuracy,
-                    )
-                )
-                interval_clock, interval_start = Clock(), step
-        epoch_loss, accuracy = tally.over_all(worker)
-        stop_if_not_finite(epoch_loss, trained.step + 1, step)
-        step_s = steps_clock.seconds()
+            # About every second: report, and hear from rank 0 whether to save, to stop, to give up.
+            with spent.on("compute"):
+                is_bad = False
+                if is_first and interval.seconds() >= REPORT_INTERVAL_S:
+                    loss, accuracy = tally.since_last()
+                    is_bad = not math.isfinite(loss)
+                    spent.count_exchange(learner.exchange_s() * (now.step - interval.step))
+                    eta = eta_s(length.samples, now.samples, at_start.samples, running.seconds())
+                    records.report(interval.report(now, length, loss, accuracy, rate, eta, worker))
+                    interval = Interval(now.step, spent, checked=interval.checked)
+                    if not is_bad:
+                        interval.checked = now.step
+            order = talk.hold(now, is_saving=is_first and records.is_saving(), is_bad=is_bad)
+            if order.is_bad:
+                raise diverged(interval.checked, now.step)
+            if order.is_save:
+                with spent.on("checkpoint"):
+                    extra = {"tally": tally.total(worker), "batches": batches.state()}
+                    if not learner.is_finite():
+                        raise diverged(interval.checked, now.step)
+                    if is_first:
+                        records.save(so_far(), learner, extra, None)
+                        if order.is_urgent:
+                            records.finish_saving()
+            if order.is_stop:
+                return now
+
+        loss_sum, hits, count = tally.total(worker).tolist()
+        spent.count_exchange(
+            learner.exchange_s() * (so_far().step - interval.step if is_first else 0)
+        )
+        if not math.isfinite(loss_sum) or not learner.is_finite():
+            raise diverged(interval.checked, so_far().step)
 
         # Validate: each worker its part, all with the same buffers.
-        strategy.agree(model, worker)
-        val_loss, val_accuracy = validate(
-            network, validation, images, recipe.model.image_size, worker
-        )
+        with spent.on("validation"):
+            verdict = learner.validate(validation)
 
         # Report, then save: a checkpoint whose metrics are missing could not be explained.
-        epoch_samples = samples - trained.samples
-        trained = Trained(
+        step_s = spent.since(epoch_spent, "data", "compute", "communication")
+        trained = replace(
+            stopping(config.train.early_stopping, so_far(), verdict),
             epoch=epoch + 1,
-            step=step,
-            samples=samples,
-            train_s=at_start.train_s + began.seconds(),
-            step_s=trained.step_s + step_s,
-            loss=epoch_loss,
-            accuracy=accuracy,
-            val_loss=val_loss,
-            val_accuracy=val_accuracy,
+            steps_in_epoch=0,
+            loss=loss_sum / count,
+            accuracy=hits / count,
+            val_loss=verdict.loss,
+            val_accuracy=verdict.accuracy,
         )
-        if not is_first:
-            continue
-        report(
-            Report(
-                kind="epoch",
-                epoch=trained.epoch,
-                step=step,
-                samples=samples,
-                loss=epoch_loss,
-                accuracy=accuracy,
-                learning_rate=rate,
-                images_per_s=per_second(epoch_samples, step_s),
-                eta_s=eta_s(length.samples, samples, at_start.samples, began.seconds()),
-                val_loss=val_loss,
-                val_accuracy=val_accuracy,
+        step_in_epoch = 0
+        is_last = trained.epoch == length.epochs or trained.is_stopped_early
+        if is_first:
+            records.report(
+                Report(
+                    kind="epoch",
+                    epoch=trained.epoch,
+                    step=trained.step,
+                    samples=trained.samples,
+                    loss=trained.loss,
+                    accuracy=trained.accuracy,
+                    learning_rate=rate,
+                    images_per_s=per_second(trained.samples - epoch_began, step_s),
+                    eta_s=0.0
+                    if is_last
+                    else eta_s(
+                        length.samples, trained.samples, at_start.samples, running.seconds()
+                    ),
+                    data_wait_s=None,
+                    step_s=None,
+                    checkpoint_stall_s=spent.since(epoch_spent, "checkpoint"),
+                    memory_bytes=peak_memory_bytes(worker),
+                    val_loss=verdict.loss,
+                    val_accuracy=verdict.accuracy,
+                )
             )
-        )
-        if trained.epoch % config.checkpoint.every_epochs == 0 or trained.epoch == recipe.epochs:
-            checkpoints.save(
-                trained,
-                attempt=attempt,
-                keep=config.checkpoint.keep,
-                model=strategy.state(model),
-                state={"optimizer": optimizer.state_dict()},
-                config=config.model_dump(mode="json"),
-            )
-    return start
+            if trained.epoch % config.checkpoint.every_epochs == 0 or is_last:
+                with spent.on("checkpoint"):
+                    records.save(replace(trained, seconds=spent.snapshot()), learner, {}, verdict)
+        talk.note_epoch(trained)
+    if is_first:
+        records.finish_saving()
+    return trained
 
 
-def validate(
-    network: nn.Module,
-    batches: Iterable[Batch],
-    images: Images,
-    image_size: int,
-    worker: Worker,
-) -> tuple[float, float]:
-    """Loss and accuracy over the validation images of all workers, each counted once."""
-    network.eval()
-    tally = Tally(worker.device)
-    with torch.inference_mode():
-        for pixels, labels in batches:
-            pixels = pixels.to(worker.device, non_blocking=True)
-            labels = labels.to(worker.device, non_blocking=True)
-            outputs = network(to_input(pixels, images, image_size))
-            tally.add(functional.cross_entropy(outputs, labels), outputs, labels)
-    return tally.over_all(worker)
+def stopping(rule: EarlyStopping | None, trained: Trained, verdict: Validation) -> Trained:
+    """The same with what early stopping must remember, and whether it is time."""
+    if rule is None:
+        return trained
+    is_accuracy = rule.metric == "val_accuracy"
+    value = verdict.accuracy if is_accuracy else -verdict.loss
+    best = trained.best_stopping
+    if best is None or value > best + rule.min_delta:
+        return replace(trained, best_stopping=value, epochs_without_gain=0)
+    waited = trained.epochs_without_gain + 1
+    return replace(
+        trained,
+        epochs_without_gain=waited,
+        is_stopped_early=waited >= rule.patience_epochs,
+    )
 
 
-class Tally:
-    """Loss and hits, summed on the device: reading them makes the host wait, so it is done rarely."""
+def diverged(checked: int, step: int) -> Diverged:
+    return Diverged(
+        f"the loss or a weight became NaN or infinite in steps {checked + 1} to {step}. The last good "
+        "checkpoint is kept. Lower train.optimizer.learning_rate, or set train.clip_norm."
+    )
 
-    def __init__(self, device: torch.device) -> None:
-        # Loss times samples, hits, samples. In float64, which counts samples without rounding.
-        self.sums = torch.zeros(3, dtype=torch.float64, device=device)
-        self.last = (0.0, 0.0)
 
-    def add(self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor) -> None:
-        """`loss` is the mean of the batch."""
-        with torch.no_grad():
-            hits = (outputs.argmax(dim=1) == labels).sum()
-            self.sums += torch.stack(
-                [loss.double() * len(labels), hits, hits.new_tensor(len(labels))]
-            )
-
-    def since_last(self) -> tuple[float, float]:
-        """Mean loss since the last call, and accuracy since the start."""
-        loss, hits, count = self.sums.tolist()
-        loss_before, count_before = self.last
-        self.last = (loss, count)
-        return (loss - loss_before) / (count - count_before), hits / count
-
-    def over_all(self, worker: Worker) -> tuple[float, float]:
-        """Mean loss and accuracy over all workers. Ends this worker's own count."""
-        loss, hits, count = worker.sum(self.sums).tolist()
-        return loss / count, hits / count
+def peak_memory_bytes(worker: Worker) -> int:
+    """The most that this worker has held: on its GPU, if it has one, else in its process."""
+    if worker.device.type == "cuda":
+        return torch.cuda.max_memory_allocated(worker.device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class Clock:
@@ -223,28 +235,82 @@ class Clock:
         return time.perf_counter() - self.start
 
 
-def build_optimizer(model: nn.Module, config: TrainerConfig) -> torch.optim.Optimizer:
-    wanted = config.train.optimizer
-    if isinstance(wanted, Sgd):
-        return torch.optim.SGD(
-            model.parameters(),
-            lr=wanted.learning_rate,
-            momentum=wanted.momentum,
-            weight_decay=wanted.weight_decay,
-        )
-    return torch.optim.AdamW(
-        model.parameters(), lr=wanted.learning_rate, weight_decay=wanted.weight_decay
-    )
+class Spent:
+    """Where a worker's time goes."""
+
+    def __init__(self, before: dict[str, float], *, startup: float) -> None:
+        self._seconds = dict.fromkeys(SPENT, 0.0) | before
+        self._seconds["startup"] += max(startup, 0.0)
+
+    @contextmanager
+    def on(self, what: str) -> Iterator[None]:
+        clock = Clock()
+        try:
+            yield
+        finally:
+            self._seconds[what] += clock.seconds()
+
+    def waiting(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The same batches; waiting for them is time spent on data."""
+        while True:
+            with self.on("data"):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
+
+    def count_exchange(self, seconds: float) -> None:
+        """So much of what was taken for computing was waiting for other workers' gradients."""
+        seconds = min(seconds, self._seconds["compute"])
+        self._seconds["compute"] -= seconds
+        self._seconds["communication"] += seconds
+
+    def snapshot(self) -> dict[str, float]:
+        return dict(self._seconds)
+
+    def since(self, before: dict[str, float], *what: str) -> float:
+        return sum(self._seconds[name] - before[name] for name in what)
 
 
-def cosine(learning_rate: float, samples: int, total: int) -> float:
-    """The learning rate after so many samples: down to zero over the run, slowly at both ends."""
-    return learning_rate * 0.5 * (1 + math.cos(math.pi * min(samples / total, 1.0)))
+class Interval:
+    """The steps since the last report."""
 
+    def __init__(self, step: int, spent: Spent, *, checked: int | None = None) -> None:
+        self.step = step
+        self.checked = step if checked is None else checked
+        """The last step after which the loss was known to be a number."""
+        self._clock = Clock()
+        self._spent = spent
+        self._before = spent.snapshot()
 
-def stop_if_not_finite(loss: float, first_step: int, last_step: int) -> None:
-    if not math.isfinite(loss):
-        raise RunError(
-            f"the loss became {loss} in steps {first_step} to {last_step}. "
-            "Lower train.optimizer.learning_rate."
+    def seconds(self) -> float:
+        return self._clock.seconds()
+
+    def report(
+        self,
+        now: Trained,
+        length: Length,
+        loss: float,
+        accuracy: float,
+        rate: float,
+        eta: float,
+        worker: Worker,
+    ) -> Report:
+        steps = now.step - self.step
+        return Report(
+            kind="interval",
+            epoch=now.epoch + 1,
+            step=now.step,
+            samples=now.samples,
+            loss=loss,
+            accuracy=accuracy,
+            learning_rate=rate,
+            images_per_s=per_second(steps * length.global_batch_size, self.seconds()),
+            eta_s=eta,
+            data_wait_s=self._spent.since(self._before, "data") / steps,
+            step_s=self._spent.since(self._before, "compute", "communication") / steps,
+            checkpoint_stall_s=self._spent.since(self._before, "checkpoint"),
+            memory_bytes=peak_memory_bytes(worker),
+            val_loss=now.val_loss,
+            val_accuracy=now.val_accuracy,
         )

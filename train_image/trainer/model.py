@@ -45,6 +45,17 @@ def check_model(config: Model) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def takes_one_image(config: Model) -> bool:
+    """Whether the model can learn from a batch of one: batch norm wants more than one value."""
+    with torch.device("meta"):
+        model = build_model(config).train()
+        try:
+            model(torch.empty(1, config.in_channels, config.image_size, config.image_size))
+        except ValueError:
+            return False
+    return True
+
+
 def check_fit(config: Model, images: Images) -> None:
     """Raises ConfigError if the model is for other images than the data has."""
     problems = [

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from trainer.config import TrainerConfig
@@ -18,12 +20,14 @@ class Length:
     """How long a run is."""
 
     epochs: int
-    steps_per_epoch: int
+    num_samples: int
+    """Of the training split."""
     global_batch_size: int
+    drop_last: bool
 
     @classmethod
     def of(cls, config: TrainerConfig, num_train: int) -> Length:
-        """What does not fill a global batch is left out of its epoch. Raises ConfigError."""
+        """Raises ConfigError if the samples do not fill one global batch."""
         size = config.train.global_batch_size
         if num_train < size:
             raise ConfigError(
@@ -31,8 +35,35 @@ class Length:
                 "no step can be made. Use a smaller one."
             )
         return cls(
-            epochs=config.train.epochs, steps_per_epoch=num_train // size, global_batch_size=size
+            epochs=config.train.epochs,
+            num_samples=num_train,
+            global_batch_size=size,
+            drop_last=config.data.drop_last,
         )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        full, rest = divmod(self.num_samples, self.global_batch_size)
+        return full if self.drop_last or not rest else full + 1
+
+    @property
+    def samples_per_epoch(self) -> int:
+        return self.num_samples - self.dropped_per_epoch
+
+    @property
+    def dropped_per_epoch(self) -> int:
+        """Samples that are left out because they do not fill a global batch."""
+        return self.num_samples % self.global_batch_size if self.drop_last else 0
+
+    def batch_size(self, step_in_epoch: int) -> int:
+        """Samples of a global batch, counted from 0: the last one of an epoch may be smaller."""
+        start = step_in_epoch * self.global_batch_size
+        return min(self.global_batch_size, self.num_samples - start)
+
+    def samples_until(self, epochs: int, steps_in_epoch: int) -> int:
+        """Samples of so many whole epochs and so many steps of the next one."""
+        size = self.global_batch_size
+        return epochs * self.samples_per_epoch + min(steps_in_epoch * size, self.samples_per_epoch)
 
     @property
     def steps(self) -> int:
@@ -40,7 +71,7 @@ class Length:
 
     @property
     def samples(self) -> int:
-        return self.steps * self.global_batch_size
+        return self.epochs * self.samples_per_epoch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,18 +82,36 @@ class Trained:
     """Epochs that are complete."""
     step: int = 0
     samples: int = 0
+    steps_in_epoch: int = 0
+    """Steps of the epoch under way; 0 between two epochs."""
     train_s: float = 0.0
     """Seconds from the first step on, with validation and checkpoints; lost work is not counted."""
-    step_s: float = 0.0
-    """Seconds of training steps alone."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Where rank 0's time went: keys of SPENT."""
     loss: float | None = None
+    """Of the last complete epoch, as are the three below."""
     accuracy: float | None = None
     val_loss: float | None = None
     val_accuracy: float | None = None
+    best_stopping: float | None = None
+    """The best value of `train.early_stopping.metric` so far."""
+    epochs_without_gain: int = 0
+    is_stopped_early: bool = False
+
+    def is_complete(self, epochs: int) -> bool:
+        """Whether nothing is left to train of so many epochs."""
+        return self.is_stopped_early or (self.epoch >= epochs and self.steps_in_epoch == 0)
 
     @property
     def images_per_s(self) -> float:
-        return per_second(self.samples, self.step_s)
+        """While steps were made: waiting for data counts, validation and checkpoints do not."""
+        spent = (self.seconds.get(name, 0.0) for name in ("data", "compute", "communication"))
+        return per_second(self.samples, sum(spent))
+
+
+SPENT = ("startup", "data", "compute", "communication", "checkpoint", "validation")
+"""Where time goes: start of an attempt to its first step, waiting for batches, the steps, what of their
+gradients' exchange was not hidden behind them, waiting for checkpoints, validation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +131,13 @@ class Report:
     images_per_s: float
     """Of all workers together."""
     eta_s: float | None
+    data_wait_s: float | None
+    """Seconds per step that rank 0 waited for its batch, as is `step_s` for what followed."""
+    step_s: float | None
+    checkpoint_stall_s: float
+    """Seconds that training stood still for checkpoints."""
+    memory_bytes: int
+    """Most that rank 0 has held: on its GPU, if it has one."""
     val_loss: float | None
     """Of the last validation, as is `val_accuracy`."""
     val_accuracy: float | None
@@ -132,30 +188,60 @@ def read_lines(folder: RunFolder, path: str) -> list[dict[str, Any]]:
 
 
 class Recorder:
-    """Writes reports to metrics.jsonl and progress.json. Rank 0 has one."""
+    """Writes reports to metrics.jsonl and progress.json, in a thread of its own. Rank 0 has one."""
 
-    def __init__(self, folder: RunFolder, length: Length, *, attempt: int, workers: int) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        length: Length,
+        *,
+        attempt: int,
+        workers: int,
+        also: Callable[[dict[str, Any]], None] = lambda record: None,
+    ) -> None:
+        """`also` hears of each record and of what progress.json says, in the same thread."""
         self.folder = folder
         self.length = length
         self.attempt = attempt
         self.workers = workers
-        self.pending: list[str] = []
-        self.flushed = time.monotonic()
+        self._also = also
+        self._pending: list[str] = []
+        self._flushed = time.monotonic()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="recorder")
+        self._last: Future[None] = Future()
+        self._last.set_result(None)
 
     def __call__(self, report: Report) -> None:
+        """Returns at once. Raises what an earlier report could not be written for."""
+        if self._last.done():
+            self._last.result()
+        self._last = self._thread.submit(self._write, report)
+
+    def flush(self) -> None:
+        """Until all reports are written, as they must be before a checkpoint is."""
+        self._last.result()
+        self._thread.submit(self._flush).result()
+
+    def close(self) -> None:
+        self.flush()
+        self._thread.shutdown()
+
+    def _write(self, report: Report) -> None:
         record = asdict(report) | {"attempt": self.attempt}
         if report.kind == "interval":
             del record["val_loss"], record["val_accuracy"]
-        self.pending.append(to_json(record) + "\n")
-        # An epoch is written at once: its line must be there before its checkpoint is.
-        is_due = time.monotonic() - self.flushed >= self.folder.flush_interval_s
-        if is_due or report.kind == "epoch":
-            self.folder.append(self.folder.metrics, "".join(self.pending))
-            self.pending, self.flushed = [], time.monotonic()
-        self.show(report)
+        self._pending.append(to_json(record) + "\n")
+        if time.monotonic() - self._flushed >= self.folder.flush_interval_s:
+            self._flush()
+        self._also(self.show(report) | record)
 
-    def show(self, report: Report) -> None:
-        """Write progress.json alone."""
+    def _flush(self) -> None:
+        if self._pending:
+            self.folder.append(self.folder.metrics, "".join(self._pending))
+        self._pending, self._flushed = [], time.monotonic()
+
+    def show(self, report: Report) -> dict[str, Any]:
+        """Write progress.json alone; returns what it holds."""
         record = {
             "percent": percent(report.samples, self.length.samples),
             "eta_s": report.eta_s,
@@ -172,6 +258,7 @@ class Recorder:
             "workers": self.workers,
         }
         self.folder.write(self.folder.progress, to_json(record), is_durable=False)
+        return record
 
     def show_start(self, trained: Trained) -> None:
         """Write progress.json as it stands before the first step of an attempt."""
@@ -186,6 +273,10 @@ class Recorder:
                 learning_rate=0.0,
                 images_per_s=trained.images_per_s,
                 eta_s=None,
+                data_wait_s=None,
+                step_s=None,
+                checkpoint_stall_s=0.0,
+                memory_bytes=0,
                 val_loss=trained.val_loss,
                 val_accuracy=trained.val_accuracy,
             )

@@ -4,32 +4,98 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.checkpoint import Checkpoint, Checkpoints
+import torch
+
+from trainer.checkpoint import MODEL, STATE, Checkpoint, Checkpoints, Damaged, Name
 from trainer.config import TrainerConfig
 from trainer.errors import ConfigError
 from trainer.folder import RunFolder
-from trainer.progress import read_lines, to_json
+from trainer.lease import Fence
+from trainer.progress import Trained, read_lines, to_json
+
+MAY_CHANGE = {
+    "data": {"decode_workers", "endpoint", "max_bad_samples", "ray_nodes"},
+    "train": {"channels_last", "compile", "epochs", "micro_batch_size"},
+}
+"""Keys of the sections that make a run's identity, but do not belong to it themselves."""
 
 
-def begin(folder: RunFolder, say: Callable[[str], None]) -> Checkpoint | None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """What a worker group starts from."""
+
+    name: str | None = None
+    """The checkpoint; None for the seed."""
+    trained: Trained = field(default_factory=Trained)
+    weights: dict[str, torch.Tensor] | None = None
+    state: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, folder: RunFolder, name: str | None) -> Start:
+        """From a checkpoint that `begin` has chosen; each worker reads it."""
+        if name is None:
+            return cls()
+        checkpoints = Checkpoints(folder)
+        return cls(
+            name=name,
+            trained=checkpoints.read_manifest(name).trained,
+            weights=checkpoints.load(name, MODEL),
+            state=checkpoints.load(name, STATE),
+        )
+
+
+def begin(
+    folder: RunFolder, config: TrainerConfig, fence: Fence, say: Callable[[str], None]
+) -> str | None:
     """The checkpoint to start from, in a folder that is put back to that moment.
 
-    What a crash left behind is removed: checkpoints that are not intact and newer than this one, or
-    never committed, and metrics of steps that will be trained again. One process of a run calls it.
+    Rank 0 of a worker group calls it, behind its fence. What came after the checkpoint is removed: what
+    was never committed, what is damaged, what an older group wrote after a newer one had begun, and
+    metrics of steps that will be trained again.
     """
     checkpoints = Checkpoints(folder)
-    start = checkpoints.newest(say)
-    names = checkpoints.names()
-    newer = names[: names.index(start.name)] if start else names
-    for name in newer:
-        checkpoints.delete(name)
-    for name in names[len(newer) :]:
-        if not checkpoints.is_committed(name):
+    start = choose(folder, checkpoints, say)
+    if start:
+        refuse_other(start, config)
+    for name in checkpoints.names():
+        is_newer = not start or Name.parse(name) > Name.parse(start.name)
+        if is_newer or not checkpoints.is_committed(name):
             checkpoints.delete(name)
-    cut_metrics(folder, start.trained.samples if start else 0)
-    return start
+    samples = start.trained.samples if start else 0
+    cut_metrics(folder, samples)
+    record = {"attempt": fence.attempt, "group": fence.group, "samples": samples}
+    folder.append(folder.starts, json.dumps(record) + "\n")
+    return start.name if start else None
+
+
+def choose(
+    folder: RunFolder, checkpoints: Checkpoints, say: Callable[[str], None]
+) -> Checkpoint | None:
+    """The newest intact checkpoint that belongs to the run's one line of descent."""
+    starts = read_lines(folder, folder.starts)
+    for text in checkpoints.names():
+        name = Name.parse(text)
+        assert name is not None
+        overtaken = [
+            start
+            for start in starts
+            if (start["attempt"], start["group"]) > (name.attempt, name.group)
+            and start["samples"] < name.samples
+        ]
+        if overtaken:
+            say(
+                f"checkpoint {text} is passed over: attempt {name.attempt} wrote it when attempt "
+                f"{overtaken[0]['attempt']} had gone on from {overtaken[0]['samples']} samples"
+            )
+            continue
+        try:
+            return checkpoints.check(text)
+        except Damaged as reason:
+            say(f"checkpoint {text} is passed over: {reason}")
+    return None
 
 
 def cut_metrics(folder: RunFolder, samples: int) -> None:
@@ -43,9 +109,16 @@ def cut_metrics(folder: RunFolder, samples: int) -> None:
 
 def check_identity(folder: RunFolder, config: TrainerConfig) -> None:
     """Raises ConfigError if the folder belongs to a run that learns something else."""
-    if not folder.exists(folder.run):
-        return
-    before = json.loads(folder.read(folder.run))
+    if folder.exists(folder.run):
+        _refuse(json.loads(folder.read(folder.run)), config, f"{folder.show(folder.root)}")
+
+
+def refuse_other(checkpoint: Checkpoint, config: TrainerConfig) -> None:
+    """Raises ConfigError if the checkpoint is of a run that learns something else."""
+    _refuse(checkpoint.config, config, f"checkpoint {checkpoint.name}")
+
+
+def _refuse(before: dict[str, Any], config: TrainerConfig, where: str) -> None:
     now = config.model_dump(mode="json")
     changes = differences(_identity(before), _identity(now))
     if before["train"]["epochs"] > now["train"]["epochs"]:
@@ -55,7 +128,7 @@ def check_identity(folder: RunFolder, config: TrainerConfig) -> None:
         )
     if changes:
         raise ConfigError(
-            f"the run {config.name} exists in {folder.show(folder.root)} and is another one:\n"
+            f"the run {config.name} exists in {where} and is another one:\n"
             + "".join(f"       {change}\n" for change in changes)
             + "       Give this one another name (--name), or remove the old folder."
         )
@@ -63,8 +136,10 @@ def check_identity(folder: RunFolder, config: TrainerConfig) -> None:
 
 def _identity(config: dict[str, Any]) -> dict[str, Any]:
     """What decides the weights that come out; the rest of a config may change between attempts."""
-    train = {key: value for key, value in config["train"].items() if key != "epochs"}
-    return {"data": config["data"], "train": train}
+    return {
+        section: {key: value for key, value in config[section].items() if key not in free}
+        for section, free in MAY_CHANGE.items()
+    }
 
 
 def differences(before: Any, now: Any, path: str = "") -> list[str]:

@@ -1,0 +1,307 @@
+"""One attempt at a run, from its config to its summary, whoever starts the workers."""
+
+from __future__ import annotations
+
+import json
+import platform
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from trainer import model, report, resume
+from trainer.checkpoint import MODEL, STATE, VALIDATION, Checkpoint, Checkpoints, best_of
+from trainer.config import TrainerConfig, share_batch
+from trainer.data import sources
+from trainer.data.parquet import Prepared
+from trainer.errors import ConfigError, Diverged, RunError
+from trainer.folder import RunFolder
+from trainer.lease import Lease
+from trainer.output import Output, ProgressPrinter
+from trainer.progress import SPENT, Length, Recorder, Trained, cleaned
+from trainer.worker import Outcome, Task
+
+Fit = Callable[[Task, RunFolder], Outcome]
+"""Trains what is left of a run with as many workers as its config says."""
+
+
+def run(config: TrainerConfig, output: Output, fit: Fit) -> None:
+    """Bring the run to its end, from wherever it stands. Raises TrainerError."""
+    began = time.time()
+    config = with_absolute_path(config)
+    folder = RunFolder.open(config.storage.path, config.name, config.storage.endpoint)
+
+    # Check all that can be checked before the run's folder is touched.
+    try:
+        parameters = check(config, folder)
+        with Lease.acquire(folder, say) as lease:
+            attempt = lease.attempt
+            output.keep_in(folder, folder.log(attempt))
+            with explained(config, folder, attempt):
+                folder.sweep()
+                # Until this attempt has ended, the run has no outcome.
+                folder.delete(folder.summary)
+                data = sources.prepare(config.data, folder)
+                length = check_data(config, data)
+                start = Checkpoints(folder).newest()
+                record_attempt(config, folder, attempt, start)
+                describe(config, folder, data, length, parameters, attempt, start)
+
+                trained = start.trained if start else Trained()
+                workers = config.scaling.num_workers
+                recorder = Recorder(folder, length, attempt=attempt, workers=workers)
+                recorder.show_start(trained)
+                resumed_from = start.name if start else None
+                if not trained.is_complete(config.train.epochs):
+                    task = Task(config=config, data=data, attempt=attempt, began=began)
+                    with ProgressPrinter(folder, output, attempt):
+                        outcome = fit(task, folder)
+                    if outcome.diverged:
+                        raise Diverged(outcome.diverged)
+                    resumed_from = outcome.resumed_from
+                lease.check()
+                summary = finish(config, folder, data, length, attempt, resumed_from)
+    except OSError as error:
+        raise RunError(
+            f"the storage {config.storage.path} cannot be used: {error}\n"
+            "       It must be a folder or bucket that this machine may read and write."
+        ) from error
+    print(f"summary {json.dumps(summary)}", flush=True)
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def with_absolute_path(config: TrainerConfig) -> TrainerConfig:
+    """The same config for workers, which have another working directory."""
+
+    def absolute(path: str) -> str:
+        return str(Path(path).resolve()) if "/" in path and "://" not in path else path
+
+    storage = config.storage
+    if "://" not in storage.path:
+        storage = storage.model_copy(update={"path": str(Path(storage.path).resolve())})
+    data = config.data.model_copy(
+        update={
+            "source": absolute(config.data.source),
+            "valid_source": config.data.valid_source and absolute(config.data.valid_source),
+        }
+    )
+    return config.model_copy(update={"storage": storage, "data": data})
+
+
+# Checks.
+
+
+def check(config: TrainerConfig, folder: RunFolder) -> int:
+    """Number of the model's parameters. Raises ConfigError for what no attempt could mend."""
+    try:
+        share_batch(config.train, config.scaling.num_workers)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    parameters = model.check_model(config.train.model)
+    resume.check_identity(folder, config)
+    return parameters
+
+
+def check_data(config: TrainerConfig, data: Prepared) -> Length:
+    """How long the run is. Raises ConfigError if model and batches do not fit the data."""
+    model.check_fit(config.train.model, data.images)
+    length = Length.of(config, data.num_train)
+    workers = config.scaling.num_workers
+    micro = share_batch(config.train, workers).micro_batch_size
+    sizes = {micro}
+    for size in {length.batch_size(0), length.batch_size(length.steps_per_epoch - 1)}:
+        for share in {size // workers, -(-size // workers)}:
+            sizes |= {share % micro} if share % micro else set()
+    if 1 in sizes and not model.takes_one_image(config.train.model):
+        raise ConfigError(
+            f"train.global_batch_size = {length.global_batch_size} over {workers} workers leaves "
+            f"single images of the {length.num_samples} for a step, and {config.train.model.name} "
+            "cannot learn from one alone (batch norm).\n"
+            "       Use data.drop_last: true, another global_batch_size or micro_batch_size."
+        )
+    return length
+
+
+# Records.
+
+
+def describe(
+    config: TrainerConfig,
+    folder: RunFolder,
+    data: Prepared,
+    length: Length,
+    parameters: int,
+    attempt: int,
+    start: Checkpoint | None,
+) -> None:
+    """Print what is about to happen, in numbers."""
+    images, workers = data.images, config.scaling.num_workers
+    share = share_batch(config.train, workers)
+    passes = f" in {share.accumulation} passes" if share.accumulation > 1 else ""
+    rest = (
+        f"; {length.dropped_per_epoch} images are left out of each epoch"
+        if length.dropped_per_epoch
+        else ""
+    )
+    bad = f", {data.bad_samples} bad ones left out" if data.bad_samples else ""
+    lines = (
+        f"run {config.name}, attempt {attempt}: {folder.show(folder.root)}",
+        "versions: " + ", ".join(f"{name} {version}" for name, version in versions().items()),
+        f"data: {images.source}, {data.num_train:,} training and {data.num_valid:,} validation "
+        f"images of {'x'.join(map(str, images.shape))}, {len(images.classes)} classes{bad}, "
+        f"by the {config.data.loader} loader",
+        f"model: {config.train.model.name}, {parameters:,} parameters",
+        f"plan: {length.epochs} epochs of {length.steps_per_epoch} steps of "
+        f"{length.global_batch_size} images, {share.samples} on each of {workers} workers"
+        f"{passes}{rest}",
+        f"start: checkpoint {start.name}" if start else "start: from scratch",
+    )
+    print("\n".join(lines), flush=True)
+
+
+def record_attempt(
+    config: TrainerConfig, folder: RunFolder, attempt: int, start: Checkpoint | None
+) -> None:
+    record = {
+        "attempt": attempt,
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "resumed_from": start.name if start else None,
+        "workers": config.scaling.num_workers,
+        "versions": versions(),
+    }
+    folder.append(folder.attempts, json.dumps(record) + "\n")
+    folder.write(folder.run, config.model_dump_json(indent=2))
+
+
+def versions() -> dict[str, str]:
+    packages = {name: metadata.version(name) for name in ("ray", "torch", "torchvision")}
+    return {"python": platform.python_version(), **packages}
+
+
+# Ends.
+
+
+@contextmanager
+def explained(config: TrainerConfig, folder: RunFolder, attempt: int) -> Iterator[None]:
+    """If the attempt fails, summary.json says why."""
+    fail_on_sigterm()
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            error = RunError("the run was interrupted; started again, it goes on from there")
+        line = (str(error).splitlines() or [type(error).__name__])[0]
+        summary = summarise(config, folder, Checkpoints(folder).newest(), attempt, None, error=line)
+        folder.write(folder.summary, json.dumps(summary, indent=2))
+        raise error
+
+
+def fail_on_sigterm() -> None:
+    """Turn the first SIGTERM into an error of the main thread, which leaves in good order."""
+
+    def stop(signum: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Stopped
+
+    signal.signal(signal.SIGTERM, stop)
+
+
+class Stopped(RunError):
+    """SIGTERM came."""
+
+    def __init__(self) -> None:
+        super().__init__("the run was stopped by SIGTERM; started again, it goes on from there")
+
+
+def finish(
+    config: TrainerConfig,
+    folder: RunFolder,
+    data: Prepared,
+    length: Length,
+    attempt: int,
+    resumed_from: str | None,
+) -> dict[str, Any]:
+    """Make model, report and summary of the checkpoint to deliver; returns the summary."""
+    checkpoints = Checkpoints(folder)
+    last = checkpoints.newest(print)
+    if last is None or not last.trained.is_complete(config.train.epochs):
+        raise RunError(
+            f"training ended, but the last intact checkpoint in {folder.show(folder.checkpoints)} "
+            f"is {f'{last.name} of epoch {last.trained.epoch}' if last else 'missing'}. "
+            "Start the run again: it goes on from there."
+        )
+    delivered = last
+    if config.checkpoint.deliver == "best":
+        best = best_of(checkpoints.committed(), config.checkpoint.best)
+        delivered = checkpoints.check(best.name) if best else last
+    deliver(folder, checkpoints, delivered)
+    summary = summarise(config, folder, last, attempt, resumed_from, error=None)
+    summary |= {
+        "checkpoint": delivered.name,
+        "bad_samples": data.bad_samples,
+        "dropped_per_epoch": length.dropped_per_epoch,
+    }
+    validation = checkpoints.load(delivered.name, VALIDATION)
+    report.write_report(folder, config, data, summary, validation)
+    folder.write(folder.summary, json.dumps(summary, indent=2))
+    return summary
+
+
+def deliver(folder: RunFolder, checkpoints: Checkpoints, checkpoint: Checkpoint) -> None:
+    """Write model.pt: the weights that were validated."""
+    average = checkpoints.load(checkpoint.name, STATE)["learner"]["average"]
+    if not average:
+        folder.copy(checkpoints.path(checkpoint.name, MODEL), folder.model)
+        return
+    import torch
+
+    weights = {
+        key.removeprefix("module."): value
+        for key, value in average.items()
+        if key.startswith("module.")
+    }
+    with folder.writing(folder.model) as stream:
+        torch.save(weights, stream)
+
+
+def summarise(
+    config: TrainerConfig,
+    folder: RunFolder,
+    last: Checkpoint | None,
+    attempt: int,
+    resumed_from: str | None,
+    *,
+    error: str | None,
+) -> dict[str, Any]:
+    """What summary.json holds."""
+    trained = last.trained if last else Trained()
+    best = best_of(Checkpoints(folder).committed(), config.checkpoint.best)
+    summary = {
+        "name": config.name,
+        "outcome": "failed" if error else "succeeded",
+        "val_accuracy": trained.val_accuracy,
+        "best_val_accuracy": best.trained.val_accuracy if best else None,
+        "best_epoch": best.trained.epoch if best else None,
+        "epochs": trained.epoch,
+        "stopped_early": trained.is_stopped_early,
+        "steps": trained.step,
+        "samples_seen": trained.samples,
+        "images_per_s": round(trained.images_per_s, 1),
+        "attempts": attempt,
+        "resumed_from": resumed_from,
+        "train_s": round(trained.train_s, 1),
+        "seconds": {name: round(trained.seconds.get(name, 0.0), 3) for name in SPENT},
+        "workers": config.scaling.num_workers,
+        "model": folder.show(folder.model),
+        "metrics": folder.show(folder.metrics),
+        "report": folder.show(folder.report),
+        "error": error,
+    }
+    return cleaned(summary)

@@ -1,0 +1,80 @@
+"""The same loop without Ray: in this process alone, or in each process that torchrun has started.
+
+    TRAINYARD_CONFIG=... python -m trainer --without-ray
+    TRAINYARD_CONFIG=... torchrun --nproc-per-node 2 -m trainer --without-ray
+
+Both are what Ray Train is measured against, and a way to train where Ray cannot be had.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+
+import torch
+from torch import distributed
+
+from trainer import attempt
+from trainer.config import TrainerConfig
+from trainer.errors import ConfigError
+from trainer.folder import RunFolder
+from trainer.output import Output
+from trainer.strategy import Worker
+from trainer.worker import Outcome, Task, work
+
+
+def run(config: TrainerConfig, output: Output, environment: Mapping[str, str] = os.environ) -> None:
+    """Bring the run to its end with the processes that are there. Raises TrainerError."""
+    worker = join(config, environment)
+    if worker.rank == 0:
+        attempt.run(config, output, lambda task, folder: lead(task, folder, worker))
+    else:
+        follow(worker)
+    if worker.world_size > 1:
+        distributed.destroy_process_group()
+
+
+def join(config: TrainerConfig, environment: Mapping[str, str]) -> Worker:
+    """This process's place in the group that torchrun has made; a group of one without it.
+
+    Raises ConfigError.
+    """
+    rank, world_size = int(environment.get("RANK", 0)), int(environment.get("WORLD_SIZE", 1))
+    if config.data.loader == "ray":
+        raise ConfigError("data.loader = ray needs Ray. Without it, set data.loader=torch.")
+    if world_size != config.scaling.num_workers:
+        raise ConfigError(
+            f"the run has {config.scaling.num_workers} workers, but {world_size} processes were "
+            f"started. Use torchrun --nproc-per-node {config.scaling.num_workers}, or "
+            f"resources of {world_size}."
+        )
+    device = torch.device("cpu")
+    if config.scaling.use_gpu:
+        if not torch.cuda.is_available():
+            raise ConfigError(
+                "CUDA is missing: torch.cuda.is_available() is False. Install the NVIDIA driver, "
+                "or train with resources.workers in place of resources.gpus."
+            )
+        device = torch.device("cuda", int(environment.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(device)
+    if world_size > 1:
+        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return Worker(rank=rank, world_size=world_size, device=device)
+
+
+def lead(task: Task, folder: RunFolder, worker: Worker) -> Outcome:
+    """Rank 0: tell the others the task, and work on it with them."""
+    # From here on SIGTERM is a notice: the loop takes a checkpoint and leaves.
+    signal.signal(signal.SIGTERM, lambda signum, frame: folder.write(folder.stop(task.attempt), ""))
+    outcome = work(worker.from_rank_zero(task), worker)
+    attempt.fail_on_sigterm()
+    if outcome.is_stopped:
+        raise attempt.Stopped
+    return outcome
+
+
+def follow(worker: Worker) -> None:
+    """All other ranks: hear the task, and work on it."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 says when to leave
+    work(worker.from_rank_zero(None), worker)

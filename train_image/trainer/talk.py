@@ -1,0 +1,110 @@
+"""When workers talk: rank 0 decides, about once a second, what all of them do at the same step."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from trainer.config import Checkpoint
+from trainer.progress import Length, Trained
+from trainer.strategy import Worker
+
+if TYPE_CHECKING:
+    from trainer.loop import Notices
+
+TALK_INTERVAL_S = 1.0
+"""Between two talks: each costs an exchange over the network and makes the host wait for its device."""
+
+LAST_CALL_S = 10.0
+"""A machine that goes away sooner than this is reason for a second checkpoint, after that of the notice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What all workers do now."""
+
+    is_save: bool
+    is_urgent: bool
+    """The save must be complete before training goes on: a machine goes away."""
+    is_stop: bool
+    is_bad: bool
+    """The loss is no number any more."""
+
+
+class Talk:
+    """Keeps the steps at which workers talk, and rank 0's reasons to save."""
+
+    def __init__(
+        self, rule: Checkpoint, worker: Worker, notices: Notices, length: Length, start: Trained
+    ) -> None:
+        self._rule = rule
+        self._worker = worker
+        self._notices = notices
+        self._length = length
+        self._next_step = start.step + 1
+        self._talked = (start.step, time.monotonic())
+        self._saved = (start.samples, time.monotonic())
+        self._calls = 0
+
+    def is_due(self, now: Trained) -> bool:
+        return now.step >= self._next_step
+
+    def note_epoch(self, now: Trained) -> None:
+        """An epoch has ended, and was saved if that was due."""
+        if now.epoch % self._rule.every_epochs == 0:
+            self._saved = (now.samples, time.monotonic())
+
+    def hold(self, now: Trained, *, is_saving: bool, is_bad: bool) -> Order:
+        """Exchange what each worker knows; rank 0 says whether it is saving or has seen a bad loss."""
+        drain, stop, save, wait = self._is_called(), False, False, 0
+        if self._worker.rank == 0:
+            stop = self._notices.is_stopping()
+            save = self._is_save_due(now) and not is_saving
+            wait = self._steps_to_wait(now)
+        message = torch.tensor(
+            [drain, stop, save, is_bad, wait], dtype=torch.int64, device=self._worker.device
+        )
+        drain, stop, save, is_bad, wait = self._worker.sum(message).tolist()
+        self._next_step = now.step + wait
+        self._talked = (now.step, time.monotonic())
+        if drain or stop or save:
+            self._saved = (now.samples, time.monotonic())
+        return Order(
+            is_save=bool(drain or stop or save),
+            is_urgent=bool(drain or stop),
+            is_stop=bool(stop),
+            is_bad=bool(is_bad),
+        )
+
+    def _is_called(self) -> bool:
+        """Whether a notice asks for a checkpoint: once when it comes, and once before its time is up."""
+        left_s = self._notices.drain_s()
+        if left_s is None:
+            self._calls = 0
+            return False
+        if self._calls == 0 or (self._calls == 1 and left_s < LAST_CALL_S):
+            self._calls = 1 if left_s >= LAST_CALL_S else 2
+            return True
+        return False
+
+    def _is_save_due(self, now: Trained) -> bool:
+        samples, saved_at = self._saved
+        rule = self._rule
+        is_old = rule.every_s is not None and time.monotonic() - saved_at >= rule.every_s
+        return is_old or (
+            rule.every_samples is not None and now.samples - samples >= rule.every_samples
+        )
+
+    def _steps_to_wait(self, now: Trained) -> int:
+        """Steps until the next talk: about an interval, less where samples call for a save before."""
+        step, talked_at = self._talked
+        step_s = (time.monotonic() - talked_at) / max(now.step - step, 1)
+        steps = max(1, round(TALK_INTERVAL_S / step_s))
+        if self._rule.every_samples is None:
+            return steps
+        due = self._saved[0] + self._rule.every_samples - now.samples
+        return max(1, min(steps, math.ceil(due / self._length.global_batch_size)))

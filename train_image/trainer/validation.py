@@ -1,0 +1,119 @@
+"""How well a model does: sums over samples that stay on the device, and the mistakes worth looking at."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from trainer.data.batch import Batch
+from trainer.strategy import Worker
+
+NUM_WORST = 18
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mistake:
+    """A validation image that the model took for something else."""
+
+    id: int
+    label: int
+    predicted: int
+    confidence: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Validation:
+    """What a model says of all validation images."""
+
+    num_samples: int
+    loss: float
+    accuracy: float
+    confusion: tuple[tuple[int, int, int], ...]
+    """(label, predicted, how many), where there are any."""
+    worst: tuple[Mistake, ...]
+    """The most confident first."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Tally:
+    """Loss and hits, summed on the device: reading them makes the host wait, so it is done rarely."""
+
+    def __init__(self, device: torch.device) -> None:
+        # Loss times samples, hits, samples. In float64, which counts samples without rounding.
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)
+        self.last = (0.0, 0.0)
+
+    def add(self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor) -> None:
+        """`loss` is the mean of the batch."""
+        with torch.no_grad():
+            self.sums[0] += loss.detach() * len(labels)
+            self.sums[1] += (outputs.argmax(dim=1) == labels).sum()
+            self.sums[2] += len(labels)
+
+    def since_last(self) -> tuple[float, float]:
+        """Mean loss since the last call, and accuracy since the start."""
+        loss, hits, count = self.sums.tolist()
+        loss_before, count_before = self.last
+        self.last = (loss, count)
+        return (loss - loss_before) / max(count - count_before, 1), hits / max(count, 1)
+
+    def total(self, worker: Worker) -> torch.Tensor:
+        """The sums over all workers; they stay what they are."""
+        return worker.sum(self.sums.clone())
+
+
+class Verdicts:
+    """Gathers what one worker's share of the validation images comes out as."""
+
+    def __init__(self, classes: int, worker: Worker) -> None:
+        self.worker = worker
+        self.loss = torch.zeros((), dtype=torch.float64, device=worker.device)
+        self.confusion = torch.zeros(classes, classes, dtype=torch.int64, device=worker.device)
+        # Confidence, id, label, predicted; float64 holds all of them exactly.
+        self.worst = torch.zeros(0, 4, dtype=torch.float64, device=worker.device)
+
+    def add(self, outputs: torch.Tensor, batch: Batch) -> None:
+        labels, classes = batch.labels, len(self.confusion)
+        self.loss += functional.cross_entropy(outputs, labels, reduction="sum")
+        confidence, predicted = outputs.softmax(dim=1).max(dim=1)
+        pairs = torch.bincount(labels * classes + predicted, minlength=classes * classes)
+        self.confusion += pairs.view(classes, classes)
+        found = torch.stack([confidence, batch.ids, labels, predicted], dim=1).double()
+        # Who is right is sorted behind all who are wrong.
+        found[:, 0] -= 2 * (predicted == labels)
+        self.worst = most_confident(torch.cat([self.worst, found]))
+
+    def over_all(self) -> Validation:
+        """Of all workers together; all of them must ask."""
+        loss = self.worker.sum(self.loss).item()
+        confusion = self.worker.sum(self.confusion).cpu()
+        parts = self.worker.gathered(self.worst.cpu())
+        worst = [row for row in most_confident(torch.cat(parts)).tolist() if row[0] > 0]
+        count = int(confusion.sum())
+        label, predicted = confusion.nonzero(as_tuple=True)
+        return Validation(
+            num_samples=count,
+            loss=loss / count,
+            accuracy=int(confusion.diagonal().sum()) / count,
+            confusion=tuple(
+                zip(
+                    label.tolist(),
+                    predicted.tolist(),
+                    confusion[label, predicted].tolist(),
+                    strict=True,
+                )
+            ),
+            worst=tuple(
+                Mistake(id=int(row[1]), label=int(row[2]), predicted=int(row[3]), confidence=row[0])
+                for row in worst
+            ),
+        )
+
+
+def most_confident(rows: torch.Tensor) -> torch.Tensor:
+    return rows[rows[:, 0].argsort(descending=True)[:NUM_WORST]]

@@ -1,0 +1,232 @@
+"""One worker of a run, from its place in the group to the end of its loop: the same in all ways to train."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from trainer import loop, resume
+from trainer.checkpoint import MODEL, STATE, VALIDATION, Checkpoints
+from trainer.config import TrainerConfig
+from trainer.data.batch import Batches
+from trainer.data.parquet import Prepared
+from trainer.data.torch_loader import TorchBatches, ValidationBatches
+from trainer.errors import Diverged
+from trainer.folder import RunFolder
+from trainer.learner import Learner
+from trainer.lease import Fence
+from trainer.loop import Notices
+from trainer.progress import Length, Recorder, Report, Trained
+from trainer.resume import Start
+from trainer.saver import Saver
+from trainer.strategy import Worker
+from trainer.tensorboard import TensorBoard
+from trainer.validation import Validation
+
+STOP_POLL_S = 1.0
+
+Record = dict[str, Any]
+MakeBatches = Callable[["Task", Length, Start, Worker], Batches]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """What a worker is told; goes over the network."""
+
+    config: TrainerConfig
+    data: Prepared
+    attempt: int
+    began: float
+    """time.time() at which the attempt began."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a worker's loop ended, when it did not fail."""
+
+    resumed_from: str | None
+    trained: Trained
+    is_stopped: bool = False
+    """Saved and left before the end, because it was asked to."""
+    diverged: str | None = None
+    """Why going on would be of no use."""
+
+    def to_plain(self) -> Record:
+        """For a network that takes no classes of ours."""
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, plain: Record) -> Outcome:
+        return cls(**plain | {"trained": Trained(**plain["trained"])})
+
+
+def work(
+    task: Task,
+    worker: Worker,
+    *,
+    make_batches: MakeBatches | None = None,
+    drain_s: Callable[[], float | None] = lambda: None,
+    gauges: Callable[[Record], None] = lambda record: None,
+) -> Outcome:
+    """Train this worker's part of the run to its end."""
+    config = task.config
+    torch.set_num_threads(config.scaling.cpus_per_worker)
+    folder = RunFolder.open(config.storage.path, config.name, config.storage.endpoint)
+    length = Length.of(config, task.data.num_train)
+
+    # Rank 0 claims the folder for this group, and decides for all where to start.
+    fence = Fence.claim(folder, task.attempt) if worker.rank == 0 else None
+    name = resume.begin(folder, config, fence, print) if fence else None
+    start = Start.of(folder, worker.from_rank_zero(name))
+
+    learner = Learner(config, task.data.images, length, worker)
+    if start.weights is not None and start.state is not None:
+        learner.load(start.weights, start.state["learner"])
+    learner.start()
+    with ExitStack() as stack:
+        records: loop.Records = _Silent()
+        is_stopping: Callable[[], bool] = lambda: False  # noqa: E731
+        if fence:
+            records = stack.enter_context(
+                _records(task, folder, length, start.trained, fence, worker, gauges)
+            )
+            is_stopping = stack.enter_context(_stop_heard(folder, task.attempt))
+        try:
+            trained = loop.train(
+                config,
+                worker=worker,
+                learner=learner,
+                length=length,
+                trained=start.trained,
+                begun=start.state["begun"] if start.state else {},
+                batches=(make_batches or torch_batches)(task, length, start, worker),
+                validation=ValidationBatches(task.data, worker, config),
+                records=records,
+                notices=Notices(drain_s=drain_s, is_stopping=is_stopping),
+                began=task.began,
+            )
+        except Diverged as error:
+            return Outcome(resumed_from=start.name, trained=start.trained, diverged=str(error))
+    is_stopped = not trained.is_complete(config.train.epochs)
+    return Outcome(resumed_from=start.name, trained=trained, is_stopped=is_stopped)
+
+
+def torch_batches(task: Task, length: Length, start: Start, worker: Worker) -> Batches:
+    return TorchBatches(task.data, length, start.trained, worker, task.config)
+
+
+class _Silent:
+    """The records of all ranks but the first."""
+
+    def report(self, report: Report) -> None: ...
+
+    def save(
+        self, trained: Trained, learner: Learner, extra: Record, validation: Validation | None
+    ) -> None: ...
+
+    def is_saving(self) -> bool:
+        return False
+
+    def finish_saving(self) -> None: ...
+
+
+class _Records:
+    """What rank 0 leaves in the run's folder, behind its fence."""
+
+    def __init__(
+        self, task: Task, folder: RunFolder, fence: Fence, recorder: Recorder, worker: Worker
+    ) -> None:
+        self.task = task
+        self.fence = fence
+        self.recorder = recorder
+        self.saver = Saver(self._save)
+        self.checkpoints = Checkpoints(folder)
+
+    def report(self, report: Report) -> None:
+        self.recorder(report)
+
+    def save(
+        self, trained: Trained, learner: Learner, extra: Record, validation: Validation | None
+    ) -> None:
+        self.saver.start(
+            trained=trained,
+            model=learner.network.state_dict(),
+            state={"learner": learner.state(), "begun": extra},
+            validation=validation,
+        )
+
+    def is_saving(self) -> bool:
+        return self.saver.is_busy
+
+    def finish_saving(self) -> None:
+        self.saver.wait()
+
+    def _save(self, content: Record) -> None:
+        """In the saver's thread."""
+        contents = {MODEL: content["model"], STATE: content["state"]}
+        if content["validation"]:
+            contents[VALIDATION] = content["validation"].to_json()
+        self.fence.check()
+        # A checkpoint whose metrics are missing could not be explained.
+        self.recorder.flush()
+        self.checkpoints.save(
+            content["trained"],
+            attempt=self.fence.attempt,
+            group=self.fence.group,
+            contents=contents,
+            facts={
+                "config": self.task.config.model_dump(mode="json"),
+                "images": asdict(self.task.data.images),
+            },
+            before_commit=self.fence.check,
+        )
+        self.checkpoints.prune(self.task.config.checkpoint)
+
+
+@contextmanager
+def _records(
+    task: Task,
+    folder: RunFolder,
+    length: Length,
+    trained: Trained,
+    fence: Fence,
+    worker: Worker,
+    gauges: Callable[[Record], None],
+) -> Iterator[_Records]:
+    board = TensorBoard(folder, samples=trained.samples)
+
+    def also(record: Record) -> None:
+        board(record)
+        gauges(record)
+
+    recorder = Recorder(folder, length, attempt=task.attempt, workers=worker.world_size, also=also)
+    records = _Records(task, folder, fence, recorder, worker)
+    with records.saver:
+        yield records
+    recorder.close()
+    board.close()
+
+
+@contextmanager
+def _stop_heard(folder: RunFolder, attempt: int) -> Iterator[Callable[[], bool]]:
+    """Whether the driver has asked the workers to save and leave; looked up beside training."""
+    heard, ended = threading.Event(), threading.Event()
+
+    def listen() -> None:
+        while not ended.wait(STOP_POLL_S):
+            if folder.exists(folder.stop(attempt)):
+                heard.set()
+                return
+
+    thread = threading.Thread(target=listen, name="stop", daemon=True)
+    thread.start()
+    try:
+        yield heard.is_set
+    finally:
+        ended.set()
+        thread.join()
