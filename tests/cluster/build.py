@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,23 +112,31 @@ def missing_packages() -> list[str]:
     return [package for program, package in PACKAGES.items() if not shutil.which(program)]
 
 
-def build_tools(home: Home, say: Callable[[str], None]) -> None:
+def build_tools(home: Home, say: Callable[[str], None], names: Sequence[str] = ()) -> None:
+    """Bring these sets up to date; all of them where none is named."""
     if not shutil.which("go"):
         raise ClusterError("the program `go` is missing\n       install Go 1.26 or newer")
+    sets = {tools.name: tools for tools in tool_sets()}
+    if unknown := set(names) - sets.keys():
+        raise ClusterError(f"there is no set {unknown.pop()}\n       there are: {', '.join(sets)}")
     go_version = run("go", "env", "GOVERSION").strip()
     home.bin.mkdir(parents=True, exist_ok=True)
-    for tools in tool_sets():
-        stamp = _stamp_file(home, tools)
-        wanted = tools.stamp(go_version)
-        if stamp.exists() and stamp.read_text() == wanted and not _missing_programs(home, tools):
-            continue
-        say(f"building {tools.name}: {', '.join(tools.programs())}")
-        started = time.monotonic()
-        stamp.unlink(missing_ok=True)
-        _compile(home, tools)
-        _AFTER.get(tools.name, lambda home, tools: None)(home, tools)
-        stamp.write_text(wanted)
-        say(f"built {tools.name} in {time.monotonic() - started:.0f} s")
+    for name in names or sets:
+        _build_set(home, say, sets[name], go_version)
+
+
+def _build_set(home: Home, say: Callable[[str], None], tools: ToolSet, go_version: str) -> None:
+    stamp = _stamp_file(home, tools)
+    wanted = tools.stamp(go_version)
+    if stamp.exists() and stamp.read_text() == wanted and not _missing_programs(home, tools):
+        return
+    say(f"building {tools.name}: {', '.join(tools.programs())}")
+    started = time.monotonic()
+    stamp.unlink(missing_ok=True)
+    _compile(home, tools)
+    _AFTER.get(tools.name, lambda home, tools: None)(home, tools)
+    stamp.write_text(wanted)
+    say(f"built {tools.name} in {time.monotonic() - started:.0f} s")
 
 
 def built(home: Home) -> str:

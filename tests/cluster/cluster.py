@@ -349,8 +349,11 @@ def one_at_a_time(home: Home) -> Iterator[None]:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser(
+    building = commands.add_parser(
         "build", help="install the Debian packages and build the servers that `up` needs"
+    )
+    building.add_argument(
+        "sets", nargs="*", metavar="SET", help="build only this folder of tools/, and install nothing"
     )
     commands.add_parser(
         "up", help="build what is missing, then start a cluster or reuse the one that is up"
@@ -374,7 +377,9 @@ def main(arguments: Sequence[str]) -> int:
         if options.command == "status":
             return 0 if status(home) else 1
         with one_at_a_time(home):
-            if options.command == "build":
+            if options.command == "build" and options.sets:
+                build.build_tools(home, say, options.sets)
+            elif options.command == "build":
                 build.build_all(home, say)
             elif options.command == "up":
                 up(home)

@@ -6,22 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import fsspec
 import pytest
 from pyarrow import fs
 
 from trainer.errors import ConfigError
 from trainer.folder import NOT_FOUND, RunFolder
-
-
-@pytest.fixture(params=["disk", "objects"])
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> RunFolder:
-    if request.param == "disk":
-        return RunFolder.open(str(tmp_path), "small")
-    # No rename, no append, as on S3.
-    store = fsspec.filesystem("memory")
-    store.store.clear()
-    return RunFolder(fs.PyFileSystem(fs.FSSpecHandler(store)), "/bucket/small")
 
 
 def write_half(folder: RunFolder, path: str) -> None:

@@ -8,15 +8,22 @@ prints one file of the run NAME, or lists them all.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import re
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import S3Store
 from pyarrow import NativeFile, fs
 
 from trainer.errors import ConfigError
@@ -26,6 +33,12 @@ NOT_FOUND = 4
 
 ASIDE = ".aside"
 """Suffix of a file that is being written; a kill may leave one behind."""
+
+NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK)
+"""How a filesystem says that it has no links."""
+
+SETTLE_S = 1.0
+"""How long a new object rests before it is read back, where the store itself cannot refuse a second one."""
 
 
 def open_filesystem(path: str, endpoint: str | None = None) -> tuple[fs.FileSystem, str]:
@@ -37,7 +50,10 @@ def open_filesystem(path: str, endpoint: str | None = None) -> tuple[fs.FileSyst
                 f"storage.endpoint = {endpoint} is not an address. "
                 "Write it as http://HOST:PORT or https://HOST:PORT."
             )
-        store = fs.S3FileSystem(scheme=scheme, endpoint_override=host.rstrip("/") or None)
+        # Opened late, a small file is one request and not three.
+        store = fs.S3FileSystem(
+            scheme=scheme, endpoint_override=host.rstrip("/") or None, allow_delayed_open=True
+        )
         return store, path.removeprefix("s3://").strip("/")
     if re.match(r"\w+://", path):
         raise ConfigError(f"storage.path = {path} is neither a folder nor s3://bucket/prefix.")
@@ -51,25 +67,25 @@ class RunFolder:
     on a local or shared disk, and put in one piece into an object store.
     """
 
-    def __init__(self, filesystem: fs.FileSystem, root: str) -> None:
+    def __init__(
+        self, filesystem: fs.FileSystem, root: str, *, endpoint: str | None = None
+    ) -> None:
         self.filesystem = filesystem
         self.root = root
+        self.endpoint = endpoint
         self.is_local = isinstance(filesystem, fs.LocalFileSystem)
 
     @classmethod
     def open(cls, path: str, name: str, endpoint: str | None = None) -> RunFolder:
         filesystem, base = open_filesystem(path, endpoint)
-        return cls(filesystem, f"{base}/{name}")
+        return cls(filesystem, f"{base}/{name}", endpoint=endpoint)
 
     # What a run's folder holds.
 
     @property
-    def train_data(self) -> str:
-        return f"{self.root}/data/train.parquet"
-
-    @property
-    def valid_data(self) -> str:
-        return f"{self.root}/data/valid.parquet"
+    def data(self) -> str:
+        """The data set, where the run had to prepare it."""
+        return f"{self.root}/data"
 
     @property
     def run(self) -> str:
@@ -78,6 +94,11 @@ class RunFolder:
     @property
     def attempts(self) -> str:
         return f"{self.root}/attempts.jsonl"
+
+    @property
+    def starts(self) -> str:
+        """Where each group of workers has started from."""
+        return f"{self.root}/starts.jsonl"
 
     @property
     def metrics(self) -> str:
@@ -100,8 +121,26 @@ class RunFolder:
         return f"{self.root}/model.pt"
 
     @property
+    def model_facts(self) -> str:
+        """What is known of the model: its network, its classes, and how images become its input."""
+        return f"{self.root}/model.json"
+
+    @property
     def checkpoints(self) -> str:
         return f"{self.root}/checkpoints"
+
+    @property
+    def lease(self) -> str:
+        """Who may write: see `trainer.lease`."""
+        return f"{self.root}/lease"
+
+    def events(self, number: int) -> str:
+        """A file of TensorBoard, which reads them in the order of their names."""
+        return f"{self.root}/tensorboard/events.out.tfevents.{number:04}.trainyard"
+
+    def stop(self, attempt: int) -> str:
+        """Asks the attempt's workers to save and leave."""
+        return f"{self.root}/lease/a{attempt}.stop"
 
     def log(self, attempt: int) -> str:
         return f"{self.root}/logs/attempt-{attempt}.log"
@@ -147,7 +186,7 @@ class RunFolder:
                 raise
             stream.close()
             return
-        aside = f"{path}.{uuid.uuid4().hex[:8]}{ASIDE}"
+        aside = _aside(path)
         self.filesystem.create_dir(_parent(path))
         with self.filesystem.open_output_stream(aside) as stream:
             yield stream
@@ -155,15 +194,93 @@ class RunFolder:
             _to_disk(aside)
         self.filesystem.move(aside, path)
 
-    def append(self, path: str, data: str) -> None:
+    def create(self, path: str, data: str) -> bool:
+        """Write a file that must not be there yet; False if it is. Of many who try, one succeeds.
+
+        The data must be the caller's own, as no other caller's is: so a success whose answer was lost is
+        told from a defeat. Where there is an `exclusion_gap`, two may succeed if they are unlucky.
+        """
+        content = data.encode()
+        if self.is_local:
+            is_new = self._link(path, content)
+        elif not self.exclusion_gap:
+            is_new = self._put_new(path, content)
+        else:
+            is_new = False
+            if not self.exists(path):
+                self.write(path, content)
+                time.sleep(SETTLE_S)
+        return is_new or self.read(path) == content
+
+    def _link(self, path: str, content: bytes) -> bool:
+        """The file appears with all its content: a link is made at once, and to no name that exists."""
+        aside = _aside(path)
+        try:
+            self.filesystem.create_dir(_parent(path))
+            _write_new(aside, content)
+            os.link(aside, path)
+        except FileExistsError:
+            return False
+        except FileNotFoundError:
+            # An attempt that has just begun swept what lay aside.
+            return self._link(path, content)
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            # Exclusive still, but a reader may see it before its content.
+            return _write_new(path, content)
+        finally:
+            Path(aside).unlink(missing_ok=True)
+        return True
+
+    def _put_new(self, path: str, content: bytes) -> bool:
+        """Put an object on the condition that there is none. Raises OSError."""
+        bucket, _, key = path.partition("/")
+        try:
+            store = S3Store(
+                bucket,
+                endpoint=self.endpoint and self.endpoint.rstrip("/"),
+                region=self.filesystem.region,
+                client_options={"allow_http": True},  # the endpoint says what is spoken
+                retry_config={"max_retries": 3, "retry_timeout": timedelta(seconds=30)},
+            )
+            obstore.put(store, key, content, mode="create")
+        except AlreadyExistsError:
+            return False
+        except (BaseError, ValueError) as error:
+            raise OSError(f"s3://{path} cannot be created: {error}") from error
+        return True
+
+    @cached_property
+    def exclusion_gap(self) -> str:
+        """Why `create` cannot be sure that it is alone; empty where it can be.
+
+        Some stores take the condition of a conditional write and ignore it, so it is tried.
+        """
+        if self.is_local:
+            return ""
+        if not isinstance(self.filesystem, fs.S3FileSystem):
+            return "this storage has no conditional writes"
+        trial = _aside(f"{self.root}/trial")
+        try:
+            self._put_new(trial, b"")
+            is_ignored = self._put_new(trial, b"")
+        except OSError as error:
+            return f"a conditional write failed: {error}"
+        finally:
+            self.delete(trial)
+        return "this store ignores the condition of a conditional write" if is_ignored else ""
+
+    def append(self, path: str, data: bytes | str) -> None:
         """Lengthen a file. An object store can only replace it: see `flush_interval_s`."""
+        data = data.encode() if isinstance(data, str) else data
         if not self.is_local:
             before = self.read(path) if self.exists(path) else b""
-            self.write(path, before + data.encode())
+            self.write(path, before + data)
             return
         self.filesystem.create_dir(_parent(path))
         with self.filesystem.open_append_stream(path) as stream:
-            stream.write(data.encode())
+            stream.write(data)
 
     @property
     def flush_interval_s(self) -> float:
@@ -191,6 +308,11 @@ class RunFolder:
         infos = self.filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
         return sorted(info.base_name for info in infos if info.type == fs.FileType.Directory)
 
+    def file_names(self, path: str) -> list[str]:
+        """Names of the files in a folder, as they are now: opening a folder makes NFS ask its server."""
+        infos = self.filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
+        return sorted(info.base_name for info in infos if info.type == fs.FileType.File)
+
     def files(self) -> list[str]:
         """All files, relative to the folder."""
         selector = fs.FileSelector(self.root, recursive=True, allow_not_found=True)
@@ -210,6 +332,22 @@ class RunFolder:
 
 def _parent(path: str) -> str:
     return path.rpartition("/")[0]
+
+
+def _aside(path: str) -> str:
+    return f"{path}.{uuid.uuid4().hex[:8]}{ASIDE}"
+
+
+def _write_new(path: str, content: bytes) -> bool:
+    """Write a file of this machine that must not be there yet, through to the disk."""
+    try:
+        with Path(path).open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError:
+        return False
+    return True
 
 
 def _to_disk(path: str) -> None:

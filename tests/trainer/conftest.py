@@ -1,0 +1,49 @@
+"""What several tests of the trainer start from."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+from pyarrow import fs
+from s3_server import CREDENTIALS, Bucket, running_bucket
+
+from trainer.folder import RunFolder
+
+
+@pytest.fixture(scope="session")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
+    """A bucket of a real S3 server, and in the environment what opens it."""
+    with (
+        running_bucket(tmp_path_factory.mktemp("s3")) as bucket,
+        pytest.MonkeyPatch.context() as environment,
+    ):
+        for name, value in CREDENTIALS.items():
+            environment.setenv(name, value)
+        yield bucket
+
+
+@pytest.fixture(params=["disk", "s3"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str | None]:
+    """Path and endpoint of a place that other processes can open, too."""
+    if request.param == "disk":
+        return str(tmp_path), None
+    bucket = request.getfixturevalue("bucket")
+    return f"{bucket.path}/{uuid.uuid4().hex}", bucket.endpoint
+
+
+@pytest.fixture(params=["disk", "objects", "s3"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> RunFolder:
+    """A run's folder on each kind of storage: a disk, a store with little to offer, an S3 server."""
+    if request.param == "disk":
+        return RunFolder.open(str(tmp_path), "small")
+    if request.param == "s3":
+        bucket = request.getfixturevalue("bucket")
+        return RunFolder.open(f"{bucket.path}/{uuid.uuid4().hex}", "small", bucket.endpoint)
+    # No rename, no append, no conditional writes.
+    store = fsspec.filesystem("memory")
+    store.store.clear()
+    return RunFolder(fs.PyFileSystem(fs.FSSpecHandler(store)), "/bucket/small")
