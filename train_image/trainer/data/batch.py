@@ -1,13 +1,14 @@
-"""What a loader hands to the loop, and the two promises that it makes."""
+"""What a loader hands to the loop, the two promises that it makes, and how a global batch is shared."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple, Protocol, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 
-T = TypeVar("T")
+from trainer.progress import Length
 
 
 class Batch(NamedTuple):
@@ -19,10 +20,6 @@ class Batch(NamedTuple):
     """(N,) int64."""
     ids: torch.Tensor
     """(N,) int64: the samples' row numbers in their split."""
-
-    def to(self, device: torch.device) -> Batch:
-        """The batch on a device; from pinned memory without waiting for it."""
-        return Batch(*(column.to(device, non_blocking=True) for column in self))
 
 
 class Batches(Protocol):
@@ -42,6 +39,44 @@ class Batches(Protocol):
         """
 
 
-def share(samples: int, rank: int, world_size: int) -> int:
-    """A worker's samples of a global batch; where it cannot be even, the first ones have one more."""
-    return samples // world_size + (rank < samples % world_size)
+def order_of_epoch(num_samples: int, epoch: int, *, seed: int, shuffle: bool) -> np.ndarray:
+    """All samples, in an order that depends on seed and epoch alone."""
+    if not shuffle:
+        return np.arange(num_samples)
+    return np.random.default_rng([seed, epoch]).permutation(num_samples)
+
+
+def parts_of_epoch(
+    order: np.ndarray, length: Length, first_step: int, rank: int, world_size: int
+) -> Iterator[np.ndarray]:
+    """A worker's part of each global batch from a step on, given the samples from there on.
+
+    Where a batch cannot be shared evenly, which is in the last one alone, the first workers have a sample
+    more; a part may be empty.
+    """
+    start = 0
+    for step in range(first_step, length.steps_per_epoch):
+        size = length.batch_size(step)
+        yield np.array_split(order[start : start + size], world_size)[rank]
+        start += size
+
+
+def joined(parts: list[Batch]) -> Batch:
+    return parts[0] if len(parts) == 1 else Batch(*map(torch.cat, zip(*parts, strict=True)))
+
+
+def cut(chunks: Iterable[Batch], sizes: Iterable[int]) -> Iterator[Batch]:
+    """Batches of these sizes out of chunks of any size. Ends early where the chunks do."""
+    chunks = iter(chunks)
+    held, start = None, 0
+    for size in sizes:
+        parts, missing = [], size
+        while missing or not parts:
+            if held is None or start == len(held.ids):
+                held, start = next(chunks, None), 0
+                if held is None:
+                    return
+            end = min(start + missing, len(held.ids))
+            parts.append(Batch(*(column[start:end] for column in held)))
+            start, missing = end, missing - (end - start)
+        yield joined(parts)

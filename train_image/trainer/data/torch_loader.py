@@ -1,100 +1,127 @@
-"""Batches from memory: each worker reads the Parquet file once and picks its share of every batch."""
+"""Batches from a torch DataLoader: each worker picks its share of every batch from this machine's copy."""
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterator
 
 import numpy as np
-import pyarrow.parquet as pq
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Sampler
 
-from trainer.data.parquet import Images, decode
-from trainer.folder import RunFolder
+from trainer.config import Data, Scaling, TrainerConfig, share_batch
+from trainer.data.batch import Batch, order_of_epoch, parts_of_epoch
+from trainer.data.local_copy import Rows
+from trainer.data.parquet import Images, Prepared
+from trainer.progress import Length, Trained
+from trainer.strategy import Worker
 
-Batch = tuple[torch.Tensor, torch.Tensor]
-"""Images (N, C, H, W) uint8 and labels (N,) int64."""
-
-
-class ParquetImages(Dataset[Batch]):
-    """Images of a Parquet file in memory; an item is a whole batch, given its indices."""
-
-    def __init__(self, folder: RunFolder, path: str, images: Images) -> None:
-        with folder.filesystem.open_input_file(path) as file:
-            columns = decode(pq.read_table(file), images)
-        self.ids = columns["id"]
-        # Copied, because torch wants memory that may be written to.
-        self.pixels = torch.from_numpy(columns["image"].copy())
-        self.labels = torch.from_numpy(columns["label"].copy())
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, indices: np.ndarray) -> Batch:
-        return self.pixels[indices], self.labels[indices]
+BATCHES_AHEAD = 4
+"""Batches that each decoding process makes before they are asked for."""
 
 
 class GlobalBatches(Sampler[np.ndarray]):
     """This worker's indices, batch by batch, of an order that all workers agree on.
 
     Global batch i is a stretch of one permutation, which depends on seed and epoch alone; each worker takes
-    its equal part of the stretch. So every step learns from the same samples at any number of
-    workers. What does not fill a batch is left out of that epoch.
+    its part of the stretch, the first ones a sample more where it cannot be even. So every step
+    learns from the same samples at any number of workers.
     """
 
-    def __init__(
-        self,
-        count: int,
-        global_batch_size: int,
-        *,
-        rank: int,
-        world_size: int,
-        shuffle: bool,
-        seed: int,
-    ) -> None:
-        self.count = count
-        self.global_batch_size = global_batch_size
-        self.share = global_batch_size // world_size
-        self.first = rank * self.share
+    def __init__(self, length: Length, worker: Worker, *, shuffle: bool, seed: int) -> None:
+        self.length = length
+        self.worker = worker
         self.shuffle = shuffle
         self.seed = seed
         self.epoch = 0
+        self.first_step = 0
 
     def __len__(self) -> int:
-        return self.count // self.global_batch_size
+        return self.length.steps_per_epoch - self.first_step
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        order = np.arange(self.count)
-        if self.shuffle:
-            order = np.random.default_rng([self.seed, self.epoch]).permutation(self.count)
-        for step in range(len(self)):
-            start = step * self.global_batch_size + self.first
-            yield order[start : start + self.share]
+        order = order_of_epoch(
+            self.length.num_samples, self.epoch, seed=self.seed, shuffle=self.shuffle
+        )
+        rest = order[self.first_step * self.length.global_batch_size :]
+        worker = self.worker
+        return parts_of_epoch(rest, self.length, self.first_step, worker.rank, worker.world_size)
 
 
 class TorchBatches:
     """Training batches of one worker from a torch DataLoader."""
 
-    def __init__(self, dataset: ParquetImages, sampler: GlobalBatches, *, pin_memory: bool) -> None:
-        self.sampler = sampler
-        # batch_size=None: the sampler's indices go to the data set at once, not one by one.
-        self.loader = DataLoader(dataset, sampler=sampler, batch_size=None, pin_memory=pin_memory)
+    def __init__(
+        self,
+        prepared: Prepared,
+        length: Length,
+        start: Trained,
+        worker: Worker,
+        config: TrainerConfig,
+    ) -> None:
+        self.start = start
+        self.sampler = GlobalBatches(
+            length, worker, shuffle=config.data.shuffle, seed=config.train.seed
+        )
+        processes = decode_workers(config.data, config.scaling, prepared.images)
+        self.loader = load(Rows(prepared, prepared.train), self.sampler, processes, worker)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         self.sampler.epoch = epoch
+        is_begun = epoch == self.start.epoch
+        self.sampler.first_step = self.start.steps_in_epoch if is_begun else 0
         return iter(self.loader)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Nothing: the order follows from seed and epoch."""
+        return {}
 
 
 class ValidationBatches:
     """Every world_size-th validation image, from the rank-th on: together the workers see each once."""
 
-    def __init__(
-        self, dataset: ParquetImages, *, batch_size: int, rank: int, world_size: int
-    ) -> None:
-        self.dataset = dataset
-        self.indices = np.arange(rank, len(dataset), world_size)
-        self.batch_size = batch_size
+    def __init__(self, prepared: Prepared, worker: Worker, config: TrainerConfig) -> None:
+        self.indices = np.arange(worker.rank, prepared.num_valid, worker.world_size)
+        # Without gradients there is room for more than in training.
+        size = 2 * share_batch(config.train, worker.world_size).micro_batch_size
+        batches = [
+            self.indices[start : start + size] for start in range(0, len(self.indices), size)
+        ]
+        processes = decode_workers(config.data, config.scaling, prepared.images)
+        self.loader = load(Rows(prepared, prepared.valid), batches, processes, worker)
 
     def __iter__(self) -> Iterator[Batch]:
-        for start in range(0, len(self.indices), self.batch_size):
-            yield self.dataset[self.indices[start : start + self.batch_size]]
+        return iter(self.loader)
+
+
+def decode_workers(data: Data, scaling: Scaling, images: Images) -> int:
+    """Processes of one worker that make batches; with none, the worker itself does."""
+    if data.decode_workers is not None:
+        return data.decode_workers
+    return scaling.cpus_per_worker - 1 if images.encoding == "encoded" else 0
+
+
+def load(
+    rows: Rows, batches: Sampler[np.ndarray] | list[np.ndarray], processes: int, worker: Worker
+) -> DataLoader[Batch]:
+    """A loader of batches, given the indices of each."""
+    several = {}
+    if processes:
+        # To fork a process that has threads, as Ray's workers do, may hang; importing torch takes seconds.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch", __name__])
+        several = {
+            "multiprocessing_context": context,
+            "persistent_workers": True,
+            "prefetch_factor": BATCHES_AHEAD,
+        }
+    return DataLoader(
+        rows,
+        sampler=batches,
+        batch_size=None,  # an item is a batch already
+        num_workers=processes,
+        pin_memory=worker.device.type == "cuda",
+        # Of its own, so that starting an epoch twice leaves the model's random numbers as they are.
+        generator=torch.Generator(),
+        **several,
+    )
