@@ -100,7 +100,17 @@ def test_the_plan_is_a_table_or_json() -> None:
     assert {"name": "workers", "value": "16", "why": "one per GPU"} in rows
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["platform"], ["submit", "--help"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--help"],
+        ["platform"],
+        ["submit", "--help"],
+        ["checkpoints"],
+        ["data", "prepare", "--help"],
+    ],
+)
 def test_help_is_there_without_heavy_imports(arguments: list[str]) -> None:
     script = (
         "import sys; from launcher.__main__ import run; code = run(sys.argv[1:]); "
