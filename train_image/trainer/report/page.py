@@ -1,0 +1,200 @@
+"""The report as HTML: sections of one page, in the order in which a reader asks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from html import escape
+from importlib import resources
+from typing import Any
+
+from trainer.config import TrainerConfig
+from trainer.data.parquet import Prepared
+from trainer.report.charts import Chart, Metrics, curves, draw
+from trainer.report.classes import class_table, confusion
+from trainer.report.confusion import Confusion, per_class
+from trainer.report.elements import count, duration, table
+from trainer.report.gallery import gallery, mistakes
+from trainer.report.pictures import Prediction
+from trainer.report.verdict import Verdict
+
+PARTS = {
+    "startup": ("Start-up", "from the start of an attempt to its first step"),
+    "data": ("Data", "waiting for batches"),
+    "compute": ("Compute", "forward, backward and update"),
+    "communication": ("Communication", "gradients' exchange that was not hidden behind the steps"),
+    "checkpoint": ("Checkpoints", "training stood still for them"),
+    "validation": ("Validation", "after each epoch"),
+}
+"""Names and meanings of the parts of `progress.SPENT`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Findings:
+    """All that the page shows of a run beside its config and its data."""
+
+    summary: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    attempts: list[dict[str, Any]]
+    verdict: Verdict
+    predictions: list[Prediction]
+    mistakes: list[Prediction]
+    accuracy: float
+    """Of the delivered model, on the validation images, as is `confusion`."""
+    confusion: Confusion
+
+
+def render(config: TrainerConfig, data: Prepared, findings: Findings) -> str:
+    """The whole page as text."""
+    summary, classes = findings.summary, data.images.classes
+    style = resources.files(__package__).joinpath("style.css").read_text(encoding="utf-8")
+    sections = (
+        section("What bounds it", verdict_card(findings.verdict) + time_card(summary["seconds"])),
+        section("Curves", charts(curves(Metrics(findings.metrics), summary["best_epoch"]))),
+        section("Predictions on validation images", gallery(findings.predictions)),
+        section("Worst mistakes", mistakes(findings.mistakes)),
+        section("What is taken for what", confusion(findings.confusion, classes)),
+        section("Accuracy of each class", class_table(per_class(findings.confusion), classes)),
+        section("Data and outcome", facts(config, data, summary)),
+        section("Attempts", attempts(findings.attempts)),
+        section("Settings", table(("setting", "value"), flat(config.model_dump(mode="json")))),
+    )
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(config.name)} - trainyard</title>
+<style>{style}</style>
+</head>
+<body>
+<main>
+<header><h1>{escape(config.name)}</h1><p>{escape(subtitle(config, data, summary))}</p></header>
+{tiles(summary, findings.accuracy)}
+{"".join(sections)}
+</main>
+</body>
+</html>
+"""
+
+
+def section(title: str, content: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>{content}</section>\n"
+
+
+# How it went.
+
+
+def subtitle(config: TrainerConfig, data: Prepared, summary: Mapping[str, Any]) -> str:
+    scaling = config.scaling
+    device = "GPU" if scaling.use_gpu else "CPU"
+    epochs = count(summary["epochs"], "epoch")
+    if summary["stopped_early"]:
+        epochs = f"stopped early after {epochs} of {config.train.epochs}"
+    return (
+        f"{config.train.model.name} on {data.images.source}, {epochs}, "
+        f"{count(scaling.num_workers, f'{device} worker')}"
+    )
+
+
+def tiles(summary: Mapping[str, Any], accuracy: float) -> str:
+    best = ""
+    if summary["best_epoch"] is not None:
+        best = f"best: {summary['best_val_accuracy']:.2%} in epoch {summary['best_epoch']}"
+    headline = (
+        ("validation accuracy", f"{accuracy:.2%}", best),
+        ("training time", duration(summary["train_s"]), ""),
+        ("images per second", f"{summary['images_per_s']:,.0f}", ""),
+        ("images seen", f"{summary['samples_seen']:,}", f"in {count(summary['steps'], 'step')}"),
+        ("attempt" if summary["attempts"] == 1 else "attempts", f"{summary['attempts']}", ""),
+    )
+    cards = "".join(
+        f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span>'
+        f"<small>{escape(more)}</small></div>"
+        for name, value, more in headline
+    )
+    return f'<section class="tiles">{cards}</section>'
+
+
+def verdict_card(verdict: Verdict) -> str:
+    kind = verdict.kind.removesuffix("-bound")
+    return (
+        f'<div class="card verdict {kind}"><h3>{escape(verdict.kind.capitalize())}'
+        f"<em>{verdict.share:.0%}</em></h3><p>{escape(verdict.sentence)}</p>"
+        f'<p class="remedy"><span>the line to change</span>'
+        f"<code>{escape(verdict.remedy)}</code></p></div>"
+    )
+
+
+def time_card(seconds: Mapping[str, float]) -> str:
+    """Where the time went, as a bar and in figures."""
+    whole = sum(seconds.values())
+    shares = {part: seconds[part] / whole for part in PARTS}
+    bar = "".join(
+        f'<i class="{part}" style="flex-grow:{share:.5f}" title="{PARTS[part][0]} {share:.1%}"></i>'
+        for part, share in shares.items()
+        if share > 0
+    )
+    rows = "".join(
+        f'<tr><td><i class="{part}"></i>{escape(name)}</td><td class="number">{share:.1%}</td>'
+        f'<td class="number">{duration(seconds[part])}</td><td class="soft">{escape(meaning)}</td></tr>'
+        for (part, share), (name, meaning) in zip(shares.items(), PARTS.values(), strict=True)
+    )
+    return (
+        f'<div class="card time"><h3>Where the time went<em>{duration(whole)}, rank 0</em></h3>'
+        f'<div class="stack">{bar}</div><table><tbody>{rows}</tbody></table></div>'
+    )
+
+
+def charts(drawn: Iterable[Chart]) -> str:
+    figures = "".join(
+        f'<figure class="chart"><figcaption>{escape(chart.title)}</figcaption>{draw(chart)}</figure>'
+        for chart in drawn
+    )
+    return f'<div class="charts">{figures}</div>'
+
+
+# What it was.
+
+
+def facts(config: TrainerConfig, data: Prepared, summary: Mapping[str, Any]) -> str:
+    images = data.images
+    return table(
+        (),
+        (
+            ("training images", f"{data.num_train:,}"),
+            ("validation images", f"{data.num_valid:,}"),
+            ("an image", " x ".join(map(str, images.shape)) + f", {images.encoding}"),
+            ("classes", f"{len(images.classes):,}"),
+            ("left out because they could not be read", f"{summary['bad_samples']:,}"),
+            ("left over in each epoch (data.drop_last)", f"{summary['dropped_per_epoch']:,}"),
+            ("best epoch", f"{summary['best_epoch'] or 'unknown'}, by {config.checkpoint.best}"),
+            ("delivered checkpoint", f"{summary['checkpoint']} ({config.checkpoint.deliver})"),
+            ("stopped early", "yes" if summary["stopped_early"] else "no"),
+        ),
+    )
+
+
+def attempts(lines: Iterable[dict[str, Any]]) -> str:
+    return table(
+        ("attempt", "started", "from checkpoint", "versions"),
+        (
+            (
+                str(line["attempt"]),
+                line["time"],
+                line["resumed_from"] or "start",
+                ", ".join(f"{name} {version}" for name, version in line["versions"].items()),
+            )
+            for line in lines
+        ),
+    )
+
+
+def flat(settings: dict[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+    """Nested settings as `train.model.name`, value."""
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value if isinstance(value, str) else json.dumps(value)
