@@ -353,7 +353,10 @@ def main(arguments: Sequence[str]) -> int:
         "build", help="install the Debian packages and build the servers that `up` needs"
     )
     building.add_argument(
-        "sets", nargs="*", metavar="SET", help="build only this folder of tools/, and install nothing"
+        "sets",
+        nargs="*",
+        metavar="SET",
+        help="build only this folder of tools/, and install nothing",
     )
     commands.add_parser(
         "up", help="build what is missing, then start a cluster or reuse the one that is up"

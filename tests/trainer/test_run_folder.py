@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import obstore
 import pytest
 from pyarrow import fs
+from s3_server import Bucket
 
 from trainer.errors import ConfigError
 from trainer.folder import NOT_FOUND, RunFolder
+
+
+def read(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "trainer.folder", *arguments]
+    return subprocess.run(command, capture_output=True, check=False)
 
 
 def write_half(folder: RunFolder, path: str) -> None:
@@ -48,6 +56,23 @@ def test_lines_are_appended(folder: RunFolder) -> None:
     assert folder.read(folder.metrics) == b"one\ntwo\n"
 
 
+def test_what_takes_several_requests_is_whole(folder: RunFolder) -> None:
+    data = bytes(range(256)) * 2**16
+    folder.write(folder.model, data)
+    assert folder.size(folder.model) == len(data) == 2**24
+    assert folder.read(folder.model) == data
+    with folder.filesystem.open_input_file(folder.model) as file:
+        assert file.read_at(300, 2**23) == data[2**23 : 2**23 + 300]
+
+
+def test_folders_and_files_are_listed(folder: RunFolder) -> None:
+    assert folder.subfolders(folder.checkpoints) == folder.file_names(folder.checkpoints) == []
+    for name in ("b/model.pt", "a/model.pt", "note"):
+        folder.write(f"{folder.checkpoints}/{name}", "")
+    assert folder.subfolders(folder.checkpoints) == ["a", "b"]
+    assert folder.file_names(folder.checkpoints) == ["note"]
+
+
 def test_files_are_copied_and_folders_deleted(folder: RunFolder) -> None:
     folder.write(folder.log(1), "text")
     folder.copy(folder.log(1), folder.log(2))
@@ -55,6 +80,126 @@ def test_files_are_copied_and_folders_deleted(folder: RunFolder) -> None:
     folder.delete(f"{folder.root}/logs")
     folder.delete(f"{folder.root}/logs")
     assert folder.files() == []
+
+
+# Files that only one of many can create.
+
+RACE = """
+import sys
+from trainer.folder import RunFolder
+path, endpoint, name = sys.argv[1:]
+folder = RunFolder.open(path, "small", endpoint or None)
+print("ready", flush=True)
+for round in map(str.strip, sys.stdin):
+    print(name if folder.create(f"{folder.lease}/{round}", name * 1000) else "", flush=True)
+"""
+
+
+@pytest.fixture
+def _no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.folder.SETTLE_S", 0.0)
+
+
+@pytest.mark.usefixtures("_no_rest")
+def test_what_is_there_is_not_created_again(folder: RunFolder) -> None:
+    assert folder.create(folder.run, "mine")
+    assert not folder.create(folder.run, "another's")
+    assert folder.create(folder.run, "mine"), "the answer to the first try may have been lost"
+    assert folder.read(folder.run) == b"mine"
+    assert folder.files() == ["run.json"]
+
+
+def test_of_many_processes_one_creates_a_file(storage: tuple[str, str | None]) -> None:
+    path, endpoint = storage
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", RACE, path, endpoint or "", name],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for name in "abcd"
+    ]  # fmt: skip
+    questions = [racer.stdin for racer in racers if racer.stdin]
+    answers = [racer.stdout for racer in racers if racer.stdout]
+    try:
+        assert [answer.readline() for answer in answers] == ["ready\n"] * len(racers)
+        folder = RunFolder.open(path, "small", endpoint)
+        for number in range(30):
+            for question in questions:
+                question.write(f"{number}\n")
+            for question in questions:
+                question.flush()
+            winner = "".join(answer.readline().strip() for answer in answers)
+            assert len(winner) == 1
+            assert folder.read(f"{folder.lease}/{number}") == (winner * 1000).encode()
+    finally:
+        for racer in racers:
+            racer.kill()
+            racer.communicate()
+
+
+@pytest.mark.parametrize("trouble", [PermissionError(1, "no links"), OSError(95, "not supported")])
+def test_a_file_is_created_where_there_are_no_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: OSError
+) -> None:
+    def link(source: str, target: str) -> None:
+        raise trouble
+
+    monkeypatch.setattr(os, "link", link)
+    folder = RunFolder.open(str(tmp_path), "small")
+    assert folder.create(folder.run, "mine")
+    assert not folder.create(folder.run, "another's")
+    assert folder.files() == ["run.json"]
+
+
+def test_a_sweep_meanwhile_does_not_keep_a_file_from_being_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder.open(str(tmp_path), "small")
+    original = os.link
+
+    def link(source: str, target: str) -> None:
+        monkeypatch.setattr(os, "link", original)
+        folder.sweep()
+        original(source, target)
+
+    monkeypatch.setattr(os, "link", link)
+    assert folder.create(folder.run, "mine")
+
+
+def test_a_store_is_asked_whether_it_can_refuse(folder: RunFolder) -> None:
+    has_conditions = isinstance(folder.filesystem, fs.LocalFileSystem | fs.S3FileSystem)
+    assert folder.exclusion_gap == (
+        "" if has_conditions else "this storage has no conditional writes"
+    )
+    assert folder.files() == []
+
+
+@pytest.mark.usefixtures("_no_rest")
+def test_a_store_that_takes_conditions_and_ignores_them_is_found_out(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = obstore.put
+    monkeypatch.setattr(obstore, "put", lambda store, key, data, mode: put(store, key, data))
+    folder = RunFolder.open(f"{bucket.path}/careless", "small", bucket.endpoint)
+    assert folder.exclusion_gap == "this store ignores the condition of a conditional write"
+    assert folder.create(folder.run, "mine")
+    assert not folder.create(folder.run, "another's")
+    assert folder.files() == ["run.json"]
+
+
+def test_a_store_that_refuses_conditions_is_told_with_its_reason(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def put(store: object, key: str, data: bytes, mode: str) -> None:
+        raise obstore.exceptions.NotSupportedError("501 Not Implemented")
+
+    monkeypatch.setattr(obstore, "put", put)
+    folder = RunFolder.open(f"{bucket.path}/strict", "small", bucket.endpoint)
+    assert folder.exclusion_gap.startswith("a conditional write failed: s3://bucket/strict/small/")
+    assert folder.exclusion_gap.endswith(": 501 Not Implemented")
+
+
+# Where folders lie.
 
 
 @pytest.mark.parametrize(
@@ -73,9 +218,13 @@ def test_s3_paths_keep_bucket_and_prefix() -> None:
     assert folder.show(folder.summary) == "s3://bucket/runs/small/summary.json"
 
 
-def read(*arguments: str) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "trainer.folder", *arguments]
-    return subprocess.run(command, capture_output=True, check=False)
+def test_the_reader_reads_from_s3(bucket: Bucket) -> None:
+    folder = RunFolder.open(f"{bucket.path}/read", "small", bucket.endpoint)
+    folder.write(folder.summary, "{}")
+    place = ("--path", f"{bucket.path}/read", "--endpoint", bucket.endpoint, "small")
+    assert read(*place).stdout == b"summary.json\n"
+    assert read(*place, "summary.json").stdout == b"{}"
+    assert read(*place, "model.pt").returncode == NOT_FOUND
 
 
 def test_the_reader_prints_a_file_byte_for_byte_and_lists_the_rest(tmp_path: Path) -> None:

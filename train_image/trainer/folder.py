@@ -15,7 +15,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -248,7 +248,8 @@ class RunFolder:
         except AlreadyExistsError:
             return False
         except (BaseError, ValueError) as error:
-            raise OSError(f"s3://{path} cannot be created: {error}") from error
+            reason = str(error).partition("\n")[0]  # what follows are internals
+            raise OSError(f"s3://{path} cannot be created: {reason}") from error
         return True
 
     @cached_property
@@ -301,7 +302,8 @@ class RunFolder:
         if kind == fs.FileType.Directory:
             self.filesystem.delete_dir(path)
         elif kind == fs.FileType.File:
-            self.filesystem.delete_file(path)
+            with suppress(FileNotFoundError):  # whoever wrote it may remove it meanwhile
+                self.filesystem.delete_file(path)
 
     def subfolders(self, path: str) -> list[str]:
         """Names of the folders in a folder."""
@@ -324,9 +326,9 @@ class RunFolder:
         )
 
     def sweep(self) -> None:
-        """Remove what killed writers left behind. Only while nobody else writes."""
+        """Remove what killed writers left behind. Only while nobody writes but a living lease."""
         for file in self.files():
-            if file.endswith(ASIDE):
+            if file.endswith(ASIDE) and not file.startswith("lease/"):
                 self.delete(f"{self.root}/{file}")
 
 
