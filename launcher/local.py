@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 from launcher.config import RunConfig
 from launcher.errors import ConfigError, RunFailed
@@ -17,14 +18,18 @@ from launcher.plan import trainer_config
 from launcher.watch import PROGRESS, SUMMARY, Phase, Sight, error_lines, record_of
 from trainer.config import CONFIG_VARIABLE, Scaling, Storage, TrainerConfig
 
-NEEDED = ("ray", "torch", "torchvision", "sklearn", "matplotlib")
+NEEDED = ("ray", "torch", "torchvision", "sklearn", "matplotlib", "obstore", "tensorboardX")
 CONFIG_ERROR = 2
 """Exit code of the trainer for a config that cannot work."""
 
 
-def local_config(run: RunConfig, storage: Path, cpus: int) -> TrainerConfig:
+Way = Literal["ray", "torchrun", "alone"]
+"""Who starts the workers: Ray Train, torchrun, or nobody, for one process is all there is."""
+
+
+def local_config(run: RunConfig, storage: Path, cpus: int, way: Way = "ray") -> TrainerConfig:
     """The run for this machine: as many workers as on a cluster, its CPUs shared among them."""
-    workers = run.resources.gpus or run.resources.workers or 0
+    workers = 1 if way == "alone" else run.resources.gpus or run.resources.workers or 0
     scaling = Scaling(
         num_workers=workers,
         use_gpu=run.resources.gpus is not None,
@@ -33,7 +38,19 @@ def local_config(run: RunConfig, storage: Path, cpus: int) -> TrainerConfig:
     return trainer_config(run, scaling, Storage(path=str(storage.resolve())))
 
 
-def train_locally(config: TrainerConfig) -> Generator[Sight | str, None, None]:
+def program(config: TrainerConfig, way: Way) -> list[str]:
+    """The command that starts an attempt."""
+    if way == "ray":
+        return [sys.executable, "-m", "trainer"]
+    baseline = ["-m", "trainer", "--without-ray"]
+    if way == "alone":
+        return [sys.executable, *baseline]
+    processes = f"--nproc-per-node={config.scaling.num_workers}"
+    torchrun = ["-m", "torch.distributed.run", "--standalone", processes]
+    return [sys.executable, *torchrun, *baseline]
+
+
+def train_locally(config: TrainerConfig, way: Way = "ray") -> Generator[Sight | str, None, None]:
     """Sights and log lines of the training program until it has ended well.
 
     Raises ConfigError if its packages are missing or it refuses the config, RunFailed if it fails.
@@ -57,7 +74,7 @@ def train_locally(config: TrainerConfig) -> Generator[Sight | str, None, None]:
     environment = os.environ | {CONFIG_VARIABLE: config.model_dump_json()}
     with stderr, _stopped_like_ctrl_c():
         process = subprocess.Popen(
-            [sys.executable, "-m", "trainer"],
+            program(config, way),
             env=environment,
             stdout=subprocess.PIPE,
             stderr=stderr,

@@ -242,7 +242,8 @@ class Train(Section):
     """How weights follow gradients: `{name: sgd, ...}` or `{name: adamw, ...}`."""
 
     schedule: Cosine | Steps | Constant = Field(default=Cosine(name="cosine"), discriminator="name")
-    """How the learning rate changes: `{name: cosine}`, `{name: step, every_samples: N}`, `{name: constant}`."""
+    """How the learning rate changes: `{name: cosine}`, `{name: step, every_samples: N}` or
+    `{name: constant}`."""
 
     clip_norm: PositiveNumber | None = None
     """Longest gradient, over all weights together (2-norm); longer ones are shortened to it."""

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from trainer.config import TrainerConfig, share_batch
 from trainer.data.batch import Batch
-from trainer.data.on_device import ToInput, augmented
+from trainer.data.on_device import ToInput, augmented, moved
 from trainer.data.parquet import Images
 from trainer.model import build_model
 from trainer.optimize import Precision, average_of, build_optimizer, learning_rate
@@ -96,7 +96,7 @@ class Learner:
         seed_generators(worker.device, train.seed, samples, worker.rank)
 
         self.optimizer.zero_grad(set_to_none=True)
-        parts = list(self._parts(batch.to(worker.device)))
+        parts = list(self._parts(moved(batch, worker.device)))
         for index, part in enumerate(parts):
             is_last = index == len(parts) - 1
             alone = nullcontext() if is_last else self.strategy.without_exchange(self.wrapped)
@@ -163,7 +163,7 @@ class Learner:
         verdicts = Verdicts(len(self.images.classes), self.worker)
         with torch.inference_mode():
             for batch in batches:
-                here = batch.to(self.worker.device)
+                here = moved(batch, self.worker.device)
                 verdicts.add(self._forward(network, here.pixels), here)
         network.train()
         return verdicts.over_all()

@@ -72,8 +72,9 @@ def train(
 ) -> Trained:
     """Train what is left of the run; returns how far it came.
 
-    All workers call it alike. `trained` is where it starts, `begun` what the checkpoint there holds of an
-    epoch under way, `began` the time.time() at which the attempt began. Raises Diverged, on all workers alike.
+    All workers call it alike. `trained` is where it starts, `begun` what the checkpoint there holds of
+    an epoch under way, `began` the time.time() at which the attempt began. Raises Diverged, on all
+    workers alike.
     """
     is_first = worker.rank == 0
     at_start = trained
