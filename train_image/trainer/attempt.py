@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer import model, report, resume
-from trainer.checkpoint import MODEL, STATE, VALIDATION, Checkpoint, Checkpoints, best_of
+from trainer.checkpoint import VALIDATION, Checkpoint, Checkpoints, best_of
 from trainer.config import TrainerConfig, share_batch
 from trainer.data import sources
 from trainer.data.parquet import Prepared
@@ -23,6 +23,7 @@ from trainer.folder import RunFolder
 from trainer.lease import Lease
 from trainer.output import Output, ProgressPrinter
 from trainer.progress import SPENT, Length, Recorder, Trained, cleaned
+from trainer.saved import deliver
 from trainer.worker import Outcome, Task
 
 Fit = Callable[[Task, RunFolder], Outcome]
@@ -252,23 +253,6 @@ def finish(
     report.write_report(folder, config, data, summary, validation)
     folder.write(folder.summary, json.dumps(summary, indent=2))
     return summary
-
-
-def deliver(folder: RunFolder, checkpoints: Checkpoints, checkpoint: Checkpoint) -> None:
-    """Write model.pt: the weights that were validated."""
-    average = checkpoints.load(checkpoint.name, STATE)["learner"]["average"]
-    if not average:
-        folder.copy(checkpoints.path(checkpoint.name, MODEL), folder.model)
-        return
-    import torch
-
-    weights = {
-        key.removeprefix("module."): value
-        for key, value in average.items()
-        if key.startswith("module.")
-    }
-    with folder.writing(folder.model) as stream:
-        torch.save(weights, stream)
 
 
 def summarise(

@@ -1,0 +1,157 @@
+"""A model for other programs: its weights or its whole network in a file, and beside it what they must know.
+
+python -m trainer.export RUN [--out FILE] [--format FORMAT] [--checkpoint NAME] [--storage DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from pyarrow import fs
+from torch import nn
+
+from trainer.errors import ConfigError, RunError
+from trainer.folder import RunFolder, open_filesystem
+from trainer.saved import DELIVERED, Saved, add_run, open_run, read_saved
+from trainer.terminal import exit_code_of
+
+SUFFIXES = {"state_dict": "pt", "torchscript": "torchscript.pt", "pt2": "pt2", "onnx": "onnx"}
+"""Of each format's files."""
+
+INPUT, OUTPUT = "images", "scores"
+"""Names of the network's input and output in ONNX."""
+
+TRACED, COMPARED = 2, 3
+"""Images in the batch that a network is traced with, and in the one that its file is compared with."""
+
+TOLERANCE = 1e-4
+"""Relative to a score, and in all."""
+
+
+def export(
+    folder: RunFolder, *, out: str | None, endpoint: str | None, kind: str, which: str
+) -> str:
+    """Write a model and, as `<out>.json`, its facts; returns where the model lies as a person types it.
+
+    Raises TrainerError.
+    """
+    saved = read_saved(folder, which)
+    facts = saved.facts
+    file_name = f"{facts['run']}-{facts['checkpoint']}.{SUFFIXES[kind]}"
+    filesystem, path = folder.filesystem, f"{folder.root}/export/{file_name}"
+    if out is not None:
+        filesystem, path = open_filesystem(out, endpoint)
+        if filesystem.get_file_info(path).type == fs.FileType.Directory:
+            path = f"{path}/{file_name}"
+    target = RunFolder(filesystem, path.rpartition("/")[0])
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / Path(path).name
+        write(saved, file, kind)
+        with file.open("rb") as stream, target.writing(path) as output:
+            while chunk := stream.read(2**24):
+                output.write(chunk)
+    target.write(f"{path}.json", json.dumps({"format": kind, **facts}, indent=2) + "\n")
+    return target.show(path)
+
+
+def write(saved: Saved, file: Path, kind: str) -> None:
+    """Write the model in one of the formats. Raises TrainerError."""
+    network = saved.build()
+    if kind == "state_dict":
+        torch.save(saved.weights, file)
+        return
+    writers: dict[str, Callable[[nn.Module, torch.Tensor, Path], None]] = {
+        "torchscript": _to_torchscript,
+        "pt2": _to_pt2,
+        "onnx": _to_onnx,
+    }
+    images = torch.randn(
+        COMPARED, *saved.facts["input"]["shape"][1:], generator=torch.Generator().manual_seed(0)
+    )
+    try:
+        writers[kind](network, images[:TRACED], file)
+    except RuntimeError as error:
+        raise RunError(
+            f"{saved.config.name} cannot be written as {kind}: {str(error).splitlines()[0]}\n"
+            "       Use --format state_dict, which every model allows."
+        ) from error
+    if kind != "onnx":
+        _compare(network, images, file, kind)
+
+
+def _to_torchscript(network: nn.Module, images: torch.Tensor, file: Path) -> None:
+    with warnings.catch_warnings():
+        # torch would rather have torch.export, but the programs that load TorchScript are still there;
+        # and what a tracer may miss is found by the comparison.
+        warnings.filterwarnings("ignore", "`torch.jit", DeprecationWarning)
+        warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)
+        torch.jit.save(torch.jit.trace(network, images, check_trace=False), file)
+
+
+def _to_pt2(network: nn.Module, images: torch.Tensor, file: Path) -> None:
+    count = torch.export.Dim("count")
+    torch.export.save(torch.export.export(network, (images,), dynamic_shapes=({0: count},)), file)
+
+
+def _to_onnx(network: nn.Module, images: torch.Tensor, file: Path) -> None:
+    missing = [package for package in ("onnx", "onnxscript") if find_spec(package) is None]
+    if missing:
+        raise ConfigError(
+            f"--format onnx needs packages that are not installed: {', '.join(missing)}\n"
+            "       Install them with `pip install 'trainyard[export]'`, or `make setup` in a clone."
+        )
+    torch.onnx.export(
+        network,
+        (images,),
+        file,
+        input_names=[INPUT],
+        output_names=[OUTPUT],
+        dynamic_shapes=({0: torch.export.Dim("count")},),
+        external_data=False,
+        verbose=False,
+    )
+
+
+def _compare(network: nn.Module, images: torch.Tensor, file: Path, kind: str) -> None:
+    """Raises RunError if what was written says something else of a batch of another size."""
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`torch.jit", DeprecationWarning)
+        read = torch.jit.load(file) if kind == "torchscript" else torch.export.load(file).module()
+        wanted, found = network(images), read(images)
+    if not torch.allclose(found, wanted, rtol=TOLERANCE, atol=TOLERANCE):
+        difference = (found - wanted).abs().max().item()
+        raise RunError(
+            f"{file.name} was not written: as {kind} the model's scores differ by {difference:g}.\n"
+            "       Use --format state_dict, which every model allows."
+        )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m trainer.export", allow_abbrev=False)
+    add_run(parser)
+    parser.add_argument("--out", help="where to; by default a file in the run's folder")
+    parser.add_argument("--format", choices=SUFFIXES, default="state_dict")
+    parser.add_argument("--checkpoint", default=DELIVERED, help="delivered, last, best or a name")
+    wanted = parser.parse_args(arguments)
+    folder = open_run(wanted.run, wanted.storage, wanted.endpoint)
+    out = export(
+        folder,
+        out=wanted.out,
+        endpoint=wanted.endpoint,
+        kind=wanted.format,
+        which=wanted.checkpoint,
+    )
+    print(f"{out}\n{out}.json")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code_of(main))

@@ -1,0 +1,172 @@
+"""What a run's model says of pictures: they go the way that validation images go.
+
+python -m trainer.predict RUN IMAGE... [--top K] [--grid FILE.png] [--checkpoint NAME]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from trainer.data.on_device import ToInput
+from trainer.data.pictures import UnreadableError, load
+from trainer.errors import ConfigError
+from trainer.grid import MOST, draw_grid
+from trainer.saved import DELIVERED, Saved, add_run, open_run, read_saved
+from trainer.terminal import Bar, exit_code_of, table_text
+
+SHOWN_PROBLEMS = 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What the model says of one picture."""
+
+    file: str
+    top: tuple[tuple[str, float], ...]
+    """Labels with their confidence, the likeliest first."""
+    pixels: np.ndarray
+    """(C, H, W) uint8, as the model's data has them."""
+
+
+def predict(
+    saved: Saved, files: Sequence[str], *, top: int, batch_size: int, device: torch.device
+) -> list[Answer]:
+    """Answers in the order of the files.
+
+    Raises ConfigError with all files that are no pictures.
+    """
+    images = saved.images
+    network = saved.build().to(device)
+    to_input = ToInput(images, saved.config.image_size, device)
+    answers: list[Answer] = []
+    problems: list[str] = []
+    with Bar("pictures", len(files)) as bar, torch.inference_mode():
+        for names, loaded in _batches(files, images.shape, batch_size):
+            bar.advance(len(names))
+            problems += [each for each in loaded if isinstance(each, str)]
+            if problems:  # What else is wrong is still to be found.
+                continue
+            pixels_NCHW = torch.from_numpy(np.stack(loaded)).to(device)
+            shares = network(to_input(pixels_NCHW)).softmax(dim=1)
+            best = shares.topk(min(top, len(images.classes)), dim=1)
+            answers += [
+                Answer(
+                    file=file,
+                    pixels=pixels,
+                    top=tuple(
+                        (images.classes[label], round(confidence, 6))
+                        for label, confidence in zip(labels, confidences, strict=True)
+                    ),
+                )
+                for file, pixels, labels, confidences in zip(
+                    names, loaded, best.indices.tolist(), best.values.tolist(), strict=True
+                )
+            ]
+    if problems:
+        more = len(problems) - SHOWN_PROBLEMS
+        raise ConfigError(
+            f"{len(problems)} of {len(files)} files cannot be used:"
+            + "".join(f"\n       {problem}" for problem in problems[:SHOWN_PROBLEMS])
+            + (f"\n       and {more} more" if more > 0 else "")
+        )
+    return answers
+
+
+def _batches(
+    files: Sequence[str], shape: tuple[int, int, int], batch_size: int
+) -> Iterator[tuple[Sequence[str], list[np.ndarray | str]]]:
+    """Names with pixels, or with what is wrong; the next batch is read while this one is computed."""
+
+    def read(file: str) -> np.ndarray | str:
+        try:
+            return load(Path(file).read_bytes(), shape)
+        except OSError as error:
+            return f"{file}: {error.strerror}"
+        except UnreadableError as reason:
+            return f"{file}: {reason}"
+
+    batches = [files[start : start + batch_size] for start in range(0, len(files), batch_size)]
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        pending = threads.map(read, batches[0])
+        for names, following in zip(batches, [*batches[1:], []], strict=True):
+            loaded, pending = list(pending), threads.map(read, following)
+            yield names, loaded
+
+
+def print_answers(answers: Sequence[Answer], *, as_json: bool) -> None:
+    if as_json:
+        records = [
+            {
+                "file": answer.file,
+                "label": answer.top[0][0],
+                "confidence": answer.top[0][1],
+                "top": [{"label": label, "confidence": sure} for label, sure in answer.top],
+            }
+            for answer in answers
+        ]
+        print(json.dumps(records, indent=2))
+        return
+    headings = ["file"]
+    for rank in range(1, len(answers[0].top) + 1):
+        suffix = f" {rank}" if rank > 1 else ""
+        headings += [f"label{suffix}", f"confidence{suffix}"]
+    rows = [
+        (answer.file, *(cell for label, sure in answer.top for cell in (label, f"{sure:.4f}")))
+        for answer in answers
+    ]
+    print(table_text(headings, rows))
+
+
+def write_grid(answers: Sequence[Answer], file: Path) -> None:
+    """Raises ConfigError if it cannot be written."""
+    pictures = [
+        (answer.pixels, f"{answer.top[0][0]}  {answer.top[0][1]:.1%}") for answer in answers
+    ]
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(draw_grid(pictures))
+    except OSError as error:
+        raise ConfigError(f"--grid = {file} cannot be written: {error.strerror}") from error
+    left_out = f", the first {MOST} of {len(answers)}" if len(answers) > MOST else ""
+    print(f"grid: {file}{left_out}", file=sys.stderr)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m trainer.predict", allow_abbrev=False)
+    add_run(parser)
+    parser.add_argument("images", nargs="+", help="picture files")
+    parser.add_argument("--checkpoint", default=DELIVERED, help="delivered, last, best or a name")
+    parser.add_argument("--top", type=int, default=1, help="labels per picture")
+    parser.add_argument("--batch-size", type=int, default=64, help="pictures at once")
+    parser.add_argument("--grid", type=Path, help="draw the pictures with their labels, too")
+    parser.add_argument("--json", action="store_true")
+    wanted = parser.parse_args(arguments)
+    if min(wanted.top, wanted.batch_size) < 1:
+        parser.error("--top and --batch-size must be at least 1")
+    folder = open_run(wanted.run, wanted.storage, wanted.endpoint)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    answers = predict(
+        read_saved(folder, wanted.checkpoint),
+        wanted.images,
+        top=wanted.top,
+        batch_size=wanted.batch_size,
+        device=device,
+    )
+    print_answers(answers, as_json=wanted.json)
+    if wanted.grid:
+        write_grid(answers, wanted.grid)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code_of(main))
