@@ -60,8 +60,8 @@ def cut(
     device = pixels_NCHW.device
     count, channels = pixels_NCHW.shape[:2]
     images = torch.arange(count, device=device).view(-1, 1, 1, 1)
-    rows = (down.view(-1, 1) + torch.arange(size[0], device=device)).view(count, 1, -1, 1)
-    columns = (right.view(-1, 1) + torch.arange(size[1], device=device)).view(count, 1, 1, -1)
+    rows = (down.view(-1, 1) + torch.arange(size[0], device=device)).view(count, 1, size[0], 1)
+    columns = (right.view(-1, 1) + torch.arange(size[1], device=device)).view(count, 1, 1, size[1])
     return pixels_NCHW[
         images, torch.arange(channels, device=device).view(1, -1, 1, 1), rows, columns
     ]
