@@ -17,7 +17,7 @@ import pytest
 
 from trainer.errors import RunError
 from trainer.folder import RunFolder
-from trainer.lease import Fence, Fenced, Holder, Lease, Times
+from trainer.lease import Fence, Fenced, Holder, Lease, Times, refuse_if_live
 
 QUICK = Times(heartbeat_s=0.05, stale_s=0.5, wait_s=0.5, say_s=0.1, poll_s=0.02)
 PATIENT = replace(QUICK, stale_s=1000, wait_s=1000)
@@ -156,6 +156,17 @@ def test_a_second_start_on_this_machine_is_refused_at_once(storage: Storage) -> 
         assert first.check() == "holds"
 
 
+def test_who_would_change_a_living_run_is_refused(storage: Storage) -> None:
+    folder = open_folder(storage)
+    refuse_if_live(folder)
+    with driver(storage, host="host-7") as living:
+        with pytest.raises(RunError, match="on host-7, still gives signs of life"):
+            refuse_if_live(folder)
+        living.end()
+        until(lambda: folder.exists(f"{folder.lease}/a1.ended"))
+        refuse_if_live(folder)
+
+
 def test_a_killed_attempt_is_followed_at_once(storage: Storage) -> None:
     said: list[str] = []
     with driver(storage) as first:
@@ -182,7 +193,7 @@ def test_a_stopped_attempt_elsewhere_is_followed_and_cannot_go_on(storage: Stora
 def test_a_living_attempt_elsewhere_is_waited_for_and_then_respected(storage: Storage) -> None:
     said: list[str] = []
     with driver(storage, host="host-7") as first:
-        with pytest.raises(RunError, match=r"on host-7, still gives signs of life after 0\.5 s"):
+        with pytest.raises(RunError, match="on host-7, still gives signs of life after "):
             Lease.acquire(open_folder(storage), said.append, times=replace(QUICK, stale_s=30))
         assert first.check() == "holds"
     assert len(said) >= 2

@@ -138,9 +138,9 @@ class Fence:
         while True:
             groups = [group for number, group in _claims(folder) if number == attempt]
             fence = cls(folder, attempt, 1 + max(groups, default=0))
-            fence.check_newer()
             claim = _make_claim(fence.attempt, fence.group, Holder.here())
             if folder.create(fence.path, claim):
+                fence.check()
                 return fence
 
     @property
@@ -289,6 +289,13 @@ class Lease:
                 return
 
 
+def refuse_if_live(folder: RunFolder, say: Say = print) -> None:
+    """Raises RunError while an attempt is alive. On another machine that shows at its next sign of life."""
+    newest = max((attempt for attempt, _ in _claims(folder)), default=0)
+    if newest:
+        _await_end(folder, newest, say, Times(wait_s=0.0))
+
+
 def _path(folder: RunFolder, attempt: int, kind: str) -> str:
     return f"{folder.lease}/a{attempt}.{kind}"
 
@@ -326,7 +333,7 @@ def _await_end(folder: RunFolder, attempt: int, say: Say, times: Times) -> None:
                 f"{holder}.\n       Wait for its end, or stop it (kill {holder.pid}), and start again: "
                 "the run goes on where it stopped."
             )
-        say(f"lease: attempt {attempt}, {holder}, is dead; this one takes over")
+        say(f"lease: attempt {attempt}, {holder}, is dead")
         return
     _await_silence(folder, attempt, holder, say, times)
 
@@ -337,25 +344,26 @@ def _await_silence(
     """Return when an attempt out of sight has ended, or gave no sign of life for long enough."""
     who = f"attempt {attempt}, {holder or 'an unknown process'},"
     beat: bytes | None = None
-    seen = said = time.monotonic()
-    deadline = seen + times.wait_s
+    began = seen = said = time.monotonic()
+    deadline = began + times.wait_s
     while not folder.exists(_path(folder, attempt, "ended")):
         # The times are taken so that a pause of this process never looks like one of the other.
         now = time.monotonic()
         latest = _read_beat(folder, attempt)
         if latest == beat and now - seen >= times.stale_s:
-            say(f"lease: {who} gave no sign of life for {now - seen:.0f} s; this one takes over")
+            say(f"lease: {who} gave no sign of life for {now - seen:.0f} s: it is taken for dead")
             return
         if latest != beat and beat is not None and now >= deadline:
             raise RunError(
                 f"the run {_run_name(folder)} is being trained already: {who} still gives signs of life "
-                f"after {times.wait_s:g} s.\n       Wait for its end, or stop it there (on a cluster: "
+                f"after {now - began:.0f} s.\n       Wait for its end, or stop it there (on a cluster: "
                 f"trainyard stop {_run_name(folder)}), and start again: the run goes on where it stopped."
             )
         if latest != beat:
             beat, seen = latest, time.monotonic()
         if now >= said:
-            say(f"lease: waiting for the end of {who} at most {max(deadline - now, 0):.0f} s more")
+            wait = f"waiting for the end of {who} at most {deadline - now:.0f} s more"
+            say(f"lease: {wait if now < deadline else f'watching {who} for a sign of life'}")
             said = now + times.say_s
         time.sleep(times.poll_s)
 
@@ -378,10 +386,3 @@ def _read_beat(folder: RunFolder, attempt: int) -> bytes:
         return folder.read(_path(folder, attempt, "beat"))
     except FileNotFoundError:
         return b""
-
-
-def refuse_if_live(folder: RunFolder, say: Say = print) -> None:
-    """Raises RunError while an attempt is alive, which takes half a minute to see on another machine."""
-    newest = max((attempt for attempt, _ in _claims(folder)), default=0)
-    if newest:
-        _await_end(folder, newest, say, Times(wait_s=30.0))
