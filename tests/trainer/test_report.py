@@ -93,8 +93,8 @@ def prepare(folder: RunFolder) -> Prepared:
         images=images,
         train=Split(files=(), rows=(4253,)),
         valid=Split(files=tuple(files), rows=(13, 17)),
-        path=folder.data,
-        endpoint=None,
+        path=folder.show(folder.data),
+        endpoint=folder.endpoint,
         bad_samples=7,
     )
 
@@ -180,6 +180,7 @@ def test_the_report_is_one_file_that_loads_nothing(report: str) -> None:
         "<td>delivered checkpoint</td><td>s000000016896-a2 (last)</td>",
         "train.model.name",
         "ray 2.60.0",
+        "2026-01-01 00:00:00 UTC",
     ],
 )
 def test_the_report_shows_outcome_settings_and_attempts(report: str, words: str) -> None:
@@ -272,8 +273,9 @@ def test_a_cell_has_few_digits(number: int, text: str) -> None:
 # Pictures.
 
 
-def test_only_the_wanted_rows_come_in_the_order_asked_for(tmp_path: Path) -> None:
-    data = prepare(RunFolder.open(str(tmp_path), "small"))
+def test_only_the_wanted_rows_come_in_the_order_asked_for(storage: tuple[str, str | None]) -> None:
+    path, endpoint = storage
+    data = prepare(RunFolder.open(path, "small", endpoint))
     rows = [28, 0, 13, 12, 28]
     assert read_pixels(data, rows)[:, 0, 0, 0].tolist() == rows
 

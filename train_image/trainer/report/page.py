@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from html import escape
 from importlib import resources
 from typing import Any
@@ -182,7 +183,7 @@ def attempts(lines: Iterable[dict[str, Any]]) -> str:
         (
             (
                 str(line["attempt"]),
-                line["time"],
+                f"{datetime.fromisoformat(line['time']):%Y-%m-%d %H:%M:%S %Z}",
                 line["resumed_from"] or "start",
                 ", ".join(f"{name} {version}" for name, version in line["versions"].items()),
             )

@@ -9,6 +9,7 @@ from typing import Literal
 
 from trainer.config import TrainerConfig
 from trainer.data.parquet import Images
+from trainer.data.torch_loader import decode_workers
 
 Kind = Literal[
     "start-up-bound",
@@ -73,7 +74,7 @@ def judge(
     largest = max(too_much, key=lambda part: shares[part])
     share = shares[largest]
     if largest == "data":
-        return _input(share, config, is_encoded=images.encoding == "encoded")
+        return _input(share, config, images)
     if largest == "communication":
         return _communication(share, config)
     if largest == "checkpoint":
@@ -94,18 +95,16 @@ def _startup(share: float, config: TrainerConfig) -> Verdict:
     )
 
 
-def _input(share: float, config: TrainerConfig, *, is_encoded: bool) -> Verdict:
+def _input(share: float, config: TrainerConfig, images: Images) -> Verdict:
     wait = f"Training waited for its batches {share:.0%} of the time after start-up. "
-    spare_cpus = config.scaling.cpus_per_worker - 1
-    decode_workers = config.data.decode_workers
-    if decode_workers is None:
-        decode_workers = spare_cpus if is_encoded else 0
+    # The worker itself needs a CPU; each other one can prepare batches.
+    most = max(config.scaling.cpus_per_worker - 1, 1)
     if config.data.loader == "ray":
         sentence = "Processes beside each worker bring batches without the way through Ray's store."
         remedy = "data.loader: torch"
-    elif decode_workers < max(spare_cpus, 1):
+    elif decode_workers(config.data, config.scaling, images) < most:
         sentence = "More processes beside each worker prepare them sooner."
-        remedy = f"data.decode_workers: {max(spare_cpus, 1)}"
+        remedy = f"data.decode_workers: {most}"
     else:
         sentence = "Each worker's own CPUs are at it already; Ray Data uses those of all nodes."
         remedy = "data.loader: ray"
