@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,15 +40,23 @@ class Talk:
     """Keeps the steps at which workers talk, and rank 0's reasons to save."""
 
     def __init__(
-        self, rule: Checkpoint, worker: Worker, notices: Notices, length: Length, start: Trained
+        self,
+        rule: Checkpoint,
+        worker: Worker,
+        notices: Notices,
+        length: Length,
+        start: Trained,
+        *,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rule = rule
         self._worker = worker
         self._notices = notices
         self._length = length
+        self._now = now
         self._next_step = start.step + 1
-        self._talked = (start.step, time.monotonic())
-        self._saved = (start.samples, time.monotonic())
+        self._talked = (start.step, self._now())
+        self._saved = (start.samples, self._now())
         self._calls = 0
 
     def is_due(self, now: Trained) -> bool:
@@ -56,7 +65,7 @@ class Talk:
     def note_epoch(self, now: Trained) -> None:
         """An epoch has ended, and was saved if that was due."""
         if now.epoch % self._rule.every_epochs == 0:
-            self._saved = (now.samples, time.monotonic())
+            self._saved = (now.samples, self._now())
 
     def hold(self, now: Trained, *, is_saving: bool, is_bad: bool) -> Order:
         """Exchange what each worker knows; rank 0 says whether it is saving or has seen a bad loss."""
@@ -70,9 +79,9 @@ class Talk:
         )
         drain, stop, save, is_bad, wait = self._worker.sum(message).tolist()
         self._next_step = now.step + wait
-        self._talked = (now.step, time.monotonic())
+        self._talked = (now.step, self._now())
         if drain or stop or save:
-            self._saved = (now.samples, time.monotonic())
+            self._saved = (now.samples, self._now())
         return Order(
             is_save=bool(drain or stop or save),
             is_urgent=bool(drain or stop),
@@ -94,7 +103,7 @@ class Talk:
     def _is_save_due(self, now: Trained) -> bool:
         samples, saved_at = self._saved
         rule = self._rule
-        is_old = rule.every_s is not None and time.monotonic() - saved_at >= rule.every_s
+        is_old = rule.every_s is not None and self._now() - saved_at >= rule.every_s
         return is_old or (
             rule.every_samples is not None and now.samples - samples >= rule.every_samples
         )
@@ -102,7 +111,7 @@ class Talk:
     def _steps_to_wait(self, now: Trained) -> int:
         """Steps until the next talk: about an interval, less where samples call for a save before."""
         step, talked_at = self._talked
-        step_s = (time.monotonic() - talked_at) / max(now.step - step, 1)
+        step_s = (self._now() - talked_at) / max(now.step - step, 1)
         steps = max(1, round(TALK_INTERVAL_S / step_s))
         if self._rule.every_samples is None:
             return steps

@@ -1,0 +1,211 @@
+"""How weights follow gradients: learning rate, optimiser, precision, and the average of the weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from training import small_config
+
+from trainer.config import Train
+from trainer.errors import ConfigError
+from trainer.optimize import Precision, average_of, build_optimizer, learning_rate
+
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda")
+
+TOTAL = 10_000
+"""Samples of the whole run."""
+
+
+def train(schedule: dict[str, Any], optimizer: dict[str, Any] | None = None) -> Train:
+    """Steps of 100 samples with 0.1 at the highest."""
+    wanted = optimizer or {"name": "sgd", "learning_rate": 0.1}
+    return small_config(
+        Path("/unused"),
+        train__schedule=schedule,
+        train__optimizer=wanted,
+        train__global_batch_size=100,
+    ).train
+
+
+# Learning rate.
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        ({"name": "cosine"}, {0: 0.1, 2500: 0.0853553, 5000: 0.05, 7500: 0.0146447, TOTAL: 0.0}),
+        ({"name": "cosine", "final_share": 0.1}, {0: 0.1, 5000: 0.055, TOTAL: 0.01}),
+        # After the warm-up, half a cosine over the 8,000 samples that are left.
+        ({"name": "cosine", "warmup_samples": 2000}, {2000: 0.1, 6000: 0.05, TOTAL: 0.0}),
+        ({"name": "constant"}, {0: 0.1, 5000: 0.1, TOTAL: 0.1}),
+        (
+            {"name": "step", "every_samples": 3000, "factor": 0.5},
+            {0: 0.1, 2900: 0.1, 3000: 0.05, 5900: 0.05, 6000: 0.025, 9000: 0.0125},
+        ),
+        # (100 + 0) / (900 + 100) of the highest in the first step, all of it once the warm-up is over.
+        (
+            {"name": "constant", "warmup_samples": 900},
+            {0: 0.01, 100: 0.02, 400: 0.05, 800: 0.09, 900: 0.1, 1000: 0.1},
+        ),
+        ({"name": "step", "every_samples": 500, "warmup_samples": 900}, {400: 0.05, 1000: 0.001}),
+    ],
+)
+def test_the_learning_rate_follows_its_schedule(
+    schedule: dict[str, Any], rates: dict[int, float]
+) -> None:
+    found = {samples: learning_rate(train(schedule), samples, TOTAL) for samples in rates}
+    assert found == pytest.approx(rates, abs=1e-7)
+
+
+@pytest.mark.parametrize("warmup_samples", [1, 99, 100, 101, 1000, 1234])
+@pytest.mark.parametrize("name", ["cosine", "constant"])
+def test_a_warm_up_rises_to_the_highest_rate_and_no_further(name: str, warmup_samples: int) -> None:
+    rule = train({"name": name, "warmup_samples": warmup_samples})
+    rates = [learning_rate(rule, samples, TOTAL) for samples in range(0, TOTAL, 100)]
+    rising = rates[: -(-warmup_samples // 100) + 1]
+    assert rising == sorted(rising)
+    assert rising[0] > 0
+    assert max(rates) <= 0.1
+    assert learning_rate(rule, warmup_samples, TOTAL) == 0.1
+
+
+def test_a_warm_up_longer_than_the_run_is_all_there_is() -> None:
+    rule = train({"name": "cosine", "warmup_samples": 10 * TOTAL})
+    assert learning_rate(rule, TOTAL - 100, TOTAL) == pytest.approx(
+        0.1 * TOTAL / (10 * TOTAL + 100)
+    )
+    assert learning_rate(rule, 10 * TOTAL, TOTAL) == 0.1
+
+
+# Optimisers.
+
+SGD = {"name": "sgd", "learning_rate": 0.1, "momentum": 0.8, "weight_decay": 0.01}
+ADAMW = {"name": "adamw", "learning_rate": 0.01, "weight_decay": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kind", "settings"),
+    [
+        (SGD, torch.optim.SGD, {"lr": 0.1, "momentum": 0.8, "weight_decay": 0.01}),
+        (ADAMW, torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.1}),
+    ],
+)
+@pytest.mark.parametrize(("device", "is_fused"), [("cpu", True), ("cuda", True), ("meta", False)])
+def test_an_optimiser_is_as_asked_and_fused_where_the_device_can(
+    wanted: dict[str, Any], kind: type, settings: dict[str, Any], device: str, is_fused: bool
+) -> None:
+    optimizer = build_optimizer(
+        nn.Linear(2, 2), train({"name": "cosine"}, wanted), torch.device(device)
+    )
+    assert type(optimizer) is kind
+    (group,) = optimizer.param_groups
+    assert group.items() >= (settings | {"fused": is_fused}).items()
+
+
+@pytest.mark.parametrize("wanted", [SGD, ADAMW])
+def test_a_fused_optimiser_does_what_the_plain_one_does(wanted: dict[str, Any]) -> None:
+    weights = []
+    for device in (CPU, torch.device("meta")):
+        torch.manual_seed(0)
+        network = nn.Linear(20, 10)
+        optimizer = build_optimizer(network, train({"name": "cosine"}, wanted), device)
+        for _ in range(5):
+            optimizer.zero_grad()
+            network(torch.randn(8, 20)).square().sum().backward()
+            optimizer.step()
+        weights.append(network.weight)
+    assert torch.allclose(*weights, atol=1e-5)
+
+
+# Precision.
+
+
+def test_auto_is_float32_on_a_cpu() -> None:
+    found = Precision.of("auto", CPU)
+    assert (found.name, found.dtype, found.is_scaled, found.is_tf32) == ("fp32", None, False, False)
+
+
+@pytest.mark.parametrize("wanted", ["fp16", "tf32"])
+def test_what_needs_a_gpu_is_refused_on_a_cpu(wanted: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{wanted} needs a GPU.* Use auto or fp32"):
+        Precision.of(wanted, CPU)
+
+
+def test_bf16_is_allowed_on_a_cpu() -> None:
+    found = Precision.of("bf16", CPU)
+    assert (found.dtype, found.is_scaled) == (torch.bfloat16, False)
+    with found.autocast(CPU):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("has_bf16", "wanted", "name", "dtype", "is_scaled", "is_tf32"),
+    [
+        (True, "auto", "bf16", torch.bfloat16, False, True),
+        (False, "auto", "fp32", None, False, False),
+        (True, "fp32", "fp32", None, False, False),
+        (True, "tf32", "tf32", None, False, True),
+        (True, "fp16", "fp16", torch.float16, True, True),
+    ],
+)
+def test_a_gpu_computes_in_what_was_asked(
+    monkeypatch: pytest.MonkeyPatch,
+    has_bf16: bool,
+    wanted: str,
+    name: str,
+    dtype: torch.dtype | None,
+    is_scaled: bool,
+    is_tf32: bool,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16)
+    found = Precision.of(wanted, CUDA)
+    assert found == Precision(name=name, dtype=dtype, is_scaled=is_scaled, is_tf32=is_tf32)
+
+
+def test_plain_float32_is_computed_as_float32() -> None:
+    Precision.of("bf16", CPU).set_for_process()
+    assert torch.get_float32_matmul_precision() == "high"
+    Precision.of("fp32", CPU).set_for_process()
+    assert torch.get_float32_matmul_precision() == "highest"
+    with Precision.of("fp32", CPU).autocast(CPU):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+
+
+# The average of the weights.
+
+
+@pytest.mark.parametrize("updates", [1, 2, 10])
+def test_the_average_is_what_its_formula_says(updates: int) -> None:
+    """The first weights count decay^(n-1), the i-th after them (1 - decay) * decay^(n-1-i)."""
+    decay = 0.9
+    network = nn.Linear(3, 2)
+    average = average_of(network, decay)
+    seen = []
+    for number in range(updates):
+        nn.init.constant_(network.weight, number**2 + 1.0)
+        average.update_parameters(network)
+        seen.append(number**2 + 1.0)
+    rest = updates - 1
+    expected = decay**rest * seen[0] + sum(
+        (1 - decay) * decay ** (rest - index) * seen[index] for index in range(1, updates)
+    )
+    assert average.module.weight.flatten().tolist() == pytest.approx([expected] * 6, rel=1e-5)
+
+
+def test_an_average_goes_on_from_its_state() -> None:
+    network = nn.Linear(3, 2)
+    whole, cut = average_of(network, 0.9), average_of(network, 0.9)
+    for number in range(4):
+        if number == 2:
+            resumed = average_of(nn.Linear(3, 2), 0.9)
+            resumed.load_state_dict(cut.state_dict())
+            cut = resumed
+        nn.init.constant_(network.weight, float(number))
+        whole.update_parameters(network)
+        cut.update_parameters(network)
+    assert torch.equal(whole.module.weight, cut.module.weight)

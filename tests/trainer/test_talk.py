@@ -1,0 +1,275 @@
+"""When workers talk, and what rank 0 then has all of them do at the same step."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from trainer.config import Checkpoint
+from trainer.loop import Notices
+from trainer.progress import Length, Trained
+from trainer.strategy import Worker
+from trainer.talk import LAST_CALL_S, Order, Talk
+
+CPU = torch.device("cpu")
+BATCH = 10
+LENGTH = Length(epochs=100, num_samples=10_000, global_batch_size=BATCH, drop_last=True)
+NEVER = Checkpoint(every_s=None)
+
+NOTHING = Order(is_save=False, is_urgent=False, is_stop=False, is_bad=False)
+SAVE = Order(is_save=True, is_urgent=False, is_stop=False, is_bad=False)
+URGENT = Order(is_save=True, is_urgent=True, is_stop=False, is_bad=False)
+STOP = Order(is_save=True, is_urgent=True, is_stop=True, is_bad=False)
+BAD = Order(is_save=False, is_urgent=False, is_stop=False, is_bad=True)
+
+
+@dataclass
+class Training:
+    """Steps that take as long as the test says, and what was ordered after which of them."""
+
+    rule: Checkpoint = NEVER
+    start_step: int = 0
+    worker: Worker = field(default_factory=lambda: Worker(device=CPU))
+    seconds: float = 0.0
+    leaves_at: float | None = None
+    """When the machine goes away."""
+    is_stopping: bool = False
+    is_saving: bool = False
+    is_bad: bool = False
+    orders: dict[int, Order] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        notices = Notices(drain_s=self.left_s, is_stopping=lambda: self.is_stopping)
+        self.step = self.start_step
+        self.talk = Talk(
+            self.rule, self.worker, notices, LENGTH, self.trained(), now=lambda: self.seconds
+        )
+
+    def trained(self) -> Trained:
+        return Trained(step=self.step, samples=self.step * BATCH)
+
+    def left_s(self) -> float | None:
+        return None if self.leaves_at is None else max(self.leaves_at - self.seconds, 0.0)
+
+    def go(self, steps: int, *, step_s: float = 1.0) -> Training:
+        for _ in range(steps):
+            self.step += 1
+            self.seconds += step_s
+            now = self.trained()
+            if self.talk.is_due(now):
+                order = self.talk.hold(now, is_saving=self.is_saving, is_bad=self.is_bad)
+                self.orders[self.step] = order
+        return self
+
+    def steps_with(self, order: Order) -> list[int]:
+        return [step for step, given in self.orders.items() if given == order]
+
+
+# When.
+
+
+@pytest.mark.parametrize(
+    ("step_s", "talks"),
+    [
+        (5.0, [1, 2, 3, 4, 5, 6]),
+        (1.0, [1, 2, 3, 4, 5, 6]),
+        (0.5, [1, 3, 5, 7, 9, 11]),
+        (0.1, [1, 11, 21, 31, 41, 51]),
+        (0.001, [1, 1001, 2001, 3001, 4001, 5001]),
+    ],
+)
+def test_workers_talk_after_the_first_step_and_then_about_once_a_second(
+    step_s: float, talks: list[int]
+) -> None:
+    training = Training().go(talks[-1], step_s=step_s)
+    assert list(training.orders) == talks
+    assert set(training.orders.values()) == {NOTHING}
+
+
+def test_the_time_between_talks_follows_the_pace_of_the_steps() -> None:
+    training = Training().go(11, step_s=0.1)
+    # A slow stretch is known at the next talk, after which there are fewer steps to the one after.
+    training.go(10, step_s=1.0).go(3, step_s=1.0)
+    assert list(training.orders) == [1, 11, 21, 22, 23, 24]
+
+
+def test_a_talk_that_was_due_at_the_end_of_an_epoch_comes_after_it() -> None:
+    training = Training()
+    training.go(1)
+    training.step += 5
+    assert training.talk.is_due(training.trained())
+
+
+# Saving by the clock and by samples.
+
+
+def test_a_save_comes_when_the_last_one_is_so_old() -> None:
+    training = Training(Checkpoint(every_s=5)).go(18)
+    assert training.steps_with(SAVE) == [5, 10, 15]
+
+
+def test_a_save_comes_after_so_many_samples_however_fast_they_are() -> None:
+    rule = Checkpoint(every_s=None, every_samples=20 * BATCH)
+    training = Training(rule, start_step=7).go(70, step_s=0.001)
+    assert training.steps_with(SAVE) == [27, 47, 67]
+
+
+def test_samples_that_are_no_whole_batches_call_for_a_save_at_the_step_that_fills_them() -> None:
+    rule = Checkpoint(every_s=None, every_samples=25)
+    assert Training(rule).go(10).steps_with(SAVE) == [3, 6, 9]
+
+
+def test_nothing_asks_for_a_save_within_an_epoch_if_no_rule_does() -> None:
+    assert Training(NEVER).go(1000).steps_with(SAVE) == []
+
+
+@pytest.mark.parametrize(
+    "rule", [Checkpoint(every_s=5), Checkpoint(every_s=None, every_samples=5 * BATCH)]
+)
+def test_a_save_waits_until_the_one_before_is_done(rule: Checkpoint) -> None:
+    training = Training(rule)
+    training.is_saving = True
+    training.go(8)
+    assert training.steps_with(SAVE) == []
+    training.is_saving = False
+    training.go(5)
+    assert training.steps_with(SAVE) == [9]
+
+
+@pytest.mark.parametrize(("every_epochs", "next_save"), [(1, [8]), (2, [5])])
+def test_the_save_at_the_end_of_an_epoch_counts(every_epochs: int, next_save: list[int]) -> None:
+    training = Training(Checkpoint(every_s=5, every_epochs=every_epochs)).go(3)
+    training.talk.note_epoch(Trained(epoch=1, step=3, samples=3 * BATCH))
+    assert training.go(6).steps_with(SAVE) == next_save
+
+
+# Notices.
+
+
+def test_a_drain_notice_brings_a_save_when_it_comes_and_one_shortly_before_its_time() -> None:
+    training = Training().go(3)
+    training.leaves_at = training.seconds + 60.0
+    training.go(58)
+    first, last = training.steps_with(URGENT)
+    assert first == 4
+    # Of its 60 s less than LAST_CALL_S are left.
+    assert last == 3 + 60 - LAST_CALL_S + 1
+    assert training.steps_with(NOTHING) == [
+        step for step in training.orders if step not in (first, last)
+    ]
+
+
+def test_a_drain_notice_of_a_few_seconds_brings_one_save() -> None:
+    training = Training(leaves_at=LAST_CALL_S).go(20)
+    assert training.steps_with(URGENT) == [1]
+
+
+def test_a_second_notice_is_heard_once_the_first_is_withdrawn() -> None:
+    training = Training()
+    for _ in range(2):
+        training.leaves_at = 60.0
+        training.go(2)
+        training.leaves_at = None
+        training.go(2)
+    assert training.steps_with(URGENT) == [1, 5]
+
+
+def test_a_notice_does_not_wait_for_a_save_under_way() -> None:
+    training = Training(is_saving=True, leaves_at=60.0).go(1)
+    assert training.orders == {1: URGENT}
+
+
+def test_the_save_of_a_notice_counts_for_the_rules() -> None:
+    training = Training(Checkpoint(every_s=5)).go(2)
+    training.leaves_at = 600.0
+    assert training.go(7).steps_with(SAVE) == [8]
+
+
+def test_workers_that_are_to_stop_save_first() -> None:
+    training = Training().go(2)
+    training.is_stopping = True
+    assert training.go(1).orders[3] == STOP
+
+
+def test_a_bad_loss_is_told_to_all_and_nothing_is_saved_for_it() -> None:
+    assert Training(is_bad=True).go(1).orders == {1: BAD}
+
+
+# Several workers.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Thread(Worker):
+    """A worker that adds up with others of this process."""
+
+    group: Group
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        return self.group.sum(self.rank, values)
+
+
+class Group:
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.given: list[torch.Tensor] = [torch.empty(0)] * size
+        self.barrier = threading.Barrier(size, timeout=30)
+
+    def sum(self, rank: int, values: torch.Tensor) -> torch.Tensor:
+        self.given[rank] = values.clone()
+        self.barrier.wait()
+        total = torch.stack(self.given).sum(dim=0)
+        self.barrier.wait()
+        return total
+
+    def run(self, tell: Callable[[Training], Any], steps: int = 40) -> list[Training]:
+        """The same steps on each worker, each with its own pace; `tell` is told of them by rank."""
+        trainings = [
+            Training(
+                Checkpoint(every_s=5),
+                worker=Thread(rank=rank, world_size=self.size, device=CPU, group=self),
+            )
+            for rank in range(self.size)
+        ]
+
+        def work(training: Training) -> Training:
+            tell(training)
+            return training.go(steps, step_s=0.4 + 0.05 * training.worker.rank)
+
+        with ThreadPoolExecutor(self.size) as threads:
+            return list(threads.map(work, trainings))
+
+
+def notice_at(rank: int) -> Callable[[Training], None]:
+    def tell(training: Training) -> None:
+        if training.worker.rank == rank:
+            training.leaves_at = 60.0
+
+    return tell
+
+
+def test_all_workers_get_the_orders_of_rank_0_at_the_same_steps() -> None:
+    first, second, third = Group(3).run(lambda training: None)
+    assert first.orders == second.orders == third.orders
+    # By its clock, though the others' go faster.
+    assert first.steps_with(SAVE)[0] * 0.4 == pytest.approx(5, abs=1)
+
+
+def test_a_notice_that_one_worker_has_reaches_all() -> None:
+    first, second = Group(2).run(notice_at(rank=1))
+    assert first.orders == second.orders
+    assert first.steps_with(URGENT) == [1]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_0_alone_asks_whether_to_stop(rank: int) -> None:
+    def tell(training: Training) -> None:
+        training.is_stopping = training.worker.rank == rank
+
+    first, second = Group(2).run(tell, steps=1)
+    assert first.orders == second.orders == {1: STOP if rank == 0 else NOTHING}
