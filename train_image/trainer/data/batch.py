@@ -66,17 +66,15 @@ def joined(parts: list[Batch]) -> Batch:
 
 
 def cut(chunks: Iterable[Batch], sizes: Iterable[int]) -> Iterator[Batch]:
-    """Batches of these sizes out of chunks of any size. Ends early where the chunks do."""
+    """Batches of these sizes, none of them 0, out of chunks of any size."""
     chunks = iter(chunks)
-    held, start = None, 0
+    chunk, start = next(chunks), 0
     for size in sizes:
         parts, missing = [], size
-        while missing or not parts:
-            if held is None or start == len(held.ids):
-                held, start = next(chunks, None), 0
-                if held is None:
-                    return
-            end = min(start + missing, len(held.ids))
-            parts.append(Batch(*(column[start:end] for column in held)))
+        while missing:
+            if start == len(chunk.ids):
+                chunk, start = next(chunks), 0
+            end = min(start + missing, len(chunk.ids))
+            parts.append(Batch(*(column[start:end] for column in chunk)))
             start, missing = end, missing - (end - start)
         yield joined(parts)

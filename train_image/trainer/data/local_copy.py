@@ -5,7 +5,7 @@ the machine's scratch folder, and every process maps that copy: the page cache h
 as there is room for.
 
     <scratch>/trainyard-data-<user>/<fingerprint>/images         the images' bytes, one after the other
-    <scratch>/trainyard-data-<user>/<fingerprint>/offsets.npy    where each one begins, and where the last one ends
+    <scratch>/trainyard-data-<user>/<fingerprint>/offsets.npy    where each begins, and where the last ends
     <scratch>/trainyard-data-<user>/<fingerprint>/labels.npy     written last: without it there is no copy
 
 All who use a copy hold a shared lock on its folder, which the system takes back however they end. A copy that
@@ -176,7 +176,7 @@ def _leave(lock: int, folder: Path) -> None:
 
 
 def write_copy(prepared: Prepared, split: Split, folder: Path) -> None:
-    """Raises ConfigError where there is no room for it, and RunError for files that are not what they should be."""
+    """Raises ConfigError where there is no room for it, RunError for data that are not as they should be."""
     needed = bytes_of(prepared, split)
     check_room(needed, prepared, folder)
     labels, lengths = [], [np.zeros(1, np.int64)]

@@ -1,85 +1,436 @@
-"""Batches from Ray Data: read and decoded by tasks anywhere in the cluster, streamed to the workers."""
+"""Batches from Ray Data: read and decoded by tasks that Ray puts where there is room.
+
+What fits into a share of the object store lies there decoded, once per machine, and comes in the order of the
+torch loader. More than that is read anew in each epoch and streamed to the workers, in the order in which
+tasks end. So a run that goes on in mid-epoch must know which samples were handed out, not how many.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import queue
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import ray
 import ray.data
+import ray.exceptions
+import ray.train.collective
+import torch
+from ray.data import ExecutionResources, RandomSeedConfig
+from ray.data.collate_fn import ArrowBatchCollateFn
 
-from trainer.config import Data
-from trainer.data.parquet import decode
-from trainer.data.sources import Prepared
-from trainer.data.torch_loader import Batch
+from trainer.config import TrainerConfig
+from trainer.data.batch import Batch, cut, joined, order_of_epoch, parts_of_epoch
+from trainer.data.parquet import Images, Prepared, decode, to_table
 from trainer.errors import RunError
-from trainer.folder import RunFolder
+from trainer.progress import Length, Trained
+from trainer.strategy import Worker
 
-SHUFFLE_ROWS = 16_384
-"""Rows among which a worker shuffles at most."""
+T = TypeVar("T")
 
-MATERIALISE_SHARE = 0.25
-"""Decoded images that fill no more of the object store than this are kept there between epochs."""
+HANDED_OUT = "handed_out"
+"""Name of the state: a bit per sample, set if the epoch under way has used it."""
 
+STORE_SHARE = 0.25
+"""Part of the object store that the data of a run may fill."""
 
-def read_training_data(data: Data, folder: RunFolder, prepared: Prepared) -> ray.data.Dataset:
-    """The training images as a Ray data set, decoded block by block."""
-    images = prepared.images
+PART_BYTES = 2**25
+"""Decoded images of one task, about."""
 
-    def decode_block(table: pa.Table) -> dict:
-        columns = decode(table, images)
-        return {"image": columns["image"], "label": columns["label"]}
+CHUNK_BYTES = 2**22
+"""Images that a worker asks Ray for at once: asking takes as long as 1,000 tiny images do."""
 
-    dataset = ray.data.read_parquet(
-        folder.train_data,
-        filesystem=folder.filesystem,
-        shuffle="files" if data.shuffle else None,
-    ).map_batches(decode_block, batch_size=None, batch_format="pyarrow")
-    store = ray.cluster_resources().get("object_store_memory", 0)
-    if prepared.num_train * images.bytes_per_image <= store * MATERIALISE_SHARE:
-        return dataset.materialize()
-    return dataset
+CHUNKS_AHEAD = 2
+
+SHUFFLE_BYTES = 2**28
+"""Images among which a worker shuffles, about."""
+
+WAIT_S = 900.0
+"""How long no images may come before the run gives up."""
+
+COLUMNS = ["id", "image", "label"]
 
 
 class RayBatches:
-    """Training batches of one worker from its shard of a Ray data set."""
+    """Training batches of one worker. All workers of a group must make theirs at the same time."""
 
     def __init__(
         self,
-        shard: ray.data.DataIterator,
+        prepared: Prepared,
+        length: Length,
+        start: Trained,
+        saved: dict[str, torch.Tensor],
+        worker: Worker,
+        config: TrainerConfig,
         *,
-        steps_per_epoch: int,
-        batch_size: int,
-        shuffle: bool,
-        seed: int,
-        pin_memory: bool,
+        broadcast: Callable[[Any], Any] = ray.train.collective.broadcast_from_rank_zero,
+        store_share: float = STORE_SHARE,
     ) -> None:
-        self.shard = shard
-        # A shard has the rows divided by the workers, rounded down: just enough for these steps.
-        self.steps_per_epoch = steps_per_epoch
-        self.batch_size = batch_size
-        self.shuffle_rows = min(SHUFFLE_ROWS, steps_per_epoch * batch_size) if shuffle else None
-        self.seed = seed
-        self.pin_memory = pin_memory
+        self.start = start
+        self.worker = worker
+        self.before = np.zeros(length.num_samples, bool)
+        """Used in the epoch under way before this group of workers started, by any of them."""
+        if start.steps_in_epoch:
+            self.before[:] = np.unpackbits(saved[HANDED_OUT].numpy(), count=length.num_samples)
+        self.own = np.zeros(length.num_samples, bool)
+        """Used in it since then, by this worker."""
+
+        work = Work(prepared, length, start, self.before.copy(), worker.world_size, config)
+        nodes = worker.gathered(ray.get_runtime_context().get_node_id())
+        # As one object, because a broadcast should be small. It is rank 0's, and goes with it.
+        opened = ray.put(open_source(work, nodes, store_share)) if worker.rank == 0 else None
+        self.shared = broadcast(opened)
+        source = ray.get(self.shared)
+        self.source: Held | Streamed = (
+            Held(source, work, worker)
+            if isinstance(source, Arrays)
+            else Streamed(source, work, worker)
+        )
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
-        batches = self.shard.iter_torch_batches(
-            batch_size=self.batch_size,
-            drop_last=True,
-            prefetch_batches=4,
-            pin_memory=self.pin_memory,
-            local_shuffle_buffer_size=self.shuffle_rows,
-            local_shuffle_seed=self.seed + epoch if self.shuffle_rows else None,
+        self.own[:] = False
+        if epoch != self.start.epoch:
+            self.before[:] = False
+        for batch in self.source.epoch(epoch):
+            ids = batch.ids.numpy()
+            if self.before[ids].any() or self.own[ids].any():
+                raise RunError(
+                    f"Ray Data gave a sample twice in epoch {epoch + 1}. Start the run again: it goes "
+                    "on from its last checkpoint. If it comes back, use data.loader: torch."
+                )
+            self.own[ids] = True
+            yield batch
+
+    def state(self) -> dict[str, torch.Tensor]:
+        own = torch.from_numpy(np.packbits(self.own)).to(self.worker.device)
+        # No two workers have the same sample, so that the sum of their bits is the union.
+        return {HANDED_OUT: self.worker.sum(own).cpu() | torch.from_numpy(np.packbits(self.before))}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What lies before a group of workers; each of them knows the same."""
+
+    prepared: Prepared
+    length: Length
+    start: Trained
+    used: np.ndarray
+    """Samples that the epoch under way has used when the group starts."""
+    world_size: int
+    config: TrainerConfig
+
+    def first_step(self, epoch: int) -> int:
+        return self.start.steps_in_epoch if epoch == self.start.epoch else 0
+
+    def unused(self, epoch: int) -> np.ndarray:
+        """Ids of the samples from which an epoch's batches come, once the group begins with it."""
+        if self.first_step(epoch):
+            return np.flatnonzero(~self.used)
+        return np.arange(self.length.num_samples)
+
+    def apart(self, epoch: int) -> np.ndarray:
+        """Ids that are kept out of the stream, which gives each worker as many samples as any other.
+
+        The first workers get them, one each, with an epoch's last batch. A full batch needs none.
+        """
+        last = self.length.batch_size(self.length.steps_per_epoch - 1)
+        unused = self.unused(epoch)
+        return unused[len(unused) - last % self.world_size :]
+
+    def streamed(self, epoch: int) -> list[int]:
+        """How many samples of each batch one worker gets from the stream."""
+        steps = range(self.first_step(epoch), self.length.steps_per_epoch)
+        return [self.length.batch_size(step) // self.world_size for step in steps]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """All samples, in the order of their ids."""
+
+    pixels: np.ndarray
+    labels: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """An iterator for each worker, by rank."""
+
+    rest: list[ray.data.DataIterator] | None
+    """Over what is left of the epoch under way; None between two epochs."""
+    full: list[ray.data.DataIterator]
+
+
+def open_source(work: Work, nodes: list[str], store_share: float) -> Arrays | Streams:
+    """What rank 0 shares with the other workers, which are on these nodes, by rank."""
+    configure(work.config, store_share)
+    size = work.length.num_samples * work.prepared.images.bytes_per_image
+    if size <= store_share * smallest_store():
+        return read_all(work)
+    epoch, is_begun = work.start.epoch, work.start.steps_in_epoch > 0
+    return Streams(
+        rest=split(work, epoch, nodes) if is_begun else None,
+        full=split(work, epoch + is_begun, nodes),
+    )
+
+
+def configure(config: TrainerConfig, store_share: float) -> None:
+    """Say where data sets of this process may run, and how much of the object store they may fill."""
+    options = ray.data.DataContext.get_current().execution_options
+    store = ray.cluster_resources()["object_store_memory"]
+    options.resource_limits = ExecutionResources.for_limits(object_store_memory=store_share * store)
+    options.preserve_order = not config.data.shuffle
+    options.label_selector = config.data.ray_nodes
+
+
+def smallest_store() -> float:
+    """Bytes of the smallest object store of a node where workers may be."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return min(node["object_store_memory"] for node in nodes if node.get("CPU"))
+
+
+# What tasks do.
+
+
+def read(work: Work, ids: np.ndarray, seed: list[int]) -> ray.data.Dataset:
+    """These training images as raw pixels, a block per task; shuffled, in another order each time."""
+    prepared = work.prepared
+    wanted = np.zeros(prepared.num_train, bool)
+    wanted[ids] = True
+    tasks, first = [], 0
+    for file, rows in zip(prepared.train.files, prepared.train.rows, strict=True):
+        parts = -(-rows * prepared.images.bytes_per_image // PART_BYTES)
+        if wanted[first : first + rows].any():
+            tasks += [{"file": [file], "part": [part], "parts": [parts]} for part in range(parts)]
+        first += rows
+    bits = None if wanted.all() else np.packbits(wanted)
+
+    def read_task(task: pa.Table) -> pa.Table:
+        return read_part(prepared, bits, **task.to_pylist()[0])
+
+    dataset = ray.data.from_arrow([pa.table(task) for task in tasks])
+    if work.config.data.shuffle:
+        number = int(np.random.SeedSequence(seed).generate_state(1)[0])
+        dataset = dataset.randomize_block_order(seed=RandomSeedConfig(number))
+    return dataset.map_batches(read_task, batch_size=None, batch_format="pyarrow")
+
+
+def read_part(
+    prepared: Prepared, wanted: np.ndarray | None, *, file: str, part: int, parts: int
+) -> pa.Table:
+    """One of several parts of a file, decoded; of samples whose bit is set, unless all are wanted."""
+    with prepared.open_filesystem().open_input_file(file) as stream:
+        parquet = pq.ParquetFile(stream, pre_buffer=True)
+        groups = parquet.num_row_groups
+        chosen = range(groups * part // parts, groups * (part + 1) // parts)
+        table = parquet.read_row_groups(chosen, columns=COLUMNS)
+    if wanted is not None:
+        table = table.filter(pa.array(np.unpackbits(wanted)[table["id"].to_numpy()] == 1))
+    return with_pixels(table, prepared.images)
+
+
+def read_sample(prepared: Prepared, sample: int) -> pa.Table:
+    """One training image, decoded."""
+    ends = list(accumulate(prepared.train.rows))
+    index = int(np.searchsorted(ends, sample, side="right"))
+    row = sample - (ends[index] - prepared.train.rows[index])
+    with prepared.open_filesystem().open_input_file(prepared.train.files[index]) as stream:
+        parquet = pq.ParquetFile(stream)
+        for group in range(parquet.num_row_groups):
+            rows = parquet.metadata.row_group(group).num_rows
+            if row < rows:
+                break
+            row -= rows
+        table = parquet.read_row_group(group, columns=COLUMNS)
+    return with_pixels(table.slice(row, 1), prepared.images)
+
+
+def with_pixels(table: pa.Table, images: Images) -> pa.Table:
+    """The same rows, with pixels instead of picture files."""
+    if images.encoding == "encoded":
+        columns = decode(table, images)
+        table = to_table(images, columns["id"], columns["image"], columns["label"])
+    return table.replace_schema_metadata(None)
+
+
+# What workers do.
+
+
+def split(work: Work, epoch: int, nodes: list[str]) -> list[ray.data.DataIterator]:
+    """The samples that are left from an epoch on, in a stream of equal parts, anew for each epoch."""
+    ids = np.setdiff1d(work.unused(epoch), work.apart(epoch), assume_unique=True)
+    seed = [work.config.train.seed, work.start.step, epoch]
+    return read(work, ids, seed).streaming_split(work.world_size, equal=True, locality_hints=nodes)
+
+
+def read_all(work: Work) -> Arrays:
+    samples, images = work.length.num_samples, work.prepared.images
+    pixels = np.empty((samples, *images.shape), np.uint8)
+    labels = np.empty(samples, np.int64)
+    times = np.zeros(samples, np.int64)
+    tables = read(work, np.arange(samples), seed=[0]).iter_batches(
+        batch_size=None, batch_format="pyarrow"
+    )
+    for table in ahead(tables):
+        columns = decode(table, replace(images, encoding="raw"))
+        ids = columns["id"]
+        pixels[ids], labels[ids] = columns["image"], columns["label"]
+        times[ids] += 1
+    if (times != 1).any():
+        raise RunError(
+            f"Ray Data read {times.sum():,} samples of {work.prepared.path}, {(times > 0).sum():,} of them "
+            f"different, where {samples:,} were due. Start the run again, or use data.loader: torch."
         )
-        steps = 0
-        for batch in batches:
-            if steps == self.steps_per_epoch:
-                return
-            yield batch["image"], batch["label"]
-            steps += 1
-        if steps < self.steps_per_epoch:
+    return Arrays(pixels, labels)
+
+
+class Held:
+    """Batches from memory that the processes of a machine share, in the order of the torch loader."""
+
+    def __init__(self, source: Arrays, work: Work, worker: Worker) -> None:
+        self.work = work
+        self.worker = worker
+        with warnings.catch_warnings():
+            # They lie in the object store, where nobody may write, and nobody does.
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            self.pixels = torch.from_numpy(source.pixels)
+            self.labels = torch.from_numpy(source.labels)
+
+    def epoch(self, epoch: int) -> Iterator[Batch]:
+        work, config = self.work, self.work.config
+        order = order_of_epoch(
+            work.length.num_samples, epoch, seed=config.train.seed, shuffle=config.data.shuffle
+        )
+        is_unused = np.zeros(len(order), bool)
+        is_unused[work.unused(epoch)] = True
+        parts = parts_of_epoch(
+            order[is_unused[order]],
+            work.length,
+            work.first_step(epoch),
+            self.worker.rank,
+            work.world_size,
+        )
+        for part in parts:
+            ids = torch.from_numpy(part)
+            yield Batch(self.pixels[ids], self.labels[ids], ids)
+
+
+class Streamed:
+    """Batches from Ray's tasks. While an epoch is validated, the next one's first images come already."""
+
+    def __init__(self, source: Streams, work: Work, worker: Worker) -> None:
+        self.work = work
+        self.rank = worker.rank
+        self.source = source
+        self.is_pinned = worker.device.type == "cuda"
+        self.chunks = ahead(self._chunks())
+
+    def epoch(self, epoch: int) -> Iterator[Batch]:
+        work = self.work
+        sizes = work.streamed(epoch)
+        apart = work.apart(epoch)
+        batches = cut(self.chunks, filter(None, sizes))
+        for step, size in enumerate(sizes):
+            parts = [next(batches) if size else no_samples(work.prepared.images)]
+            if step == len(sizes) - 1 and self.rank < len(apart):
+                table = read_sample(work.prepared, int(apart[self.rank]))
+                parts.append(Batch(*ToTensors(work.prepared.images, self.is_pinned)(table)))
+            yield joined(parts)
+
+    def _chunks(self) -> Iterator[Batch]:
+        """This worker's part of the streams of all epochs, one after the other, and no sample more."""
+        work = self.work
+        for epoch in range(work.start.epoch, work.length.epochs):
+            due = sum(work.streamed(epoch))
+            for chunk in self._stream(epoch) if due else ():
+                part = Batch(*(column[:due] for column in chunk))
+                due -= len(part.ids)
+                yield part
+                if not due:
+                    break
+            if due:
+                raise RunError(
+                    f"Ray Data gave worker {self.rank} {due:,} samples less than were due in epoch "
+                    f"{epoch + 1}: blocks were lost. Start the run again: it goes on from its "
+                    "last checkpoint."
+                )
+
+    def _stream(self, epoch: int) -> Iterable[tuple[torch.Tensor, ...]]:
+        work = self.work
+        streams = self.source.rest if work.first_step(epoch) else self.source.full
+        size = work.prepared.images.bytes_per_image
+        rows = max(CHUNK_BYTES // size, work.length.global_batch_size // work.world_size)
+        seed = np.random.SeedSequence([work.config.train.seed, epoch, self.rank])
+        shuffle = {
+            "local_shuffle_buffer_size": max(
+                min(SHUFFLE_BYTES // size, work.length.num_samples), rows
+            ),
+            "local_shuffle_seed": int(seed.generate_state(1)[0]),
+        }
+        return streams[self.rank].iter_torch_batches(
+            batch_size=rows,
+            collate_fn=ToTensors(work.prepared.images, self.is_pinned),
+            prefetch_batches=CHUNKS_AHEAD,
+            device="cpu",
+            **(shuffle if work.config.data.shuffle else {}),
+        )
+
+
+def no_samples(images: Images) -> Batch:
+    none = torch.empty(0, dtype=torch.int64)
+    return Batch(torch.empty(0, *images.shape, dtype=torch.uint8), none, none)
+
+
+class ToTensors(ArrowBatchCollateFn):
+    """Raw pixels in Arrow to tensors of their own, without a step per image."""
+
+    def __init__(self, images: Images, is_pinned: bool) -> None:
+        self.images = replace(images, encoding="raw")
+        self.is_pinned = is_pinned
+
+    def __call__(self, table: pa.Table) -> tuple[torch.Tensor, ...]:
+        columns = decode(table, self.images)
+        pixels = torch.empty(columns["image"].shape, dtype=torch.uint8, pin_memory=self.is_pinned)
+        np.copyto(pixels.numpy(), columns["image"])
+        return pixels, torch.tensor(columns["label"]), torch.tensor(columns["id"])
+
+
+def ahead(items: Iterable[T]) -> Iterator[T]:
+    """The same items, made by a thread. Raises RunError if none comes, or if Ray fails to make it."""
+    made: queue.Queue[T | BaseException | None] = queue.Queue(CHUNKS_AHEAD)
+
+    def make() -> None:
+        try:
+            for item in items:
+                made.put(item)
+            made.put(None)
+        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+            made.put(error)
+
+    threading.Thread(target=make, name="ray-data", daemon=True).start()
+    return _taken(made)
+
+
+def _taken(made: queue.Queue[T | BaseException | None]) -> Iterator[T]:
+    while True:
+        try:
+            item = made.get(timeout=WAIT_S)
+        except queue.Empty:
             raise RunError(
-                f"Ray Data gave {steps} batches of {self.batch_size} in epoch {epoch} where "
-                f"{self.steps_per_epoch} were due. Use data.loader: torch, or look for lost "
-                "blocks in the log."
-            )
+                f"no images came from Ray Data for {WAIT_S:.0f} s. Its tasks need a CPU beside the workers: "
+                f"of {ray.cluster_resources().get('CPU', 0):.0f} CPUs "
+                f"{ray.available_resources().get('CPU', 0):.0f} are free. Add one, or use data.loader: torch."
+            ) from None
+        if item is None:
+            return
+        if isinstance(item, ray.exceptions.RayError):
+            raise RunError(f"Ray Data failed: {item}") from item
+        if isinstance(item, BaseException):
+            raise item
+        yield item
