@@ -8,10 +8,19 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from attempts import Attempts
 from pyarrow import fs
 from s3_server import CREDENTIALS, Bucket, running_bucket
 
 from trainer.folder import RunFolder
+
+
+@pytest.fixture
+def attempts(tmp_path: Path) -> Iterator[Attempts]:
+    """Starts attempts at runs below the test's own folder."""
+    started = Attempts(tmp_path)
+    yield started
+    started.clear()
 
 
 @pytest.fixture(scope="session")

@@ -20,14 +20,14 @@ from trainer.data import sources
 from trainer.data.parquet import Prepared
 from trainer.errors import ConfigError, Diverged, RunError
 from trainer.folder import RunFolder
-from trainer.lease import Lease
+from trainer.lease import Fenced, Lease
 from trainer.output import Output, ProgressPrinter
 from trainer.progress import SPENT, Length, Recorder, Trained, cleaned
 from trainer.saved import deliver
 from trainer.worker import Outcome, Task
 
-Fit = Callable[[Task, RunFolder], Outcome]
-"""Trains what is left of a run with as many workers as its config says."""
+Fit = Callable[[Task, RunFolder, Lease], Outcome]
+"""Trains what is left of a run with as many workers as its config says, while the lease holds."""
 
 
 def run(config: TrainerConfig, output: Output, fit: Fit) -> None:
@@ -60,7 +60,7 @@ def run(config: TrainerConfig, output: Output, fit: Fit) -> None:
                 if not trained.is_complete(config.train.epochs):
                     task = Task(config=config, data=data, attempt=attempt, began=began)
                     with ProgressPrinter(folder, output, attempt):
-                        outcome = fit(task, folder)
+                        outcome = fit(task, folder, lease)
                     if outcome.diverged:
                         raise Diverged(outcome.diverged)
                     resumed_from = outcome.resumed_from
@@ -195,6 +195,8 @@ def explained(config: TrainerConfig, folder: RunFolder, attempt: int) -> Iterato
     fail_on_sigterm()
     try:
         yield
+    except Fenced:
+        raise  # The folder is another attempt's.
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             error = RunError("the run was interrupted; started again, it goes on from there")

@@ -28,7 +28,7 @@ def run(config: TrainerConfig, output: Output, environment: Mapping[str, str] = 
     """Bring the run to its end with the processes that are there. Raises TrainerError."""
     worker = join(config, environment)
     if worker.rank == 0:
-        attempt.run(config, output, lambda task, folder: lead(task, folder, worker))
+        attempt.run(config, output, lambda task, folder, lease: lead(task, folder, worker))
     else:
         follow(worker)
     if worker.world_size > 1:

@@ -54,6 +54,7 @@ from trainer.data.batch import Batches  # noqa: E402
 from trainer.data.ray_loader import RayBatches  # noqa: E402
 from trainer.errors import RunError  # noqa: E402
 from trainer.folder import RunFolder  # noqa: E402
+from trainer.lease import Lease  # noqa: E402
 from trainer.output import Output  # noqa: E402
 from trainer.progress import Length  # noqa: E402
 from trainer.resume import Start  # noqa: E402
@@ -78,10 +79,14 @@ def run(config: TrainerConfig, output: Output) -> None:
     attempt.run(config, output, fit)
 
 
-def fit(task: Task, folder: RunFolder) -> Outcome:
+def fit(task: Task, folder: RunFolder, lease: Lease) -> Outcome:
     """Train on Ray, with as many workers as the config says."""
     with ray_running(task.config.scaling) as scratch:
-        return aside(lambda: run_workers(task, scratch), lambda: ask_to_stop(task, folder))
+        return aside(
+            lambda: run_workers(task, scratch),
+            ask_to_end=lambda: ask_to_stop(task, folder),
+            check=lambda: lease.check() if lease.is_fenced else None,
+        )
 
 
 def ask_to_stop(task: Task, folder: RunFolder) -> None:
@@ -90,11 +95,14 @@ def ask_to_stop(task: Task, folder: RunFolder) -> None:
     folder.write(folder.stop(task.attempt), "")
 
 
-def aside(work: Callable[[], T], ask_to_end: Callable[[], None]) -> T:
+def aside(
+    work: Callable[[], T], *, ask_to_end: Callable[[], None], check: Callable[[], None]
+) -> T:
     """Do the work in another thread, while this one waits where a signal may end it.
 
     An exception that a signal handler raises in the middle of Ray's own code tears that apart. The
-    first SIGTERM asks the work to end, and waits STOP_WAIT_S for that.
+    first SIGTERM asks the work to end, and waits STOP_WAIT_S for that. What `check` raises ends
+    the waiting at once.
     """
     outcome: Future[T] = Future()
 
@@ -108,7 +116,7 @@ def aside(work: Callable[[], T], ask_to_end: Callable[[], None]) -> T:
     # The system may give a signal to any thread, and Python's handlers run in this one alone, once it wakes.
     try:
         while not wait([outcome], timeout=SIGNAL_POLL_S).done:
-            pass
+            check()
     except Stopped:
         ask_to_end()
         wait([outcome], timeout=STOP_WAIT_S)

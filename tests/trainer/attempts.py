@@ -1,0 +1,131 @@
+"""Whole attempts, as `python -m trainer` starts them, each on a real Ray of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from training import small_config
+
+from trainer.config import CONFIG_VARIABLE, TrainerConfig
+
+PACKAGES = Path(__file__).parents[2] / "train_image"
+
+
+class Attempts:
+    """Starts attempts at runs in one storage folder, and removes what they leave of Ray."""
+
+    def __init__(self, storage: Path) -> None:
+        self.storage = storage
+        # Short, because sockets lie below it.
+        self.scratch = Path(tempfile.mkdtemp(prefix="ty", dir="/tmp"))
+
+    def start(
+        self,
+        config: TrainerConfig,
+        environment: Mapping[str, str] | None = None,
+        arguments: Sequence[str] = (),
+    ) -> subprocess.Popen[str]:
+        environment = {
+            **{key: value for key, value in os.environ.items() if not key.startswith("RAY_")},
+            "PYTHONPATH": str(PACKAGES),
+            "TMPDIR": str(self.scratch),
+            CONFIG_VARIABLE: config.model_dump_json(),
+            **(environment or {}),
+        }
+        return subprocess.Popen(
+            [sys.executable, "-m", "trainer", *arguments],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def finish(
+        self,
+        config: TrainerConfig,
+        code: int = 0,
+        environment: Mapping[str, str] | None = None,
+        arguments: Sequence[str] = (),
+    ) -> str:
+        """Run an attempt to its end; returns what it printed."""
+        process = self.start(config, environment, arguments)
+        output, _ = process.communicate()
+        assert process.returncode == code, output
+        return output
+
+    def read(self, config: TrainerConfig, file: str) -> str:
+        """What a file of the run says so far; nothing if it is not there."""
+        path = self.storage / config.name / file
+        return path.read_text() if path.exists() else ""
+
+    def processes(self, title: str = "") -> list[int]:
+        """Living processes with that in their title, ours by the folder in their environment."""
+        found = []
+        for folder in Path("/proc").iterdir():
+            try:
+                is_ours = str(self.scratch).encode() in (folder / "environ").read_bytes()
+                if is_ours and title.encode() in (folder / "cmdline").read_bytes():
+                    found.append(int(folder.name))
+            except (OSError, ValueError):
+                continue
+        return found
+
+    def clear(self) -> None:
+        for pid in self.processes():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+def wait_for(condition: Callable[[], Any], timeout_s: float) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return value
+
+
+def ray_config(attempts: Attempts, workers: int = 2, **changes: Any) -> TrainerConfig:
+    return small_config(attempts.storage, scaling__num_workers=workers, **changes)
+
+
+def read_json(config: TrainerConfig, file: str) -> dict[str, Any]:
+    return json.loads((Path(config.storage.path) / config.name / file).read_text())
+
+
+def read_records(config: TrainerConfig, file: str) -> list[dict[str, Any]]:
+    text = (Path(config.storage.path) / config.name / file).read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def lines(output: str, word: str) -> list[dict[str, Any]]:
+    """What follows a word at the beginning of a line, as JSON."""
+    found = (line for line in output.splitlines() if line.startswith(f"{word} {{"))
+    return [json.loads(line.removeprefix(word)) for line in found]
+
+
+def committed(config: TrainerConfig) -> list[str]:
+    folder = Path(config.storage.path) / config.name / "checkpoints"
+    return sorted(manifest.parent.name for manifest in folder.glob("*/manifest.json"))
+
+
+def check_metrics(config: TrainerConfig, epochs: int) -> None:
+    """Each epoch has ended once, and no step is there twice."""
+    records = read_records(config, "metrics.jsonl")
+    steps = [record["step"] for record in records]
+    assert steps == sorted(set(steps))
+    ended = [record for record in records if record["kind"] == "epoch"]
+    assert [record["epoch"] for record in ended] == list(range(1, epochs + 1))
+    assert [record["step"] for record in ended] == [11 * epoch for epoch in range(1, epochs + 1)]
+    assert all({"epoch", "step", "samples", "loss"} <= record.keys() for record in records)
