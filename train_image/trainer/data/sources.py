@@ -1,80 +1,96 @@
-"""Data sets, written once as Parquet into the folder of the run."""
+"""The data set of a run: one that is prepared already, where it is, or prepared into the run's folder."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
 
-import numpy as np
-import pyarrow.parquet as pq
-
-from trainer.config import Data
-from trainer.data.parquet import Images, read_header, to_table
+from trainer.config import BUILT_IN, Data, Model
+from trainer.data import prepare as preparation
+from trainer.data.find import open_prepared
+from trainer.data.parquet import Prepared, is_prepared, read_prepared
+from trainer.data.plan import Options
+from trainer.errors import ConfigError
 from trainer.folder import RunFolder
 
-SPLIT_SEED = 0
-"""One split for all runs: accuracies of two seeds are then about the same validation images."""
+TELL_S = 10.0
+"""Between two lines about how far a preparation is."""
 
-VALID_SHARE = 0.2
+REQUESTS_PER_CPU = 8
+"""Pictures that are fetched at once from an object store: most of the time is waiting."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
-    """The run's data as it lies in Parquet."""
+def open_data(
+    data: Data,
+    folder: RunFolder,
+    *,
+    model: Model,
+    storage_endpoint: str | None,
+    say: Callable[[str], None],
+) -> Prepared:
+    """The run's data set, prepared first if it is not, or not completely.
 
-    images: Images
-    num_train: int
-    num_valid: int
+    Raises ConfigError for a source that is none, or has bad samples; it names them.
+    """
+    endpoint = data.endpoint or storage_endpoint
+    in_place = open_prepared(data.source, endpoint)
+    if in_place is not None:
+        if data.valid_source is not None:
+            raise ConfigError(
+                f"data.valid_source = {data.valid_source} cannot be added to {data.source}, which is "
+                "prepared already. Prepare both together: trainyard data prepare --valid."
+            )
+        return read_prepared(in_place, path=data.source, endpoint=endpoint)
+    dest = RunFolder(folder.filesystem, folder.data)
+    if not is_prepared(dest):
+        options = Options(
+            source=absolute(data.source),
+            valid_source=absolute(data.valid_source) if data.valid_source else None,
+            valid_share=data.valid_share,
+            image_column=data.image_column,
+            label_column=data.label_column,
+            fallback_size=model.image_size,
+            channels=model.in_channels,
+            num_classes=model.num_classes,
+        )
+        means = preparation.Means(
+            endpoint=endpoint,
+            threads=default_threads(data.source),
+            max_bad_samples=data.max_bad_samples,
+            say=say,
+            show=_Teller(say),
+        )
+        preparation.prepare(options, dest, means)
+    return read_prepared(dest, path=folder.show(folder.data), endpoint=storage_endpoint)
 
 
 def prepare(data: Data, folder: RunFolder) -> Prepared:
-    """Write the data set's Parquet files, unless they are there, and say what they hold."""
-    if not (folder.exists(folder.train_data) and folder.exists(folder.valid_data)):
-        _write(*_digits(), folder)
-    images, num_train = read_header(folder, folder.train_data)
-    _, num_valid = read_header(folder, folder.valid_data)
-    return Prepared(images=images, num_train=num_train, num_valid=num_valid)
+    dest = RunFolder(folder.filesystem, folder.data)
+    preparation.prepare(Options(source=absolute(data.source)), dest, preparation.Means())
+    return read_prepared(dest, path=folder.show(folder.data), endpoint=None)
 
 
-def _digits() -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """1,797 handwritten digits of 8x8: pixels (N, 1, 8, 8) uint8, labels, names of the classes."""
-    # Only whoever writes the data needs scikit-learn.
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    pixels = np.round(digits.images * (255 / 16)).astype(np.uint8)  # they come as 0 to 16
-    return pixels[:, None], digits.target.astype(np.int64), tuple(map(str, digits.target_names))
+def absolute(source: str) -> str:
+    """The same source from everywhere."""
+    return source if source in BUILT_IN or "://" in source else str(Path(source).resolve())
 
 
-def split(labels: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the training and of the validation samples, each class in the same share.
-
-    Both come in random order, so that any stretch of a file is a fair sample of it.
-    """
-    random = np.random.default_rng(seed)
-    order = random.permutation(len(labels))
-    valid = [
-        of_class[: round(len(of_class) * share)]
-        for label in np.unique(labels)
-        for of_class in [order[labels[order] == label]]
-    ]
-    is_valid = np.zeros(len(labels), bool)
-    is_valid[np.concatenate(valid)] = True
-    return order[~is_valid[order]], order[is_valid[order]]
+def default_threads(source: str) -> int:
+    cpus = len(os.sched_getaffinity(0))
+    return cpus * REQUESTS_PER_CPU if source.startswith("s3://") else cpus
 
 
-def _write(
-    pixels_NCHW: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], folder: RunFolder
-) -> None:
-    train, valid = split(labels, VALID_SHARE, SPLIT_SEED)
-    seen = pixels_NCHW[train] / 255
-    images = Images(
-        source="digits",
-        shape=pixels_NCHW.shape[1:],
-        classes=classes,
-        mean=tuple(seen.mean(axis=(0, 2, 3)).tolist()),
-        spread=tuple(seen.std(axis=(0, 2, 3)).tolist()),
-    )
-    for path, chosen in ((folder.train_data, train), (folder.valid_data, valid)):
-        table = to_table(images, chosen, pixels_NCHW[chosen], labels[chosen])
-        with folder.writing(path) as stream:
-            pq.write_table(table, stream)
+class _Teller:
+    """Says now and then how far the work is; nothing of work that is done in a moment."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._told = time.monotonic()
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._told >= TELL_S:
+            self._told = now
+            self._say(f"{stage}: {done:,} of {total:,} images")
