@@ -21,6 +21,7 @@ FOLLOW    ?=
 KUBECONFIG ?=
 TRAINYARD_CLUSTER_HOME ?=
 TEST      ?=
+BENCH     ?=
 KUBERAY   := 1.6.2
 
 # helm and kubectl of one's own come first, then those that the test cluster built.
@@ -137,8 +138,8 @@ lock: ## Compile the locked requirements from pyproject.toml
 	$(LOCK) pyproject.toml --all-extras --output-file requirements.txt
 	$(LOCK) train_image/requirements.in --constraint requirements.txt --output-file train_image/requirements.txt
 
-bench: setup ## Measure what docs/measured.md says of the launcher
-	$(BIN)/python -m tests.bench.launcher
+bench: setup ## Measure speed, start-up and memory, as docs/performance.md says:  make bench BENCH=training
+	$(BIN)/python -m tests.bench $(BENCH)
 
 clean: ## Remove what `setup` made
 	rm -rf .venv build dist

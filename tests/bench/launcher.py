@@ -1,21 +1,14 @@
-"""How fast the launcher answers, beside a bare Python, in alternating rounds of one run.
-
-`make bench`. Prints a table in Markdown for docs/measured.md: median, fastest and slowest, and the
-ratio of medians to the reference. Absolute times depend on the machine, the ratio less so.
-"""
+"""How fast the launcher answers, beside a bare Python."""
 
 from __future__ import annotations
 
-import os
-import platform
-import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
+from functools import partial
 
-ROOT = Path(__file__).resolve().parents[2]
-ROUNDS = 21
+from tests.bench.rounds import ROOT, Options, Row, Section, alternate, main, ratios
+
 TRAINYARD = str(ROOT / ".venv/bin/trainyard")
 REFERENCE = "python -c pass"
 COMMANDS = {
@@ -24,6 +17,7 @@ COMMANDS = {
     "trainyard plan --gpus 16": [TRAINYARD, "plan", "examples/digits.yaml", "--gpus", "16"],
     "trainyard render --gpus 16": [TRAINYARD, "render", "examples/digits.yaml", "--gpus", "16"],
 }
+LIMITS_S = {"trainyard --help": 0.3, "trainyard render --gpus 16": 0.6}
 
 
 def seconds(command: list[str]) -> float:
@@ -32,24 +26,20 @@ def seconds(command: list[str]) -> float:
     return time.perf_counter() - started
 
 
-def main() -> None:
+def measure(options: Options) -> list[Section]:
     for command in COMMANDS.values():
         seconds(command)  # warm: byte code and file cache
-    times: dict[str, list[float]] = {name: [] for name in COMMANDS}
-    for _ in range(ROUNDS):
-        for name, command in COMMANDS.items():
-            times[name].append(seconds(command))
-    reference = statistics.median(times[REFERENCE])
-    load = os.getloadavg()[0]
-    print(f"Python {platform.python_version()}, {os.cpu_count()} CPUs, load {load:.1f}, ", end="")
-    print(f"{ROUNDS} rounds\n")
-    print("| command | median s | fastest - slowest s | ratio |")
-    print("|---|---|---|---|")
+    ways = {name: partial(seconds, command) for name, command in COMMANDS.items()}
+    times = alternate(ways, options.rounds_or(21))
+    rows = []
     for name, values in times.items():
-        median = statistics.median(values)
-        spread = f"{min(values):.3f} - {max(values):.3f}"
-        print(f"| `{name}` | {median:.3f} | {spread} | {median / reference:.1f} |")
+        rows.append(Row(what=f"`{name}`", unit="s", values=values, at_most=LIMITS_S.get(name)))
+        if name != REFERENCE:
+            rows.append(
+                Row(what=f"`{name}` over Python", unit="x", values=ratios(values, times[REFERENCE]))
+            )
+    return [Section(title="The launcher", rows=tuple(rows))]
 
 
 if __name__ == "__main__":
-    main()
+    main(measure)
