@@ -10,13 +10,12 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import total_ordering
 from typing import Any
-
-import torch
 
 from trainer import config as wanted
 from trainer.errors import RunError
@@ -121,6 +120,8 @@ class Checkpoints:
 
     def _write(self, path: str, content: Any) -> dict[str, Any]:
         """Write one file and return what its manifest says of it."""
+        import torch  # takes seconds, which a list of checkpoints need not wait for
+
         with self.folder.writing(path) as stream:
             measured = _Measured(stream.write)
             if path.endswith(".json"):
@@ -212,6 +213,8 @@ class Checkpoints:
         data = self.folder.read(self.path(name, file))
         if file.endswith(".json"):
             return json.loads(data)
+        import torch
+
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
     def delete(self, name: str) -> None:
@@ -219,9 +222,17 @@ class Checkpoints:
         self.folder.delete(self.path(name, MANIFEST))
         self.folder.delete(self.path(name))
 
-    def prune(self, rule: wanted.Checkpoint) -> list[str]:
-        """Remove what the rule does not keep; returns the names of what went."""
-        there = self.committed()
+    def prune(self, rule: wanted.Checkpoint, newest: str) -> list[str]:
+        """Remove what the rule does not keep, up to the newest; returns the names of what went.
+
+        What lies there with a later name is of an older group that woke up once more: it takes no
+        place of ours, and the next start removes it.
+        """
+        there = [
+            checkpoint
+            for checkpoint in self.committed()
+            if Name.parse(checkpoint.name) <= Name.parse(newest)
+        ]
         kept = kept_by(rule, there)
         gone = [checkpoint.name for checkpoint in there if checkpoint.name not in kept]
         for name in gone:
@@ -244,10 +255,17 @@ def kept_by(rule: wanted.Checkpoint, newest_first: list[Checkpoint]) -> set[str]
 
 def best_of(newest_first: list[Checkpoint], metric: wanted.Metric) -> Checkpoint | None:
     """The one with the highest `val_accuracy` or the lowest `val_loss`; of equals the earliest."""
-    ends = _ends(newest_first)
-    if metric == "val_accuracy":
-        return max(ends, key=lambda end: end.trained.val_accuracy or 0.0, default=None)
-    return min(ends, key=lambda end: end.trained.val_loss or 0.0, default=None)
+    return max(
+        _ends(newest_first), key=lambda checkpoint: _worth(checkpoint.trained, metric), default=None
+    )
+
+
+def _worth(trained: Trained, metric: wanted.Metric) -> float:
+    """The more the better; what is no number is the worst."""
+    value = trained.val_accuracy if metric == "val_accuracy" else trained.val_loss
+    if value is None or not math.isfinite(value):
+        return -math.inf
+    return value if metric == "val_accuracy" else -value
 
 
 def _ends(newest_first: list[Checkpoint]) -> list[Checkpoint]:

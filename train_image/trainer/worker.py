@@ -174,7 +174,7 @@ class _Records:
         self.fence.check()
         # A checkpoint whose metrics are missing could not be explained.
         self.recorder.flush()
-        self.checkpoints.save(
+        name = self.checkpoints.save(
             content["trained"],
             attempt=self.fence.attempt,
             group=self.fence.group,
@@ -185,7 +185,7 @@ class _Records:
             },
             before_commit=self.fence.check,
         )
-        self.checkpoints.prune(self.task.config.checkpoint)
+        self.checkpoints.prune(self.task.config.checkpoint, name)
 
 
 @contextmanager
