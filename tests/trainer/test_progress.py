@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from training import open_folder, small_config
+from training import metrics, open_folder, small_config, train_here
 
+from trainer.checkpoint import Checkpoints
+from trainer.config import TrainerConfig
 from trainer.errors import ConfigError
+from trainer.folder import RunFolder
 from trainer.progress import (
     Length,
     Recorder,
@@ -21,7 +28,8 @@ from trainer.progress import (
     to_json,
 )
 
-LENGTH = Length(epochs=4, steps_per_epoch=10, global_batch_size=32)
+LENGTH = Length(epochs=4, num_samples=325, global_batch_size=32, drop_last=True)
+LIMIT_S = 30.0
 
 
 def report(step: int, *, kind: str = "interval", loss: float = 0.5) -> Report:
@@ -35,14 +43,64 @@ def report(step: int, *, kind: str = "interval", loss: float = 0.5) -> Report:
         learning_rate=0.1,
         images_per_s=100.0,
         eta_s=12.3,
+        data_wait_s=0.01,
+        step_s=0.02,
+        checkpoint_stall_s=0.0,
+        memory_bytes=2**20,
         val_loss=0.4,
         val_accuracy=0.9,
     )
 
 
-def test_a_length_counts_whole_batches_only(tmp_path: Path) -> None:
-    length = Length.of(small_config(tmp_path, train__epochs=3), 1437)
-    assert (length.steps_per_epoch, length.steps, length.samples) == (11, 33, 33 * 128)
+@pytest.mark.parametrize(
+    ("drop_last", "steps", "samples", "dropped", "last_batch"),
+    [(True, 11, 1408, 29, 128), (False, 12, 1437, 0, 29)],
+)
+def test_a_length_counts_whole_batches_or_a_last_smaller_one(
+    tmp_path: Path, drop_last: bool, steps: int, samples: int, dropped: int, last_batch: int
+) -> None:
+    config = small_config(tmp_path, train__epochs=3, data__drop_last=drop_last)
+    length = Length.of(config, 1437)
+    assert (length.steps_per_epoch, length.steps) == (steps, 3 * steps)
+    assert (length.samples_per_epoch, length.samples) == (samples, 3 * samples)
+    assert length.dropped_per_epoch == dropped
+    sizes = [length.batch_size(step) for step in range(steps)]
+    assert sizes == [128] * (steps - 1) + [last_batch]
+    assert [length.samples_until(0, step) for step in range(steps + 1)] == [
+        sum(sizes[:step]) for step in range(steps + 1)
+    ]
+    assert length.samples_until(2, 3) == 2 * samples + 3 * 128
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_samples_that_fill_all_batches_leave_none_over(drop_last: bool) -> None:
+    length = Length(epochs=2, num_samples=256, global_batch_size=128, drop_last=drop_last)
+    assert (length.steps_per_epoch, length.samples, length.dropped_per_epoch) == (2, 512, 0)
+    assert length.batch_size(1) == 128
+
+
+@pytest.mark.parametrize(
+    ("trained", "is_complete"),
+    [
+        (Trained(), False),
+        (Trained(epoch=2), False),
+        (Trained(epoch=3), True),
+        (Trained(epoch=4), True),
+        # The run had more epochs once, and was cut in one of them.
+        (Trained(epoch=3, steps_in_epoch=1), False),
+        (Trained(epoch=1, is_stopped_early=True), True),
+    ],
+)
+def test_a_run_is_complete_after_its_epochs_or_when_it_stopped_early(
+    trained: Trained, is_complete: bool
+) -> None:
+    assert trained.is_complete(3) is is_complete
+
+
+def test_images_per_second_are_those_of_the_steps() -> None:
+    seconds = {"startup": 9.0, "data": 1.0, "compute": 2.0, "communication": 1.0, "validation": 9.0}
+    assert Trained(samples=400, seconds=seconds).images_per_s == 100.0
+    assert Trained(samples=400).images_per_s == 0.0
 
 
 def test_fewer_samples_than_a_batch_are_refused(tmp_path: Path) -> None:
@@ -79,15 +137,28 @@ def test_a_line_that_was_cut_off_is_no_record(tmp_path: Path) -> None:
     assert read_lines(folder, folder.attempts) == []
 
 
-def test_an_epoch_is_on_disk_when_its_report_returns(tmp_path: Path) -> None:
+# The files.
+
+
+@contextmanager
+def recording(folder: RunFolder, **changes: Any) -> Iterator[Recorder]:
+    recorder = Recorder(folder, LENGTH, attempt=2, workers=3, **changes)
+    yield recorder
+    recorder.close()
+
+
+def test_reports_become_lines_and_the_last_one_is_shown(tmp_path: Path) -> None:
     folder = open_folder(small_config(tmp_path))
-    record = Recorder(folder, LENGTH, attempt=2, workers=3)
-    record(report(5))
-    record(report(10, kind="epoch"))
+    heard: list[dict[str, Any]] = []
+    with recording(folder, also=heard.append) as record:
+        record(report(5))
+        record(report(10, kind="epoch"))
     first, last = read_lines(folder, folder.metrics)
     assert (first["kind"], first["step"], "val_accuracy" in first) == ("interval", 5, False)
     assert (last["kind"], last["step"], last["val_accuracy"]) == ("epoch", 10, 0.9)
-    assert json.loads(folder.read(folder.progress)) == {
+    assert [line["attempt"] for line in (first, last)] == [2, 2]
+    shown = json.loads(folder.read(folder.progress))
+    assert shown == {
         "percent": 25.0,
         "eta_s": 12.3,
         "epoch": 1,
@@ -102,6 +173,92 @@ def test_an_epoch_is_on_disk_when_its_report_returns(tmp_path: Path) -> None:
         "attempt": 2,
         "workers": 3,
     }
+    assert [record["step"] for record in heard] == [5, 10]
+    assert heard[1].items() >= (last | shown).items()
+
+
+def test_a_report_returns_before_it_is_written(tmp_path: Path) -> None:
+    folder = open_folder(small_config(tmp_path))
+    go_on = threading.Event()
+    threads: set[str] = set()
+
+    def wait(record: dict[str, Any]) -> None:
+        threads.add(threading.current_thread().name)
+        assert go_on.wait(LIMIT_S)
+
+    with recording(folder, also=wait) as record:
+        record(report(5))
+        record(report(6))
+        assert read_lines(folder, folder.metrics) == []
+        go_on.set()
+    assert [line["step"] for line in read_lines(folder, folder.metrics)] == [5, 6]
+    assert threads == {"recorder_0"}
+
+
+def test_all_reports_are_on_disk_after_a_flush(tmp_path: Path) -> None:
+    folder = open_folder(small_config(tmp_path))
+    with recording(folder) as record:
+        for step in range(1, 6):
+            record(report(step))
+        record.flush()
+        assert [line["step"] for line in read_lines(folder, folder.metrics)] == [1, 2, 3, 4, 5]
+        record(report(6))
+        record.flush()
+        record.flush()
+        assert [line["step"] for line in read_lines(folder, folder.metrics)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_checkpoint_of_an_epoch_comes_after_its_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(tmp_path, train__epochs=2)
+    on_disk: list[tuple[int, int]] = []
+    save = Checkpoints.save
+
+    def look_and_save(self: Checkpoints, trained: Trained, **content: Any) -> str:
+        on_disk.append((trained.epoch, len(metrics(config, "epoch"))))
+        return save(self, trained, **content)
+
+    monkeypatch.setattr(Checkpoints, "save", look_and_save)
+    train_here(config)
+    assert on_disk == [(1, 1), (2, 2)]
+
+
+class FullDisk(RunFolder):
+    """A folder in which, once the test says so, progress cannot be shown the first time."""
+
+    def __init__(self, config: TrainerConfig) -> None:
+        folder = open_folder(config)
+        super().__init__(folder.filesystem, folder.root)
+        self.go_on = threading.Event()
+        self.failures = 1
+
+    def write(self, path: str, data: bytes | str, *, is_durable: bool = True) -> None:
+        assert self.go_on.wait(LIMIT_S)
+        self.failures -= 1
+        if self.failures >= 0:
+            raise OSError("no space left")
+        super().write(path, data, is_durable=is_durable)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [lambda record: record(report(9)), Recorder.flush, Recorder.close],
+    ids=["report", "flush", "close"],
+)
+@pytest.mark.parametrize("later", [0, 2])
+def test_a_report_that_could_not_be_written_surfaces_at_the_next_use(
+    tmp_path: Path, use: Callable[[Recorder], None], later: int
+) -> None:
+    """Also if more reports were given before it was known."""
+    folder = FullDisk(small_config(tmp_path))
+    record = Recorder(folder, LENGTH, attempt=1, workers=1)
+    for step in range(1 + later):
+        record(report(step))
+    folder.go_on.set()
+    record._last.exception(timeout=LIMIT_S)
+    with pytest.raises(OSError, match="no space left"):
+        use(record)
 
 
 def test_an_attempt_shows_where_it_starts(tmp_path: Path) -> None:

@@ -2,14 +2,215 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from training import open_folder, small_config
 
 from trainer import resume
+from trainer.checkpoint import MANIFEST, MODEL, STATE, Checkpoints
+from trainer.config import TrainerConfig
 from trainer.errors import ConfigError
-from trainer.progress import read_lines
+from trainer.folder import RunFolder
+from trainer.lease import Fence
+from trainer.progress import Trained, read_lines
+from trainer.resume import Start
+
+
+def save(config: TrainerConfig, samples: int, fence: Fence) -> str:
+    """A checkpoint in mid-epoch whose weights are its samples."""
+    return Checkpoints(open_folder(config)).save(
+        Trained(step=samples // 10, samples=samples, steps_in_epoch=samples // 10),
+        attempt=fence.attempt,
+        group=fence.group,
+        contents={MODEL: {"weight": torch.tensor([float(samples)])}, STATE: {"begun": {}}},
+        facts={"config": config.model_dump(mode="json"), "images": {}},
+    )
+
+
+class Group:
+    """A worker group that has taken over, and what it said of its start."""
+
+    def __init__(self, config: TrainerConfig, attempt: int) -> None:
+        self.config = config
+        folder = open_folder(config)
+        self.fence = Fence.claim(folder, attempt)
+        self.said: list[str] = []
+        self.start = resume.begin(folder, config, self.fence, self.said.append)
+
+    def save(self, *samples: int) -> list[str]:
+        return [save(self.config, count, self.fence) for count in samples]
+
+
+def names(config: TrainerConfig) -> list[str]:
+    return Checkpoints(open_folder(config)).names()
+
+
+# The line of descent.
+
+
+def test_a_new_group_goes_on_from_the_newest_checkpoint_of_the_one_before(tmp_path: Path) -> None:
+    config = small_config(tmp_path)
+    first = Group(config, attempt=1)
+    assert (first.start, first.said) == (None, [])
+    _, newest = first.save(100, 200)
+    second = Group(config, attempt=1)
+    assert (second.start, second.said) == (newest, [])
+    (newest,) = second.save(300)
+    third = Group(config, attempt=2)
+    assert (third.start, third.said) == (newest, [])
+    folder = open_folder(config)
+    assert read_lines(folder, folder.starts) == [
+        {"attempt": 1, "group": 1, "samples": 0},
+        {"attempt": 1, "group": 2, "samples": 200},
+        {"attempt": 2, "group": 1, "samples": 300},
+    ]
+
+
+@pytest.mark.parametrize("attempt", [1, 2], ids=["another group", "another attempt"])
+def test_what_an_older_group_commits_after_a_newer_one_has_begun_is_passed_over_and_removed(
+    tmp_path: Path, attempt: int
+) -> None:
+    config = small_config(tmp_path)
+    old = Group(config, attempt=1)
+    (shared,) = old.save(100)
+    new = Group(config, attempt=attempt)
+    assert new.start == shared
+    (own,) = new.save(200)
+    # The old group wakes up between its last look and its commit.
+    (stray,) = old.save(300)
+    third = Group(config, attempt=3)
+    assert third.start == own
+    assert third.said == [
+        f"checkpoint {stray} is passed over: attempt 1 wrote it when attempt {attempt} had gone on "
+        "from 100 samples"
+    ]
+    assert names(config) == [own, shared]
+
+
+def test_a_stray_checkpoint_is_no_start_either_where_the_newer_group_saved_nothing(
+    tmp_path: Path,
+) -> None:
+    config = small_config(tmp_path)
+    old = Group(config, attempt=1)
+    (shared,) = old.save(100)
+    Group(config, attempt=2)
+    old.save(300)
+    assert Group(config, attempt=3).start == shared
+    assert names(config) == [shared]
+
+
+def test_a_stray_checkpoint_from_before_any_other_leads_back_to_the_seed(tmp_path: Path) -> None:
+    config = small_config(tmp_path)
+    old = Group(config, attempt=1)
+    Group(config, attempt=2)
+    old.save(300)
+    assert Group(config, attempt=3).start is None
+    assert names(config) == []
+
+
+def test_a_checkpoint_that_was_there_when_the_newer_group_began_stays_good(tmp_path: Path) -> None:
+    config = small_config(tmp_path)
+    (shared,) = Group(config, attempt=1).save(100)
+    for attempt in (2, 3, 4):
+        group = Group(config, attempt=attempt)
+        assert (group.start, group.said) == (shared, [])
+
+
+# Checkpoints that cannot be used.
+
+
+def lose_manifest(folder: RunFolder, name: str) -> None:
+    folder.delete(Checkpoints(folder).path(name, MANIFEST))
+
+
+def damage(folder: RunFolder, name: str) -> None:
+    path = Path(Checkpoints(folder).path(name, STATE))
+    path.write_bytes(path.read_bytes()[::-1])
+
+
+def delete_file(folder: RunFolder, name: str) -> None:
+    folder.delete(Checkpoints(folder).path(name, MODEL))
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (lose_manifest, "it was never committed: manifest.json is missing"),
+        (damage, "state.pt is not what was written: its SHA-256 differs"),
+        (delete_file, "model.pt is missing"),
+    ],
+)
+def test_a_run_goes_on_from_the_newest_intact_checkpoint_and_says_so(
+    tmp_path: Path, harm: Any, reason: str
+) -> None:
+    config = small_config(tmp_path)
+    folder = open_folder(config)
+    good, bad = Group(config, attempt=1).save(100, 200)
+    harm(folder, bad)
+    folder.append(folder.metrics, '{"samples": 100}\n{"samples": 150}\n')
+    second = Group(config, attempt=2)
+    assert second.start == good
+    (line,) = second.said
+    assert line.startswith(f"checkpoint {bad} is passed over: {reason}")
+    assert names(config) == [good]
+    assert read_lines(folder, folder.metrics) == [{"samples": 100}]
+    # What is trained again may be saved under any name.
+    assert second.save(200) == ["s000000000200-a2.1"]
+    assert Group(config, attempt=3).start == "s000000000200-a2.1"
+
+
+def test_a_checkpoint_whose_folder_was_deleted_is_not_missed(tmp_path: Path) -> None:
+    config = small_config(tmp_path)
+    good, gone = Group(config, attempt=1).save(100, 200)
+    folder = open_folder(config)
+    folder.delete(Checkpoints(folder).path(gone))
+    assert Group(config, attempt=2).start == good
+
+
+def test_with_no_checkpoint_left_the_run_begins_anew(tmp_path: Path) -> None:
+    config = small_config(tmp_path)
+    folder = open_folder(config)
+    for name in Group(config, attempt=1).save(100, 200):
+        damage(folder, name)
+    folder.append(folder.metrics, '{"samples": 10}\n')
+    second = Group(config, attempt=2)
+    assert second.start is None
+    assert len(second.said) == 2
+    assert names(config) == []
+    assert folder.read(folder.metrics) == b""
+
+
+def test_old_halves_of_a_removal_go_too(tmp_path: Path) -> None:
+    config = small_config(tmp_path)
+    half, good = Group(config, attempt=1).save(100, 200)
+    lose_manifest(open_folder(config), half)
+    assert Group(config, attempt=2).start == good
+    assert names(config) == [good]
+
+
+# What a worker starts from.
+
+
+def test_a_worker_starts_from_what_was_chosen(tmp_path: Path) -> None:
+    config = small_config(tmp_path)
+    (name,) = Group(config, attempt=1).save(100)
+    start = Start.of(open_folder(config), name)
+    assert start.trained == Trained(step=10, samples=100, steps_in_epoch=10)
+    assert start.weights is not None
+    assert start.weights["weight"].tolist() == [100]
+    assert start.state == {"begun": {}}
+
+
+def test_a_worker_starts_from_the_seed_where_nothing_was_chosen(tmp_path: Path) -> None:
+    assert Start.of(open_folder(small_config(tmp_path)), None) == Start()
+    assert Start().trained == Trained()
+
+
+# Metrics.
 
 
 def test_metrics_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
@@ -22,32 +223,85 @@ def test_metrics_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
     assert folder.read(folder.metrics) == b""
 
 
+# Another run.
+
+OTHER: dict[str, Any] = {
+    "train__seed": 7,
+    "train__model__name": "resnet34",
+    "train__optimizer": {"name": "adamw"},
+    "data__loader": "ray",
+    "data__augment": {"flip": True},
+    "train__epochs": 4,
+}
+
+DIFFERENCES = (
+    "data.augment.flip: False -> True",
+    "data.loader: torch -> ray",
+    "train.model.name: shufflenet_v2_x0_5 -> resnet34",
+    "train.optimizer.learning_rate: 0.02 -> 0.001",
+    "train.optimizer.name: sgd -> adamw",
+    "train.seed: 0 -> 7",
+    "train.epochs: 5 -> 4 (it may only be raised)",
+)
+
+ALLOWED: dict[str, Any] = {
+    "train__epochs": 9,
+    "train__micro_batch_size": 16,
+    "train__compile": True,
+    "train__channels_last": True,
+    "data__decode_workers": 3,
+    "data__max_bad_samples": 5,
+    "data__endpoint": "http://elsewhere:9000",
+    "scaling__num_workers": 4,
+    "scaling__cpus_per_worker": 8,
+    "checkpoint__keep": 5,
+    "checkpoint__deliver": "best",
+    "faults__retries": 0,
+}
+
+
 def test_a_run_that_learns_something_else_is_refused_field_by_field(tmp_path: Path) -> None:
     before = small_config(tmp_path, train__epochs=5)
     folder = open_folder(before)
     resume.check_identity(folder, before)
     folder.write(folder.run, before.model_dump_json())
-    other = small_config(
-        tmp_path, train__seed=7, train__model__name="resnet34", data__loader="ray", train__epochs=4
-    )
     with pytest.raises(ConfigError) as refusal:
-        resume.check_identity(folder, other)
-    for line in (
-        "data.loader: torch -> ray",
-        "train.model.name: shufflenet_v2_x0_5 -> resnet34",
-        "train.seed: 0 -> 7",
-        "train.epochs: 5 -> 4 (it may only be raised)",
-    ):
-        assert line in str(refusal.value)
+        resume.check_identity(folder, small_config(tmp_path, **OTHER))
+    for line in DIFFERENCES:
+        assert f"       {line}\n" in str(refusal.value)
+    assert "--name" in str(refusal.value)
 
 
-def test_more_epochs_workers_and_checkpoints_are_the_same_run(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_run_is_refused_field_by_field_and_stays(tmp_path: Path) -> None:
+    before = small_config(tmp_path, train__epochs=5)
+    (name,) = Group(before, attempt=1).save(100)
+    with pytest.raises(ConfigError) as refusal:
+        Group(small_config(tmp_path, **OTHER), attempt=2)
+    assert f"exists in checkpoint {name} and is another one" in str(refusal.value)
+    for line in DIFFERENCES:
+        assert f"       {line}\n" in str(refusal.value)
+    assert names(before) == [name]
+
+
+@pytest.mark.parametrize("change", ALLOWED)
+def test_what_does_not_change_what_is_learnt_may_change(tmp_path: Path, change: str) -> None:
     before = small_config(tmp_path)
+    (name,) = Group(before, attempt=1).save(100)
     folder = open_folder(before)
     folder.write(folder.run, before.model_dump_json())
-    resume.check_identity(
-        folder,
-        small_config(
-            tmp_path, train__epochs=9, scaling__num_workers=4, checkpoint__keep=5, faults__retries=0
-        ),
-    )
+    after = small_config(tmp_path, **{change: ALLOWED[change]})
+    assert after != before
+    resume.check_identity(folder, after)
+    assert Group(after, attempt=2).start == name
+
+
+def test_what_may_change_are_names_of_the_config() -> None:
+    fields = small_config(Path("/unused")).model_dump()
+    for section, free in resume.MAY_CHANGE.items():
+        assert free <= fields[section].keys()
+
+
+def test_a_value_that_only_one_of_two_configs_has_is_a_difference() -> None:
+    one, other = {"a": {"b": 1}}, {"a": {"b": 1, "c": None, "d": 2}, "e": "x"}
+    assert resume.differences(one, other) == ["a.d: None -> 2", "e: None -> x"]
+    assert resume.differences(one, json.loads(json.dumps(one))) == []

@@ -215,7 +215,7 @@ class Recorder:
         """Returns at once. Raises what an earlier report could not be written for."""
         if self._last.done():
             self._last.result()
-        self._last = self._thread.submit(self._write, report)
+        self._last = self._thread.submit(self._write, report, self._last)
 
     def flush(self) -> None:
         """Until all reports are written, as they must be before a checkpoint is."""
@@ -226,7 +226,8 @@ class Recorder:
         self.flush()
         self._thread.shutdown()
 
-    def _write(self, report: Report) -> None:
+    def _write(self, report: Report, before: Future[None]) -> None:
+        before.result()  # what went wrong once is told until it is heard
         record = asdict(report) | {"attempt": self.attempt}
         if report.kind == "interval":
             del record["val_loss"], record["val_accuracy"]
