@@ -527,16 +527,23 @@ def data_prepare(
     size: Annotated[
         Optional[int],
         typer.Option(
-            metavar="PIXELS", min=1, help="Resize the shorter side to it and crop to a square."
+            metavar="PIXELS",
+            min=1,
+            help="Height and width of all images: the middle of each, resized.  [default: the "
+            "source's, where all are alike]",
         ),
     ] = None,
     channels: Annotated[
-        Optional[int], typer.Option(metavar="1|3", min=1, max=3, help="1 for grey, 3 for colour.")
+        Optional[Literal["1", "3"]],
+        typer.Option(help="1 for grey, 3 for colour.  [default: as in the source]"),
     ] = None,
     encoding: Annotated[
-        Optional[Literal["raw", "encoded"]],
-        typer.Option(help="Keep pixels, or picture files that are decoded in training."),
-    ] = None,
+        Literal["auto", "raw", "encoded"],
+        typer.Option(
+            help="Keep pixels, which train fastest, or picture files, which are smaller and decoded "
+            "in training; `auto` takes what suits their size."
+        ),
+    ] = "auto",
     image_column: ImageColumn = None,
     label_column: LabelColumn = None,
     max_bad_samples: Annotated[
@@ -556,7 +563,9 @@ def data_prepare(
     ] = None,
     jobs: Annotated[
         Optional[int],
-        typer.Option(metavar="N", min=1, help="Processes that read.  [default: one per CPU]"),
+        typer.Option(
+            metavar="N", min=1, help="Threads that read and decode.  [default: one per CPU]"
+        ),
     ] = None,
 ) -> None:
     """Convert images to Parquet that trains fast: shuffled, split, checked; the same command resumes."""
@@ -589,11 +598,22 @@ def data_inspect(
         Optional[Path],
         typer.Option(metavar="FILE.png", help="Draw a few images with their labels, too."),
     ] = None,
+    image_column: ImageColumn = None,
+    label_column: LabelColumn = None,
     endpoint: Endpoint = None,
     as_json: Json = False,
 ) -> None:
     """Show counts, classes, shapes and bytes of a data set."""
-    _tool("data", ["inspect"], [source], grid=grid, endpoint=endpoint, json=as_json)
+    _tool(
+        "data",
+        ["inspect"],
+        [source],
+        grid=grid,
+        image_column=image_column,
+        label_column=label_column,
+        endpoint=endpoint,
+        json=as_json,
+    )
 
 
 def _tool(module: str, command: list[str], words: list[str], **options: object) -> None:

@@ -81,6 +81,7 @@ def trainyard(*arguments: str) -> subprocess.CompletedProcess[str]:
             "prepare --valid-share=0.1 --size=64 --encoding=raw -- in/ out",
         ),
         ("data inspect out --grid g.png", "inspect --grid=g.png -- out"),
+        ("data prepare in/ out --channels 1", "prepare --channels=1 --encoding=auto -- in/ out"),
     ],
 )
 def test_what_was_typed_is_passed_on(tools: Path, typed: str, passed_on: str) -> None:

@@ -134,6 +134,18 @@ def test_what_cannot_be_used_goes_and_does_not_count(tmp_path: Path) -> None:
     assert Checkpoints(folder).names() == [names[3], names[1]]
 
 
+def test_what_an_overtaken_attempt_wrote_is_not_the_newest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = open_small(tmp_path)
+    first = save(folder, 1)
+    folder.append(folder.starts, '{"attempt": 2, "group": 1, "samples": 100}\n')
+    late = save(folder, 9)
+    assert listed(folder, capsys)[late]["marks"] == ["overtaken"]
+    run(folder, "prune", "--keep", "1")
+    assert Checkpoints(folder).names() == [first]
+
+
 def test_a_damaged_best_makes_room_for_the_next_best(tmp_path: Path) -> None:
     folder = open_small(tmp_path)
     names = [save(folder, n, accuracy=1 - n / 10) for n in range(1, 5)]
@@ -179,9 +191,28 @@ def test_a_run_is_found_by_its_folder(tmp_path: Path, capsys: pytest.CaptureFixt
     assert name in capsys.readouterr().out
 
 
+def test_on_every_storage_all_commands_do_the_same(
+    storage: tuple[str, str | None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, endpoint = storage
+    folder = RunFolder.open(path, "small", endpoint)
+    names = [save(folder, n, accuracy=0.9) for n in (1, 2, 3)]
+    damage(folder, names[1])
+    options = ["--storage", path, *(["--endpoint", endpoint] if endpoint else []), "small"]
+    command.main(["ls", "--json", *options])
+    records = json.loads(capsys.readouterr().out)
+    assert [record["name"] for record in records] == names[::-1]
+    assert [record["marks"] for record in records] == [["newest"], [], ["best"]]
+    assert all(record["time"] for record in records)
+    with pytest.raises(RunError, match=names[1]):
+        command.main(["verify", *options])
+    command.main(["prune", "--keep", "9", *options])
+    assert Checkpoints(folder).names() == [names[2], names[0]]
+
+
 def test_an_unknown_run_is_told_with_those_there_are(tmp_path: Path) -> None:
     save(open_small(tmp_path), 1)
-    with pytest.raises(ConfigError, match=r"no run large in .*\n +There are small\."):
+    with pytest.raises(ConfigError, match=r"no run large in .*\n +Runs there: small\."):
         command.main(["ls", "large", "--storage", str(tmp_path)])
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="holds neither checkpoints nor a model"):

@@ -134,6 +134,21 @@ def test_by_default_a_model_lies_in_the_runs_folder(
     assert (tmp_path / Path(model).name).read_bytes() == Path(model).read_bytes()
 
 
+def test_a_model_goes_to_every_storage(storage: tuple[str, str | None]) -> None:
+    path, endpoint = storage
+    folder = RunFolder.open(path, "small", endpoint)
+    save(folder, 1, weights=weights_of(1))
+    address = ["--endpoint", endpoint] if endpoint else []
+    export.main(["small", "--storage", path, "--checkpoint", "last", *address])
+    export.main(
+        [f"{path}/small", "--checkpoint", "last", "--out", f"{path}/elsewhere/model.pt", *address]
+    )
+    there = RunFolder.open(path, "elsewhere", endpoint)
+    own = f"{folder.root}/export/small-s000000000100-a1.1.pt"
+    assert there.read(f"{there.root}/model.pt") == folder.read(own)
+    assert json.loads(there.read(f"{there.root}/model.pt.json"))["run"] == "small"
+
+
 def test_a_checkpoint_that_is_not_there_is_told(folder: RunFolder) -> None:
     with pytest.raises(ConfigError, match="--checkpoint = s1: there is none"):
         export.main([folder.root, "--checkpoint", "s1"])

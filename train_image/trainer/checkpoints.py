@@ -18,8 +18,9 @@ from trainer.checkpoint import MANIFEST, Checkpoint, Checkpoints, Damaged, best_
 from trainer.errors import RunError
 from trainer.folder import RunFolder
 from trainer.lease import refuse_if_live
-from trainer.saved import add_run, delivered_name, open_run
-from trainer.terminal import Bar, exit_code_of, size_text, table_text
+from trainer.progress import read_lines
+from trainer.resume import why_overtaken
+from trainer.terminal import Bar, add_run, exit_code_of, open_run, size_text, table_text
 
 AGES = ((86_400, "d"), (3_600, "h"), (60, "min"))
 """Seconds of each unit in which an age is told."""
@@ -30,7 +31,7 @@ class Judged:
     """A checkpoint, and whether it can be used."""
 
     name: str
-    state: Literal["intact", "damaged", "uncommitted", "other version"]
+    state: Literal["intact", "damaged", "overtaken", "uncommitted", "other version"]
     problem: str | None = None
     checkpoint: Checkpoint | None = None
     """What its manifest says, where that can be read."""
@@ -38,9 +39,11 @@ class Judged:
 
 def judge(checkpoints: Checkpoints, name: str, *, is_thorough: bool) -> Judged:
     """By its manifest and the sizes of its files, or by all its bytes."""
-    checkpoint = None
+    folder, checkpoint = checkpoints.folder, None
     try:
         checkpoint = checkpoints.read_manifest(name)
+        if overtaken := why_overtaken(name, read_lines(folder, folder.starts)):
+            return Judged(name=name, state="overtaken", problem=overtaken, checkpoint=checkpoint)
         checkpoints.compare_sizes(checkpoint)
         if is_thorough:
             with Bar(name, checkpoint.bytes) as bar:
@@ -51,6 +54,11 @@ def judge(checkpoints: Checkpoints, name: str, *, is_thorough: bool) -> Judged:
     except RunError as reason:
         return Judged(name=name, state="other version", problem=str(reason))
     return Judged(name=name, state="intact", checkpoint=checkpoint)
+
+
+def newest_name(newest_first: list[Judged]) -> str | None:
+    """The newest that is intact."""
+    return next((each.name for each in newest_first if each.state == "intact"), None)
 
 
 def best_name(newest_first: list[Judged]) -> str | None:
@@ -112,15 +120,22 @@ def ls(folder: RunFolder, *, as_json: bool) -> None:
 
 
 def marks_of(judged: list[Judged], one: Judged, folder: RunFolder) -> list[str]:
-    newest = next((each.name for each in judged if each.state == "intact"), None)
     marked = (
-        ("newest", newest),
+        ("newest", newest_name(judged)),
         ("best", best_name(judged)),
         ("delivered", delivered_name(folder)),
     )
     return [mark for mark, name in marked if name == one.name] + (
         [] if one.state == "intact" else [one.state]
     )
+
+
+def delivered_name(folder: RunFolder) -> str | None:
+    """The checkpoint whose weights are the run's model.pt."""
+    if not folder.exists(folder.model_facts):
+        return None
+    name: str = json.loads(folder.read(folder.model_facts))["checkpoint"]
+    return name
 
 
 def record_of(checkpoints: Checkpoints, judged: Judged, marks: list[str]) -> dict[str, Any]:

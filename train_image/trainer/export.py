@@ -20,8 +20,8 @@ from torch import nn
 
 from trainer.errors import ConfigError, RunError
 from trainer.folder import RunFolder, open_filesystem
-from trainer.saved import DELIVERED, Saved, add_run, open_run, read_saved
-from trainer.terminal import exit_code_of
+from trainer.saved import DELIVERED, Saved, read_saved
+from trainer.terminal import add_run, exit_code_of, open_run
 
 SUFFIXES = {"state_dict": "pt", "torchscript": "torchscript.pt", "pt2": "pt2", "onnx": "onnx"}
 """Of each format's files."""
@@ -66,7 +66,8 @@ def write(saved: Saved, file: Path, kind: str) -> None:
     """Write the model in one of the formats. Raises TrainerError."""
     network = saved.build()
     if kind == "state_dict":
-        torch.save(saved.weights, file)
+        with file.open("wb") as stream:  # given a path, torch would write its name into the file
+            torch.save(saved.weights, stream)
         return
     writers: dict[str, Callable[[nn.Module, torch.Tensor, Path], None]] = {
         "torchscript": _to_torchscript,
@@ -108,16 +109,19 @@ def _to_onnx(network: nn.Module, images: torch.Tensor, file: Path) -> None:
             f"--format onnx needs packages that are not installed: {', '.join(missing)}\n"
             "       Install them with `pip install 'trainyard[export]'`, or `make setup` in a clone."
         )
-    torch.onnx.export(
-        network,
-        (images,),
-        file,
-        input_names=[INPUT],
-        output_names=[OUTPUT],
-        dynamic_shapes=({0: torch.export.Dim("count")},),
-        external_data=False,
-        verbose=False,
-    )
+    with warnings.catch_warnings():
+        # Of torch about torch.
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        torch.onnx.export(
+            network,
+            (images,),
+            file,
+            input_names=[INPUT],
+            output_names=[OUTPUT],
+            dynamic_shapes=({0: torch.export.Dim("count")},),
+            external_data=False,
+            verbose=False,
+        )
 
 
 def _compare(network: nn.Module, images: torch.Tensor, file: Path, kind: str) -> None:

@@ -21,8 +21,8 @@ from trainer.data.on_device import ToInput
 from trainer.data.pictures import UnreadableError, load
 from trainer.errors import ConfigError
 from trainer.grid import MOST, draw_grid
-from trainer.saved import DELIVERED, Saved, add_run, open_run, read_saved
-from trainer.terminal import Bar, exit_code_of, table_text
+from trainer.saved import DELIVERED, Saved, read_saved
+from trainer.terminal import Bar, add_run, exit_code_of, open_run, table_text
 
 SHOWN_PROBLEMS = 20
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from trainer.checkpoint import MODEL, STATE, Checkpoint, Checkpoints, Damaged, Name
 from trainer.config import TrainerConfig
@@ -15,6 +13,9 @@ from trainer.errors import ConfigError
 from trainer.folder import RunFolder
 from trainer.lease import Fence
 from trainer.progress import Trained, read_lines, to_json
+
+if TYPE_CHECKING:
+    import torch
 
 MAY_CHANGE = {
     "data": {"decode_workers", "endpoint", "max_bad_samples", "ray_nodes"},
@@ -77,24 +78,27 @@ def choose(
     """The newest intact checkpoint that belongs to the run's one line of descent."""
     starts = read_lines(folder, folder.starts)
     for text in checkpoints.names():
-        name = Name.parse(text)
-        assert name is not None
-        overtaken = [
-            start
-            for start in starts
-            if (start["attempt"], start["group"]) > (name.attempt, name.group)
-            and start["samples"] < name.samples
-        ]
-        if overtaken:
-            say(
-                f"checkpoint {text} is passed over: attempt {name.attempt} wrote it when attempt "
-                f"{overtaken[0]['attempt']} had gone on from {overtaken[0]['samples']} samples"
-            )
+        if reason := why_overtaken(text, starts):
+            say(f"checkpoint {text} is passed over: {reason}")
             continue
         try:
             return checkpoints.check(text)
         except Damaged as reason:
             say(f"checkpoint {text} is passed over: {reason}")
+    return None
+
+
+def why_overtaken(text: str, starts: list[dict[str, Any]]) -> str | None:
+    """Why a checkpoint does not belong to the run's line of descent; None if it does."""
+    name = Name.parse(text)
+    assert name is not None
+    for start in starts:
+        is_later = (start["attempt"], start["group"]) > (name.attempt, name.group)
+        if is_later and start["samples"] < name.samples:
+            return (
+                f"attempt {name.attempt} wrote it when attempt {start['attempt']} had gone on from "
+                f"{start['samples']} samples"
+            )
     return None
 
 

@@ -1,8 +1,7 @@
-"""What a run has saved, for those who use it afterwards: its folder, and a model with all it needs."""
+"""A model that a run has saved, with all that is needed to use it afterwards."""
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 from dataclasses import asdict, dataclass
@@ -11,53 +10,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer.checkpoint import MODEL, STATE, Checkpoint, Checkpoints, Damaged, best_of
+from trainer.checkpoint import MODEL, STATE, Checkpoint, Checkpoints, Damaged
+from trainer.checkpoints import best_name, judge, newest_name
 from trainer.config import Model
 from trainer.data.parquet import Images
 from trainer.errors import ConfigError, RunError
-from trainer.folder import RunFolder, open_filesystem
+from trainer.folder import RunFolder
 from trainer.model import build_model
+from trainer.terminal import Bar
 
 DELIVERED, LAST, BEST = "delivered", "last", "best"
 """Words that stand for a checkpoint's name; the first one for the run's model.pt."""
-
-
-def add_run(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `open_run`, for the command line of a tool."""
-    parser.add_argument("run", help="the run's name, or its folder's path with a slash in it")
-    parser.add_argument("--storage", default="runs", help="where the folders of runs lie")
-    parser.add_argument("--endpoint", help="address of an S3 server that is not AWS")
-
-
-def open_run(run: str, storage: str, endpoint: str | None) -> RunFolder:
-    """The folder of a run that is there: named below the storage, or by a path with a slash in it.
-
-    Raises ConfigError.
-    """
-    is_path = "/" in run
-    folder = (
-        RunFolder(*open_filesystem(run, endpoint))
-        if is_path
-        else RunFolder.open(storage, run, endpoint)
-    )
-    if folder.exists(folder.checkpoints) or folder.exists(folder.model):
-        return folder
-    if folder.exists(folder.root):
-        raise ConfigError(f"{folder.show(folder.root)} holds neither checkpoints nor a model.")
-    above, _, name = folder.root.rpartition("/")
-    others = folder.subfolders(above)
-    raise ConfigError(
-        f"there is no run {name} in {folder.show(above)}.\n       "
-        + (f"There are {', '.join(others)}." if others else "Name its storage with --storage DIR.")
-    )
-
-
-def delivered_name(folder: RunFolder) -> str | None:
-    """The checkpoint whose weights are the run's model.pt."""
-    if not folder.exists(folder.model_facts):
-        return None
-    name: str = json.loads(folder.read(folder.model_facts))["checkpoint"]
-    return name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,14 +79,30 @@ def read_saved(folder: RunFolder, which: str) -> Saved:
     if which == DELIVERED:
         return _delivered(folder)
     checkpoints = Checkpoints(folder)
+    name = _name_of(checkpoints, which)
+    if name is None:
+        raise ConfigError(
+            f"--checkpoint = {which}: there is none in {folder.show(folder.checkpoints)}.\n"
+            f"       Use {DELIVERED}, {LAST}, {BEST}, or a name that `trainyard checkpoints ls` shows."
+        )
     try:
-        checkpoint = checkpoints.check(_name_of(checkpoints, which))
+        with Bar(name, checkpoints.read_manifest(name).bytes) as bar:
+            checkpoint = checkpoints.check(name, bar.advance)
     except Damaged as reason:
         raise RunError(
-            f"checkpoint {which} of {folder.show(folder.root)} cannot be used: {reason}.\n"
+            f"checkpoint {name} of {folder.show(folder.root)} cannot be used: {reason}.\n"
             "       `trainyard checkpoints ls` shows what there is."
         ) from None
     return Saved(facts=facts_of(checkpoint), weights=_weights(checkpoints, checkpoint))
+
+
+def _name_of(checkpoints: Checkpoints, which: str) -> str | None:
+    """None if there is no such checkpoint."""
+    names = checkpoints.names()
+    if which not in (LAST, BEST):
+        return which if which in names else None
+    judged = [judge(checkpoints, name, is_thorough=False) for name in names]
+    return best_name(judged) if which == BEST else newest_name(judged)
 
 
 def deliver(folder: RunFolder, checkpoints: Checkpoints, checkpoint: Checkpoint) -> None:
@@ -161,23 +140,3 @@ def _delivered(folder: RunFolder) -> Saved:
         facts=facts,
         weights=torch.load(io.BytesIO(weights), map_location="cpu", weights_only=True),
     )
-
-
-def _name_of(checkpoints: Checkpoints, which: str) -> str:
-    """Raises RunError if there is no such checkpoint."""
-    if which == LAST:
-        found = checkpoints.newest()
-    elif which == BEST:
-        there = checkpoints.committed()
-        found = best_of(there, there[0].config["checkpoint"]["best"]) if there else None
-    elif which in checkpoints.names():
-        return which
-    else:
-        found = None
-    if found is None:
-        raise ConfigError(
-            f"--checkpoint = {which}: there is none in "
-            f"{checkpoints.folder.show(checkpoints.folder.checkpoints)}.\n"
-            f"       Use {DELIVERED}, {LAST}, {BEST}, or a name that `trainyard checkpoints ls` shows."
-        )
-    return found.name

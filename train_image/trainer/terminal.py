@@ -1,13 +1,15 @@
-"""What the trainer's tools say to people: tables on standard output, progress and errors beside them."""
+"""What the trainer's tools share on the command line: finding a run, tables, progress, errors."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-from trainer.errors import TrainerError
+from trainer.errors import ConfigError, TrainerError
+from trainer.folder import RunFolder, open_filesystem
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -33,6 +35,40 @@ def exit_code_of(main: Callable[[], int]) -> int:
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `open_run`, for the command line of a tool."""
+    parser.add_argument("run", help="the run's name, or its folder's path with a slash in it")
+    parser.add_argument("--storage", default="runs", help="where the folders of runs lie")
+    parser.add_argument("--endpoint", help="address of an S3 server that is not AWS")
+
+
+def open_run(run: str, storage: str, endpoint: str | None) -> RunFolder:
+    """The folder of a run that is there: named below the storage, or by a path with a slash in it.
+
+    Raises ConfigError.
+    """
+    is_path = "/" in run
+    folder = (
+        RunFolder(*open_filesystem(run, endpoint))
+        if is_path
+        else RunFolder.open(storage, run, endpoint)
+    )
+    if folder.exists(folder.checkpoints) or folder.exists(folder.model):
+        return folder
+    if folder.exists(folder.root):
+        raise ConfigError(f"{folder.show(folder.root)} holds neither checkpoints nor a model.")
+    above, _, name = folder.root.rpartition("/")
+    others = folder.subfolders(above)
+    raise ConfigError(
+        f"there is no run {name} in {folder.show(above)}.\n       "
+        + (
+            f"Runs there: {', '.join(others)}."
+            if others
+            else "Name its storage with --storage DIR."
+        )
+    )
 
 
 def table_text(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
