@@ -60,9 +60,7 @@ def open_source(
         return open_tables(path, filesystem, root, tables, image_column, label_column, say)
     if has_classes(root, infos):
         return open_folder(path, filesystem, root, infos, say)
-    raise ConfigError(
-        f"{path} has {_describe(infos)}, and that is no data set.\n       {UNDERSTOOD}"
-    )
+    raise ConfigError(f"{path} has {_describe(infos)}, and is no data set.\n       {UNDERSTOOD}")
 
 
 def open_prepared(path: str, endpoint: str | None) -> RunFolder | None:
@@ -109,12 +107,12 @@ def _list(filesystem: fs.FileSystem, root: str) -> list[fs.FileInfo]:
 
 
 def _describe(infos: Sequence[fs.FileInfo]) -> str:
-    """`2 folders and 14 files (.txt 12, .json 2)`."""
+    """`folders: 2, files: 14 (.txt 12, .json 2)`."""
     files = [info for info in infos if info.type == fs.FileType.File]
     kinds = Counter(PurePosixPath(info.path).suffix or "without an ending" for info in files)
     shown = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common(SHOWN_KINDS))
     folders = len(infos) - len(files)
-    return f"{folders} folders and {len(files)} files" + (f" ({shown})" if shown else "")
+    return f"folders: {folders}, files: {len(files)}" + (f" ({shown})" if shown else "")
 
 
 def _open_digits() -> Source:

@@ -103,7 +103,7 @@ def open_folder(
     pictures = sorted((info for info in infos if _is_picture(info)), key=lambda info: info.path)
     others = sum(info.type == fs.FileType.File for info in infos) - len(pictures)
     if others:
-        say(f"{path}: {others} files are left out, since their names are not those of pictures")
+        say(f"{path}: left out are files whose names are not those of pictures: {others}")
     folders = _top_folders(root, infos)
     splits = {ALL: ""}
     if all(is_split_name(folder) for folder in folders):

@@ -95,7 +95,7 @@ def make_plan(
 
 def _choose_form(options: Options, part: Part, pool: Executor) -> Form:
     """Raises ConfigError if images of several shapes are to have one and nobody says which."""
-    look = _look(part.samples, pool)
+    look = look_at_first(part.samples, pool)
     is_small = look.size is not None and max(look.size) <= RAW_SIDE
     wanted = options.size
     if not wanted and not look.is_pixels and not is_small:
@@ -115,7 +115,7 @@ def _choose_form(options: Options, part: Part, pool: Executor) -> Form:
     )
 
 
-class _Look(NamedTuple):
+class Look(NamedTuple):
     """What the first images are like."""
 
     is_pixels: bool
@@ -126,11 +126,11 @@ class _Look(NamedTuple):
     """Two that have not."""
 
 
-def _look(samples: Samples, pool: Executor) -> _Look:
+def look_at_first(samples: Samples, pool: Executor) -> Look:
     """Raises ConfigError if none of them is an image."""
     if samples.pixel_shape is not None:
         channels, height, width = samples.pixel_shape
-        return _Look(True, channels, (height, width))
+        return Look(True, channels, (height, width))
     # Only pictures need torch.
     from trainer.data.pictures import UnreadableError, read_header
 
@@ -155,8 +155,8 @@ def _look(samples: Samples, pool: Executor) -> _Look:
                 f"{its_place} is {first.height} x {first.width}, "
                 f"{its_other_place} is {header.height} x {header.width}"
             )
-            return _Look(False, first.channels, None, difference)
-    return _Look(False, first.channels, (first.height, first.width))
+            return Look(False, first.channels, None, difference)
+    return Look(False, first.channels, (first.height, first.width))
 
 
 def _probed_rows(samples: Samples) -> np.ndarray:
