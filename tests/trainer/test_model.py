@@ -8,7 +8,7 @@ import torch
 from trainer.config import Model
 from trainer.data.parquet import Images
 from trainer.errors import ConfigError
-from trainer.model import build_model, check_fit, check_model, to_input
+from trainer.model import build_model, check_fit, check_model, takes_one_image
 
 DIGITS = Images(
     source="digits", shape=(1, 8, 8), classes=tuple("0123456789"), mean=(0.3,), spread=(0.4,)
@@ -83,8 +83,18 @@ def test_a_model_for_other_data_is_refused_with_both_numbers(wrong: Model, numbe
         check_fit(wrong, DIGITS)
 
 
-def test_pixels_are_normalised_and_resized() -> None:
-    pixels = torch.full((2, 1, 8, 8), 128, dtype=torch.uint8)
-    images = to_input(pixels, DIGITS, 32)
-    assert images.shape == (2, 1, 32, 32)
-    assert images.flatten().tolist() == pytest.approx([(128 / 255 - 0.3) / 0.4] * 2048, abs=1e-5)
+@pytest.mark.parametrize(
+    ("name", "size", "takes_one"),
+    [
+        ("resnet18", 32, False),
+        # Its last feature map has several pixels, over which batch norm can take a mean.
+        ("resnet18", 64, True),
+        ("shufflenet_v2_x0_5", 8, False),
+        ("vit_b_16", 32, True),
+        ("alexnet", 64, True),
+    ],
+)
+def test_a_model_without_batch_norm_or_with_large_images_learns_from_one(
+    name: str, size: int, takes_one: bool
+) -> None:
+    assert takes_one_image(model(name, size=size)) is takes_one

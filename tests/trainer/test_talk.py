@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from training import Group, ThreadWorker, open_folder, small_config, train_here
 
+from trainer import worker
+from trainer.checkpoint import Checkpoints
 from trainer.config import Checkpoint
 from trainer.loop import Notices
 from trainer.progress import Length, Trained
@@ -204,45 +206,17 @@ def test_a_bad_loss_is_told_to_all_and_nothing_is_saved_for_it() -> None:
 # Several workers.
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Thread(Worker):
-    """A worker that adds up with others of this process."""
+def in_group(
+    size: int, tell: Callable[[Training], Any] = lambda training: None, steps: int = 40
+) -> list[Training]:
+    """The same steps on each worker, each with its own pace; `tell` is told of their trainings."""
 
-    group: Group
+    def work(worker: ThreadWorker) -> Training:
+        training = Training(Checkpoint(every_s=5), worker=worker)
+        tell(training)
+        return training.go(steps, step_s=0.4 + 0.05 * worker.rank)
 
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
-        return self.group.sum(self.rank, values)
-
-
-class Group:
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.given: list[torch.Tensor] = [torch.empty(0)] * size
-        self.barrier = threading.Barrier(size, timeout=30)
-
-    def sum(self, rank: int, values: torch.Tensor) -> torch.Tensor:
-        self.given[rank] = values.clone()
-        self.barrier.wait()
-        total = torch.stack(self.given).sum(dim=0)
-        self.barrier.wait()
-        return total
-
-    def run(self, tell: Callable[[Training], Any], steps: int = 40) -> list[Training]:
-        """The same steps on each worker, each with its own pace; `tell` is told of them by rank."""
-        trainings = [
-            Training(
-                Checkpoint(every_s=5),
-                worker=Thread(rank=rank, world_size=self.size, device=CPU, group=self),
-            )
-            for rank in range(self.size)
-        ]
-
-        def work(training: Training) -> Training:
-            tell(training)
-            return training.go(steps, step_s=0.4 + 0.05 * training.worker.rank)
-
-        with ThreadPoolExecutor(self.size) as threads:
-            return list(threads.map(work, trainings))
+    return Group(size).run(work)
 
 
 def notice_at(rank: int) -> Callable[[Training], None]:
@@ -254,14 +228,14 @@ def notice_at(rank: int) -> Callable[[Training], None]:
 
 
 def test_all_workers_get_the_orders_of_rank_0_at_the_same_steps() -> None:
-    first, second, third = Group(3).run(lambda training: None)
+    first, second, third = in_group(3)
     assert first.orders == second.orders == third.orders
     # By its clock, though the others' go faster.
     assert first.steps_with(SAVE)[0] * 0.4 == pytest.approx(5, abs=1)
 
 
 def test_a_notice_that_one_worker_has_reaches_all() -> None:
-    first, second = Group(2).run(notice_at(rank=1))
+    first, second = in_group(2, notice_at(rank=1))
     assert first.orders == second.orders
     assert first.steps_with(URGENT) == [1]
 
@@ -271,5 +245,24 @@ def test_rank_0_alone_asks_whether_to_stop(rank: int) -> None:
     def tell(training: Training) -> None:
         training.is_stopping = training.worker.rank == rank
 
-    first, second = Group(2).run(tell, steps=1)
+    first, second = in_group(2, tell, steps=1)
     assert first.orders == second.orders == {1: STOP if rank == 0 else NOTHING}
+
+
+# In the loop.
+
+
+def test_a_run_of_one_step_per_epoch_hears_that_it_is_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(
+        tmp_path, train__global_batch_size=1438, train__epochs=50, checkpoint__every_epochs=50
+    )
+    monkeypatch.setattr(worker, "STOP_POLL_S", 0.01)
+    folder = open_folder(config)
+    folder.write(folder.stop(1), "")
+    outcome = train_here(config)
+    assert outcome.is_stopped
+    newest = Checkpoints(folder).newest()
+    assert newest is not None
+    assert newest.trained.epoch == outcome.trained.epoch < 50

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,6 +23,8 @@ from trainer.folder import RunFolder
 from trainer.progress import read_lines
 from trainer.strategy import Worker
 from trainer.worker import Outcome, Task, work
+
+T = TypeVar("T")
 
 SMALL: dict[str, Any] = {
     "name": "small",
@@ -83,6 +89,48 @@ def train_as_rank(
     worker = Worker(rank=rank, world_size=world_size, device=torch.device("cpu"))
     work(worker.from_rank_zero(task_of(config, attempt) if rank == 0 else None), worker)
     distributed.destroy_process_group()
+
+
+class Group:
+    """Workers that are threads of this process; what they tell each other goes from one to the other."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._given: list[Any] = [None] * size
+        self._barrier = threading.Barrier(size, timeout=30)
+
+    def exchange(self, rank: int, value: Any) -> list[Any]:
+        """What each worker passed here, by rank."""
+        self._given[rank] = value
+        self._barrier.wait()
+        values = list(self._given)
+        self._barrier.wait()
+        return values
+
+    def run(self, work: Callable[[ThreadWorker], T]) -> list[T]:
+        """The results of the same work on each worker, by rank."""
+        workers = [
+            ThreadWorker(rank=rank, world_size=self.size, device=torch.device("cpu"), group=self)
+            for rank in range(self.size)
+        ]
+        with ThreadPoolExecutor(self.size) as threads:
+            return list(threads.map(work, workers))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ThreadWorker(Worker):
+    """One of a group in this process."""
+
+    group: Group
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        return torch.stack(self.group.exchange(self.rank, values.clone())).sum(dim=0)
+
+    def from_rank_zero(self, value: Any) -> Any:
+        return self.group.exchange(self.rank, value)[0]
+
+    def gathered(self, value: Any) -> list[Any]:
+        return self.group.exchange(self.rank, value)
 
 
 def final_weights(config: TrainerConfig) -> dict[str, torch.Tensor]:

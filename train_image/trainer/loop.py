@@ -98,7 +98,7 @@ def train(
         epoch = trained.epoch
         tally = Tally(worker.device)
         if step_in_epoch and is_first:
-            tally.sums += begun["tally"].to(worker.device)
+            tally.go_on_from(begun["tally"])
         interval = Interval(trained.step, spent)
         epoch_began, rate = trained.samples, 0.0
         epoch_spent = spent.snapshot()
@@ -186,9 +186,19 @@ def train(
                     val_accuracy=verdict.accuracy,
                 )
             )
-            if trained.epoch % config.checkpoint.every_epochs == 0 or is_last:
-                with spent.on("checkpoint"):
-                    records.save(replace(trained, seconds=spent.snapshot()), learner, {}, verdict)
+        # Epochs of a single step leave no other moment to hear that the run is to stop.
+        order = None
+        if talk.is_due(trained) and not is_last:
+            is_saving = is_first and records.is_saving()
+            order = talk.hold(trained, is_saving=is_saving, is_bad=False)
+        is_wanted = trained.epoch % config.checkpoint.every_epochs == 0 or is_last
+        if is_first and (is_wanted or (order and order.is_save)):
+            with spent.on("checkpoint"):
+                records.save(replace(trained, seconds=spent.snapshot()), learner, {}, verdict)
+                if order and order.is_urgent:
+                    records.finish_saving()
+        if order and order.is_stop:
+            return trained
         talk.note_epoch(trained)
     if is_first:
         records.finish_saving()

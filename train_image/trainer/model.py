@@ -7,7 +7,6 @@ import difflib
 import torch
 import torchvision
 from torch import nn
-from torch.nn import functional
 
 from trainer.config import Model
 from trainer.data.parquet import Images
@@ -73,17 +72,6 @@ def check_fit(config: Model, images: Images) -> None:
     ]
     if problems:
         raise ConfigError("\n       ".join(problems))
-
-
-def to_input(images_NCHW: torch.Tensor, images: Images, image_size: int) -> torch.Tensor:
-    """uint8 pixels as the model wants them: normalised, square, on the device where they are."""
-    device = images_NCHW.device
-    mean = torch.tensor(images.mean, device=device).view(1, -1, 1, 1)
-    spread = torch.tensor(images.spread, device=device).view(1, -1, 1, 1)
-    pixels = (images_NCHW.float() / 255 - mean) / spread
-    if pixels.shape[-2:] == (image_size, image_size):
-        return pixels
-    return functional.interpolate(pixels, size=image_size, mode="bilinear", antialias=True)
 
 
 def _known(name: str) -> str:

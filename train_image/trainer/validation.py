@@ -55,6 +55,12 @@ class Tally:
             self.sums[1] += (outputs.argmax(dim=1) == labels).sum()
             self.sums[2] += len(labels)
 
+    def go_on_from(self, sums: torch.Tensor) -> None:
+        """With what was summed before the run was cut."""
+        self.sums += sums.to(self.sums.device)
+        loss, _, count = sums.tolist()
+        self.last = (loss, count)
+
     def since_last(self) -> tuple[float, float]:
         """Mean loss since the last call, and accuracy since the start."""
         loss, hits, count = self.sums.tolist()
@@ -116,4 +122,6 @@ class Verdicts:
 
 
 def most_confident(rows: torch.Tensor) -> torch.Tensor:
-    return rows[rows[:, 0].argsort(descending=True)[:NUM_WORST]]
+    """Of equals, of which a model that is sure has many, those with the lowest ids."""
+    by_id = rows[rows[:, 1].argsort()]
+    return by_id[by_id[:, 0].argsort(descending=True, stable=True)[:NUM_WORST]]

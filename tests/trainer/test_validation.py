@@ -1,0 +1,175 @@
+"""How well a model does: each image counted once, at any number of workers, and the worst mistakes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+from training import Group, small_config, task_of
+
+from trainer.data.batch import Batch
+from trainer.data.torch_loader import ValidationBatches
+from trainer.strategy import Worker
+from trainer.validation import NUM_WORST, Mistake, Tally, Validation, Verdicts
+
+CPU = torch.device("cpu")
+ALONE = Worker(device=CPU)
+
+
+def batch_of(ids: list[int], labels: list[int]) -> Batch:
+    """Images that nobody looks at."""
+    return Batch(
+        pixels=torch.empty(len(ids), 0), labels=torch.tensor(labels), ids=torch.tensor(ids)
+    )
+
+
+def outputs_for(predicted: list[int], sureness: list[float], classes: int = 3) -> torch.Tensor:
+    """What a model says that is so sure of its predictions; 0 is no preference."""
+    outputs = torch.zeros(len(predicted), classes)
+    outputs[torch.arange(len(predicted)), predicted] = torch.tensor(sureness)
+    return outputs
+
+
+def judged(outputs: torch.Tensor, batch: Batch, classes: int = 3) -> Validation:
+    verdicts = Verdicts(classes, ALONE)
+    verdicts.add(outputs, batch)
+    return verdicts.over_all()
+
+
+def test_verdicts_are_counted_by_label_and_prediction() -> None:
+    labels, predicted = [0, 0, 0, 1, 2, 2], [0, 0, 2, 1, 0, 0]
+    found = judged(outputs_for(predicted, [5.0] * 6), batch_of(list(range(6)), labels))
+    assert found.num_samples == 6
+    assert found.accuracy == 3 / 6
+    assert found.confusion == ((0, 0, 2), (0, 2, 1), (1, 1, 1), (2, 0, 2))
+
+
+def test_the_loss_is_the_mean_over_all_images() -> None:
+    outputs = torch.randn(10, 3, generator=torch.Generator().manual_seed(0))
+    labels = [0, 1, 2, 0, 1, 2, 0, 1, 2, 0]
+    verdicts = Verdicts(3, ALONE)
+    for start, end in ((0, 7), (7, 8), (8, 10)):
+        ids = list(range(start, end))
+        verdicts.add(outputs[start:end], batch_of(ids, labels[start:end]))
+    expected = functional.cross_entropy(outputs.double(), torch.tensor(labels)).item()
+    assert verdicts.over_all().loss == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_worst_mistakes_come_with_all_that_is_known_of_them() -> None:
+    found = judged(
+        outputs_for([0, 1, 2, 0], [9.0, 1.0, 2.0, 3.0]), batch_of([70, 71, 72, 73], [0, 0, 1, 2])
+    )
+    # The first one is right, however sure.
+    assert [mistake.id for mistake in found.worst] == [73, 72, 71]
+    first = found.worst[0]
+    assert (first.label, first.predicted) == (2, 0)
+    assert first.confidence == pytest.approx(torch.tensor([3.0, 0, 0]).softmax(0)[0].item())
+    assert found.to_json()["worst"][0] == {
+        "id": 73,
+        "label": 2,
+        "predicted": 0,
+        "confidence": first.confidence,
+    }
+
+
+def test_of_many_mistakes_only_the_most_confident_are_kept() -> None:
+    count = 5 * NUM_WORST
+    sureness = torch.randperm(count, generator=torch.Generator().manual_seed(0)) / 10 + 0.1
+    verdicts = Verdicts(3, ALONE)
+    outputs = outputs_for([1] * count, sureness.tolist())
+    for ids in torch.arange(count).split(7):
+        verdicts.add(outputs[ids], batch_of(ids.tolist(), [0] * len(ids)))
+    worst = verdicts.over_all().worst
+    assert [mistake.id for mistake in worst] == sureness.argsort(descending=True)[
+        :NUM_WORST
+    ].tolist()
+
+
+def test_of_equally_confident_mistakes_those_with_the_lowest_ids_are_kept() -> None:
+    count = 10 * NUM_WORST
+    ids = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    # So sure that float32 says 1.0.
+    found = judged(outputs_for([1] * count, [200.0] * count), batch_of(ids.tolist(), [0] * count))
+    assert found.worst == tuple(
+        Mistake(id=number, label=0, predicted=1, confidence=1.0) for number in range(NUM_WORST)
+    )
+
+
+def test_a_model_without_mistakes_has_no_worst_ones() -> None:
+    found = judged(outputs_for([0, 1], [5.0, 5.0]), batch_of([0, 1], [0, 1]))
+    assert (found.accuracy, found.worst) == (1.0, ())
+
+
+@pytest.mark.parametrize("workers", [2, 3, 8])
+def test_workers_together_say_what_one_says(tmp_path: Path, workers: int) -> None:
+    config = small_config(tmp_path, train__global_batch_size=120)
+    data = task_of(config).data
+    answers = torch.randn(data.num_valid, 10, generator=torch.Generator().manual_seed(0))
+
+    def validate(worker: Worker) -> tuple[Validation, list[int]]:
+        verdicts, ids = Verdicts(10, worker), []
+        for batch in ValidationBatches(data, worker, config):
+            verdicts.add(answers[batch.ids], batch)
+            ids += batch.ids.tolist()
+        return verdicts.over_all(), ids
+
+    alone, _ = validate(ALONE)
+    assert alone.num_samples == data.num_valid == 359
+    results = Group(workers).run(validate)
+    assert sorted(number for _, ids in results for number in ids) == list(range(359))
+    for found, _ in results:
+        assert found.loss == pytest.approx(alone.loss, rel=1e-6)
+        assert (found.num_samples, found.accuracy) == (alone.num_samples, alone.accuracy)
+        assert (found.confusion, found.worst) == (alone.confusion, alone.worst)
+
+
+def test_a_worker_without_images_changes_nothing() -> None:
+    def validate(worker: Worker) -> Validation:
+        verdicts = Verdicts(3, worker)
+        if worker.rank == 0:
+            verdicts.add(outputs_for([1, 2], [5.0, 4.0]), batch_of([0, 1], [1, 1]))
+        return verdicts.over_all()
+
+    first, second = Group(2).run(validate)
+    assert first == second
+    assert (first.num_samples, first.accuracy, len(first.worst)) == (2, 0.5, 1)
+
+
+# In training.
+
+
+def test_a_tally_tells_the_loss_since_it_was_asked_and_the_accuracy_since_it_began() -> None:
+    tally = Tally(CPU)
+    tally.add(torch.tensor(2.0), outputs_for([0, 1], [1.0, 1.0]), torch.tensor([0, 0]))
+    assert tally.since_last() == (2.0, 0.5)
+    tally.add(torch.tensor(4.0), outputs_for([1, 1], [1.0, 1.0]), torch.tensor([1, 1]))
+    assert tally.since_last() == (4.0, 0.75)
+    assert tally.since_last() == (0.0, 0.75)
+    assert tally.total(ALONE).tolist() == [12.0, 3.0, 4.0]
+
+
+def test_a_tally_goes_on_from_another() -> None:
+    whole, cut = Tally(CPU), Tally(CPU)
+    for tally in (whole, cut):
+        tally.add(torch.tensor(2.0), outputs_for([0, 1], [1.0, 1.0]), torch.tensor([0, 0]))
+        tally.since_last()
+    resumed = Tally(CPU)
+    resumed.go_on_from(cut.total(ALONE))
+    for tally in (whole, resumed):
+        tally.add(torch.tensor(4.0), outputs_for([1, 1], [1.0, 1.0]), torch.tensor([1, 1]))
+    assert resumed.since_last() == whole.since_last() == (4.0, 0.75)
+    assert torch.equal(resumed.sums, whole.sums)
+
+
+def test_a_total_over_workers_leaves_each_tally_as_it_is() -> None:
+    def count(worker: Worker) -> tuple[list[float], list[float]]:
+        tally = Tally(CPU)
+        labels = torch.zeros(worker.rank + 1, dtype=torch.int64)
+        tally.add(torch.tensor(1.0), outputs_for([0] * len(labels), [1.0] * len(labels)), labels)
+        return tally.total(worker).tolist(), tally.sums.tolist()
+
+    first, second = Group(2).run(count)
+    assert first == ([3.0, 3.0, 3.0], [1.0, 1.0, 1.0])
+    assert second == ([3.0, 3.0, 3.0], [2.0, 2.0, 2.0])
