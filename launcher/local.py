@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
-from importlib.util import find_spec
+from collections.abc import Generator
 from pathlib import Path
 from typing import Literal
 
 from launcher.config import RunConfig
 from launcher.errors import ConfigError, RunFailed
 from launcher.plan import trainer_config
+from launcher.program import require_packages, stopped_like_ctrl_c
 from launcher.watch import PROGRESS, SUMMARY, Phase, Sight, error_lines, record_of
 from trainer.config import CONFIG_VARIABLE, Scaling, Storage, TrainerConfig
 
 NEEDED = ("ray", "torch", "torchvision", "sklearn", "matplotlib", "obstore", "tensorboardX")
 CONFIG_ERROR = 2
 """Exit code of the trainer for a config that cannot work."""
-
 
 Way = Literal["ray", "torchrun", "alone"]
 """Who starts the workers: Ray Train, torchrun, or nobody, for one process is all there is."""
@@ -55,12 +52,7 @@ def train_locally(config: TrainerConfig, way: Way = "ray") -> Generator[Sight | 
 
     Raises ConfigError if its packages are missing or it refuses the config, RunFailed if it fails.
     """
-    missing = [package for package in NEEDED if find_spec(package) is None]
-    if missing:
-        raise ConfigError(
-            f"training on this machine needs packages that are not installed: {', '.join(missing)}",
-            "Install them with `pip install 'trainyard[train]'`, or `make setup` in a clone.",
-        )
+    require_packages(NEEDED, "training")
     folder = Path(config.storage.path) / config.name
     noise = folder / "ray.log"
     try:
@@ -72,7 +64,7 @@ def train_locally(config: TrainerConfig, way: Way = "ray") -> Generator[Sight | 
             "Name a folder that you may write to with --storage DIR.",
         ) from error
     environment = os.environ | {CONFIG_VARIABLE: config.model_dump_json()}
-    with stderr, _stopped_like_ctrl_c():
+    with stderr, stopped_like_ctrl_c():
         process = subprocess.Popen(
             program(config, way),
             env=environment,
@@ -99,18 +91,6 @@ def train_locally(config: TrainerConfig, way: Way = "ray") -> Generator[Sight | 
     raise RunFailed(
         f"run {config.name} failed (exit code {code})", *told, f"Ray's own output: {noise}"
     )
-
-
-@contextmanager
-def _stopped_like_ctrl_c() -> Iterator[None]:
-    """SIGTERM and a terminal that goes away end a run as Ctrl-C does: with its program."""
-    signals = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, signal.default_int_handler) for number in signals]
-    try:
-        yield
-    finally:
-        for number, handler in zip(signals, before, strict=True):
-            signal.signal(number, handler)
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -69,6 +69,7 @@ def plan_run(run: RunConfig, platform: Platform, namespace: str) -> Plan:
     pool = _pool(run, platform)
     workers = run.resources.gpus or run.resources.workers or 0
     nodes, per_node = _spread(workers, pool, "gpus" if run.resources.gpus else "workers")
+    _require_shared_source(run)
     node = _node_size(pool, per_node)
     cpus_per_worker = _cpus_per_worker(pool, node, per_node)
     head = Size(
@@ -115,6 +116,17 @@ def trainer_config(run: RunConfig, scaling: Scaling, storage: Storage) -> Traine
         scaling=scaling,
         storage=storage,
     )
+
+
+def _require_shared_source(run: RunConfig) -> None:
+    """Raises ConfigError for data that lies beside the run file, where pods cannot see it."""
+    for key in ("source", "valid_source"):
+        path = getattr(run.data, key)
+        if path and "/" in path and "://" not in path and not path.startswith("/"):
+            raise ConfigError(
+                f"data.{key} = {path} is a path of this machine, which a cluster's pods do not have",
+                "Use an absolute path on the platform's storage, or s3://bucket/prefix.",
+            )
 
 
 def _pool(run: RunConfig, platform: Platform) -> Pool:

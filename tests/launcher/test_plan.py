@@ -86,6 +86,7 @@ def test_the_head_grows_with_the_workers(platform: Platform) -> None:
         (digits("resources.pool=cpu", gpus="2"), "pool cpu has no GPUs"),
         (digits("resources.pool=gpu"), "CPU workers would hold without using them"),
         (digits("resources.pool=tpu"), "'tpu' is no pool of the platform"),
+        (digits("data.source=./mnist"), "is a path of this machine, which a cluster's pods do not"),
         (digits(workers="3"), "train.global_batch_size = 64 cannot be shared equally by 3 workers"),
     ],
 )

@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-
 from pydantic import ValidationError
 
 from trainer.config import Data, Model, Train, share_batch

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import torch
 from torch import distributed
 
+from trainer.attempt import open_data
 from trainer.checkpoint import MODEL, Checkpoints
 from trainer.config import TrainerConfig
-from trainer.data import sources
 from trainer.data.parquet import Prepared
 from trainer.folder import RunFolder
 from trainer.progress import read_lines
@@ -65,7 +65,7 @@ def open_folder(config: TrainerConfig) -> RunFolder:
 
 
 def task_of(config: TrainerConfig, attempt: int = 1) -> Task:
-    data = sources.prepare(config.data, open_folder(config))
+    data = open_data(config, open_folder(config))
     return Task(config=config, data=data, attempt=attempt, began=time.time())
 
 

@@ -7,14 +7,14 @@ import platform
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from trainer import model, report, resume
-from trainer.checkpoint import VALIDATION, Checkpoint, Checkpoints, best_of
+from trainer.checkpoint import VALIDATION, Checkpoint, Checkpoints, Damaged, best_of
 from trainer.config import TrainerConfig, share_batch
 from trainer.data import sources
 from trainer.data.parquet import Prepared
@@ -46,7 +46,7 @@ def run(config: TrainerConfig, output: Output, fit: Fit) -> None:
                 folder.sweep()
                 # Until this attempt has ended, the run has no outcome.
                 folder.delete(folder.summary)
-                data = sources.prepare(config.data, folder)
+                data = open_data(config, folder)
                 length = check_data(config, data)
                 start = Checkpoints(folder).newest()
                 record_attempt(config, folder, attempt, start)
@@ -74,6 +74,17 @@ def run(config: TrainerConfig, output: Output, fit: Fit) -> None:
     print(f"summary {json.dumps(summary)}", flush=True)
 
 
+def open_data(config: TrainerConfig, folder: RunFolder) -> Prepared:
+    """The run's data set, prepared in its folder unless it is prepared elsewhere."""
+    return sources.open_data(
+        config.data,
+        folder,
+        model=config.train.model,
+        storage_endpoint=config.storage.endpoint,
+        say=say,
+    )
+
+
 def say(line: str) -> None:
     print(line, flush=True)
 
@@ -81,16 +92,14 @@ def say(line: str) -> None:
 def with_absolute_path(config: TrainerConfig) -> TrainerConfig:
     """The same config for workers, which have another working directory."""
 
-    def absolute(path: str) -> str:
-        return str(Path(path).resolve()) if "/" in path and "://" not in path else path
-
     storage = config.storage
     if "://" not in storage.path:
         storage = storage.model_copy(update={"path": str(Path(storage.path).resolve())})
-    data = config.data.model_copy(
+    data = config.data
+    data = data.model_copy(
         update={
-            "source": absolute(config.data.source),
-            "valid_source": config.data.valid_source and absolute(config.data.valid_source),
+            "source": sources.absolute(data.source),
+            "valid_source": data.valid_source and sources.absolute(data.valid_source),
         }
     )
     return config.model_copy(update={"storage": storage, "data": data})
@@ -182,8 +191,12 @@ def record_attempt(
 
 
 def versions() -> dict[str, str]:
-    packages = {name: metadata.version(name) for name in ("ray", "torch", "torchvision")}
-    return {"python": platform.python_version(), **packages}
+    """Of Python and of the packages that decide what is learnt; Ray may be missing."""
+    found = {"python": platform.python_version()}
+    for name in ("ray", "torch", "torchvision"):
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 # Ends.
@@ -240,10 +253,7 @@ def finish(
             f"is {f'{last.name} of epoch {last.trained.epoch}' if last else 'missing'}. "
             "Start the run again: it goes on from there."
         )
-    delivered = last
-    if config.checkpoint.deliver == "best":
-        best = best_of(checkpoints.committed(), config.checkpoint.best)
-        delivered = checkpoints.check(best.name) if best else last
+    delivered = last if config.checkpoint.deliver == "last" else best_intact(checkpoints, config)
     deliver(folder, checkpoints, delivered)
     summary = summarise(config, folder, last, attempt, resumed_from, error=None)
     summary |= {
@@ -255,6 +265,20 @@ def finish(
     report.write_report(folder, config, data, summary, validation)
     folder.write(folder.summary, json.dumps(summary, indent=2))
     return summary
+
+
+def best_intact(checkpoints: Checkpoints, config: TrainerConfig) -> Checkpoint:
+    """The best checkpoint. Raises RunError if it is damaged: the next best may be far from it."""
+    best = best_of(checkpoints.committed(), config.checkpoint.best)
+    assert best is not None  # the last one is there
+    try:
+        return checkpoints.check(best.name)
+    except Damaged as reason:
+        raise RunError(
+            f"the best checkpoint, {best.name}, cannot be delivered: {reason}.\n"
+            f"       Set checkpoint.deliver: last, or remove "
+            f"{checkpoints.folder.show(checkpoints.path(best.name))} for the next best, and start again."
+        ) from None
 
 
 def summarise(

@@ -1,7 +1,7 @@
 """The same loop without Ray: in this process alone, or in each process that torchrun has started.
 
     TRAINYARD_CONFIG=... python -m trainer --without-ray
-    TRAINYARD_CONFIG=... torchrun --nproc-per-node 2 -m trainer --without-ray
+    TRAINYARD_CONFIG=... torchrun --standalone --nproc-per-node 2 -m trainer --without-ray
 
 Both are what Ray Train is measured against, and a way to train where Ray cannot be had.
 """
@@ -19,6 +19,7 @@ from trainer import attempt
 from trainer.config import TrainerConfig
 from trainer.errors import ConfigError
 from trainer.folder import RunFolder
+from trainer.lease import Lease
 from trainer.output import Output
 from trainer.strategy import Worker
 from trainer.worker import Outcome, Task, work
@@ -28,7 +29,7 @@ def run(config: TrainerConfig, output: Output, environment: Mapping[str, str] = 
     """Bring the run to its end with the processes that are there. Raises TrainerError."""
     worker = join(config, environment)
     if worker.rank == 0:
-        attempt.run(config, output, lambda task, folder, lease: lead(task, folder, worker))
+        Leader(worker).run(config, output)
     else:
         follow(worker)
     if worker.world_size > 1:
@@ -63,18 +64,37 @@ def join(config: TrainerConfig, environment: Mapping[str, str]) -> Worker:
     return Worker(rank=rank, world_size=world_size, device=device)
 
 
-def lead(task: Task, folder: RunFolder, worker: Worker) -> Outcome:
-    """Rank 0: tell the others the task, and work on it with them."""
-    # From here on SIGTERM is a notice: the loop takes a checkpoint and leaves.
-    signal.signal(signal.SIGTERM, lambda signum, frame: folder.write(folder.stop(task.attempt), ""))
-    outcome = work(worker.from_rank_zero(task), worker)
-    attempt.fail_on_sigterm()
-    if outcome.is_stopped:
-        raise attempt.Stopped
-    return outcome
+class Leader:
+    """Rank 0: runs the attempt, tells the others what to work on, and works on it with them."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.is_working = False
+
+    def run(self, config: TrainerConfig, output: Output) -> None:
+        try:
+            attempt.run(config, output, self.fit)
+        finally:
+            # Whoever was torn from the work finds the others in the midst of it: they see the end of the
+            # connection. Else they wait to be told, and leave in good order.
+            if not self.is_working:
+                self.worker.from_rank_zero(None)
+
+    def fit(self, task: Task, folder: RunFolder, lease: Lease) -> Outcome:
+        # From here on SIGTERM is a notice: the loop takes a checkpoint and leaves.
+        stop = folder.stop(task.attempt)
+        signal.signal(signal.SIGTERM, lambda signum, frame: folder.write(stop, ""))
+        self.is_working = True
+        outcome = work(self.worker.from_rank_zero(task), self.worker)
+        self.is_working = False
+        attempt.fail_on_sigterm()
+        if outcome.is_stopped:
+            raise attempt.Stopped
+        return outcome
 
 
 def follow(worker: Worker) -> None:
-    """All other ranks: hear the task, and work on it."""
+    """All other ranks: work on what rank 0 tells, until there is nothing more."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # rank 0 says when to leave
-    work(worker.from_rank_zero(None), worker)
+    while task := worker.from_rank_zero(None):
+        work(task, worker)
