@@ -57,7 +57,9 @@ def parts_of_epoch(
     start = 0
     for step in range(first_step, length.steps_per_epoch):
         size = length.batch_size(step)
-        yield np.array_split(order[start : start + size], world_size)[rank]
+        each, more = divmod(size, world_size)
+        first = start + rank * each + min(rank, more)
+        yield order[first : first + each + (rank < more)]
         start += size
 
 

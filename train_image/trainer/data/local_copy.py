@@ -82,7 +82,8 @@ class Rows(Dataset[Batch]):
         ids = torch.from_numpy(indices)
         labels = self.labels[ids]
         if self.images.encoding == "raw":
-            return Batch(self.pixels[ids], labels, ids)
+            # Many times as fast as `pixels[ids]`.
+            return Batch(self.pixels.index_select(0, ids), labels, ids)
         files = self.files.take(pa.array(indices))
         table = pa.table({"id": indices, "image": files, "label": labels.numpy()})
         return Batch(torch.from_numpy(decode(table, self.images)["image"]), labels, ids)

@@ -71,7 +71,7 @@ class RayBatches:
         config: TrainerConfig,
         *,
         broadcast: Callable[[Any], Any] = ray.train.collective.broadcast_from_rank_zero,
-        store_share: float = STORE_SHARE,
+        held_share: float = STORE_SHARE,
     ) -> None:
         self.start = start
         self.worker = worker
@@ -84,10 +84,10 @@ class RayBatches:
 
         work = Work(prepared, length, start, self.before.copy(), worker.world_size, config)
         nodes = worker.gathered(ray.get_runtime_context().get_node_id())
-        # As one object, because a broadcast should be small. It is rank 0's, and goes with it.
-        opened = ray.put(open_source(work, nodes, store_share)) if worker.rank == 0 else None
+        # One object of rank 0's, in a list: a broadcast should be small, and would resolve a bare reference.
+        opened = [ray.put(open_source(work, nodes, held_share))] if worker.rank == 0 else None
         self.shared = broadcast(opened)
-        source = ray.get(self.shared)
+        source = ray.get(self.shared[0])
         self.source: Held | Streamed = (
             Held(source, work, worker)
             if isinstance(source, Arrays)
@@ -167,11 +167,11 @@ class Streams:
     full: list[ray.data.DataIterator]
 
 
-def open_source(work: Work, nodes: list[str], store_share: float) -> Arrays | Streams:
+def open_source(work: Work, nodes: list[str], held_share: float) -> Arrays | Streams:
     """What rank 0 shares with the other workers, which are on these nodes, by rank."""
-    configure(work.config, store_share)
+    configure(work.config)
     size = work.length.num_samples * work.prepared.images.bytes_per_image
-    if size <= store_share * smallest_store():
+    if size <= held_share * smallest_store():
         return read_all(work)
     epoch, is_begun = work.start.epoch, work.start.steps_in_epoch > 0
     return Streams(
@@ -180,11 +180,11 @@ def open_source(work: Work, nodes: list[str], store_share: float) -> Arrays | St
     )
 
 
-def configure(config: TrainerConfig, store_share: float) -> None:
+def configure(config: TrainerConfig) -> None:
     """Say where data sets of this process may run, and how much of the object store they may fill."""
     options = ray.data.DataContext.get_current().execution_options
     store = ray.cluster_resources()["object_store_memory"]
-    options.resource_limits = ExecutionResources.for_limits(object_store_memory=store_share * store)
+    options.resource_limits = ExecutionResources.for_limits(object_store_memory=STORE_SHARE * store)
     options.preserve_order = not config.data.shuffle
     options.label_selector = config.data.ray_nodes
 
@@ -318,7 +318,8 @@ class Held:
         )
         for part in parts:
             ids = torch.from_numpy(part)
-            yield Batch(self.pixels[ids], self.labels[ids], ids)
+            # Many times as fast as `pixels[ids]`.
+            yield Batch(self.pixels.index_select(0, ids), self.labels[ids], ids)
 
 
 class Streamed:

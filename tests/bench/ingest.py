@@ -1,0 +1,333 @@
+"""How fast images come to the workers, without training: our loaders beside what a team writes itself.
+
+    python -m tests.bench.ingest
+
+All pipelines take turns in the same two worker processes, for several rounds. A turn is one or more epochs, from a
+barrier until both workers have all their batches. Prints Markdown and writes build/bench/ingest.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "train_image"))
+os.environ |= {"PYTHONPATH": str(ROOT / "train_image"), "RAY_AUTH_MODE": "disabled"}
+
+import trainer.driver  # noqa: E402, F401, I001 - first, for what Ray reads when it is imported
+
+import numpy as np  # noqa: E402
+import pyarrow as pa  # noqa: E402
+import pyarrow.parquet as pq  # noqa: E402
+import ray  # noqa: E402
+import ray.data  # noqa: E402
+import ray.train.torch  # noqa: E402
+import torch  # noqa: E402
+from torch import distributed  # noqa: E402
+from torchvision.io import decode_image  # noqa: E402
+
+from trainer.config import TrainerConfig  # noqa: E402
+from trainer.data import parquet, pictures  # noqa: E402
+from trainer.data.parquet import Images, Prepared, Split  # noqa: E402
+from trainer.data.ray_loader import RayBatches  # noqa: E402
+from trainer.data.torch_loader import TorchBatches  # noqa: E402
+from trainer.progress import Length, Trained  # noqa: E402
+from trainer.strategy import Worker  # noqa: E402
+
+WORKERS = 2
+DATA_CPUS = 2
+GLOBAL_BATCH = 256
+ROUNDS = 7
+ROUNDS_BY_ROW = 3
+FILES = 8
+RESULT = ROOT / "build/bench/ingest.json"
+
+BY_HAND = "pyarrow and numpy by hand"
+BY_HAND_ONCE = "the same, read once"
+BY_ROW = "Ray Data, a function per row"
+
+Epochs = Callable[[int], Iterator[Any]]
+"""One worker's batches of an epoch."""
+
+
+# What a team writes itself.
+
+
+def by_hand(data: Prepared, worker: Worker, size: int, *, is_read_once: bool) -> Epochs:
+    """Each worker reads its own files and takes batches from them in random order."""
+    files = list(data.train.files[worker.rank :: worker.world_size])
+    is_raw, shape = data.images.encoding == "raw", data.images.shape
+
+    def read() -> tuple[Any, np.ndarray]:
+        table = pq.read_table(files, columns=["image", "label"])
+        images = table["image"].combine_chunks()
+        if is_raw:
+            images = np.frombuffer(images.buffers()[2], np.uint8).reshape(-1, *shape)
+        return images, table["label"].to_numpy()
+
+    known = read() if is_read_once else None
+
+    def epoch(epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        images, labels = known or read()
+        order = np.random.default_rng(epoch).permutation(len(labels))
+        for start in range(0, len(order) - size + 1, size):
+            rows = order[start : start + size]
+            pixels = torch.from_numpy(images[rows]) if is_raw else decoded(images, rows)
+            yield pixels, torch.from_numpy(labels[rows])
+
+    return epoch
+
+
+def decoded(files: Any, rows: np.ndarray) -> torch.Tensor:
+    data = (np.frombuffer(files[row].as_buffer(), np.uint8).copy() for row in rows.tolist())
+    return torch.stack([decode_image(torch.from_numpy(file)) for file in data])
+
+
+def rows_of(data: Prepared) -> ray.data.Dataset:
+    """Ray Data as tutorials have it."""
+    is_raw, shape = data.images.encoding == "raw", data.images.shape
+
+    def to_pixels(row: dict[str, Any]) -> dict[str, Any]:
+        if is_raw:
+            pixels = np.frombuffer(row["image"], np.uint8).reshape(shape)
+        else:
+            pixels = decode_image(
+                torch.frombuffer(bytearray(row["image"]), dtype=torch.uint8)
+            ).numpy()
+        return {"image": (pixels / 255).astype(np.float32), "label": row["label"]}
+
+    return ray.data.read_parquet(list(data.train.files)).map(to_pixels)
+
+
+def by_row(size: int) -> Epochs:
+    shard = ray.train.get_dataset_shard("train")
+
+    def epoch(epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for batch in shard.iter_torch_batches(batch_size=size, drop_last=True):
+            yield batch["image"], batch["label"]
+
+    return epoch
+
+
+# The measurement.
+
+
+@dataclass(kw_only=True)
+class Pipeline:
+    epochs: Epochs
+    turn_epochs: int
+    """So many that a turn takes about a second."""
+    rounds: int = ROUNDS
+    prepare: Callable[[], None] = lambda: None
+    """What comes before a turn and is not measured."""
+
+
+class Streaming:
+    """A new stream for each turn: between turns it would read ahead for nothing."""
+
+    def __init__(self, open_stream: Callable[[], RayBatches]) -> None:
+        self.open_stream = open_stream
+
+    def prepare(self) -> None:
+        self.batches = self.open_stream()
+        for _ in self.batches.epoch(0):
+            pass
+
+    def epoch(self, epoch: int) -> Iterator[Any]:
+        return self.batches.epoch(1 + epoch)
+
+
+def pipelines(data: Prepared, worker: Worker) -> dict[str, Pipeline]:
+    size = GLOBAL_BATCH // worker.world_size
+    is_raw = data.images.encoding == "raw"
+    many, few = (20, 4) if is_raw else (20, 1)
+
+    def torch_batches(processes: int) -> Epochs:
+        config = config_of(decode_workers=processes)
+        length = Length.of(config, data.num_train)
+        return TorchBatches(data, length, Trained(), worker, config).epoch
+
+    def ray_batches(epochs: int, **options: Any) -> RayBatches:
+        config = config_of(loader="ray")
+        length = replace(Length.of(config, data.num_train), epochs=epochs)
+        return RayBatches(data, length, Trained(), {}, worker, config, **options)
+
+    streaming = Streaming(lambda: ray_batches(1 + few, held_share=0.0))
+    found = {
+        "Ray loader": Pipeline(epochs=ray_batches(1).epoch, turn_epochs=many),
+        "Ray loader, streaming": Pipeline(
+            epochs=streaming.epoch, turn_epochs=few, prepare=streaming.prepare
+        ),
+        "torch loader": Pipeline(epochs=torch_batches(0), turn_epochs=many if is_raw else few),
+        BY_HAND: Pipeline(epochs=by_hand(data, worker, size, is_read_once=False), turn_epochs=few),
+        BY_HAND_ONCE: Pipeline(
+            epochs=by_hand(data, worker, size, is_read_once=True),
+            turn_epochs=many if is_raw else few,
+        ),
+        BY_ROW: Pipeline(epochs=by_row(size), turn_epochs=1, rounds=ROUNDS_BY_ROW),
+    }
+    if not is_raw:
+        found["torch loader, 1 process per worker"] = Pipeline(
+            epochs=torch_batches(1), turn_epochs=few
+        )
+    return found
+
+
+def config_of(**data: Any) -> TrainerConfig:
+    return TrainerConfig.model_validate(
+        {
+            "name": "ingest",
+            "data": {"source": "digits", **data},
+            "train": {
+                "model": {"name": "resnet18", "in_channels": 1, "num_classes": 10},
+                "epochs": 1,
+                "global_batch_size": GLOBAL_BATCH,
+            },
+            "scaling": {"num_workers": WORKERS, "use_gpu": False, "cpus_per_worker": 1},
+            "storage": {"path": "/tmp"},
+        }
+    )
+
+
+def measure(config: dict[str, Any]) -> dict[str, list[float]]:
+    """Images per second of all workers together, of each pipeline in each round."""
+    context = ray.train.get_context()
+    worker = Worker(
+        rank=context.get_world_rank(),
+        world_size=context.get_world_size(),
+        device=torch.device("cpu"),
+    )
+    torch.set_num_threads(1)
+    found = pipelines(config["data"], worker)
+    rates: dict[str, list[float]] = {name: [] for name in found}
+    for turn in range(ROUNDS + 1):
+        for name, pipeline in found.items():
+            if turn > pipeline.rounds:
+                continue
+            pipeline.prepare()
+            distributed.barrier()
+            started = time.perf_counter()
+            images = 0
+            for epoch in range(pipeline.turn_epochs):
+                images += sum(len(batch[0]) for batch in pipeline.epochs(epoch))
+            distributed.barrier()
+            seconds = time.perf_counter() - started
+            if turn:  # the first one warms up
+                rates[name].append(worker.sum(torch.tensor(images)).item() / seconds)
+    return rates
+
+
+def images_per_s(data: Prepared) -> dict[str, list[float]]:
+    with tempfile.TemporaryDirectory() as storage:
+        trainer = ray.train.torch.TorchTrainer(
+            measure,
+            train_loop_config={"data": data},
+            scaling_config=ray.train.ScalingConfig(
+                num_workers=WORKERS, resources_per_worker={"CPU": 1}
+            ),
+            run_config=ray.train.RunConfig(name="ingest", storage_path=storage),
+            datasets={"train": rows_of(data)},
+        )
+        return trainer.fit().return_value
+
+
+# Data.
+
+
+def write(folder: Path, images: Images, values: Any, labels: np.ndarray) -> Prepared:
+    header = parquet.header_of(images.source, images.shape, images.encoding, images.classes)
+    files, rows, first = [], [], 0
+    for index, part in enumerate(np.array_split(np.arange(len(labels)), FILES)):
+        path = folder / f"part-{index:05}.parquet"
+        stretch = values.slice(first, len(part))
+        path.write_bytes(parquet.write_part(header, path.name, first, stretch, labels[part]))
+        files.append(str(path))
+        rows.append(len(part))
+        first += len(part)
+    split = Split(files=tuple(files), rows=tuple(rows))
+    return Prepared(images=images, train=split, valid=split, path=str(folder), endpoint=None)
+
+
+def images_of(shape: tuple[int, int, int], encoding: Any) -> Images:
+    grey = (0.5,) * shape[0]
+    classes = tuple(map(str, range(10)))
+    return Images(
+        source="bench", shape=shape, encoding=encoding, classes=classes, mean=grey, spread=grey
+    )
+
+
+def write_tiny(folder: Path, count: int = 60_000) -> Prepared:
+    random = np.random.default_rng(0)
+    pixels = random.integers(0, 256, (count, 1, 28, 28), np.uint8)
+    values = parquet.pixels_to_values(pixels)
+    return write(folder, images_of((1, 28, 28), "raw"), values, random.integers(0, 10, count))
+
+
+def write_pictures(folder: Path, count: int = 6_000) -> Prepared:
+    """PNG files of 64x64 pixels, as smooth as photographs."""
+    random = np.random.default_rng(0)
+    coarse = random.integers(0, 256, (count, 3, 8, 8), np.uint8)
+    files = [pictures.to_png(pictures.resize(pixels, 64, 64)) for pixels in coarse]
+    values = pa.array(files, pa.binary())
+    return write(folder, images_of((3, 64, 64), "encoded"), values, random.integers(0, 10, count))
+
+
+def table_of(rates: dict[str, list[float]]) -> str:
+    lines = [
+        "| pipeline | images/s | slowest - fastest | of by hand | times by row |",
+        "|---|---|---|---|---|",
+    ]
+    for name, values in rates.items():
+        spread = f"{min(values):,.0f} - {max(values):,.0f}"
+        ratios = [ratio(values, rates[other]) for other in (BY_HAND, BY_ROW)]
+        lines.append(
+            f"| {name} | {statistics.median(values):,.0f} | {spread} | {ratios[0]:.2f} | {ratios[1]:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def ratio(values: list[float], others: list[float]) -> float:
+    """The median of the rounds' ratios: what slows the machine slows both."""
+    return statistics.median(a / b for a, b in zip(values, others, strict=False))
+
+
+def main() -> None:
+    result: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="ty", dir="/tmp") as scratch:
+        ray.init(
+            address="local",
+            num_cpus=WORKERS + DATA_CPUS,
+            object_store_memory=2**30,
+            include_dashboard=False,
+            log_to_driver=False,
+            _temp_dir=f"{scratch}/r",
+        )
+        for title, make in (
+            ("60,000 images of 28x28, raw pixels", write_tiny),
+            ("6,000 PNG files of 64x64x3", write_pictures),
+        ):
+            folder = Path(tempfile.mkdtemp(dir=scratch))
+            result[title] = images_per_s(make(folder))
+            print(f"\n{title}; {WORKERS} workers, {GLOBAL_BATCH} images in a global batch\n")
+            print(table_of(result[title]), flush=True)
+        ray.shutdown()
+    machine = (
+        f"Python {platform.python_version()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}"
+    )
+    print(f"\n{machine}, {ROUNDS} rounds ({ROUNDS_BY_ROW} by row)")
+    RESULT.parent.mkdir(parents=True, exist_ok=True)
+    RESULT.write_text(json.dumps({"machine": machine, "images_per_s": result}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
