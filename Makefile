@@ -42,7 +42,7 @@ LOCK       := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --
 
 ##@ On this machine
 
-.PHONY: help setup train test lint
+.PHONY: help setup train test test-slow lint
 help: ## Print this help
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -63,8 +63,11 @@ setup: .venv/.complete ## Make .venv with all that `train` and `test` need
 train: setup ## Train RUN on a local Ray:  make train RUN=examples/digits.yaml
 	$(TRAINYARD) train $(RUN) $(RESOURCES)
 
-test: setup lint ## Run the tests that need no cluster:  make test TEST=tests/launcher
-	$(BIN)/pytest $(if $(TEST),$(TEST),tests)
+test: setup lint ## Run the quick tests that need no cluster:  make test TEST=tests/launcher
+	$(BIN)/pytest -m "not slow" $(if $(TEST),$(TEST),tests)
+
+test-slow: setup ## Run the others, which take many seconds each
+	$(BIN)/pytest -m slow $(if $(TEST),$(TEST),tests)
 
 lint: setup
 	$(BIN)/ruff check .
