@@ -63,6 +63,16 @@ def test_what_a_program_must_know_lies_beside_the_model(folder: RunFolder, tmp_p
     assert len(facts["preprocessing"]) == 4
 
 
+def test_in_mid_epoch_no_accuracy_is_told(tmp_path: Path) -> None:
+    folder = open_small(tmp_path)
+    save(folder, 1, steps_in_epoch=3, weights=weights_of(1))
+    facts = exported(folder, tmp_path / "model.pt", "--checkpoint", "last")
+    assert facts["trained"] == {
+        **{"epoch": 1, "step": 13, "samples": 130},
+        **{"val_accuracy": None, "val_loss": None},
+    }
+
+
 @pytest.mark.parametrize(
     ("which", "epoch"),
     [

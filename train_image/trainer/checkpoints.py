@@ -5,7 +5,6 @@ python -m trainer.checkpoints ls|verify|prune RUN [--storage DIR] [--endpoint UR
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from dataclasses import dataclass
@@ -18,9 +17,9 @@ from trainer.checkpoint import MANIFEST, Checkpoint, Checkpoints, Damaged, best_
 from trainer.errors import RunError
 from trainer.folder import RunFolder
 from trainer.lease import refuse_if_live
-from trainer.progress import read_lines
+from trainer.progress import Trained, read_lines
 from trainer.resume import why_overtaken
-from trainer.terminal import Bar, add_run, exit_code_of, open_run, size_text, table_text
+from trainer.terminal import Arguments, Bar, add_run, exit_code_of, open_run, size_text, table_text
 
 AGES = ((86_400, "d"), (3_600, "h"), (60, "min"))
 """Seconds of each unit in which an age is told."""
@@ -143,20 +142,26 @@ def record_of(checkpoints: Checkpoints, judged: Judged, marks: list[str]) -> dic
     time = checkpoints.folder.filesystem.get_file_info(
         checkpoints.path(judged.name, MANIFEST)
     ).mtime
-    trained = judged.checkpoint.trained if judged.checkpoint else None
+    return {
+        "name": judged.name,
+        **result_of(judged.checkpoint.trained if judged.checkpoint else None),
+        "bytes": bytes_of(checkpoints, judged.name),
+        "time": time.astimezone(timezone.utc).isoformat(timespec="seconds") if time else None,
+        "marks": marks,
+        "problem": judged.problem,
+    }
+
+
+def result_of(trained: Trained | None) -> dict[str, Any]:
+    """How far a checkpoint came, and what validation said of it."""
     # In mid-epoch the manifest repeats the last validation, which was of other weights.
     validated = trained if trained and trained.steps_in_epoch == 0 else None
     return {
-        "name": judged.name,
         "epoch": trained.epoch if trained else None,
         "step": trained.step if trained else None,
         "samples": trained.samples if trained else None,
-        "bytes": bytes_of(checkpoints, judged.name),
-        "time": time.astimezone(timezone.utc).isoformat(timespec="seconds") if time else None,
         "val_accuracy": validated.val_accuracy if validated else None,
         "val_loss": validated.val_loss if validated else None,
-        "marks": marks,
-        "problem": judged.problem,
     }
 
 
@@ -260,10 +265,10 @@ def _say(line: str) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m trainer.checkpoints", allow_abbrev=False)
+    parser = Arguments(prog="python -m trainer.checkpoints")
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("ls", "verify", "prune"):
-        command = commands.add_parser(name, allow_abbrev=False)
+        command = commands.add_parser(name)
         add_run(command)
         if name != "prune":
             command.add_argument("--json", action="store_true")

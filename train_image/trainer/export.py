@@ -5,7 +5,6 @@ python -m trainer.export RUN [--out FILE] [--format FORMAT] [--checkpoint NAME] 
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from torch import nn
 from trainer.errors import ConfigError, RunError
 from trainer.folder import RunFolder, open_filesystem
 from trainer.saved import DELIVERED, Saved, read_saved
-from trainer.terminal import add_run, exit_code_of, open_run
+from trainer.terminal import Arguments, add_run, exit_code_of, open_run
 
 SUFFIXES = {"state_dict": "pt", "torchscript": "torchscript.pt", "pt2": "pt2", "onnx": "onnx"}
 """Of each format's files."""
@@ -139,7 +138,7 @@ def _compare(network: nn.Module, images: torch.Tensor, file: Path, kind: str) ->
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m trainer.export", allow_abbrev=False)
+    parser = Arguments(prog="python -m trainer.export")
     add_run(parser)
     parser.add_argument("--out", help="where to; by default a file in the run's folder")
     parser.add_argument("--format", choices=SUFFIXES, default="state_dict")

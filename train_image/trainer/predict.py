@@ -5,7 +5,6 @@ python -m trainer.predict RUN IMAGE... [--top K] [--grid FILE.png] [--checkpoint
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -22,7 +21,7 @@ from trainer.data.pictures import UnreadableError, load
 from trainer.errors import ConfigError
 from trainer.grid import MOST, draw_grid
 from trainer.saved import DELIVERED, Saved, read_saved
-from trainer.terminal import Bar, add_run, exit_code_of, open_run, table_text
+from trainer.terminal import Arguments, Bar, add_run, exit_code_of, open_run, table_text
 
 SHOWN_PROBLEMS = 20
 
@@ -142,7 +141,7 @@ def write_grid(answers: Sequence[Answer], file: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m trainer.predict", allow_abbrev=False)
+    parser = Arguments(prog="python -m trainer.predict")
     add_run(parser)
     parser.add_argument("images", nargs="+", help="picture files")
     parser.add_argument("--checkpoint", default=DELIVERED, help="delivered, last, best or a name")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from trainer.checkpoint import MODEL, STATE, Checkpoint, Checkpoints, Damaged
-from trainer.checkpoints import best_name, judge, newest_name
+from trainer.checkpoints import best_name, judge, newest_name, result_of
 from trainer.config import Model
 from trainer.data.parquet import Images
 from trainer.errors import ConfigError, RunError
@@ -49,7 +49,7 @@ class Saved:
 
 def facts_of(checkpoint: Checkpoint) -> dict[str, Any]:
     """What whoever uses a model must know: its network, its classes, and how images become its input."""
-    images, trained = checkpoint.images, checkpoint.trained
+    images = checkpoint.images
     model = checkpoint.config["train"]["model"]
     channels, rows, columns = images["shape"]
     side = model["image_size"]
@@ -66,11 +66,7 @@ def facts_of(checkpoint: Checkpoint) -> dict[str, Any]:
             "divide by 255, subtract images.mean and divide by images.spread, per channel",
             f"resize to {side} x {side}: bilinear, with antialiasing",
         ],
-        "trained": {
-            name: value
-            for name, value in asdict(trained).items()
-            if name in ("epoch", "step", "samples", "val_loss", "val_accuracy")
-        },
+        "trained": result_of(checkpoint.trained),
     }
 
 

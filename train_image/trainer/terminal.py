@@ -7,9 +7,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import Any, NoReturn
 
 from trainer.errors import ConfigError, TrainerError
 from trainer.folder import RunFolder, open_filesystem
+
+USAGE = 2
+"""Exit code for wrong input, as errors.ConfigError has it."""
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -21,6 +25,16 @@ REDRAW_S = 0.1
 
 PATIENCE_S = 0.5
 """Work that is done sooner needs no bar."""
+
+
+class Arguments(argparse.ArgumentParser):
+    """Refuses what was typed in the words of all other errors."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE, f"error: {message}\n")
 
 
 def exit_code_of(main: Callable[[], int]) -> int:

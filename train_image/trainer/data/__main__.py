@@ -13,7 +13,7 @@ from trainer.data.plan import Options
 from trainer.data.prepare import Means, is_finished, prepare
 from trainer.data.sources import absolute, default_threads
 from trainer.folder import RunFolder, open_filesystem
-from trainer.terminal import Bar, exit_code_of, size_text
+from trainer.terminal import Arguments, Bar, exit_code_of, size_text
 
 TELL_S = 5.0
 """Between two lines of progress, where no terminal shows a bar."""
@@ -121,10 +121,10 @@ def _say(line: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m trainer.data", allow_abbrev=False)
+    parser = Arguments(prog="python -m trainer.data")
     commands = parser.add_subparsers(required=True, metavar="prepare | inspect")
     prepare_parser = commands.add_parser(
-        "prepare", allow_abbrev=False, help="convert a data set to Parquet that trains fast"
+        "prepare", help="convert a data set to Parquet that trains fast"
     )
     _add_source(prepare_parser)
     add = prepare_parser.add_argument
@@ -149,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
     prepare_parser.set_defaults(run=_prepare)
 
     inspect_parser = commands.add_parser(
-        "inspect", allow_abbrev=False, help="counts, classes, shapes and bytes of a data set"
+        "inspect", help="counts, classes, shapes and bytes of a data set"
     )
     _add_source(inspect_parser)
     add = inspect_parser.add_argument
