@@ -1,8 +1,9 @@
 """Checkpoints that are there whole or not at all.
 
-A checkpoint is a folder with `model.pt`, `state.pt`, at the end of an epoch `validation.json`, and, written
-last, `manifest.json` with the size and SHA-256 of the others. Without its manifest it does not exist; with one
-that does not fit, it is passed over. The names sort by progress, and no two writers use the same one.
+A checkpoint is a folder with `model.pt`, `state.pt`, at the end of an epoch `validation.json`, and,
+written last, `manifest.json` with the size and SHA-256 of the others. Without its manifest it does not
+exist; with one that does not fit, it is passed over. The names sort by progress, and no two writers use
+the same one.
 """
 
 from __future__ import annotations

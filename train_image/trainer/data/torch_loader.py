@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 from collections.abc import Iterator
+from multiprocessing import forkserver, resource_tracker
 
 import numpy as np
 import torch
@@ -110,10 +113,12 @@ def load(
         # To fork a process that has threads, as Ray's workers do, may hang; importing torch takes seconds.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch", __name__])
+        start_server()
         several = {
             "multiprocessing_context": context,
             "persistent_workers": True,
             "prefetch_factor": BATCHES_AHEAD,
+            "worker_init_fn": leave_group,
         }
     return DataLoader(
         rows,
@@ -125,3 +130,20 @@ def load(
         generator=torch.Generator(),
         **several,
     )
+
+
+def start_server() -> None:
+    """Start the process from which others are forked; with SIGTERM held back, as `leave_group` tells."""
+    resource_tracker.ensure_running()  # Python would do it next, and let SIGTERM through again
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+
+def leave_group(number: int) -> None:
+    """In a decoding process: torchrun sends SIGTERM to a worker's whole group, and the worker, which then
+    saves, still needs batches."""
+    os.setpgrp()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})

@@ -1,0 +1,295 @@
+"""The same run without Ray: in one process, and in those that torchrun starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attempts import PACKAGES, wait_for
+from training import Group, ThreadWorker, metrics, open_folder, small_config
+
+from trainer import __main__, attempt, baseline
+from trainer.checkpoint import Checkpoint, Checkpoints
+from trainer.config import CONFIG_VARIABLE, TrainerConfig
+from trainer.errors import ConfigError, RunError, TrainerError
+from trainer.output import Output
+from trainer.progress import Trained
+from trainer.strategy import Worker
+from trainer.worker import Outcome
+
+ALONE = (sys.executable, "-m", "trainer", "--without-ray")
+
+
+def torchrun(processes: int) -> tuple[str, ...]:
+    own = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes))
+    return (sys.executable, *own, "-m", "trainer", "--without-ray")
+
+
+def environment_of(config: TrainerConfig) -> dict[str, str]:
+    return {CONFIG_VARIABLE: config.model_dump_json()}
+
+
+@contextmanager
+def started(command: tuple[str, ...], config: TrainerConfig) -> Iterator[subprocess.Popen[str]]:
+    """A process of a user's; what is left of it at the end is killed."""
+    process = subprocess.Popen(
+        command,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(PACKAGES),
+            "OMP_NUM_THREADS": "1",
+            **environment_of(config),
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def finish_here(config: TrainerConfig) -> int:
+    """Run the rest of it in this process; returns the exit code."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        return __main__.main(["--without-ray"], environment_of(config))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def newest(config: TrainerConfig) -> Checkpoint:
+    found = Checkpoints(open_folder(config)).newest()
+    assert found is not None
+    return found
+
+
+def summary(config: TrainerConfig) -> dict[str, Any]:
+    folder = open_folder(config)
+    return json.loads(folder.read(folder.summary))
+
+
+def is_training(config: TrainerConfig) -> bool:
+    folder = open_folder(config)
+    return bool(folder.exists(folder.starts))
+
+
+# Runs that are stopped and go on.
+
+SHORT_STEPS: dict[str, Any] = {"train__global_batch_size": 16, "train__epochs": 5}
+"""89 steps in each epoch, so that one of them is under way when the notice is heard."""
+
+
+def stop(command: tuple[str, ...], config: TrainerConfig) -> Checkpoint:
+    """Start it, tell it to go as soon as it trains, and return the checkpoint that it has left."""
+    with started(command, config) as process:
+        assert wait_for(lambda: is_training(config) or process.poll() is not None, 120)
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=120)
+    assert process.returncode == 1, output
+    assert "error: the run was stopped by SIGTERM; started again, it goes on from there" in output
+    assert summary(config)["error"] == str(attempt.Stopped())
+    left = newest(config)
+    assert 0 < left.trained.steps_in_epoch < 89
+    return left
+
+
+def check_whole(config: TrainerConfig, left: Checkpoint) -> None:
+    """The run is complete, and has gone on at exactly that checkpoint."""
+    found = summary(config)
+    assert (found["outcome"], found["resumed_from"]) == ("succeeded", left.name)
+    assert (found["epochs"], found["steps"], found["attempts"]) == (5, 5 * 89, 2)
+    steps = [record["step"] for record in metrics(config)]
+    assert steps == sorted(set(steps))
+    ended = metrics(config, "epoch")
+    assert [record["step"] for record in ended] == [89, 178, 267, 356, 445]
+
+
+def test_one_process_saves_in_mid_epoch_when_it_is_told_to_go_and_goes_on_there(
+    tmp_path: Path,
+) -> None:
+    config = small_config(tmp_path, **SHORT_STEPS)
+    left = stop(ALONE, config)
+    assert finish_here(config) == 0
+    check_whole(config, left)
+    before = metrics(config)
+    # Nothing is left to do.
+    assert finish_here(config) == 0
+    assert metrics(config) == before
+
+
+@pytest.mark.parametrize(
+    "decode_workers",
+    [
+        0,
+        # torchrun tells all processes of a worker to go, and those that decode are needed until it has saved.
+        pytest.param(1, marks=pytest.mark.slow),
+    ],
+)
+def test_processes_of_torchrun_save_in_mid_epoch_when_it_is_told_to_go_and_go_on_there(
+    tmp_path: Path, decode_workers: int
+) -> None:
+    config = small_config(
+        tmp_path, scaling__num_workers=2, data__decode_workers=decode_workers, **SHORT_STEPS
+    )
+    left = stop(torchrun(2), config)
+    with started(torchrun(2), config) as process:
+        output, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, output
+    check_whole(config, left)
+
+
+# What cannot be.
+
+
+@pytest.mark.parametrize(
+    ("changes", "processes", "problem"),
+    [
+        (
+            {"scaling__num_workers": 2},
+            1,
+            "the run has 2 workers, but 1 processes were started. Use torchrun --nproc-per-node 2, "
+            "or resources of 1",
+        ),
+        ({"scaling__num_workers": 1}, 2, "the run has 1 workers, but 2 processes were started"),
+        (
+            {"data__loader": "ray"},
+            1,
+            "data.loader = ray needs Ray. Without it, set data.loader=torch",
+        ),
+    ],
+)
+def test_what_cannot_be_without_ray_ends_with_2_and_no_attempt(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, Any],
+    processes: int,
+    problem: str,
+) -> None:
+    config = small_config(tmp_path, **changes)
+    environment = {**environment_of(config), "RANK": "0", "WORLD_SIZE": str(processes)}
+    assert __main__.main(["--without-ray"], environment) == 2
+    assert problem in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_on_gpus_is_refused_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"CUDA is missing.*resources\.workers"):
+        baseline.join(small_config(tmp_path, scaling__use_gpu=True), {})
+
+
+# Rank 0 and the others.
+
+DONE = Outcome(resumed_from=None, trained=Trained(epoch=2))
+STOPPED = Outcome(resumed_from=None, trained=Trained(), is_stopped=True)
+
+
+@dataclass
+class Told:
+    """Stands for a task."""
+
+    attempt: int = 1
+
+
+def pretend(
+    patch: pytest.MonkeyPatch,
+    work: Callable[[Told, Worker], Outcome],
+    *,
+    has_work: bool,
+    error: Exception | None,
+) -> None:
+    """Attempts that find something to do or not, and may fail afterwards; ranks that do it by `work`."""
+
+    def run(config: TrainerConfig, output: Output, fit: Any) -> None:
+        if has_work:
+            fit(Told(), open_folder(config), None)
+        if error:
+            raise error
+
+    patch.setattr(attempt, "run", run)
+    patch.setattr(baseline, "work", work)
+    # Only a main thread can handle signals.
+    patch.setattr(signal, "signal", lambda number, handler: None)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error", "raised"),
+    [
+        (DONE, None, None),
+        # Nothing was left to train: the others must not wait for it.
+        (None, None, None),
+        (None, ConfigError("of the data"), "of the data"),
+        (DONE, OSError("of the report"), "of the report"),
+        (STOPPED, None, str(attempt.Stopped())),
+    ],
+)
+def test_all_ranks_leave_in_good_order_when_rank_0_has_no_more_work_for_them(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    outcome: Outcome | None,
+    error: Exception | None,
+    raised: str | None,
+) -> None:
+    worked: list[int] = []
+
+    def work(task: Told, worker: Worker) -> Outcome:
+        assert task == Told()
+        worked.append(worker.rank)
+        assert outcome
+        return outcome
+
+    pretend(monkeypatch, work, has_work=outcome is not None, error=error)
+
+    def rank(worker: ThreadWorker) -> str | None:
+        try:
+            if worker.rank == 0:
+                baseline.Leader(worker).run(small_config(tmp_path), Output())
+            else:
+                baseline.follow(worker)
+        except (TrainerError, OSError) as problem:
+            return str(problem)
+        return None
+
+    assert Group(3).run(rank) == [raised, None, None]
+    assert sorted(worked) == ([0, 1, 2] if outcome else [])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Teller(Worker):
+    """Rank 0 of a group whose others only listen."""
+
+    told: list[Any] = field(default_factory=list)
+
+    def from_rank_zero(self, value: Any) -> Any:
+        self.told.append(value)
+        return value
+
+
+def test_rank_0_says_nothing_more_when_it_was_torn_from_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are in the midst of an exchange, and would take the word for a part of it."""
+
+    def work(task: Told, worker: Worker) -> Outcome:
+        raise RunError("of a step")
+
+    pretend(monkeypatch, work, has_work=True, error=None)
+    worker = Teller(world_size=2, device=torch.device("cpu"))
+    with pytest.raises(RunError, match="of a step"):
+        baseline.Leader(worker).run(small_config(tmp_path), Output())
+    assert worker.told == [Told()]
