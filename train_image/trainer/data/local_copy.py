@@ -21,6 +21,7 @@ import mmap
 import os
 import shutil
 import tempfile
+import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import astuple
@@ -40,6 +41,8 @@ from trainer.data.parquet import Prepared, Split, decode
 from trainer.errors import ConfigError, RunError
 
 GIB = 2**30
+
+TRY_AGAIN_S = 0.05
 
 
 class Rows(Dataset[Batch]):
@@ -108,7 +111,12 @@ def lock_copy(prepared: Prepared, split: Split, folder: Path) -> int:
         if is_complete(folder):
             return lock
         os.close(lock)
-        lock = _lock(folder, fcntl.LOCK_EX)
+        # Not waited for: whoever made the copy meanwhile keeps a shared lock for as long as it trains.
+        try:
+            lock = _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(TRY_AGAIN_S)
+            continue
         try:
             if not is_complete(folder):
                 write_copy(prepared, split, folder)
@@ -121,12 +129,17 @@ def is_complete(folder: Path) -> bool:
 
 
 def _lock(folder: Path, mode: int) -> int:
+    """Raises BlockingIOError if the mode forbids to wait."""
     while True:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = _open(folder)
         if lock is None:
             continue
-        fcntl.flock(lock, mode)
+        try:
+            fcntl.flock(lock, mode)
+        except BlockingIOError:
+            os.close(lock)
+            raise
         if _is_at(lock, folder):
             return lock
         os.close(lock)  # removed while we waited
