@@ -1,0 +1,51 @@
+"""One copy of the data per machine, shared by all who train on it."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import multiprocessing
+from training import small_config, task_of
+
+from trainer.data.local_copy import Rows
+from trainer.data.parquet import Prepared
+
+WORKERS = 6
+ROUNDS = 5
+
+
+def hold_copies(prepared: Prepared, scratches: list[str], all_hold: Any) -> None:
+    """Take the copy at the same time as the others, and keep it until each of them has it."""
+    for scratch in scratches:
+        all_hold.wait(60)
+        tempfile.tempdir = scratch
+        rows = Rows(prepared, prepared.train)
+        all_hold.wait(60)
+        assert len(rows) == prepared.num_train
+
+
+def test_workers_that_want_the_same_copy_at_the_same_time_all_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = task_of(small_config(tmp_path)).data
+    scratches = [str(tmp_path / str(number)) for number in range(ROUNDS)]
+    for scratch in scratches:
+        Path(scratch).mkdir()
+    # Forked, so that they are at the same place at the same time.
+    context = multiprocessing.get_context("fork")
+    all_hold = context.Barrier(WORKERS)
+    processes = [
+        context.Process(target=hold_copies, args=(prepared, scratches, all_hold))
+        for _ in range(WORKERS)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * WORKERS
+    # The last one to leave has removed it.
+    for scratch in scratches[:-1]:
+        assert list(Path(scratch).glob("*/*")) == []
