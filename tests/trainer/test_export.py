@@ -117,9 +117,10 @@ def test_torchscript_and_torch_export_take_any_number_of_images(
 
 
 def test_onnx_says_the_same(folder: RunFolder, tmp_path: Path) -> None:
-    reference = pytest.importorskip("onnx.reference")
+    from onnx.reference import ReferenceEvaluator
+
     exported(folder, tmp_path / "model.onnx", "--format", "onnx")
-    session = reference.ReferenceEvaluator(str(tmp_path / "model.onnx"))
+    session = ReferenceEvaluator(str(tmp_path / "model.onnx"))
     found = scores(lambda images: session.run(None, {"images": images.numpy()})[0])
     wanted = scores(read_saved(folder, "delivered").build())
     np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)

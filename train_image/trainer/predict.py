@@ -19,7 +19,6 @@ import torch
 from trainer.data.on_device import ToInput
 from trainer.data.pictures import UnreadableError, load
 from trainer.errors import ConfigError
-from trainer.grid import MOST, draw_grid
 from trainer.saved import DELIVERED, Saved, read_saved
 from trainer.terminal import Arguments, Bar, add_run, exit_code_of, open_run, table_text
 
@@ -128,6 +127,8 @@ def print_answers(answers: Sequence[Answer], *, as_json: bool) -> None:
 
 def write_grid(answers: Sequence[Answer], file: Path) -> None:
     """Raises ConfigError if it cannot be written."""
+    from trainer.grid import MOST, draw_grid  # matplotlib comes with it
+
     pictures = [
         (answer.pixels, f"{answer.top[0][0]}  {answer.top[0][1]:.1%}") for answer in answers
     ]
