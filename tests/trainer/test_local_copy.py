@@ -10,6 +10,7 @@ import pytest
 from torch import multiprocessing
 from training import small_config, task_of
 
+from trainer.data import local_copy
 from trainer.data.local_copy import Rows
 from trainer.data.parquet import Prepared
 
@@ -49,3 +50,16 @@ def test_workers_that_want_the_same_copy_at_the_same_time_all_get_it(
     # The last one to leave has removed it.
     for scratch in scratches[:-1]:
         assert list(Path(scratch).glob("*/*")) == []
+
+
+@pytest.mark.timeout(20)
+def test_who_looked_before_the_copy_was_made_does_not_wait_for_those_who_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = task_of(small_config(tmp_path)).data
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    holder = Rows(prepared, prepared.train)
+    answers = iter([False])
+    look = local_copy.is_complete
+    monkeypatch.setattr(local_copy, "is_complete", lambda folder: next(answers, look(folder)))
+    assert len(Rows(prepared, prepared.train)) == len(holder)
