@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from training import open_folder, small_config
+from training import open_folder, small_config, task_of
 
-from trainer import __main__
+from trainer import __main__, driver
+from trainer.attempt import Stopped, fail_on_sigterm
 from trainer.config import CONFIG_VARIABLE, Scaling
 from trainer.driver import aside, missing_capacity
 from trainer.errors import RunError
+from trainer.lease import Fenced
 from trainer.output import Output
+from trainer.progress import Trained
+from trainer.worker import Outcome
+
+LIMIT_S = 30.0
 
 CPU_RUN = Scaling(num_workers=2, use_gpu=False, cpus_per_worker=2)
 GPU_RUN = Scaling(num_workers=16, use_gpu=True, cpus_per_worker=6)
@@ -84,7 +93,7 @@ def test_a_config_that_is_none_ends_with_2(
     text: str | None, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     environment = {} if text is None else {CONFIG_VARIABLE: text}
-    assert __main__.main(environment) == 2
+    assert __main__.main([], environment) == 2
     assert message in capsys.readouterr().err
 
 
@@ -93,8 +102,8 @@ def test_a_storage_that_cannot_be_used_ends_with_1(
 ) -> None:
     (tmp_path / "file").write_text("")
     config = small_config(tmp_path / "file")
-    assert __main__.main({CONFIG_VARIABLE: config.model_dump_json()}) == 1
-    assert "file cannot be used" in capsys.readouterr().err
+    assert __main__.main([], {CONFIG_VARIABLE: config.model_dump_json()}) == 1
+    assert "file/small cannot be claimed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -103,7 +112,7 @@ def test_a_storage_that_cannot_be_used_ends_with_1(
         ({"train__global_batch_size": 63, "scaling__num_workers": 2}, "Use 62 or 64"),
         ({"train__global_batch_size": 2000}, "more than the 1438 training samples"),
         ({"train__model__name": "resnet-18"}, "Did you mean resnet18"),
-        ({"train__model__in_channels": 3}, "digits has 1 channel"),
+        ({"train__model__num_classes": 7}, "but the data has 10 classes"),
         ({"storage__path": "gs://bucket"}, "neither a folder nor s3://"),
     ],
 )
@@ -114,7 +123,7 @@ def test_a_config_that_cannot_be_ends_with_2_and_no_attempt(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     config = small_config(tmp_path, **changes)
-    assert __main__.main({CONFIG_VARIABLE: config.model_dump_json()}) == 2
+    assert __main__.main([], {CONFIG_VARIABLE: config.model_dump_json()}) == 2
     assert message in capsys.readouterr().err
     if config.storage.path == str(tmp_path):
         folder = open_folder(config)
@@ -122,21 +131,111 @@ def test_a_config_that_cannot_be_ends_with_2_and_no_attempt(
         assert not folder.exists(folder.run)
 
 
-def test_a_signal_that_another_thread_got_ends_the_wait() -> None:
-    def stop(signum: int, frame: object) -> None:
-        raise RunError("stopped")
+# Beside the work.
 
-    before = signal.signal(signal.SIGUSR1, stop)
-    enough = threading.Event()
 
-    def work() -> None:
-        time.sleep(0.2)  # until the other thread waits
-        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
-        enough.wait(60)
+class Waiting:
+    """Work that ends when it is asked to, and the calls that its waiting makes meanwhile."""
 
-    try:
-        with pytest.raises(RunError, match="stopped"):
-            aside(work)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-        enough.set()
+    def __init__(self) -> None:
+        self.is_waited_for = threading.Event()
+        self.asked = threading.Event()
+        self.ended = threading.Event()
+
+    def check(self) -> None:
+        self.is_waited_for.set()
+
+    def work(self) -> str:
+        assert self.asked.wait(LIMIT_S)
+        self.ended.set()
+        return "done"
+
+    def get_signal(self) -> str:
+        """The system may give a signal to any thread, such as that of the work."""
+        assert self.is_waited_for.wait(LIMIT_S)
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        return self.work()
+
+
+@pytest.fixture
+def waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Waiting]:
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(driver, "SIGNAL_POLL_S", 0.01)
+    fail_on_sigterm()
+    waiting = Waiting()
+    yield waiting
+    waiting.asked.set()
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_what_the_work_returns_or_raises_comes_back(waiting: Waiting) -> None:
+    def fail() -> None:
+        raise RunError("of the work")
+
+    assert aside(lambda: "done", ask_to_end=waiting.asked.set, check=waiting.check) == "done"
+    with pytest.raises(RunError, match="of the work"):
+        aside(fail, ask_to_end=waiting.asked.set, check=waiting.check)
+    assert not waiting.asked.is_set()
+
+
+def test_sigterm_asks_the_work_to_end_and_waits_for_that(waiting: Waiting) -> None:
+    with pytest.raises(Stopped):
+        aside(waiting.get_signal, ask_to_end=waiting.asked.set, check=waiting.check)
+    assert waiting.ended.is_set()
+
+
+def test_work_that_does_not_end_is_left_behind(
+    waiting: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "STOP_WAIT_S", 0.01)
+    with pytest.raises(Stopped):
+        aside(waiting.get_signal, ask_to_end=lambda: None, check=waiting.check)
+    assert not waiting.ended.is_set()
+
+
+def test_an_attempt_that_was_taken_over_waits_no_longer(waiting: Waiting) -> None:
+    def check() -> None:
+        raise Fenced("attempt 2 has taken over")
+
+    with pytest.raises(Fenced, match="attempt 2 has taken over"):
+        aside(waiting.work, ask_to_end=waiting.asked.set, check=check)
+    assert not waiting.asked.is_set()
+
+
+def test_the_driver_asks_the_workers_to_stop_in_the_run_s_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = small_config(tmp_path)
+    folder = open_folder(config)
+    driver.ask_to_stop(task_of(config, attempt=3), folder)
+    assert folder.exists(folder.stop(3))
+    assert capsys.readouterr().out == "SIGTERM: the workers save a checkpoint and leave\n"
+
+
+@pytest.mark.parametrize(
+    ("notice", "left_s"),
+    [
+        (None, None),
+        (SimpleNamespace(deadline_ms=1_000_060_000), 60.0),
+        (SimpleNamespace(deadline_ms=999_990_000), 0.0),
+        # A notice without a time may mean now.
+        (SimpleNamespace(deadline_ms=0), 0.0),
+        (SimpleNamespace(deadline_ms=None), 0.0),
+    ],
+)
+def test_a_notice_of_ray_tells_how_long_the_node_stays(
+    monkeypatch: pytest.MonkeyPatch, notice: object, left_s: float | None
+) -> None:
+    monkeypatch.setattr("ray.train.get_preemption_info", lambda: notice)
+    monkeypatch.setattr(time, "time", lambda: 1_000_000.0)
+    assert driver.seconds_until_drain() == left_s
+
+
+def test_an_outcome_survives_a_network_that_takes_plain_values_only() -> None:
+    outcome = Outcome(
+        resumed_from="s000000000100-a1.1",
+        trained=Trained(epoch=1, step=10, seconds={"data": 0.5}, val_loss=0.25),
+        diverged="NaN",
+    )
+    plain = json.loads(json.dumps(outcome.to_plain()))
+    assert Outcome.from_plain(plain) == outcome
