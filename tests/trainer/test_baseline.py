@@ -24,6 +24,7 @@ from trainer.config import CONFIG_VARIABLE, TrainerConfig
 from trainer.errors import ConfigError, RunError, TrainerError
 from trainer.output import Output
 from trainer.progress import Trained
+from trainer.startup import Startup
 from trainer.strategy import Worker
 from trainer.worker import Outcome
 
@@ -195,8 +196,9 @@ def test_a_run_on_gpus_is_refused_where_there_is_none(
 
 # Rank 0 and the others.
 
-DONE = Outcome(resumed_from=None, trained=Trained(epoch=2))
-STOPPED = Outcome(resumed_from=None, trained=Trained(), is_stopped=True)
+STARTUP = Startup(began=0.0)
+DONE = Outcome(resumed_from=None, trained=Trained(epoch=2), startup=STARTUP)
+STOPPED = Outcome(resumed_from=None, trained=Trained(), startup=STARTUP, is_stopped=True)
 
 
 @dataclass

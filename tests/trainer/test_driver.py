@@ -22,6 +22,7 @@ from trainer.errors import RunError
 from trainer.lease import Fenced
 from trainer.output import Output
 from trainer.progress import Trained
+from trainer.startup import Startup
 from trainer.worker import Outcome
 
 LIMIT_S = 30.0
@@ -235,6 +236,7 @@ def test_an_outcome_survives_a_network_that_takes_plain_values_only() -> None:
     outcome = Outcome(
         resumed_from="s000000000100-a1.1",
         trained=Trained(epoch=1, step=10, seconds={"data": 0.5}, val_loss=0.25),
+        startup=Startup(began=1.0, seconds={"ray": 2.0}),
         diverged="NaN",
     )
     plain = json.loads(json.dumps(outcome.to_plain()))

@@ -12,7 +12,7 @@ from training import Group, small_config, task_of
 from trainer.data.batch import Batch
 from trainer.data.torch_loader import ValidationBatches
 from trainer.strategy import Worker
-from trainer.validation import NUM_WORST, Mistake, Tally, Validation, Verdicts
+from trainer.validation import NUM_WORST, Answers, Mistake, Tally, Validation
 
 CPU = torch.device("cpu")
 ALONE = Worker(device=CPU)
@@ -33,12 +33,12 @@ def outputs_for(predicted: list[int], sureness: list[float], classes: int = 3) -
 
 
 def judged(outputs: torch.Tensor, batch: Batch, classes: int = 3) -> Validation:
-    verdicts = Verdicts(classes, ALONE)
-    verdicts.add(outputs, batch)
-    return verdicts.over_all()
+    answers = Answers(classes, ALONE)
+    answers.add(outputs, batch)
+    return answers.over_all()
 
 
-def test_verdicts_are_counted_by_label_and_prediction() -> None:
+def test_answers_are_counted_by_label_and_prediction() -> None:
     labels, predicted = [0, 0, 0, 1, 2, 2], [0, 0, 2, 1, 0, 0]
     found = judged(outputs_for(predicted, [5.0] * 6), batch_of(list(range(6)), labels))
     assert found.num_samples == 6
@@ -49,12 +49,12 @@ def test_verdicts_are_counted_by_label_and_prediction() -> None:
 def test_the_loss_is_the_mean_over_all_images() -> None:
     outputs = torch.randn(10, 3, generator=torch.Generator().manual_seed(0))
     labels = [0, 1, 2, 0, 1, 2, 0, 1, 2, 0]
-    verdicts = Verdicts(3, ALONE)
+    answers = Answers(3, ALONE)
     for start, end in ((0, 7), (7, 8), (8, 10)):
         ids = list(range(start, end))
-        verdicts.add(outputs[start:end], batch_of(ids, labels[start:end]))
+        answers.add(outputs[start:end], batch_of(ids, labels[start:end]))
     expected = functional.cross_entropy(outputs.double(), torch.tensor(labels)).item()
-    assert verdicts.over_all().loss == pytest.approx(expected, abs=1e-6)
+    assert answers.over_all().loss == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_worst_mistakes_come_with_all_that_is_known_of_them() -> None:
@@ -77,11 +77,11 @@ def test_the_worst_mistakes_come_with_all_that_is_known_of_them() -> None:
 def test_of_many_mistakes_only_the_most_confident_are_kept() -> None:
     count = 5 * NUM_WORST
     sureness = torch.randperm(count, generator=torch.Generator().manual_seed(0)) / 10 + 0.1
-    verdicts = Verdicts(3, ALONE)
+    answers = Answers(3, ALONE)
     outputs = outputs_for([1] * count, sureness.tolist())
     for ids in torch.arange(count).split(7):
-        verdicts.add(outputs[ids], batch_of(ids.tolist(), [0] * len(ids)))
-    worst = verdicts.over_all().worst
+        answers.add(outputs[ids], batch_of(ids.tolist(), [0] * len(ids)))
+    worst = answers.over_all().worst
     assert [mistake.id for mistake in worst] == sureness.argsort(descending=True)[
         :NUM_WORST
     ].tolist()
@@ -106,14 +106,14 @@ def test_a_model_without_mistakes_has_no_worst_ones() -> None:
 def test_workers_together_say_what_one_says(tmp_path: Path, workers: int) -> None:
     config = small_config(tmp_path, train__global_batch_size=120)
     data = task_of(config).data
-    answers = torch.randn(data.num_valid, 10, generator=torch.Generator().manual_seed(0))
+    outputs = torch.randn(data.num_valid, 10, generator=torch.Generator().manual_seed(0))
 
     def validate(worker: Worker) -> tuple[Validation, list[int]]:
-        verdicts, ids = Verdicts(10, worker), []
+        answers, ids = Answers(10, worker), []
         for batch in ValidationBatches(data, worker, config):
-            verdicts.add(answers[batch.ids], batch)
+            answers.add(outputs[batch.ids], batch)
             ids += batch.ids.tolist()
-        return verdicts.over_all(), ids
+        return answers.over_all(), ids
 
     alone, _ = validate(ALONE)
     assert alone.num_samples == data.num_valid == 359
@@ -127,10 +127,10 @@ def test_workers_together_say_what_one_says(tmp_path: Path, workers: int) -> Non
 
 def test_a_worker_without_images_changes_nothing() -> None:
     def validate(worker: Worker) -> Validation:
-        verdicts = Verdicts(3, worker)
+        answers = Answers(3, worker)
         if worker.rank == 0:
-            verdicts.add(outputs_for([1, 2], [5.0, 4.0]), batch_of([0, 1], [1, 1]))
-        return verdicts.over_all()
+            answers.add(outputs_for([1, 2], [5.0, 4.0]), batch_of([0, 1], [1, 1]))
+        return answers.over_all()
 
     first, second = Group(2).run(validate)
     assert first == second
