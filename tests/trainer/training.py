@@ -21,6 +21,7 @@ from trainer.config import TrainerConfig
 from trainer.data.parquet import Prepared
 from trainer.folder import RunFolder
 from trainer.progress import read_lines
+from trainer.startup import Startup
 from trainer.strategy import Worker
 from trainer.worker import Outcome, Task, work
 
@@ -66,7 +67,7 @@ def open_folder(config: TrainerConfig) -> RunFolder:
 
 def task_of(config: TrainerConfig, attempt: int = 1) -> Task:
     data = open_data(config, open_folder(config))
-    return Task(config=config, data=data, attempt=attempt, began=time.time())
+    return Task(config=config, data=data, attempt=attempt, startup=Startup(began=time.time()))
 
 
 def read_split(data: Prepared) -> pa.Table:

@@ -24,6 +24,7 @@ from trainer.lease import Fenced, Lease
 from trainer.output import Output, ProgressPrinter
 from trainer.progress import SPENT, Length, Recorder, Trained, cleaned
 from trainer.saved import deliver
+from trainer.startup import Startup
 from trainer.worker import Outcome, Task
 
 Fit = Callable[[Task, RunFolder, Lease], Outcome]
@@ -32,7 +33,7 @@ Fit = Callable[[Task, RunFolder, Lease], Outcome]
 
 def run(config: TrainerConfig, output: Output, fit: Fit) -> None:
     """Bring the run to its end, from wherever it stands. Raises TrainerError."""
-    began = time.time()
+    startup = Startup(began=time.time())
     config = with_absolute_path(config)
     folder = RunFolder.open(config.storage.path, config.name, config.storage.endpoint)
 
@@ -58,14 +59,15 @@ def run(config: TrainerConfig, output: Output, fit: Fit) -> None:
                 recorder.show_start(trained)
                 resumed_from = start.name if start else None
                 if not trained.is_complete(config.train.epochs):
-                    task = Task(config=config, data=data, attempt=attempt, began=began)
+                    task = Task(config=config, data=data, attempt=attempt, startup=startup)
+                    startup.reach("prepare")
                     with ProgressPrinter(folder, output, attempt):
                         outcome = fit(task, folder, lease)
                     if outcome.diverged:
                         raise Diverged(outcome.diverged)
-                    resumed_from = outcome.resumed_from
+                    resumed_from, startup = outcome.resumed_from, outcome.startup
                 lease.check()
-                summary = finish(config, folder, data, length, attempt, resumed_from)
+                summary = finish(config, folder, data, length, attempt, resumed_from, startup)
     except OSError as error:
         raise RunError(
             f"the storage {config.storage.path} cannot be used: {error}\n"
@@ -243,6 +245,7 @@ def finish(
     length: Length,
     attempt: int,
     resumed_from: str | None,
+    startup: Startup,
 ) -> dict[str, Any]:
     """Make model, report and summary of the checkpoint to deliver; returns the summary."""
     checkpoints = Checkpoints(folder)
@@ -260,6 +263,7 @@ def finish(
         "checkpoint": delivered.name,
         "bad_samples": data.bad_samples,
         "dropped_per_epoch": length.dropped_per_epoch,
+        "startup": startup.to_json(),
     }
     validation = checkpoints.load(delivered.name, VALIDATION)
     report.write_report(folder, config, data, summary, validation)

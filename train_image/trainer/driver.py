@@ -82,6 +82,7 @@ def run(config: TrainerConfig, output: Output) -> None:
 def fit(task: Task, folder: RunFolder, lease: Lease) -> Outcome:
     """Train on Ray, with as many workers as the config says."""
     with ray_running(task.config.scaling) as scratch:
+        task.startup.reach("ray")
         return aside(
             lambda: run_workers(task, scratch),
             ask_to_end=lambda: ask_to_stop(task, folder),
@@ -95,9 +96,7 @@ def ask_to_stop(task: Task, folder: RunFolder) -> None:
     folder.write(folder.stop(task.attempt), "")
 
 
-def aside(
-    work: Callable[[], T], *, ask_to_end: Callable[[], None], check: Callable[[], None]
-) -> T:
+def aside(work: Callable[[], T], *, ask_to_end: Callable[[], None], check: Callable[[], None]) -> T:
     """Do the work in another thread, while this one waits where a signal may end it.
 
     An exception that a signal handler raises in the middle of Ray's own code tears that apart. The

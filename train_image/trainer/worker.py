@@ -24,6 +24,7 @@ from trainer.loop import Notices
 from trainer.progress import Length, Recorder, Report, Trained
 from trainer.resume import Start
 from trainer.saver import Saver
+from trainer.startup import Startup, Watched
 from trainer.strategy import Worker
 from trainer.tensorboard import TensorBoard
 from trainer.validation import Validation
@@ -41,8 +42,7 @@ class Task:
     config: TrainerConfig
     data: Prepared
     attempt: int
-    began: float
-    """time.time() at which the attempt began."""
+    startup: Startup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +51,7 @@ class Outcome:
 
     resumed_from: str | None
     trained: Trained
+    startup: Startup
     is_stopped: bool = False
     """Saved and left before the end, because it was asked to."""
     diverged: str | None = None
@@ -62,7 +63,8 @@ class Outcome:
 
     @classmethod
     def from_plain(cls, plain: Record) -> Outcome:
-        return cls(**plain | {"trained": Trained(**plain["trained"])})
+        trained, startup = Trained(**plain["trained"]), Startup(**plain["startup"])
+        return cls(**plain | {"trained": trained, "startup": startup})
 
 
 def work(
@@ -74,7 +76,8 @@ def work(
     gauges: Callable[[Record], None] = lambda record: None,
 ) -> Outcome:
     """Train this worker's part of the run to its end."""
-    config = task.config
+    config, startup = task.config, task.startup
+    startup.reach("workers")
     torch.set_num_threads(config.scaling.cpus_per_worker)
     folder = RunFolder.open(config.storage.path, config.name, config.storage.endpoint)
     length = Length.of(config, task.data.num_train)
@@ -88,6 +91,7 @@ def work(
     if start.weights is not None and start.state is not None:
         learner.load(start.weights, start.state["learner"])
     learner.start()
+    startup.reach("model")
     with ExitStack() as stack:
         records: loop.Records = _Silent()
         is_stopping: Callable[[], bool] = lambda: False  # noqa: E731
@@ -104,16 +108,23 @@ def work(
                 length=length,
                 trained=start.trained,
                 begun=start.state["begun"] if start.state else {},
-                batches=(make_batches or torch_batches)(task, length, start, worker),
+                batches=Watched(
+                    (make_batches or torch_batches)(task, length, start, worker), startup
+                ),
                 validation=ValidationBatches(task.data, worker, config),
                 records=records,
                 notices=Notices(drain_s=drain_s, is_stopping=is_stopping),
-                began=task.began,
+                began=startup.began,
             )
         except Diverged as error:
-            return Outcome(resumed_from=start.name, trained=start.trained, diverged=str(error))
+            return Outcome(
+                resumed_from=start.name,
+                trained=start.trained,
+                startup=startup,
+                diverged=str(error),
+            )
     is_stopped = not trained.is_complete(config.train.epochs)
-    return Outcome(resumed_from=start.name, trained=trained, is_stopped=is_stopped)
+    return Outcome(resumed_from=start.name, trained=trained, startup=startup, is_stopped=is_stopped)
 
 
 def torch_batches(task: Task, length: Length, start: Start, worker: Worker) -> Batches:
