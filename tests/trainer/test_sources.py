@@ -441,7 +441,7 @@ def test_a_bad_sample_is_named_or_left_out_and_counted(
     write: Callable[[Path], Path], count: int, message: str, tmp_path: Path
 ) -> None:
     source = write(tmp_path / "source")
-    with pytest.raises(ConfigError, match=f"samples cannot be used(?s:.*){message}"):
+    with pytest.raises(ConfigError, match=f"samples that cannot be used: (?s:.*){message}"):
         prepared_from(source, tmp_path / "dest", means=Means(max_bad_samples=count - 1))
     prepared = prepared_from(source, tmp_path / "dest", means=Means(max_bad_samples=count))
     assert prepared.bad_samples == count
@@ -625,7 +625,9 @@ def test_a_source_that_is_none_is_refused_with_its_place(
 
 def test_no_more_bad_samples_are_shown_than_a_person_reads(tmp_path: Path) -> None:
     source = made.write_table(tmp_path / "a.parquet", pa.array(PNGS, pa.binary()), LABELS - 3)
-    with pytest.raises(ConfigError, match=r"30 samples cannot be used(?s:.*)and 25 more") as error:
+    with pytest.raises(
+        ConfigError, match=r"cannot be used: 30, where max_bad_samples allows 0:(?s:.*)and 25 more"
+    ) as error:
         prepared_from(source, tmp_path / "dest")
     assert len(str(error.value).splitlines()) == 8
 

@@ -59,7 +59,7 @@ def _prepare(wanted: argparse.Namespace) -> int:
         f"{size_text(size)} in {len(files)} files: {wanted.dest}"
     )
     if prepared.bad_samples:
-        print(f"{prepared.bad_samples} bad samples are left out; dataset.json lists them")
+        print(f"bad samples left out: {prepared.bad_samples}; dataset.json lists them")
     return 0
 
 

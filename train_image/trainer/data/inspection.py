@@ -226,7 +226,7 @@ def describe(known: dict[str, Any]) -> str:
     lines += ["", _split_table(known["splits"]), "", _class_table(known)]
     bad = known["bad_samples"]
     if bad:
-        lines += ["", f"{len(bad)} bad samples:"]
+        lines += ["", f"bad samples: {len(bad)}"]
         lines += [f"  {each['place']}: {each['reason']}" for each in bad[:SHOWN_BAD]]
         if len(bad) > SHOWN_BAD:
             lines.append(f"  and {len(bad) - SHOWN_BAD} more")

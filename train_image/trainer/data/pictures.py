@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from PIL import Image, ImageOps
-from torch.nn import functional
 from torchvision.io import ImageReadMode, decode_image
 
 EXTENSIONS = (
@@ -28,6 +27,8 @@ JPEG_QUALITY = 95
 
 ORIENTATION = 0x0112
 """EXIF tag; 5 to 8 say that the picture lies on its side."""
+EXIF_NOTES = (b"eXIf", b"Raw profile type exif", b"com.adobe.xmp")
+"""One of them is in every PNG that has EXIF data."""
 
 # What PIL is known to raise for files that are no pictures, or broken ones.
 _BROKEN = (
@@ -84,7 +85,8 @@ def decode(data: bytes, shape: tuple[int, int, int]) -> np.ndarray:
         pixels = decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode)
     except (RuntimeError, ValueError) as error:
         raise _unreadable(error) from error
-    return _fit(pixels, height, width).numpy()
+    # Never with torch's own threads: each of ours would start as many again.
+    return resize(pixels.numpy(), height, width)
 
 
 def load(data: bytes, shape: tuple[int, int, int], header: Header | None = None) -> np.ndarray:
@@ -117,7 +119,9 @@ def to_png(pixels_CHW: np.ndarray) -> bytes:
 
 def resize(pixels_CHW: np.ndarray, height: int, width: int) -> np.ndarray:
     """The middle of an image in that size."""
-    return _fit(torch.from_numpy(pixels_CHW), height, width).numpy()
+    if pixels_CHW.shape[1:] == (height, width):
+        return np.ascontiguousarray(pixels_CHW)
+    return _to_pixels(_crop(_to_image(pixels_CHW), (width, height)))
 
 
 def _open(data: bytes) -> Image.Image:
@@ -125,7 +129,7 @@ def _open(data: bytes) -> Image.Image:
 
 
 def _header_of(image: Image.Image, data: bytes) -> Header:
-    orientation = image.getexif().get(ORIENTATION, 1)
+    orientation = _orientation(image, data)
     width, height = image.size if orientation < 5 else image.size[::-1]
     is_jpeg = image.format in ("JPEG", "MPO")
     is_simple = image.mode in ("L", "RGB") and orientation == 1
@@ -142,13 +146,20 @@ def _header_of(image: Image.Image, data: bytes) -> Header:
     )
 
 
+def _orientation(image: Image.Image, data: bytes) -> int:
+    # A PNG can have it behind its pixels, and PIL would decode these to look.
+    if image.format == "PNG" and not any(note in data for note in EXIF_NOTES):
+        return 1
+    return image.getexif().get(ORIENTATION, 1)
+
+
 def _draw(data: bytes, shape: tuple[int, int, int]) -> Image.Image:
     """The picture upright, in grey or colour, in that height and width. Raises UnreadableError."""
     channels, height, width = shape
     mode = "L" if channels == 1 else "RGB"
     try:
         with _open(data) as image:
-            orientation = image.getexif().get(ORIENTATION, 1)
+            orientation = _orientation(image, data)
             lying = (height, width) if orientation >= 5 else (width, height)
             # A JPEG can be decoded at half, a quarter or an eighth of its size, in a fraction of the time.
             if image.size != lying:
@@ -180,15 +191,6 @@ def _crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:
     left, top, width, height = _middle(*image.size, *size)
     box = (left, top, left + width, top + height)
     return image.resize(size, Image.Resampling.BILINEAR, box=box)
-
-
-def _fit(pixels: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    if pixels.shape[1:] == (height, width):
-        return pixels
-    left, top, box_width, box_height = _middle(pixels.shape[2], pixels.shape[1], width, height)
-    box = pixels[None, :, top : top + box_height, left : left + box_width]
-    size = (height, width)
-    return functional.interpolate(box, size=size, mode="bilinear", antialias=True)[0]
 
 
 def _middle(width: int, height: int, new_width: int, new_height: int) -> tuple[int, int, int, int]:

@@ -244,8 +244,10 @@ class BadSamples:
         lines = "".join(f"\n       {bad['place']}: {bad['reason']}" for bad in self.found[:SHOWN])
         more = len(self.found) - SHOWN
         raise ConfigError(
-            f"{self._source}: {len(self.found)} samples cannot be used, and max_bad_samples allows "
-            f"{self._allowed}:{lines}" + (f"\n       and {more} more" if more > 0 else "") + "\n"
+            f"{self._source}: samples that cannot be used: {len(self.found)}, where max_bad_samples "
+            f"allows {self._allowed}:{lines}"
+            + (f"\n       and {more} more" if more > 0 else "")
+            + "\n"
             "       Repair them, or set data.max_bad_samples (--max-bad-samples) to leave so many out."
         )
 

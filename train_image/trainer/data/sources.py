@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainer.config import BUILT_IN, Data, Model
-from trainer.data import prepare as preparation
 from trainer.data.find import open_prepared
 from trainer.data.parquet import Prepared, is_prepared, read_prepared
 from trainer.data.plan import Options
+from trainer.data.prepare import Means, prepare
 from trainer.errors import ConfigError
 from trainer.folder import RunFolder
 
@@ -55,21 +55,15 @@ def open_data(
             channels=model.in_channels,
             num_classes=model.num_classes,
         )
-        means = preparation.Means(
+        means = Means(
             endpoint=endpoint,
             threads=default_threads(data.source),
             max_bad_samples=data.max_bad_samples,
             say=say,
             show=_Teller(say),
         )
-        preparation.prepare(options, dest, means)
+        prepare(options, dest, means)
     return read_prepared(dest, path=folder.show(folder.data), endpoint=storage_endpoint)
-
-
-def prepare(data: Data, folder: RunFolder) -> Prepared:
-    dest = RunFolder(folder.filesystem, folder.data)
-    preparation.prepare(Options(source=absolute(data.source)), dest, preparation.Means())
-    return read_prepared(dest, path=folder.show(folder.data), endpoint=None)
 
 
 def absolute(source: str) -> str:

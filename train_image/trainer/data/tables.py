@@ -502,9 +502,11 @@ def _wrong_sizes(values: pa.Array, stored: tuple[int, ...]) -> np.ndarray:
     for size in stored if _is_list(values.type.value_type) else (math.prod(stored),):
         lengths = pc.fill_null(pc.list_value_length(values), -1).to_numpy(zero_copy_only=False)
         is_wrong[row_of[lengths != size]] = True
-        row_of = np.repeat(row_of, np.maximum(lengths, 0))
         values = values.flatten()
-    is_wrong[row_of[_nulls(values)]] = True
+        if _is_list(values.type) or values.null_count:
+            row_of = np.repeat(row_of, np.maximum(lengths, 0))
+    if values.null_count:
+        is_wrong[row_of[_nulls(values)]] = True
     return is_wrong
 
 
