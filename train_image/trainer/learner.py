@@ -18,7 +18,7 @@ from trainer.model import build_model
 from trainer.optimize import Precision, average_of, build_optimizer, learning_rate
 from trainer.progress import Length
 from trainer.strategy import STRATEGIES, Worker
-from trainer.validation import Tally, Validation, Verdicts
+from trainer.validation import Tally, Validation, Answers
 
 EMPTY_SHARE = 2
 """Images that stand in for a share of none: batch norm wants more than one."""
@@ -153,20 +153,15 @@ class Learner:
 
     def validate(self, batches: Iterable[Batch]) -> Validation:
         """What the network says of the validation images of all workers, each counted once."""
-        self.strategy.agree(self.network, self.worker)
-        if self.average:
-            for own, theirs in zip(
-                self.average.module.buffers(), self.network.buffers(), strict=True
-            ):
-                own.copy_(theirs)
         network = self.delivered().eval()
-        verdicts = Verdicts(len(self.images.classes), self.worker)
+        self.strategy.agree(network, self.worker)
+        answers = Answers(len(self.images.classes), self.worker)
         with torch.inference_mode():
             for batch in batches:
                 here = moved(batch, self.worker.device)
-                verdicts.add(self._forward(network, here.pixels), here)
+                answers.add(self._forward(network, here.pixels), here)
         network.train()
-        return verdicts.over_all()
+        return answers.over_all()
 
     def is_finite(self) -> bool:
         """Whether all weights are numbers."""

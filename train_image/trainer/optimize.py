@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from trainer.config import Cosine, Sgd, Steps, Train
@@ -94,5 +94,15 @@ class Precision:
 
 
 def average_of(network: nn.Module, decay: float) -> AveragedModel:
-    """A moving average of the network's weights, with the network's own buffers."""
-    return AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(decay))
+    """A moving average of the network's weights and buffers, which begins with the first update.
+
+    Early on it keeps less of itself, (1 + n) / (10 + n) after n updates, as TensorFlow's
+    ExponentialMovingAverage does: initial weights would weigh on a short run for long.
+    """
+
+    def update(average: list[Tensor], current: list[Tensor], num_averaged: Tensor) -> None:
+        count = int(num_averaged)
+        kept = min(decay, (1 + count) / (10 + count))
+        get_ema_multi_avg_fn(kept)(average, current, num_averaged)
+
+    return AveragedModel(network, multi_avg_fn=update, use_buffers=True)

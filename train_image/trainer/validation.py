@@ -73,7 +73,7 @@ class Tally:
         return worker.sum(self.sums.clone())
 
 
-class Verdicts:
+class Answers:
     """Gathers what one worker's share of the validation images comes out as."""
 
     def __init__(self, classes: int, worker: Worker) -> None:
