@@ -49,7 +49,7 @@ def run(config: TrainerConfig, output: Output, fit: Fit) -> None:
                 folder.delete(folder.summary)
                 data = open_data(config, folder)
                 length = check_data(config, data)
-                start = Checkpoints(folder).newest()
+                start = resume.choose(folder)
                 record_attempt(config, folder, attempt, start)
                 describe(config, folder, data, length, parameters, attempt, start)
 
@@ -216,7 +216,7 @@ def explained(config: TrainerConfig, folder: RunFolder, attempt: int) -> Iterato
         if isinstance(error, KeyboardInterrupt):
             error = RunError("the run was interrupted; started again, it goes on from there")
         line = (str(error).splitlines() or [type(error).__name__])[0]
-        summary = summarise(config, folder, Checkpoints(folder).newest(), attempt, None, error=line)
+        summary = summarise(config, folder, resume.choose(folder), attempt, None, error=line)
         folder.write(folder.summary, json.dumps(summary, indent=2))
         raise error
 
@@ -249,7 +249,7 @@ def finish(
 ) -> dict[str, Any]:
     """Make model, report and summary of the checkpoint to deliver; returns the summary."""
     checkpoints = Checkpoints(folder)
-    last = checkpoints.newest(print)
+    last = resume.choose(folder, print)
     if last is None or not last.trained.is_complete(config.train.epochs):
         raise RunError(
             f"training ended, but the last intact checkpoint in {folder.show(folder.checkpoints)} "
@@ -273,7 +273,7 @@ def finish(
 
 def best_intact(checkpoints: Checkpoints, config: TrainerConfig) -> Checkpoint:
     """The best checkpoint. Raises RunError if it is damaged: the next best may be far from it."""
-    best = best_of(checkpoints.committed(), config.checkpoint.best)
+    best = best_of(resume.descended(checkpoints.folder), config.checkpoint.best)
     assert best is not None  # the last one is there
     try:
         return checkpoints.check(best.name)
@@ -296,7 +296,7 @@ def summarise(
 ) -> dict[str, Any]:
     """What summary.json holds."""
     trained = last.trained if last else Trained()
-    best = best_of(Checkpoints(folder).committed(), config.checkpoint.best)
+    best = best_of(resume.descended(folder), config.checkpoint.best)
     summary = {
         "name": config.name,
         "outcome": "failed" if error else "succeeded",

@@ -187,13 +187,20 @@ class Checkpoints:
                 read(len(chunk))
         return digest.hexdigest()
 
-    def newest(self, say: Callable[[str], None] = lambda line: None) -> Checkpoint | None:
-        """The newest that is intact; `say` hears of each that is passed over."""
+    def newest(
+        self,
+        say: Callable[[str], None] = lambda line: None,
+        why_not: Callable[[str], str | None] = lambda name: None,
+    ) -> Checkpoint | None:
+        """The newest that is intact, and against which nothing speaks; `say` hears of each other."""
         for name in self.names():
+            if reason := why_not(name):
+                say(f"checkpoint {name} is passed over: {reason}")
+                continue
             try:
                 return self.check(name)
-            except Damaged as reason:
-                say(f"checkpoint {name} is passed over: {reason}")
+            except Damaged as damage:
+                say(f"checkpoint {name} is passed over: {damage}")
         return None
 
     def committed(self) -> list[Checkpoint]:

@@ -106,8 +106,8 @@ class Data(Section):
     CPUs beside its first, and none where there is nothing to decode."""
 
     ray_nodes: dict[str, str] | None = None
-    """Labels of the nodes on which the Ray loader reads and decodes, such as `{ray-subcluster: data}`; without
-    them it may use any node."""
+    """Labels of the nodes on which the Ray loader reads and decodes, such as `{ray-subcluster: data}`;
+    without them it may use any node."""
 
     shuffle: bool = True
     """Train on the samples in a new order each epoch, the same for the same seed."""

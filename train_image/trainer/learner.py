@@ -18,7 +18,7 @@ from trainer.model import build_model
 from trainer.optimize import Precision, average_of, build_optimizer, learning_rate
 from trainer.progress import Length
 from trainer.strategy import STRATEGIES, Worker
-from trainer.validation import Tally, Validation, Answers
+from trainer.validation import Answers, Tally, Validation
 
 EMPTY_SHARE = 2
 """Images that stand in for a share of none: batch norm wants more than one."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from trainer.checkpoint import MODEL, STATE, Checkpoint, Checkpoints, Damaged, Name
+from trainer.checkpoint import MODEL, STATE, Checkpoint, Checkpoints, Name
 from trainer.config import TrainerConfig
 from trainer.errors import ConfigError
 from trainer.folder import RunFolder
@@ -58,7 +58,7 @@ def begin(
     metrics of steps that will be trained again.
     """
     checkpoints = Checkpoints(folder)
-    start = choose(folder, checkpoints, say)
+    start = choose(folder, say)
     if start:
         refuse_other(start, config)
     for name in checkpoints.names():
@@ -72,20 +72,17 @@ def begin(
     return start.name if start else None
 
 
-def choose(
-    folder: RunFolder, checkpoints: Checkpoints, say: Callable[[str], None]
-) -> Checkpoint | None:
+def choose(folder: RunFolder, say: Callable[[str], None] = lambda line: None) -> Checkpoint | None:
     """The newest intact checkpoint that belongs to the run's one line of descent."""
     starts = read_lines(folder, folder.starts)
-    for text in checkpoints.names():
-        if reason := why_overtaken(text, starts):
-            say(f"checkpoint {text} is passed over: {reason}")
-            continue
-        try:
-            return checkpoints.check(text)
-        except Damaged as reason:
-            say(f"checkpoint {text} is passed over: {reason}")
-    return None
+    return Checkpoints(folder).newest(say, lambda name: why_overtaken(name, starts))
+
+
+def descended(folder: RunFolder) -> list[Checkpoint]:
+    """The committed checkpoints of the run's one line of descent, newest first."""
+    starts = read_lines(folder, folder.starts)
+    there = Checkpoints(folder).committed()
+    return [checkpoint for checkpoint in there if not why_overtaken(checkpoint.name, starts)]
 
 
 def why_overtaken(text: str, starts: list[dict[str, Any]]) -> str | None:
