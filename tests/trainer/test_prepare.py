@@ -264,6 +264,11 @@ def test_a_folder_with_other_files_is_left_alone(idx: Path, tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
+def test_a_destination_within_its_source_is_refused(idx: Path) -> None:
+    with pytest.raises(ConfigError, match=r"lies in .*, whose files it would be taken for"):
+        prepared_in(idx.parent / "prepared", idx.parent)
+
+
 # Kills.
 
 

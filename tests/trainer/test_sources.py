@@ -164,7 +164,7 @@ def test_ray_tensors_are_read_where_ray_is_not(tmp_path: Path) -> None:
     images = listed(PIXELS.reshape(COUNT, -1), field.type)
     schema = pa.schema([field, ("label", pa.int64())])
     pq.write_table(pa.table([images, LABELS], schema=schema), tmp_path / "a.parquet")
-    prepared = prepared_from(tmp_path, tmp_path / "dest")
+    prepared = prepared_from(tmp_path / "a.parquet", tmp_path / "dest")
     assert sorted(all_rows(prepared)) == list(range(COUNT))
     assert prepared.images.shape == (1, 8, 8)
 
@@ -255,6 +255,23 @@ def test_parts_that_nobody_asked_for_are_named(tmp_path: Path) -> None:
     prepared_from(source, tmp_path / "dest", means=Means(say=said.append))
     assert any("test is left out; validation is on valid" in line for line in said)
     assert any("files whose names are not those of pictures: 1" in line for line in said)
+
+
+def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+    """It has pictures of its own, and no classes below it."""
+    source = made.write_folder(tmp_path / "a", PNGS, LABELS)
+    (source / "bee").rename(source / "train")
+    prepared = prepared_from(source, tmp_path / "dest")
+    assert prepared.images.classes == ("ant", "cat", "train")
+
+
+def test_other_folders_beside_train_are_no_classes(tmp_path: Path) -> None:
+    said: list[str] = []
+    source = two_folders(tmp_path / "a", "valid")
+    (source / "notes").mkdir()
+    prepared = prepared_from(source, tmp_path / "dest", means=Means(say=said.append))
+    assert prepared.images.classes == made.NAMES
+    assert any("left out beside train, valid: notes" in line for line in said)
 
 
 def test_the_split_takes_a_fifth_of_each_class_and_leaves_none_out() -> None:
@@ -542,6 +559,7 @@ WRONG: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
         r"folders: 1, files: 3 \(.txt 2, .json 1\), and is no data set(?s:.*)Understood are",
     ),
     "nothing": (lambda folder: folder, {}, r"there is no .*/source"),
+    "another store": (lambda folder: "gs://bucket", {}, r"data.source = gs://bucket is neither"),
     "another file": (with_text("a.zip", "PK"), {}, r"a.zip is no file of a known kind"),
     "no such column": (
         KINDS["pictures in Parquet"],

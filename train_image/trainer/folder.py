@@ -41,13 +41,21 @@ SETTLE_S = 1.0
 """How long a new object rests before it is read back, where the store itself cannot refuse a second one."""
 
 
-def open_filesystem(path: str, endpoint: str | None = None) -> tuple[fs.FileSystem, str]:
-    """The filesystem of a storage path, and that path in the filesystem's own words."""
+def open_filesystem(
+    path: str,
+    endpoint: str | None = None,
+    *,
+    names: tuple[str, str] = ("storage.path", "storage.endpoint"),
+) -> tuple[fs.FileSystem, str]:
+    """The filesystem of a path, and that path in the filesystem's own words.
+
+    Raises ConfigError, which calls path and endpoint by the names of their keys.
+    """
     if path.startswith("s3://"):
         scheme, _, host = (endpoint or "https://").partition("://")
         if endpoint is not None and not (scheme in ("http", "https") and host):
             raise ConfigError(
-                f"storage.endpoint = {endpoint} is not an address. "
+                f"{names[1]} = {endpoint} is not an address. "
                 "Write it as http://HOST:PORT or https://HOST:PORT."
             )
         # Opened late, a small file is one request and not three.
@@ -56,7 +64,7 @@ def open_filesystem(path: str, endpoint: str | None = None) -> tuple[fs.FileSyst
         )
         return store, path.removeprefix("s3://").strip("/")
     if re.match(r"\w+://", path):
-        raise ConfigError(f"storage.path = {path} is neither a folder nor s3://bucket/prefix.")
+        raise ConfigError(f"{names[0]} = {path} is neither a folder nor s3://bucket/prefix.")
     return fs.LocalFileSystem(), str(Path(path).resolve())
 
 

@@ -28,6 +28,12 @@ UNDERSTOOD = (
 
 SHOWN_KINDS = 5
 
+KEYS = ("data.source", "data.endpoint")
+"""Of a run file."""
+
+HIDDEN = (".", "__MACOSX")
+"""How names begin of what a program keeps for itself."""
+
 
 def open_source(
     path: str,
@@ -40,7 +46,7 @@ def open_source(
     """Raises ConfigError if there is nothing, or nothing that is understood."""
     if path in BUILT_IN:
         return _open_digits()
-    filesystem, root = open_filesystem(path, endpoint)
+    filesystem, root = open_filesystem(path, endpoint, names=KEYS)
     info = filesystem.get_file_info(root)
     if info.type == fs.FileType.NotFound:
         raise ConfigError(f"there is no {path}" + (f" at {endpoint}." if endpoint else "."))
@@ -67,7 +73,7 @@ def open_prepared(path: str, endpoint: str | None) -> RunFolder | None:
     """The folder of a data set that is prepared, or None if that is something else."""
     if path in BUILT_IN:
         return None
-    folder = RunFolder(*open_filesystem(path, endpoint))
+    folder = RunFolder(*open_filesystem(path, endpoint, names=KEYS))
     return folder if folder.exists(f"{folder.root}/{DATASET}") else None
 
 
@@ -98,8 +104,7 @@ def _list(filesystem: fs.FileSystem, root: str) -> list[fs.FileInfo]:
             info
             for info in infos
             if not any(
-                part.startswith((".", "_"))
-                for part in info.path.removeprefix(f"{root}/").split("/")
+                part.startswith(HIDDEN) for part in info.path.removeprefix(f"{root}/").split("/")
             )
         ),
         key=lambda info: info.path,

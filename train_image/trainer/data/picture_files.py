@@ -19,6 +19,8 @@ from pyarrow import fs
 from trainer.data.pictures import EXTENSIONS
 from trainer.data.samples import (
     ALL,
+    SPLIT_NAMES,
+    TRAIN,
     Place,
     Read,
     Source,
@@ -104,11 +106,7 @@ def open_folder(
     others = sum(info.type == fs.FileType.File for info in infos) - len(pictures)
     if others:
         say(f"{path}: left out are files whose names are not those of pictures: {others}")
-    folders = _top_folders(root, infos)
-    splits = {ALL: ""}
-    if all(is_split_name(folder) for folder in folders):
-        chosen = choose_splits(folders, path, say)
-        splits = {name: f"{folder}/" for name, folder in chosen.items()}
+    splits = _find_splits(path, root, _top_folders(root, infos), pictures, say)
     return Source(
         path=path,
         kind="folder of pictures, a sub-folder per class",
@@ -118,6 +116,29 @@ def open_folder(
         },
         stamp=stamp_of([(info.path, info.size) for info in pictures]),
     )
+
+
+def _find_splits(
+    path: str,
+    root: str,
+    folders: Sequence[str],
+    pictures: Sequence[fs.FileInfo],
+    say: Callable[[str], None],
+) -> dict[str, str]:
+    """What the paths of each part begin with.
+
+    `train` is a part if its pictures lie in sub-folders of it; with pictures of its own it is a class.
+    """
+    parents = [info.path.removeprefix(f"{root}/").split("/")[:-1] for info in pictures]
+    classes = {names[0] for names in parents if len(names) == 1}
+    named = [name for name in folders if is_split_name(name) and name not in classes]
+    others = [name for name in folders if name not in named]
+    if not named or (others and not any(name.lower() in SPLIT_NAMES[TRAIN] for name in named)):
+        return {ALL: ""}
+    if others:
+        say(f"{path}: left out beside {', '.join(named)}: {', '.join(others)}")
+    chosen = choose_splits(named, path, say)
+    return {split: f"{folder}/" for split, folder in chosen.items()}
 
 
 def _files_of_classes(

@@ -56,6 +56,7 @@ def prepare(options: Options, dest: RunFolder, means: Means) -> None:
     Raises ConfigError for a source that is none, for more bad samples than allowed, and for a destination
     that holds something else.
     """
+    _refuse_nested(dest, options)
     if is_finished(dest, options):
         return
     with ThreadPoolExecutor(means.threads) as pool:
@@ -97,6 +98,15 @@ def is_finished(dest: RunFolder, options: Options) -> bool:
             f"{dest.show(dest.root)} has files that are none of a data set. Use a new or an empty folder."
         )
     return False
+
+
+def _refuse_nested(dest: RunFolder, options: Options) -> None:
+    place = dest.show(dest.root)
+    for source in (options.source, options.valid_source):
+        if source is not None and f"{place}/".startswith(f"{source}/"):
+            raise ConfigError(
+                f"{place} lies in {source}, whose files it would be taken for. Use a folder beside it."
+            )
 
 
 def _refuse_others(dest: RunFolder, found: dict[str, Any], wanted: dict[str, Any]) -> None:

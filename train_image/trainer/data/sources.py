@@ -68,7 +68,9 @@ def open_data(
 
 def absolute(source: str) -> str:
     """The same source from everywhere."""
-    return source if source in BUILT_IN or "://" in source else str(Path(source).resolve())
+    if source in BUILT_IN:
+        return source
+    return source.rstrip("/") if "://" in source else str(Path(source).resolve())
 
 
 def default_threads(source: str) -> int:
