@@ -24,7 +24,6 @@ import ray.exceptions
 import ray.train.collective
 import torch
 from ray.data import ExecutionResources, RandomSeedConfig
-from ray.data.collate_fn import ArrowBatchCollateFn
 
 from trainer.config import TrainerConfig
 from trainer.data.batch import Batch, cut, joined, order_of_epoch, parts_of_epoch
@@ -49,7 +48,7 @@ CHUNK_BYTES = 2**22
 
 CHUNKS_AHEAD = 2
 
-SHUFFLE_BYTES = 2**28
+SHUFFLE_BYTES = 2**27
 """Images among which a worker shuffles, about."""
 
 WAIT_S = 900.0
@@ -214,7 +213,7 @@ def read(work: Work, ids: np.ndarray, seed: list[int]) -> ray.data.Dataset:
     def read_task(task: pa.Table) -> pa.Table:
         return read_part(prepared, bits, **task.to_pylist()[0])
 
-    dataset = ray.data.from_arrow([pa.table(task) for task in tasks])
+    dataset = ray.data.from_blocks([pa.table(task) for task in tasks])
     if work.config.data.shuffle:
         number = int(np.random.SeedSequence(seed).generate_state(1)[0])
         dataset = dataset.randomize_block_order(seed=RandomSeedConfig(number))
@@ -341,7 +340,9 @@ class Streamed:
             parts = [next(batches) if size else no_samples(work.prepared.images)]
             if step == len(sizes) - 1 and self.rank < len(apart):
                 table = read_sample(work.prepared, int(apart[self.rank]))
-                parts.append(Batch(*ToTensors(work.prepared.images, self.is_pinned)(table)))
+                parts.append(
+                    copied(to_arrays(table, work.prepared.images), np.zeros(1, int), self.is_pinned)
+                )
             yield joined(parts)
 
     def _chunks(self) -> Iterator[Batch]:
@@ -362,25 +363,22 @@ class Streamed:
                     "last checkpoint."
                 )
 
-    def _stream(self, epoch: int) -> Iterable[tuple[torch.Tensor, ...]]:
+    def _stream(self, epoch: int) -> Iterator[Batch]:
         work = self.work
         streams = self.source.rest if work.first_step(epoch) else self.source.full
         size = work.prepared.images.bytes_per_image
         rows = max(CHUNK_BYTES // size, work.length.global_batch_size // work.world_size)
-        seed = np.random.SeedSequence([work.config.train.seed, epoch, self.rank])
-        shuffle = {
-            "local_shuffle_buffer_size": max(
-                min(SHUFFLE_BYTES // size, work.length.num_samples), rows
-            ),
-            "local_shuffle_seed": int(seed.generate_state(1)[0]),
-        }
-        return streams[self.rank].iter_torch_batches(
-            batch_size=rows,
-            collate_fn=ToTensors(work.prepared.images, self.is_pinned),
-            prefetch_batches=CHUNKS_AHEAD,
-            device="cpu",
-            **(shuffle if work.config.data.shuffle else {}),
+        chunks = streams[self.rank].iter_batches(
+            batch_size=rows, batch_format="pyarrow", prefetch_batches=CHUNKS_AHEAD
         )
+        arrays = (to_arrays(chunk, work.prepared.images) for chunk in chunks)
+        if not work.config.data.shuffle:
+            for columns in arrays:
+                yield copied(columns, np.arange(len(columns[0])), self.is_pinned)
+            return
+        room = max(min(SHUFFLE_BYTES // size, sum(work.streamed(epoch))), rows)
+        random = np.random.default_rng([work.config.train.seed, epoch, self.rank])
+        yield from shuffled(arrays, room, random, self.is_pinned)
 
 
 def no_samples(images: Images) -> Batch:
@@ -388,18 +386,53 @@ def no_samples(images: Images) -> Batch:
     return Batch(torch.empty(0, *images.shape, dtype=torch.uint8), none, none)
 
 
-class ToTensors(ArrowBatchCollateFn):
-    """Raw pixels in Arrow to tensors of their own, without a step per image."""
+Columns = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Pixels, labels and ids of some samples."""
 
-    def __init__(self, images: Images, is_pinned: bool) -> None:
-        self.images = replace(images, encoding="raw")
-        self.is_pinned = is_pinned
 
-    def __call__(self, table: pa.Table) -> tuple[torch.Tensor, ...]:
-        columns = decode(table, self.images)
-        pixels = torch.empty(columns["image"].shape, dtype=torch.uint8, pin_memory=self.is_pinned)
-        np.copyto(pixels.numpy(), columns["image"])
-        return pixels, torch.tensor(columns["label"]), torch.tensor(columns["id"])
+def to_arrays(table: pa.Table, images: Images) -> Columns:
+    """Views of raw pixels in Arrow."""
+    columns = decode(table, replace(images, encoding="raw"))
+    return columns["image"], columns["label"], columns["id"]
+
+
+def copied(columns: Columns, places: Any, is_pinned: bool) -> Batch:
+    """The samples at these places, in memory of the worker's own."""
+    tensors = [
+        torch.empty((len(places), *column.shape[1:]), dtype=dtype, pin_memory=is_pinned)
+        for column, dtype in zip(columns, (torch.uint8, torch.int64, torch.int64), strict=True)
+    ]
+    for tensor, column in zip(tensors, columns, strict=True):
+        # In another mode than "raise", numpy writes to `out` at once.
+        np.take(column, places, axis=0, out=tensor.numpy(), mode="clip")
+    return Batch(*tensors)
+
+
+def shuffled(
+    chunks: Iterable[Columns], room: int, random: np.random.Generator, is_pinned: bool
+) -> Iterator[Batch]:
+    """The same samples, after each has changed places with one of so many that wait.
+
+    Ray's own shuffle buffer keeps its samples in the object store, where they stop the tasks that fill it.
+    """
+    waiting: Columns | None = None
+    filled = 0
+    for chunk in chunks:
+        count = len(chunk[0])
+        if waiting is None:
+            waiting = tuple(np.empty((room, *column.shape[1:]), column.dtype) for column in chunk)
+        stay = min(room - filled, count)
+        for column, new in zip(waiting, chunk, strict=True):
+            column[filled : filled + stay] = new[:stay]
+        filled += stay
+        if stay < count:
+            places = random.choice(filled, count - stay, replace=False)
+            yield copied(waiting, places, is_pinned)
+            for column, new in zip(waiting, chunk, strict=True):
+                column[places] = new[stay:]
+    order = random.permutation(filled)
+    for start in range(0, filled, count):
+        yield copied(waiting, order[start : start + count], is_pinned)
 
 
 def ahead(items: Iterable[T]) -> Iterator[T]:
