@@ -14,7 +14,7 @@ import platform
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,8 @@ class Options:
     """Tiny numbers, which mean nothing, in seconds: shows that the bench still works."""
     rounds: int | None = None
     """Instead of the bench's own number."""
-    more: tuple[str, ...] = ()
-    """Words for one bench alone."""
+    more: argparse.Namespace = field(default_factory=argparse.Namespace)
+    """What one bench alone can be told."""
 
     def choose(self, full: Any, quick: Any) -> Any:
         return quick if self.quick else full
@@ -155,15 +155,20 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def main(measure: Callable[[Options], list[Section]]) -> None:
-    """Measure as the command line says, print Markdown, and leave JSON for the whole report."""
+def main(measure: Callable[[Options], list[Section]], **more: dict[str, Any]) -> None:
+    """Measure as the command line says, print Markdown, and leave JSON for the whole report.
+
+    `more` are options of this bench alone: a name, and what argparse wants to know of it.
+    """
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--quick", action="store_true", help="tiny numbers, in seconds")
     parser.add_argument("--rounds", type=int, help="instead of the bench's own number")
     parser.add_argument("--json", type=Path, help="write the figures to this file, too")
-    wanted, more = parser.parse_known_args()
+    for name, known in more.items():
+        parser.add_argument(f"--{name}", **known)
+    wanted = parser.parse_args()
     known = machine()
-    sections = measure(Options(quick=wanted.quick, rounds=wanted.rounds, more=tuple(more)))
+    sections = measure(Options(quick=wanted.quick, rounds=wanted.rounds, more=wanted))
     quick = ", quick: the figures mean nothing" if wanted.quick else ""
     print(
         f"Python {known['python']}, {known['cpus']} CPUs ({known['machine']}), "

@@ -1,0 +1,198 @@
+"""Two loops in this process that learn the same: the trainer's, and one as it is written by hand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from trainer import loop
+from trainer.config import Model, TrainerConfig
+from trainer.data.batch import Batch
+from trainer.data.parquet import Images
+from trainer.learner import Learner
+from trainer.loop import Notices, Records
+from trainer.model import build_model
+from trainer.optimize import build_optimizer
+from trainer.progress import Length, Report, Trained
+from trainer.strategy import Worker
+from trainer.validation import Validation
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What both loops have in common."""
+
+    config: TrainerConfig
+    images: Images
+    worker: Worker
+    steps: int
+    """That are counted."""
+    skip: int
+    """Steps before them."""
+    clock: Clock
+    build: Callable[[Model], nn.Module] = build_model
+    """Makes the network, of which both loops get one of their own."""
+
+    @property
+    def length(self) -> Length:
+        size = self.config.train.global_batch_size
+        samples = (self.skip + self.steps) * size
+        return Length(epochs=1, num_samples=samples, global_batch_size=size, drop_last=True)
+
+
+class Counted:
+    """Batches that tell how fast they were learnt from: a step is over when the next batch is asked for."""
+
+    def __init__(self, batches: Iterable[Batch], settings: Settings) -> None:
+        self.batches = batches
+        self.settings = settings
+        self.images_per_s = 0.0
+        self.step_s = 0.0
+
+    def epoch(self, epoch: int) -> Iterator[Batch]:
+        settings = self.settings
+        for index, batch in enumerate(self.batches):
+            if index == settings.skip:
+                began = settings.clock()
+            yield batch
+        seconds = settings.clock() - began
+        self.step_s = seconds / settings.steps
+        self.images_per_s = settings.steps * settings.config.train.global_batch_size / seconds
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {}
+
+
+class Unrecorded:
+    """Records of a run that leaves nothing."""
+
+    def report(self, report: Report) -> None: ...
+
+    def save(
+        self,
+        trained: Trained,
+        learner: Learner,
+        extra: dict[str, Any],
+        validation: Validation | None,
+    ) -> None: ...
+
+    def is_saving(self) -> bool:
+        return False
+
+    def finish_saving(self) -> None: ...
+
+
+def ours(settings: Settings) -> Callable[[Iterable[Batch]], Counted]:
+    """The trainer's loop, with a model that learns on from call to call."""
+    config = settings.config
+    learner = Learner(config, settings.images, settings.length, settings.worker)
+    if settings.build != build_model:
+        learner.network = settings.build(config.train.model)
+        learner.optimizer = build_optimizer(learner.network, config.train, settings.worker.device)
+    learner.start()
+
+    def learn(batches: Iterable[Batch], records: Records | None = None) -> Counted:
+        counted = Counted(batches, settings)
+        loop.train(
+            config,
+            worker=settings.worker,
+            learner=learner,
+            length=settings.length,
+            trained=Trained(),
+            begun={},
+            batches=counted,
+            validation=[same_batch(settings, size=2)],
+            records=records or Unrecorded(),
+            notices=Notices(),
+            began=time.time(),
+        )
+        return counted
+
+    return learn
+
+
+class ByHand:
+    """A plain PyTorch step with the same settings, and nothing that is not needed to learn."""
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        images: Images,
+        worker: Worker,
+        *,
+        steps: int,
+        build: Callable[[Model], nn.Module] = build_model,
+    ) -> None:
+        train, device = config.train, worker.device
+        self.device = device
+        self.layout = torch.channels_last if train.channels_last else torch.contiguous_format
+        self.is_bf16 = train.precision == "bf16"
+        is_tf32 = train.precision != "fp32"
+        torch.set_float32_matmul_precision("high" if is_tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = is_tf32
+        torch.manual_seed(train.seed)
+        self.model = build(train.model).to(device, memory_format=self.layout)
+        if worker.world_size > 1:
+            self.model = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
+        self.optimizer = build_optimizer(self.model, train, device)
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, steps)
+        self.mean = torch.tensor(images.mean, device=device).view(1, -1, 1, 1)
+        self.spread = torch.tensor(images.spread, device=device).view(1, -1, 1, 1)
+
+    def step(self, batch: Batch) -> None:
+        pixels = batch.pixels.to(self.device, non_blocking=True)
+        labels = batch.labels.to(self.device, non_blocking=True)
+        inputs = ((pixels.float() / 255 - self.mean) / self.spread).to(memory_format=self.layout)
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.is_bf16):
+            loss = functional.cross_entropy(self.model(inputs), labels)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimizer.step()
+        self.schedule.step()
+
+
+def by_hand(settings: Settings) -> Callable[[Iterable[Batch]], Counted]:
+    """A loop of plain steps, with a model that learns on from call to call."""
+    loop = ByHand(
+        settings.config,
+        settings.images,
+        settings.worker,
+        steps=settings.length.steps,
+        build=settings.build,
+    )
+
+    def learn(batches: Iterable[Batch]) -> Counted:
+        counted = Counted(batches, settings)
+        for batch in counted.epoch(0):
+            loop.step(batch)
+        return counted
+
+    return learn
+
+
+def same_batch(settings: Settings, size: int | None = None) -> Batch:
+    """Random pixels and labels, where a loader would leave them."""
+    random = torch.Generator().manual_seed(0)
+    size = size or settings.config.train.global_batch_size
+    columns = (
+        torch.randint(0, 256, (size, *settings.images.shape), dtype=torch.uint8, generator=random),
+        torch.randint(0, len(settings.images.classes), (size,), generator=random),
+        torch.arange(size),
+    )
+    is_pinned = settings.worker.device.type == "cuda"
+    return Batch(*(column.pin_memory() if is_pinned else column for column in columns))
+
+
+def again_and_again(batch: Batch, settings: Settings) -> Iterator[Batch]:
+    """As many batches as are learnt from, all alike: no time goes into data."""
+    for _ in range(settings.skip + settings.steps):
+        yield batch

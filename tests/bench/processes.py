@@ -1,0 +1,75 @@
+"""Memory of running processes, from Linux' own accounts in /proc."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Process:
+    """A process as it is now."""
+
+    pid: int
+    command: str
+    own_bytes: int
+    """Memory that is its own: neither a file nor shared."""
+    shared_bytes: int
+    """Shared memory that it has touched: of Ray's object store, above all."""
+
+
+def descendants(pid: int) -> list[Process]:
+    """The process's children, their children, and so on; without those that end meanwhile."""
+    children: dict[int, list[int]] = {}
+    for entry in PROC.iterdir():
+        if entry.name.isdigit() and (parent := _parent(entry)) is not None:
+            children.setdefault(parent, []).append(int(entry.name))
+    found, open_pids = [], [pid]
+    while open_pids:
+        for child in children.get(open_pids.pop(), []):
+            open_pids.append(child)
+            if (process := look_at(child)) is not None:
+                found.append(process)
+    return found
+
+
+def look_at(pid: int) -> Process | None:
+    """None if it has ended."""
+    try:
+        command = (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+        status = (PROC / str(pid) / "status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    known = dict(line.split(":", 1) for line in status.splitlines())
+    if "RssAnon" not in known:  # a zombie
+        return None
+    return Process(
+        pid=pid,
+        command=command,
+        own_bytes=_bytes(known["RssAnon"]),
+        shared_bytes=_bytes(known["RssShmem"]),
+    )
+
+
+def _parent(entry: Path) -> int | None:
+    try:
+        stat = (entry / "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The name in brackets may hold anything, brackets too.
+    return int(stat.rpartition(")")[2].split()[1])
+
+
+def _bytes(kibibytes: str) -> int:
+    return int(kibibytes.split()[0]) * 1024
+
+
+def started_at(pid: int) -> float:
+    """The time.time() at which a process started, to a hundredth of a second."""
+    ticks = int((PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[19])
+    uptime_s = float((PROC / "uptime").read_text().split()[0])
+    return time.time() - uptime_s + ticks / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,170 @@
+"""How long `trainyard train` takes to its first step, by phase, beside what torch and Ray take alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+
+from tests.bench import data, runs
+from tests.bench.processes import descendants, started_at
+from tests.bench.rounds import BUILD, ROOT, Options, Row, Section, main, say
+
+TRAINYARD = str(ROOT / ".venv/bin/trainyard")
+
+MOST_S = 3.0
+"""Above torch's import and Ray's start."""
+
+LOOK_S = 0.02
+
+PHASES = {
+    "launcher": "`trainyard` until its program runs",
+    "import": "Python and its imports",
+    "prepare": "checks, lease, data",
+    "ray": "Ray starts",
+    "workers": "worker group starts",
+    "model": "place in the run, model, process group",
+    "first_batch": "first batch",
+    "first_step": "first step",
+}
+
+RAY = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_API_SERVER_ADDRESS": "http://127.0.0.1:9",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+}
+"""What the trainer says to Ray, too: the same Ray is to be started."""
+
+BARE = """
+import json, sys, time
+marks = [time.time()]
+def mark(): marks.append(time.time())
+import torch; mark()
+import ray; mark()
+ray.init(address="local", num_cpus=3, include_dashboard=False, logging_level="ERROR",
+         log_to_driver=False, _temp_dir=sys.argv[1]); mark()
+import ray.train.torch; mark()
+result = ray.train.torch.TorchTrainer(
+    lambda: {"at": time.time()},
+    scaling_config=ray.train.ScalingConfig(num_workers=2),
+    run_config=ray.train.RunConfig(storage_path=sys.argv[1] + "/train",
+                                   logging_config=ray.train.LoggingConfig(log_level="ERROR")),
+).fit()
+marks.append(result.return_value["at"])
+names = ("torch", "ray", "init", "train", "workers")
+print(json.dumps({n: b - a for n, a, b in zip(names, marks, marks[1:])}))
+ray.shutdown()
+"""
+
+
+def start_bare() -> dict[str, float]:
+    """Seconds of a script that imports torch, starts Ray, and has two workers do nothing."""
+    with tempfile.TemporaryDirectory(prefix="ty-bare-", dir="/tmp") as scratch:
+        done = subprocess.run(
+            [sys.executable, "-c", BARE, scratch],
+            check=True,
+            capture_output=True,
+            text=True,
+            env=os.environ | runs.FAIR | RAY,
+        )
+    found = json.loads(done.stdout.splitlines()[-1])
+    say("  bare: " + told(found))
+    return found
+
+
+def start_ours(path: Path) -> dict[str, float]:
+    """Seconds of each phase of a run with two workers."""
+    run_file = write_run(path)
+    shutil.rmtree(BUILD / "runs" / "startup", ignore_errors=True)
+    command = [TRAINYARD, "train", str(run_file), "--storage", str(BUILD / "runs")]
+    began, program_began = time.time(), None
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | runs.FAIR)
+        while process.poll() is None:
+            if program_began is None:
+                program_began = program_start(process.pid)
+            time.sleep(LOOK_S if program_began is None else runs.LOOK_S)
+        if process.returncode or program_began is None:
+            log.seek(0)
+            raise RuntimeError(f"`trainyard train` failed:\n{log.read().decode()[-2000:]}")
+    told_by_run = json.loads((BUILD / "runs" / "startup" / "summary.json").read_text())["startup"]
+    import_s = told_by_run.pop("began") - program_began
+    found = {"launcher": program_began - began, "import": import_s} | told_by_run
+    say("  ours: " + told(found))
+    return found
+
+
+def write_run(path: Path) -> Path:
+    """A run file for images that are prepared."""
+    file = BUILD / "startup.yaml"
+    run = {
+        "name": "startup",
+        "resources": {"workers": 2},
+        "data": {"source": str(path)},
+        "train": {"model": runs.RESNET18, "epochs": 1, "global_batch_size": 64},
+    }
+    file.write_text(yaml.safe_dump(run))
+    return file
+
+
+def program_start(pid: int) -> float | None:
+    """When the launcher's training program started; None while it has not."""
+    programs = [process for process in descendants(pid) if "-m trainer" in process.command]
+    return started_at(programs[0].pid) if programs else None
+
+
+def told(seconds: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.2f}" for name, value in seconds.items())
+
+
+def measure(options: Options) -> list[Section]:
+    path = data.grey_images(400)
+    found = [(start_ours(path), start_bare()) for _ in range(options.rounds_or(5))]
+
+    def row(what: str, seconds: Callable[..., float], at_most: float | None = None) -> Row:
+        values = tuple(seconds(*each) for each in found)
+        return Row(what=what, unit="s", values=values, at_most=at_most)
+
+    def bare(*names: str) -> Callable[..., float]:
+        return lambda ours, bare: sum(bare[name] for name in names)
+
+    rows = (
+        row("to the end of the first step", lambda ours, bare: sum(ours.values())),
+        *(
+            row(f"- {words}", lambda ours, bare, phase=phase: ours[phase])
+            for phase, words in PHASES.items()
+        ),
+        row("bare: `import torch`", bare("torch")),
+        row("bare: `import ray`", bare("ray")),
+        row("bare: `ray.init`", bare("init")),
+        row(
+            "bare: `import ray.train.torch`, two workers that do nothing", bare("train", "workers")
+        ),
+        row(
+            "above bare `import torch`, `import ray` and `ray.init`",
+            lambda ours, bare: sum(ours.values()) - bare["torch"] - bare["ray"] - bare["init"],
+            MOST_S,
+        ),
+        row(
+            "above all of bare",
+            lambda ours, bare: sum(ours.values()) - sum(bare.values()),
+        ),
+    )
+    notes = (
+        "2 CPU workers, ResNet-18, images of 28x28 that are prepared. Each round: ours, bare.",
+    )
+    return [Section(title="Start of a run on this machine", rows=rows, notes=notes)]
+
+
+if __name__ == "__main__":
+    main(measure)
