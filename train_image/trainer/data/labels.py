@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -69,7 +69,7 @@ def _names_in(labels: pa.Array) -> tuple[str, ...]:
     return tuple(sorted(pc.drop_null(pc.unique(labels)).to_pylist()))
 
 
-def _count_numbers(splits: object) -> int:
+def _count_numbers(splits: Iterable[Samples]) -> int:
     """One more than the highest label that can be a class."""
     highest = 0
     for samples in splits:

@@ -60,11 +60,12 @@ class PictureFiles:
         return Place(self.manifest, self.lines[row], "line")
 
     def read(self, rows: np.ndarray, pool: Executor) -> Read:
-        images, problems = [], {}
+        images: list[bytes] = []
+        problems: dict[int, str] = {}
         for place, found in enumerate(pool.map(self._read, rows.tolist())):
             if isinstance(found, str):
                 problems[place] = found
-            images.append(found)
+            images.append(b"" if isinstance(found, str) else found)
         return Read(images, problems)
 
     def _read(self, row: int) -> bytes | str:

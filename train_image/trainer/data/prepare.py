@@ -27,7 +27,7 @@ from trainer.data.work import STATE, Finished, Work, Written, state_path
 from trainer.errors import ConfigError
 from trainer.folder import ASIDE, RunFolder
 
-MEMORY_BYTES = 512 * 2**20
+MEMORY_BYTES = 256 * 2**20
 """A source that gives its rows only one after the other is read into memory up to this size."""
 
 SHOWN = 5

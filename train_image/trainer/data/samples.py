@@ -81,7 +81,7 @@ class Source:
     """As a person wrote it."""
     kind: str
     """What it was found to be, in words."""
-    splits: dict[str, Samples]
+    splits: Mapping[str, Samples]
     """`train` and `valid`, or one of them, or `all`."""
     class_names: tuple[str, ...] | None = None
     """If the source has names for numbers."""
