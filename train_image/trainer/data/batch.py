@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -61,22 +61,3 @@ def parts_of_epoch(
         first = start + rank * each + min(rank, more)
         yield order[first : first + each + (rank < more)]
         start += size
-
-
-def joined(parts: list[Batch]) -> Batch:
-    return parts[0] if len(parts) == 1 else Batch(*map(torch.cat, zip(*parts, strict=True)))
-
-
-def cut(chunks: Iterable[Batch], sizes: Iterable[int]) -> Iterator[Batch]:
-    """Batches of these sizes, none of them 0, out of chunks of any size."""
-    chunks = iter(chunks)
-    chunk, start = next(chunks), 0
-    for size in sizes:
-        parts, missing = [], size
-        while missing:
-            if start == len(chunk.ids):
-                chunk, start = next(chunks), 0
-            end = min(start + missing, len(chunk.ids))
-            parts.append(Batch(*(column[start:end] for column in chunk)))
-            start, missing = end, missing - (end - start)
-        yield joined(parts)

@@ -7,10 +7,9 @@ tasks end. So a run that goes on in mid-epoch must know which samples were hande
 
 from __future__ import annotations
 
-import queue
-import threading
+import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, TypeVar
@@ -26,7 +25,8 @@ import torch
 from ray.data import ExecutionResources, RandomSeedConfig
 
 from trainer.config import TrainerConfig
-from trainer.data.batch import Batch, cut, joined, order_of_epoch, parts_of_epoch
+from trainer.data.batch import Batch, order_of_epoch, parts_of_epoch
+from trainer.data.chunks import Ahead, Columns, copied, cut, in_order, joined, shuffled
 from trainer.data.parquet import Images, Prepared, decode, to_table
 from trainer.errors import RunError
 from trainer.progress import Length, Trained
@@ -49,7 +49,7 @@ CHUNK_BYTES = 2**22
 CHUNKS_AHEAD = 2
 
 SHUFFLE_BYTES = 2**27
-"""Images among which a worker shuffles, about."""
+"""Images among which a worker shuffles."""
 
 WAIT_S = 900.0
 """How long no images may come before the run gives up."""
@@ -327,9 +327,9 @@ class Streamed:
     def __init__(self, source: Streams, work: Work, worker: Worker) -> None:
         self.work = work
         self.rank = worker.rank
-        self.source = source
         self.is_pinned = worker.device.type == "cuda"
-        self.chunks = ahead(self._chunks())
+        chunks = all_chunks(source, work, self.rank, is_pinned=self.is_pinned)
+        self.chunks = ahead(chunks)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         work = self.work
@@ -337,57 +337,52 @@ class Streamed:
         apart = work.apart(epoch)
         batches = cut(self.chunks, filter(None, sizes))
         for step, size in enumerate(sizes):
-            parts = [next(batches) if size else no_samples(work.prepared.images)]
+            parts = [next(batches)] if size else []
             if step == len(sizes) - 1 and self.rank < len(apart):
-                table = read_sample(work.prepared, int(apart[self.rank]))
-                parts.append(
-                    copied(to_arrays(table, work.prepared.images), np.zeros(1, int), self.is_pinned)
-                )
-            yield joined(parts)
+                parts.append(self._sample(int(apart[self.rank])))
+            yield joined(parts) if parts else no_samples(work.prepared.images)
 
-    def _chunks(self) -> Iterator[Batch]:
-        """This worker's part of the streams of all epochs, one after the other, and no sample more."""
-        work = self.work
-        for epoch in range(work.start.epoch, work.length.epochs):
-            due = sum(work.streamed(epoch))
-            for chunk in self._stream(epoch) if due else ():
-                part = Batch(*(column[:due] for column in chunk))
-                due -= len(part.ids)
-                yield part
-                if not due:
-                    break
-            if due:
-                raise RunError(
-                    f"Ray Data gave worker {self.rank} {due:,} samples less than were due in epoch "
-                    f"{epoch + 1}: blocks were lost. Start the run again: it goes on from its "
-                    "last checkpoint."
-                )
-
-    def _stream(self, epoch: int) -> Iterator[Batch]:
-        work = self.work
-        streams = self.source.rest if work.first_step(epoch) else self.source.full
-        size = work.prepared.images.bytes_per_image
-        rows = max(CHUNK_BYTES // size, work.length.global_batch_size // work.world_size)
-        chunks = streams[self.rank].iter_batches(
-            batch_size=rows, batch_format="pyarrow", prefetch_batches=CHUNKS_AHEAD
-        )
-        arrays = (to_arrays(chunk, work.prepared.images) for chunk in chunks)
-        if not work.config.data.shuffle:
-            for columns in arrays:
-                yield copied(columns, np.arange(len(columns[0])), self.is_pinned)
-            return
-        room = max(min(SHUFFLE_BYTES // size, sum(work.streamed(epoch))), rows)
-        random = np.random.default_rng([work.config.train.seed, epoch, self.rank])
-        yield from shuffled(arrays, room, random, self.is_pinned)
+    def _sample(self, sample: int) -> Batch:
+        table = read_sample(self.work.prepared, sample)
+        columns = to_arrays(table, self.work.prepared.images)
+        return copied(columns, np.zeros(1, np.int64), is_pinned=self.is_pinned)
 
 
-def no_samples(images: Images) -> Batch:
-    none = torch.empty(0, dtype=torch.int64)
-    return Batch(torch.empty(0, *images.shape, dtype=torch.uint8), none, none)
+def all_chunks(source: Streams, work: Work, rank: int, *, is_pinned: bool) -> Iterator[Batch]:
+    """A worker's part of the streams of all epochs, one after the other, and no sample more."""
+    for epoch in range(work.start.epoch, work.length.epochs):
+        due = sum(work.streamed(epoch))
+        streams = source.rest if work.first_step(epoch) else source.full
+        for chunk in stream(streams[rank], work, epoch, rank, is_pinned=is_pinned) if due else ():
+            part = Batch(*(column[:due] for column in chunk))
+            due -= len(part.ids)
+            yield part
+            if not due:
+                break
+        if due:
+            raise RunError(
+                f"Ray Data gave worker {rank} {due:,} samples less than were due in epoch {epoch + 1}: "
+                "blocks were lost. Start the run again: it goes on from its last checkpoint."
+            )
 
 
-Columns = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Pixels, labels and ids of some samples."""
+def stream(
+    iterator: ray.data.DataIterator, work: Work, epoch: int, rank: int, *, is_pinned: bool
+) -> Iterator[Batch]:
+    """A worker's part of the stream of an epoch, in chunks."""
+    images = work.prepared.images
+    size = images.bytes_per_image
+    rows = max(CHUNK_BYTES // size, work.length.global_batch_size // work.world_size)
+    tables = iterator.iter_batches(
+        batch_size=rows, batch_format="pyarrow", prefetch_batches=CHUNKS_AHEAD
+    )
+    chunks = (to_arrays(table, images) for table in tables)
+    if not work.config.data.shuffle:
+        return in_order(chunks, is_pinned=is_pinned)
+    # Not in Ray's own buffer: it keeps its samples in the object store, where they stop the tasks that fill it.
+    room = max(rows, min(SHUFFLE_BYTES // size, sum(work.streamed(epoch))))
+    random = np.random.default_rng([work.config.train.seed, epoch, rank])
+    return shuffled(chunks, room, random, is_pinned=is_pinned)
 
 
 def to_arrays(table: pa.Table, images: Images) -> Columns:
@@ -396,75 +391,29 @@ def to_arrays(table: pa.Table, images: Images) -> Columns:
     return columns["image"], columns["label"], columns["id"]
 
 
-def copied(columns: Columns, places: Any, is_pinned: bool) -> Batch:
-    """The samples at these places, in memory of the worker's own."""
-    tensors = [
-        torch.empty((len(places), *column.shape[1:]), dtype=dtype, pin_memory=is_pinned)
-        for column, dtype in zip(columns, (torch.uint8, torch.int64, torch.int64), strict=True)
-    ]
-    for tensor, column in zip(tensors, columns, strict=True):
-        # In another mode than "raise", numpy writes to `out` at once.
-        np.take(column, places, axis=0, out=tensor.numpy(), mode="clip")
-    return Batch(*tensors)
+def no_samples(images: Images) -> Batch:
+    none = torch.empty(0, dtype=torch.int64)
+    return Batch(torch.empty(0, *images.shape, dtype=torch.uint8), none, none)
 
 
-def shuffled(
-    chunks: Iterable[Columns], room: int, random: np.random.Generator, is_pinned: bool
-) -> Iterator[Batch]:
-    """The same samples, after each has changed places with one of so many that wait.
-
-    Ray's own shuffle buffer keeps its samples in the object store, where they stop the tasks that fill it.
-    """
-    waiting: Columns | None = None
-    filled = 0
-    for chunk in chunks:
-        count = len(chunk[0])
-        if waiting is None:
-            waiting = tuple(np.empty((room, *column.shape[1:]), column.dtype) for column in chunk)
-        stay = min(room - filled, count)
-        for column, new in zip(waiting, chunk, strict=True):
-            column[filled : filled + stay] = new[:stay]
-        filled += stay
-        if stay < count:
-            places = random.choice(filled, count - stay, replace=False)
-            yield copied(waiting, places, is_pinned)
-            for column, new in zip(waiting, chunk, strict=True):
-                column[places] = new[stay:]
-    order = random.permutation(filled)
-    for start in range(0, filled, count):
-        yield copied(waiting, order[start : start + count], is_pinned)
+def ahead(items: Iterator[T]) -> Ahead[T]:
+    """What comes from Ray, made by a thread of its own."""
+    return Ahead(from_ray(items), CHUNKS_AHEAD, silence_s=WAIT_S, on_silence=silence)
 
 
-def ahead(items: Iterable[T]) -> Iterator[T]:
-    """The same items, made by a thread. Raises RunError if none comes, or if Ray fails to make it."""
-    made: queue.Queue[T | BaseException | None] = queue.Queue(CHUNKS_AHEAD)
-
-    def make() -> None:
-        try:
-            for item in items:
-                made.put(item)
-            made.put(None)
-        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
-            made.put(error)
-
-    threading.Thread(target=make, name="ray-data", daemon=True).start()
-    return _taken(made)
+def from_ray(items: Iterator[T]) -> Iterator[T]:
+    try:
+        yield from items
+    except ray.exceptions.RayError as error:
+        # Of an error in a task only the text comes back.
+        ours = re.search(r"^trainer\.errors\.\w+: (.+)", str(error), re.MULTILINE)
+        raise RunError(ours[1] if ours else f"Ray Data failed: {error}") from error
 
 
-def _taken(made: queue.Queue[T | BaseException | None]) -> Iterator[T]:
-    while True:
-        try:
-            item = made.get(timeout=WAIT_S)
-        except queue.Empty:
-            raise RunError(
-                f"no images came from Ray Data for {WAIT_S:.0f} s. Its tasks need a CPU beside the workers: "
-                f"of {ray.cluster_resources().get('CPU', 0):.0f} CPUs "
-                f"{ray.available_resources().get('CPU', 0):.0f} are free. Add one, or use data.loader: torch."
-            ) from None
-        if item is None:
-            return
-        if isinstance(item, ray.exceptions.RayError):
-            raise RunError(f"Ray Data failed: {item}") from item
-        if isinstance(item, BaseException):
-            raise item
-        yield item
+def silence() -> RunError:
+    cpus = ray.cluster_resources().get("CPU", 0)
+    free = ray.available_resources().get("CPU", 0)
+    return RunError(
+        f"no images came from Ray Data for {WAIT_S:.0f} s. Its tasks need a CPU beside the workers; "
+        f"of {cpus:.0f} CPUs {free:.0f} are free. Add some, or use data.loader: torch."
+    )
