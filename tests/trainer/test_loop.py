@@ -217,12 +217,11 @@ def verdict(loss: float, accuracy: float) -> Validation:
 def test_a_run_ends_early_when_validation_has_not_gained_for_its_patience(
     rule: dict[str, Any], values: list[float], stops_after: int | None
 ) -> None:
-    trained, epoch = Trained(), 0
-    for epoch, value in enumerate(values, start=1):
+    trained, left = Trained(), iter(values)
+    while not trained.is_stopped_early and (value := next(left, None)) is not None:
         trained = stopping(EarlyStopping(**rule), trained, verdict(value, value))
-        if trained.is_stopped_early:
-            break
-    assert (epoch if trained.is_stopped_early else None) == stops_after
+    epochs = len(values) - len(list(left))
+    assert (epochs if trained.is_stopped_early else None) == stops_after
 
 
 def test_a_run_that_ended_early_stays_ended(tmp_path: Path) -> None:
