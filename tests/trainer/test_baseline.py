@@ -131,25 +131,27 @@ def test_one_process_saves_in_mid_epoch_when_it_is_told_to_go_and_goes_on_there(
     assert metrics(config) == before
 
 
-@pytest.mark.parametrize(
-    "decode_workers",
-    [
-        0,
-        # torchrun tells all processes of a worker to go, and those that decode are needed until it has saved.
-        pytest.param(1, marks=pytest.mark.slow),
-    ],
-)
-def test_processes_of_torchrun_save_in_mid_epoch_when_it_is_told_to_go_and_go_on_there(
-    tmp_path: Path, decode_workers: int
-) -> None:
-    config = small_config(
-        tmp_path, scaling__num_workers=2, data__decode_workers=decode_workers, **SHORT_STEPS
-    )
-    left = stop(torchrun(2), config)
-    with started(torchrun(2), config) as process:
-        output, _ = process.communicate(timeout=200)
-    assert process.returncode == 0, output
+def test_processes_of_torchrun_save_in_mid_epoch_when_it_is_told_to_go(tmp_path: Path) -> None:
+    left = stop(torchrun(2), small_config(tmp_path, scaling__num_workers=2, **SHORT_STEPS))
+    # One process can go on where two have stopped.
+    config = small_config(tmp_path, **SHORT_STEPS)
+    assert finish_here(config) == 0
     check_whole(config, left)
+
+
+@pytest.mark.slow
+def test_processes_of_torchrun_have_those_that_decode_until_they_have_saved(tmp_path: Path) -> None:
+    """torchrun tells all processes of a worker to go at once."""
+    config = small_config(tmp_path, scaling__num_workers=2, data__decode_workers=1, **SHORT_STEPS)
+    left = stop(torchrun(2), config)
+    for attempts in (2, 3):
+        # The third start finds nothing to do, and no rank waits for it.
+        with started(torchrun(2), config) as process:
+            output, _ = process.communicate(timeout=200)
+        assert process.returncode == 0, output
+        assert summary(config)["attempts"] == attempts
+        if attempts == 2:
+            check_whole(config, left)
 
 
 # What cannot be.
