@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import multiprocessing
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -348,17 +349,18 @@ def files_in(dest: Path) -> int:
     return sum(path.is_file() for path in dest.rglob("*"))
 
 
-@pytest.mark.parametrize("memory_bytes", [10**9, 15_000], ids=["in memory", "spilled"])
+@pytest.mark.parametrize("memory_bytes", [10**9, 30_000], ids=["in memory", "spilled"])
 def test_sigkill_at_random_points_leaves_the_same_bytes(memory_bytes: int, tmp_path: Path) -> None:
-    column = pa.FixedShapeTensorArray.from_numpy_ndarray(made.pixels(COUNT)[:, 0])
-    source = made.write_table(tmp_path / "t.parquet", column, made.labels(COUNT), row_group_size=50)
+    count = 5 * COUNT  # in some 100 files
+    column = pa.FixedShapeTensorArray.from_numpy_ndarray(made.pixels(count)[:, 0])
+    source = made.write_table(tmp_path / "t.parquet", column, made.labels(count), row_group_size=50)
     prepared_in(tmp_path / "whole", source, Means(memory_bytes=memory_bytes))
     dest = tmp_path / "dest"
     # All is imported here already: a start takes no time.
     starter = multiprocessing.get_context("fork")
     random = np.random.default_rng(memory_bytes)
     kills = 0
-    for _ in range(20):
+    while kills < 20:
         wanted = files_in(dest) + int(random.integers(1, 5))
         process = starter.Process(
             target=prepare_elsewhere, args=(str(source), str(dest), memory_bytes)
@@ -370,7 +372,9 @@ def test_sigkill_at_random_points_leaves_the_same_bytes(memory_bytes: int, tmp_p
         process.join()
         if process.exitcode == 0:
             break
+        assert process.exitcode == -signal.SIGKILL
         kills += 1
-    assert kills >= 5
+    # On a busy machine the work may be done before we look.
+    assert kills >= 3
     prepared_in(dest, source, Means(memory_bytes=memory_bytes))
     assert hashes(dest) == hashes(tmp_path / "whole")
