@@ -58,6 +58,7 @@ def train(path: Path, every_s: float | None, options: Options) -> list[dict[str,
         "saving" if every_s else "not-saving",
         path,
         checkpoint__every_s=every_s,
+        checkpoint__every_epochs=1000,
         **({"train__model": TINY} if options.quick else {}),
     )
     size, seconds = config.train.global_batch_size, options.choose(100.0, 2.0)
@@ -77,7 +78,7 @@ def stall_s(record: dict[str, Any]) -> float:
 
 
 def checkpoint_rows(options: Options) -> list[Row]:
-    path = data.grey_images(options.choose(20_000, 400))
+    path = data.grey_images(options.choose(60_000, 4_000))
     every_s = options.choose(EVERY_S, 0.5)
     size = runs.config("size", path).train.global_batch_size
     saved: list[list[dict[str, Any]]] = []
@@ -185,7 +186,7 @@ def share_of_run(settings: Settings) -> float:
 
 def report_rows(options: Options) -> list[Row]:
     torch.set_num_threads(1)
-    path = data.grey_images(options.choose(20_000, 400))
+    path = data.grey_images(400)
     settings = settings_of(path, options.choose(100, 10))
     rounds = options.rounds_or(5)
     costs = [one_report(settings, options.choose(200, 10)) for _ in range(rounds)]

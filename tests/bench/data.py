@@ -1,4 +1,4 @@
-"""Images to measure with, made once below build/bench and prepared as anybody's: by `trainyard data prepare`."""
+"""Images to measure with, made once below build/bench, and prepared by `trainyard data prepare`."""
 
 from __future__ import annotations
 

@@ -2,16 +2,13 @@
 
     python -m tests.bench.ingest
 
-All pipelines take turns in the same two worker processes, for several rounds. A turn is one or more epochs, from a
-barrier until both workers have all their batches. Prints Markdown and writes build/bench/ingest.json.
+All pipelines take turns in the same two worker processes, for several rounds. A turn is one or more epochs,
+from a barrier until both workers have all their batches.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import platform
-import statistics
 import sys
 import tempfile
 import time
@@ -36,6 +33,7 @@ import torch  # noqa: E402
 from torch import distributed  # noqa: E402
 from torchvision.io import decode_image  # noqa: E402
 
+from tests.bench.rounds import Options, Row, Section, main, ratios, say  # noqa: E402
 from trainer.config import TrainerConfig  # noqa: E402
 from trainer.data import parquet, pictures  # noqa: E402
 from trainer.data.parquet import Images, Prepared, Split  # noqa: E402
@@ -50,8 +48,9 @@ GLOBAL_BATCH = 256
 ROUNDS = 7
 ROUNDS_BY_ROW = 3
 FILES = 8
-RESULT = ROOT / "build/bench/ingest.json"
 
+OURS = "Ray loader"
+STREAMED = "Ray loader, streaming"
 BY_HAND = "pyarrow and numpy by hand"
 BY_HAND_ONCE = "the same, read once"
 BY_ROW = "Ray Data, a function per row"
@@ -127,7 +126,7 @@ class Pipeline:
     epochs: Epochs
     turn_epochs: int
     """So many that a turn takes about a second."""
-    rounds: int = ROUNDS
+    most_rounds: int = ROUNDS
     prepare: Callable[[], None] = lambda: None
     """What comes before a turn and is not measured."""
 
@@ -164,17 +163,15 @@ def pipelines(data: Prepared, worker: Worker) -> dict[str, Pipeline]:
 
     streaming = Streaming(lambda: ray_batches(1 + few, held_share=0.0))
     found = {
-        "Ray loader": Pipeline(epochs=ray_batches(1).epoch, turn_epochs=many),
-        "Ray loader, streaming": Pipeline(
-            epochs=streaming.epoch, turn_epochs=few, prepare=streaming.prepare
-        ),
+        OURS: Pipeline(epochs=ray_batches(1).epoch, turn_epochs=many),
+        STREAMED: Pipeline(epochs=streaming.epoch, turn_epochs=few, prepare=streaming.prepare),
         "torch loader": Pipeline(epochs=torch_batches(0), turn_epochs=many if is_raw else few),
         BY_HAND: Pipeline(epochs=by_hand(data, worker, size, is_read_once=False), turn_epochs=few),
         BY_HAND_ONCE: Pipeline(
             epochs=by_hand(data, worker, size, is_read_once=True),
             turn_epochs=many if is_raw else few,
         ),
-        BY_ROW: Pipeline(epochs=by_row(size), turn_epochs=1, rounds=ROUNDS_BY_ROW),
+        BY_ROW: Pipeline(epochs=by_row(size), turn_epochs=1, most_rounds=ROUNDS_BY_ROW),
     }
     if not is_raw:
         found["torch loader, 1 process per worker"] = Pipeline(
@@ -199,7 +196,7 @@ def config_of(**data: Any) -> TrainerConfig:
     )
 
 
-def measure(config: dict[str, Any]) -> dict[str, list[float]]:
+def measure_worker(config: dict[str, Any]) -> dict[str, list[float]]:
     """Images per second of all workers together, of each pipeline in each round."""
     context = ray.train.get_context()
     worker = Worker(
@@ -210,9 +207,9 @@ def measure(config: dict[str, Any]) -> dict[str, list[float]]:
     torch.set_num_threads(1)
     found = pipelines(config["data"], worker)
     rates: dict[str, list[float]] = {name: [] for name in found}
-    for turn in range(ROUNDS + 1):
+    for turn in range(config["rounds"] + 1):
         for name, pipeline in found.items():
-            if turn > pipeline.rounds:
+            if turn > pipeline.most_rounds:
                 continue
             pipeline.prepare()
             distributed.barrier()
@@ -227,11 +224,11 @@ def measure(config: dict[str, Any]) -> dict[str, list[float]]:
     return rates
 
 
-def images_per_s(data: Prepared) -> dict[str, list[float]]:
+def images_per_s(data: Prepared, rounds: int) -> dict[str, list[float]]:
     with tempfile.TemporaryDirectory() as storage:
         trainer = ray.train.torch.TorchTrainer(
-            measure,
-            train_loop_config={"data": data},
+            measure_worker,
+            train_loop_config={"data": data, "rounds": rounds},
             scaling_config=ray.train.ScalingConfig(
                 num_workers=WORKERS, resources_per_worker={"CPU": 1}
             ),
@@ -266,14 +263,14 @@ def images_of(shape: tuple[int, int, int], encoding: Any) -> Images:
     )
 
 
-def write_tiny(folder: Path, count: int = 60_000) -> Prepared:
+def write_tiny(folder: Path, count: int) -> Prepared:
     random = np.random.default_rng(0)
     pixels = random.integers(0, 256, (count, 1, 28, 28), np.uint8)
     values = parquet.pixels_to_values(pixels)
     return write(folder, images_of((1, 28, 28), "raw"), values, random.integers(0, 10, count))
 
 
-def write_pictures(folder: Path, count: int = 6_000) -> Prepared:
+def write_pictures(folder: Path, count: int) -> Prepared:
     """PNG files of 64x64 pixels, as smooth as photographs."""
     random = np.random.default_rng(0)
     coarse = random.integers(0, 256, (count, 3, 8, 8), np.uint8)
@@ -282,27 +279,39 @@ def write_pictures(folder: Path, count: int = 6_000) -> Prepared:
     return write(folder, images_of((3, 64, 64), "encoded"), values, random.integers(0, 10, count))
 
 
-def table_of(rates: dict[str, list[float]]) -> str:
-    lines = [
-        "| pipeline | images/s | slowest - fastest | of by hand | times by row |",
-        "|---|---|---|---|---|",
-    ]
-    for name, values in rates.items():
-        spread = f"{min(values):,.0f} - {max(values):,.0f}"
-        ratios = [ratio(values, rates[other]) for other in (BY_HAND, BY_ROW)]
-        lines.append(
-            f"| {name} | {statistics.median(values):,.0f} | {spread} | {ratios[0]:.2f} | {ratios[1]:.1f} |"
+# The report.
+
+TARGETS = {
+    # Pixels in memory beside pixels in memory, files read anew beside files read anew.
+    (OURS, BY_HAND_ONCE): 0.8,
+    (STREAMED, BY_HAND): 0.8,
+    (OURS, BY_ROW): 30.0,
+    (STREAMED, BY_ROW): 30.0,
+}
+"""At least so many times the other; for tiny images."""
+
+
+def section_of(title: str, rates: dict[str, list[float]], *, is_tiny: bool) -> Section:
+    say("  " + ", ".join(f"{name}: {values[-1]:,.0f}" for name, values in rates.items()))
+    rows = [
+        Row(
+            what=f"{name} over {other}",
+            unit="x",
+            # By row there are fewer rounds.
+            values=ratios(rates[name][: len(rates[other])], rates[other]),
+            at_least=least if is_tiny else None,
         )
-    return "\n".join(lines)
+        for (name, other), least in TARGETS.items()
+    ]
+    speeds = [
+        Row(what=name, unit="images/s", values=tuple(values)) for name, values in rates.items()
+    ]
+    return Section(title=title, rows=(*rows, *speeds))
 
 
-def ratio(values: list[float], others: list[float]) -> float:
-    """The median of the rounds' ratios: what slows the machine slows both."""
-    return statistics.median(a / b for a, b in zip(values, others, strict=False))
-
-
-def main() -> None:
-    result: dict[str, Any] = {}
+def measure(options: Options) -> list[Section]:
+    rounds = options.rounds_or(ROUNDS)
+    tiny, pictures = options.choose((60_000, 6_000), (2_000, 600))
     with tempfile.TemporaryDirectory(prefix="ty", dir="/tmp") as scratch:
         ray.init(
             address="local",
@@ -312,22 +321,17 @@ def main() -> None:
             log_to_driver=False,
             _temp_dir=f"{scratch}/r",
         )
-        for title, make in (
-            ("60,000 images of 28x28, raw pixels", write_tiny),
-            ("6,000 PNG files of 64x64x3", write_pictures),
+        sections = []
+        for title, make, count in (
+            (f"Ingest alone, {tiny:,} images of 28x28, raw pixels", write_tiny, tiny),
+            (f"Ingest alone, {pictures:,} PNG files of 64x64x3", write_pictures, pictures),
         ):
             folder = Path(tempfile.mkdtemp(dir=scratch))
-            result[title] = images_per_s(make(folder))
-            print(f"\n{title}; {WORKERS} workers, {GLOBAL_BATCH} images in a global batch\n")
-            print(table_of(result[title]), flush=True)
+            rates = images_per_s(make(folder, count), rounds)
+            sections.append(section_of(title, rates, is_tiny=make is write_tiny))
         ray.shutdown()
-    machine = (
-        f"Python {platform.python_version()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}"
-    )
-    print(f"\n{machine}, {ROUNDS} rounds ({ROUNDS_BY_ROW} by row)")
-    RESULT.parent.mkdir(parents=True, exist_ok=True)
-    RESULT.write_text(json.dumps({"machine": machine, "images_per_s": result}, indent=2))
+    return sections
 
 
 if __name__ == "__main__":
-    main()
+    main(measure)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.bench import data, runs
-from tests.bench.processes import descendants
+from tests.bench.processes import descendants, object_store_bytes
 from tests.bench.rounds import Options, Row, Section, main, say
 
 MB = 1e6
@@ -43,14 +44,16 @@ class Watched:
         self.own: dict[int, list[int]] = defaultdict(list)
         """Bytes of each worker, by process id."""
         self.store_bytes = 0
-        """Most that the object store has held: what its process has touched of shared memory."""
+        """Most that the object store has held."""
 
-    def look(self, pid: int) -> None:
+    def look(self, pid: int, metrics: list[dict[str, Any]]) -> None:
         for process in descendants(pid):
-            if any(word in process.command for word in WORKERS):
+            # Before the first line of metrics a worker imports.
+            if metrics and any(word in process.command for word in WORKERS):
                 self.own[process.pid].append(process.own_bytes)
             if process.command.split(" ")[0].endswith("/raylet"):
-                self.store_bytes = max(self.store_bytes, process.shared_bytes)
+                with suppress(FileNotFoundError):  # it has ended
+                    self.store_bytes = max(self.store_bytes, object_store_bytes(process.pid))
 
     @property
     def peak_bytes(self) -> int:
@@ -58,7 +61,7 @@ class Watched:
 
     @property
     def growth(self) -> float:
-        """Of the worker that grew most. The first quarter is left out: there the run starts up."""
+        """Of the worker that grew most. The first quarter is left out: there the run warms up."""
         return max(map(growth, self.own.values()))
 
 
@@ -115,7 +118,7 @@ def rows_of(case: Case, options: Options) -> list[Row]:
     if case.loader == "ray":
         rows.append(
             row(
-                "object store, most in use",
+                "object store, most that it took",
                 "MB",
                 lambda watched, metrics: watched.store_bytes / MB,
                 STORE_BYTES / MB,

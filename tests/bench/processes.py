@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +19,6 @@ class Process:
     command: str
     own_bytes: int
     """Memory that is its own: neither a file nor shared."""
-    shared_bytes: int
-    """Shared memory that it has touched: of Ray's object store, above all."""
 
 
 def descendants(pid: int) -> list[Process]:
@@ -47,12 +46,7 @@ def look_at(pid: int) -> Process | None:
     known = dict(line.split(":", 1) for line in status.splitlines())
     if "RssAnon" not in known:  # a zombie
         return None
-    return Process(
-        pid=pid,
-        command=command,
-        own_bytes=_bytes(known["RssAnon"]),
-        shared_bytes=_bytes(known["RssShmem"]),
-    )
+    return Process(pid=pid, command=command, own_bytes=int(known["RssAnon"].split()[0]) * 1024)
 
 
 def _parent(entry: Path) -> int | None:
@@ -64,12 +58,19 @@ def _parent(entry: Path) -> int | None:
     return int(stat.rpartition(")")[2].split()[1])
 
 
-def _bytes(kibibytes: str) -> int:
-    return int(kibibytes.split()[0]) * 1024
-
-
 def started_at(pid: int) -> float:
     """The time.time() at which a process started, to a hundredth of a second."""
     ticks = int((PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[19])
     uptime_s = float((PROC / "uptime").read_text().split()[0])
     return time.time() - uptime_s + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def object_store_bytes(raylet: int) -> int:
+    """What Ray's object store of this raylet has taken of memory: pages of its file that are in use."""
+    files = {}
+    for descriptor in (PROC / str(raylet) / "fd").iterdir():
+        with suppress(FileNotFoundError):
+            if "plasma" in str(descriptor.readlink()):
+                status = descriptor.stat()
+                files[status.st_ino] = status.st_blocks * 512
+    return sum(files.values())

@@ -78,12 +78,12 @@ def run(
     way: Way = "ray",
     *,
     is_enough: Callable[[list[dict[str, Any]]], bool] = lambda metrics: False,
-    look: Callable[[int], None] = lambda pid: None,
+    look: Callable[[int, list[dict[str, Any]]], None] = lambda pid, metrics: None,
     environment: Mapping[str, str] | None = None,
 ) -> Ran:
     """Train from scratch to the end, or until the metrics are enough.
 
-    `look` is called again and again with the id of the process. Raises RuntimeError if the run fails.
+    `look` is called again and again, with the id of the process and the metrics so far. Raises RuntimeError if the run fails.
     """
     folder = Path(config.storage.path) / config.name
     shutil.rmtree(folder, ignore_errors=True)
@@ -98,8 +98,9 @@ def run(
         )
         try:
             while not is_left and not _has_ended(process, LOOK_S):
-                look(process.pid)
-                is_left = is_enough(read_metrics(folder))
+                metrics = read_metrics(folder)
+                look(process.pid, metrics)
+                is_left = is_enough(metrics)
         finally:
             _end(process)
     if process.returncode and not is_left:
