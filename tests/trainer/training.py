@@ -125,7 +125,8 @@ class ThreadWorker(Worker):
     group: Group
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        return torch.stack(self.group.exchange(self.rank, values.clone())).sum(dim=0)
+        given = self.group.exchange(self.rank, values.clone())
+        return torch.stack(given).sum(dim=0, dtype=values.dtype)
 
     def from_rank_zero(self, value: Any) -> Any:
         return self.group.exchange(self.rank, value)[0]

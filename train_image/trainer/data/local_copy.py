@@ -24,6 +24,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -131,7 +132,9 @@ def is_complete(folder: Path) -> bool:
 def _lock(folder: Path, mode: int) -> int:
     """Raises BlockingIOError if the mode forbids to wait."""
     while True:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with suppress(FileExistsError):  # exist_ok fails if somebody removes it at this moment
+            folder.mkdir(mode=0o700)
         lock = _open(folder)
         if lock is None:
             continue

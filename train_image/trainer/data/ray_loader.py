@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -69,7 +69,7 @@ class RayBatches:
         worker: Worker,
         config: TrainerConfig,
         *,
-        broadcast: Callable[[Any], Any] = ray.train.collective.broadcast_from_rank_zero,
+        share: Share | None = None,
         held_share: float = STORE_SHARE,
     ) -> None:
         self.start = start
@@ -82,11 +82,9 @@ class RayBatches:
         """Used in it since then, by this worker."""
 
         work = Work(prepared, length, start, self.before.copy(), worker.world_size, config)
-        nodes = worker.gathered(ray.get_runtime_context().get_node_id())
-        # One object of rank 0's, in a list: a broadcast should be small, and would resolve a bare reference.
-        opened = [ray.put(open_source(work, nodes, held_share))] if worker.rank == 0 else None
-        self.shared = broadcast(opened)
-        source = ray.get(self.shared[0])
+        nodes = worker.gathered(node_here())
+        opened = open_source(work, nodes, held_share) if worker.rank == 0 else None
+        source = (share or through_store)(opened)
         self.source: Held | Streamed = (
             Held(source, work, worker)
             if isinstance(source, Arrays)
@@ -177,6 +175,20 @@ def open_source(work: Work, nodes: list[str], held_share: float) -> Arrays | Str
         rest=split(work, epoch, nodes) if is_begun else None,
         full=split(work, epoch + is_begun, nodes),
     )
+
+
+Share = Callable[[Arrays | Streams | None], Arrays | Streams]
+"""Gives each worker what rank 0 passed."""
+
+
+def through_store(opened: Arrays | Streams | None) -> Arrays | Streams:
+    # A broadcast should be small, hence the reference; it would resolve one that is not in a list.
+    references = [ray.put(opened)] if opened else None
+    return ray.get(ray.train.collective.broadcast_from_rank_zero(references)[0])
+
+
+def node_here() -> str:
+    return ray.get_runtime_context().get_node_id()
 
 
 def configure(config: TrainerConfig) -> None:
@@ -379,7 +391,7 @@ def stream(
     chunks = (to_arrays(table, images) for table in tables)
     if not work.config.data.shuffle:
         return in_order(chunks, is_pinned=is_pinned)
-    # Not in Ray's own buffer: it keeps its samples in the object store, where they stop the tasks that fill it.
+    # Not in Ray's own buffer: it keeps its samples in the object store, and stops the tasks that fill it.
     room = max(rows, min(SHUFFLE_BYTES // size, sum(work.streamed(epoch))))
     random = np.random.default_rng([work.config.train.seed, epoch, rank])
     return shuffled(chunks, room, random, is_pinned=is_pinned)
