@@ -12,7 +12,7 @@ import sys
 
 from tests.bench.rounds import BUILD, ROOT, say
 
-BENCHES = ("launcher",)
+BENCHES = ("launcher", "step", "training", "ingest", "checkpoint", "startup", "memory", "gpu")
 
 
 def main() -> int:

@@ -67,7 +67,7 @@ class Watched:
 
 def growth(values: list[int]) -> float:
     quarter = len(values) // 4
-    return max(values[quarter:]) / max(values[quarter : 2 * quarter + 1])
+    return max(values[quarter:]) / max(values[quarter : max(2 * quarter, quarter + 1)])
 
 
 def growth_on_record(metrics: list[dict[str, Any]]) -> float:

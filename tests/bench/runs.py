@@ -83,7 +83,8 @@ def run(
 ) -> Ran:
     """Train from scratch to the end, or until the metrics are enough.
 
-    `look` is called again and again, with the id of the process and the metrics so far. Raises RuntimeError if the run fails.
+    `look` is called again and again, with the id of the process and the metrics so far.
+    Raises RuntimeError if the run fails.
     """
     folder = Path(config.storage.path) / config.name
     shutil.rmtree(folder, ignore_errors=True)

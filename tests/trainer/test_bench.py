@@ -1,0 +1,132 @@
+"""The benches themselves: their arithmetic, and that each still runs to its end."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.bench import __main__ as bench
+from tests.bench.memory import growth
+from tests.bench.processes import descendants, look_at, started_at
+from tests.bench.rounds import ROOT, Row, Section, alternate, ratios, shown
+from tests.bench.runs import steady
+
+QUICK = {"launcher", "step"}
+"""Whose quick mode takes a few seconds; that of the others, which start whole runs, takes up to minutes."""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param([name], id=name, marks=[] if name in QUICK else pytest.mark.slow)
+        for name in bench.BENCHES
+    ]
+    + [pytest.param(["gpu", "--device=cpu"], id="gpu on the CPU", marks=pytest.mark.slow)],
+)
+@pytest.mark.timeout(900)
+def test_each_bench_runs_to_its_end(arguments: list[str], tmp_path: Path) -> None:
+    name, *more = arguments
+    file = tmp_path / "figures.json"
+    command = [sys.executable, "-m", f"tests.bench.{name}", "--quick", f"--json={file}", *more]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    sections = json.loads(file.read_text())["sections"]
+    assert all(f"### {section['title']}" in done.stdout for section in sections)
+    rows = [row for section in sections for row in section["rows"]]
+    assert rows or "There is no GPU here." in done.stdout
+    assert all(math.isfinite(row["median"]) for row in rows)
+
+
+def test_an_unknown_bench_is_refused() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.bench", "speed"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "there is no bench speed: launcher," in done.stderr
+
+
+# Rounds.
+
+
+def test_ways_take_turns() -> None:
+    order: list[str] = []
+
+    def way(name: str) -> float:
+        order.append(name)
+        return len(order)
+
+    found = alternate({"a": lambda: way("a"), "b": lambda: way("b")}, 2)
+    assert order == ["a", "b", "a", "b"]
+    assert found == {"a": (1, 3), "b": (2, 4)}
+    assert ratios(found["b"], found["a"]) == (2, 4 / 3)
+
+
+@pytest.mark.parametrize(
+    ("limits", "cells"),
+    [
+        ({"at_least": 2.0}, ["speed", "2 x", "1 - 9", ">= 2", "met"]),
+        ({"at_least": 2.1}, ["speed", "2 x", "1 - 9", ">= 2.1", "**missed**"]),
+        ({"at_most": 1.9}, ["speed", "2 x", "1 - 9", "<= 1.9", "**missed**"]),
+        ({}, ["speed", "2 x", "1 - 9", "", ""]),
+    ],
+)
+def test_a_row_judges_the_median(limits: dict[str, float], cells: list[str]) -> None:
+    row = Row(what="speed", unit="x", values=(9.0, 1.0, 2.0), **limits)
+    assert row.cells() == cells
+    assert f"| {' | '.join(cells)} |" in Section(title="t", rows=(row,)).markdown()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.012345, "0.0123"), (4.567, "4.57"), (1234.5, "1,234"), (99.96, "100"), (0.0, "0")],
+)
+def test_figures_have_the_digits_that_count(value: float, text: str) -> None:
+    assert shown(value) == text
+
+
+# What runs leave.
+
+
+def record(kind: str, step: int, images_per_s: float) -> dict[str, object]:
+    return {"kind": kind, "step": step, "images_per_s": images_per_s}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "skip_s", "images", "seconds"),
+    [
+        # 10 steps of 8 images in 1 s each; the rest of the epoch, 5 steps, is in no interval.
+        ([("interval", 10, 80.0), ("interval", 20, 80.0), ("epoch", 25, 80.0)], 0.0, 160, 2.0),
+        ([("interval", 10, 80.0), ("interval", 20, 80.0), ("epoch", 25, 80.0)], 1.0, 80, 1.0),
+        ([("interval", 10, 80.0), ("epoch", 15, 80.0), ("interval", 20, 80.0)], 0.0, 120, 1.5),
+        # Epochs too short for an interval.
+        ([("epoch", 5, 80.0), ("epoch", 10, 80.0)], 0.0, 80, 1.0),
+        ([], 0.0, 0, 0.0),
+    ],
+)
+def test_speed_is_counted_once_a_run_is_warm(
+    metrics: list[tuple[str, int, float]], skip_s: float, images: int, seconds: float
+) -> None:
+    found = steady([record(*each) for each in metrics], batch_size=8, skip_s=skip_s)
+    assert (found.images, found.seconds) == (images, pytest.approx(seconds))
+
+
+def test_growth_is_what_came_after_the_second_quarter() -> None:
+    assert growth([1, 5, 7, 7, 8, 8, 7, 14]) == 2
+    assert growth([9, 5, 7, 7, 7, 7, 7, 7]) == 1
+    assert growth([7]) == 1
+
+
+def test_processes_are_found_with_their_memory_and_age() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        found = {process.pid: process for process in descendants(os.getpid())}
+        assert found[child.pid].command.endswith("-c input()")
+        assert found[child.pid].own_bytes > 0
+        assert started_at(os.getpid()) < started_at(child.pid)
+        child.communicate(b"\n")
+    assert look_at(child.pid) is None
