@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import copy
+import logging
+import os
 import random
-from collections.abc import Iterator
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +17,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import ray
+import ray.train.torch
 import torch
 from loaders import (
     Make,
@@ -28,9 +35,12 @@ from training import Group, ThreadWorker
 
 from trainer.config import TrainerConfig
 from trainer.data import ray_loader
+from trainer.data.batch import Batch
+from trainer.data.chunks import Ahead, Columns, cut, in_order, shuffled
 from trainer.data.parquet import Prepared
 from trainer.data.ray_loader import RayBatches, Work
 from trainer.data.torch_loader import GlobalBatches, TorchBatches, ValidationBatches, decode_workers
+from trainer.errors import RunError
 from trainer.progress import Length, Trained
 from trainer.strategy import Worker
 
@@ -194,6 +204,9 @@ def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_loader, "configure", lambda config: None)
     monkeypatch.setattr(ray_loader, "smallest_store", lambda: 2**30)
     monkeypatch.setattr(ray_loader, "node_here", lambda: "here")
+    # Several chunks of each stream, several samples that wait.
+    monkeypatch.setattr(ray_loader, "CHUNK_BYTES", 7 * 64)
+    monkeypatch.setattr(ray_loader, "SHUFFLE_BYTES", 20 * 64)
 
 
 def ray_by_hand(
@@ -229,7 +242,7 @@ def test_ray_uses_each_sample_once_also_when_others_go_on(
 
 
 @pytest.mark.usefixtures("without_ray")
-@pytest.mark.parametrize("is_held", [True, False])
+@pytest.mark.parametrize("held", ["always", "never", "in turn"])
 @pytest.mark.parametrize("drop_last", [True, False])
 @pytest.mark.parametrize(("count", "batch_size"), SIZES[:3])
 @pytest.mark.parametrize("world_sizes", [(1, 2, 3), (4, 1, 4), (3, 3, 2), (2, 4, 1)])
@@ -238,31 +251,277 @@ def test_ray_no_sample_is_lost_or_comes_twice_when_others_go_on(
     count: int,
     batch_size: int,
     drop_last: bool,
-    is_held: bool,
+    held: str,
     world_sizes: tuple[int, ...],
 ) -> None:
     prepared = prepared_of(tmp_path, count)
     config = config_of(tmp_path, batch_size, data__drop_last=drop_last)
     length = Length.of(config, count)
-    make = ray_by_hand(prepared, length, config, is_held=is_held)
-    # Up to two kills in the second epoch, each group as large as it likes.
+    # Up to two kills in the second epoch; each time another group goes on.
     draw = random.Random(str((count, drop_last, world_sizes)))
     choice = range(1, length.steps_per_epoch)
     kills = sorted(draw.sample(choice, min(len(choice), len(world_sizes) - 1)))
     used, start, state = [], Trained(), {}
     for world_size, stop in zip(world_sizes, [*kills, None], strict=False):
+        is_held = held == "always" or (held == "in turn" and world_size % 2 == 0)
         played = play(
-            make,
+            ray_by_hand(prepared, length, config, is_held=is_held),
             world_size=world_size,
             length=length,
             start=start,
             state=state,
             until=(1, stop) if stop else None,
         )
-        check_shares(
-            played.epochs[1], length, range(start.steps_in_epoch, stop or length.steps_per_epoch)
-        )
+        steps = range(start.steps_in_epoch, stop or length.steps_per_epoch)
+        check_shares(played.epochs[1], length, steps)
         used += flat(played.epochs[1])
         start, state = Trained(epoch=1, steps_in_epoch=stop or 0), played.state
     check_used(used, length)
     check_used(flat(played.epochs[2]), length)
+
+
+@pytest.mark.usefixtures("without_ray")
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_ray_gives_the_batches_of_torch_where_the_images_fit(tmp_path: Path, shuffle: bool) -> None:
+    prepared = prepared_of(tmp_path, 97)
+    config = config_of(tmp_path, 12, data__drop_last=False, data__shuffle=shuffle)
+    length = Length.of(config, 97)
+    held = ray_by_hand(prepared, length, config, is_held=True)
+    given = play(torch_loader(prepared, length, config), world_size=1, length=length).epochs
+    begun = play(held, world_size=2, length=length, until=(1, 3))
+    start = Trained(epoch=1, steps_in_epoch=3)
+    rest = play(held, world_size=3, length=length, start=start, state=begun.state)
+    assert global_batches(begun.epochs[0]) == given[0][0]
+    assert global_batches(begun.epochs[1]) + global_batches(rest.epochs[1]) == given[1][0]
+    assert global_batches(rest.epochs[2]) == given[2][0]
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_a_sample_that_comes_twice_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Twice(FakeDataset):
+        def __init__(self, work: Work, ids: np.ndarray, seed: list[int]) -> None:
+            super().__init__(work, ids, seed)
+            self.tables[1] = self.tables[0]
+
+    monkeypatch.setattr(ray_loader, "read", Twice)
+    prepared = prepared_of(tmp_path, 97)
+    config = config_of(tmp_path, 12)
+    length = Length.of(config, 97)
+    with pytest.raises(RunError, match="a sample twice in epoch 1"):
+        play(ray_by_hand(prepared, length, config), world_size=1, length=length)
+    with pytest.raises(RunError, match=r"97 samples of .*, \d+ of them different, where 97"):
+        play(ray_by_hand(prepared, length, config, is_held=True), world_size=1, length=length)
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_blocks_that_are_lost_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lost(FakeDataset):
+        def __init__(self, work: Work, ids: np.ndarray, seed: list[int]) -> None:
+            super().__init__(work, ids, seed)
+            del self.tables[1]
+
+    monkeypatch.setattr(ray_loader, "read", Lost)
+    prepared = prepared_of(tmp_path, 97)
+    config = config_of(tmp_path, 12, data__drop_last=False)
+    length = Length.of(config, 97)
+    with pytest.raises(RunError, match=r"worker 0 \d+ samples less than were due in epoch 1"):
+        play(ray_by_hand(prepared, length, config), world_size=1, length=length)
+
+
+# What the Ray loader is made of.
+
+
+def columns_of(ids: list[int]) -> Columns:
+    marks = np.array(ids)
+    return marks.astype(np.uint8).reshape(-1, 1, 1, 1), marks % 3, marks
+
+
+def chunks_of(count: int, size: int) -> list[Columns]:
+    return [columns_of(list(range(count))[first : first + size]) for first in range(0, count, size)]
+
+
+def all_ids(batches: Iterable[Batch]) -> list[int]:
+    return torch.cat([batch.ids for batch in batches]).tolist()
+
+
+@pytest.mark.parametrize("size", [1, 7, 10, 100])
+@pytest.mark.parametrize("room", [100, 101, 250])
+def test_a_shuffle_keeps_all_samples_and_moves_them_far(size: int, room: int) -> None:
+    given = all_ids(shuffled(chunks_of(200, size), room, np.random.default_rng(0), is_pinned=False))
+    assert sorted(given) == list(range(200))
+    moved = np.abs(np.array(given) - np.arange(200))
+    assert moved.mean() > 25
+    other = all_ids(shuffled(chunks_of(200, size), room, np.random.default_rng(1), is_pinned=False))
+    assert other != given
+
+
+def test_batches_are_cut_from_chunks_of_any_size() -> None:
+    chunks = list(in_order(chunks_of(100, 7), is_pinned=False))
+    sizes = [1, 7, 6, 30, 14, 42]
+    batches = list(cut(chunks, sizes))
+    assert [len(batch.pixels) for batch in batches] == sizes
+    assert all_ids(batches) == list(range(100))
+
+
+def test_what_fails_ahead_is_raised_where_it_is_waited_for() -> None:
+    def items() -> Iterator[int]:
+        yield 1
+        raise RunError("no more")
+
+    made = Ahead(items(), 2)
+    assert next(made) == 1
+    for _ in range(2):
+        with pytest.raises(RunError, match="no more"):
+            next(made)
+
+
+def test_silence_has_an_end() -> None:
+    never = threading.Event()
+    made = Ahead(iter(never.wait, None), 1, silence_s=0.01, on_silence=lambda: RunError("silence"))
+    with pytest.raises(RunError, match="silence"):
+        next(made)
+    never.set()
+
+
+def test_nobody_makes_items_for_one_who_has_left() -> None:
+    left = threading.Event()
+
+    def items() -> Iterator[int]:
+        try:
+            yield from range(10**9)
+        finally:
+            left.set()
+
+    made = Ahead(items(), 2)
+    assert next(made) == 0
+    del made
+    assert left.wait(10)
+
+
+# The Ray loader on Ray.
+
+
+@pytest.fixture(scope="module")
+def ray_here() -> Iterator[None]:
+    """A Ray of this process, and parts of a few rows for its tasks."""
+    environment = {
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
+    }
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(dir="/tmp") as scratch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        patch.setattr(ray_loader, "PART_BYTES", 20 * 64)
+        patch.setattr(logging.getLogger("ray.data"), "level", logging.ERROR)
+        ray.init(
+            address="local",
+            num_cpus=4,
+            object_store_memory=2**27,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=f"{scratch}/ray",
+        )
+        yield
+        ray.shutdown()
+
+
+def ray_by_threads(
+    prepared: Prepared, length: Length, config: TrainerConfig, held_share: float = 0.0
+) -> Make:
+    def make(start: Trained, state: dict[str, torch.Tensor], worker: ThreadWorker) -> RayBatches:
+        return RayBatches(
+            *(prepared, length, start, state, worker, config),
+            share=lambda opened: ray.get(worker.from_rank_zero([ray.put(opened)])[0]),
+            held_share=held_share,
+        )
+
+    return make
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_ray_streams_each_sample_once_to_workers_and_to_those_who_go_on(tmp_path: Path) -> None:
+    prepared = prepared_of(tmp_path, 97, encoding="encoded")
+    config = config_of(tmp_path, 12, data__drop_last=False, train__epochs=2)
+    length = Length.of(config, 97)
+    make = ray_by_threads(prepared, length, config)
+    begun = play(make, world_size=3, length=length, until=(0, 5))
+    start = Trained(epoch=0, steps_in_epoch=5)
+    rest = play(make, world_size=2, length=length, start=start, state=begun.state)
+    check_shares(rest.epochs[0], length, range(5, 9))
+    check_used(flat(begun.epochs[0]) + flat(rest.epochs[0]), length)
+    check_shares(rest.epochs[1], length)
+    check_used(flat(rest.epochs[1]), length)
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_ray_keeps_the_order_of_the_files_unless_it_shall_shuffle(tmp_path: Path) -> None:
+    prepared = prepared_of(tmp_path, 97)
+    config = config_of(tmp_path, 12, data__shuffle=False, train__epochs=1)
+    length = Length.of(config, 97)
+    given = play(ray_by_threads(prepared, length, config), world_size=1, length=length)
+    assert flat(given.epochs[0]) == list(range(96))
+
+
+@pytest.mark.usefixtures("ray_here")
+@pytest.mark.parametrize("held_share", [0.0, 0.25])
+def test_a_picture_that_cannot_be_decoded_is_named(tmp_path: Path, held_share: float) -> None:
+    prepared = prepared_of(tmp_path, 97)
+    broken = replace(prepared, images=replace(prepared.images, encoding="encoded"))
+    config = config_of(tmp_path, 12)
+    length = Length.of(config, 97)
+    make = ray_by_threads(broken, length, config, held_share)
+    with pytest.raises(RunError, match=r"^sample \d+ .*cannot be decoded"):
+        play(make, world_size=1, length=length)
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_a_ray_without_a_cpu_for_data_ends_the_run_with_the_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hog:
+        def is_there(self) -> bool:
+            return True
+
+    hog = ray.remote(Hog).options(num_cpus=4).remote()
+    assert ray.get(hog.is_there.remote())
+    monkeypatch.setattr(ray_loader, "WAIT_S", 2.0)
+    prepared = prepared_of(tmp_path, 97)
+    config = config_of(tmp_path, 12)
+    length = Length.of(config, 97)
+    with pytest.raises(RunError, match=r"no images .* for 2 s.* of 4 CPUs in all 0 are free"):
+        play(ray_by_threads(prepared, length, config), world_size=1, length=length)
+    ray.kill(hog)
+
+
+def stream_here(task: dict[str, Any]) -> list[list[list[int]]]:
+    """In a worker of Ray Train: the ids of each batch, of all workers."""
+    context = ray.train.get_context()
+    worker = Worker(rank=context.get_world_rank(), world_size=context.get_world_size(), device=CPU)
+    make = (task["prepared"], task["length"], Trained(), {}, worker, task["config"])
+    batches = RayBatches(*make, held_share=task["held_share"])
+    return worker.gathered([ids_of(batches.epoch(epoch)) for epoch in range(2)])
+
+
+@pytest.mark.usefixtures("ray_here")
+@pytest.mark.parametrize("held_share", [0.0, pytest.param(0.25, marks=pytest.mark.slow)])
+def test_ray_rank_zero_opens_the_stream_for_the_workers_of_ray_train(
+    tmp_path: Path, held_share: float
+) -> None:
+    prepared = prepared_of(tmp_path, 97)
+    config = config_of(tmp_path, 12, data__drop_last=False, train__epochs=2)
+    length = Length.of(config, 97)
+    known = {"prepared": prepared, "length": length, "config": config, "held_share": held_share}
+    trainer = ray.train.torch.TorchTrainer(
+        stream_here,
+        train_loop_config=known,
+        scaling_config=ray.train.ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1}),
+        run_config=ray.train.RunConfig(name="ids", storage_path=str(tmp_path / "train")),
+    )
+    given = trainer.fit().return_value
+    for epoch in range(2):
+        check_shares([worker[epoch] for worker in given], length)
+        check_used(flat([worker[epoch] for worker in given]), length)

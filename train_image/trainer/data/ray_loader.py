@@ -288,7 +288,7 @@ def read_all(work: Work) -> Arrays:
     tables = read(work, np.arange(samples), seed=[0]).iter_batches(
         batch_size=None, batch_format="pyarrow"
     )
-    for table in ahead(tables):
+    for table in ahead(tables, work.config.data.ray_nodes):
         columns = decode(table, replace(images, encoding="raw"))
         ids = columns["id"]
         pixels[ids], labels[ids] = columns["image"], columns["label"]
@@ -341,7 +341,7 @@ class Streamed:
         self.rank = worker.rank
         self.is_pinned = worker.device.type == "cuda"
         chunks = all_chunks(source, work, self.rank, is_pinned=self.is_pinned)
-        self.chunks = ahead(chunks)
+        self.chunks = ahead(chunks, work.config.data.ray_nodes)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         work = self.work
@@ -408,9 +408,9 @@ def no_samples(images: Images) -> Batch:
     return Batch(torch.empty(0, *images.shape, dtype=torch.uint8), none, none)
 
 
-def ahead(items: Iterator[T]) -> Ahead[T]:
-    """What comes from Ray, made by a thread of its own."""
-    return Ahead(from_ray(items), CHUNKS_AHEAD, silence_s=WAIT_S, on_silence=silence)
+def ahead(items: Iterator[T], nodes: dict[str, str] | None) -> Ahead[T]:
+    """What comes from Ray's tasks on these nodes, made by a thread of its own."""
+    return Ahead(from_ray(items), CHUNKS_AHEAD, silence_s=WAIT_S, on_silence=lambda: silence(nodes))
 
 
 def from_ray(items: Iterator[T]) -> Iterator[T]:
@@ -422,10 +422,11 @@ def from_ray(items: Iterator[T]) -> Iterator[T]:
         raise RunError(ours[1] if ours else f"Ray Data failed: {error}") from error
 
 
-def silence() -> RunError:
+def silence(nodes: dict[str, str] | None) -> RunError:
     cpus = ray.cluster_resources().get("CPU", 0)
     free = ray.available_resources().get("CPU", 0)
+    place = f" on a node with the labels {nodes} (data.ray_nodes)" if nodes else ""
     return RunError(
-        f"no images came from Ray Data for {WAIT_S:.0f} s. Its tasks need a CPU beside the workers; "
-        f"of {cpus:.0f} CPUs {free:.0f} are free. Add some, or use data.loader: torch."
+        f"no images came from Ray Data for {WAIT_S:.0f} s. Its tasks need a CPU beside the workers"
+        f"{place}; of {cpus:.0f} CPUs in all {free:.0f} are free. Add some, or use data.loader: torch."
     )

@@ -1,0 +1,79 @@
+"""Images are read and decoded on the nodes that have the labels for it, and nowhere else."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import ray
+from loaders import config_of, prepared_of
+from ray.cluster_utils import Cluster
+
+from trainer.config import TrainerConfig
+from trainer.data import ray_loader
+from trainer.data.ray_loader import STORE_SHARE, Work
+from trainer.progress import Length, Trained
+
+LABELS = {"ray-subcluster": "data"}
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def data_node() -> Iterator[str]:
+    """Its id. The node where the test runs has CPUs, too."""
+    environment = {
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
+    }
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(dir="/tmp") as scratch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        node = {"include_dashboard": False, "object_store_memory": 2**27}
+        cluster = Cluster(
+            initialize_head=True,
+            head_node_args={**node, "num_cpus": 2, "temp_dir": f"{scratch}/ray"},
+        )
+        added = cluster.add_node(**node, num_cpus=1, labels=LABELS)
+        ray.init(address=cluster.address, logging_level=logging.ERROR, log_to_driver=False)
+        yield added.node_id
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def nodes_of_tasks(folder: Path, config: TrainerConfig) -> list[str]:
+    """Where the tasks ran, of a data set that is split among two workers as in training."""
+    prepared = prepared_of(folder, 97)
+    length = Length.of(config, 97)
+    work = Work(prepared, length, Trained(), np.zeros(97, bool), 1, config)
+    ray_loader.configure(config)
+
+    def with_node(table: pa.Table) -> pa.Table:
+        node = ray.get_runtime_context().get_node_id()
+        return pa.table({"node": [node], "rows": [len(table)]})
+
+    dataset = ray_loader.read(work, np.arange(97), seed=[0])
+    tasks = dataset.map_batches(with_node, batch_size=None, batch_format="pyarrow")
+    (shard,) = tasks.streaming_split(1, equal=True)
+    found = list(shard.iter_batches(batch_size=None, batch_format="pyarrow"))
+    assert sum(sum(table["rows"].to_pylist()) for table in found) == 97
+    return [node for table in found for node in table["node"].to_pylist()]
+
+
+def test_tasks_keep_to_the_nodes_with_the_labels(tmp_path: Path, data_node: str) -> None:
+    config = config_of(tmp_path, 12, data__loader="ray", data__ray_nodes=LABELS)
+    assert set(nodes_of_tasks(tmp_path, config)) == {data_node}
+
+
+def test_a_run_may_fill_its_share_of_the_object_store(tmp_path: Path, data_node: str) -> None:
+    ray_loader.configure(config_of(tmp_path, 12, data__loader="ray"))
+    limits = ray.data.DataContext.get_current().execution_options.resource_limits
+    assert limits.object_store_memory == STORE_SHARE * 2 * 2**27
