@@ -123,8 +123,10 @@ def test_a_save_comes_after_so_many_samples_however_fast_they_are() -> None:
 
 
 def test_samples_that_are_no_whole_batches_call_for_a_save_at_the_step_that_fills_them() -> None:
-    rule = Checkpoint(every_s=None, every_samples=25)
-    assert Training(rule).go(10).steps_with(SAVE) == [3, 6, 9]
+    training = Training(Checkpoint(every_s=None, every_samples=25)).go(10, step_s=0.001)
+    assert training.steps_with(SAVE) == [3, 6, 9]
+    # There is no talk before its time, which would make all wait.
+    assert list(training.orders) == [1, 3, 6, 9]
 
 
 def test_nothing_asks_for_a_save_within_an_epoch_if_no_rule_does() -> None:

@@ -73,7 +73,7 @@ class Talk:
         if self._worker.rank == 0:
             stop = self._notices.is_stopping()
             save = self._is_save_due(now) and not is_saving
-            wait = self._steps_to_wait(now)
+            wait = self._steps_to_wait(now, now.samples if save else self._saved[0])
         message = torch.tensor(
             [drain, stop, save, is_bad, wait], dtype=torch.int64, device=self._worker.device
         )
@@ -108,12 +108,12 @@ class Talk:
             rule.every_samples is not None and now.samples - samples >= rule.every_samples
         )
 
-    def _steps_to_wait(self, now: Trained) -> int:
-        """Steps until the next talk: about an interval, less where samples call for a save before."""
+    def _steps_to_wait(self, now: Trained, saved: int) -> int:
+        """Steps until the next talk: about an interval, less where samples since `saved` call for a save."""
         step, talked_at = self._talked
         step_s = (self._now() - talked_at) / max(now.step - step, 1)
         steps = max(1, round(TALK_INTERVAL_S / step_s))
         if self._rule.every_samples is None:
             return steps
-        due = self._saved[0] + self._rule.every_samples - now.samples
+        due = saved + self._rule.every_samples - now.samples
         return max(1, min(steps, math.ceil(due / self._length.global_batch_size)))
