@@ -38,7 +38,7 @@ from trainer.data import ray_loader
 from trainer.data.batch import Batch
 from trainer.data.chunks import Ahead, Columns, cut, in_order, shuffled
 from trainer.data.parquet import Prepared
-from trainer.data.ray_loader import RayBatches, Work
+from trainer.data.ray_loader import HANDED_OUT, RayBatches, Work
 from trainer.data.torch_loader import GlobalBatches, TorchBatches, ValidationBatches, decode_workers
 from trainer.errors import RunError
 from trainer.progress import Length, Trained
@@ -503,7 +503,10 @@ def stream_here(task: dict[str, Any]) -> list[list[list[int]]]:
     worker = Worker(rank=context.get_world_rank(), world_size=context.get_world_size(), device=CPU)
     make = (task["prepared"], task["length"], Trained(), {}, worker, task["config"])
     batches = RayBatches(*make, held_share=task["held_share"])
-    return worker.gathered([ids_of(batches.epoch(epoch)) for epoch in range(2)])
+    given = [ids_of(batches.epoch(epoch)) for epoch in range(2)]
+    # Every worker knows of all samples of the epoch.
+    assert np.unpackbits(batches.state()[HANDED_OUT].numpy()).sum() == task["length"].num_samples
+    return worker.gathered(given)
 
 
 @pytest.mark.usefixtures("ray_here")

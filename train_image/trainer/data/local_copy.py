@@ -38,6 +38,7 @@ import torch
 from torch.utils.data import Dataset
 
 from trainer.data.batch import Batch
+from trainer.data.chunks import copied
 from trainer.data.parquet import Prepared, Split, decode
 from trainer.errors import ConfigError, RunError
 
@@ -49,8 +50,9 @@ TRY_AGAIN_S = 0.05
 class Rows(Dataset[Batch]):
     """A split of which an item is a whole batch, given its indices. Other processes get it as a path."""
 
-    def __init__(self, prepared: Prepared, split: Split) -> None:
+    def __init__(self, prepared: Prepared, split: Split, *, is_pinned: bool = False) -> None:
         self.images = prepared.images
+        self.is_pinned = is_pinned
         self.folder = folder_of(prepared, split)
         remove_unused_but(self.folder)
         lock = lock_copy(prepared, split, self.folder)
@@ -58,20 +60,20 @@ class Rows(Dataset[Batch]):
         self._map()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"images": self.images, "folder": self.folder}
+        # Where CUDA is not used, nothing can be pinned.
+        return {"images": self.images, "folder": self.folder, "is_pinned": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
         self._map()
 
     def _map(self) -> None:
-        self.labels = torch.from_numpy(np.load(self.folder / "labels.npy"))
+        self.labels = np.load(self.folder / "labels.npy")
+        self.ids = np.arange(len(self.labels))
         with (self.folder / "images").open("rb") as file:
-            # A private mapping, because torch wants memory that may be written to.
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            data = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         if self.images.encoding == "raw":
-            pixels = torch.frombuffer(data, dtype=torch.uint8)
-            self.pixels = pixels.view(len(self.labels), *self.images.shape)
+            self.pixels = np.frombuffer(data, np.uint8).reshape(-1, *self.images.shape)
             return
         offsets = np.load(self.folder / "offsets.npy", mmap_mode="r")
         # In one chunk: to take rows of a column of several chunks, pyarrow copies the whole column.
@@ -83,14 +85,16 @@ class Rows(Dataset[Batch]):
         return len(self.labels)
 
     def __getitem__(self, indices: np.ndarray) -> Batch:
-        ids = torch.from_numpy(indices)
-        labels = self.labels[ids]
         if self.images.encoding == "raw":
-            # Many times as fast as `pixels[ids]`.
-            return Batch(self.pixels.index_select(0, ids), labels, ids)
-        files = self.files.take(pa.array(indices))
-        table = pa.table({"id": indices, "image": files, "label": labels.numpy()})
-        return Batch(torch.from_numpy(decode(table, self.images)["image"]), labels, ids)
+            columns = self.pixels, self.labels, self.ids
+            return copied(columns, indices, is_pinned=self.is_pinned)
+        chosen = {
+            "id": indices,
+            "image": self.files.take(pa.array(indices)),
+            "label": self.labels[indices],
+        }
+        pixels = decode(pa.table(chosen), self.images)["image"]
+        return Batch(*map(torch.from_numpy, (pixels, chosen["label"], indices)))
 
 
 # The copy's place.

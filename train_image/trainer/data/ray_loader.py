@@ -8,7 +8,6 @@ tasks end. So a run that goes on in mid-epoch must know which samples were hande
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -306,31 +305,25 @@ class Held:
 
     def __init__(self, source: Arrays, work: Work, worker: Worker) -> None:
         self.work = work
-        self.worker = worker
-        with warnings.catch_warnings():
-            # They lie in the object store, where nobody may write, and nobody does.
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            self.pixels = torch.from_numpy(source.pixels)
-            self.labels = torch.from_numpy(source.labels)
+        self.rank = worker.rank
+        self.is_pinned = worker.device.type == "cuda"
+        self.columns = source.pixels, source.labels, np.arange(len(source.labels))
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
+        # What a GPU waits for is made while it computes.
+        batches = self._batches(epoch)
+        return Ahead(batches, CHUNKS_AHEAD) if self.is_pinned else batches
+
+    def _batches(self, epoch: int) -> Iterator[Batch]:
         work, config = self.work, self.work.config
         order = order_of_epoch(
             work.length.num_samples, epoch, seed=config.train.seed, shuffle=config.data.shuffle
         )
         is_unused = np.zeros(len(order), bool)
         is_unused[work.unused(epoch)] = True
-        parts = parts_of_epoch(
-            order[is_unused[order]],
-            work.length,
-            work.first_step(epoch),
-            self.worker.rank,
-            work.world_size,
-        )
-        for part in parts:
-            ids = torch.from_numpy(part)
-            # Many times as fast as `pixels[ids]`.
-            yield Batch(self.pixels.index_select(0, ids), self.labels[ids], ids)
+        rest, first_step = order[is_unused[order]], work.first_step(epoch)
+        for part in parts_of_epoch(rest, work.length, first_step, self.rank, work.world_size):
+            yield copied(self.columns, part, is_pinned=self.is_pinned)
 
 
 class Streamed:

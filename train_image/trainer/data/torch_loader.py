@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from trainer.config import Data, Scaling, TrainerConfig, share_batch
 from trainer.data.batch import Batch, order_of_epoch, parts_of_epoch
+from trainer.data.chunks import Ahead
 from trainer.data.local_copy import Rows
 from trainer.data.parquet import Images, Prepared
 from trainer.progress import Length, Trained
@@ -67,13 +68,14 @@ class TorchBatches:
             length, worker, shuffle=config.data.shuffle, seed=config.train.seed
         )
         processes = decode_workers(config.data, config.scaling, prepared.images)
-        self.loader = load(Rows(prepared, prepared.train), self.sampler, processes, worker)
+        rows = Rows(prepared, prepared.train, is_pinned=worker.device.type == "cuda")
+        self.loader = load(rows, self.sampler, processes, worker)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         self.sampler.epoch = epoch
         is_begun = epoch == self.start.epoch
         self.sampler.first_step = self.start.steps_in_epoch if is_begun else 0
-        return iter(self.loader)
+        return iterate(self.loader)
 
     def state(self) -> dict[str, torch.Tensor]:
         """Nothing: the order follows from seed and epoch."""
@@ -91,10 +93,11 @@ class ValidationBatches:
             self.indices[start : start + size] for start in range(0, len(self.indices), size)
         ]
         processes = decode_workers(config.data, config.scaling, prepared.images)
-        self.loader = load(Rows(prepared, prepared.valid), batches, processes, worker)
+        rows = Rows(prepared, prepared.valid, is_pinned=worker.device.type == "cuda")
+        self.loader = load(rows, batches, processes, worker)
 
     def __iter__(self) -> Iterator[Batch]:
-        return iter(self.loader)
+        return iterate(self.loader)
 
 
 def decode_workers(data: Data, scaling: Scaling, images: Images) -> int:
@@ -130,6 +133,13 @@ def load(
         generator=torch.Generator(),
         **several,
     )
+
+
+def iterate(loader: DataLoader[Batch]) -> Iterator[Batch]:
+    """The batches. What a GPU waits for is made while it computes, by a thread if not by processes."""
+    if loader.pin_memory and not loader.num_workers:
+        return Ahead(loader, BATCHES_AHEAD)
+    return iter(loader)
 
 
 def start_server() -> None:
