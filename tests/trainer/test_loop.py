@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from pathlib import Path
@@ -212,6 +213,7 @@ def verdict(loss: float, accuracy: float) -> Validation:
         ({"metric": "val_loss", "patience_epochs": 2}, [3, 2, 2.5, 1.9, 2], None),
         ({"metric": "val_loss", "patience_epochs": 1, "min_delta": 0.5}, [3, 2.6, 1], 2),
         ({"metric": "val_accuracy", "patience_epochs": 2}, [0.5, 0.6, 0.6, 0.59], 4),
+        ({"metric": "val_loss", "patience_epochs": 1}, [math.nan, 3, 2, 1, math.nan], 5),
     ],
 )
 def test_a_run_ends_early_when_validation_has_not_gained_for_its_patience(

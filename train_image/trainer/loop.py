@@ -212,7 +212,7 @@ def stopping(rule: EarlyStopping | None, trained: Trained, verdict: Validation) 
     is_accuracy = rule.metric == "val_accuracy"
     value = verdict.accuracy if is_accuracy else -verdict.loss
     best = trained.best_stopping
-    if best is None or value > best + rule.min_delta:
+    if best is None or math.isnan(best) or value > best + rule.min_delta:
         return replace(trained, best_stopping=value, epochs_without_gain=0)
     waited = trained.epochs_without_gain + 1
     return replace(
