@@ -64,7 +64,8 @@ class Mortal:
         self.real.delete_file(path)
 
     def delete_dir(self, path: str) -> None:
-        for file in sorted(Path(path).iterdir()):
+        # A filesystem may begin with any file; the manifest last is the worst.
+        for file in sorted(Path(path).iterdir(), reverse=True):
             self.delete_file(str(file))
         self.change()
         self.real.delete_dir(path)
