@@ -39,6 +39,7 @@ from trainer.data.batch import Batch
 from trainer.data.chunks import Ahead, Columns, cut, in_order, shuffled
 from trainer.data.parquet import Prepared
 from trainer.data.ray_loader import HANDED_OUT, RayBatches, Work
+from trainer.data.reading import read_part
 from trainer.data.torch_loader import GlobalBatches, TorchBatches, ValidationBatches, decode_workers
 from trainer.errors import RunError
 from trainer.progress import Length, Trained
@@ -186,7 +187,7 @@ class FakeDataset:
         wanted = np.zeros(work.length.num_samples, bool)
         wanted[ids] = True
         self.tables = [
-            ray_loader.read_part(work.prepared, np.packbits(wanted), file=file, part=part, parts=3)
+            read_part(work.prepared, np.packbits(wanted), file=file, part=part, parts=3)
             for file in work.prepared.train.files
             for part in range(3)
         ]

@@ -10,12 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import ray
 import ray.data
 import ray.exceptions
@@ -26,7 +24,8 @@ from ray.data import ExecutionResources, RandomSeedConfig
 from trainer.config import TrainerConfig
 from trainer.data.batch import Batch, order_of_epoch, parts_of_epoch
 from trainer.data.chunks import Ahead, Columns, copied, cut, in_order, joined, shuffled
-from trainer.data.parquet import Images, Prepared, decode, to_table
+from trainer.data.parquet import Images, Prepared, decode
+from trainer.data.reading import read_part, read_sample
 from trainer.errors import RunError
 from trainer.progress import Length, Trained
 from trainer.strategy import Worker
@@ -52,8 +51,6 @@ SHUFFLE_BYTES = 2**27
 
 WAIT_S = 900.0
 """How long no images may come before the run gives up."""
-
-COLUMNS = ["id", "image", "label"]
 
 
 class RayBatches:
@@ -205,9 +202,6 @@ def smallest_store() -> float:
     return min(node["object_store_memory"] for node in nodes if node.get("CPU"))
 
 
-# What tasks do.
-
-
 def read(work: Work, ids: np.ndarray, seed: list[int]) -> ray.data.Dataset:
     """These training images as raw pixels, a block per task; shuffled, in another order each time."""
     prepared = work.prepared
@@ -229,47 +223,6 @@ def read(work: Work, ids: np.ndarray, seed: list[int]) -> ray.data.Dataset:
         number = int(np.random.SeedSequence(seed).generate_state(1)[0])
         dataset = dataset.randomize_block_order(seed=RandomSeedConfig(number))
     return dataset.map_batches(read_task, batch_size=None, batch_format="pyarrow")
-
-
-def read_part(
-    prepared: Prepared, wanted: np.ndarray | None, *, file: str, part: int, parts: int
-) -> pa.Table:
-    """One of several parts of a file, decoded; of samples whose bit is set, unless all are wanted."""
-    with prepared.open_filesystem().open_input_file(file) as stream:
-        parquet = pq.ParquetFile(stream, pre_buffer=True)
-        groups = parquet.num_row_groups
-        chosen = range(groups * part // parts, groups * (part + 1) // parts)
-        table = parquet.read_row_groups(chosen, columns=COLUMNS)
-    if wanted is not None:
-        table = table.filter(pa.array(np.unpackbits(wanted)[table["id"].to_numpy()] == 1))
-    return with_pixels(table, prepared.images)
-
-
-def read_sample(prepared: Prepared, sample: int) -> pa.Table:
-    """One training image, decoded."""
-    ends = list(accumulate(prepared.train.rows))
-    index = int(np.searchsorted(ends, sample, side="right"))
-    row = sample - (ends[index] - prepared.train.rows[index])
-    with prepared.open_filesystem().open_input_file(prepared.train.files[index]) as stream:
-        parquet = pq.ParquetFile(stream)
-        for group in range(parquet.num_row_groups):
-            rows = parquet.metadata.row_group(group).num_rows
-            if row < rows:
-                break
-            row -= rows
-        table = parquet.read_row_group(group, columns=COLUMNS)
-    return with_pixels(table.slice(row, 1), prepared.images)
-
-
-def with_pixels(table: pa.Table, images: Images) -> pa.Table:
-    """The same rows, with pixels instead of picture files."""
-    if images.encoding == "encoded":
-        columns = decode(table, images)
-        table = to_table(images, columns["id"], columns["image"], columns["label"])
-    return table.replace_schema_metadata(None)
-
-
-# What workers do.
 
 
 def split(work: Work, epoch: int, nodes: list[str]) -> list[ray.data.DataIterator]:
