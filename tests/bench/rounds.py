@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -167,6 +168,8 @@ def main(measure: Callable[[Options], list[Section]], **more: dict[str, Any]) ->
     for name, known in more.items():
         parser.add_argument(f"--{name}", **known)
     wanted = parser.parse_args()
+    # Runs that were started are ended by whoever waits for them, as at Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     known = machine()
     sections = measure(Options(quick=wanted.quick, rounds=wanted.rounds, more=wanted))
     quick = ", quick: the figures mean nothing" if wanted.quick else ""

@@ -6,7 +6,7 @@ seen, so that a round takes as long on every machine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ class Kind:
     """A way to train that is measured."""
 
     name: str
-    data: Path
+    data: Callable[[], Path]
     way: Way | Literal["by hand"] = "ray"
     loader: str = "torch"
     changes: Mapping[str, Any] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Kind:
 
     def images_per_s(self, options: Options) -> float:
         config = runs.config(
-            self.name, self.data, **{"data__loader": self.loader} | dict(self.changes)
+            self.name, self.data(), **{"data__loader": self.loader} | dict(self.changes)
         )
         seconds, skip_s = options.choose((30.0, 5.0), (0.5, 0.0))
         if self.way == "by hand":
@@ -51,8 +51,8 @@ class Kind:
 
 
 def kinds(options: Options) -> tuple[Kind, ...]:
-    grey = data.grey_images(options.choose(20_000, 400))
-    pictures = data.jpegs(options.choose(5_000, 200), 96)
+    grey = partial(data.grey_images, options.choose(20_000, 400))
+    pictures = partial(data.jpegs, options.choose(5_000, 200), 96)
     light = {"train__model": LIGHT}
     tiny = {"train__model": LIGHT | {"in_channels": 1, "image_size": 28}} if options.quick else {}
     return (

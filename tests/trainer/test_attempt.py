@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from importlib import metadata
@@ -407,6 +408,8 @@ def test_an_attempt_that_was_taken_over_leaves_the_summary_to_the_other(tmp_path
 def test_sigterm_ends_an_attempt_in_good_order(tmp_path: Path) -> None:
     config = small_config(tmp_path)
 
+    goes_on = threading.Event()
+
     def be_stopped(task: Task, folder: RunFolder, lease: Lease) -> Outcome:
         try:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -414,10 +417,12 @@ def test_sigterm_ends_an_attempt_in_good_order(tmp_path: Path) -> None:
         except Stopped:
             # Whoever is impatient sends it twice.
             os.kill(os.getpid(), signal.SIGTERM)
+            goes_on.set()
             raise
 
     with pytest.raises(Stopped, match="stopped by SIGTERM; started again, it goes on from there"):
         run(config, be_stopped)
+    assert goes_on.is_set()
     assert summary(config)["error"] == str(Stopped())
     assert isinstance(Stopped(), TrainerError)
     assert Stopped.exit_code == 1
