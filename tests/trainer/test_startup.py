@@ -51,6 +51,7 @@ def test_the_summary_tells_what_the_start_was_made_of(tmp_path: Path) -> None:
     config = small_config(tmp_path)
     with Output(None) as output:
         baseline.run(config, output, {})
-    startup = json.loads(open_folder(config).read("small/summary.json"))["startup"]
+    folder = open_folder(config)
+    startup = json.loads(folder.read(folder.summary))["startup"]
     assert list(startup) == ["began", "prepare", "workers", "model", "first_batch", "first_step"]
     assert all(seconds >= 0 for seconds in startup.values())
