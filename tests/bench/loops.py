@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -17,12 +16,12 @@ from trainer.config import Model, TrainerConfig
 from trainer.data.batch import Batch
 from trainer.data.parquet import Images
 from trainer.learner import Learner
-from trainer.loop import Notices, Records
+from trainer.loop import NoRecords, Records
 from trainer.model import build_model
 from trainer.optimize import build_optimizer
-from trainer.progress import Length, Report, Trained
+from trainer.progress import Length, Trained
 from trainer.strategy import Worker
-from trainer.validation import Validation
+from trainer.talk import Notices
 
 Clock = Callable[[], float]
 
@@ -72,25 +71,6 @@ class Counted:
         return {}
 
 
-class Unrecorded:
-    """Records of a run that leaves nothing."""
-
-    def report(self, report: Report) -> None: ...
-
-    def save(
-        self,
-        trained: Trained,
-        learner: Learner,
-        extra: dict[str, Any],
-        validation: Validation | None,
-    ) -> None: ...
-
-    def is_saving(self) -> bool:
-        return False
-
-    def finish_saving(self) -> None: ...
-
-
 def ours(settings: Settings) -> Callable[[Iterable[Batch]], Counted]:
     """The trainer's loop, with a model that learns on from call to call."""
     config = settings.config
@@ -111,7 +91,7 @@ def ours(settings: Settings) -> Callable[[Iterable[Batch]], Counted]:
             begun={},
             batches=counted,
             validation=[same_batch(settings, size=2)],
-            records=records or Unrecorded(),
+            records=records or NoRecords(),
             notices=Notices(),
             began=time.time(),
         )

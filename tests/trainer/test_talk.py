@@ -14,10 +14,9 @@ from training import Group, ThreadWorker, open_folder, small_config, train_here
 from trainer import worker
 from trainer.checkpoint import Checkpoints
 from trainer.config import Checkpoint
-from trainer.loop import Notices
 from trainer.progress import Length, Trained
 from trainer.strategy import Worker
-from trainer.talk import LAST_CALL_S, Order, Talk
+from trainer.talk import LAST_CALL_S, Notices, Order, Talk
 
 CPU = torch.device("cpu")
 BATCH = 10
@@ -64,7 +63,7 @@ class Training:
             self.step += 1
             self.seconds += step_s
             now = self.trained()
-            if self.talk.is_due(now):
+            if self.talk.is_due(now.step):
                 order = self.talk.hold(now, is_saving=self.is_saving, is_bad=self.is_bad)
                 self.orders[self.step] = order
         return self
@@ -105,7 +104,7 @@ def test_a_talk_that_was_due_at_the_end_of_an_epoch_comes_after_it() -> None:
     training = Training()
     training.go(1)
     training.step += 5
-    assert training.talk.is_due(training.trained())
+    assert training.talk.is_due(training.step)
 
 
 # Saving by the clock and by samples.

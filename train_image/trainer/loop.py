@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import resource
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -18,7 +18,7 @@ from trainer.errors import Diverged
 from trainer.learner import Learner
 from trainer.progress import SPENT, Length, Report, Trained, eta_s, per_second
 from trainer.strategy import Worker
-from trainer.talk import Talk
+from trainer.talk import Notices, Talk
 from trainer.validation import Tally, Validation
 
 REPORT_INTERVAL_S = 1.0
@@ -46,14 +46,23 @@ class Records(Protocol):
         """Wait for the save under way."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Notices:
-    """What a worker may be told while it trains; every worker asks at the same steps."""
+class NoRecords:
+    """The records of all ranks but the first."""
 
-    drain_s: Callable[[], float | None] = lambda: None
-    """Seconds until a machine of the run goes away; None while all stay."""
-    is_stopping: Callable[[], bool] = lambda: False
-    """Whether the run is to be saved and left; rank 0 asks."""
+    def report(self, report: Report) -> None: ...
+
+    def save(
+        self,
+        trained: Trained,
+        learner: Learner,
+        extra: dict[str, Any],
+        validation: Validation | None,
+    ) -> None: ...
+
+    def is_saving(self) -> bool:
+        return False
+
+    def finish_saving(self) -> None: ...
 
 
 def train(
@@ -83,11 +92,14 @@ def train(
     talk = Talk(config.checkpoint, worker, notices, length, trained)
     step_in_epoch = trained.steps_in_epoch
 
+    def step() -> int:
+        return trained.epoch * length.steps_per_epoch + step_in_epoch
+
     def so_far() -> Trained:
         """What has been trained up to this step."""
         return replace(
             trained,
-            step=trained.epoch * length.steps_per_epoch + step_in_epoch,
+            step=step(),
             samples=length.samples_until(trained.epoch, step_in_epoch),
             steps_in_epoch=step_in_epoch,
             train_s=at_start.train_s + running.seconds(),
@@ -108,10 +120,11 @@ def train(
             with spent.on("compute"):
                 rate = learner.step(batch, tally, epoch=epoch, step_in_epoch=step_in_epoch)
             step_in_epoch += 1
-            if step_in_epoch == length.steps_per_epoch or not talk.is_due(now := so_far()):
+            if step_in_epoch == length.steps_per_epoch or not talk.is_due(step()):
                 continue
 
             # About every second: report, and hear from rank 0 whether to save, to stop, to give up.
+            now = so_far()
             with spent.on("compute"):
                 is_bad = False
                 if is_first and interval.seconds() >= REPORT_INTERVAL_S:
@@ -120,17 +133,16 @@ def train(
                     spent.count_exchange(learner.exchange_s() * (now.step - interval.step))
                     eta = eta_s(length.samples, now.samples, at_start.samples, running.seconds())
                     records.report(interval.report(now, length, loss, accuracy, rate, eta, worker))
-                    interval = Interval(now.step, spent, checked=interval.checked)
                     if not is_bad:
-                        interval.checked = now.step
+                        interval = Interval(now.step, spent)
             order = talk.hold(now, is_saving=is_first and records.is_saving(), is_bad=is_bad)
             if order.is_bad:
-                raise diverged(interval.checked, now.step)
+                raise diverged(interval.step, now.step)
             if order.is_save:
                 with spent.on("checkpoint"):
                     extra = {"tally": tally.total(worker), "batches": batches.state()}
                     if not learner.is_finite():
-                        raise diverged(interval.checked, now.step)
+                        raise diverged(interval.step, now.step)
                     if is_first:
                         records.save(so_far(), learner, extra, None)
                         if order.is_urgent:
@@ -139,11 +151,10 @@ def train(
                 return now
 
         loss_sum, hits, count = tally.total(worker).tolist()
-        spent.count_exchange(
-            learner.exchange_s() * (so_far().step - interval.step if is_first else 0)
-        )
+        if is_first:
+            spent.count_exchange(learner.exchange_s() * (step() - interval.step))
         if not math.isfinite(loss_sum) or not learner.is_finite():
-            raise diverged(interval.checked, so_far().step)
+            raise diverged(interval.step, step())
 
         # Validate: each worker its part, all with the same buffers.
         with spent.on("validation"):
@@ -188,7 +199,7 @@ def train(
             )
         # Epochs of a single step leave no other moment to hear that the run is to stop.
         order = None
-        if talk.is_due(trained) and not is_last:
+        if talk.is_due(trained.step) and not is_last:
             is_saving = is_first and records.is_saving()
             order = talk.hold(trained, is_saving=is_saving, is_bad=False)
         is_wanted = trained.epoch % config.checkpoint.every_epochs == 0 or is_last
@@ -223,6 +234,7 @@ def stopping(rule: EarlyStopping | None, trained: Trained, verdict: Validation) 
 
 
 def diverged(checked: int, step: int) -> Diverged:
+    """`checked` is the last step after which the loss was known to be a number."""
     return Diverged(
         f"the loss or a weight became NaN or infinite in steps {checked + 1} to {step}. The last good "
         "checkpoint is kept. Lower train.optimizer.learning_rate, or set train.clip_norm."
@@ -284,12 +296,10 @@ class Spent:
 
 
 class Interval:
-    """The steps since the last report."""
+    """The steps since the last report, after which the loss was still a number."""
 
-    def __init__(self, step: int, spent: Spent, *, checked: int | None = None) -> None:
+    def __init__(self, step: int, spent: Spent) -> None:
         self.step = step
-        self.checked = step if checked is None else checked
-        """The last step after which the loss was known to be a number."""
         self._clock = Clock()
         self._spent = spent
         self._before = spent.snapshot()

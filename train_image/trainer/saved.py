@@ -13,7 +13,7 @@ from torch import nn
 from trainer.checkpoint import MODEL, STATE, Checkpoint, Checkpoints, Damaged
 from trainer.checkpoints import best_name, judge, newest_name, result_of
 from trainer.config import Model
-from trainer.data.parquet import Images
+from trainer.data.parquet import Images, to_images
 from trainer.errors import ConfigError, RunError
 from trainer.folder import RunFolder
 from trainer.model import build_model
@@ -37,8 +37,7 @@ class Saved:
 
     @property
     def images(self) -> Images:
-        known = self.facts["images"]
-        return Images(**{k: tuple(v) if isinstance(v, list) else v for k, v in known.items()})
+        return to_images(self.facts["images"])
 
     def build(self) -> nn.Module:
         """The network, ready to be asked."""

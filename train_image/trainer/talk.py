@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,14 +13,21 @@ from trainer.config import Checkpoint
 from trainer.progress import Length, Trained
 from trainer.strategy import Worker
 
-if TYPE_CHECKING:
-    from trainer.loop import Notices
-
 TALK_INTERVAL_S = 1.0
 """Between two talks: each costs an exchange over the network and makes the host wait for its device."""
 
 LAST_CALL_S = 10.0
 """A machine that goes away sooner than this is reason for a second checkpoint, after that of the notice."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Notices:
+    """What a worker may be told while it trains; every worker asks at the same steps."""
+
+    drain_s: Callable[[], float | None] = lambda: None
+    """Seconds until a machine of the run goes away; None while all stay."""
+    is_stopping: Callable[[], bool] = lambda: False
+    """Whether the run is to be saved and left; rank 0 asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +65,8 @@ class Talk:
         self._saved = (start.samples, self._now())
         self._calls = 0
 
-    def is_due(self, now: Trained) -> bool:
-        return now.step >= self._next_step
+    def is_due(self, step: int) -> bool:
+        return step >= self._next_step
 
     def note_epoch(self, now: Trained) -> None:
         """An epoch has ended, and was saved if that was due."""

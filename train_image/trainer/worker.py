@@ -20,12 +20,12 @@ from trainer.errors import Diverged
 from trainer.folder import RunFolder
 from trainer.learner import Learner
 from trainer.lease import Fence
-from trainer.loop import Notices
 from trainer.progress import Length, Recorder, Report, Trained
 from trainer.resume import Start
 from trainer.saver import Saver
 from trainer.startup import Startup, Watched
 from trainer.strategy import Worker
+from trainer.talk import Notices
 from trainer.tensorboard import TensorBoard
 from trainer.validation import Validation
 
@@ -93,7 +93,7 @@ def work(
     learner.start()
     startup.reach("model")
     with ExitStack() as stack:
-        records: loop.Records = _Silent()
+        records: loop.Records = loop.NoRecords()
         is_stopping: Callable[[], bool] = lambda: False  # noqa: E731
         if fence:
             records = stack.enter_context(
@@ -129,21 +129,6 @@ def work(
 
 def torch_batches(task: Task, length: Length, start: Start, worker: Worker) -> Batches:
     return TorchBatches(task.data, length, start.trained, worker, task.config)
-
-
-class _Silent:
-    """The records of all ranks but the first."""
-
-    def report(self, report: Report) -> None: ...
-
-    def save(
-        self, trained: Trained, learner: Learner, extra: Record, validation: Validation | None
-    ) -> None: ...
-
-    def is_saving(self) -> bool:
-        return False
-
-    def finish_saving(self) -> None: ...
 
 
 class _Records:
