@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from trainer import model, report, resume
+from trainer import model, resume
 from trainer.checkpoint import VALIDATION, Checkpoint, Checkpoints, Damaged, best_of
 from trainer.config import TrainerConfig, share_batch
 from trainer.data import sources
@@ -248,6 +248,8 @@ def finish(
     startup: Startup,
 ) -> dict[str, Any]:
     """Make model, report and summary of the checkpoint to deliver; returns the summary."""
+    from trainer.report import write_report  # it imports matplotlib, which no start need wait for
+
     checkpoints = Checkpoints(folder)
     last = resume.choose(folder, print)
     if last is None or not last.trained.is_complete(config.train.epochs):
@@ -266,7 +268,7 @@ def finish(
         "startup": startup.to_json(),
     }
     validation = checkpoints.load(delivered.name, VALIDATION)
-    report.write_report(folder, config, data, summary, validation)
+    write_report(folder, config, data, summary, validation)
     folder.write(folder.summary, json.dumps(summary, indent=2))
     return summary
 
