@@ -12,7 +12,7 @@ import traceback
 import typer
 from typer.exceptions import TyperException
 
-from launcher.cli import app
+from launcher.commands import app
 from launcher.errors import LauncherError
 
 PROGRAM = "trainyard"

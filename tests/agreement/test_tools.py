@@ -12,7 +12,7 @@ import trainer.checkpoints
 import trainer.data.__main__
 import trainer.export
 import trainer.predict
-from launcher.cli import app
+from launcher.commands import app
 
 Main = Callable[[list[str]], int]
 
