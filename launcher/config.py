@@ -21,6 +21,8 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from launcher.errors import ConfigError
+from launcher.network import Network
+from launcher.queue import Queue
 from trainer.config import RUN_NAME_LIMIT, Checkpoint, Data, Faults, RunName, Section, Train
 
 PART = r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*"
@@ -98,6 +100,12 @@ class RunConfig(Section):
 
     faults: Faults = Faults()
     """How many failures it survives."""
+
+    queue: Queue | None = None
+    """Where it waits for its place; without it, in the platform's queue if there is one."""
+
+    network: Network | None = None
+    """How its workers talk to each other; without it, as the pool says."""
 
 
 class StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]

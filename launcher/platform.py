@@ -15,6 +15,8 @@ from pydantic_core import PydanticCustomError
 
 from launcher.config import Image, parse_mapping, read_yaml, validate
 from launcher.errors import ClusterError, ConfigError
+from launcher.network import Network
+from launcher.queue import QueueName, System
 from trainer.config import Storage
 
 FORMAT_VERSION = 1
@@ -35,6 +37,22 @@ class PlatformSection(BaseModel):
         use_attribute_docstrings=True,
         alias_generator=to_camel,
     )
+
+
+class PoolNetwork(Network):
+    """How the nodes of a pool talk to each other, unless the run says something else."""
+
+    model_config = ConfigDict(alias_generator=to_camel)
+
+
+class PlatformQueue(PlatformSection):
+    """The queue system of the cluster."""
+
+    system: System = "none"
+    """Which one it is."""
+
+    name: QueueName | Literal[""] = ""
+    """The queue of a run that names none; "" where each run must."""
 
 
 class Pool(PlatformSection):
@@ -60,6 +78,12 @@ class Pool(PlatformSection):
 
     memory_gib: PositiveInt
     """Memory request and limit."""
+
+    ephemeral_storage_gib: PositiveInt | None = None
+    """Disk of the node that a pod may fill, request and limit; without it, none is asked for."""
+
+    network: PoolNetwork | None = None
+    """How its nodes talk to each other; without it, as NCCL and gloo find out."""
 
     @model_validator(mode="after")
     def _workers_are_counted(self) -> Pool:
@@ -115,6 +139,9 @@ class Job(PlatformSection):
     ttl_seconds_after_finished: Annotated[int, Field(ge=0)]
     """How long the cluster stays after the end."""
 
+    keep_head_seconds_after_failure: Annotated[int, Field(ge=0)] = 3600
+    """How long the head stays after a failure; the workers go at once."""
+
 
 class Platform(PlatformSection):
     """All that a run takes from its cluster."""
@@ -145,6 +172,9 @@ class Platform(PlatformSection):
 
     job: Job
     """Life cycle of a RayJob."""
+
+    queue: PlatformQueue = PlatformQueue()
+    """The queue system of the cluster."""
 
     ray_cluster_spec: dict[str, Any]
     """The shape: a whole RayCluster spec with one worker group per pool."""
