@@ -137,7 +137,7 @@ def logs(
     ray_cluster = jobs[-1].get("status", {}).get("rayClusterName") if jobs else None
     pod = head_pod(cluster, ray_cluster) if ray_cluster else None
     if pod is not None and follow:
-        _print_log(cluster.follow_log(pod, HEAD_CONTAINER))
+        _print_log(line.partition(" ")[2] for line in cluster.follow_log(pod, HEAD_CONTAINER))
         return
     if pod is not None:
         _print_log(cluster.log(pod, HEAD_CONTAINER).splitlines())

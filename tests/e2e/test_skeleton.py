@@ -285,16 +285,17 @@ def test_who_may_not_create_rayjobs_is_told_so_and_the_role_of_the_chart_is_enou
 
 def test_a_cluster_without_the_crds_is_told_to_install_the_operator(team: Team) -> None:
     """The API server's own answers to a group and to a resource that it does not have."""
-    from launcher import cluster
+    from launcher.cluster import Cluster
+    from launcher.cluster.kinds import KINDS, Kind
     from launcher.errors import ClusterError
 
-    there = cluster.Cluster(team.namespace)
-    for path in (("/apis/ray.nowhere/v1", "rayjobs"), ("/apis/apps/v1", "rayjobs")):
-        cluster.PATHS["Missing"] = path
+    there = Cluster(team.namespace)
+    for group in ("ray.nowhere/v1", "apps/v1"):
+        KINDS["Missing"] = Kind(group, "rayjobs")
         with pytest.raises(ClusterError, match="NoSuchKind") as raised:
             there.list("Missing", {})
         assert "make operator" in str(raised.value)
-    del cluster.PATHS["Missing"]
+    del KINDS["Missing"]
 
 
 def test_the_admin_leaves_nothing_running(team: Team) -> None:

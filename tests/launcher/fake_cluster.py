@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 from launcher.errors import ClusterError, ClusterUnreachable
@@ -63,7 +64,9 @@ class FakeCluster:
         elif not self.silent:
             job["status"].update(jobDeploymentStatus=event[0], jobStatus=event[1])
 
-    def create(self, body: Object) -> Object:
+    def create(self, body: Object, *, dry_run: bool = False) -> Object:
+        if dry_run:
+            return body
         self.calls.append(("create", body["kind"], body["metadata"]["name"]))
         self.objects[body["kind"], body["metadata"]["name"]] = copy.deepcopy(body)
         return body
@@ -73,18 +76,64 @@ class FakeCluster:
             raise ClusterUnreachable("silent")
         return self.objects.get((kind, name))
 
-    def list(self, kind: str, labels: dict[str, str]) -> list[Object]:
+    def list(
+        self,
+        kind: str,
+        labels: Mapping[str, str | None] | None = None,
+        *,
+        fields: str = "",
+        everywhere: bool = False,
+        limit: int | None = None,
+    ) -> list[Object]:
+        wanted = (labels or {}).items()
         return [
             found
             for (its_kind, _), found in self.objects.items()
-            if its_kind == kind and labels.items() <= found["metadata"]["labels"].items()
-        ]
+            if its_kind == kind
+            and all(
+                key in found["metadata"].get("labels", {})
+                and value in (None, found["metadata"]["labels"][key])
+                for key, value in wanted
+            )
+            and all(_field(found, *term.split("=", 1)) for term in fields.split(",") if term)
+        ][:limit]
+
+    def patch(self, kind: str, name: str, body: Object) -> Object:
+        self.calls.append(("patch", kind, name))
+        merge_patch(self.objects[kind, name], body)
+        return self.objects[kind, name]
 
     def delete(self, kind: str, name: str) -> None:
         self.calls.append(("delete", kind, name))
         self.objects.pop((kind, name), None)
 
-    def log(self, pod: str, container: str, since_s: int | None = None) -> str:
+    def log(
+        self,
+        pod: str,
+        container: str,
+        since_s: int | None = None,
+        *,
+        tail_lines: int | None = None,
+        previous: bool = False,
+    ) -> str:
         if pod not in self.logs:
             raise ClusterError("no such pod", reason="NotFound")
         return self.logs[pod]
+
+
+def _field(found: Object, path: str, value: str) -> bool:
+    """Whether a field selector's term fits: a path, and the value at its end."""
+    for key in path.split("."):
+        found = found.get(key, {})
+    return found == value
+
+
+def merge_patch(target: Object, patch: Object) -> None:
+    """RFC 7396: what is null goes, mappings are merged, all else is replaced."""
+    for key, value in patch.items():
+        if value is None:
+            target.pop(key, None)
+        elif isinstance(value, dict):
+            merge_patch(target.setdefault(key, {}), value)
+        else:
+            target[key] = value

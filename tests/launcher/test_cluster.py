@@ -56,7 +56,7 @@ def answering(
                 self.end_headers()
                 self.wfile.write(body.encode())
 
-            do_POST = do_DELETE = do_GET  # noqa: N815
+            do_POST = do_DELETE = do_PATCH = do_GET  # noqa: N815
 
             def log_message(self, *_: object) -> None:
                 """Stay silent."""
@@ -68,6 +68,37 @@ def answering(
         return Cluster("team", kubeconfig(tmp_path / "kubeconfig", address)), requests
 
     yield answer
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def scripted(tmp_path: Path) -> Iterator[Callable[..., tuple[Cluster, list[str]]]]:
+    """A cluster whose API server gives these answers, one after the other, and what it was asked."""
+    servers: list[ThreadingHTTPServer] = []
+
+    def script(*answers: tuple[int, str]) -> tuple[Cluster, list[str]]:
+        left, requests = list(answers), list[str]()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                requests.append(self.path)
+                code, body = left.pop(0)
+                self.send_response(code)
+                self.end_headers()
+                self.wfile.write(body.encode())
+
+            def log_message(self, *_: object) -> None:
+                """Stay silent."""
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_address[1]}"
+        return Cluster("team", kubeconfig(tmp_path / "kubeconfig", address)), requests
+
+    yield script
     for server in servers:
         server.shutdown()
         server.server_close()
@@ -123,15 +154,121 @@ def test_unknown_fields_are_to_be_refused_by_the_server(answering: Callable[...,
 
 
 def test_labels_become_a_selector(answering: Callable[..., Any]) -> None:
-    cluster, requests = answering(200, json.dumps({"items": [{"kind": "Pod"}]}))
-    assert cluster.list("Pod", {"a": "1", "b": "2"}) == [{"kind": "Pod"}]
-    assert requests[0][0].endswith("/pods?labelSelector=a%3D1%2Cb%3D2")
+    cluster, requests = answering(200, json.dumps({"items": [{"kind": "Pod"}], "metadata": {}}))
+    assert cluster.list("Pod", {"a": "1", "b": None}, fields="status.phase=Pending") == [
+        {"kind": "Pod"}
+    ]
+    assert "/pods?labelSelector=a%3D1%2Cb&fieldSelector=status.phase%3DPending&" in requests[0][0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "everywhere", "path"),
+    [
+        ("Pod", False, "/api/v1/namespaces/team/pods"),
+        ("Pod", True, "/api/v1/pods"),
+        ("Node", False, "/api/v1/nodes"),
+        ("RayCluster", False, "/apis/ray.io/v1/namespaces/team/rayclusters"),
+        ("CustomResourceDefinition", False, "/apis/apiextensions.k8s.io/v1/customresource"),
+    ],
+)
+def test_each_kind_has_its_place(
+    answering: Callable[..., Any], kind: str, everywhere: bool, path: str
+) -> None:
+    cluster, requests = answering(200, json.dumps({"items": [], "metadata": {}}))
+    assert cluster.list(kind, everywhere=everywhere) == []
+    assert requests[0][0].startswith(f"GET {path}")
+
+
+def test_a_kind_that_is_none_of_ours_is_named(answering: Callable[..., Any]) -> None:
+    cluster, requests = answering(200, "{}")
+    with pytest.raises(ClusterError, match="no objects of kind Teapot"):
+        cluster.list("Teapot")
+    assert requests == []
+
+
+def page(names: str, token: str = "") -> str:
+    return json.dumps({"items": list(names), "metadata": {"continue": token}})
+
+
+def test_a_long_list_comes_page_by_page(scripted: Callable[..., Any]) -> None:
+    cluster, requests = scripted(
+        (200, page("abc", "t1")), (200, page("def", "t2")), (200, page("g"))
+    )
+    assert cluster.list("Pod") == list("abcdefg")
+    assert [request.partition("continue=")[2] for request in requests] == ["", "t1", "t2"]
+
+
+def test_no_more_pages_are_asked_for_than_are_wanted(scripted: Callable[..., Any]) -> None:
+    cluster, requests = scripted((200, page("abc", "t1")))
+    assert cluster.list("Pod", limit=3) == list("abc")
+    assert "limit=3" in requests[0]
+
+
+def test_a_forgotten_page_means_all_at_once(scripted: Callable[..., Any]) -> None:
+    expired = status_object(410, "Expired", "the continue token is too old")
+    cluster, requests = scripted((200, page("abc", "t1")), (410, expired), (200, page("abcdx")))
+    assert cluster.list("Pod") == list("abcdx")
+    assert "limit" not in requests[-1]
+
+
+def event(kind: str, body: Object) -> str:
+    return json.dumps({"type": kind, "object": body}) + "\n"
+
+
+def test_a_watch_gives_events_and_ends_with_the_server_s_answer(
+    scripted: Callable[..., Any],
+) -> None:
+    cluster, requests = scripted((200, event("ADDED", {"a": 1}) + event("BOOKMARK", {})))
+    events = cluster.watch("RayJob", fields="metadata.name=x", resource_version="7")
+    assert [found["type"] for found in events] == ["ADDED", "BOOKMARK"]
+    for words in ("watch=true", "allowWatchBookmarks=true", "resourceVersion=7", "timeoutSeconds="):
+        assert words in requests[0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ((200, event("ERROR", {"code": 410, "reason": "Gone", "message": "too old"})), "Expired"),
+        ((410, status_object(410, "Expired", "too old")), "Expired"),
+        ((200, event("ERROR", {"code": 500, "reason": "InternalError"})), "InternalError"),
+        ((200, '{"type": "ADD'), ""),
+    ],
+)
+def test_a_watch_that_cannot_go_on_says_why(
+    scripted: Callable[..., Any], answer: tuple[int, str], reason: str
+) -> None:
+    cluster, _ = scripted(answer)
+    with pytest.raises(ClusterError) as raised:
+        list(cluster.watch("RayJob", resource_version="7"))
+    assert raised.value.reason == reason
+
+
+def test_a_patch_is_a_merge_patch(answering: Callable[..., Any]) -> None:
+    cluster, requests = answering(200, "{}")
+    cluster.patch("RayJob", "digits", {"spec": {"suspend": True}})
+    ((request, body),) = requests
+    assert request.startswith("PATCH /apis/ray.io/v1/namespaces/team/rayjobs/digits?")
+    assert body == {"spec": {"suspend": True}}
+
+
+def test_rights_are_asked_for_by_resource(answering: Callable[..., Any]) -> None:
+    cluster, requests = answering(201, json.dumps({"status": {"allowed": True}}))
+    assert cluster.can_i("create", "RayJob")
+    assert requests[0][1]["spec"]["resourceAttributes"] == {
+        "verb": "create", "group": "ray.io", "resource": "rayjobs", "namespace": "team"
+    }  # fmt: skip
+
+
+def test_a_dry_run_changes_nothing(answering: Callable[..., Any]) -> None:
+    cluster, requests = answering(201, "{}")
+    cluster.create({"kind": "RayJob", "metadata": {"name": "digits"}}, dry_run=True)
+    assert "dryRun=All" in requests[0][0]
 
 
 def test_a_followed_log_comes_line_by_line(answering: Callable[..., Any]) -> None:
-    cluster, requests = answering(200, "one\ntwo\nthree")
-    assert list(cluster.follow_log("head", "ray-head")) == ["one", "two", "three"]
-    assert "follow=true" in requests[0][0]
+    cluster, requests = answering(200, "t one\nt two\nt three")
+    assert list(cluster.follow_log("head", "ray-head")) == ["t one", "t two", "t three"]
+    assert "follow=true&timestamps=true" in requests[0][0]
 
 
 @pytest.mark.parametrize("content", [b"a: [", b"[]", b"clusters: 3", b"\xff"])
