@@ -8,6 +8,7 @@ import json
 from typing import Any
 
 from launcher.errors import ConfigError
+from launcher.network import Fabric
 from launcher.plan import Plan, Size
 from launcher.platform import Platform
 from trainer.config import CONFIG_VARIABLE
@@ -23,7 +24,12 @@ def merge(job: Object, platform: Platform, plan: Plan) -> Object:
     """
     merged = copy.deepcopy(job)
     shape = copy.deepcopy(platform.ray_cluster_spec)
-    labels = merged["metadata"]["labels"]
+    # A queue counts the RayJob: its labels on the pods would have them wait once more.
+    labels = {
+        label: value
+        for label, value in merged["metadata"]["labels"].items()
+        if label not in plan.queue_labels
+    }
 
     head = shape["headGroupSpec"]
     _fill(head, plan.image, plan.head, None, labels)
@@ -36,6 +42,7 @@ def merge(job: Object, platform: Platform, plan: Plan) -> Object:
     group = _group(shape, plan.pool)
     group.update(replicas=plan.nodes, minReplicas=plan.nodes, maxReplicas=plan.nodes)
     _fill(group, plan.image, plan.node, plan.gpu_resource, labels)
+    _connect(group["template"]["spec"]["containers"][0], plan.fabric)
     shape["workerGroupSpecs"] = [group]
 
     merged["spec"]["rayClusterSpec"] = shape
@@ -71,6 +78,16 @@ def _fill(
         "requests": _quantities(size, size.cpu_request_milli, gpu_resource),
         "limits": _quantities(size, size.cpu_limit_milli, gpu_resource),
     }
+
+
+def _connect(container: Object, fabric: Fabric) -> None:
+    """Give a worker what its network needs; the plan's variables win over the shape's."""
+    kept = [one for one in container.get("env", []) if one["name"] not in fabric.environment]
+    added = [{"name": name, "value": value} for name, value in fabric.environment.items()]
+    if kept or added:
+        container["env"] = kept + added
+    for quantities in container["resources"].values():
+        quantities.update(fabric.resources)
 
 
 def _quantities(size: Size, cpu_milli: int, gpu_resource: str | None) -> dict[str, str]:

@@ -7,7 +7,9 @@ from math import ceil
 
 from launcher.config import RunConfig
 from launcher.errors import ConfigError
+from launcher.network import Fabric, Network, fabric_of
 from launcher.platform import Platform, Pool
+from launcher.queue import QUEUE_LABELS, System, queue_labels
 from trainer.config import DATA_CPUS, BatchShare, Scaling, Storage, TrainerConfig, share_batch
 
 MIB_PER_GIB = 1024
@@ -47,8 +49,12 @@ class Plan:
     node: Size
     head: Size
     retries: int
+    queue_system: System
+    queue_labels: dict[str, str]
+    fabric: Fabric
     pre_running_deadline_seconds: int
     ttl_seconds_after_finished: int
+    keep_head_seconds_after_failure: int
     trainer: TrainerConfig
 
     @property
@@ -58,6 +64,11 @@ class Plan:
     @property
     def gpus(self) -> int:
         return self.nodes * self.node.gpus
+
+    @property
+    def has_staged_cleanup(self) -> bool:
+        """Whether workers and head go at different times; Kueue refuses such rules."""
+        return self.queue_system != "kueue"
 
 
 def plan_run(run: RunConfig, platform: Platform, namespace: str) -> Plan:
@@ -90,8 +101,14 @@ def plan_run(run: RunConfig, platform: Platform, namespace: str) -> Plan:
         node=node,
         head=head,
         retries=run.faults.retries,
+        queue_system=platform.queue.system,
+        queue_labels=queue_labels(
+            run.queue, platform.queue.system, platform.queue.name, run.name, namespace
+        ),
+        fabric=fabric_of(_network(run, pool), nodes),
         pre_running_deadline_seconds=platform.job.pre_running_deadline_seconds,
         ttl_seconds_after_finished=platform.job.ttl_seconds_after_finished,
+        keep_head_seconds_after_failure=platform.job.keep_head_seconds_after_failure,
         trainer=trainer_config(
             run,
             Scaling(
@@ -146,6 +163,18 @@ def _pool(run: RunConfig, platform: Platform) -> Pool:
             "Use resources.gpus, or a pool with workersPerNode.",
         )
     return pool
+
+
+def _network(run: RunConfig, pool: Pool) -> Network | None:
+    """The run's network, else the pool's. Raises ConfigError for RDMA between CPU workers."""
+    network = run.network or pool.network
+    if network is not None and network.device and not pool.gpus_per_node:
+        raise ConfigError(
+            f"network.preset = {network.preset}, but pool {pool.name} has no GPUs: CPU workers talk by gloo, "
+            "over TCP",
+            "Use preset tcp, or a pool with GPUs.",
+        )
+    return network
 
 
 def _spread(workers: int, pool: Pool, resource: str) -> tuple[int, int]:
@@ -245,10 +274,45 @@ def explain_plan(plan: Plan, run: RunConfig, platform: Platform) -> tuple[Reason
             f"batch per worker / micro_batch_size {batch.micro_batch_size}, exactly",
         ),
         ("attempts", f"{run.faults.retries + 1}", f"1 + faults.retries {run.faults.retries}"),
+        *_cluster_reasons(plan, run, pool),
         ("image", plan.image, "the run's" if run.image else "the platform's"),
         ("folder", f"{platform.storage.path}/{run.name}", "storage of the platform / name"),
     ]
     return tuple(Reason(name=name, value=value, why=why) for name, value, why in rows)
+
+
+def _cluster_reasons(plan: Plan, run: RunConfig, pool: Pool) -> list[tuple[str, str, str]]:
+    """Rows of queue, network and clean-up."""
+    rows = []
+    if plan.queue_system != "none":
+        chosen = "named by the run" if run.queue and run.queue.name else "the platform's default"
+        name = plan.queue_labels[QUEUE_LABELS[plan.queue_system]]
+        rows.append(("queue", name, f"{chosen}; the cluster's queue system is {plan.queue_system}"))
+    if network := run.network or pool.network:
+        chosen = "named by the run" if run.network else f"pool {pool.name}'s"
+        devices = ", ".join(f"{number} {name}" for name, number in plan.fabric.resources.items())
+        alone = "no devices: one node talks to no other" if network.device else "no devices"
+        per_node = f"{devices} per node" if devices else alone
+        rows.append(("network", network.preset, f"{chosen}; {per_node}"))
+    ttl, keep = plan.ttl_seconds_after_finished, plan.keep_head_seconds_after_failure
+    if plan.has_staged_cleanup:
+        rows += [
+            ("after success", f"{ttl} s", "then the cluster goes: job.ttlSecondsAfterFinished"),
+            (
+                "after a failure",
+                f"{keep} s",
+                "for the head: job.keepHeadSecondsAfterFailure; workers go at once",
+            ),
+        ]
+    else:
+        rows.append(
+            (
+                "after the end",
+                f"{ttl} s",
+                f"then the cluster goes: {plan.queue_system} allows no stages",
+            )
+        )
+    return rows
 
 
 def count(number: int, unit: str) -> str:

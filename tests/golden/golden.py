@@ -17,7 +17,7 @@ import yaml
 from launcher.config import load_run
 from launcher.merge import merge
 from launcher.plan import plan_run
-from launcher.platform import CONFIG_MAP_KEY, load_platform
+from launcher.platform import CONFIG_MAP_KEY, parse_platform
 from launcher.render import render_job
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,22 +28,42 @@ RESOURCES: tuple[dict[str, str], ...] = (
     {"gpus": "4"},
     {"gpus": "16"},
 )
+VARIANTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "kueue": ({"queue": {"system": "kueue", "name": "team"}}, ("queue.priority=high",)),
+    "efa": ({}, ("network.preset=efa", "network.devices_per_node=32", "network.interface=eth0")),
+}
+"""Name -> what the platform says otherwise, and `--set`; of each example with 16 GPUs."""
 
 
 def expected_files() -> dict[Path, str]:
     """Path -> text of every golden file of rendered objects."""
-    return {
+    examples = sorted((ROOT / "examples").glob("*.yaml"))
+    files = {
         FOLDER / f"{example.stem}-{kind}-{number}.yaml": rendered(example, {kind: number})
-        for example in sorted((ROOT / "examples").glob("*.yaml"))
+        for example in examples
         for resources in RESOURCES
         for kind, number in resources.items()
     }
+    for name, (changes, settings) in VARIANTS.items():
+        for example in examples:
+            text = rendered(example, {"gpus": "16"}, changes=changes, settings=settings)
+            files[FOLDER / f"{example.stem}-gpus-16-{name}.yaml"] = text
+    return files
 
 
-def rendered(example: Path, resources: dict[str, str], template: str | None = None) -> str:
-    """The RayJob of an example on the packaged platform."""
-    platform = load_platform(None)
-    plan = plan_run(load_run(example, **resources), platform, "trainyard")
+def rendered(
+    example: Path,
+    resources: dict[str, str],
+    template: str | None = None,
+    *,
+    changes: dict[str, Any] | None = None,
+    settings: tuple[str, ...] = (),
+) -> str:
+    """The RayJob of an example on the packaged platform, or on one with some keys changed."""
+    platform = parse_platform(
+        yaml.safe_dump(yaml.safe_load(PLATFORM.read_text()) | (changes or {})), "golden"
+    )
+    plan = plan_run(load_run(example, settings, **resources), platform, "trainyard")
     return dump(merge(render_job(plan, template), platform, plan))
 
 

@@ -1,0 +1,159 @@
+"""The network block: variables and devices of worker pods, and nothing of it elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.config import load_run
+from launcher.errors import ConfigError
+from launcher.merge import merge
+from launcher.plan import explain_plan, plan_run
+from launcher.platform import Platform
+from launcher.render import render_job
+
+DIGITS = Path(__file__).resolve().parents[2] / "examples/digits.yaml"
+RDMA = "network.resource=rdma/hca_shared_devices_a"
+
+
+def containers_of(
+    platform: Platform, *settings: str, gpus: str | None = "16", workers: str | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Those of head and worker."""
+    plan = plan_run(load_run(DIGITS, settings, gpus=gpus, workers=workers), platform, "team")
+    spec = merge(render_job(plan), platform, plan)["spec"]["rayClusterSpec"]
+    head, worker = (
+        group["template"]["spec"]["containers"][0]
+        for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"])
+    )
+    return head, worker
+
+
+def added_by(platform: Platform, *settings: str, **resources: str) -> tuple[dict, dict]:  # type: ignore[type-arg]
+    """Variables and resources that a network block adds to a worker."""
+    _, plain = containers_of(platform, **resources)
+    _, worker = containers_of(platform, *settings, **resources)
+    assert worker["resources"]["requests"].keys() == worker["resources"]["limits"].keys()
+    environment = {one["name"]: one["value"] for one in worker["env"] if one not in plain["env"]}
+    limits = worker["resources"]["limits"].items() - plain["resources"]["limits"].items()
+    assert limits <= worker["resources"]["requests"].items()
+    return environment, dict(limits)
+
+
+@pytest.mark.parametrize(
+    ("settings", "environment", "devices"),
+    [
+        (["network.preset=tcp"], {"NCCL_DEBUG": "WARN", "NCCL_IB_DISABLE": "1"}, {}),
+        (
+            ["network.preset=tcp", "network.interface=eth0", "network.debug=true"],
+            {
+                "NCCL_DEBUG": "INFO",
+                "NCCL_DEBUG_SUBSYS": "INIT,NET",
+                "NCCL_IB_DISABLE": "1",
+                "NCCL_SOCKET_IFNAME": "eth0",
+                "GLOO_SOCKET_IFNAME": "eth0",
+            },
+            {},
+        ),
+        (
+            ["network.preset=tcp", "network.interface=^lo,docker0"],
+            {"NCCL_DEBUG": "WARN", "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "^lo,docker0"},
+            {},
+        ),
+        (
+            ["network.preset=infiniband", RDMA, "network.devices_per_node=8"],
+            {"NCCL_DEBUG": "WARN", "NCCL_NET": "IB"},
+            {"rdma/hca_shared_devices_a": "8"},
+        ),
+        (
+            ["network.preset=roce", RDMA],
+            {"NCCL_DEBUG": "WARN", "NCCL_NET": "IB", "NCCL_IB_ROCE_VERSION_NUM": "2"},
+            {"rdma/hca_shared_devices_a": "1"},
+        ),
+        (
+            ["network.preset=efa", "network.devices_per_node=32"],
+            {
+                "NCCL_DEBUG": "WARN",
+                "FI_PROVIDER": "efa",
+                "FI_EFA_USE_DEVICE_RDMA": "1",
+                "FI_EFA_FORK_SAFE": "1",
+            },
+            {"vpc.amazonaws.com/efa": "32", "hugepages-2Mi": "5120Mi"},
+        ),
+    ],
+)
+def test_each_preset_is_its_variables_and_devices(
+    platform: Platform, settings: list[str], environment: dict[str, str], devices: dict[str, str]
+) -> None:
+    assert added_by(platform, *settings) == (environment, devices)
+
+
+def test_the_head_is_left_as_it_was(platform: Platform) -> None:
+    head, _ = containers_of(platform, "network.preset=efa")
+    plain, _ = containers_of(platform)
+    assert head == plain
+
+
+@pytest.mark.parametrize("gpus", ["1", "4", "8"])
+def test_a_run_on_one_node_takes_no_devices(platform: Platform, gpus: str) -> None:
+    assert added_by(platform, "network.preset=efa", gpus=gpus) == ({"NCCL_DEBUG": "WARN"}, {})
+    run = load_run(DIGITS, ["network.preset=efa"], gpus=gpus)
+    rows = {row.name: row for row in explain_plan(plan_run(run, platform, "team"), run, platform)}
+    assert "no devices: one node talks to no other" in rows["network"].why
+
+
+def test_the_runs_block_wins_over_the_pools_as_a_whole(
+    platform_with: Callable[..., Platform],
+) -> None:
+    platform = platform_with(gpu={"network": {"preset": "efa", "devicesPerNode": 4}})
+    _, pools = containers_of(platform)
+    assert pools["resources"]["limits"]["vpc.amazonaws.com/efa"] == "4"
+    _, runs = containers_of(platform, "network.preset=tcp")
+    assert "vpc.amazonaws.com/efa" not in runs["resources"]["limits"]
+    assert {"name": "NCCL_IB_DISABLE", "value": "1"} in runs["env"]
+
+
+def test_a_variable_of_the_shape_gives_way(platform: Platform) -> None:
+    shape = platform.model_copy(deep=True).ray_cluster_spec
+    for group in shape["workerGroupSpecs"]:
+        group["template"]["spec"]["containers"][0]["env"].append(
+            {"name": "NCCL_DEBUG", "value": "TRACE"}
+        )
+    changed = platform.model_copy(update={"ray_cluster_spec": shape})
+    _, worker = containers_of(changed, "network.preset=tcp")
+    assert [one["value"] for one in worker["env"] if one["name"] == "NCCL_DEBUG"] == ["WARN"]
+
+
+@pytest.mark.parametrize("preset", ["tcp", "infiniband", "roce", "efa"])
+def test_pods_stay_within_pod_security_restricted(platform: Platform, preset: str) -> None:
+    rdma = [RDMA] if preset in ("infiniband", "roce") else []
+    _, worker = containers_of(platform, f"network.preset={preset}", *rdma)
+    _, plain = containers_of(platform)
+    for key in ("securityContext", "volumeMounts", "ports"):
+        assert worker.get(key) == plain.get(key)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["network.preset=tcp", RDMA], "the preset tcp takes no devices"),
+        (["network.preset=infiniband"], "the preset infiniband needs resource"),
+        (["network.preset=roce"], "the preset roce needs resource"),
+        (["network.preset=ethernet"], "must be 'tcp', 'infiniband', 'roce' or 'efa'"),
+        (["network.interface=eth0"], r"network\.preset: is required"),
+        (["network.preset=tcp", "network.interface='eth0; ls'"], r"network\.interface"),
+        (["network.preset=efa", "network.resource=efa"], r"network\.resource"),
+    ],
+)
+def test_a_block_that_makes_no_sense_is_refused(settings: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_run(DIGITS, settings, gpus="16")
+
+
+def test_rdma_between_cpu_workers_is_refused(platform: Platform) -> None:
+    with pytest.raises(ConfigError, match="CPU workers talk by gloo") as raised:
+        containers_of(platform, "network.preset=efa", gpus=None, workers="2")
+    assert "preset tcp" in str(raised.value)
