@@ -13,7 +13,10 @@ import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
+    Discriminator,
+    Field,
     PositiveInt,
+    Tag,
     TypeAdapter,
     ValidationError,
     model_validator,
@@ -56,17 +59,64 @@ SHOWN_LIMIT = 100
 Image = Annotated[str, AfterValidator(_require_tag)]
 
 
+WORKER_LIMIT = 8192
+"""The largest run that is planned and tested."""
+
+Number = Annotated[int, Field(gt=0, le=WORKER_LIMIT)]
+
+
+class Elastic(Section):
+    """A number that may change while the run goes on, between two ends."""
+
+    min: Number
+    """The run starts with so many, and goes on while so many are there."""
+
+    max: Number
+    """It grows up to so many when the cluster has them."""
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Elastic:
+        if self.min >= self.max:
+            raise PydanticCustomError(
+                "one_of", "min must be below max; for a fixed number write it alone"
+            )
+        return self
+
+
+NUMBER, RANGE = "<number>", "<range>"
+"""How pydantic tells `8` and `{min: 8, max: 16}` apart; no key of a file looks so."""
+
+Amount = Annotated[
+    Annotated[Number, Tag(NUMBER)] | Annotated[Elastic, Tag(RANGE)],
+    Discriminator(lambda value: RANGE if isinstance(value, dict | Elastic) else NUMBER),
+]
+"""How many: a number, or `{min: 8, max: 16}` for a run that grows and shrinks with its cluster."""
+
+
+class DataNodes(Section):
+    """Nodes without GPUs on which the Ray loader reads and decodes, beside those that train."""
+
+    pool: str | None = None
+    """Their pool, one without GPUs; without it the platform's default for workers."""
+
+    nodes: PositiveInt
+    """How many whole nodes."""
+
+
 class Resources(Section):
     """What the run asks of the cluster: exactly one of `gpus` and `workers`."""
 
-    gpus: PositiveInt | None = None
-    """GPUs of the whole run. One worker starts per GPU."""
+    gpus: Amount | None = None
+    """GPUs of the whole run, or `{min, max}`. One worker starts per GPU."""
 
-    workers: PositiveInt | None = None
-    """CPU workers of the whole run."""
+    workers: Amount | None = None
+    """CPU workers of the whole run, or `{min, max}`."""
 
     pool: str | None = None
     """The platform's pool to run on; without it the platform's default for GPUs or for workers."""
+
+    data: DataNodes | None = None
+    """Nodes for the Ray loader alone; without them it reads and decodes beside the workers."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Resources:
@@ -75,6 +125,22 @@ class Resources(Section):
                 "one_of", "must have exactly one of gpus and workers (--gpus N or --workers N)"
             )
         return self
+
+    @property
+    def unit(self) -> Literal["gpus", "workers"]:
+        """What it counts."""
+        return "workers" if self.gpus is None else "gpus"
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """Fewest and most of them: the same number twice unless the run is elastic."""
+        amount = self.workers if self.gpus is None else self.gpus
+        assert amount is not None
+        return (amount.min, amount.max) if isinstance(amount, Elastic) else (amount, amount)
+
+    @property
+    def is_elastic(self) -> bool:
+        return self.ends[0] != self.ends[1]
 
 
 class RunConfig(Section):
@@ -106,6 +172,21 @@ class RunConfig(Section):
 
     network: Network | None = None
     """How its workers talk to each other; without it, as the pool says."""
+
+    @model_validator(mode="after")
+    def _data_nodes_are_used(self) -> RunConfig:
+        if self.resources.data is None:
+            return self
+        if self.data.loader != "ray":
+            raise PydanticCustomError(
+                "one_of",
+                "resources.data is for the Ray loader: set data.loader to ray, or remove it",
+            )
+        if self.data.ray_nodes is not None:
+            raise PydanticCustomError(
+                "one_of", "resources.data says where the Ray loader reads: remove data.ray_nodes"
+            )
+        return self
 
 
 class StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -189,13 +270,20 @@ def load_run(
         raise ConfigError("--gpus and --workers exclude each other: one worker starts per GPU")
     for resource, text, other in (("gpus", gpus, "workers"), ("workers", workers, "gpus")):
         if text is not None:
-            # What is no number stays as it was typed, and is refused with its path.
-            number = int(text) if re.fullmatch(r"-?\d{1,18}", text) else text
-            _assign(document, ["resources", resource], number)
+            _assign(document, ["resources", resource], _amount(text))
             document["resources"].pop(other, None)
     if name is not None:
         document["name"] = name
     return validate(RunConfig, document, str(path))
+
+
+def _amount(text: str) -> int | str | dict[str, int]:
+    """`16`, or `8:16` for a range; what is neither stays as typed, and is refused with its path."""
+    if re.fullmatch(r"-?\d{1,18}", text):
+        return int(text)
+    if found := re.fullmatch(r"(-?\d{1,18}):(-?\d{1,18})", text):
+        return {"min": int(found[1]), "max": int(found[2])}
+    return text
 
 
 def load_name(path: Path) -> str:
@@ -290,6 +378,8 @@ def _follow(
         tagged = [member for member in here if _tag(member) == step]
         if tagged:
             parents = here = tagged
+            continue
+        if step in (NUMBER, RANGE):
             continue
         path.append(str(step))
         parents = here
