@@ -25,8 +25,11 @@ Way = Literal["ray", "torchrun", "alone"]
 
 
 def local_config(run: RunConfig, storage: Path, cpus: int, way: Way = "ray") -> TrainerConfig:
-    """The run for this machine: as many workers as on a cluster, its CPUs shared among them."""
-    workers = 1 if way == "alone" else run.resources.gpus or run.resources.workers or 0
+    """The run for this machine: as many workers as on a cluster, its CPUs shared among them.
+
+    One machine does not grow: an elastic run has its fewest workers. Nor has it other nodes for data.
+    """
+    workers = 1 if way == "alone" else run.resources.ends[0]
     scaling = Scaling(
         num_workers=workers,
         use_gpu=run.resources.gpus is not None,

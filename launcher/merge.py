@@ -5,16 +5,19 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import re
 from typing import Any
 
-from launcher.errors import ConfigError
 from launcher.network import Fabric
-from launcher.plan import Plan, Size
+from launcher.plan import DataGroup, Plan, Size
 from launcher.platform import Platform
-from trainer.config import CONFIG_VARIABLE
+from trainer.config import CONFIG_VARIABLE, DATA_LABELS, WORKER_RESOURCE
 
 Object = dict[str, Any]
 HASH_DIGITS = 8
+DATA_SUFFIX = "-data"
+GPU_OF_KUBERAY = re.compile(r".*gpu|nvidia\.com/mig-.*")
+"""Resources that KubeRay takes for GPUs of Ray; of others it must be told their number."""
 
 
 def merge(job: Object, platform: Platform, plan: Plan) -> Object:
@@ -39,11 +42,18 @@ def merge(job: Object, platform: Platform, plan: Plan) -> Object:
         {"name": CONFIG_VARIABLE, "value": config}
     )
 
-    group = _group(shape, plan.pool)
-    group.update(replicas=plan.nodes, minReplicas=plan.nodes, maxReplicas=plan.nodes)
-    _fill(group, plan.image, plan.node, plan.gpu_resource, labels)
+    group = copy.deepcopy(platform.worker_group(plan.pool))
+    group.update(replicas=plan.min_nodes, minReplicas=plan.min_nodes, maxReplicas=plan.nodes)
+    _fill_workers(group, plan.image, plan.node, plan.gpu_resource, labels)
     _connect(group["template"]["spec"]["containers"][0], plan.fabric)
-    shape["workerGroupSpecs"] = [group]
+    if plan.trainer.scaling.has_worker_places:
+        group["resources"] = {WORKER_RESOURCE: f"{plan.workers_per_node}"}
+    groups = [group]
+    if plan.data is not None:
+        groups.append(_data_group(platform, plan.data, plan.image, labels))
+    shape["workerGroupSpecs"] = groups
+    if plan.is_elastic:
+        _autoscale(shape, platform)
 
     merged["spec"]["rayClusterSpec"] = shape
     merged["metadata"] = {"name": f"{plan.run}-{object_hash(merged)}", **merged["metadata"]}
@@ -56,15 +66,37 @@ def object_hash(nameless: Object) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:HASH_DIGITS]
 
 
-def _group(shape: Object, pool: str) -> Object:
-    groups: list[Object] = shape["workerGroupSpecs"]
-    for group in groups:
-        if group["groupName"] == pool:
-            return group
-    raise ConfigError(
-        f"the platform's rayClusterSpec has no worker group for pool {pool}",
-        f"Groups: {', '.join(group['groupName'] for group in groups)}.",
+def _data_group(platform: Platform, data: DataGroup, image: str, labels: dict[str, str]) -> Object:
+    """The Ray pods that read and decode: those of their pool, under labels that the Ray loader asks for."""
+    group = copy.deepcopy(platform.worker_group(data.pool))
+    group.update(
+        groupName=f"{data.pool}{DATA_SUFFIX}",
+        replicas=data.nodes,
+        minReplicas=data.nodes,
+        maxReplicas=data.nodes,
+        labels={**(group.get("labels") or {}), **DATA_LABELS},
     )
+    _fill_workers(group, image, data.node, None, labels)
+    return group
+
+
+def _autoscale(shape: Object, platform: Platform) -> None:
+    """Ray's autoscaler beside the head, with what the platform gives to it alone."""
+    assert platform.autoscaler is not None
+    shape["enableInTreeAutoscaling"] = True
+    shape["autoscalerOptions"] = copy.deepcopy(platform.autoscaler.options)
+    pod = shape["headGroupSpec"]["template"]["spec"]
+    pod["volumes"] = [*(pod.get("volumes") or []), *copy.deepcopy(platform.autoscaler.volumes)]
+
+
+def _fill_workers(
+    group: Object, image: str, size: Size, gpu_resource: str | None, labels: dict[str, str]
+) -> None:
+    _fill(group, image, size, gpu_resource, labels)
+    start = {"object-store-memory": f"{size.object_store_mib * 2**20}"}
+    if gpu_resource is not None and not GPU_OF_KUBERAY.fullmatch(gpu_resource):
+        start["num-gpus"] = f"{size.gpus}"
+    group["rayStartParams"] = {**(group.get("rayStartParams") or {}), **start}
 
 
 def _fill(
@@ -95,4 +127,6 @@ def _quantities(size: Size, cpu_milli: int, gpu_resource: str | None) -> dict[st
     quantities = {"cpu": cpu, "memory": f"{size.memory_mib}Mi"}
     if gpu_resource is not None and size.gpus:
         quantities[gpu_resource] = f"{size.gpus}"
+    if size.disk_mib is not None:
+        quantities["ephemeral-storage"] = f"{size.disk_mib}Mi"
     return quantities

@@ -2,27 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from math import ceil
+from itertools import groupby
+from math import ceil, lcm
 
-from launcher.config import RunConfig
+from launcher.config import WORKER_LIMIT, RunConfig
 from launcher.errors import ConfigError
 from launcher.network import Fabric, Network, fabric_of
-from launcher.platform import Platform, Pool
+from launcher.platform import Head, Platform, Pool
 from launcher.queue import QUEUE_LABELS, System, queue_labels
-from trainer.config import DATA_CPUS, BatchShare, Scaling, Storage, TrainerConfig, share_batch
+from trainer.config import (
+    DATA_CPUS,
+    DATA_LABELS,
+    BatchShare,
+    Scaling,
+    Storage,
+    TrainerConfig,
+    share_batch,
+)
 
 MIB_PER_GIB = 1024
+OBJECT_STORE_LIMIT_MIB = 200 * 10**9 // 2**20
+"""Ray makes no object store larger than 200 GB of itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Size:
-    """Resources of one Ray pod; memory is request and limit alike."""
+    """Resources of one Ray pod; memory and disk are request and limit alike."""
 
     cpu_request_milli: int
     cpu_limit_milli: int
     memory_mib: int
+    disk_mib: int | None = None
     gpus: int = 0
+
+    @property
+    def logical_cpus(self) -> int:
+        """What Ray counts: KubeRay tells it the CPU limit, rounded up."""
+        return ceil(self.cpu_limit_milli / 1000)
+
+    @property
+    def object_store_mib(self) -> int:
+        """Ray's own share for it: 30 % of the memory, within /dev/shm."""
+        return min(self.memory_mib * 3 // 10, OBJECT_STORE_LIMIT_MIB)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataGroup:
+    """Ray pods for the Ray loader alone; each fills a node."""
+
+    pool: str
+    nodes: int
+    node: Size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,10 +76,14 @@ class Plan:
     pool: str
     gpu_resource: str | None
     nodes: int
+    """Of an elastic run the most."""
+    min_nodes: int
+    """With which it starts."""
     workers_per_node: int
     cpus_per_worker: int
     node: Size
     head: Size
+    data: DataGroup | None
     retries: int
     queue_system: System
     queue_labels: dict[str, str]
@@ -66,55 +102,73 @@ class Plan:
         return self.nodes * self.node.gpus
 
     @property
+    def is_elastic(self) -> bool:
+        """Its number of nodes changes while it goes on, by Ray's autoscaler."""
+        return self.min_nodes < self.nodes
+
+    @property
     def has_staged_cleanup(self) -> bool:
-        """Whether workers and head go at different times; Kueue refuses such rules."""
-        return self.queue_system != "kueue"
+        """Whether workers and head go at different times: not with Kueue or autoscaling."""
+        return self.queue_system != "kueue" and not self.is_elastic
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fit:
+    """Workers spread over equal pods of a pool, exactly."""
+
+    nodes: int
+    per_node: int
+    node: Size
+    cpus_per_worker: int
+    batch: BatchShare
 
 
 def plan_run(run: RunConfig, platform: Platform, namespace: str) -> Plan:
     """Spread the workers of a run over equal Ray pods.
 
     16 GPUs at 8 per node -> 2 pods, 16 workers. Fewer workers than fill a node -> one pod with
-    just their share of it. Raises ConfigError if the division leaves a rest.
+    just their share of it. Raises ConfigError with the next possible numbers if the division
+    leaves a rest, or if the workers cannot share a batch.
     """
     pool = _pool(run, platform)
-    workers = run.resources.gpus or run.resources.workers or 0
-    nodes, per_node = _spread(workers, pool, "gpus" if run.resources.gpus else "workers")
     _require_shared_source(run)
-    node = _node_size(pool, per_node)
-    cpus_per_worker = _cpus_per_worker(pool, node, per_node)
-    head = Size(
-        cpu_request_milli=_milli(platform.head.cpu_request),
-        cpu_limit_milli=_milli(platform.head.cpus),
-        memory_mib=platform.head.memory_gib * MIB_PER_GIB
-        + platform.head.memory_mib_per_worker * workers,
-    )
+    _require_data_nodes(run, pool, platform)
+    data = _data_group(run, platform)
+    low, high = _fits(run, pool, platform)
+    uses_gpus = pool.gpus_per_node > 0
     return Plan(
         run=run.name,
         namespace=namespace,
         image=run.image or platform.image,
         pool=pool.name,
         gpu_resource=pool.gpu_resource,
-        nodes=nodes,
-        workers_per_node=per_node,
-        cpus_per_worker=cpus_per_worker,
-        node=node,
-        head=head,
+        nodes=high.nodes,
+        min_nodes=low.nodes,
+        workers_per_node=high.per_node,
+        cpus_per_worker=high.cpus_per_worker,
+        node=high.node,
+        head=_head_size(platform.head, high.nodes * high.per_node),
+        data=data,
         retries=run.faults.retries,
         queue_system=platform.queue.system,
         queue_labels=queue_labels(
             run.queue, platform.queue.system, platform.queue.name, run.name, namespace
         ),
-        fabric=fabric_of(_network(run, pool), nodes),
+        fabric=fabric_of(_network(run, pool), high.nodes),
         pre_running_deadline_seconds=platform.job.pre_running_deadline_seconds,
         ttl_seconds_after_finished=platform.job.ttl_seconds_after_finished,
         keep_head_seconds_after_failure=platform.job.keep_head_seconds_after_failure,
         trainer=trainer_config(
-            run,
+            run if data is None else _reading_on_data_nodes(run),
             Scaling(
-                num_workers=workers,
-                use_gpu=pool.gpus_per_node > 0,
-                cpus_per_worker=cpus_per_worker,
+                num_workers=high.nodes * high.per_node,
+                min_workers=low.nodes * low.per_node if run.resources.is_elastic else None,
+                workers_per_node=high.per_node if run.resources.is_elastic else 1,
+                use_gpu=uses_gpus,
+                cpus_per_worker=high.cpus_per_worker,
+                # GPUs count places. CPUs do not: a node may have enough for one worker more, and
+                # nodes for data have some, too.
+                has_worker_places=not uses_gpus and (run.resources.is_elastic or data is not None),
             ),
             platform.storage,
         ),
@@ -123,7 +177,8 @@ def plan_run(run: RunConfig, platform: Platform, namespace: str) -> Plan:
 
 def trainer_config(run: RunConfig, scaling: Scaling, storage: Storage) -> TrainerConfig:
     """What of a run travels to the trainer. Raises ConfigError if workers cannot share a batch."""
-    _batch_share(run, scaling.num_workers)
+    for workers in scaling.sizes:
+        _batch_share(run, workers)
     return TrainerConfig(
         name=run.name,
         data=run.data,
@@ -133,6 +188,9 @@ def trainer_config(run: RunConfig, scaling: Scaling, storage: Storage) -> Traine
         scaling=scaling,
         storage=storage,
     )
+
+
+# What a run may ask for.
 
 
 def _require_shared_source(run: RunConfig) -> None:
@@ -146,19 +204,33 @@ def _require_shared_source(run: RunConfig) -> None:
             )
 
 
+def _require_data_nodes(run: RunConfig, pool: Pool, platform: Platform) -> None:
+    """Raises ConfigError for labels that no Ray node of the run will have: it would wait for ever."""
+    wanted = run.data.ray_nodes
+    if wanted is None or run.data.loader != "ray":
+        return
+    offered = platform.worker_group(pool.name).get("labels") or {}
+    if not wanted.items() <= offered.items():
+        raise ConfigError(
+            f"data.ray_nodes = {wanted}: the Ray nodes of pool {pool.name} have the labels {offered}",
+            "Use resources.data: {nodes: N}, which gives the Ray loader nodes of its own.",
+        )
+
+
 def _pool(run: RunConfig, platform: Platform) -> Pool:
     """The pool the run names, else the default; it must have what the run asks for."""
-    wants_gpus = run.resources.gpus is not None
+    asked = f"resources.{run.resources.unit} = {_amount(run)}"
+    wants_gpus = run.resources.unit == "gpus"
     defaults = platform.default_pools
     pool = platform.pool(run.resources.pool or (defaults.gpus if wants_gpus else defaults.workers))
     if wants_gpus and not pool.gpus_per_node:
         raise ConfigError(
-            f"resources.gpus = {run.resources.gpus}, but pool {pool.name} has no GPUs",
+            f"{asked}, but pool {pool.name} has no GPUs",
             "Use resources.workers, or a pool with gpusPerNode above 0.",
         )
     if not wants_gpus and pool.gpus_per_node:
         raise ConfigError(
-            f"resources.workers = {run.resources.workers}, but pool {pool.name} has "
+            f"{asked}, but pool {pool.name} has "
             f"{pool.gpus_per_node} GPUs per node that CPU workers would hold without using them",
             "Use resources.gpus, or a pool with workersPerNode.",
         )
@@ -177,18 +249,91 @@ def _network(run: RunConfig, pool: Pool) -> Network | None:
     return network
 
 
-def _spread(workers: int, pool: Pool, resource: str) -> tuple[int, int]:
+def _data_group(run: RunConfig, platform: Platform) -> DataGroup | None:
+    """Nodes for the Ray loader alone, if the run asks for some."""
+    asked = run.resources.data
+    if asked is None:
+        return None
+    pool = platform.pool(asked.pool or platform.default_pools.workers, "resources.data.pool")
+    if pool.gpus_per_node:
+        raise ConfigError(
+            f"resources.data.pool = {pool.name} has {pool.gpus_per_node} GPUs per node, which the "
+            "Ray loader would hold without using them",
+            "Name a pool with workersPerNode.",
+        )
+    return DataGroup(pool=pool.name, nodes=asked.nodes, node=_node_size(pool, pool.slots))
+
+
+def _reading_on_data_nodes(run: RunConfig) -> RunConfig:
+    data = run.data.model_copy(update={"ray_nodes": DATA_LABELS})
+    return run.model_copy(update={"data": data})
+
+
+# From workers to pods.
+
+
+def _fits(run: RunConfig, pool: Pool, platform: Platform) -> tuple[Fit, Fit]:
+    """The fewest and the most pods of a run. Raises ConfigError with numbers that are possible."""
+    ends = run.resources.ends
+    if not run.resources.is_elastic:
+        try:
+            fit = _fit(run, pool, ends[0])
+        except ConfigError as error:
+            raise ConfigError(error.what, *error.details, *_next_possible(run, pool)) from None
+        return fit, fit
+    sizes = range(ends[0], ends[1] + 1, pool.slots)
+    try:
+        for end in ends:
+            if end % pool.slots:
+                raise ConfigError(
+                    f"resources.{run.resources.unit} = {_amount(run)}: an elastic run grows by whole "
+                    f"nodes, and pool {pool.name} has {count(pool.slots, pool.unit)} per node"
+                )
+        fits = [_fit(run, pool, size) for size in sizes]
+    except ConfigError as error:
+        raise ConfigError(error.what, *error.details, *_possible_ranges(run, pool)) from None
+    _require_autoscaling(run, platform)
+    return fits[0], fits[-1]
+
+
+def _require_autoscaling(run: RunConfig, platform: Platform) -> None:
+    """Raises ConfigError where the cluster cannot add nodes to a run."""
+    low, high = run.resources.ends
+    asked = f"resources.{run.resources.unit} = {_amount(run)} is elastic, which needs autoscaling"
+    if platform.queue.system == "kueue":
+        raise ConfigError(
+            f"{asked}, and Kueue, the platform's queue system, admits no RayJob with it",
+            f"Use a fixed number: {low} or {high}.",
+        )
+    if platform.autoscaler is None:
+        raise ConfigError(
+            f"{asked}, and the platform says nothing of an autoscaler",
+            f"Upgrade the chart (`make platform`), or use a fixed number: {low} or {high}.",
+        )
+
+
+def _fit(run: RunConfig, pool: Pool, workers: int) -> Fit:
+    """So many workers on a pool. Raises ConfigError with the cause if they do not fit exactly."""
+    nodes, per_node = _spread(run, pool, workers)
+    node = _node_size(pool, per_node)
+    return Fit(
+        nodes=nodes,
+        per_node=per_node,
+        node=node,
+        cpus_per_worker=_cpus_per_worker(pool, node, per_node),
+        batch=_batch_share(run, workers),
+    )
+
+
+def _spread(run: RunConfig, pool: Pool, workers: int) -> tuple[int, int]:
     """Nodes, and workers on each: a share of one node, or whole nodes."""
     if workers < pool.slots:
         return 1, workers
     nodes, rest = divmod(workers, pool.slots)
     if rest:
-        below, above = nodes * pool.slots, (nodes + 1) * pool.slots
         raise ConfigError(
-            f"resources.{resource} = {workers} cannot be spread over pool {pool.name} "
-            f"with {count(pool.slots, pool.unit)} per node",
-            f"{workers} = {nodes} x {pool.slots} + {rest}. Use {below} or {above}, "
-            f"or fewer than {pool.slots} on one node.",
+            f"resources.{run.resources.unit} = {workers} cannot be spread over pool {pool.name} "
+            f"with {count(pool.slots, pool.unit)} per node: {workers} = {nodes} x {pool.slots} + {rest}"
         )
     return nodes, pool.slots
 
@@ -200,24 +345,11 @@ def _batch_share(run: RunConfig, workers: int) -> BatchShare:
         raise ConfigError(*str(error).splitlines()) from error
 
 
-def _node_size(pool: Pool, per_node: int) -> Size:
-    """A pod with its workers' share of a whole node; memory in whole MiB, rounded down."""
-    share = per_node / pool.slots
-    return Size(
-        cpu_request_milli=ceil(_milli(pool.cpu_request) * share),
-        cpu_limit_milli=ceil(_milli(pool.cpus) * share),
-        memory_mib=pool.memory_gib * MIB_PER_GIB * per_node // pool.slots,
-        gpus=per_node if pool.gpus_per_node else 0,
-    )
-
-
 def _cpus_per_worker(pool: Pool, node: Size, per_node: int) -> int:
-    # KubeRay tells Ray the CPU limit, rounded up; Ray's CPUs are logical numbers.
-    logical = ceil(node.cpu_limit_milli / 1000)
-    cpus = (logical - DATA_CPUS) // per_node
+    cpus = (node.logical_cpus - DATA_CPUS) // per_node
     if cpus < 1:
         raise ConfigError(
-            f"pool {pool.name} gives {count(logical, 'CPUs')} to a pod with "
+            f"pool {pool.name} gives {count(node.logical_cpus, 'CPUs')} to a pod with "
             f"{count(per_node, 'workers')}; "
             f"each worker needs 1, and Ray Data {DATA_CPUS}",
             f"Give the pool at least {(per_node + DATA_CPUS) * pool.slots / per_node:g} cpus.",
@@ -225,16 +357,121 @@ def _cpus_per_worker(pool: Pool, node: Size, per_node: int) -> int:
     return cpus
 
 
+# Numbers that are possible where the one asked for is not.
+
+
+def _is_possible(run: RunConfig, pool: Pool, workers: int) -> bool:
+    # Most numbers fall at the first look; the others are tried.
+    if run.train.global_batch_size % workers:
+        return False
+    try:
+        _fit(run, pool, workers)
+    except ConfigError:
+        return False
+    return True
+
+
+def _first(run: RunConfig, pool: Pool, numbers: Iterable[int]) -> list[int]:
+    return next(([number] for number in numbers if _is_possible(run, pool, number)), [])
+
+
+def _next_possible(run: RunConfig, pool: Pool) -> list[str]:
+    """A line with the next possible numbers below and above, all else being as it is."""
+    asked = run.resources.ends[0]
+    highest = min(run.train.global_batch_size, WORKER_LIMIT)
+    found = [
+        *_first(run, pool, range(min(asked, highest + 1) - 1, 0, -1)),
+        *_first(run, pool, range(asked + 1, highest + 1)),
+    ]
+    batch = f"train.global_batch_size = {run.train.global_batch_size}"
+    if not found:
+        return [f"With {batch} no number is possible on pool {pool.name}."]
+    numbers = " or ".join(str(number) for number in found[:-1] + [count(found[-1], pool.unit)])
+    return [f"Use {numbers} with {batch} on pool {pool.name}."]
+
+
+def _possible_ranges(run: RunConfig, pool: Pool) -> list[str]:
+    """A line with the sizes that an elastic run may have, and with those that have no gap."""
+    highest = min(run.train.global_batch_size, WORKER_LIMIT)
+    sizes = [
+        size for size in range(pool.slots, highest + 1, pool.slots) if _is_possible(run, pool, size)
+    ]
+    ranges = [
+        f"{size_range[0]}:{size_range[-1]}"
+        for _, group in groupby(enumerate(sizes), lambda item: item[1] - item[0] * pool.slots)
+        if len(size_range := [size for _, size in group]) > 1
+    ]
+    low, high = (max(1, end // pool.slots) for end in run.resources.ends)
+    multiple = lcm(*range(low, high + 1)) * pool.slots
+    numbers = ", ".join(str(size) for size in sizes) or "none"
+    possible = (
+        f"Possible sizes with train.global_batch_size = {run.train.global_batch_size}: {numbers}"
+    )
+    remedy = (
+        f"use {' or '.join(ranges)}, which have no gap" if ranges else "no range is without a gap"
+    )
+    return [f"{possible}; {remedy}. {_batch_hint(multiple)}"]
+
+
+def _batch_hint(multiple: int) -> str:
+    if multiple > 10**6:
+        return "Or use a shorter range."
+    return f"Or use a multiple of {multiple} as batch, or a fixed number."
+
+
+# Sizes.
+
+
+def _head_size(head: Head, workers: int) -> Size:
+    more_milli = workers // head.workers_per_cpu * 1000
+    return Size(
+        cpu_request_milli=_milli(head.cpu_request) + more_milli,
+        cpu_limit_milli=_milli(head.cpus) + more_milli,
+        memory_mib=head.memory_gib * MIB_PER_GIB + head.memory_mib_per_worker * workers,
+    )
+
+
+def _node_size(pool: Pool, per_node: int) -> Size:
+    """A pod with its workers' share of a whole node; memory and disk in whole MiB, rounded down."""
+    share = per_node / pool.slots
+    disk = pool.ephemeral_storage_gib
+    return Size(
+        cpu_request_milli=ceil(_milli(pool.cpu_request) * share),
+        cpu_limit_milli=ceil(_milli(pool.cpus) * share),
+        memory_mib=pool.memory_gib * MIB_PER_GIB * per_node // pool.slots,
+        disk_mib=None if disk is None else disk * MIB_PER_GIB * per_node // pool.slots,
+        gpus=per_node if pool.gpus_per_node else 0,
+    )
+
+
 def _milli(cpus: float) -> int:
     return round(cpus * 1000)
 
 
+# The plan in words.
+
+
 def explain_plan(plan: Plan, run: RunConfig, platform: Platform) -> tuple[Reason, ...]:
     """The plan as rows: each number with the rule that made it."""
-    pool, node, head = platform.pool(plan.pool), plan.node, plan.head
-    workers, per_node = plan.workers, plan.workers_per_node
-    batch = _batch_share(run, workers)
-    unit = pool.unit
+    rows = [
+        *_node_rows(plan, run, platform),
+        *_head_rows(plan, platform),
+        *_data_rows(plan, run, platform),
+        *_batch_rows(plan, run),
+        ("attempts", f"{run.faults.retries + 1}", f"1 + faults.retries {run.faults.retries}"),
+        *_cluster_reasons(plan, run, platform.pool(plan.pool)),
+        ("image", plan.image, "the run's" if run.image else "the platform's"),
+        ("folder", f"{platform.storage.path}/{run.name}", "storage of the platform / name"),
+    ]
+    return tuple(Reason(name=name, value=value, why=why) for name, value, why in rows)
+
+
+Row = tuple[str, str, str]
+
+
+def _node_rows(plan: Plan, run: RunConfig, platform: Platform) -> list[Row]:
+    pool, node, per_node = platform.pool(plan.pool), plan.node, plan.workers_per_node
+    unit, workers = pool.unit, plan.workers
     chosen = "named by the run" if run.resources.pool else f"the platform's default for {unit}"
     share = "a whole node" if per_node == pool.slots else f"{per_node}/{pool.slots} of a node"
     rows = [
@@ -242,8 +479,17 @@ def explain_plan(plan: Plan, run: RunConfig, platform: Platform) -> tuple[Reason
         ("nodes", f"{plan.nodes}", f"{count(workers, unit)} / {per_node} per node, exactly"),
         ("workers", f"{workers}", "one per GPU" if pool.gpus_per_node else "resources.workers"),
     ]
+    if plan.is_elastic:
+        fewest = plan.min_nodes * per_node
+        rows[1] = (
+            "nodes",
+            f"{plan.min_nodes} to {plan.nodes}",
+            f"{fewest} to {count(workers, unit)} / {per_node} per node, exactly; Ray's autoscaler "
+            "adds those above the first",
+        )
+        rows[2] = ("workers", f"{fewest} to {workers}", rows[2][2])
     if pool.gpus_per_node:
-        rows.append(("GPUs per node", f"{node.gpus}", f"{pool.gpu_resource}"))
+        rows.append(("GPUs per node", f"{node.gpus}", _gpu_words(pool.gpu_resource or "")))
     rows += [
         (
             "CPUs per node",
@@ -253,32 +499,106 @@ def explain_plan(plan: Plan, run: RunConfig, platform: Platform) -> tuple[Reason
         (
             "CPUs per worker",
             f"{plan.cpus_per_worker}",
-            f"({ceil(node.cpu_limit_milli / 1000)} - {DATA_CPUS} for data) / {count(per_node, 'workers')}",
+            f"({node.logical_cpus} - {DATA_CPUS} for data) / {count(per_node, 'workers')}",
         ),
+        *_memory_rows(node, share),
+        ("placement", *_placement(platform, plan.pool)),
+    ]
+    return rows
+
+
+def _gpu_words(resource: str) -> str:
+    if resource.startswith("nvidia.com/mig-"):
+        return f"{resource}: parts of GPUs, which talk to each other through the host's memory"
+    return resource
+
+
+def _memory_rows(node: Size, share: str) -> list[Row]:
+    rows = [
         ("memory per node", _mib(node.memory_mib), f"{share}, request = limit"),
         ("/dev/shm per node", _mib(node.memory_mib), "within the memory limit, set by KubeRay"),
         (
+            "object store per node",
+            _mib(node.object_store_mib),
+            "200 GB, Ray's most"
+            if node.object_store_mib == OBJECT_STORE_LIMIT_MIB
+            else "30 % of the memory, as Ray itself takes; lies in /dev/shm",
+        ),
+    ]
+    if node.disk_mib is not None:
+        rows.append(("disk per node", _mib(node.disk_mib), f"{share}, request = limit"))
+    return rows
+
+
+def _placement(platform: Platform, pool: str) -> tuple[str, str]:
+    """Node selector and tolerations of a pool's pods, in words."""
+    spec = platform.worker_group(pool)["template"]["spec"]
+    labels = ", ".join(f"{key}={value}" for key, value in (spec.get("nodeSelector") or {}).items())
+    taints = [toleration.get("key") or "any taint" for toleration in spec.get("tolerations") or []]
+    why = f"node selector of pool {pool}" if labels else f"pool {pool} has no node selector"
+    return labels or "any node", why + (f"; tolerates {', '.join(taints)}" if taints else "")
+
+
+def _head_rows(plan: Plan, platform: Platform) -> list[Row]:
+    head, workers = platform.head, plan.workers
+    rows = [
+        (
             "head",
-            f"{head.cpu_limit_milli / 1000:g} CPUs, {_mib(head.memory_mib)}",
-            f"{platform.head.memory_gib} GiB + {count(workers, 'workers')} x "
-            f"{platform.head.memory_mib_per_worker} MiB; no worker runs there",
+            f"{plan.head.cpu_limit_milli / 1000:g} CPUs, {_mib(plan.head.memory_mib)}",
+            f"{head.cpus:g} CPUs + 1 per {head.workers_per_cpu} workers; {head.memory_gib} GiB + "
+            f"{count(workers, 'workers')} x {head.memory_mib_per_worker} MiB; no worker runs there",
+        )
+    ]
+    if plan.is_elastic and platform.autoscaler is not None:
+        size = (platform.autoscaler.options.get("resources") or {}).get("limits") or {}
+        sizes = ", ".join(f"{key} {value}" for key, value in size.items())
+        rows.append(
+            ("autoscaler", sizes or "KubeRay's default", "beside the head; adds and removes nodes")
+        )
+    return rows
+
+
+def _data_rows(plan: Plan, run: RunConfig, platform: Platform) -> list[Row]:
+    if plan.data is None:
+        return []
+    node, named = plan.data.node, run.resources.data is not None and run.resources.data.pool
+    return [
+        (
+            "data nodes",
+            f"{plan.data.nodes}",
+            f"resources.data.nodes, whole nodes of pool {plan.data.pool}"
+            f"{'' if named else ', the default for workers'}; the Ray loader reads there alone",
         ),
         (
+            "size of a data node",
+            f"{node.cpu_limit_milli / 1000:g} CPUs, {_mib(node.memory_mib)}",
+            f"a whole node; {_mib(node.object_store_mib)} of the memory are object store",
+        ),
+        ("placement of data nodes", *_placement(platform, plan.data.pool)),
+    ]
+
+
+def _batch_rows(plan: Plan, run: RunConfig) -> list[Row]:
+    batch, fewest = _batch_share(run, plan.workers), plan.min_nodes * plan.workers_per_node
+    most = f" (at {fewest} workers {_batch_share(run, fewest).samples})" if plan.is_elastic else ""
+    passes = f" (at {fewest} {_batch_share(run, fewest).accumulation})" if plan.is_elastic else ""
+    return [
+        (
             "batch per worker",
-            f"{batch.samples}",
-            f"global_batch_size {run.train.global_batch_size} / {count(workers, 'workers')}, exactly",
+            f"{batch.samples}{most}",
+            f"global_batch_size {run.train.global_batch_size} / {count(plan.workers, 'workers')}, exactly",
         ),
         (
             "passes per step",
-            f"{batch.accumulation}",
+            f"{batch.accumulation}{passes}",
             f"batch per worker / micro_batch_size {batch.micro_batch_size}, exactly",
         ),
-        ("attempts", f"{run.faults.retries + 1}", f"1 + faults.retries {run.faults.retries}"),
-        *_cluster_reasons(plan, run, pool),
-        ("image", plan.image, "the run's" if run.image else "the platform's"),
-        ("folder", f"{platform.storage.path}/{run.name}", "storage of the platform / name"),
     ]
-    return tuple(Reason(name=name, value=value, why=why) for name, value, why in rows)
+
+
+def _amount(run: RunConfig) -> str:
+    low, high = run.resources.ends
+    return f"{low} to {high}" if run.resources.is_elastic else f"{low}"
 
 
 def _cluster_reasons(plan: Plan, run: RunConfig, pool: Pool) -> list[tuple[str, str, str]]:
@@ -309,7 +629,7 @@ def _cluster_reasons(plan: Plan, run: RunConfig, pool: Pool) -> list[tuple[str, 
             (
                 "after the end",
                 f"{ttl} s",
-                f"then the cluster goes: {plan.queue_system} allows no stages",
+                f"then the cluster goes: {'autoscaling' if plan.is_elastic else plan.queue_system} allows no stages",
             )
         )
     return rows

@@ -119,6 +119,19 @@ class Head(PlatformSection):
     memory_mib_per_worker: Annotated[int, Field(ge=0)]
     """Memory that each worker adds."""
 
+    workers_per_cpu: PositiveInt = 512
+    """Workers for which the head gets one CPU more, limit and request."""
+
+
+class Autoscaler(PlatformSection):
+    """Ray's autoscaler beside the head: what an elastic run adds to the shape."""
+
+    options: dict[str, Any]
+    """`autoscalerOptions` of the RayCluster: its size, security and mounts."""
+
+    volumes: Annotated[tuple[dict[str, Any], ...], Field(strict=False)] = ()
+    """Volumes of the head pod that it alone mounts, such as the token for the API server."""
+
 
 class DefaultPools(PlatformSection):
     """The pool of a run that names none."""
@@ -179,6 +192,9 @@ class Platform(PlatformSection):
     ray_cluster_spec: dict[str, Any]
     """The shape: a whole RayCluster spec with one worker group per pool."""
 
+    autoscaler: Autoscaler | None = None
+    """What an elastic run adds to the shape; without it there are none."""
+
     reader_pod: dict[str, Any]
     """The pod that reads a run's folder."""
 
@@ -219,14 +235,25 @@ class Platform(PlatformSection):
                 )
         return self
 
-    def pool(self, name: str) -> Pool:
-        """The pool of that name. Raises ConfigError that lists the others."""
+    def pool(self, name: str, key: str = "resources.pool") -> Pool:
+        """The pool that a key of the run file names. Raises ConfigError that lists the others."""
         for pool in self.pools:
             if pool.name == name:
                 return pool
         raise ConfigError(
-            f"resources.pool = {name!r} is no pool of the platform",
+            f"{key} = {name!r} is no pool of the platform",
             f"Pools: {', '.join(pool.name for pool in self.pools)}.",
+        )
+
+    def worker_group(self, pool: str) -> dict[str, Any]:
+        """The shape of a pool's Ray pods. Raises ConfigError that lists the others."""
+        groups: list[dict[str, Any]] = self.ray_cluster_spec["workerGroupSpecs"]
+        for group in groups:
+            if group["groupName"] == pool:
+                return group
+        raise ConfigError(
+            f"the platform's rayClusterSpec has no worker group for pool {pool}",
+            f"Groups: {', '.join(group['groupName'] for group in groups)}.",
         )
 
 

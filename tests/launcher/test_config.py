@@ -150,7 +150,9 @@ def test_an_empty_section_can_be_filled_on_the_command_line(write_run: Write) ->
     assert load_run(write_run({"resources": None}), workers="2").resources.workers == 2
 
 
-@pytest.mark.parametrize("gpus", ["many", "1.5", "0", "-1", "true", "", "[", "2:3"])
+@pytest.mark.parametrize(
+    "gpus", ["many", "1.5", "0", "-1", "true", "", "[", "3:2", "2:2", "0:2", "2:", "1:8193", "8193"]
+)
 def test_gpus_that_are_no_count_are_refused(gpus: str) -> None:
     assert "resources.gpus" in refusal(DIGITS, gpus=gpus)
 

@@ -46,13 +46,30 @@ def test_each_cpu_worker_has_a_pod_where_the_pool_holds_one(
     assert (plan.nodes, plan.workers_per_node, plan.gpus) == (workers, 1, 0)
 
 
-@pytest.mark.parametrize(("gpus", "below", "above"), [(9, 8, 16), (12, 8, 16), (8191, 8184, 8192)])
+@pytest.mark.parametrize(
+    ("gpus", "batch", "possible"),
+    [
+        (9, 64, "Use 8 or 16 GPUs"),
+        (12, 48, "Use 8 or 16 GPUs"),
+        (12, 60, "Use 6 GPUs"),
+        (8191, 8184 * 1024, "Use 8184 or 8192 GPUs"),
+        (9, 1, "Use 1 GPU with"),
+    ],
+)
 def test_a_division_with_a_rest_names_the_next_possible_numbers(
-    platform: Platform, gpus: int, below: int, above: int
+    platform: Platform, gpus: int, batch: int, possible: str
 ) -> None:
-    message = refusal(digits(f"train.global_batch_size={gpus}", gpus=str(gpus)), platform)
+    message = refusal(digits(f"train.global_batch_size={batch}", gpus=str(gpus)), platform)
     assert f"resources.gpus = {gpus} cannot be spread over pool gpu with 8 GPUs" in message
-    assert f"Use {below} or {above}" in message
+    assert possible in message
+
+
+def test_a_batch_that_cannot_be_shared_names_the_next_possible_numbers(
+    platform: Platform,
+) -> None:
+    message = refusal(digits(gpus="24"), platform)
+    assert "train.global_batch_size = 64 cannot be shared equally by 24 workers" in message
+    assert "Use 16 or 32 GPUs with train.global_batch_size = 64 on pool gpu" in message
 
 
 def test_a_part_of_a_node_takes_its_share_of_cpus_and_memory(platform: Platform) -> None:

@@ -113,7 +113,8 @@ def with_absolute_path(config: TrainerConfig) -> TrainerConfig:
 def check(config: TrainerConfig, folder: RunFolder) -> int:
     """Number of the model's parameters. Raises ConfigError for what no attempt could mend."""
     try:
-        share_batch(config.train, config.scaling.num_workers)
+        for workers in config.scaling.sizes:
+            share_batch(config.train, workers)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     parameters = model.check_model(config.train.model)
@@ -125,7 +126,13 @@ def check_data(config: TrainerConfig, data: Prepared) -> Length:
     """How long the run is. Raises ConfigError if model and batches do not fit the data."""
     model.check_fit(config.train.model, data.images)
     length = Length.of(config, data.num_train)
-    workers = config.scaling.num_workers
+    for workers in config.scaling.sizes:
+        check_share(config, length, workers)
+    return length
+
+
+def check_share(config: TrainerConfig, length: Length, workers: int) -> None:
+    """Raises ConfigError if a worker of so many would learn from a single image and cannot."""
     micro = share_batch(config.train, workers).micro_batch_size
     sizes = {micro}
     for size in {length.batch_size(0), length.batch_size(length.steps_per_epoch - 1)}:
@@ -138,7 +145,6 @@ def check_data(config: TrainerConfig, data: Prepared) -> Length:
             "cannot learn from one alone (batch norm).\n"
             "       Use data.drop_last: true, another global_batch_size or micro_batch_size."
         )
-    return length
 
 
 # Records.
@@ -156,6 +162,8 @@ def describe(
     """Print what is about to happen, in numbers."""
     images, workers = data.images, config.scaling.num_workers
     share = share_batch(config.train, workers)
+    fewest = config.scaling.min_workers
+    at_least = f", at least {fewest} of them," if fewest else ""
     passes = f" in {share.accumulation} passes" if share.accumulation > 1 else ""
     rest = (
         f"; {length.dropped_per_epoch} images are left out of each epoch"
@@ -171,7 +179,7 @@ def describe(
         f"by the {config.data.loader} loader",
         f"model: {config.train.model.name}, {parameters:,} parameters",
         f"plan: {length.epochs} epochs of {length.steps_per_epoch} steps of "
-        f"{length.global_batch_size} images, {share.samples} on each of {workers} workers"
+        f"{length.global_batch_size} images, {share.samples} on each of {workers} workers{at_least}"
         f"{passes}{rest}",
         f"start: checkpoint {start.name}" if start else "start: from scratch",
     )

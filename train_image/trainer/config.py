@@ -28,6 +28,12 @@ CONFIG_VARIABLE = "TRAINYARD_CONFIG"
 RUN_NAME_LIMIT = 38
 """Longest run name: a RayJob's 47 characters less `-` and 8 of the hash."""
 
+DATA_LABELS = {"trainyard.io/nodes": "data"}
+"""Ray labels of the nodes that a run has for its Ray loader alone."""
+
+WORKER_RESOURCE = "trainyard_worker"
+"""Counts the places for workers on a Ray node, where its CPUs alone would say something else."""
+
 DATA_CPUS = 1
 """Logical CPUs beside the workers: without one, Ray Data waits for ever for a place to read."""
 
@@ -310,13 +316,32 @@ class Scaling(Section):
     """The numbers of the plan that the trainer needs."""
 
     num_workers: PositiveInt
-    """Ray Train workers."""
+    """Ray Train workers; of an elastic run the most."""
+
+    min_workers: PositiveInt | None = None
+    """Of an elastic run the fewest."""
+
+    workers_per_node: PositiveInt = 1
+    """Workers that an elastic run wins or loses together."""
 
     use_gpu: bool
     """Give each worker one GPU."""
 
     cpus_per_worker: PositiveInt
     """Logical CPUs of one worker, and its threads."""
+
+    has_worker_places: bool = False
+    """Nodes count places for workers as a resource of their own, and each worker takes one."""
+
+    @property
+    def fewest(self) -> int:
+        """Workers without which the run does not start."""
+        return self.min_workers or self.num_workers
+
+    @property
+    def sizes(self) -> range:
+        """All numbers of workers that the run may have."""
+        return range(self.fewest, self.num_workers + 1, self.workers_per_node)
 
 
 class Storage(Section):

@@ -49,7 +49,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noq
 
 from trainer import attempt, gauges  # noqa: E402
 from trainer.attempt import Stopped, fail_on_sigterm  # noqa: E402
-from trainer.config import DATA_CPUS, Scaling, TrainerConfig  # noqa: E402
+from trainer.config import DATA_CPUS, WORKER_RESOURCE, Scaling, TrainerConfig  # noqa: E402
 from trainer.data.batch import Batches  # noqa: E402
 from trainer.data.ray_loader import RayBatches  # noqa: E402
 from trainer.errors import RunError  # noqa: E402
@@ -130,11 +130,16 @@ def run_workers(task: Task, scratch: Path) -> Outcome:
     if scaling.use_gpu:
         check_gpus()
     logging.getLogger("ray.data").setLevel(logging.WARNING)
+    if scaling.min_workers is not None:
+        # So long an elastic group waits for a lost node before it goes on without it.
+        os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "20")
     trainer = ray.train.torch.TorchTrainer(
         train_worker,
         train_loop_config={"task": task},
         scaling_config=ray.train.ScalingConfig(
-            num_workers=scaling.num_workers,
+            num_workers=(scaling.min_workers, scaling.num_workers)
+            if scaling.min_workers is not None
+            else scaling.num_workers,
             use_gpu=scaling.use_gpu,
             resources_per_worker=worker_resources(scaling),
         ),
@@ -209,7 +214,12 @@ class Gauges:
 
 def worker_resources(scaling: Scaling) -> dict[str, float]:
     """Always with CPUs: a GPU worker would otherwise get none, and one thread."""
-    return {"CPU": scaling.cpus_per_worker} | ({"GPU": 1} if scaling.use_gpu else {})
+    resources: dict[str, float] = {"CPU": scaling.cpus_per_worker}
+    if scaling.use_gpu:
+        resources["GPU"] = 1
+    if scaling.has_worker_places:
+        resources[WORKER_RESOURCE] = 1
+    return resources
 
 
 @contextmanager
@@ -249,7 +259,7 @@ def start_local_ray(scaling: Scaling, scratch: Path) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     ray.init(
         address="local",
-        num_cpus=scaling.num_workers * scaling.cpus_per_worker + DATA_CPUS,
+        num_cpus=scaling.fewest * scaling.cpus_per_worker + DATA_CPUS,
         include_dashboard=False,
         logging_level=logging.WARNING,
         _temp_dir=str(scratch / "ray"),
@@ -284,15 +294,15 @@ def missing_capacity(nodes: list[Mapping[str, float]], scaling: Scaling) -> str:
         int(min(node.get(name, 0) // amount for name, amount in each.items())) for node in nodes
     )
     cpus = sum(node.get("CPU", 0) for node in nodes)
-    wanted_cpus = scaling.num_workers * scaling.cpus_per_worker + DATA_CPUS
-    if places >= scaling.num_workers and cpus >= wanted_cpus:
+    wanted_cpus = scaling.fewest * scaling.cpus_per_worker + DATA_CPUS
+    if places >= scaling.fewest and cpus >= wanted_cpus:
         return ""
     gpus = sum(node.get("GPU", 0) for node in nodes)
     need = " and ".join(f"{amount:g} {name}" for name, amount in each.items())
     return (
-        f"the Ray cluster is too small: {scaling.num_workers} workers with {need} each, and "
+        f"the Ray cluster is too small: {scaling.fewest} workers with {need} each, and "
         f"{DATA_CPUS} CPU for data, need {wanted_cpus} CPUs"
-        + (f" and {scaling.num_workers} GPUs" if scaling.use_gpu else "")
+        + (f" and {scaling.fewest} GPUs" if scaling.use_gpu else "")
         + f"; its {len(nodes)} nodes have {cpus:g} CPUs and {gpus:g} GPUs, with places for "
         f"{places} workers.\n       Ask for fewer workers, or for a larger pool."
     )

@@ -65,6 +65,38 @@ workerGroupSpecs:
   {{- end }}
 {{- end }}
 
+{{/*
+Ray's autoscaler, which the operator puts beside the head of an elastic run: no other container gets the
+token. Its rights are the operator's doing: a Role to read pods and to patch its own RayCluster.
+*/}}
+{{- define "trainyard.shape.autoscaler" -}}
+options:
+  version: v2
+  imagePullPolicy: {{ .Values.imagePullPolicy }}
+  securityContext:
+    {{- include "trainyard.shape.containerSecurity" . | nindent 4 }}
+  resources:
+    requests: {cpu: 500m, memory: 512Mi}
+    limits: {cpu: 500m, memory: 512Mi}
+  env:
+    - {name: HOME, value: /home/trainyard}
+    - {name: RAY_USAGE_STATS_ENABLED, value: "0"}
+  volumeMounts:
+    - {name: tmp, mountPath: /tmp}
+    - {name: home, mountPath: /home/trainyard}
+    - {name: autoscaler-token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
+volumes:
+  - name: autoscaler-token
+    projected:
+      sources:
+        - serviceAccountToken: {path: token}
+        - configMap:
+            name: kube-root-ca.crt
+            items: [{key: ca.crt, path: ca.crt}]
+        - downwardAPI:
+            items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]
+{{- end }}
+
 {{/* A pod that lasts for one command over the storage; the launcher adds name, image and command. */}}
 {{- define "trainyard.shape.reader" -}}
 apiVersion: v1
@@ -161,16 +193,20 @@ volumes:
 image: {{ .Values.image | quote }}
 imagePullPolicy: {{ .Values.imagePullPolicy }}
 securityContext:
-  allowPrivilegeEscalation: false
-  readOnlyRootFilesystem: true
-  capabilities:
-    drop: [ALL]
+  {{- include "trainyard.shape.containerSecurity" . | nindent 2 }}
 volumeMounts:
   - {name: tmp, mountPath: /tmp}
   - {name: home, mountPath: /home/trainyard}
   {{- with .Values.storage.claim }}
   - {name: storage, mountPath: {{ .mountPath | quote }}}
   {{- end }}
+{{- end }}
+
+{{- define "trainyard.shape.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
 {{- end }}
 
 {{- define "trainyard.shape.rayEnv" -}}
