@@ -625,11 +625,12 @@ def _cluster_reasons(plan: Plan, run: RunConfig, pool: Pool) -> list[tuple[str, 
             ),
         ]
     else:
+        reason = "autoscaling" if plan.is_elastic else plan.queue_system
         rows.append(
             (
                 "after the end",
                 f"{ttl} s",
-                f"then the cluster goes: {'autoscaling' if plan.is_elastic else plan.queue_system} allows no stages",
+                f"then the cluster goes: {reason} allows no stages",
             )
         )
     return rows

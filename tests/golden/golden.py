@@ -23,32 +23,37 @@ from launcher.render import render_job
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).parent / "objects"
 PLATFORM = ROOT / "launcher/platform.yaml"
-RESOURCES: tuple[dict[str, str], ...] = (
-    {"workers": "2"},
-    {"gpus": "4"},
-    {"gpus": "16"},
-)
-VARIANTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "kueue": ({"queue": {"system": "kueue", "name": "team"}}, ("queue.priority=high",)),
-    "efa": ({}, ("network.preset=efa", "network.devices_per_node=32", "network.interface=eth0")),
+ON_DATA_NODES = ("data.loader=ray", "resources.data={nodes: 2}")
+CASES: dict[str, tuple[dict[str, str], dict[str, Any], tuple[str, ...]]] = {
+    "workers-2": ({"workers": "2"}, {}, ()),
+    "workers-1-to-2-data": ({"workers": "1:2"}, {}, ON_DATA_NODES),
+    "gpus-4": ({"gpus": "4"}, {}, ()),
+    "gpus-16": ({"gpus": "16"}, {}, ()),
+    "gpus-16-data": ({"gpus": "16"}, {}, ON_DATA_NODES),
+    "gpus-8-to-16": ({"gpus": "8:16"}, {}, ()),
+    "gpus-16-kueue": (
+        {"gpus": "16"},
+        {"queue": {"system": "kueue", "name": "team"}},
+        ("queue.priority=high",),
+    ),
+    "gpus-16-efa": (
+        {"gpus": "16"},
+        {},
+        ("network.preset=efa", "network.devices_per_node=32", "network.interface=eth0"),
+    ),
 }
-"""Name -> what the platform says otherwise, and `--set`; of each example with 16 GPUs."""
+"""Name -> resources, what the platform says otherwise, and `--set`; of each example."""
 
 
 def expected_files() -> dict[Path, str]:
     """Path -> text of every golden file of rendered objects."""
-    examples = sorted((ROOT / "examples").glob("*.yaml"))
-    files = {
-        FOLDER / f"{example.stem}-{kind}-{number}.yaml": rendered(example, {kind: number})
-        for example in examples
-        for resources in RESOURCES
-        for kind, number in resources.items()
+    return {
+        FOLDER / f"{example.stem}-{name}.yaml": rendered(
+            example, resources, changes=changes, settings=settings
+        )
+        for example in sorted((ROOT / "examples").glob("*.yaml"))
+        for name, (resources, changes, settings) in CASES.items()
     }
-    for name, (changes, settings) in VARIANTS.items():
-        for example in examples:
-            text = rendered(example, {"gpus": "16"}, changes=changes, settings=settings)
-            files[FOLDER / f"{example.stem}-gpus-16-{name}.yaml"] = text
-    return files
 
 
 def rendered(

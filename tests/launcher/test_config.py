@@ -60,6 +60,29 @@ def test_a_wrong_value_names_its_path_and_the_rule(setting: str, problem: str) -
 
 
 @pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        (["resources.data={nodes: 2}"], "resources.data is for the Ray loader"),
+        (
+            ["resources.data={nodes: 2}", "data.loader=ray", "data.ray_nodes={a: b}"],
+            "remove data.ray_nodes",
+        ),
+        (["resources.data={nodes: 0}"], "resources.data.nodes = 0"),
+        (["resources={gpus: {min: 8, max: 8}}"], "resources.gpus: min must be below max"),
+        (["resources={gpus: {min: 8, mx: 9}}"], "resources.gpus.mx: unknown key; did you mean max"),
+    ],
+)
+def test_ranges_and_data_nodes_that_make_no_sense_are_refused(
+    settings: list[str], problem: str
+) -> None:
+    assert problem in refusal(DIGITS, *settings)
+
+
+def test_a_range_is_typed_with_a_colon() -> None:
+    assert load_run(DIGITS, gpus="8:16").resources.ends == (8, 16)
+
+
+@pytest.mark.parametrize(
     "image", ["b:1", "a/b:1", "Host:5000/b:1", f"b@sha256:{64 * 'a'}", f"b:1@sha256:{64 * 'a'}"]
 )
 def test_an_image_with_a_tag_or_a_digest_is_taken(image: str) -> None:

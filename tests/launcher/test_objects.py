@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,7 @@ def test_only_the_named_places_of_the_shape_are_filled(platform: Platform) -> No
     (group,) = spec["workerGroupSpecs"]
     (own,) = [one for one in shape["workerGroupSpecs"] if one["groupName"] == "gpu"]
     assert [group.pop(key) for key in ("replicas", "minReplicas", "maxReplicas")] == [2, 2, 2]
+    assert group["rayStartParams"].pop("object-store-memory") == str(480 * 2**30 * 3 // 10)
     for filled, original in ((group, own), (spec["headGroupSpec"], shape["headGroupSpec"])):
         for side in (filled, original):
             container = side["template"]["spec"]["containers"][0]
@@ -103,6 +105,28 @@ def test_gpus_are_requested_and_limited_alike(platform: Platform) -> None:
     resources = group["template"]["spec"]["containers"][0]["resources"]
     assert resources["limits"] == {"cpu": "32", "memory": "245760Mi", "nvidia.com/gpu": "4"}
     assert resources["requests"]["nvidia.com/gpu"] == "4"
+
+
+def test_resources_that_kuberay_does_not_count_are_counted_for_ray(
+    platform_with: Callable[..., Platform],
+) -> None:
+    def start(resource: str) -> dict[str, str]:
+        job = job_of(platform_with(gpu={"gpuResource": resource}), gpus="4")
+        (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+        params: dict[str, str] = group["rayStartParams"]
+        return params
+
+    assert start("nvidia.com/gpu.shared")["num-gpus"] == "4"
+    for known in ("nvidia.com/gpu", "amd.com/gpu", "nvidia.com/mig-1g.10gb"):
+        assert "num-gpus" not in start(known)
+
+
+def test_disk_is_requested_and_limited_alike(platform_with: Callable[..., Platform]) -> None:
+    job = job_of(platform_with(gpu={"ephemeralStorageGib": 100}), gpus="4")
+    (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    resources = group["template"]["spec"]["containers"][0]["resources"]
+    assert resources["limits"]["ephemeral-storage"] == "51200Mi"
+    assert resources["requests"]["ephemeral-storage"] == "51200Mi"
 
 
 @pytest.mark.parametrize("text", ['a"b', "a\nb", "$(HOME)", "$$", "${x}", "a'b\\", "ü€"])

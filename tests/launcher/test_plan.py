@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -116,6 +117,55 @@ def test_the_trainer_gets_the_numbers_of_the_plan(platform: Platform) -> None:
     assert (trainer.scaling.num_workers, trainer.scaling.use_gpu) == (16, True)
     assert trainer.scaling.cpus_per_worker == 7
     assert trainer.storage == platform.storage
+
+
+@pytest.mark.parametrize(
+    ("resource", "words"),
+    [("nvidia.com/mig-1g.10gb", "parts of GPUs"), ("nvidia.com/gpu", "nvidia.com/gpu")],
+)
+def test_parts_of_gpus_count_as_gpus(
+    platform_with: Callable[..., Platform], resource: str, words: str
+) -> None:
+    platform = platform_with(gpu={"gpuResource": resource, "gpusPerNode": 7})
+    run = digits("train.global_batch_size=70", gpus="14")
+    plan = plan_run(run, platform, "team")
+    assert (plan.nodes, plan.node.gpus, plan.gpu_resource) == (2, 7, resource)
+    rows = {row.name: row.why for row in explain_plan(plan, run, platform)}
+    assert words in rows["GPUs per node"]
+
+
+def test_a_run_names_one_of_several_pools(platform: Platform) -> None:
+    small = platform.pool("gpu").model_copy(update={"name": "small", "gpus_per_node": 4})
+    spec = copy.deepcopy(platform.ray_cluster_spec)
+    spec["workerGroupSpecs"].append({**platform.worker_group("gpu"), "groupName": "small"})
+    several = platform.model_copy(
+        update={"pools": (*platform.pools, small), "ray_cluster_spec": spec}
+    )
+    run = digits("train.global_batch_size=48", "resources.pool=small", gpus="12")
+    assert plan_run(run, several, "team").nodes == 3
+
+
+def test_disk_is_shared_like_memory(platform_with: Callable[..., Platform]) -> None:
+    platform = platform_with(gpu={"ephemeralStorageGib": 800})
+    assert plan_run(digits(gpus="4"), platform, "team").node.disk_mib == 400 * 1024
+    assert plan_run(digits(gpus="16"), platform, "team").node.disk_mib == 800 * 1024
+
+
+@pytest.mark.parametrize(("memory_gib", "store_mib"), [(10, 3072), (480, 147456), (2048, 190734)])
+def test_the_object_store_is_rays_own_share(
+    platform_with: Callable[..., Platform], memory_gib: int, store_mib: int
+) -> None:
+    platform = platform_with(gpu={"memoryGib": memory_gib})
+    assert plan_run(digits(gpus="8"), platform, "team").node.object_store_mib == store_mib
+
+
+@pytest.mark.parametrize(("gpus", "cpus", "memory_gib"), [(1, 2, 4), (512, 3, 8), (8192, 18, 68)])
+def test_the_head_suits_the_number_of_workers(
+    platform: Platform, gpus: int, cpus: int, memory_gib: int
+) -> None:
+    run = digits("train.global_batch_size=8192", gpus=str(gpus))
+    head = plan_run(run, platform, "team").head
+    assert (head.cpu_limit_milli // 1000, head.memory_mib // 1024) == (cpus, memory_gib)
 
 
 def test_every_number_has_a_reason(platform: Platform) -> None:
