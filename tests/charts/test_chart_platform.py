@@ -11,6 +11,7 @@ from tests.charts.helm_chart import CHART, environment, only, platform_of, pods_
 
 def test_platform_holds_what_a_run_needs(platform):
     spec, reader = platform.pop("rayClusterSpec"), platform.pop("readerPod")
+    autoscaler = platform.pop("autoscaler")
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     assert platform == {
         "formatVersion": 1,
@@ -19,7 +20,13 @@ def test_platform_holds_what_a_run_needs(platform):
         "image": values["image"],
         "storage": {"path": "/mnt/trainyard"},
         "defaultPools": {"gpus": "gpu", "workers": "cpu"},
-        "head": {"cpus": 2, "cpuRequest": 1, "memoryGib": 4, "memoryMibPerWorker": 32},
+        "head": {
+            "cpus": 2,
+            "cpuRequest": 1,
+            "memoryGib": 4,
+            "memoryMibPerWorker": 8,
+            "workersPerCpu": 512,
+        },
         "pools": [
             {
                 "name": "cpu",
@@ -42,6 +49,15 @@ def test_platform_holds_what_a_run_needs(platform):
     }
     assert sorted(spec) == ["authOptions", "headGroupSpec", "rayVersion", "workerGroupSpecs"]
     assert (reader["apiVersion"], reader["kind"]) == ("v1", "Pod")
+    assert autoscaler["options"]["version"] == "v2"
+
+
+def test_the_autoscaler_is_as_confined_as_the_pods_and_mounts_what_is_there(platform):
+    head = platform["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
+    options, volumes = platform["autoscaler"]["options"], platform["autoscaler"]["volumes"]
+    assert options["securityContext"] == head["containers"][0]["securityContext"]
+    there = {volume["name"] for volume in [*head["volumes"], *volumes]}
+    assert {mount["name"] for mount in options["volumeMounts"]} <= there
 
 
 def test_each_pool_has_one_empty_group_of_its_name(platform):
