@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -14,6 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column, Table
 
+from launcher.capacity import GpuNode, Holder
 from launcher.plan import Reason
 from launcher.watch import ENDED, PROGRESS, SUMMARY, Phase, Sight, record_of
 
@@ -46,6 +48,42 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 def plan_table(reasons: Sequence[Reason]) -> None:
     """The plan: each number with its reason."""
     table(("", "value", "because"), [(row.name, row.value, row.why) for row in reasons])
+
+
+def gpu_tables(sums: Sequence[tuple[str, str, Counter[str]]], nodes: Sequence[GpuNode]) -> None:
+    """GPUs of each pool, and of each node with who holds them."""
+    if not nodes:
+        return
+    counts = ("nodes", "total", "used", "free")
+    table(
+        ("pool", "resource", *counts),
+        [
+            (pool, resource, *(str(sum_of[key]) for key in counts))
+            for pool, resource, sum_of in sums
+        ],
+    )
+    print()
+    table(
+        ("node", "pool", "resource", "total", "used", "free", "held by"),
+        [
+            (
+                one.node + ("" if one.is_open else " (closed)"),
+                ", ".join(one.pools) or "-",
+                one.resource,
+                str(one.total),
+                str(one.used),
+                str(one.free),
+                ", ".join(holder_text(holder) for holder in one.holders) or "-",
+            )
+            for one in nodes
+        ],
+    )
+
+
+def holder_text(holder: Holder) -> str:
+    """`run digits (team/digits-abc-worker): 8`, or the pod alone where no run of ours has it."""
+    pod = f"{holder.namespace}/{holder.pod}"
+    return f"{f'run {holder.run} ({pod})' if holder.run else pod}: {int(holder.amount)}"
 
 
 def clock_text(seconds: float) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import typer
 
+from launcher.commands.gpus import look_at_nodes
 from launcher.commands.options import (
     NAMESPACE,
     FromCluster,
@@ -22,6 +25,9 @@ from launcher.commands.options import (
     yaml_text,
 )
 
+if TYPE_CHECKING:
+    from launcher.plan import Reason
+
 
 def plan(
     run_file: RunFile,
@@ -34,17 +40,43 @@ def plan(
     namespace: Namespace = NAMESPACE,
     as_json: Json = False,
 ) -> None:
-    """Print the numbers of a run, each with its reason."""
+    """Print the numbers of a run, each with its reason; from a cluster also what is free there."""
     from launcher import show
     from launcher.plan import explain_plan, plan_run
 
     run = load_run(run_file, settings, gpus, workers, name)
-    platform = platform_of(platform_file, from_cluster, namespace)
-    reasons = explain_plan(plan_run(run, platform, namespace), run, platform)
+    if from_cluster and platform_file is None:
+        from launcher.cluster import Cluster
+
+        cluster = Cluster(namespace)
+        platform = platform_of(None, True, namespace, cluster)
+        planned, job = objects_of(run, platform, namespace)
+        reasons = (*explain_plan(planned, run, platform), *_room(cluster, job))
+    else:
+        platform = platform_of(platform_file, from_cluster, namespace)
+        reasons = explain_plan(plan_run(run, platform, namespace), run, platform)
     if as_json:
         print_json([{"name": row.name, "value": row.value, "why": row.why} for row in reasons])
     else:
         show.plan_table(reasons)
+
+
+def _room(cluster: Any, job: dict[str, Any]) -> tuple[Reason, ...]:
+    """How much of what a RayJob needs is free now. Raises ConfigError if it could never be."""
+    from launcher import show
+    from launcher.capacity import require_room, room_reasons, rooms_for
+    from launcher.errors import ClusterError
+
+    try:
+        nodes = look_at_nodes(cluster)
+    except ClusterError as error:
+        if error.reason != "Forbidden":
+            raise
+        show.say(f"nodes are not looked at: {error.what}. {' '.join(error.details)}")
+        return ()
+    rooms = rooms_for(job, nodes)
+    require_room(rooms)
+    return room_reasons(rooms)
 
 
 def render(
