@@ -16,9 +16,10 @@ from typing import Any
 import torch
 
 from tests.bench import data, runs
-from tests.bench.loops import Settings, Unrecorded, again_and_again, ours, same_batch
+from tests.bench.loops import Settings, again_and_again, ours, same_batch
 from tests.bench.rounds import BUILD, Options, Row, Section, alternate, main, ratios, say
 from trainer.folder import RunFolder
+from trainer.loop import NoRecords
 from trainer.progress import Recorder, Report
 from trainer.strategy import Worker
 from trainer.tensorboard import TensorBoard
@@ -119,7 +120,7 @@ def checkpoint_rows(options: Options) -> list[Row]:
 # Reports.
 
 
-class Timed(Unrecorded):
+class Timed(NoRecords):
     """Reports go on record, and how long training waits for that."""
 
     def __init__(self, recorder: Recorder) -> None:
