@@ -132,6 +132,11 @@ def test_sigterm_ends_an_attempt_in_good_order(attempts: Attempts) -> None:
     assert summary["outcome"] == "failed"
     assert summary["error"].startswith("the run was stopped by SIGTERM")
     assert summary["samples_seen"] > 0
+    # Which pod and process has which rank, for whoever wants to look inside.
+    (worker,) = read_json(config, "workers.json")["workers"]
+    assert (worker["rank"], worker["node"]) == (0, socket.gethostname())
+    assert worker["process"] > 0
+    assert len(worker["ray_worker"]) == 56
     assert wait_for(lambda: not attempts.processes(), 60)
     assert {path.name for path in attempts.scratch.iterdir()} <= {f"trainyard-data-{os.getuid()}"}
 

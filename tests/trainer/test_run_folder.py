@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import obstore
@@ -252,3 +255,40 @@ def test_the_reader_stays_in_the_folder(tmp_path: Path) -> None:
         answer = read("--path", str(tmp_path), "small", file)
         assert answer.returncode == 2
         assert b"must lie below PATH" in answer.stderr
+
+
+def test_the_reader_packs_a_file_a_folder_or_the_whole_and_tells_the_sum(tmp_path: Path) -> None:
+    folder = RunFolder.open(str(tmp_path), "small")
+    data = bytes(range(256)) * 4096
+    folder.write(f"{folder.checkpoints}/s1/model.pt", data)
+    folder.write(folder.summary, "{}")
+    for wanted, names in {
+        "checkpoints/s1": {"model.pt"},
+        "checkpoints/": {"s1/model.pt"},
+        "summary.json": {"summary.json"},
+        "": {"summary.json", "checkpoints/s1/model.pt"},
+    }.items():
+        answer = read("--path", str(tmp_path), "--archive", "small", *filter(None, [wanted]))
+        assert answer.returncode == 0, answer.stderr
+        assert answer.stderr.decode() == f"sha256 {hashlib.sha256(answer.stdout).hexdigest()}\n"
+        with tarfile.open(fileobj=io.BytesIO(answer.stdout)) as archive:
+            assert set(archive.getnames()) == names
+            for name in names - {"summary.json"}:
+                file = archive.extractfile(name)
+                assert file is not None
+                assert file.read() == data
+
+
+def test_the_reader_packs_nothing_that_is_not_there(tmp_path: Path) -> None:
+    RunFolder.open(str(tmp_path), "small").write(f"{tmp_path}/small/run.json", "{}")
+    answer = read("--path", str(tmp_path), "--archive", "small", "run")
+    assert (answer.returncode, answer.stdout) == (NOT_FOUND, b"")
+
+
+def test_the_reader_removes_one_run_and_no_other(tmp_path: Path) -> None:
+    for name in ("small", "small-2"):
+        RunFolder.open(str(tmp_path), name).write(f"{tmp_path}/{name}/run.json", "{}")
+    assert read("--path", str(tmp_path), "--delete", "small", "run.json").returncode == 2
+    assert read("--path", str(tmp_path), "--delete", "small").returncode == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["small-2"]
+    assert read("--path", str(tmp_path), "--delete", "small").returncode == NOT_FOUND

@@ -178,6 +178,7 @@ def train_worker(told: dict[str, Task]) -> dict[str, Any]:
         make_batches=ray_batches if task.config.data.loader == "ray" else torch_batches,
         drain_s=seconds_until_drain,
         gauges=Gauges(task) if worker.rank == 0 else lambda record: None,
+        ray_worker=ray.get_runtime_context().get_worker_id(),
     )
     return outcome.to_plain()
 

@@ -1,17 +1,20 @@
 """The folder of a run: every file that it has, on any filesystem that pyarrow knows.
 
-    python -m trainer.folder --path PATH [--endpoint URL] NAME [FILE]
+    python -m trainer.folder --path PATH [--endpoint URL] [--archive | --delete] NAME [FILE]
 
-prints one file of the run NAME, or lists them all.
+prints one file of the run NAME, or lists them all; as an archive, prints a file, a folder or the whole;
+or removes the whole.
 """
 
 from __future__ import annotations
 
 import argparse
 import errno
+import hashlib
 import os
 import re
 import sys
+import tarfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -107,6 +110,11 @@ class RunFolder:
     def starts(self) -> str:
         """Where each group of workers has started from."""
         return f"{self.root}/starts.jsonl"
+
+    @property
+    def workers(self) -> str:
+        """Where each rank runs: in which pod, as which process."""
+        return f"{self.root}/workers.json"
 
     @property
     def metrics(self) -> str:
@@ -376,10 +384,48 @@ def _print_file(folder: RunFolder, file: str, output: IO[bytes]) -> None:
     output.flush()
 
 
+class _Summed:
+    """What passes through to a stream, and its SHA-256."""
+
+    def __init__(self, output: IO[bytes]) -> None:
+        self._output = output
+        self._sum = hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        self._sum.update(data)
+        return self._output.write(data)
+
+    def close(self) -> str:
+        self._output.flush()
+        return self._sum.hexdigest()
+
+
+def _print_archive(folder: RunFolder, names: list[str], below: str, output: IO[bytes]) -> str:
+    """Print these files as a tar archive, with names that begin at `below`; its SHA-256."""
+    summed = _Summed(output)
+    with tarfile.open(fileobj=summed, mode="w|") as archive:  # type: ignore[call-overload]
+        for name in names:
+            path = f"{folder.root}/{name}"
+            entry = tarfile.TarInfo(str(PurePosixPath(name).relative_to(below)))
+            # A file that grows meanwhile is taken as it was.
+            entry.size = folder.size(path) or 0
+            with folder.filesystem.open_input_stream(path) as stream:
+                archive.addfile(entry, stream)
+    return summed.close()
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m trainer.folder", allow_abbrev=False)
     parser.add_argument("--path", required=True, help="where the folders of runs lie")
     parser.add_argument("--endpoint", help="address of an S3 server that is not AWS")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument(
+        "--archive",
+        action="store_true",
+        help="print a tar archive of the file, of the folder FILE, or of the whole run; its SHA-256 "
+        "is the last line of standard error",
+    )
+    how.add_argument("--delete", action="store_true", help="remove the run's folder")
     parser.add_argument("name", help="the run")
     parser.add_argument("file", nargs="?", help="print this file; without it, list all files")
     wanted = parser.parse_args(arguments)
@@ -392,14 +438,28 @@ def main(arguments: list[str] | None = None) -> int:
     except ConfigError as error:
         parser.error(str(error))
 
-    if wanted.file is None:
-        files = folder.files()
-        if not files:
-            print(f"error: there is no run {wanted.name} in {wanted.path}", file=sys.stderr)
-            return NOT_FOUND
+    files = folder.files() if wanted.file is None or wanted.archive else []
+    if wanted.file is None and not files:
+        print(f"error: there is no run {wanted.name} in {wanted.path}", file=sys.stderr)
+        return NOT_FOUND
+    if wanted.delete:
+        if wanted.file is not None:
+            parser.error("--delete removes the whole folder: leave FILE out")
+        folder.delete(folder.root)
+        return 0
+    if wanted.archive:
+        root = (wanted.file or "").strip("/")
+        names = [name for name in files if not root or name == root or name.startswith(f"{root}/")]
+        if names:
+            below = str(PurePosixPath(root).parent) if root in names else root
+            print(
+                f"sha256 {_print_archive(folder, names, below, sys.stdout.buffer)}", file=sys.stderr
+            )
+            return 0
+    elif wanted.file is None:
         print("\n".join(files))
         return 0
-    if folder.size(f"{folder.root}/{wanted.file}") is None:
+    if wanted.archive or folder.size(f"{folder.root}/{wanted.file}") is None:
         print(
             f"error: run {wanted.name} in {wanted.path} has no file {wanted.file}", file=sys.stderr
         )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -74,8 +77,9 @@ def work(
     make_batches: MakeBatches | None = None,
     drain_s: Callable[[], float | None] = lambda: None,
     gauges: Callable[[Record], None] = lambda record: None,
+    ray_worker: str = "",
 ) -> Outcome:
-    """Train this worker's part of the run to its end."""
+    """Train this worker's part of the run to its end. `ray_worker` is its id in Ray's own logs."""
     config, startup = task.config, task.startup
     startup.reach("workers")
     torch.set_num_threads(config.scaling.cpus_per_worker)
@@ -86,6 +90,10 @@ def work(
     fence = Fence.claim(folder, task.attempt) if worker.rank == 0 else None
     name = resume.begin(folder, config, fence, print) if fence else None
     start = Start.of(folder, worker.from_rank_zero(name))
+    places = worker.gathered(place(worker.rank, ray_worker))
+    if fence:
+        workers = {"attempt": task.attempt, "workers": places}
+        folder.write(folder.workers, json.dumps(workers), is_durable=False)
 
     learner = Learner(config, task.data.images, length, worker)
     if start.weights is not None and start.state is not None:
@@ -125,6 +133,12 @@ def work(
             )
     is_stopped = not trained.is_complete(config.train.epochs)
     return Outcome(resumed_from=start.name, trained=trained, startup=startup, is_stopped=is_stopped)
+
+
+def place(rank: int, ray_worker: str) -> Record:
+    """Where a worker can be found: its node, which on Kubernetes is a pod, and its process there."""
+    node = os.environ.get("RAY_CLOUD_INSTANCE_ID") or socket.gethostname()
+    return {"rank": rank, "node": node, "process": os.getpid(), "ray_worker": ray_worker}
 
 
 def torch_batches(task: Task, length: Length, start: Start, worker: Worker) -> Batches:

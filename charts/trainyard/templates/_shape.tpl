@@ -37,6 +37,8 @@ headGroupSpec:
             {{- include "trainyard.shape.rayEnv" $chart | nindent 12 }}
             {{- /* On the head the whole time-out passes at every end of a run. */}}
             - {name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, value: "5"}
+            {{- /* A stopped driver gets this long to have its workers save; Ray's own is 3 s. */}}
+            - {name: RAY_JOB_STOP_WAIT_TIME_S, value: "40"}
             {{- /* The driver's lines also go to the container's output, for kubectl logs and log collectors. */}}
             - {name: TRAINYARD_LOG, value: /proc/1/fd/1}
 workerGroupSpecs:
