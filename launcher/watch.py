@@ -1,16 +1,19 @@
-"""RayJob status -> Phase, and the loop that waits for the end of a submission."""
+"""RayJob status -> Phase, and the sights of a submission until its end."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import queue
+import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-from launcher.errors import ClusterError, ClusterUnreachable, RunFailed
-from launcher.kuberay import RayjobApi
+from launcher.errors import ClusterError, RunFailed
+from launcher.follow import State, Watched, follow, follow_log
+from launcher.kuberay import RUN_LABEL
 
 Object = dict[str, Any]
 
@@ -26,22 +29,30 @@ Phase = Literal[
     "failed",
 ]
 ENDED: tuple[Phase, ...] = ("succeeded", "stopped", "failed")
-POLL_S = 2.0
 LOG_WINDOW_S = 60
-"""How far back the log of a running driver is read: its progress comes each second."""
-UNREACHABLE_LIMIT_S = 300.0
-"""How long a watch outlives an API server that does not answer."""
+"""How far back the log of a running driver is read at first: its progress comes each second."""
+LAST_LINES = 400
+"""Of a driver's log, for one look at it."""
+HEAD_WAIT_S = 2.0
+"""Between two looks for the head of a driver that should be running."""
 
 HEAD_CONTAINER = "ray-head"
 PROGRESS = "progress "
 SUMMARY = "summary "
 
 
-class Logs(Protocol):
-    """What is needed of a cluster beside its RayJobs."""
+class Logs(Watched, Protocol):
+    """What is needed of a cluster."""
 
-    def list(self, kind: str, labels: dict[str, str]) -> list[Object]: ...
-    def log(self, pod: str, container: str, since_s: int | None = None) -> str: ...
+    def list(
+        self,
+        kind: str,
+        labels: Mapping[str, str | None] | None = None,
+        *,
+        fields: str = "",
+        limit: int | None = None,
+    ) -> list[Object]: ...
+    def log(self, pod: str, container: str, *, tail_lines: int | None = None) -> str: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +63,7 @@ class Sight:
     phase: Phase
     ran: bool = False
     """Whether a driver was started, so that the run's folder may say more."""
+    attempts: int = 1
     message: str = ""
     progress: Object | None = None
     summary: Object | None = None
@@ -110,8 +122,8 @@ def head_pod(cluster: Logs, ray_cluster: str) -> str | None:
     labels = {"ray.io/cluster": ray_cluster, "ray.io/node-type": "head"}
     running = [
         pod
-        for pod in cluster.list("Pod", labels)
-        if pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
+        for pod in cluster.list("Pod", labels, fields="status.phase=Running")
+        if "deletionTimestamp" not in pod["metadata"]
     ]
     return str(running[-1]["metadata"]["name"]) if running else None
 
@@ -150,69 +162,186 @@ def last_record(log: str, prefix: str) -> Object | None:
     return next((record for record in records if record is not None), None)
 
 
-def look(cluster: Logs, job: Object) -> Sight:
-    """A submission as it stands now, with its driver's latest words where a head is there."""
+def sight_of(job: Object) -> Sight:
+    """A submission as its RayJob alone tells it."""
     status = job.get("status", {})
-    phase = phase_of(status)
-    ray_cluster = status.get("rayClusterName", "")
-    message = message_of(status)
-    progress = summary = None
-    if ray_cluster and phase == "starting":
-        message = message or pending_reason(cluster.list("Pod", {"ray.io/cluster": ray_cluster}))
-    if ray_cluster and phase in ("running", *ENDED):
-        pod = head_pod(cluster, ray_cluster)
-        if pod is not None:
-            log = _head_log(cluster, pod, None if phase in ENDED else LOG_WINDOW_S)
-            progress, summary = last_record(log, PROGRESS), last_record(log, SUMMARY)
     return Sight(
         submission=job["metadata"]["name"],
-        phase=phase,
+        phase=phase_of(status),
         ran=bool(status.get("jobStatus")),
-        message=message,
-        progress=progress,
-        summary=summary,
+        attempts=attempts_of(status),
+        message=message_of(status),
     )
 
 
-def _head_log(cluster: Logs, pod: str, since_s: int | None) -> str:
-    """The head's log; empty where its container is not there, before its start or after its end."""
+def with_reason(sight: Sight, job: Object, pending: list[Object]) -> Sight:
+    """A start that waits, with what keeps the first of its pods from starting."""
+    if sight.phase != "starting" or sight.message:
+        return sight
+    its_cluster = job.get("status", {}).get("rayClusterName")
+    own = [pod for pod in pending if pod["metadata"]["labels"].get("ray.io/cluster") == its_cluster]
+    return replace(sight, message=pending_reason(own))
+
+
+def look(cluster: Logs, job: Object) -> Sight:
+    """A submission as it stands now, with its driver's latest words where a head is there."""
+    sight, ray_cluster = sight_of(job), job.get("status", {}).get("rayClusterName", "")
+    if ray_cluster and sight.phase == "starting":
+        labels = {"ray.io/cluster": ray_cluster}
+        pending = cluster.list("Pod", labels, fields="status.phase=Pending", limit=50)
+        return with_reason(sight, job, pending)
+    if ray_cluster and sight.phase in ("running", *ENDED):
+        pod = head_pod(cluster, ray_cluster)
+        log = "" if pod is None else _last_words(cluster, pod)
+        progress, summary = last_record(log, PROGRESS), last_record(log, SUMMARY)
+        return replace(sight, progress=progress, summary=summary)
+    return sight
+
+
+def _last_words(cluster: Logs, pod: str) -> str:
+    """The end of a head's log; empty where its container is not there, before its start or after its end."""
     try:
-        return cluster.log(pod, HEAD_CONTAINER, since_s)
+        return cluster.log(pod, HEAD_CONTAINER, tail_lines=LAST_LINES)
     except ClusterError as error:
         if error.reason in ("BadRequest", "NotFound"):
             return ""
         raise
 
 
+class Watch:
+    """What was heard of a submission so far -> how it stands. It knows no cluster and no time."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.job: Object | None = None
+        self._sight: Sight | None = None
+        self._pending: list[Object] = []
+
+    @property
+    def ray_cluster(self) -> str:
+        """The RayCluster whose driver is running; empty between two attempts."""
+        status = {} if self.job is None else self.job.get("status", {})
+        return str(status.get("rayClusterName", "")) if phase_of(status) == "running" else ""
+
+    def hear_job(self, jobs: State) -> Sight:
+        """The RayJob has changed. Raises RunFailed where it is gone."""
+        self.job = jobs.get(self.name)
+        if self.job is None:
+            raise RunFailed(
+                f"RayJob {self.name} was deleted while it was watched",
+                "Submit the run again: it goes on from its last checkpoint.",
+            )
+        before, self._sight = self._sight, sight_of(self.job)
+        if before is not None and before.phase == self._sight.phase == "running":
+            self._sight = replace(self._sight, progress=before.progress, summary=before.summary)
+        return self._look()
+
+    def hear_pods(self, pending: State) -> Sight | None:
+        """Pods of the run that have not started have changed."""
+        self._pending = list(pending.values())
+        return None if self._sight is None else self._look()
+
+    def hear_line(self, line: str) -> Sight | None:
+        """The driver has said something; most of it is no news."""
+        progress, summary = record_of(line, PROGRESS), record_of(line, SUMMARY)
+        if self._sight is None or (progress is None and summary is None):
+            return None
+        self._sight = replace(
+            self._sight,
+            progress=progress or self._sight.progress,
+            summary=summary or self._sight.summary,
+        )
+        return self._look()
+
+    def _look(self) -> Sight:
+        assert self._sight is not None
+        assert self.job is not None
+        return with_reason(self._sight, self.job, self._pending)
+
+
 def watch_run(
     cluster: Logs,
-    rayjobs: RayjobApi,
     name: str,
+    run: str,
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Sight]:
     """Sights of a submission until it has ended; the last one is its end.
 
-    Raises RunFailed if the RayJob vanishes, ClusterUnreachable if the cluster is silent too long.
+    One watch on its RayJob, one on the run's pods that have not started, and the driver's log as it
+    comes. Raises RunFailed if the RayJob vanishes, ClusterUnreachable if the cluster is away too long.
     """
-    answered_at = clock()
-    while True:
-        try:
-            job = rayjobs.get_job(name)
-            sight = None if job is None else look(cluster, job)
-            answered_at = clock()
-        except ClusterUnreachable:
-            if clock() - answered_at > UNREACHABLE_LIMIT_S:
-                raise
-            sleep(POLL_S)
-            continue
+    watch, heard = Watch(name), _Heard()
+    heard.begin(
+        "job", follow(cluster, "RayJob", fields=f"metadata.name={name}", clock=clock, sleep=sleep)
+    )
+    pods = follow(
+        cluster, "Pod", {RUN_LABEL: run}, fields="status.phase=Pending", clock=clock, sleep=sleep
+    )
+    heard.begin("pods", pods)
+    hearing = ""
+    for source, item in heard:
+        if source == "job":
+            sight: Sight | None = watch.hear_job(item)
+        else:
+            sight = watch.hear_pods(item) if source == "pods" else watch.hear_line(item)
         if sight is None:
-            raise RunFailed(
-                f"RayJob {name} was deleted while it was watched",
-                "Submit the run again: it goes on from its last checkpoint.",
-            )
-        yield sight
+            continue
         if sight.phase in ENDED:
+            assert watch.job is not None
+            last = look(cluster, watch.job)
+            yield replace(
+                last,
+                progress=last.progress or sight.progress,
+                summary=last.summary or sight.summary,
+            )
             return
-        sleep(POLL_S)
+        yield sight
+        if watch.ray_cluster not in ("", hearing):
+            hearing = watch.ray_cluster
+            lines = driver_lines(cluster, watch, hearing, clock, sleep)
+            heard.begin("line", lines)
+
+
+def driver_lines(
+    cluster: Logs,
+    watch: Watch,
+    ray_cluster: str,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> Iterator[str]:
+    """What the driver says, while its RayCluster is the current one; a head that is lost has a successor."""
+    while watch.ray_cluster == ray_cluster:
+        pod = head_pod(cluster, ray_cluster)
+        if pod is not None:
+            yield from follow_log(
+                cluster, pod, HEAD_CONTAINER, since_s=LOG_WINDOW_S, clock=clock, sleep=sleep
+            )
+        sleep(HEAD_WAIT_S)
+
+
+class _Heard:
+    """What several sources say, in the order in which it comes. Each source has a thread of its own."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+
+    def begin(self, source: str, items: Iterator[Any]) -> None:
+        """Listen to one more source; the program need not wait for its end."""
+
+        def listen() -> None:
+            try:
+                for item in items:
+                    self._queue.put((source, item))
+            except Exception as error:  # noqa: BLE001 - raised again by whoever listens
+                self._queue.put(("error", error))
+
+        threading.Thread(target=listen, name=f"watch-{source}", daemon=True).start()
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        while True:
+            source, item = self._queue.get()
+            if source == "error":
+                raise item
+            yield source, item

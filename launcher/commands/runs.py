@@ -199,11 +199,10 @@ def _watch(cluster: Any, run: str, submission: str) -> None:
     """Show a submission to its end; Ctrl-C leaves it running."""
     from launcher import show
     from launcher.errors import RunFailed
-    from launcher.kuberay import RayjobApi
     from launcher.watch import watch_run
 
     try:
-        last = show_progress(watch_run(cluster, RayjobApi(cluster), submission))
+        last = show_progress(watch_run(cluster, submission, run))
     except KeyboardInterrupt:
         show.say(f"detached: the run goes on; `trainyard watch {run} -n {cluster.namespace}`")
         raise

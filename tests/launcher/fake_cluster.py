@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launcher.errors import ClusterError, ClusterUnreachable
@@ -12,8 +13,9 @@ Object = dict[str, Any]
 
 
 class FakeCluster:
-    """Objects by kind and name. `script` is what happens to the one RayJob at each tick: a pair
-    of statuses, None for its deletion, or `silent` for a cluster that does not answer."""
+    """Objects by kind and name. `script` is what happens to the one RayJob while it is watched: a pair
+    of statuses, None for its deletion, `expired` or `ended` for the watch itself, or `silent` for
+    a cluster that does not answer until the next entry."""
 
     namespace = "team"
 
@@ -55,14 +57,58 @@ class FakeCluster:
         }
         self.logs[name] = log
 
-    def tick(self) -> None:
-        event = self.script.pop(0)
-        self.silent = event == "silent"
-        ((key, job),) = self.objects.items()
-        if event is None:
-            del self.objects[key]
-        elif not self.silent:
-            job["status"].update(jobDeploymentStatus=event[0], jobStatus=event[1])
+    def tick(self) -> Object | None:
+        """The next entry of the script happens; gives the event that a watch would tell of it."""
+        entry = self.script.pop(0)
+        self.silent = entry == "silent"
+        key = next(key for key in self.objects if key[0] == "RayJob")
+        job = self.objects[key]
+        if entry is None:
+            return {"type": "DELETED", "object": self.objects.pop(key)}
+        if isinstance(entry, str):
+            return None
+        job["status"].update(jobDeploymentStatus=entry[0], jobStatus=entry[1])
+        return {"type": "MODIFIED", "object": copy.deepcopy(job)}
+
+    def snapshot(
+        self, kind: str, labels: Mapping[str, str | None] | None = None, *, fields: str = ""
+    ) -> tuple[list[Object], str]:
+        if kind == "RayJob" and self.silent:
+            if self.script:
+                self.tick()
+            raise ClusterUnreachable("silent")
+        return copy.deepcopy(self.list(kind, labels, fields=fields)), "7"
+
+    def watch(
+        self,
+        kind: str,
+        labels: Mapping[str, str | None] | None = None,
+        *,
+        fields: str = "",
+        resource_version: str,
+    ) -> Iterator[Object]:
+        if kind != "RayJob":
+            threading.Event().wait()  # nothing happens to it
+        while self.script:
+            expected, event = self.script[0], self.tick()
+            if expected == "expired":
+                raise ClusterError("too old", reason="Expired")
+            if expected == "silent":
+                raise ClusterUnreachable("silent")
+            if event is None:
+                return
+            event["object"]["metadata"]["resourceVersion"] = "8"
+            yield event
+        raise AssertionError("the script ended before the watch did")
+
+    def follow_log(
+        self, pod: str, container: str, *, since_s: int | None = None, since_time: str = ""
+    ) -> Iterator[str]:
+        yield from (
+            f"2026-01-01T00:00:00.{n:03}Z {line}"
+            for n, line in enumerate(self.log(pod, container).splitlines(), 1)
+        )
+        threading.Event().wait()  # the driver says no more
 
     def create(self, body: Object, *, dry_run: bool = False) -> Object:
         if dry_run:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 from fake_cluster import FakeCluster
 
 from launcher.errors import ClusterUnreachable, RunFailed
-from launcher.kuberay import RayjobApi
+from launcher.follow import SILENT_LIMIT_S
 from launcher.watch import (
-    UNREACHABLE_LIMIT_S,
+    Watch,
     attempts_of,
     last_record,
     look,
@@ -121,18 +122,23 @@ def test_a_running_head_tells_the_progress() -> None:
     assert look(cluster, job).progress == {"percent": 40}
 
 
-def watch(cluster: FakeCluster, ticks: int = 100) -> list[str]:
-    now = iter(range(ticks * 10_000))
-    return [
-        sight.phase
-        for sight in watch_run(
-            cluster,
-            RayjobApi(cluster),
-            "digits-1",
-            clock=lambda: float(next(now)),
-            sleep=lambda _: cluster.tick(),
-        )
-    ]
+class Clock:
+    """Time that passes when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def watch(cluster: FakeCluster) -> list[str]:
+    clock = Clock()
+    sights = watch_run(cluster, "digits-1", "digits", clock=clock, sleep=clock.sleep)
+    return [phase for phase, _ in itertools.groupby(sight.phase for sight in sights)]
 
 
 def test_a_watch_goes_on_through_a_retry_to_the_end() -> None:
@@ -155,16 +161,84 @@ def test_a_deleted_rayjob_ends_the_watch_with_the_remedy() -> None:
         watch(cluster)
 
 
-def test_a_watch_outlives_a_silent_cluster() -> None:
+@pytest.mark.parametrize("trouble", [["silent", "silent"], ["expired"], ["ended"], ["ended"] * 3])
+def test_a_watch_outlives_its_connection(trouble: list[str]) -> None:
     cluster = FakeCluster()
     cluster.add_job("digits-1")
-    cluster.script = ["silent", "silent", ("Complete", "SUCCEEDED")]
-    assert watch(cluster) == ["accepted", "succeeded"]
+    cluster.script = [*trouble, ("Initializing", ""), ("Complete", "SUCCEEDED")]
+    assert watch(cluster)[0] == "accepted"
+
+
+def test_what_happened_while_the_cluster_was_away_is_told_afterwards() -> None:
+    cluster = FakeCluster()
+    job = cluster.add_job("digits-1", status="RUNNING")
+    cluster.script = ["silent", ("Complete", "SUCCEEDED")]
+    assert watch(cluster) == ["running", "succeeded"]
+    assert job["status"]["jobStatus"] == "SUCCEEDED"
 
 
 def test_a_cluster_that_stays_silent_is_reported() -> None:
     cluster = FakeCluster()
     cluster.add_job("digits-1")
-    cluster.script = ["silent"] * int(UNREACHABLE_LIMIT_S + 2)
+    cluster.script = ["silent"] * int(SILENT_LIMIT_S * 2)
     with pytest.raises(ClusterUnreachable):
         watch(cluster)
+
+
+def test_a_watch_ends_with_the_driver_s_last_words() -> None:
+    cluster = FakeCluster()
+    cluster.add_job("digits-1", status="RUNNING")
+    cluster.add_head("digits-1-abc", 'progress {"percent": 100}\nsummary {"outcome": "succeeded"}')
+    cluster.script = [("Complete", "SUCCEEDED")]
+    clock = Clock()
+    *_, last = watch_run(cluster, "digits-1", "digits", clock=clock, sleep=clock.sleep)
+    assert (last.phase, last.summary) == ("succeeded", {"outcome": "succeeded"})
+    assert last.progress == {"percent": 100}
+
+
+# What was heard -> a sight.
+
+
+def job_at(deployment: str, job: str, **status: Any) -> dict[str, Object]:
+    whole = {"jobDeploymentStatus": deployment, "jobStatus": job, "rayClusterName": "c-1", **status}
+    return {"d": {"metadata": {"name": "d"}, "status": whole}}
+
+
+def pod_of(ray_cluster: str, message: str) -> Object:
+    condition = {"type": "PodScheduled", "status": "False", "message": message}
+    labels = {"ray.io/cluster": ray_cluster}
+    return {"metadata": {"name": "p", "labels": labels}, "status": {"conditions": [condition]}}
+
+
+def test_a_start_is_shown_with_what_its_own_pods_wait_for() -> None:
+    heard = Watch("d")
+    assert heard.hear_pods({}) is None
+    assert heard.hear_job(job_at("Initializing", "")).message == ""
+    sight = heard.hear_pods({"p": pod_of("c-0", "of the last attempt")})
+    assert sight is not None
+    assert sight.message == ""
+    sight = heard.hear_pods({"p": pod_of("c-1", "no GPU")})
+    assert sight is not None
+    assert sight.message == "p is not scheduled: no GPU"
+    assert heard.hear_job(job_at("Running", "RUNNING")).message == ""
+
+
+def test_progress_stays_until_the_next_attempt() -> None:
+    heard = Watch("d")
+    heard.hear_job(job_at("Running", "RUNNING"))
+    assert heard.hear_line("a line like others") is None
+    sight = heard.hear_line('progress {"percent": 5}')
+    assert sight is not None
+    assert sight.progress == {"percent": 5}
+    assert heard.hear_job(job_at("Running", "RUNNING", message="x")).progress == {"percent": 5}
+    retrying = heard.hear_job(job_at("Retrying", "FAILED", failed=1))
+    assert (retrying.progress, retrying.attempts) == (None, 2)
+
+
+def test_a_driver_is_heard_only_while_it_runs() -> None:
+    heard = Watch("d")
+    assert heard.ray_cluster == ""
+    heard.hear_job(job_at("Initializing", ""))
+    assert heard.ray_cluster == ""
+    heard.hear_job(job_at("Running", "RUNNING"))
+    assert heard.ray_cluster == "c-1"
