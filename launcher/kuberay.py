@@ -5,6 +5,7 @@ Upstream's client answers errors with None or False; here they are ClusterErrors
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 RUN_LABEL = "trainyard.io/run"
@@ -18,7 +19,13 @@ class Objects(Protocol):
 
     def create(self, body: Object) -> Object: ...
     def get(self, kind: str, name: str) -> Object | None: ...
-    def list(self, kind: str, labels: dict[str, str]) -> list[Object]: ...
+    def list(
+        self,
+        kind: str,
+        labels: Mapping[str, str | None] | None = None,
+        *,
+        everywhere: bool = False,
+    ) -> list[Object]: ...
     def delete(self, kind: str, name: str) -> None: ...
 
 
@@ -36,10 +43,10 @@ class RayjobApi:
         """The RayJob, or None."""
         return self._cluster.get("RayJob", name)
 
-    def list_jobs(self, run: str | None = None) -> list[Object]:
-        """Our RayJobs, or those of one run, oldest first."""
+    def list_jobs(self, run: str | None = None, *, everywhere: bool = False) -> list[Object]:
+        """Our RayJobs, or those of one run, oldest first; of this namespace, or of all."""
         labels = OWNER_LABELS | ({RUN_LABEL: run} if run else {})
-        jobs = self._cluster.list("RayJob", labels)
+        jobs = self._cluster.list("RayJob", labels, everywhere=everywhere)
         return sorted(jobs, key=lambda job: str(job["metadata"]["creationTimestamp"]))
 
     def delete_job(self, name: str) -> None:

@@ -1,24 +1,45 @@
-"""Files of a run's folder, read through a short-lived pod of the platform; it outlives the cluster."""
+"""A run's folder, through a pod that sees it: the run's own head, or a short-lived reader pod of the
+platform, which outlives every cluster."""
 
 from __future__ import annotations
 
 import copy
+import hashlib
+import io
+import json
+import tarfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
-from launcher.errors import ClusterError
+from launcher.errors import ClusterError, ConfigError
 from launcher.kuberay import OWNER_LABELS, RUN_LABEL
 from launcher.platform import Platform
+from launcher.watch import HEAD_CONTAINER
 
 Object = dict[str, Any]
 
 NO_SUCH_FILE = 4
 """Exit code of `python -m trainer.folder` for a file that is not there."""
-READ_LIMIT_S = 120.0
+START_LIMIT_S = 120.0
+LIFE_S = 3600
+"""A reader pod that nobody deletes ends by itself."""
 POLL_S = 0.5
 CONTAINER = "reader"
+STDOUT = 1
+
+
+class Process(Protocol):
+    """A command in a container."""
+
+    def __enter__(self) -> Process: ...
+    def __exit__(self, *error: Any) -> None: ...
+    def output(self) -> Iterator[tuple[int, bytes]]: ...
+    @property
+    def exit_code(self) -> int: ...
 
 
 class Pods(Protocol):
@@ -27,62 +48,236 @@ class Pods(Protocol):
     def create(self, body: Object) -> Object: ...
     def get(self, kind: str, name: str) -> Object | None: ...
     def delete(self, kind: str, name: str) -> None: ...
-    def log(self, pod: str, container: str, since_s: int | None = None) -> str: ...
+    def execute(self, pod: str, container: str, command: Sequence[str]) -> Any: ...
 
 
-def reader_pod(platform: Platform, run: str, *file: str) -> Object:
-    """The platform's reader pod, set to print one file of a run's folder, or to list its files."""
+def reader_pod(platform: Platform, run: str) -> Object:
+    """The platform's reader pod, which waits for commands over a run's folder."""
     pod = copy.deepcopy(platform.reader_pod)
     # A name of its own each time: two readers of one run must not meet.
     pod["metadata"]["name"] = f"{run}-reader-{uuid.uuid4().hex[:8]}"
     pod["metadata"].setdefault("labels", {}).update(OWNER_LABELS | {RUN_LABEL: run})
-    endpoint = ["--endpoint", platform.storage.endpoint] if platform.storage.endpoint else []
-    pod["spec"]["containers"][0].update(
-        image=platform.image,
-        command=["python", "-m", "trainer.folder"],
-        args=["--path", platform.storage.path, *endpoint, run, *file],
-    )
+    # It has nothing to finish when it is deleted.
+    pod["spec"] |= {"activeDeadlineSeconds": LIFE_S, "terminationGracePeriodSeconds": 0}
+    pod["spec"]["containers"][0].update(image=platform.image, command=["sleep", str(LIFE_S)])
     return pod
+
+
+class Folder:
+    """The folder of a run, as a container sees it."""
+
+    def __init__(
+        self, cluster: Pods, platform: Platform, run: str, pod: str, container: str
+    ) -> None:
+        self.run = run
+        self._cluster = cluster
+        self._storage = platform.storage
+        self._pod = pod
+        self._container = container
+
+    def files(self) -> list[str]:
+        """Names of all its files; none where there is no such run."""
+        found = self._read()
+        return [] if found is None else found.decode().splitlines()
+
+    def read(self, file: str) -> str | None:
+        """The text of a file, or None if it is not there."""
+        found = self._read(file)
+        return None if found is None else found.decode(errors="replace")
+
+    def workers(self) -> list[Object]:
+        """Where each rank of the last attempt runs, or ran."""
+        text = self.read("workers.json")
+        workers: list[Object] = [] if text is None else json.loads(text)["workers"]
+        return workers
+
+    def logs(self) -> list[int]:
+        """Numbers of the attempts whose logs are kept."""
+        names = [file for file in self.files() if file.startswith("logs/attempt-")]
+        return sorted(
+            int(name.removeprefix("logs/attempt-").removesuffix(".log")) for name in names
+        )
+
+    def delete(self) -> bool:
+        """Remove it with all in it; False if it is not there."""
+        return self._read("", "--delete") is not None
+
+    def copy(self, path: str, target: Path) -> list[Path]:
+        """Copy a file, a folder or the whole to this machine, checked by its sum; what was written.
+
+        Raises ConfigError if there is no such path, ClusterError if bytes were lost on the way.
+        """
+        with self._command(path, "--archive") as process:
+            stream = _Stream(process)
+            broken: tarfile.TarError | None = None
+            written: list[Path] = []
+            try:
+                written = _unpack(stream, path, target)
+            except tarfile.TarError as error:
+                broken = error  # the program on the other side knows better what is wrong
+            stream.drain()
+            if not self._check(process, stream.errors):
+                raise ConfigError(
+                    f"run {self.run} has no {path or 'folder'}",
+                    f"`trainyard cp {self.run}:` lists its files.",
+                )
+            if broken is not None:
+                raise ClusterError(
+                    f"the copy of {self.run}:{path} broke off", str(broken), "Copy it again."
+                ) from broken
+        if f"sha256 {stream.sum}" not in stream.errors.splitlines():
+            raise ClusterError(
+                f"the copy of {self.run}:{path} is not what was sent: its SHA-256 is {stream.sum}",
+                f"Remove {target} and copy it again.",
+            )
+        return written
+
+    def _read(self, *arguments: str) -> bytes | None:
+        """What the folder's own program prints; None where it finds nothing."""
+        file = next((word for word in arguments if not word.startswith("--")), "")
+        options = [word for word in arguments if word.startswith("--")]
+        with self._command(file, *options) as process:
+            stream = _Stream(process)
+            text = stream.rest()
+            return text if self._check(process, stream.errors) else None
+
+    def _command(self, file: str, *options: str) -> Any:
+        endpoint = ["--endpoint", self._storage.endpoint] if self._storage.endpoint else []
+        command = ["python", "-m", "trainer.folder", "--path", self._storage.path, *endpoint]
+        return self._cluster.execute(
+            self._pod, self._container, [*command, *options, self.run, *([file] if file else [])]
+        )
+
+    def _check(self, process: Process, errors: str) -> bool:
+        """Whether it was there. Raises ClusterError for any other failure."""
+        if process.exit_code == NO_SUCH_FILE:
+            return False
+        if process.exit_code != 0:
+            raise ClusterError(
+                f"reading the folder of run {self.run} in pod {self._pod} failed",
+                *errors.strip().splitlines()[-3:],
+            )
+        return True
+
+
+@contextmanager
+def open_folder(
+    cluster: Pods,
+    platform: Platform,
+    run: str,
+    head: str | None = None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Folder]:
+    """The run's folder, through its head where one is running, else through a reader pod."""
+    if head is not None:
+        yield Folder(cluster, platform, run, head, HEAD_CONTAINER)
+        return
+    pod = reader_pod(platform, run)
+    name = pod["metadata"]["name"]
+    cluster.create(pod)
+    try:
+        deadline = clock() + START_LIMIT_S
+        while not _is_running(name, cluster.get("Pod", name)):
+            if clock() > deadline:
+                raise ClusterError(
+                    f"reader pod {name} has not started after {START_LIMIT_S:g} s",
+                    f"See `kubectl describe pod {name}`: image, storage claim, quota.",
+                    reason="Timeout",
+                )
+            sleep(POLL_S)
+        yield Folder(cluster, platform, run, name, CONTAINER)
+    finally:
+        cluster.delete("Pod", name)
 
 
 def read_folder(
     cluster: Pods,
     platform: Platform,
     run: str,
-    *file: str,
+    file: str,
+    *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str | None:
-    """The text of a file of the run's folder, or None if it is not there; without a file the list."""
-    pod = reader_pod(platform, run, *file)
-    name = pod["metadata"]["name"]
-    cluster.create(pod)
-    try:
-        deadline = clock() + READ_LIMIT_S
-        while (state := _ended(cluster.get("Pod", name))) is None:
-            if clock() > deadline:
-                raise ClusterError(
-                    f"reader pod {name} has not ended after {READ_LIMIT_S:g} s",
-                    f"See `kubectl describe pod {name}`: image, storage claim, quota.",
-                    reason="Timeout",
-                )
-            sleep(POLL_S)
-        if state["exitCode"] == NO_SUCH_FILE:
-            return None
-        text = cluster.log(name, CONTAINER)
-        if state["exitCode"] != 0:
-            raise ClusterError(f"reader pod {name} failed", *text.splitlines()[-3:])
-        return text
-    finally:
-        cluster.delete("Pod", name)
+    """The text of one file of the run's folder, or None if it is not there."""
+    with open_folder(cluster, platform, run, clock=clock, sleep=sleep) as folder:
+        return folder.read(file)
 
 
-def _ended(pod: Object | None) -> Object | None:
-    """The terminated state of the reader's container, or None while it lives."""
+def _is_running(name: str, pod: Object | None) -> bool:
     if pod is None:
-        raise ClusterError("the reader pod was deleted by someone else", reason="NotFound")
+        raise ClusterError(f"reader pod {name} was deleted by someone else", reason="NotFound")
     for container in pod.get("status", {}).get("containerStatuses", []):
         if "terminated" in container["state"]:
-            state: Object = container["state"]["terminated"]
-            return state
-    return None
+            ended = container["state"]["terminated"]
+            raise ClusterError(
+                f"reader pod {name} ended at once: {ended.get('reason')} {ended.get('message', '')}"
+            )
+        if "running" in container["state"]:
+            return True
+    return False
+
+
+class _Stream(io.RawIOBase):
+    """Standard output of a command as a file, its SHA-256, and what it says on standard error."""
+
+    def __init__(self, process: Process) -> None:
+        self.errors = ""
+        self._pieces = process.output()
+        self._rest = b""
+        self._sum = hashlib.sha256()
+
+    @property
+    def sum(self) -> str:
+        return self._sum.hexdigest()
+
+    def read(self, size: int = -1) -> bytes:
+        """So many bytes, or fewer at the end."""
+        pieces = [self._rest]
+        length = len(self._rest)
+        while size < 0 or length < size:
+            found = next(self._pieces, None)
+            if found is None:
+                break
+            channel, data = found
+            if channel == STDOUT:
+                self._sum.update(data)
+                pieces.append(data)
+                length += len(data)
+            else:
+                self.errors += data.decode(errors="replace")
+        whole = b"".join(pieces)
+        taken = whole if size < 0 else whole[:size]
+        self._rest = whole[len(taken) :]
+        return taken
+
+    def rest(self) -> bytes:
+        """All that is left."""
+        return self.read()
+
+    def drain(self) -> None:
+        """Read on to the end, for the sum alone."""
+        while self.read(2**20):
+            pass
+
+
+def _unpack(stream: _Stream, path: str, target: Path) -> list[Path]:
+    """Write the files of an archive below the target; a single file into it, or under its name."""
+    written = []
+    with tarfile.open(fileobj=stream, mode="r|") as archive:
+        for entry in archive:
+            place = PurePosixPath(entry.name)
+            if place.is_absolute() or ".." in place.parts or not entry.isfile():
+                raise ClusterError(f"the archive of {path} holds {entry.name}, which no run has")
+            is_the_file = entry.name == PurePosixPath(path).name
+            file = target if is_the_file and not target.is_dir() else target / place
+            file.parent.mkdir(parents=True, exist_ok=True)
+            source = archive.extractfile(entry)
+            assert source is not None  # it is a file
+            with file.open("wb") as output:
+                while data := source.read(2**20):
+                    output.write(data)
+            written.append(file)
+    return written

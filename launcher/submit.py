@@ -33,26 +33,44 @@ def submit_run(rayjobs: RayjobApi, job: Object) -> Submitted:
             reason="AlreadyExists",
         )
     for other in rayjobs.list_jobs(run):
-        if other["metadata"]["name"] != name and _is_live(other):
+        if other["metadata"]["name"] != name and is_live(other):
             raise ClusterError(
                 f"run {run} is live as {other['metadata']['name']}, and this run file makes {name}",
                 f"Stop it first (`trainyard stop {run}`), or give this run another name with --name.",
                 reason="Conflict",
             )
-    if existing is not None and _is_live(existing):
+    if existing is not None and is_live(existing):
         return "live"
     if existing is not None:
         delete_and_wait(rayjobs, name)
-    rayjobs.submit_job(job)
+    try:
+        created = rayjobs.submit_job(job)
+    except ClusterError as error:
+        winner = rayjobs.get_job(name) if error.reason == "AlreadyExists" else None
+        if winner is None or not _is_ours(winner, run):
+            raise
+        return "live"  # the same run file was submitted twice at once
+    _withdraw_the_later(rayjobs, created, run)
     return "created" if existing is None else "resubmitted"
 
 
-def stop_run(rayjobs: RayjobApi, run: str) -> list[str]:
-    """Names of the live submissions that were stopped: their RayJobs and clusters are gone."""
-    live = [job["metadata"]["name"] for job in rayjobs.list_jobs(run) if _is_live(job)]
-    for name in live:
-        delete_and_wait(rayjobs, name)
-    return live
+def _withdraw_the_later(rayjobs: RayjobApi, created: Object, run: str) -> None:
+    """Of two run files that were submitted at once under one name, the later one gives way."""
+    mine = created["metadata"]["name"]
+    for other in rayjobs.list_jobs(run):
+        name = other["metadata"]["name"]
+        if name != mine and is_live(other) and _age(other) < _age(created):
+            rayjobs.delete_job(mine)
+            raise ClusterError(
+                f"run {run} was submitted as {name} at the same moment: {mine} was taken back",
+                f"Stop that one (`trainyard stop {run}`), or give this run another name with --name.",
+                reason="Conflict",
+            )
+
+
+def _age(job: Object) -> tuple[str, str]:
+    """What orders RayJobs; within one second the name decides, for everybody alike."""
+    return str(job["metadata"].get("creationTimestamp", "")), str(job["metadata"]["name"])
 
 
 def delete_and_wait(
@@ -80,5 +98,6 @@ def _is_ours(job: Object, run: str) -> bool:
     return bool((OWNER_LABELS | {RUN_LABEL: run}).items() <= labels.items())
 
 
-def _is_live(job: Object) -> bool:
+def is_live(job: Object) -> bool:
+    """Whether a submission may still do something."""
     return phase_of(job.get("status", {})) not in ENDED
