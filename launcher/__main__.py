@@ -21,6 +21,10 @@ USAGE = 2
 DETACHED = 130
 
 
+BARE = {"--dry-run": "--dry-run=client"}
+"""Options whose value may be left out, which typer does not know."""
+
+
 def main() -> None:
     """Run the command line and exit with its code."""
     sys.exit(run(sys.argv[1:]))
@@ -28,11 +32,12 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Exit code of a command line. --traceback, at any place in it, shows an error's traceback too."""
-    command = [argument for argument in arguments if argument != TRACEBACK]
+    own, rest = _until_dashes(arguments)
+    command = [BARE.get(argument, argument) for argument in own if argument != TRACEBACK] + rest
     try:
         code = app(command, prog_name=PROGRAM, standalone_mode=False)
     except LauncherError as error:
-        if TRACEBACK in arguments:
+        if TRACEBACK in own:
             traceback.print_exc()
         print(error, file=sys.stderr)
         return error.exit_code
@@ -43,6 +48,12 @@ def run(arguments: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return DETACHED
     return code if isinstance(code, int) else 0
+
+
+def _until_dashes(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """What is ours, and what belongs to a command that runs elsewhere."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:end], arguments[end:]
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ import json
 import tarfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
@@ -218,6 +219,42 @@ def _is_running(name: str, pod: Object | None) -> bool:
         if "running" in container["state"]:
             return True
     return False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a worker runs."""
+
+    pod: str
+    container: str
+    ray_worker: str
+    """Its id in Ray's log files."""
+
+
+def worker_of(cluster: Pods, run: str, workers: list[Object], rank: int) -> Place:
+    """The pod of a rank. Raises ConfigError if there is no such rank, or its pod is gone."""
+    found = next((worker for worker in workers if worker["rank"] == rank), None)
+    if found is None:
+        raise ConfigError(
+            f"run {run} has no worker of rank {rank}",
+            f"Its workers are 0 to {len(workers) - 1}."
+            if workers
+            else "Its workers have not started yet, or it was trained by an older image.",
+        )
+    name = found["node"]
+    pod = cluster.get("Pod", name)
+    if pod is None or not (OWNER_LABELS | {RUN_LABEL: run}).items() <= _labels(pod).items():
+        raise ConfigError(
+            f"worker {rank} of run {run} ran in pod {name}, which is gone",
+            f"What it printed is in the driver's log: `trainyard logs {run}`.",
+        )
+    container = pod["spec"]["containers"][0]["name"]
+    return Place(pod=name, container=container, ray_worker=found["ray_worker"])
+
+
+def _labels(pod: Object) -> Mapping[str, str]:
+    labels: Mapping[str, str] = pod["metadata"].get("labels", {})
+    return labels
 
 
 class _Stream(io.RawIOBase):

@@ -45,6 +45,17 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     console.print(grid)
 
 
+def table_of(rows: Sequence[Object], headings: Sequence[str]) -> None:
+    """Some keys of some mappings; what is not known is a dash, seconds are hours and minutes."""
+    table(headings, [[_cell(name, row[name]) for name in headings] for row in rows])
+
+
+def _cell(name: str, value: object) -> str:
+    if value is None:
+        return "-"
+    return clock_text(value) if name in ("age", "lasted") and isinstance(value, int) else str(value)
+
+
 def plan_table(reasons: Sequence[Reason]) -> None:
     """The plan: each number with its reason."""
     table(("", "value", "because"), [(row.name, row.value, row.why) for row in reasons])
@@ -108,6 +119,8 @@ def progress_text(progress: Object) -> str:
     ]
     if progress["eta_s"] is not None:
         parts.append(f"ETA {clock_text(progress['eta_s'])}")
+    if progress.get("attempt", 1) > 1:
+        parts.append(f"attempt {progress['attempt']}")
     return "  ".join(parts)
 
 

@@ -105,6 +105,11 @@ def resume_job(cluster: Pods, job: Object) -> None:
     cluster.patch("RayJob", job["metadata"]["name"], {"spec": {"suspend": False}})
 
 
+def is_suspended(job: Object) -> bool:
+    """Whether a run has given its nodes back, or is about to."""
+    return bool(job["spec"].get("suspend")) or phase_of(job.get("status", {})) == "suspended"
+
+
 def _workload(cluster: Pods, job: Object) -> str | None:
     """Name of the Workload by which Kueue holds a RayJob; None where it does not."""
     if QUEUE_LABEL not in job["metadata"].get("labels", {}):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands import gpus, platform, run_file, runs, tools, train
+from launcher.commands import gpus, inside, look, platform, run_file, runs, steer, tools, train
 
 
 def _group(help_text: str, **commands: object) -> typer.Typer:
@@ -45,13 +45,20 @@ for command in (
     gpus.gpus,
     runs.submit,
     runs.watch,
-    runs.status,
-    runs.logs,
-    runs.stop,
+    look.status,
+    look.logs,
+    steer.stop,
+    steer.suspend,
+    steer.resume,
+    steer.delete,
+    inside.dashboard,
+    inside.shell,
+    inside.cp,
     train.train,
     tools.predict,
 ):
     app.command()(command)
+app.command("list")(look.list_runs)
 
 app.add_typer(
     _group("What the chart publishes in a namespace.", get=platform.platform_get),

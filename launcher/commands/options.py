@@ -57,6 +57,7 @@ Namespace = Annotated[
         callback=_check_namespace,
     ),
 ]
+AllNamespaces = Annotated[bool, typer.Option("--all-namespaces", "-A", help="Of all namespaces.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 

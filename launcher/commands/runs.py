@@ -1,17 +1,15 @@
-"""Commands that send a run to a cluster, and see to it there."""
+"""Commands that send a run to a cluster, and watch it there."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
+from launcher.commands.finding import last_job, no_run, summary_of
 from launcher.commands.options import (
     NAMESPACE,
     Gpus,
-    Json,
     Name,
     Namespace,
     PlatformFile,
@@ -22,14 +20,13 @@ from launcher.commands.options import (
     load_run,
     objects_of,
     platform_of,
-    print_json,
     run_name,
+    yaml_text,
 )
 from launcher.commands.progress import show_progress
 
 if TYPE_CHECKING:
-    from launcher.errors import LauncherError
-    from launcher.watch import Sight
+    from launcher.cluster import Cluster
 
 
 def submit(
@@ -40,22 +37,39 @@ def submit(
     name: Name = None,
     platform_file: PlatformFile = None,
     namespace: Namespace = NAMESPACE,
-    detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait/--detach", help="Watch the run to its end, or leave it there.")
+    ] = True,
+    dry_run: Annotated[
+        Optional[str],
+        typer.Option(
+            "--dry-run",
+            metavar="[=client|server]",
+            help="Send nothing, and print what would be sent; =server: what the API server makes of it.",
+        ),
+    ] = None,
 ) -> None:
     """Show the plan, send the run to the cluster, and watch it to its end."""
     from launcher import show
     from launcher.cluster import Cluster
+    from launcher.errors import ConfigError
     from launcher.kuberay import RayjobApi
     from launcher.plan import explain_plan
     from launcher.submit import submit_run
 
+    if dry_run not in (None, "client", "server"):
+        raise ConfigError(f"--dry-run={dry_run}: must be client or server")
     run = load_run(run_file, settings, gpus, workers, name)
     cluster = Cluster(namespace)
     platform = platform_of(platform_file, platform_file is None, namespace, cluster)
     planned, job = objects_of(run, platform, namespace)
+    job_name = job["metadata"]["name"]
+    if dry_run is not None:
+        typer.echo(yaml_text(_dry(cluster, job) if dry_run == "server" else job), nl=False)
+        show.say(f"RayJob {namespace}/{job_name} was not created (dry run: {dry_run})")
+        return
     show.plan_table(explain_plan(planned, run, platform))
     submitted = submit_run(RayjobApi(cluster), job)
-    job_name = job["metadata"]["name"]
     show.say(
         {
             "created": f"RayJob {namespace}/{job_name} created",
@@ -63,139 +77,32 @@ def submit(
             "resubmitted": f"RayJob {namespace}/{job_name} created again: the run goes on",
         }[submitted]
     )
-    if not detach:
+    if wait:
         _watch(cluster, run.name, job_name)
+    else:
+        show.say(f"detached: `trainyard watch {run.name} -n {namespace}` shows its progress")
 
 
 def watch(name: RunName, namespace: Namespace = NAMESPACE) -> None:
     """Show the progress of a run until it ends."""
     from launcher.cluster import Cluster
-    from launcher.kuberay import RayjobApi
 
     name = run_name(name)
     cluster = Cluster(namespace)
-    _watch(cluster, name, _last_job(RayjobApi(cluster), name, namespace)["metadata"]["name"])
+    job = last_job(cluster, name)
+    if job is None:
+        raise no_run(name, namespace)
+    _watch(cluster, name, job["metadata"]["name"])
 
 
-def status(
-    name: Annotated[
-        Optional[str], typer.Argument(metavar="[NAME]", help="A run's name, or its run file.")
-    ] = None,
-    namespace: Namespace = NAMESPACE,
-    as_json: Json = False,
-) -> None:
-    """Show the submissions of a namespace, or one run with what its folder says."""
-    from launcher import show
-    from launcher.cluster import Cluster
-    from launcher.kuberay import RUN_LABEL, RayjobApi
-    from launcher.watch import attempts_of, look
-
-    name = None if name is None else run_name(name)
-    cluster = Cluster(namespace)
-    jobs = RayjobApi(cluster).list_jobs(name)
-    sights = [(job, look(cluster, job)) for job in jobs]
-    rows = [
-        {
-            "run": job["metadata"]["labels"][RUN_LABEL],
-            "submission": sight.submission,
-            "phase": sight.phase,
-            "attempts": attempts_of(job.get("status", {})),
-            "created": job["metadata"]["creationTimestamp"],
-            "message": sight.message,
-            "progress": sight.progress,
-        }
-        for job, sight in sights
-    ]
-    summary = None if name is None else _summary(cluster, name, sights[-1][1] if sights else None)
-    if name is not None and not rows and summary is None:
-        raise _no_run(name, namespace)
-    if as_json:
-        print_json({"submissions": rows, "summary": summary})
-        return
-    headings = ("run", "submission", "phase", "attempts", "created", "message")
-    show.table(headings, [[str(row[key]) for key in headings] for row in rows])
-    if summary is not None:
-        typer.echo(show.summary_text(summary))
-    elif name is not None and sights and sights[-1][1].progress is not None:
-        typer.echo(show.progress_text(sights[-1][1].progress))
+def _dry(cluster: Cluster, job: dict[str, Any]) -> dict[str, Any]:
+    """What the API server would store, with its defaults, and without the history of fields."""
+    stored = cluster.create(job, dry_run=True)
+    stored["metadata"].pop("managedFields", None)
+    return stored
 
 
-def logs(
-    name: RunName,
-    namespace: Namespace = NAMESPACE,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on to the end.")] = False,
-) -> None:
-    """Print the driver's log: from the head, or from the run's folder when the cluster is gone."""
-    from launcher.cluster import Cluster
-    from launcher.kuberay import RayjobApi
-    from launcher.reader import read_folder
-    from launcher.watch import HEAD_CONTAINER, head_pod
-
-    name = run_name(name)
-    cluster = Cluster(namespace)
-    jobs = RayjobApi(cluster).list_jobs(name)
-    ray_cluster = jobs[-1].get("status", {}).get("rayClusterName") if jobs else None
-    pod = head_pod(cluster, ray_cluster) if ray_cluster else None
-    if pod is not None and follow:
-        _print_log(line.partition(" ")[2] for line in cluster.follow_log(pod, HEAD_CONTAINER))
-        return
-    if pod is not None:
-        _print_log(cluster.log(pod, HEAD_CONTAINER).splitlines())
-        return
-    platform = platform_of(None, True, namespace, cluster)
-    kept = sorted(
-        (
-            file
-            for file in (read_folder(cluster, platform, name) or "").splitlines()
-            if file.startswith("logs/attempt-")
-        ),
-        key=lambda file: int(file.removeprefix("logs/attempt-").removesuffix(".log")),
-    )
-    if not kept:
-        raise _no_run(name, namespace)
-    _print_log((read_folder(cluster, platform, name, kept[-1]) or "").splitlines())
-
-
-def stop(name: RunName, namespace: Namespace = NAMESPACE) -> None:
-    """Stop a run: its RayJob and cluster go, its folder stays, and `submit` resumes it."""
-    from launcher import show
-    from launcher.cluster import Cluster
-    from launcher.kuberay import RayjobApi
-    from launcher.submit import stop_run
-
-    name = run_name(name)
-    stopped = stop_run(RayjobApi(Cluster(namespace)), name)
-    for submission in stopped:
-        show.say(f"RayJob {namespace}/{submission} stopped")
-    if not stopped:
-        show.say(f"run {name} is not live in {namespace}: nothing to stop")
-
-
-def _print_log(lines: Iterable[str]) -> None:
-    from launcher import show
-
-    for line in lines:
-        typer.echo(show.log_line(line))
-
-
-def _last_job(rayjobs: Any, name: str, namespace: str) -> dict[str, Any]:
-    jobs = rayjobs.list_jobs(name)
-    if not jobs:
-        raise _no_run(name, namespace)
-    last: dict[str, Any] = jobs[-1]
-    return last
-
-
-def _no_run(name: str, namespace: str) -> LauncherError:
-    from launcher.errors import ConfigError
-
-    return ConfigError(
-        f"there is no run {name} in namespace {namespace}",
-        f"`trainyard status -n {namespace}` lists the runs there.",
-    )
-
-
-def _watch(cluster: Any, run: str, submission: str) -> None:
+def _watch(cluster: Cluster, run: str, submission: str) -> None:
     """Show a submission to its end; Ctrl-C leaves it running."""
     from launcher import show
     from launcher.errors import RunFailed
@@ -209,22 +116,9 @@ def _watch(cluster: Any, run: str, submission: str) -> None:
     logs = f"Logs: `trainyard logs {run} -n {cluster.namespace}`."
     if last.phase == "stopped":
         raise RunFailed(f"run {run} was stopped", logs)
-    summary = _summary(cluster, run, last) if last.ran else None
+    summary = summary_of(cluster, run, last) if last.ran else None
     if last.phase == "failed":
         details = [summary["error"] if summary else None, last.message, logs]
         raise RunFailed(f"run {run} failed", *(text for text in details if text))
     if summary is not None:
         typer.echo(show.summary_text(summary))
-
-
-def _summary(cluster: Any, name: str, last: Sight | None) -> dict[str, Any] | None:
-    """What the run left in its folder: from the driver's last words, else through the reader pod."""
-    from launcher.reader import read_folder
-    from launcher.watch import ENDED
-
-    if last is not None and (last.summary is not None or last.phase not in ENDED):
-        return last.summary
-    text = read_folder(
-        cluster, platform_of(None, True, cluster.namespace, cluster), name, "summary.json"
-    )
-    return None if text is None else json.loads(text)

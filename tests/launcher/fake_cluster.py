@@ -4,12 +4,31 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from launcher.errors import ClusterError, ClusterUnreachable
 
 Object = dict[str, Any]
+
+
+class FakeProcess:
+    """A command that has said this, and has ended so."""
+
+    def __init__(self, output: bytes = b"", errors: str = "", exit_code: int = 0) -> None:
+        self._output, self._errors, self.exit_code = output, errors, exit_code
+
+    def __enter__(self) -> FakeProcess:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing is open."""
+
+    def output(self) -> Iterator[tuple[int, bytes]]:
+        """In small pieces, as a websocket has them."""
+        for start in range(0, len(self._output), 1000):
+            yield 1, self._output[start : start + 1000]
+        yield 2, self._errors.encode()
 
 
 class FakeCluster:
@@ -25,6 +44,8 @@ class FakeCluster:
         self.script: list[Any] = []
         self.silent = False
         self.calls: list[tuple[str, str, str]] = []
+        self.commands: list[tuple[str, ...]] = []
+        self.processes: list[FakeProcess] = []
 
     def add_job(self, name: str, *, status: str = "", run: str = "digits") -> Object:
         deployment = {"RUNNING": "Running", "SUCCEEDED": "Complete", "FAILED": "Failed"}
@@ -114,8 +135,10 @@ class FakeCluster:
         if dry_run:
             return body
         self.calls.append(("create", body["kind"], body["metadata"]["name"]))
-        self.objects[body["kind"], body["metadata"]["name"]] = copy.deepcopy(body)
-        return body
+        stored = copy.deepcopy(body)
+        stored["metadata"].setdefault("creationTimestamp", "2026-01-01T00:00:59Z")
+        self.objects[body["kind"], body["metadata"]["name"]] = stored
+        return stored
 
     def get(self, kind: str, name: str) -> Object | None:
         if self.silent:
@@ -152,6 +175,10 @@ class FakeCluster:
     def delete(self, kind: str, name: str) -> None:
         self.calls.append(("delete", kind, name))
         self.objects.pop((kind, name), None)
+
+    def execute(self, pod: str, container: str, command: Sequence[str]) -> FakeProcess:
+        self.commands.append((pod, *command))
+        return self.processes.pop(0)
 
     def log(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -9,9 +10,7 @@ from fake_cluster import FakeCluster
 
 from launcher.errors import ClusterError
 from launcher.kuberay import RayjobApi
-from launcher.platform import Platform
-from launcher.reader import read_folder, reader_pod
-from launcher.submit import delete_and_wait, stop_run, submit_run
+from launcher.submit import delete_and_wait, submit_run
 
 JOB: dict[str, Any] = {
     "kind": "RayJob",
@@ -60,13 +59,47 @@ def test_an_object_of_that_name_that_is_not_ours_is_refused() -> None:
     assert cluster.calls == []
 
 
-def test_stop_deletes_the_live_submissions_of_the_run_alone() -> None:
-    cluster = FakeCluster()
-    cluster.add_job("digits-0", status="SUCCEEDED")
-    cluster.add_job("digits-1", status="RUNNING")
-    cluster.add_job("other-1", status="RUNNING", run="other")
-    assert stop_run(RayjobApi(cluster), "digits") == ["digits-1"]
-    assert cluster.calls == [("delete", "RayJob", "digits-1")]
+class Race(FakeCluster):
+    """Somebody else submits in the moment between our look and our RayJob."""
+
+    def __init__(self, other: str, created: str) -> None:
+        super().__init__()
+        self.other, self.created = other, created
+
+    def create(self, body: dict[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
+        self.add_job(self.other)["metadata"]["creationTimestamp"] = self.created
+        if self.other == body["metadata"]["name"]:
+            raise ClusterError("409", reason="AlreadyExists")
+        body = copy.deepcopy(body)
+        body["metadata"]["creationTimestamp"] = "2026-01-01T00:00:05Z"
+        return super().create(body)
+
+
+def test_the_same_run_file_submitted_twice_at_once_is_live() -> None:
+    assert submit_run(RayjobApi(Race("digits-1", "2026-01-01T00:00:05Z")), JOB) == "live"
+
+
+@pytest.mark.parametrize(
+    ("other", "created", "is_mine_the_first"),
+    [
+        ("digits-0", "2026-01-01T00:00:04Z", False),
+        ("digits-0", "2026-01-01T00:00:06Z", True),
+        # Within one second the name decides, on both sides alike.
+        ("digits-0", "2026-01-01T00:00:05Z", False),
+        ("digits-2", "2026-01-01T00:00:05Z", True),
+    ],
+)
+def test_of_two_run_files_submitted_at_once_one_gives_way(
+    other: str, created: str, is_mine_the_first: bool
+) -> None:
+    cluster = Race(other, created)
+    if is_mine_the_first:
+        assert submit_run(RayjobApi(cluster), JOB) == "created"
+    else:
+        with pytest.raises(ClusterError, match="was taken back"):
+            submit_run(RayjobApi(cluster), JOB)
+        assert ("delete", "RayJob", "digits-1") in cluster.calls
+    assert ("delete", "RayJob", other) not in cluster.calls
 
 
 def test_a_rayjob_that_does_not_go_points_to_the_operator() -> None:
@@ -79,39 +112,3 @@ def test_a_rayjob_that_does_not_go_points_to_the_operator() -> None:
             RayjobApi(cluster), "digits-1", clock=lambda: float(next(now)), sleep=lambda _: None
         )
     assert "operator" in str(raised.value)
-
-
-class OneReader(FakeCluster):
-    """A cluster whose reader pods end at once with this exit code."""
-
-    def __init__(self, code: int, text: str = "") -> None:
-        super().__init__()
-        self.code, self.text = code, text
-
-    def create(self, body: dict[str, Any]) -> dict[str, Any]:
-        ended = {"name": "reader", "state": {"terminated": {"exitCode": self.code}}}
-        self.logs[body["metadata"]["name"]] = self.text
-        return super().create(body | {"status": {"containerStatuses": [ended]}})
-
-
-@pytest.mark.parametrize(("code", "text", "read"), [(0, "{}", "{}"), (4, "no such file", None)])
-def test_a_file_is_read_by_a_pod_that_goes_again(
-    platform: Platform, code: int, text: str, read: str | None
-) -> None:
-    cluster = OneReader(code, text)
-    assert read_folder(cluster, platform, "digits", "summary.json") == read
-    assert cluster.objects == {}
-
-
-def test_a_reader_that_fails_tells_its_last_lines(platform: Platform) -> None:
-    cluster = OneReader(1, "Traceback\nPermissionError: /mnt")
-    with pytest.raises(ClusterError, match="failed") as raised:
-        read_folder(cluster, platform, "digits", "summary.json")
-    assert "PermissionError: /mnt" in str(raised.value)
-    assert cluster.objects == {}
-
-
-def test_the_reader_knows_the_storage_and_the_file(platform: Platform) -> None:
-    (container,) = reader_pod(platform, "digits", "summary.json")["spec"]["containers"]
-    assert container["args"] == ["--path", "/mnt/trainyard", "digits", "summary.json"]
-    assert container["image"] == platform.image

@@ -1,0 +1,88 @@
+"""Many runs as rows: with few questions, and in numbers that programs can read."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+from fake_cluster import FakeCluster
+
+from launcher.kuberay import RayjobApi
+from launcher.overview import describe, last_of_each, sights_of
+from launcher.watch import sight_of
+
+Object = dict[str, Any]
+NOW = datetime(2026, 1, 1, 1, 0, 0, tzinfo=timezone.utc)
+
+
+class Counting(FakeCluster):
+    """Counts its lists."""
+
+    lists = 0
+
+    def list(self, *arguments: Any, **options: Any) -> list[Object]:
+        self.lists += 1
+        return super().list(*arguments, **options)
+
+
+def starting(cluster: FakeCluster, count: int) -> None:
+    for number in range(count):
+        job = cluster.add_job(f"r{number}-1", run=f"r{number}")
+        job["status"]["jobDeploymentStatus"] = "Initializing"
+        name = f"r{number}-1-abc-head"
+        condition = {"type": "PodScheduled", "status": "False", "message": f"no room {number}"}
+        labels = {"ray.io/cluster": f"r{number}-1-abc", "trainyard.io/run": f"r{number}"}
+        cluster.objects["Pod", name] = {
+            "metadata": {"name": name, "labels": labels},
+            "status": {"phase": "Pending", "conditions": [condition]},
+        }
+
+
+def test_why_runs_do_not_start_is_one_question_however_many_they_are() -> None:
+    cluster = Counting()
+    starting(cluster, 50)
+    jobs = RayjobApi(cluster).list_jobs()
+    sights = sights_of(cluster, jobs)
+    assert [sight.message for sight in sights] == [
+        f"r{number}-1-abc-head is not scheduled: no room {number}" for number in range(50)
+    ]
+    assert cluster.lists == 2
+
+
+def test_runs_that_started_need_no_question_more() -> None:
+    cluster = Counting()
+    jobs = [cluster.add_job(f"r{number}-1", status="RUNNING") for number in range(50)]
+    assert {sight.phase for sight in sights_of(cluster, jobs)} == {"running"}
+    assert cluster.lists == 0
+
+
+def test_of_each_run_the_last_submission_counts() -> None:
+    cluster = FakeCluster()
+    for name, run in (("b-1", "b"), ("a-1", "a"), ("a-2", "a")):
+        cluster.add_job(name, run=run)
+    last = last_of_each(RayjobApi(cluster).list_jobs())
+    assert [job["metadata"]["name"] for job in last] == ["a-2", "b-1"]
+
+
+def test_the_same_name_in_another_namespace_is_another_run() -> None:
+    cluster = FakeCluster()
+    jobs = [cluster.add_job(name) for name in ("a-1", "a-2")]
+    for job, namespace in zip(jobs, ("one", "two"), strict=True):
+        job["metadata"]["namespace"] = namespace
+    assert last_of_each(jobs) == jobs
+
+
+def test_a_row_has_numbers_and_what_is_not_known_is_none() -> None:
+    cluster = FakeCluster()
+    job = cluster.add_job("digits-1", status="RUNNING")
+    row = describe(job, sight_of(job), NOW)
+    assert (row["phase"], row["age"], row["lasted"], row["nodes"]) == ("running", 3600, 3600, None)
+    job["status"] |= {
+        "startTime": "2026-01-01T00:30:00Z",
+        "endTime": "2026-01-01T00:40:00Z",
+        "rayClusterStatus": {
+            "readyWorkerReplicas": 1, "desiredWorkerReplicas": 2, "desiredGPU": "16"
+        },
+    }  # fmt: skip
+    row = describe(job, sight_of(job), NOW)
+    assert (row["age"], row["lasted"], row["nodes"], row["gpus"]) == (3600, 600, "1/2", "16")

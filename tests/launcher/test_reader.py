@@ -1,0 +1,193 @@
+"""A run's folder through a pod: whole, checked, and the pod goes again."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_cluster import FakeCluster, FakeProcess
+
+from launcher.errors import ClusterError, ConfigError
+from launcher.platform import Platform
+from launcher.reader import Folder, open_folder, read_folder, reader_pod, worker_of
+
+Object = dict[str, Any]
+
+
+class Readers(FakeCluster):
+    """A cluster whose reader pods are in this state at once."""
+
+    def __init__(self, state: Object, *processes: FakeProcess) -> None:
+        super().__init__()
+        self.state = state
+        self.processes = list(processes)
+
+    def create(self, body: Object, *, dry_run: bool = False) -> Object:
+        status = {"containerStatuses": [{"name": "reader", "state": self.state}]}
+        return super().create(body | {"status": status})
+
+
+RUNNING: Object = {"running": {}}
+
+
+@pytest.mark.parametrize(("code", "text", "read"), [(0, b"{}", "{}"), (4, b"", None)])
+def test_a_file_is_read_by_a_pod_that_goes_again(
+    platform: Platform, code: int, text: bytes, read: str | None
+) -> None:
+    cluster = Readers(RUNNING, FakeProcess(text, exit_code=code))
+    assert read_folder(cluster, platform, "digits", "summary.json") == read
+    assert cluster.objects == {}
+    ((_, *command),) = cluster.commands
+    assert command == [
+        "python", "-m", "trainer.folder", "--path", "/mnt/trainyard", "digits", "summary.json"
+    ]  # fmt: skip
+
+
+def test_a_reader_that_fails_tells_its_last_lines(platform: Platform) -> None:
+    cluster = Readers(RUNNING, FakeProcess(errors="Traceback\nPermissionError: /mnt", exit_code=1))
+    with pytest.raises(ClusterError, match="failed") as raised:
+        read_folder(cluster, platform, "digits", "summary.json")
+    assert "PermissionError: /mnt" in str(raised.value)
+    assert cluster.objects == {}
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"waiting": {}}, "has not started after 120 s"),
+        ({"terminated": {"reason": "StartError"}}, "ended at once: StartError"),
+    ],
+)
+def test_a_reader_that_does_not_start_is_removed_and_named(
+    platform: Platform, state: Object, message: str
+) -> None:
+    cluster = Readers(state)
+    now = iter(range(0, 10_000, 50))
+    with pytest.raises(ClusterError, match=message):
+        read_folder(
+            cluster, platform, "digits", "x", clock=lambda: float(next(now)), sleep=lambda _: None
+        )
+    assert cluster.objects == {}
+
+
+def test_a_running_head_is_reader_enough(platform: Platform) -> None:
+    cluster = FakeCluster()
+    cluster.processes = [FakeProcess(b"run.json\nlogs/attempt-2.log\nlogs/attempt-10.log\n")]
+    with open_folder(cluster, platform, "digits", "the-head") as folder:
+        assert folder.logs() == [2, 10]
+    assert cluster.commands[0][0] == "the-head"
+    assert cluster.calls == []
+
+
+def test_the_reader_pod_has_the_platform_s_image_and_ends_by_itself(platform: Platform) -> None:
+    pod = reader_pod(platform, "digits")
+    (container,) = pod["spec"]["containers"]
+    assert container["image"] == platform.image
+    assert pod["spec"]["activeDeadlineSeconds"] == 3600
+
+
+def archive(**files: bytes) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w|") as tar:
+        for name, data in files.items():
+            entry = tarfile.TarInfo(name.replace("__", "/"))
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+    return packed.getvalue()
+
+
+def copying(platform: Platform, packed: bytes, errors: str | None = None, code: int = 0) -> Folder:
+    cluster = FakeCluster()
+    said = f"sha256 {hashlib.sha256(packed).hexdigest()}\n" if errors is None else errors
+    cluster.processes = [FakeProcess(packed, said, code)]
+    return Folder(cluster, platform, "digits", "pod", "reader")
+
+
+EVERY_BYTE = bytes(range(256)) * 200
+
+
+def test_a_file_is_copied_byte_for_byte(platform: Platform, tmp_path: Path) -> None:
+    packed = archive(**{"model.pt": EVERY_BYTE})
+    copying(platform, packed).copy("model.pt", tmp_path / "mine.pt")
+    assert (tmp_path / "mine.pt").read_bytes() == EVERY_BYTE
+    copying(platform, packed).copy("a/model.pt", tmp_path)
+    assert (tmp_path / "model.pt").read_bytes() == EVERY_BYTE
+
+
+def test_a_folder_is_copied_with_all_below_it(platform: Platform, tmp_path: Path) -> None:
+    packed = archive(**{"one": b"1", "deep__two": EVERY_BYTE})
+    written = copying(platform, packed).copy("checkpoints", tmp_path / "new")
+    assert {path.relative_to(tmp_path / "new") for path in written} == {
+        Path("one"),
+        Path("deep/two"),
+    }
+    assert (tmp_path / "new/deep/two").read_bytes() == EVERY_BYTE
+
+
+def test_bytes_that_were_lost_or_changed_are_noticed(platform: Platform, tmp_path: Path) -> None:
+    packed = archive(x=EVERY_BYTE)
+    with pytest.raises(ClusterError, match="is not what was sent"):
+        copying(platform, packed, "sha256 0\n").copy("x", tmp_path / "x")
+    with pytest.raises(ClusterError, match="broke off"):
+        copying(platform, packed[:9000], "").copy("x", tmp_path / "x")
+
+
+def test_what_is_not_there_cannot_be_copied(platform: Platform, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="run digits has no x"):
+        copying(platform, b"", "error: no file x\n", 4).copy("x", tmp_path / "x")
+
+
+@pytest.mark.parametrize("name", ["../x", "/x"])
+def test_an_archive_stays_below_its_target(platform: Platform, tmp_path: Path, name: str) -> None:
+    with pytest.raises(ClusterError, match="which no run has"):
+        copying(platform, archive(**{name: b""})).copy("", tmp_path)
+
+
+# Which pod has which rank.
+
+WORKERS = [{"rank": rank, "node": f"pod-{rank}", "ray_worker": f"w{rank}"} for rank in (1, 0)]
+
+
+def with_pod(name: str, run: str) -> FakeCluster:
+    cluster = FakeCluster()
+    labels = {"app.kubernetes.io/managed-by": "trainyard", "trainyard.io/run": run}
+    spec = {"containers": [{"name": "ray-worker"}]}
+    cluster.objects["Pod", name] = {"metadata": {"name": name, "labels": labels}, "spec": spec}
+    return cluster
+
+
+def test_a_rank_is_found_in_its_pod() -> None:
+    place = worker_of(with_pod("pod-0", "digits"), "digits", WORKERS, 0)
+    assert (place.pod, place.container, place.ray_worker) == ("pod-0", "ray-worker", "w0")
+
+
+@pytest.mark.parametrize(
+    ("workers", "rank", "message"),
+    [
+        (WORKERS, 2, "Its workers are 0 to 1"),
+        ([], 0, "have not started yet"),
+        (WORKERS, 1, "pod-1, which is gone"),
+    ],
+)
+def test_a_rank_that_cannot_be_found_is_explained(
+    workers: list[Object], rank: int, message: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        worker_of(with_pod("pod-0", "digits"), "digits", workers, rank)
+    assert message in str(raised.value)
+
+
+def test_a_pod_of_that_name_that_is_another_run_s_is_not_entered() -> None:
+    with pytest.raises(ConfigError, match="which is gone"):
+        worker_of(with_pod("pod-0", "other"), "digits", WORKERS, 0)
+
+
+def test_workers_are_read_from_the_folder(platform: Platform) -> None:
+    cluster = FakeCluster()
+    cluster.processes = [FakeProcess(json.dumps({"workers": WORKERS}).encode())]
+    assert Folder(cluster, platform, "digits", "pod", "c").workers() == WORKERS

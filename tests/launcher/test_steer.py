@@ -1,0 +1,130 @@
+"""A run is stopped with a checkpoint, gives its nodes back, and goes on."""
+
+from __future__ import annotations
+
+import pytest
+from fake_cluster import FakeCluster, FakeProcess
+
+from launcher.errors import ClusterError
+from launcher.kuberay import RayjobApi
+from launcher.steer import (
+    STOP_LIMIT_S,
+    is_suspended,
+    live_jobs,
+    resume_job,
+    stop_job,
+    suspend_job,
+)
+
+
+class Clock:
+    """Time that passes when somebody sleeps; then something may happen."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.now, self.cluster = 0.0, cluster
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        if self.cluster.script:
+            self.cluster.tick()
+
+
+def stop(cluster: FakeCluster) -> str:
+    (job,) = live_jobs(RayjobApi(cluster), "digits")
+    clock = Clock(cluster)
+    return stop_job(cluster, RayjobApi(cluster), job, clock=clock, sleep=clock.sleep)
+
+
+def running(*processes: FakeProcess) -> FakeCluster:
+    cluster = FakeCluster()
+    cluster.add_job("digits-1", status="RUNNING")["status"]["jobId"] = "digits-1-x"
+    cluster.add_head("digits-1-abc", "")
+    cluster.processes = list(processes)
+    return cluster
+
+
+def test_a_running_driver_ends_before_its_rayjob_goes() -> None:
+    cluster = running(FakeProcess())
+    cluster.script = [("Running", "RUNNING"), ("Complete", "STOPPED")]
+    assert stop(cluster) == "saved"
+    ((pod, *command),) = cluster.commands
+    assert (pod, command[:3], command[-1]) == (
+        "digits-1-abc-head", ["ray", "job", "stop"], "digits-1-x"
+    )  # fmt: skip
+    assert cluster.script == []
+    assert cluster.calls == [("delete", "RayJob", "digits-1")]
+
+
+def test_a_driver_that_does_not_end_goes_with_its_rayjob() -> None:
+    cluster = running(FakeProcess())
+    cluster.script = [("Running", "RUNNING")] * int(2 * STOP_LIMIT_S)
+    assert stop(cluster) == "killed"
+    assert cluster.calls == [("delete", "RayJob", "digits-1")]
+
+
+def test_a_driver_that_cannot_be_asked_is_left_alone_with_the_remedy() -> None:
+    cluster = running(FakeProcess(errors="Connection refused", exit_code=1))
+    with pytest.raises(ClusterError, match="could not be asked to stop") as raised:
+        stop(cluster)
+    assert "Connection refused" in str(raised.value)
+    assert "--now" in str(raised.value)
+    assert cluster.calls == []
+
+
+def test_a_run_without_a_driver_just_goes() -> None:
+    cluster = FakeCluster()
+    cluster.add_job("digits-1")
+    assert stop(cluster) == "not running"
+    assert (cluster.commands, cluster.calls) == ([], [("delete", "RayJob", "digits-1")])
+
+
+def test_only_live_submissions_of_the_run_are_touched() -> None:
+    cluster = FakeCluster()
+    cluster.add_job("digits-0", status="SUCCEEDED")
+    cluster.add_job("digits-1", status="RUNNING")
+    cluster.add_job("other-1", status="RUNNING", run="other")
+    found = live_jobs(RayjobApi(cluster), "digits")
+    assert [job["metadata"]["name"] for job in found] == ["digits-1"]
+
+
+def test_suspending_takes_the_form_that_kuberay_allows() -> None:
+    cluster = FakeCluster()
+    job = cluster.add_job("digits-1", status="RUNNING")
+    job["spec"] = {"shutdownAfterJobFinishes": False, "deletionStrategy": {"deletionRules": []}}
+    suspend_job(cluster, job)
+    assert job["spec"] == {"suspend": True, "shutdownAfterJobFinishes": True}
+    assert is_suspended(job)
+    resume_job(cluster, job)
+    assert job["spec"] == {"suspend": False, "shutdownAfterJobFinishes": True}
+    assert not is_suspended(job)
+
+
+def queued() -> tuple[FakeCluster, dict[str, object]]:
+    cluster = FakeCluster()
+    job = cluster.add_job("digits-1", status="RUNNING")
+    job["spec"] = {"suspend": False}
+    job["metadata"]["uid"] = "u1"
+    job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "team"
+    return cluster, job
+
+
+def test_in_a_queue_of_kueue_its_workload_is_told() -> None:
+    cluster, job = queued()
+    for number in ("u0", "u1"):
+        owners = [{"uid": number}]
+        metadata = {"name": f"w-{number}", "ownerReferences": owners}
+        cluster.objects["Workload", f"w-{number}"] = {"metadata": metadata, "spec": {}}
+    suspend_job(cluster, job)
+    assert cluster.calls == [("patch", "Workload", "w-u1")]
+    assert cluster.objects["Workload", "w-u1"]["spec"] == {"active": False}
+    resume_job(cluster, job)
+    assert cluster.objects["Workload", "w-u1"]["spec"] == {"active": True}
+
+
+def test_a_queue_without_a_workload_is_said() -> None:
+    cluster, job = queued()
+    with pytest.raises(ClusterError, match="has no Workload"):
+        suspend_job(cluster, job)
