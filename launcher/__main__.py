@@ -22,7 +22,7 @@ DETACHED = 130
 
 
 BARE = {"--dry-run": "--dry-run=client"}
-"""Options whose value may be left out, which typer does not know."""
+"""An option of `submit` whose value may be left out, which typer does not know."""
 
 
 def main() -> None:
@@ -33,7 +33,9 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Exit code of a command line. --traceback, at any place in it, shows an error's traceback too."""
     own, rest = _until_dashes(arguments)
-    command = [BARE.get(argument, argument) for argument in own if argument != TRACEBACK] + rest
+    command = [argument for argument in own if argument != TRACEBACK] + rest
+    if command[:1] == ["submit"]:
+        command = [BARE.get(argument, argument) for argument in command]
     try:
         code = app(command, prog_name=PROGRAM, standalone_mode=False)
     except LauncherError as error:
