@@ -310,10 +310,24 @@ def test_a_sample_that_comes_twice_ends_the_run(
     prepared = prepared_of(tmp_path, 97)
     config = config_of(tmp_path, 12)
     length = Length.of(config, 97)
-    with pytest.raises(RunError, match="a sample twice in epoch 1"):
+    with pytest.raises(RunError, match="a sample twice in one epoch"):
         play(ray_by_hand(prepared, length, config), world_size=1, length=length)
     with pytest.raises(RunError, match=r"97 samples of .*, \d+ of them different, where 97"):
         play(ray_by_hand(prepared, length, config, is_held=True), world_size=1, length=length)
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_a_sample_that_comes_to_two_workers_ends_the_run(tmp_path: Path) -> None:
+    config = config_of(tmp_path, 12)
+    make = ray_by_hand(prepared_of(tmp_path, 97), Length.of(config, 97), config)
+
+    def use_the_same(worker: ThreadWorker) -> None:
+        batches = make(Trained(), {}, worker)
+        batches.own[[3, 10 + worker.rank]] = True
+        batches.state()
+
+    with pytest.raises(RunError, match="a sample twice in one epoch"):
+        Group(2).run(use_the_same)
 
 
 @pytest.mark.usefixtures("without_ray")

@@ -94,17 +94,30 @@ class RayBatches:
         for batch in self.source.epoch(epoch):
             ids = batch.ids.numpy()
             if self.before[ids].any() or self.own[ids].any():
-                raise RunError(
-                    f"Ray Data gave a sample twice in epoch {epoch + 1}. Start the run again: it goes "
-                    "on from its last checkpoint. If it comes back, use data.loader: torch."
-                )
+                raise given_twice()
             self.own[ids] = True
             yield batch
+        self._used_by_all()
 
     def state(self) -> dict[str, torch.Tensor]:
+        return {HANDED_OUT: self._used_by_all() | torch.from_numpy(np.packbits(self.before))}
+
+    def _used_by_all(self) -> torch.Tensor:
+        """A bit per sample. All workers ask at the same time; raises RunError if two had the same one."""
         own = torch.from_numpy(np.packbits(self.own)).to(self.worker.device)
-        # No two workers have the same sample, so that the sum of their bits is the union.
-        return {HANDED_OUT: self.worker.sum(own).cpu() | torch.from_numpy(np.packbits(self.before))}
+        used = self.worker.sum(own).cpu()
+        count = self.worker.sum(torch.tensor(int(self.own.sum()), device=self.worker.device))
+        # The sum of their bits is the union, and has as many of them, unless two were the same.
+        if int(np.unpackbits(used.numpy()).sum()) != int(count):
+            raise given_twice()
+        return used
+
+
+def given_twice() -> RunError:
+    return RunError(
+        "Ray Data gave a sample twice in one epoch. Start the run again: it goes on from its last "
+        "checkpoint. If it comes back, use data.loader: torch."
+    )
 
 
 @dataclass(frozen=True, slots=True)
