@@ -212,6 +212,21 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return parse_mapping(text, str(path))
 
 
+def read_documents(path: Path) -> list[Any]:
+    """The documents of a YAML file, with those of a Kubernetes List one by one. Raises ConfigError."""
+    try:
+        documents = list(yaml.load_all(path.read_text(encoding="utf-8"), Loader=StrictLoader))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{path} is not valid YAML", *str(error).splitlines()) from error
+    single = []
+    for document in documents:
+        items = document.get("items") if isinstance(document, dict) else None
+        single += items if isinstance(items, list) else [document]
+    return single
+
+
 def parse_mapping(text: str, source: str) -> dict[str, Any]:
     """The mapping in a YAML text. Raises ConfigError that names the source and the line."""
     try:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands import gpus, inside, look, platform, run_file, runs, steer, tools, train
+from launcher.commands import check, gpus, inside, look, platform, run_file, runs, steer, tools, train
 
 
 def _group(help_text: str, **commands: object) -> typer.Typer:
@@ -42,6 +42,7 @@ def root(
 for command in (
     run_file.plan,
     run_file.render,
+    check.check,
     gpus.gpus,
     runs.submit,
     runs.watch,

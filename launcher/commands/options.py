@@ -103,13 +103,17 @@ def platform_of(
 
 
 def objects_of(run: RunConfig, platform: Platform, namespace: str) -> tuple[Plan, dict[str, Any]]:
-    """The one path from run to RayJob that `render` and `submit` share."""
+    """The one path from run to RayJob that `render` and `submit` share; the RayJob obeys all rules."""
+    from launcher import rules
     from launcher.merge import merge
     from launcher.plan import plan_run
     from launcher.render import render_job
 
     planned = plan_run(run, platform, namespace)
-    return planned, merge(render_job(planned), platform, planned)
+    job = merge(render_job(planned), platform, planned)
+    for warning in rules.require(job, platform.kuberay, platform.ray_version):
+        typer.echo(f"warning: {warning}", err=True)
+    return planned, job
 
 
 def yaml_text(document: Any) -> str:

@@ -187,6 +187,7 @@ def test_the_readmes_tree_names_every_module_and_template() -> None:
     rooms = (
         "launcher/*.*",
         "launcher/commands/*.py",
+        "launcher/rules/*.py",
         "train_image/trainer/**/*.py",
         "charts/trainyard/templates/*",
     )

@@ -9,12 +9,17 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import settings
 
 from launcher.config import RunConfig, load_run
 from launcher.platform import Platform, load_platform, parse_platform
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "examples/digits.yaml"
+
+# A busy machine is no failure, and what failed once belongs into a test.
+settings.register_profile("trainyard", deadline=None, database=None)
+settings.load_profile("trainyard")
 
 
 @pytest.fixture(scope="session")
