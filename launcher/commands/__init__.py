@@ -6,7 +6,18 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands import check, gpus, inside, look, platform, run_file, runs, steer, tools, train
+from launcher.commands import (
+    check,
+    gpus,
+    inside,
+    look,
+    platform,
+    run_file,
+    runs,
+    steer,
+    tools,
+    train,
+)
 
 
 def _group(help_text: str, **commands: object) -> typer.Typer:
