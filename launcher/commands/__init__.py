@@ -8,6 +8,7 @@ import typer
 
 from launcher.commands import (
     check,
+    explain,
     gpus,
     inside,
     look,
@@ -66,6 +67,8 @@ for command in (
     inside.dashboard,
     inside.shell,
     inside.cp,
+    explain.explain,
+    explain.preflight,
     train.train,
     tools.predict,
 ):

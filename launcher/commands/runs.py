@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
+from launcher.commands.explain import why
 from launcher.commands.finding import last_job, no_run, summary_of
 from launcher.commands.options import (
     NAMESPACE,
@@ -116,9 +117,8 @@ def _watch(cluster: Cluster, run: str, submission: str) -> None:
     logs = f"Logs: `trainyard logs {run} -n {cluster.namespace}`."
     if last.phase == "stopped":
         raise RunFailed(f"run {run} was stopped", logs)
-    summary = summary_of(cluster, run, last) if last.ran else None
     if last.phase == "failed":
-        details = [summary["error"] if summary else None, last.message, logs]
-        raise RunFailed(f"run {run} failed", *(text for text in details if text))
+        raise RunFailed(f"run {run} failed", *why(cluster, run), logs)
+    summary = summary_of(cluster, run, last) if last.ran else None
     if summary is not None:
         typer.echo(show.summary_text(summary))

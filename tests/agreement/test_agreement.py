@@ -188,6 +188,7 @@ def test_the_readmes_tree_names_every_module_and_template() -> None:
         "launcher/*.*",
         "launcher/commands/*.py",
         "launcher/rules/*.py",
+        "launcher/explain/*.py",
         "train_image/trainer/**/*.py",
         "charts/trainyard/templates/*",
     )

@@ -80,6 +80,10 @@ def test_the_launcher_may_do_what_it_needs_and_no_more(on_claim):
         "core/configmaps": ["get"],
         "core/persistentvolumeclaims": ["get"],
         "core/secrets": ["get"],
+        "core/resourcequotas": ["get", "list"],
+        "kueue.x-k8s.io/localqueues": ["get", "list"],
+        "kueue.x-k8s.io/workloads": ["get", "list"],
+        "visibility.kueue.x-k8s.io/localqueues/pendingworkloads": ["get"],
     }
 
 

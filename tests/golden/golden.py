@@ -1,7 +1,7 @@
 """What the golden files hold: rendered objects of each example, keys sorted.
 
 `python -m tests.golden.golden` (`make golden`) is the only thing that writes them. The packaged
-platform is a golden file too: the chart at its default values.
+platform is a golden file too: the chart at its default values. So is the page of known failures.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from launcher.config import load_run
+from launcher.explain.page import catalogue_page
 from launcher.merge import merge
 from launcher.plan import plan_run
 from launcher.platform import CONFIG_MAP_KEY, parse_platform
@@ -23,6 +24,7 @@ from launcher.render import render_job
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).parent / "objects"
 PLATFORM = ROOT / "launcher/platform.yaml"
+PAGE = ROOT / "docs/explain.md"
 ON_DATA_NODES = ("data.loader=ray", "resources.data={nodes: 2}")
 CASES: dict[str, tuple[dict[str, str], dict[str, Any], tuple[str, ...]]] = {
     "workers-2": ({"workers": "2"}, {}, ()),
@@ -96,6 +98,7 @@ def write() -> None:
     if helm is None:
         sys.exit("make golden renders the chart: helm must be on PATH")
     PLATFORM.write_text(chart_platform(helm))
+    PAGE.write_text(catalogue_page())
     FOLDER.mkdir(exist_ok=True)
     files = expected_files()
     for path in set(FOLDER.glob("*")) - set(files):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 
 import pytest
-from golden import FOLDER, PLATFORM, ROOT, chart_platform, expected_files, rendered
+from golden import FOLDER, PAGE, PLATFORM, ROOT, chart_platform, expected_files, rendered
 from helm_chart import need_tool
+
+from launcher.explain.page import catalogue_page
 
 REPAIR = "If the change is meant, run `make golden` and read its diff."
 
@@ -33,6 +35,11 @@ def test_no_golden_file_is_left_over() -> None:
 def test_the_packaged_platform_is_the_chart_at_its_default_values() -> None:
     today = chart_platform(str(need_tool("helm")))
     assert today == PLATFORM.read_text(), f"{difference(PLATFORM.read_text(), today)}\n{REPAIR}"
+
+
+def test_the_page_of_known_failures_is_the_catalogue() -> None:
+    today = catalogue_page()
+    assert today == PAGE.read_text(), f"{difference(PAGE.read_text(), today)}\n{REPAIR}"
 
 
 def test_one_changed_character_of_the_template_is_seen() -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import platform
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime, timezone
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from trainer.output import Output, ProgressPrinter
 from trainer.progress import SPENT, Length, Recorder, Trained, cleaned
 from trainer.saved import deliver
 from trainer.startup import Startup
+from trainer.versions import versions
 from trainer.worker import Outcome, Task
 
 Fit = Callable[[Task, RunFolder, Lease], Outcome]
@@ -198,15 +197,6 @@ def record_attempt(
     }
     folder.append(folder.attempts, json.dumps(record) + "\n")
     folder.write(folder.run, config.model_dump_json(indent=2))
-
-
-def versions() -> dict[str, str]:
-    """Of Python and of the packages that decide what is learnt; Ray may be missing."""
-    found = {"python": platform.python_version()}
-    for name in ("ray", "torch", "torchvision"):
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
 
 
 # Ends.

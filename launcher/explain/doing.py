@@ -1,0 +1,114 @@
+"""What a run is doing, and for how long."""
+
+from __future__ import annotations
+
+from launcher.explain.scene import (
+    Object,
+    Scene,
+    condition,
+    containers,
+    is_ready,
+    name_of,
+)
+from launcher.watch import PROGRESS, attempts_of, last_record
+
+PODS_NAMED = 3
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `4 min`, `3 h 12 min`, `2 d 5 h`."""
+    minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
+    if days:
+        return f"{days} d {hours % 24} h"
+    if hours:
+        return f"{hours} h {minutes % 60} min"
+    return f"{minutes} min" if minutes else f"{int(seconds)} s"
+
+
+def doing(scene: Scene) -> str:
+    """One sentence: what it waits for or does, and since when."""
+    phase = scene.phase
+    if scene.job is None or phase is None:
+        return _without_job(scene)
+    status, metadata = scene.status, scene.job["metadata"]
+    if "deletionTimestamp" in metadata:
+        return f"being deleted for {duration(scene.seconds_since(metadata['deletionTimestamp']))}"
+    since = status.get("startTime") or metadata.get("creationTimestamp")
+    spent = duration(scene.seconds_since(since))
+    ended = duration(scene.seconds_since(status.get("endTime")))
+    attempts = attempts_of(status)
+    number = f"attempt {attempts}"
+    match phase:
+        case "accepted":
+            return f"waiting {spent} for the KubeRay operator to take it up"
+        case "starting":
+            return f"{number}: {_waiting_for_pods(scene, spent)}"
+        case "submitting":
+            return f"{number}: pods are there, waiting for the driver to start, {spent} after the start"
+        case "running":
+            return f"{number}: running for {spent}{_progress(scene)}"
+        case "retrying":
+            return f"attempt {attempts - 1} has failed, the next one is coming"
+        case "suspended":
+            created = scene.seconds_since(metadata.get("creationTimestamp"))
+            return f"suspended; submitted {duration(created)} ago"
+        case "succeeded":
+            return f"succeeded {ended} ago"
+        case "stopped":
+            return f"stopped {ended} ago"
+        case "failed":
+            return f"failed {ended} ago, after {attempts} attempt{'' if attempts == 1 else 's'}"
+
+
+def _without_job(scene: Scene) -> str:
+    if any(line.startswith("RayJob:") for line in scene.unread):
+        return "what it does is not known: RayJobs may not be read here"
+    if scene.missing_kinds:
+        return "nothing: RayJobs are not known here"
+    outcome = (scene.summary or {}).get("outcome")
+    if outcome:
+        return f"no RayJob is there any more; its folder says: {outcome}"
+    return "no RayJob is there any more, and its folder tells no outcome"
+
+
+def _waiting_for_pods(scene: Scene, spent: str) -> str:
+    wanted = max(scene.pods_wanted, len(scene.pods))
+    unready = [pod for pod in scene.pods if not is_ready(pod)]
+    missing = wanted - len(scene.pods) + len(unready)
+    if not missing:
+        return f"all {wanted} pods are ready; waiting {spent} for the operator to see it"
+    named = [f"{name_of(pod)} {_state(pod)}" for pod in unready[:PODS_NAMED]]
+    if len(unready) > PODS_NAMED:
+        named.append(f"{len(unready) - PODS_NAMED} more")
+    if not_there := wanted - len(scene.pods):
+        named.append(f"{not_there} not created yet")
+    return f"waiting {spent} for {missing} of {wanted} pods: {', '.join(named)}"
+
+
+def _state(pod: Object) -> str:
+    """What a pod that is not ready is at."""
+    if condition(pod, "PodScheduled").get("status") != "True":
+        return "is not placed on a node yet"
+    for container in containers(pod):
+        state = container.get("state", {})
+        if "waiting" in state:
+            reason = state["waiting"].get("reason", "")
+            starting = {
+                "PodInitializing": "waits for its init container",
+                "ContainerCreating": "mounts volumes and pulls its image",
+            }
+            return starting.get(reason, f"waits: {reason}")
+        if "running" in state and not container.get("ready"):
+            return f"runs {container['name']}, which is not ready yet"
+    return "starts"
+
+
+def _progress(scene: Scene) -> str:
+    progress = last_record(scene.log, PROGRESS)
+    if progress is None:
+        return "; no step reported yet"
+    # A driver that has only just begun says no times.
+    return (
+        f"; epoch {progress.get('epoch')}/{progress.get('epochs')}, "
+        f"step {progress.get('step')}/{progress.get('steps')}"
+    )

@@ -1,0 +1,287 @@
+"""Each failure of the catalogue is found in a scene of it, and nothing is found in a healthy run."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fake_cluster import FakeCluster, merge_patch
+from typer.main import get_command
+
+from launcher.commands import app
+from launcher.errors import ClusterError
+from launcher.explain.catalogue import CATALOGUE, Explanation, explain
+from launcher.explain.doing import duration
+from launcher.explain.scene import Scene
+from launcher.explain.words import explanation_lines
+from launcher.gather import gather
+
+Object = dict[str, Any]
+
+SCENES = Path(__file__).parent / "scenes"
+BASE = SCENES / "base.yaml"
+FILES = sorted(set(SCENES.glob("*.yaml")) - {BASE})
+NOW = datetime(2026, 11, 21, 16, 10, tzinfo=timezone.utc)
+
+
+def read(path: Path) -> Object:
+    found: Object = yaml.load(path.read_text(), Loader=yaml.CSafeLoader)
+    return found
+
+
+def scene_of(file: Object) -> Scene:
+    """A recorded scene, or one that is written as a change of the base."""
+    plain = copy.deepcopy(file.get("scene") or read(BASE))
+    merge_patch(plain, file.get("changes", {}))
+    return Scene.from_plain(plain)
+
+
+def base() -> Scene:
+    return Scene.from_plain(read(BASE))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_scene_is_explained(path: Path) -> None:
+    file = read(path)
+    found = explain(scene_of(file))
+    name = None if found.finding is None else found.finding.failure
+    assert name == file["failure"], list(explanation_lines(found))
+    said = found.doing if found.finding is None else found.finding.cause
+    assert file["says"] in said
+    if found.finding is not None:
+        assert found.finding.evidence
+        assert "{" not in found.finding.remedy
+
+
+def test_every_failure_of_the_catalogue_has_a_scene() -> None:
+    shown = {read(path)["failure"] for path in FILES}
+    assert {known.name for known in CATALOGUE} - shown == set()
+
+
+def test_names_in_the_catalogue_are_unique() -> None:
+    names = [known.name for known in CATALOGUE]
+    assert len(set(names)) == len(names) >= 25
+
+
+def commands() -> set[str]:
+    """`status`, `checkpoints prune`: every command there is."""
+    root = get_command(app)
+    names = set()
+    for name, command in root.commands.items():  # type: ignore[attr-defined]
+        names.add(name)
+        names |= {f"{name} {inner}" for inner in getattr(command, "commands", {})}
+    return names
+
+
+@pytest.mark.parametrize("known", CATALOGUE, ids=lambda known: known.name)
+def test_a_remedy_names_commands_that_exist(known: Any) -> None:
+    for word, option in re.findall(r"`trainyard (\w+)(?: (\w+))?", known.remedy):
+        assert word in commands() or f"{word} {option}" in commands()
+
+
+def test_placeholders_of_a_remedy_are_always_known() -> None:
+    always = {"run", "namespace", "submission"}
+    own = {known.name: known.placeholders - always for known in CATALOGUE}
+    for path in FILES:
+        file = read(path)
+        if file["failure"] is None:
+            continue
+        scene = scene_of(file)
+        (known,) = [known for known in CATALOGUE if known.name == file["failure"]]
+        sign = known.look(scene)
+        assert sign is not None
+        assert own[known.name] <= set(sign.values)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.9, "0 s"), (59, "59 s"), (3599, "59 min"), (11_520, "3 h 12 min"), (190_000, "2 d 4 h")],
+)
+def test_a_duration_is_said_in_two_units_at_most(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_a_cause_beats_what_follows_from_it() -> None:
+    order = [known.name for known in CATALOGUE]
+    for cause, symptom in [
+        ("missing-crd", "no-operator"),
+        ("wrong-storage-class", "claim-unbound"),
+        ("claim-unbound", "unschedulable"),
+        ("taints", "unschedulable"),
+        ("too-few-gpus", "pre-running-deadline"),
+        ("init-container-oom", "container-crash"),
+        ("node-lost", "nccl-timeout"),
+        ("diverged", "run-error"),
+        ("s3-denied", "storage-unusable"),
+        ("config-error", "user-code"),
+    ]:
+        assert order.index(cause) < order.index(symptom)
+
+
+def test_a_scene_survives_its_way_through_a_file() -> None:
+    for path in FILES:
+        scene = scene_of(read(path))
+        assert Scene.from_plain(yaml.safe_load(yaml.safe_dump(scene.to_plain()))) == scene
+
+
+def words(found: Explanation) -> str:
+    return "\n".join(explanation_lines(found))
+
+
+def test_an_explanation_in_words_ends_with_one_remedy() -> None:
+    found = explain(scene_of(read(SCENES / "head-oom.yaml")))
+    text = words(found)
+    assert text.startswith("run digits (digits-1a2b3c4d): attempt 1: running for 9 min")
+    assert text.count("cause:") == text.count("remedy:") == 1
+    assert "OOMKilled with exit code 137" in text
+
+
+def test_what_nobody_knows_is_told_with_all_that_was_said_and_what_to_send() -> None:
+    text = words(explain(scene_of(read(SCENES / "unknown-failure.yaml"))))
+    assert "Sunspots" in text
+    assert "last words" in text
+    assert "--save scene.yaml" in text
+
+
+# Gathering a scene.
+
+
+def put(cluster: FakeCluster, kind: str, thing: Object) -> None:
+    thing["metadata"].setdefault("uid", thing["metadata"]["name"])
+    cluster.objects[kind, thing["metadata"]["name"]] = {"kind": kind, **thing}
+
+
+class Counting(FakeCluster):
+    """Counts questions, and refuses those about some kinds."""
+
+    def __init__(self, forbidden: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self.forbidden = forbidden
+        self.asked: list[str] = []
+
+    def list(self, kind: str, *more: Any, **how: Any) -> list[Object]:
+        self._ask(kind)
+        return super().list(kind, *more, **how)
+
+    def get(self, kind: str, name: str) -> Object | None:
+        self._ask(kind)
+        return super().get(kind, name)
+
+    def _ask(self, kind: str) -> None:
+        self.asked.append(kind)
+        if kind in self.forbidden:
+            raise ClusterError("no", reason="Forbidden")
+
+
+def starting(forbidden: tuple[str, ...] = ()) -> Counting:
+    """The base's run, with a worker that finds no place beside other people's objects."""
+    cluster = Counting(forbidden)
+    labels = {"trainyard.io/run": "digits", "ray.io/cluster": "digits-1a2b3c4d-x7k2p"}
+    unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                "message": "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."}  # fmt: skip
+    container = {
+        "name": "ray-worker",
+        "env": [{"name": "PASSWORD", "value": "tell-nobody"}],
+        "resources": {"limits": {"nvidia.com/gpu": "8"}},
+    }
+    job = read(BASE)["job"]
+    job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["volumes"] = [
+        {"name": "storage", "persistentVolumeClaim": {"claimName": "trainyard-storage"}}
+    ]
+    put(cluster, "RayJob", job)
+    for name, its in (("digits-1a2b3c4d-x7k2p-gpu-worker-1", labels), ("other", {})):
+        pod = {
+            "metadata": {"name": name, "labels": its, "managedFields": [{"manager": "kubelet"}]},
+            "spec": {"containers": [container]},
+            "status": {"phase": "Pending", "conditions": [unplaced]},
+        }
+        put(cluster, "Pod", pod)
+    for name in ("digits-1a2b3c4d-x7k2p-gpu-worker-1", "digits-1a2b", "other"):
+        put(
+            cluster,
+            "Event",
+            {
+                "metadata": {"name": f"{name}.1"},
+                "involvedObject": {"kind": "Pod", "name": name},
+                "type": "Warning",
+                "reason": "FailedScheduling",
+                "message": "no",
+                "lastTimestamp": "2026-11-21T16:01:00Z",
+            },
+        )
+    put(cluster, "Node", {"metadata": {"name": "node-1"}, "spec": {}, "status": {}})
+    return cluster
+
+
+class Folder:
+    """A run's folder, by the texts of its files."""
+
+    def __init__(self, texts: dict[str, str]) -> None:
+        self.texts = texts
+
+    def logs(self) -> list[int]:
+        return sorted(int(digits) for name in self.texts for digits in re.findall(r"\d+", name))
+
+    def read(self, file: str) -> str | None:
+        return self.texts.get(file)
+
+
+def nothing() -> AbstractContextManager[Folder]:
+    raise AssertionError("the folder was opened")
+
+
+def test_a_scene_holds_what_belongs_to_the_run_and_no_value_of_a_variable() -> None:
+    scene = gather(starting(), "digits", now=NOW, open_folder=nothing)
+    assert [pod["metadata"]["name"] for pod in scene.pods] == ["digits-1a2b3c4d-x7k2p-gpu-worker-1"]
+    assert len(scene.events) == 1
+    assert scene.claims == {"trainyard-storage": None}
+    assert scene.nodes is not None
+    assert "tell-nobody" not in json.dumps(scene.to_plain())
+    assert "managedFields" not in json.dumps(scene.to_plain())
+
+
+def test_few_questions_are_asked_and_none_about_a_queue_that_there_is_not() -> None:
+    cluster = starting()
+    gather(cluster, "digits", now=NOW, open_folder=nothing)
+    assert sorted(cluster.asked) == [
+        "Event", "Event", "Event", "Node", "PersistentVolumeClaim", "Pod", "Pod", "RayCluster", "RayJob",
+    ]  # fmt: skip
+
+
+def test_what_may_not_be_read_is_said_and_the_rest_is_explained() -> None:
+    cluster = starting(("Node", "Event", "PersistentVolumeClaim"))
+    scene = gather(cluster, "digits", now=NOW, open_folder=nothing)
+    found = explain(scene)
+    assert found.finding is not None
+    assert found.finding.failure == "too-few-gpus"
+    assert scene.claims == {}
+    assert "Node: Forbidden" in words(found)
+
+
+def test_a_run_that_may_not_be_read_at_all_is_no_run_that_is_gone() -> None:
+    scene = gather(
+        Counting(("RayJob",)), "digits", now=NOW, open_folder=lambda: nullcontext(Folder({}))
+    )
+    assert "may not be read" in explain(scene).doing
+
+
+def test_where_the_rayjob_is_gone_the_folder_tells() -> None:
+    folder = Folder(
+        {
+            "logs/attempt-2.log": "error: of an earlier attempt\n",
+            "logs/attempt-10.log": "Traceback (most recent call last):\nKeyError: 1\n",
+            "summary.json": '{"outcome": "failed", "error": "KeyError"}',
+        }
+    )
+    scene = gather(FakeCluster(), "digits", now=NOW, open_folder=lambda: nullcontext(folder))
+    found = explain(scene)
+    assert found.finding is not None
+    assert found.phase == "gone"
+    assert "KeyError" in found.finding.cause

@@ -1,0 +1,375 @@
+"""What was seen of a cluster becomes checks; a pod that works like a run's tells the rest."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_cluster import FakeCluster
+
+from launcher.config import load_run
+from launcher.errors import ClusterError, ClusterUnreachable
+from launcher.merge import merge
+from launcher.plan import plan_run
+from launcher.platform import Platform
+from launcher.preflight import RIGHTS, Check, Facts, Probe, checks, kuberay_of
+from launcher.prober import SETTLE_S, probe_pod, run_probe, survey
+from launcher.quota import over_quota
+from launcher.render import render_job
+
+Object = dict[str, Any]
+
+DIGITS = Path(__file__).resolve().parents[2] / "examples/digits.yaml"
+NOW = datetime(2026, 11, 21, 16, 10, tzinfo=timezone.utc)
+TOLD = {
+    "versions": {"python": "3.11.2", "ray": "2.60.0"},
+    "programs": {"bash": "/bin/bash", "python": "/usr/bin/python", "ray": "/usr/bin/ray"},
+    "storage": {"write": "ok", "read": "ok", "list": "ok", "delete": "ok"},
+}
+IMAGE = "registry.example.com/trainyard:1"
+
+
+def crd(**fields: Any) -> Object:
+    properties = {"spec": {"properties": fields}}
+    version = {"name": "v1", "schema": {"openAPIV3Schema": {"properties": properties}}}
+    return {"spec": {"versions": [{"name": "v1alpha1"}, version]}}
+
+
+def operator(version: str = "v1.6.2", *, ready: bool = True) -> Object:
+    conditions = [{"type": "Ready", "status": str(ready)}]
+    return {
+        "metadata": {"name": "kuberay-operator-1", "namespace": "kuberay-system"},
+        "spec": {"containers": [{"image": f"quay.io/kuberay/operator:{version}"}]},
+        "status": {"conditions": conditions},
+    }
+
+
+def lease(renewed: str) -> Object:
+    metadata = {"name": "ray-operator-leader", "namespace": "default"}
+    return {"metadata": metadata, "spec": {"renewTime": renewed}}
+
+
+def node() -> Object:
+    return {
+        "metadata": {"name": "node-1"},
+        "status": {
+            "allocatable": {"cpu": "64", "memory": "500Gi", "pods": "110"},
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    }
+
+
+def holder() -> Object:
+    """A pod that leaves nothing on the node."""
+    container = {"resources": {"requests": {"cpu": "64"}}}
+    return {
+        "metadata": {"name": "holder"},
+        "spec": {"nodeName": "node-1", "containers": [container]},
+        "status": {"phase": "Running"},
+    }
+
+
+@pytest.fixture
+def job(platform: Platform) -> Object:
+    """Two workers of 2 CPUs and 4 GiB, and a head."""
+    plan = plan_run(load_run(DIGITS, workers="2"), platform, "team")
+    return merge(render_job(plan), platform, plan)
+
+
+@pytest.fixture
+def good(platform: Platform, job: Object) -> Facts:
+    bound = {"status": {"phase": "Bound"}}
+    return Facts(
+        namespace="team",
+        now=NOW,
+        version={"gitVersion": "v1.34.4"},
+        crd=crd(preRunningDeadlineSeconds={}),
+        operators=(operator(),),
+        leases=(),
+        rights=dict.fromkeys(RIGHTS, True),
+        platform=platform,
+        job=job,
+        quotas=(),
+        nodes=(node(),),
+        pods=(),
+        probe=Probe(
+            image=IMAGE,
+            storage="/mnt/trainyard",
+            claims={"trainyard-storage": bound},
+            log="probe {}",
+            told=TOLD,
+        ),
+    )
+
+
+def only(found: list[Check], name: str) -> Check:
+    (check,) = [check for check in found if check.name == name]
+    return check
+
+
+def test_a_cluster_that_can_is_ok_in_every_check(good: Facts) -> None:
+    found = checks(good)
+    assert [check.state for check in found] == ["ok"] * 14
+    assert "free now: cpu: 2 of 2 pods" in only(found, "nodes").seen
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "state", "seen"),
+    [
+        ({"version": {"gitVersion": "v1.27.3"}}, "cluster", "failed", "v1.27.3"),
+        ({"version": {}}, "cluster", "not known", "no version"),
+        ({"missing_kinds": ("RayJob",)}, "KubeRay CRDs", "failed", "does not know RayJob"),
+        ({"crd": crd(entrypoint={})}, "KubeRay CRDs", "failed", "before 1.6"),
+        ({"crd": None}, "KubeRay CRDs", "ok", "may not be read"),
+        ({"operators": None, "leases": None}, "operator", "not known", "may not be read"),
+        ({"operators": (operator(ready=False),)}, "operator", "failed", "none ready"),
+        ({"operators": (operator("v1.4.0"),)}, "operator", "failed", "v1.4.0"),
+        (
+            {"operators": (), "leases": (lease("2026-11-21T16:09:50.000000Z"),)},
+            "operator",
+            "ok",
+            "renewed 10 s ago",
+        ),
+        (
+            {"operators": (), "leases": (lease("2026-11-21T15:00:00.000000Z"),)},
+            "operator",
+            "failed",
+            "none fresh",
+        ),
+        (
+            {"rights": dict.fromkeys(RIGHTS, True) | {("Pod", "exec", "create"): False}},
+            "rights",
+            "failed",
+            "you may not create Pod/exec",
+        ),
+        ({"rights": dict.fromkeys(RIGHTS)}, "rights", "not known", "does not tell"),
+        (
+            {"platform": None, "platform_problem": "no ConfigMap", "probe": None},
+            "platform",
+            "failed",
+            "no ConfigMap",
+        ),
+        ({"job_refused": 'unknown field "spec.x"'}, "RayJob", "failed", "spec.x"),
+        ({"quotas": None}, "quota", "not known", "may not be read"),
+        ({"nodes": None}, "nodes", "not known", "may not be read"),
+        ({"nodes": ()}, "nodes", "failed", "0 nodes may hold them"),
+        ({"nodes": (node(),), "pods": (holder(),)}, "nodes", "not known", "the cluster is busy"),
+        ({"job": None}, "nodes", "not known", "pool gpu: 0 nvidia.com/gpu on 0"),
+        ({"probe": None}, "storage", "not known", "no probe pod"),
+    ],
+)
+def test_one_thing_that_is_wrong_shows_in_its_check(
+    good: Facts, changes: Object, name: str, state: str, seen: str
+) -> None:
+    check = only(checks(replace(good, **changes)), name)
+    assert (check.state, seen in check.seen) == (state, True), check
+    assert check.remedy or state != "failed"
+
+
+def test_a_cluster_that_does_not_answer_is_one_failed_check() -> None:
+    (check,) = checks(Facts(namespace="team", now=NOW, silence="the cluster at x does not answer"))
+    assert check.state == "failed"
+
+
+@pytest.mark.parametrize(
+    ("fields", "version"),
+    [
+        ({"entrypoint": {}}, "older"),
+        ({"preRunningDeadlineSeconds": {}}, "1.6"),
+        ({"rayClusterSpec": {"properties": {"networkPolicy": {}}}}, "1.7"),
+    ],
+)
+def test_the_fields_of_a_definition_tell_its_version(fields: Object, version: str) -> None:
+    assert kuberay_of(crd(**fields)) == version
+
+
+# What the probe pod tells.
+
+
+@pytest.mark.parametrize(
+    ("told", "name", "seen"),
+    [
+        ({"programs": {"bash": None, "ray": "/usr/bin/ray"}}, "programs", "no bash"),
+        ({"storage": {"write": "Permission denied"}}, "storage", "write: Permission denied"),
+        ({"versions": {"ray": "2.55.0"}}, "Ray version", "2.55.0 in the image, 2.60.0"),
+        ({"versions": {}}, "Ray version", "none in the image"),
+    ],
+)
+def test_what_the_program_in_the_pod_finds_wrong_is_failed(
+    good: Facts, told: Object, name: str, seen: str
+) -> None:
+    assert good.probe is not None
+    check = only(checks(replace(good, probe=replace(good.probe, told=TOLD | told))), name)
+    assert check.state == "failed"
+    assert seen in check.seen
+    assert check.remedy
+
+
+def test_a_pod_that_is_refused_proves_nothing_else(good: Facts) -> None:
+    refused = Probe(image=IMAGE, storage="/mnt", refused='violates PodSecurity "restricted"')
+    found = checks(replace(good, probe=refused))
+    assert only(found, "Pod Security").state == "failed"
+    assert {only(found, name).state for name in ("image", "storage", "claim")} == {"not known"}
+
+
+def test_an_image_without_the_probe_is_told_with_its_words(good: Facts) -> None:
+    probe = Probe(image=IMAGE, storage="/mnt", log="No module named trainer.probe\n")
+    check = only(checks(replace(good, probe=probe)), "programs")
+    assert check.state == "failed"
+    assert "No module named trainer.probe" in check.seen
+
+
+# The pod itself.
+
+
+class Scripted(FakeCluster):
+    """Gives the probe pod one status after the other."""
+
+    def __init__(self, *statuses: Object) -> None:
+        super().__init__()
+        self.statuses = list(statuses)
+        self.created: Object = {}
+
+    def create(self, body: Object, *, dry_run: bool = False) -> Object:
+        self.created = body
+        self.logs[body["metadata"]["name"]] = f"a warning\nprobe {json.dumps(TOLD)}\n"
+        return super().create(body, dry_run=dry_run)
+
+    def get(self, kind: str, name: str) -> Object | None:
+        found = super().get(kind, name)
+        if kind == "Pod" and found is not None:
+            status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+            return found | {"status": status}
+        return found
+
+
+def probe(cluster: FakeCluster, platform: Platform) -> Probe:
+    seconds = iter(range(10_000))
+    return run_probe(
+        cluster, platform, IMAGE, clock=lambda: float(next(seconds)), sleep=lambda _: None
+    )
+
+
+def test_the_probe_pod_is_the_readers_with_another_program(platform: Platform) -> None:
+    pod = probe_pod(platform, IMAGE)
+    (container,) = pod["spec"]["containers"]
+    shape = platform.reader_pod["spec"]
+    assert container["command"] == ["python", "-m", "trainer.probe"]
+    assert container["args"] == ["--path", "/mnt/trainyard"]
+    assert container["image"] == IMAGE
+    assert container["volumeMounts"] == shape["containers"][0]["volumeMounts"]
+    assert pod["spec"]["securityContext"] == shape["securityContext"]
+    assert "trainyard.io/run" not in pod["metadata"]["labels"]
+
+
+def test_a_probe_tells_and_its_pod_goes(platform: Platform) -> None:
+    cluster = Scripted({"phase": "Pending"}, {"phase": "Running"}, {"phase": "Succeeded"})
+    assert probe(cluster, platform).told == TOLD
+    assert [call[:2] for call in cluster.calls] == [("create", "Pod"), ("delete", "Pod")]
+
+
+def bound(*statuses: Object) -> Scripted:
+    """With a claim that has its volume."""
+    cluster = Scripted(*statuses)
+    claim = {"metadata": {"name": "trainyard-storage"}, "status": {"phase": "Bound"}}
+    cluster.objects["PersistentVolumeClaim", "trainyard-storage"] = claim
+    return cluster
+
+
+def waiting(reason: str, message: str) -> Object:
+    state = {"name": "reader", "state": {"waiting": {"reason": reason, "message": message}}}
+    return {"phase": "Pending", "containerStatuses": [state]}
+
+
+def test_a_probe_without_an_image_gives_up_early_and_its_pod_goes(platform: Platform) -> None:
+    found = probe(bound(waiting("ErrImagePull", f'image "{IMAGE}": not found')), platform)
+    assert found.finding is not None
+    assert found.finding.failure == "no-such-tag"
+    assert SETTLE_S < found.waited_s < 4 * SETTLE_S
+
+
+def test_a_trouble_that_goes_by_itself_is_not_believed(platform: Platform) -> None:
+    trouble = waiting("ErrImagePull", "dial tcp: i/o timeout")
+    cluster = bound(trouble, trouble, {"phase": "Running"}, {"phase": "Succeeded"})
+    assert probe(cluster, platform).finding is None
+
+
+def test_a_claim_without_a_volume_is_found_by_its_object(good: Facts, platform: Platform) -> None:
+    cluster = Scripted({"phase": "Pending"})
+    cluster.objects["PersistentVolumeClaim", "trainyard-storage"] = {
+        "metadata": {"name": "trainyard-storage"},
+        "spec": {"accessModes": ["ReadWriteMany"], "storageClassName": "fast"},
+        "status": {"phase": "Pending"},
+    }
+    found = checks(replace(good, probe=probe(cluster, platform)))
+    assert only(found, "claim").state == "failed"
+    assert only(found, "image").state == "not known"
+
+
+# The API server's answers.
+
+
+class Strict(FakeCluster):
+    """Refuses all but a few kinds."""
+
+    def version(self) -> Object:
+        return {"gitVersion": "v1.34.4"}
+
+    def can_i(self, verb: str, kind: str, subresource: str = "") -> bool:
+        return kind == "RayJob"
+
+    def list(self, kind: str, *more: Any, **how: Any) -> list[Object]:
+        if kind in ("RayJob", "Pod") and not how.get("everywhere"):
+            return super().list(kind, *more, **how)
+        raise ClusterError("no", reason="NoSuchKind" if kind == "RayCluster" else "Forbidden")
+
+
+def test_a_survey_tells_what_may_not_be_read_from_what_is_not_there() -> None:
+    facts = survey(Strict())
+    assert facts.missing_kinds == ("RayCluster",)
+    assert (facts.operators, facts.nodes, facts.quotas) == (None, None, None)
+    assert facts.rights["RayJob", "", "create"] is True
+    assert facts.rights["Pod", "", "create"] is False
+
+
+def test_a_silent_cluster_is_told_by_its_own_words() -> None:
+    class Silent(Strict):
+        def version(self) -> Object:
+            raise ClusterUnreachable("the cluster at x does not answer", "timed out")
+
+    assert survey(Silent()).silence == "the cluster at x does not answer timed out"
+
+
+# Quotas.
+
+
+def quota(**hard: tuple[str, str]) -> Object:
+    names = {key: key.replace("_", ".") for key in hard}
+    return {
+        "metadata": {"name": "compute"},
+        "spec": {},
+        "status": {
+            "hard": {names[key]: value for key, (value, _) in hard.items()},
+            "used": {names[key]: used for key, (_, used) in hard.items()},
+        },
+    }
+
+
+def test_a_quota_is_held_against_head_and_workers_together(job: Object) -> None:
+    # Head and workers have 4 GiB each, and the head a little for each worker.
+    assert list(over_quota(job, [quota(pods=("3", "0"), limits_memory=("13Gi", "0"))])) == []
+    (line,) = over_quota(job, [quota(pods=("3", "1"), limits_memory=("13Gi", "0"))])
+    assert line == "ResourceQuota compute: pods 3 are wanted, 2 of 3 are left"
+    (line,) = over_quota(job, [quota(requests_memory=("12Gi", "2Gi"))])
+    assert "requests.memory 12.0" in line
+    assert "10 GiB of 12Gi are left" in line
+
+
+def test_a_quota_of_some_pods_only_is_left_out(job: Object) -> None:
+    scoped = quota(pods=("0", "0"))
+    scoped["spec"] = {"scopes": ["BestEffort"]}
+    assert list(over_quota(job, [scoped])) == []
