@@ -21,8 +21,10 @@ Columns = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 def copied(columns: Columns, places: np.ndarray, *, is_pinned: bool) -> Batch:
     """The samples at these places, in memory of their own."""
+    if not is_pinned:
+        return Batch(*(torch.from_numpy(column[places]) for column in columns))
     tensors = [
-        torch.empty((len(places), *column.shape[1:]), dtype=dtype, pin_memory=is_pinned)
+        torch.empty((len(places), *column.shape[1:]), dtype=dtype, pin_memory=True)
         for column, dtype in zip(columns, (torch.uint8, torch.int64, torch.int64), strict=True)
     ]
     for tensor, column in zip(tensors, columns, strict=True):
