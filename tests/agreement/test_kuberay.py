@@ -1,0 +1,181 @@
+"""What the launcher renders and refuses, held against the pinned operator: its CRDs, samples and checks."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from helm_chart import missing, need_tool
+
+from launcher.commands.options import objects_of
+from launcher.config import load_run
+from launcher.platform import Platform, parse_platform
+from launcher.rules import check
+from tests.charts.crd_schemas import FILE_NAME, module_folder, write_ray_schemas
+from tests.golden.golden import FOLDER, PLATFORM, ROOT
+from tests.launcher.rule_cases import CASES, Case
+
+DIGITS = ROOT / "examples/digits.yaml"
+VALIDATE = ROOT / "tests/cluster/tools/operator"
+RDMA = "network.resource=rdma/hca_shared_devices_a"
+
+Object = dict[str, Any]
+
+SYSTEMS: dict[str, Object] = {
+    "none": {},
+    **{
+        system: {"queue": {"system": system, "name": "team"}}
+        for system in ("kueue", "volcano", "yunikorn", "kai")
+    },
+}
+RUNS: dict[str, tuple[dict[str, str], list[str]]] = {
+    "workers": ({"workers": "2"}, []),
+    "one-node": ({"gpus": "4"}, []),
+    "nodes": ({"gpus": "16"}, []),
+    "tcp": ({"gpus": "16"}, ["network.preset=tcp", "network.interface=eth0"]),
+    "infiniband": ({"gpus": "16"}, ["network.preset=infiniband", RDMA]),
+    "roce": ({"gpus": "16"}, ["network.preset=roce", RDMA]),
+    "efa": ({"gpus": "16"}, ["network.preset=efa", "network.devices_per_node=32"]),
+    "elastic": ({"gpus": "8:16"}, []),
+    "data-nodes": ({"gpus": "16"}, ["data.loader=ray", "resources.data.nodes=2"]),
+}
+VARIANTS = [
+    (system, run, kuberay)
+    for system, run, kuberay in itertools.product(SYSTEMS, RUNS, ("1.6", "1.7"))
+    if not (system == "kueue" and run == "elastic")  # refused: Kueue admits no autoscaling
+]
+
+
+def operator() -> Path:
+    """The operator's module, as the test cluster is built from it."""
+    folder = module_folder("github.com/ray-project/kuberay/ray-operator")
+    if folder is None:
+        missing("the operator's module is not in Go's module cache")
+    return folder
+
+
+@cache
+def documents(folder: Path) -> list[tuple[str, Object]]:
+    """Each RayJob and RayCluster of the operator's samples, with the name of its file."""
+    found = []
+    for file in sorted(folder.rglob("*.yaml")):
+        for document in yaml.load_all(file.read_text(), yaml.CSafeLoader):
+            if isinstance(document, dict) and document.get("kind") in ("RayJob", "RayCluster"):
+                found.append((file.name, document))
+    return found
+
+
+@pytest.fixture(scope="session")
+def refusals(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[Object]], list[str]]:
+    """What KubeRay's own validation says against each object; "" for a valid one."""
+    operator()
+    program = tmp_path_factory.mktemp("validate") / "validate"
+    subprocess.run(
+        [str(shutil.which("go")), "build", "-mod=readonly", "-trimpath", "-buildvcs=false"]
+        + ["-o", str(program), "./validate"],
+        cwd=VALIDATE,
+        check=True,
+        env=os.environ | {"GOFLAGS": "", "GOPROXY": "off"},
+    )
+
+    def validate(objects: list[Object]) -> list[str]:
+        lines = "".join(json.dumps(with_defaults(one)) + "\n" for one in objects)
+        ended = subprocess.run([program], input=lines, capture_output=True, text=True, check=True)
+        said = ended.stdout.splitlines()
+        assert len(said) == len(objects), ended.stderr
+        return said
+
+    return validate
+
+
+def with_defaults(document: Object) -> Object:
+    """The object with what the API server fills in by the CRD."""
+    document = json.loads(json.dumps(document))
+    spec = document["spec"]
+    if document["kind"] == "RayJob":
+        spec.setdefault("submissionMode", "K8sJobMode")
+        spec = spec.get("rayClusterSpec", {})
+    for group in spec.get("workerGroupSpecs") or []:
+        for key, value in (("replicas", 0), ("minReplicas", 0), ("maxReplicas", 2**31 - 1)):
+            group.setdefault(key, value)
+    return document
+
+
+def platform_of(changes: Object) -> Platform:
+    return parse_platform(yaml.safe_dump(yaml.safe_load(PLATFORM.read_text()) | changes), "test")
+
+
+def rendered(system: str, run: str, kuberay: str) -> Object:
+    resources, settings = RUNS[run]
+    platform = platform_of({**SYSTEMS[system], "kuberay": kuberay})
+    return objects_of(load_run(DIGITS, settings, **resources), platform, "team")[1]
+
+
+@pytest.mark.parametrize(("system", "run", "kuberay"), VARIANTS)
+def test_what_is_rendered_obeys_the_rules(system: str, run: str, kuberay: str) -> None:
+    assert check(rendered(system, run, kuberay), kuberay, "2.60.0") == ()  # type: ignore[arg-type]
+
+
+def test_what_is_rendered_fits_the_crds(tmp_path: Path) -> None:
+    write_ray_schemas(operator(), tmp_path)
+    objects = [rendered(*variant) for variant in VARIANTS]
+    objects += [yaml.safe_load(file.read_text()) for file in FOLDER.glob("*.yaml")]
+    ended = subprocess.run(
+        [need_tool("kubeconform"), "-strict", "-summary"]
+        + ["-schema-location", f"{tmp_path}/{FILE_NAME}"],
+        input=yaml.dump_all(objects, Dumper=yaml.CSafeDumper),
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout
+    assert f"Valid: {len(objects)}," in ended.stdout
+
+
+def test_what_is_rendered_is_valid_for_the_operator(
+    refusals: Callable[[list[Object]], list[str]],
+) -> None:
+    said = refusals([rendered(*variant) for variant in VARIANTS])
+    assert dict(zip(VARIANTS, said, strict=True)) == dict.fromkeys(VARIANTS, "")
+
+
+@pytest.mark.parametrize("kuberay", ["1.6", "1.7"])
+def test_the_operators_samples_break_no_rule(kuberay: Any) -> None:
+    samples = documents(operator() / "config/samples")
+    assert len([one for _, one in samples if one["kind"] == "RayJob"]) >= 20
+    errors = [
+        (name, str(finding))
+        for name, sample in samples
+        for finding in check(sample, kuberay)
+        if finding.severity == "error"
+    ]
+    assert errors == []
+
+
+def test_the_operators_samples_are_valid_for_itself(
+    refusals: Callable[[list[Object]], list[str]],
+) -> None:
+    samples = [
+        one for _, one in documents(operator() / "config/samples") if "name" in one["metadata"]
+    ]
+    assert set(refusals(samples)) == {""}
+
+
+def test_the_operator_refuses_what_its_rules_find_and_takes_what_is_mended(
+    refusals: Callable[[list[Object]], list[str]],
+) -> None:
+    cases: list[Case] = [case for case in CASES if case.operator]
+    assert len(cases) >= 70
+    broken = refusals([case.build(case.broken) for case in cases])
+    assert [str(case) for case, said in zip(cases, broken, strict=True) if not said] == []
+    mended = refusals([case.build({}) for case in cases])
+    assert [(str(case), said) for case, said in zip(cases, mended, strict=True) if said] == []
