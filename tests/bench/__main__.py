@@ -12,7 +12,17 @@ import sys
 
 from tests.bench.rounds import BUILD, ROOT, say
 
-BENCHES = ("launcher", "step", "training", "ingest", "checkpoint", "startup", "memory", "gpu")
+BENCHES = (
+    "launcher",
+    "scale",
+    "step",
+    "training",
+    "ingest",
+    "checkpoint",
+    "startup",
+    "memory",
+    "gpu",
+)
 
 
 def main() -> int:

@@ -19,6 +19,9 @@ from machine import run
 SOURCES = Path(__file__).parent / "tools"
 """One Go module per set: its `tool` lines say what is built, its go.sum makes that one exact thing."""
 
+OPTIONAL = ("kwok",)
+"""Sets that `up` does without."""
+
 OPERATOR_MODULE = "github.com/ray-project/kuberay/ray-operator"
 
 PACKAGES = {
@@ -113,7 +116,7 @@ def missing_packages() -> list[str]:
 
 
 def build_tools(home: Home, say: Callable[[str], None], names: Sequence[str] = ()) -> None:
-    """Bring these sets up to date; all of them where none is named."""
+    """Bring these sets up to date; all that `up` needs where none is named."""
     if not shutil.which("go"):
         raise ClusterError("the program `go` is missing\n       install Go 1.26 or newer")
     sets = {tools.name: tools for tools in tool_sets()}
@@ -121,7 +124,7 @@ def build_tools(home: Home, say: Callable[[str], None], names: Sequence[str] = (
         raise ClusterError(f"there is no set {unknown.pop()}\n       there are: {', '.join(sets)}")
     go_version = run("go", "env", "GOVERSION").strip()
     home.bin.mkdir(parents=True, exist_ok=True)
-    for name in names or sets:
+    for name in names or (name for name in sets if name not in OPTIONAL):
         _build_set(home, say, sets[name], go_version)
 
 
@@ -140,8 +143,9 @@ def _build_set(home: Home, say: Callable[[str], None], tools: ToolSet, go_versio
 
 
 def built(home: Home) -> str:
-    """Stands for the programs that `build` has made."""
-    stamps = [_stamp_file(home, tools).read_text() for tools in tool_sets()]
+    """Stands for the programs that `build` has made for `up`."""
+    needed = [tools for tools in tool_sets() if tools.name not in OPTIONAL]
+    stamps = [_stamp_file(home, tools).read_text() for tools in needed]
     return hashlib.sha256("".join(stamps).encode()).hexdigest()
 
 

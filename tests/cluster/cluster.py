@@ -29,7 +29,7 @@ from certificates import expire_soon, make_administrator, make_certificates
 from images import prune_containerd, prune_registry
 from layout import ClusterError, Home, home_of
 from machine import inside_namespace, run
-from parts import NODE, Part, config_files, fingerprint, parts
+from parts import MADE_UP, NODE, Part, config_files, fingerprint, kwok, parts
 from processes import Ledger, end_all, marked
 
 
@@ -313,6 +313,45 @@ def set_gpus(home: Home, count: int) -> None:
     say(f"node {NODE} claims to have {count} GPUs")
 
 
+def set_made_up_nodes(home: Home, count: int) -> None:
+    """Have so many nodes that do not exist, and the one who plays them; none ends that one."""
+    if not home.kubeconfig.exists():
+        raise ClusterError(
+            "the cluster is not up\n       start it: python tests/cluster/cluster.py up"
+        )
+    if count:
+        build.build_tools(home, say, ["kwok"])
+    ledger, part = Ledger(home.ledger), kwok(home)
+    with inside_namespace():
+        is_there = (process := ledger.find(part.name)) is not None and process.is_alive()
+        if count and not is_there:
+            ledger.start(part.name, part.command, home.log(part.name), home.root)
+        if count:
+            wait_for_part(home, ledger, part, 60)
+            nodes = json.dumps(objects.made_up_nodes(count))
+            kubectl(home, "apply", "--server-side", "--filename", "-", stdin=nodes)
+        listed = kubectl(home, "get", "nodes", f"--selector={MADE_UP}", "--output=name").split()
+        names = [name.partition("/")[2] for name in listed]
+        if surplus := [name for name in names if int(name.rpartition("-")[2]) >= count]:
+            kubectl(home, "delete", "node", "--wait=false", *surplus)
+        if not count and is_there:
+            ledger.stop([part.name])
+    say(f"{count} nodes are made up")
+
+
+def restart(home: Home, name: str) -> None:
+    """End one part and start it again, as an upgrade or a crash would; what it serves is away meanwhile."""
+    every = {part.name: part for part in parts(home)}
+    if name not in every:
+        raise ClusterError(f"there is no part {name}\n       there are: {', '.join(every)}")
+    ledger = Ledger(home.ledger)
+    ledger.stop([name])
+    with inside_namespace():
+        ledger.start(name, every[name].command, home.log(name), home.root)
+        wait_for_part(home, ledger, every[name], 90)
+    say(f"{name} is back")
+
+
 # --- common
 
 
@@ -368,6 +407,10 @@ def main(arguments: Sequence[str]) -> int:
     commands.add_parser("status", help="show how each part stands; exit code 1 if not all is ready")
     gpus = commands.add_parser("gpus", help="let the node claim to have GPUs")
     gpus.add_argument("count", type=int, help="how many; 0 takes them away")
+    made_up = commands.add_parser("kwok", help="have nodes that do not exist, with 8 GPUs each")
+    made_up.add_argument("count", type=int, help="how many; 0 takes them away")
+    again = commands.add_parser("restart", help="end one part and start it again")
+    again.add_argument("part", help="its name, as in the table of `status`")
     options = parser.parse_args(arguments)
     home = home_of(os.environ)
     # Debian's servers need programs that only root's own PATH has, which `su` and cron do not set.
@@ -388,10 +431,12 @@ def main(arguments: Sequence[str]) -> int:
                 up(home)
             elif options.command == "down":
                 down(home, options.purge)
+            elif options.command == "restart":
+                restart(home, options.part)
             elif options.count < 0:
-                raise ClusterError(
-                    f"{options.count} GPUs is not a number of GPUs\n       give 0 or more"
-                )
+                raise ClusterError(f"{options.count} is not a number\n       give 0 or more")
+            elif options.command == "kwok":
+                set_made_up_nodes(home, options.count)
             else:
                 set_gpus(home, options.count)
     except ClusterError as error:

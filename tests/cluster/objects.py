@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from layout import Home
+from parts import MADE_UP
 
 STORAGE_CLASS = "trainyard-shared"
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
@@ -48,6 +49,26 @@ def gpu_patch(count: int) -> Object:
     """A merge patch of a node's status: it claims GPUs that nobody has to own."""
     amount = {"nvidia.com/gpu": str(count) if count else None}
     return {"status": {"capacity": amount, "allocatable": amount}}
+
+
+def made_up_nodes(count: int) -> Object:
+    """Nodes of eight GPUs each that do not exist: pods on them run nothing, and say that they run.
+
+    Only pods that tolerate their taint come there.
+    """
+    return {"apiVersion": "v1", "kind": "List", "items": [_made_up(n) for n in range(count)]}
+
+
+def _made_up(number: int) -> Object:
+    sizes = {"cpu": "96", "memory": "1024Gi", "pods": "250", "nvidia.com/gpu": "8"}
+    name = f"made-up-{number}"
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": {MADE_UP: "true", "kubernetes.io/hostname": name}},
+        "spec": {"taints": [{"key": MADE_UP, "value": "true", "effect": "NoSchedule"}]},
+        "status": {"allocatable": sizes, "capacity": sizes},
+    }
 
 
 def _volume(folder: Path) -> Object:

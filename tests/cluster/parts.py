@@ -23,6 +23,9 @@ KUBERNETES_SERVICE = "198.19.0.1"
 # nothing, while 198.18.0.1 may be somebody else's machine out there.
 API = "https://127.0.0.1:6443"
 REGISTRY = "127.0.0.1:5000"
+KWOK = "127.0.0.1:10247"
+MADE_UP = "trainyard.io/made-up"
+"""Label and taint of nodes that do not exist."""
 PAUSE_IMAGE = "localhost/pause:1"
 
 CGROUP = "trainyard"
@@ -135,6 +138,18 @@ def parts(home: Home) -> tuple[Part, ...]:
             "-metrics-addr=:8081",
         ),
     )
+
+
+def kwok(home: Home) -> Part:
+    """Plays the kubelet of nodes that do not exist: a part that only `kwok N` starts."""
+    command = (
+        str(home.bin / "kwok"),
+        f"--kubeconfig={home.kubeconfig}",
+        f"--manage-nodes-with-label-selector={MADE_UP}=true",
+        f"--server-address={KWOK}",
+        "--node-lease-duration-seconds=200",
+    )
+    return Part("kwok", command, f"http://{KWOK}/healthz")
 
 
 FROM_DEBIAN = ("etcd", "containerd", "docker-registry")

@@ -60,7 +60,8 @@ class Ledger:
             )
         # It is our child and not waited for, so its entry in /proc is there even if it ended at once.
         started = parse_stat(Path(f"/proc/{child.pid}/stat").read_text())[1]
-        self.processes.append(Process(name, child.pid, started))
+        others = [process for process in self.processes if process.name != name]
+        self.processes = [*others, Process(name, child.pid, started)]
         self._save()
 
     def begin(self, fingerprint: str) -> None:

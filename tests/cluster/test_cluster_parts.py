@@ -65,6 +65,21 @@ def test_every_part_is_built_or_comes_from_a_debian_package() -> None:
         assert program.name in (programs if program.parent == HOME.bin else build.PACKAGES)
 
 
+def test_made_up_nodes_take_no_pod_that_does_not_ask_for_them() -> None:
+    nodes = objects.made_up_nodes(3)["items"]
+    assert isinstance(nodes, list)
+    assert [node["metadata"]["name"] for node in nodes] == ["made-up-0", "made-up-1", "made-up-2"]
+    for node in nodes:
+        assert node["spec"]["taints"][0]["effect"] == "NoSchedule"
+        assert node["status"]["allocatable"]["nvidia.com/gpu"] == "8"
+        assert node["metadata"]["labels"][parts.MADE_UP] == "true"
+
+
+def test_what_is_optional_does_not_make_another_cluster() -> None:
+    assert parts.kwok(HOME).name not in {part.name for part in parts.parts(HOME)}
+    assert set(build.OPTIONAL) < {tools.name for tools in build.tool_sets()}
+
+
 def test_a_changed_setting_or_program_is_another_cluster() -> None:
     same = parts.fingerprint(HOME, "programs")
     assert same == parts.fingerprint(HOME, "programs")

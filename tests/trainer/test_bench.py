@@ -39,7 +39,7 @@ def test_each_bench_runs_to_its_end(arguments: list[str], tmp_path: Path) -> Non
     sections = json.loads(file.read_text())["sections"]
     assert all(f"### {section['title']}" in done.stdout for section in sections)
     rows = [row for section in sections for row in section["rows"]]
-    assert rows or "There is no GPU here." in done.stdout
+    assert rows or "There is no GPU here." in done.stdout or "no test cluster" in done.stdout
     assert all(math.isfinite(row["median"]) for row in rows)
 
 
