@@ -23,6 +23,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from launcher.credentials import refuse_credentials
 from launcher.errors import ConfigError
 from launcher.network import Network
 from launcher.queue import Queue
@@ -289,6 +290,8 @@ def load_run(
             document["resources"].pop(other, None)
     if name is not None:
         document["name"] = name
+    # First of all: a message about another problem may show the value.
+    refuse_credentials(document, str(path))
     return validate(RunConfig, document, str(path))
 
 
