@@ -134,7 +134,7 @@ e2e: setup ## Prove the whole way on a real cluster: this one, or the one of KUB
 ##@ The project itself
 
 .PHONY: golden lock bench clean
-golden: setup ## Rewrite the golden files and the packaged platform
+golden: setup ## Rewrite the golden files, the packaged platform and the JSON Schemas
 	$(BIN)/python -m tests.golden.golden
 
 lock: ## Compile the locked requirements from pyproject.toml

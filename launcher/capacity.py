@@ -24,7 +24,7 @@ SUFFIXES: dict[str, Fraction] = {
     **PARTS,
 }
 QUANTITY = re.compile(
-    r"(?P<number>[+-]?(?:\d+\.?\d*|\.\d+))(?:[eE](?P<power>[+-]?\d{1,3})|(?P<suffix>[A-Za-z]*))"
+    r"(?P<number>[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:[eE](?P<power>[+-]?[0-9]{1,3})|(?P<suffix>[A-Za-z]*))"
 )
 
 GPU = re.compile(r".*/.*gpu.*|gpu\..*/.*|nvidia\.com/mig-.*")

@@ -286,7 +286,7 @@ def load_run(
         raise ConfigError("--gpus and --workers exclude each other: one worker starts per GPU")
     for resource, text, other in (("gpus", gpus, "workers"), ("workers", workers, "gpus")):
         if text is not None:
-            _assign(document, ["resources", resource], _amount(text))
+            _assign(document, ["resources", resource], parse_amount(text))
             document["resources"].pop(other, None)
     if name is not None:
         document["name"] = name
@@ -295,11 +295,11 @@ def load_run(
     return validate(RunConfig, document, str(path))
 
 
-def _amount(text: str) -> int | str | dict[str, int]:
+def parse_amount(text: str) -> int | str | dict[str, int]:
     """`16`, or `8:16` for a range; what is neither stays as typed, and is refused with its path."""
-    if re.fullmatch(r"-?\d{1,18}", text):
+    if re.fullmatch(r"-?[0-9]{1,18}", text):
         return int(text)
-    if found := re.fullmatch(r"(-?\d{1,18}):(-?\d{1,18})", text):
+    if found := re.fullmatch(r"(-?[0-9]{1,18}):(-?[0-9]{1,18})", text):
         return {"min": int(found[1]), "max": int(found[2])}
     return text
 

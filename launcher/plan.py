@@ -193,11 +193,16 @@ def trainer_config(run: RunConfig, scaling: Scaling, storage: Storage) -> Traine
 # What a run may ask for.
 
 
+def is_on_this_machine(source: str) -> bool:
+    """Whether a data source is a path beside the run file, and neither built in nor anywhere else."""
+    return "/" in source and "://" not in source and not source.startswith("/")
+
+
 def _require_shared_source(run: RunConfig) -> None:
     """Raises ConfigError for data that lies beside the run file, where pods cannot see it."""
     for key in ("source", "valid_source"):
         path = getattr(run.data, key)
-        if path and "/" in path and "://" not in path and not path.startswith("/"):
+        if path and is_on_this_machine(path):
             raise ConfigError(
                 f"data.{key} = {path} is a path of this machine, which a cluster's pods do not have",
                 "Use an absolute path on the platform's storage, or s3://bucket/prefix.",

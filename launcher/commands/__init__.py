@@ -9,6 +9,7 @@ import typer
 from launcher.commands import (
     check,
     explain,
+    files,
     gpus,
     inside,
     look,
@@ -56,6 +57,8 @@ for command in (
     run_file.render,
     check.check,
     gpus.gpus,
+    files.init,
+    files.schema,
     runs.submit,
     runs.watch,
     look.status,

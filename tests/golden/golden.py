@@ -1,16 +1,18 @@
 """What the golden files hold: rendered objects of each example, keys sorted.
 
 `python -m tests.golden.golden` (`make golden`) is the only thing that writes them. The packaged
-platform is a golden file too: the chart at its default values. So is the page of known failures.
+platform is a golden file too: the chart at its default values. So are the JSON Schemas, and the page of
+known failures.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
@@ -20,11 +22,13 @@ from launcher.merge import merge
 from launcher.plan import plan_run
 from launcher.platform import CONFIG_MAP_KEY, parse_platform
 from launcher.render import render_job
+from launcher.schema import Kind, schema_of
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).parent / "objects"
 PLATFORM = ROOT / "launcher/platform.yaml"
 PAGE = ROOT / "docs/explain.md"
+SCHEMAS = ROOT / "schemas"
 ON_DATA_NODES = ("data.loader=ray", "resources.data={nodes: 2}")
 CASES: dict[str, tuple[dict[str, str], dict[str, Any], tuple[str, ...]]] = {
     "workers-2": ({"workers": "2"}, {}, ()),
@@ -99,6 +103,10 @@ def write() -> None:
         sys.exit("make golden renders the chart: helm must be on PATH")
     PLATFORM.write_text(chart_platform(helm))
     PAGE.write_text(catalogue_page())
+    SCHEMAS.mkdir(exist_ok=True)
+    for kind in get_args(Kind):
+        text = json.dumps(schema_of(kind), indent=2)
+        (SCHEMAS / f"{kind}.schema.json").write_text(f"{text}\n")
     FOLDER.mkdir(exist_ok=True)
     files = expected_files()
     for path in set(FOLDER.glob("*")) - set(files):

@@ -1,0 +1,57 @@
+"""JSON Schemas of the files that people write: an editor completes and checks by them.
+
+They say what the models say of single keys: which there are, of which kind, with which meaning. What keys
+mean to each other is checked when the file is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from launcher.config import RunConfig
+from launcher.platform import Platform
+
+Kind = Literal["run", "platform"]
+
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+MODELS: dict[Kind, tuple[type[BaseModel], str]] = {
+    "run": (RunConfig, "A run file of trainyard"),
+    "platform": (Platform, "A platform file of trainyard: what the chart publishes"),
+}
+
+
+def schema_of(kind: Kind) -> dict[str, Any]:
+    """The JSON Schema of a kind of file."""
+    model, title = MODELS[kind]
+    schema = _walked(model.model_json_schema(by_alias=True), _tidy)
+    if kind == "run":
+        _exactly_one(schema["$defs"]["Resources"], "gpus", "workers")
+    return {"$schema": DRAFT, **schema, "title": title}
+
+
+def _exactly_one(section: dict[str, Any], *keys: str) -> None:
+    section["oneOf"] = [
+        {"required": [key], "properties": {key: {"not": {"type": "null"}}}} for key in keys
+    ]
+
+
+def _walked(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    if isinstance(schema, list):
+        return [_walked(one, change) for one in schema]
+    if isinstance(schema, dict):
+        return change({key: _walked(value, change) for key, value in schema.items()})
+    return schema
+
+
+def _tidy(schema: dict[str, Any]) -> dict[str, Any]:
+    """Descriptions in one line, and no titles that only repeat a key."""
+    if isinstance(schema.get("title"), str):
+        del schema["title"]
+    if isinstance(schema.get("description"), str):
+        schema["description"] = " ".join(schema["description"].split())
+    # OpenAPI's word; JSON Schema tells the cases apart by their constant names.
+    schema.pop("discriminator", None)
+    return schema
