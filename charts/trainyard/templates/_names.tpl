@@ -8,8 +8,17 @@ trainyard-platform
 trainyard
 {{- end }}
 
+{{- define "trainyard.names.namespace" -}}
+{{ .Release.Namespace }}
+{{- end }}
+
 {{- define "trainyard.names.launcherRole" -}}
 trainyard-launcher
+{{- end }}
+
+{{/* Of the whole cluster, so the namespace is in it. */}}
+{{- define "trainyard.names.launcherClusterRole" -}}
+trainyard-launcher-{{ .Release.Namespace }}
 {{- end }}
 
 {{- define "trainyard.names.serviceAccount" -}}
@@ -18,4 +27,66 @@ trainyard-launcher
 
 {{- define "trainyard.names.claim" -}}
 {{ .Values.storage.claim.name }}
+{{- end }}
+
+{{- define "trainyard.names.networkPolicy" -}}
+trainyard-runs
+{{- end }}
+
+{{- define "trainyard.names.headsNetworkPolicy" -}}
+trainyard-heads
+{{- end }}
+
+{{- define "trainyard.names.localQueue" -}}
+{{ .Values.queue.name }}
+{{- end }}
+
+{{- define "trainyard.names.clusterQueue" -}}
+{{ .Values.queue.kueue.clusterQueue }}
+{{- end }}
+
+{{- define "trainyard.names.resourceQuota" -}}
+trainyard
+{{- end }}
+
+{{- define "trainyard.names.limitRange" -}}
+trainyard
+{{- end }}
+
+{{- define "trainyard.names.disruptionBudget" -}}
+trainyard-heads
+{{- end }}
+
+{{- define "trainyard.names.podMonitor" -}}
+trainyard-runs
+{{- end }}
+
+{{- define "trainyard.names.prometheusRule" -}}
+trainyard-runs
+{{- end }}
+
+{{- define "trainyard.names.storageProbe" -}}
+trainyard-probe-storage
+{{- end }}
+
+{{/* Of one among several: the dot is its pool, its file, its own name. */}}
+
+{{- define "trainyard.names.priorityClass" -}}
+{{ .name }}
+{{- end }}
+
+{{- define "trainyard.names.resourceFlavor" -}}
+{{ .name }}
+{{- end }}
+
+{{- define "trainyard.names.dashboard" -}}
+trainyard-dashboard-{{ . }}
+{{- end }}
+
+{{- define "trainyard.names.prePull" -}}
+trainyard-prepull-{{ . }}
+{{- end }}
+
+{{- define "trainyard.names.gpuProbe" -}}
+trainyard-probe-{{ . }}
 {{- end }}

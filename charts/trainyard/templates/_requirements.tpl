@@ -44,6 +44,13 @@ concerns several keys, and what the cluster must have. Each message: the value, 
   {{- else if and $gpus $workers -}}
     {{- $problems = append $problems (printf "pools.%s has gpusPerNode %d and workersPerNode %d: a pool with GPUs has one worker per GPU. Remove workersPerNode." $name $gpus $workers) -}}
   {{- end -}}
+  {{- with $pool.network -}}
+    {{- if and (has .preset (list "infiniband" "roce")) (not .resource) -}}
+      {{- $problems = append $problems (printf "pools.%s.network.preset %s needs resource: the name under which nodes offer their devices, such as rdma/hca_shared_devices_a." $name .preset) -}}
+    {{- else if and (eq .preset "tcp") (or .resource .devicesPerNode) -}}
+      {{- $problems = append $problems (printf "pools.%s.network.preset tcp takes no devices. Remove resource and devicesPerNode, or use infiniband, roce or efa." $name) -}}
+    {{- end -}}
+  {{- end -}}
   {{- if and $pool.cpuRequest (gt (float64 $pool.cpuRequest) (float64 $pool.cpus)) -}}
     {{- $problems = append $problems (printf "pools.%s.cpuRequest %v is above its cpus %v: a pod cannot reserve more than its limit. Lower cpuRequest or raise cpus." $name $pool.cpuRequest $pool.cpus) -}}
   {{- end -}}
@@ -66,11 +73,98 @@ concerns several keys, and what the cluster must have. Each message: the value, 
   {{- $problems = append $problems (printf "rayCluster.pool %s is not a pool. There are: %s." $values.rayCluster.pool $pools) -}}
 {{- end -}}
 
+{{- range $name := $values.prePull.pools -}}
+  {{- if not (hasKey $values.pools $name) -}}
+    {{- $problems = append $problems (printf "prePull.pools names %s, which is not a pool. There are: %s." $name $pools) -}}
+  {{- end -}}
+{{- end -}}
+
+{{- $queue := $values.queue -}}
+{{- $kueue := $queue.kueue -}}
+{{- if and $queue.name (eq $queue.system "none") -}}
+  {{- $problems = append $problems (printf "queue.name %s is set, but queue.system is none: no run would queue there. Name the system, or set queue.name to \"\"." $queue.name) -}}
+{{- end -}}
+{{- if and $kueue.clusterQueue (ne $queue.system "kueue") -}}
+  {{- $problems = append $problems (printf "queue.kueue.clusterQueue %s is set, but queue.system is %s. Set queue.system to kueue, or queue.kueue.clusterQueue to \"\"." $kueue.clusterQueue $queue.system) -}}
+{{- else if $kueue.clusterQueue -}}
+  {{- if not $queue.name -}}
+    {{- $problems = append $problems (printf "queue.kueue.clusterQueue %s is set without queue.name: the LocalQueue that leads to it needs a name. Set queue.name, for instance to runs." $kueue.clusterQueue) -}}
+  {{- end -}}
+  {{- if not (or (.Capabilities.APIVersions.Has "kueue.x-k8s.io/v1beta2/LocalQueue") (.Capabilities.APIVersions.Has "kueue.x-k8s.io/v1beta1/LocalQueue")) -}}
+    {{- $problems = append $problems "queue.kueue.clusterQueue is set, but the cluster does not know kueue.x-k8s.io LocalQueue. Install Kueue first, or set queue.kueue.clusterQueue to \"\" (`helm template` asks no cluster: give it --api-versions kueue.x-k8s.io/v1beta2/LocalQueue)." -}}
+  {{- end -}}
+{{- else if $kueue.nodes -}}
+  {{- $problems = append $problems "queue.kueue.nodes is set without queue.kueue.clusterQueue: there is no ClusterQueue to fill. Name one, or set queue.kueue.nodes to {}." -}}
+{{- end -}}
+{{- range $name, $_ := $kueue.nodes -}}
+  {{- if not (hasKey $values.pools $name) -}}
+    {{- $problems = append $problems (printf "queue.kueue.nodes counts %s, which is not a pool. There are: %s." $name $pools) -}}
+  {{- end -}}
+{{- end -}}
+{{- if $values.priorityClasses -}}
+  {{- if not (has $queue.system (list "kueue" "volcano")) -}}
+    {{- $problems = append $problems (printf "priorityClasses are given, but with queue.system %s no run can name one. Use kueue or volcano, or set priorityClasses to []." $queue.system) -}}
+  {{- else if and (eq $queue.system "kueue") (not (or (.Capabilities.APIVersions.Has "kueue.x-k8s.io/v1beta2/WorkloadPriorityClass") (.Capabilities.APIVersions.Has "kueue.x-k8s.io/v1beta1/WorkloadPriorityClass"))) -}}
+    {{- $problems = append $problems "priorityClasses are given, but the cluster does not know kueue.x-k8s.io WorkloadPriorityClass. Install Kueue first, or set priorityClasses to [] (`helm template` asks no cluster: give it --api-versions kueue.x-k8s.io/v1beta2/WorkloadPriorityClass)." -}}
+  {{- end -}}
+{{- end -}}
+
+{{- range $key, $kind := dict "podMonitor" "PodMonitor" "prometheusRule" "PrometheusRule" -}}
+  {{- if and (get $values.monitoring $key).enabled (not ($.Capabilities.APIVersions.Has (printf "monitoring.coreos.com/v1/%s" $kind))) -}}
+    {{- $problems = append $problems (printf "monitoring.%s.enabled is true, but the cluster does not know monitoring.coreos.com/v1 %s. Install the Prometheus operator first, or set it to false (`helm template` asks no cluster: give it --api-versions monitoring.coreos.com/v1/%s)." $key $kind $kind) -}}
+  {{- end -}}
+{{- end -}}
+
+{{- $network := $values.security.networkPolicy -}}
+{{- if and $network.enabled $values.elastic.enabled (not $network.apiServerCidrs) -}}
+  {{- $problems = append $problems "security.networkPolicy.enabled would cut the autoscaler of elastic runs off the API server. Give security.networkPolicy.apiServerCidrs (`kubectl get endpointslices -n default` shows its addresses), or set elastic.enabled to false." -}}
+{{- end -}}
+{{- range $direction := list "ingress" "egress" -}}
+  {{- range $number, $rule := get $network $direction -}}
+    {{- if not (or $rule.cidrs $rule.namespaces) -}}
+      {{- $problems = append $problems (printf "security.networkPolicy.%s.%d names nobody, which would mean everybody. Give it cidrs or namespaces; 0.0.0.0/0 is everybody." $direction $number) -}}
+    {{- end -}}
+  {{- end -}}
+{{- end -}}
+
 {{- if gt (float64 $values.head.cpuRequest) (float64 $values.head.cpus) -}}
   {{- $problems = append $problems (printf "head.cpuRequest %v is above head.cpus %v: a pod cannot reserve more than its limit. Lower cpuRequest or raise cpus." $values.head.cpuRequest $values.head.cpus) -}}
+{{- end -}}
+
+{{- $credentials := list -}}
+{{- range $key, $value := omit $values "global" -}}
+  {{- $credentials = concat $credentials (include "trainyard.requirements.credentials" (dict "path" $key "value" $value) | fromYamlArray) -}}
+{{- end -}}
+{{- range $credentials -}}
+  {{- $problems = append $problems (printf "%s holds a credential, which everybody who reads the release could read. Put it into a Secret, and its name here (storage.s3.secretName, imagePullSecrets), or use a cloud role (serviceAccount.annotations)." .) -}}
 {{- end -}}
 
 {{- with $problems -}}
   {{- fail (printf "\n%s" (join "\n" .)) -}}
 {{- end -}}
+{{- end }}
+
+{{/*
+Paths of values that are plain credentials, as a YAML list: addresses with a password in them, AWS access keys, private
+keys, and whatever a key calls password, secret key or token. Never the value itself. Arguments: path, value.
+*/}}
+{{- define "trainyard.requirements.credentials" -}}
+{{- $path := .path -}}
+{{- $found := list -}}
+{{- if kindIs "map" .value -}}
+  {{- range $key, $value := .value -}}
+    {{- $found = concat $found (include "trainyard.requirements.credentials" (dict "path" (printf "%s.%s" $path $key) "value" $value) | fromYamlArray) -}}
+  {{- end -}}
+{{- else if kindIs "slice" .value -}}
+  {{- range $number, $value := .value -}}
+    {{- $found = concat $found (include "trainyard.requirements.credentials" (dict "path" (printf "%s.%d" $path $number) "value" $value) | fromYamlArray) -}}
+  {{- end -}}
+{{- else if kindIs "string" .value -}}
+  {{- $isNamedSo := regexMatch "(?i)(password|passwd|secret[-_]?(access[-_]?)?key|access[-_]?key([-_]?id)?|api[-_]?key|token)$" $path -}}
+  {{- $looksSo := regexMatch "://[^/\\s:@]+:[^/\\s@]+@|\\b(AKIA|ASIA)[0-9A-Z]{16}\\b|-----BEGIN [A-Z ]*PRIVATE KEY" .value -}}
+  {{- if and .value (or $isNamedSo $looksSo) -}}
+    {{- $found = append $found $path -}}
+  {{- end -}}
+{{- end -}}
+{{- toYaml $found -}}
 {{- end }}

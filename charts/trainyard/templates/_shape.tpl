@@ -12,7 +12,7 @@ because the operator copies them from there to the init container that it inject
 {{- $head := $chart.Values.head -}}
 rayVersion: {{ $chart.Values.rayVersion | quote }}
 authOptions:
-  mode: token
+  mode: {{ ternary "token" "disabled" $chart.Values.security.tokenAuthentication }}
 headGroupSpec:
   rayStartParams:
     {{- /* No logical CPU: the head drives, and nothing is scheduled on it. */}}
@@ -114,7 +114,7 @@ spec:
       {{- include "trainyard.shape.container" . | nindent 6 }}
       resources:
         requests: {cpu: 100m, memory: 256Mi}
-        limits: {memory: 1Gi}
+        limits: {cpu: "1", memory: 1Gi}
       env:
         {{- include "trainyard.shape.env" . | nindent 8 }}
 {{- end }}
@@ -130,6 +130,13 @@ workersPerNode: {{ int .workersPerNode }}
 cpus: {{ .cpus }}
 cpuRequest: {{ .cpuRequest | default .cpus }}
 memoryGib: {{ int .memoryGib }}
+{{- with .ephemeralStorageGib }}
+ephemeralStorageGib: {{ int . }}
+{{- end }}
+{{- with .network }}
+network:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
 
 {{/* Resources of a container that is given the numbers of a pool, or of the head. */}}
@@ -137,12 +144,18 @@ memoryGib: {{ int .memoryGib }}
 requests:
   cpu: {{ toString .cpuRequest | quote }}
   memory: {{ int .memoryGib }}Gi
+  {{- with .ephemeralStorageGib }}
+  ephemeral-storage: {{ int . }}Gi
+  {{- end }}
   {{- if .gpusPerNode }}
   {{ .gpuResource }}: {{ toString .gpusPerNode | quote }}
   {{- end }}
 limits:
   cpu: {{ toString .cpus | quote }}
   memory: {{ int .memoryGib }}Gi
+  {{- with .ephemeralStorageGib }}
+  ephemeral-storage: {{ int . }}Gi
+  {{- end }}
   {{- if .gpusPerNode }}
   {{ .gpuResource }}: {{ toString .gpusPerNode | quote }}
   {{- end }}
@@ -150,11 +163,29 @@ limits:
 
 {{- define "trainyard.shape.metadata" -}}
 labels:
-  app.kubernetes.io/part-of: trainyard
+  {{- include "trainyard.shape.labels" . | nindent 2 }}
 {{- end }}
 
-{{/* What all pods share. Arguments: chart, and place: nodeSelector and tolerations. */}}
+{{/* By these, policies and monitors find the pods. */}}
+{{- define "trainyard.shape.labels" -}}
+app.kubernetes.io/part-of: trainyard
+{{- end }}
+
+{{/* What all pods of runs share. It ends in the list of volumes. Arguments: those of the next one. */}}
 {{- define "trainyard.shape.pod" -}}
+{{ include "trainyard.shape.identity" . }}
+volumes:
+  - {name: tmp, emptyDir: {}}
+  - {name: home, emptyDir: {}}
+  {{- if .chart.Values.storage.claim }}
+  - name: storage
+    persistentVolumeClaim:
+      claimName: {{ include "trainyard.names.claim" .chart | quote }}
+  {{- end }}
+{{- end }}
+
+{{/* Who a pod is and where it may lie. Arguments: chart, and place: nodeSelector and tolerations. */}}
+{{- define "trainyard.shape.identity" -}}
 {{- $values := .chart.Values -}}
 serviceAccountName: {{ include "trainyard.names.serviceAccount" .chart | quote }}
 automountServiceAccountToken: false
@@ -180,14 +211,6 @@ nodeSelector:
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-volumes:
-  - {name: tmp, emptyDir: {}}
-  - {name: home, emptyDir: {}}
-  {{- if $values.storage.claim }}
-  - name: storage
-    persistentVolumeClaim:
-      claimName: {{ include "trainyard.names.claim" .chart | quote }}
-  {{- end }}
 {{- end }}
 
 {{/* What all containers share. */}}
