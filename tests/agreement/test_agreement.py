@@ -190,7 +190,7 @@ def test_the_readmes_tree_names_every_module_and_template() -> None:
         "launcher/rules/*.py",
         "launcher/explain/*.py",
         "train_image/trainer/**/*.py",
-        "charts/trainyard/templates/*",
+        "charts/trainyard/**/*.*",
     )
     files = {
         file.relative_to(ROOT).as_posix()

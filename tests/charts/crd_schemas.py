@@ -1,8 +1,8 @@
 """JSON schemas for kubeconform, made from what the pinned Go modules hold.
 
-KubeRay's come from the CRDs of the operator's module; those of Kubernetes' own kinds, where that
-module is there too, from its OpenAPI description. Both are made strict: a key that a schema does
-not know is an error, as it is for `kubectl`.
+KubeRay's and the Prometheus operator's come from the CRDs in their modules; those of Kubernetes' own
+kinds, where that module is there too, from its OpenAPI description. All are made strict: a key that
+a schema does not know is an error, as it is for `kubectl`.
 """
 
 from __future__ import annotations
@@ -16,20 +16,26 @@ from typing import Any
 
 import yaml
 
-PINS = Path(__file__).resolve().parents[1] / "cluster" / "tools"
+PINS = (
+    *Path(__file__).resolve().parents[1].glob("cluster/tools/*/go.mod"),
+    Path(__file__).parent / "crds" / "go.mod",
+)
 
 FILE_NAME = "{{.ResourceKind}}-{{.Group}}-{{.ResourceAPIVersion}}.json"
 """How kubeconform finds a schema; for core kinds the group is `v1`."""
+
+OPERATOR = "github.com/ray-project/kuberay/ray-operator"
+PROMETHEUS = "github.com/prometheus-operator/prometheus-operator"
 
 KUBERNETES_APIS = ("api__v1", "apis__rbac.authorization.k8s.io__v1")
 
 
 def module_folder(module: str) -> Path | None:
-    """A Go module in the module cache, at the version that the test cluster is built from."""
+    """A Go module in the module cache, at the version that the tests are pinned to."""
     go = shutil.which("go")
     pinned = [
         found[1]
-        for go_mod in PINS.glob("*/go.mod")
+        for go_mod in PINS
         if (
             found := re.search(rf"^\s*{re.escape(module)} (v\S+)", go_mod.read_text(), re.MULTILINE)
         )
@@ -43,8 +49,22 @@ def module_folder(module: str) -> Path | None:
 
 def write_ray_schemas(operator: Path, target: Path) -> list[str]:
     """Write a file per kind and version of KubeRay; the kinds."""
+    return _write_crds(operator / "config/crd/bases", target)
+
+
+def write_prometheus_schemas(operator: Path, target: Path) -> list[str]:
+    """Write a file per kind of the Prometheus operator that our chart makes; the kinds."""
+    folder = operator / "example/prometheus-operator-crd"
+    return [
+        kind
+        for name in ("podmonitors", "prometheusrules")
+        for kind in _write_crds(folder, target, f"*_{name}.yaml")
+    ]
+
+
+def _write_crds(folder: Path, target: Path, names: str = "*.yaml") -> list[str]:
     kinds = []
-    for crd in sorted((operator / "config/crd/bases").glob("*.yaml")):
+    for crd in sorted(folder.glob(names)):
         spec = yaml.load(crd.read_text(), yaml.CSafeLoader)["spec"]
         kind, group = spec["names"]["kind"], spec["group"]
         for version in spec["versions"]:

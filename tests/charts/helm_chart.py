@@ -15,6 +15,15 @@ import yaml
 CHART = Path(__file__).resolve().parents[2] / "charts" / "trainyard"
 NAMESPACE = "team-vision"
 RAY_APIS = ("ray.io/v1/RayJob", "ray.io/v1/RayCluster")
+KUEUE_APIS = tuple(
+    f"kueue.x-k8s.io/{version}/{kind}"
+    for version in ("v1beta1", "v1beta2")
+    for kind in ("LocalQueue", "WorkloadPriorityClass")
+)
+MONITORING_APIS = tuple(
+    f"monitoring.coreos.com/v1/{kind}" for kind in ("PodMonitor", "PrometheusRule")
+)
+ALL_APIS = RAY_APIS + KUEUE_APIS + MONITORING_APIS
 S3_STORAGE = {
     "claim": None,
     "s3": {"path": "s3://models/vision", "endpoint": "http://minio:9000", "secretName": "bucket"},
@@ -49,26 +58,36 @@ def need_tool(name: str) -> Path:
 
 
 def run_helm(
-    values: Mapping[str, Any], apis: Iterable[str] = RAY_APIS, chart: Path = CHART
+    values: Mapping[str, Any],
+    apis: Iterable[str] = ALL_APIS,
+    chart: Path = CHART,
+    presets: Iterable[Path] = (),
 ) -> subprocess.CompletedProcess[str]:
     command = [str(need_tool("helm")), "template", "trainyard", str(chart)]
     command += ["--namespace", NAMESPACE]
     for api in apis:
         command += ["--api-versions", api]
+    for preset in presets:
+        command += ["--values", str(preset)]
     return subprocess.run(
         [*command, "--values", "-"], input=yaml.safe_dump(dict(values)), text=True,
         capture_output=True, check=False,
     )  # fmt: skip
 
 
-def render(values: Mapping[str, Any]) -> list[Object]:
-    """The objects that helm makes of the chart with these values."""
-    rendered = run_helm(values)
+def render(
+    values: Mapping[str, Any],
+    apis: Iterable[str] = ALL_APIS,
+    presets: Iterable[Path] = (),
+) -> list[Object]:
+    """The objects that helm makes of the chart with these values, which win over those of presets."""
+    rendered = run_helm(values, apis, presets=presets)
     assert rendered.returncode == 0, rendered.stderr
-    return [parsed for parsed in yaml.safe_load_all(rendered.stdout) if parsed]
+    documents = yaml.load_all(rendered.stdout, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return [parsed for parsed in documents if parsed]
 
 
-def refusal(values: Mapping[str, Any], apis: Iterable[str] = RAY_APIS) -> str:
+def refusal(values: Mapping[str, Any], apis: Iterable[str] = ALL_APIS) -> str:
     """What helm says when it refuses these values; fails when it does not."""
     rendered = run_helm(values, apis)
     assert rendered.returncode != 0, "helm accepted these values"
@@ -81,9 +100,15 @@ def only(objects: Iterable[Object], kind: str) -> Object:
     return found
 
 
+def of_kind(objects: Iterable[Object], kind: str) -> dict[str, Object]:
+    """The objects of this kind by name."""
+    return {one["metadata"]["name"]: one for one in objects if one["kind"] == kind}
+
+
 def platform_of(objects: Iterable[Object]) -> Object:
     """What the launcher reads."""
-    published: Object = yaml.safe_load(only(objects, "ConfigMap")["data"]["platform.yaml"])
+    config_map = of_kind(objects, "ConfigMap")["trainyard-platform"]
+    published: Object = yaml.safe_load(config_map["data"]["platform.yaml"])
     return published
 
 
@@ -94,6 +119,9 @@ def pods_of(objects: list[Object]) -> dict[str, Object]:
     for standing in (one for one in objects if one["kind"] == "RayCluster"):
         specs["standing"] = standing["spec"]
     pods = {"reader": platform["readerPod"]}
+    pods |= of_kind(objects, "Pod")
+    for name, daemons in of_kind(objects, "DaemonSet").items():
+        pods[name] = daemons["spec"]["template"]
     for place, spec in specs.items():
         pods[f"{place} head"] = spec["headGroupSpec"]["template"]
         for group in spec["workerGroupSpecs"]:

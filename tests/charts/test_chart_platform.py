@@ -6,6 +6,7 @@ import copy
 
 import yaml
 
+from launcher.platform import parse_platform
 from tests.charts.helm_chart import CHART, environment, only, platform_of, pods_of, render
 
 
@@ -45,7 +46,12 @@ def test_platform_holds_what_a_run_needs(platform):
                 "memoryGib": 480,
             },
         ],
-        "job": {"preRunningDeadlineSeconds": 1800, "ttlSecondsAfterFinished": 600},
+        "job": {
+            "preRunningDeadlineSeconds": 1800,
+            "ttlSecondsAfterFinished": 600,
+            "keepHeadSecondsAfterFailure": 3600,
+        },
+        "queue": {"system": "none", "name": ""},
     }
     assert sorted(spec) == ["authOptions", "headGroupSpec", "rayVersion", "workerGroupSpecs"]
     assert (reader["apiVersion"], reader["kind"]) == ("v1", "Pod")
@@ -106,6 +112,36 @@ def test_a_pool_of_ones_own_is_published_and_placed():
     }
 
 
+def test_the_operator_the_queue_and_a_pools_disk_and_network_are_published():
+    efa = {"preset": "efa", "interface": "eth0", "devicesPerNode": 32, "debug": True}
+    objects = render(
+        {
+            "operator": {"version": "1.7"},
+            "queue": {"system": "volcano", "name": "vision"},
+            "pools": {"gpu": {"ephemeralStorageGib": 500, "network": efa}},
+            "elastic": {"enabled": False},
+        }
+    )
+    text = only(objects, "ConfigMap")["data"]["platform.yaml"]
+    platform = parse_platform(text, "test")
+    assert platform.kuberay == "1.7"
+    assert (platform.queue.system, platform.queue.name) == ("volcano", "vision")
+    pool = platform.pool("gpu")
+    assert pool.ephemeral_storage_gib == 500
+    assert pool.network.model_dump(by_alias=True, exclude_none=True) == efa
+    assert platform.autoscaler is None
+    resources = pods_of(objects)["platform gpu"]["spec"]["containers"][0]["resources"]
+    assert [resources[key]["ephemeral-storage"] for key in ("requests", "limits")] == ["500Gi"] * 2
+
+
+def test_a_pool_may_count_slices_of_gpus():
+    slices = {"gpusPerNode": 56, "gpuResource": "nvidia.com/mig-1g.5gb"}
+    objects = render({"pools": {"gpu": slices}})
+    assert platform_of(objects)["pools"][1]["gpuResource"] == "nvidia.com/mig-1g.5gb"
+    limits = pods_of(objects)["platform gpu"]["spec"]["containers"][0]["resources"]["limits"]
+    assert limits["nvidia.com/mig-1g.5gb"] == "56"
+
+
 def test_reader_lies_where_heads_may_lie():
     place = {"nodeSelector": {"role": "head"}, "tolerations": [{"key": "a", "operator": "Exists"}]}
     pods = pods_of(render({"head": place}))
@@ -124,7 +160,7 @@ def test_head_drives_and_never_trains(platform):
 
 def test_drains_end_before_the_pods_do(objects):
     for place, pod in pods_of(objects).items():
-        if place == "reader":
+        if not place.startswith(("platform", "standing")):
             continue
         grace_s = pod["spec"]["terminationGracePeriodSeconds"]
         drain_s = int(environment(pod)["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
@@ -140,7 +176,7 @@ def test_reader_is_short_lived_and_small(platform):
     assert container["name"] == "reader"
     assert container["resources"] == {
         "requests": {"cpu": "100m", "memory": "256Mi"},
-        "limits": {"memory": "1Gi"},
+        "limits": {"cpu": "1", "memory": "1Gi"},
     }
 
 
@@ -171,6 +207,11 @@ def test_claim_takes_the_values_given():
     assert made["spec"]["storageClassName"] == "nfs"
     assert made["spec"]["resources"] == {"requests": {"storage": "2Ti"}}
     assert platform_of(objects)["storage"] == {"path": "/data"}
+
+
+def test_a_claim_goes_with_the_chart_only_if_told_so():
+    claim = only(render({"storage": {"claim": {"keep": False}}}), "PersistentVolumeClaim")
+    assert "annotations" not in claim["metadata"]
 
 
 def test_existing_claim_is_used_and_not_made():

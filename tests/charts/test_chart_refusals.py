@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from tests.charts.helm_chart import RAY_APIS, refusal, render, run_helm
+from tests.charts.helm_chart import ALL_APIS, CHART, RAY_APIS, refusal, render, run_helm
 
 GPU_POOL = {"gpusPerNode": 8, "cpus": 64, "memoryGib": 480}
 NO_CRDS = (
@@ -21,6 +23,25 @@ class Refusal:
     values: dict[str, Any]
     says: str
     put_right: dict[str, Any]
+    apis: Iterable[str] = ALL_APIS
+    """What the cluster serves; where that is the problem, `put_right` needs no more."""
+
+
+KUEUE = {"system": "kueue", "name": "runs", "kueue": {"clusterQueue": "vision"}}
+PRIORITIES = [{"name": "urgent", "value": 1, "description": "Deadlines."}]
+AWS_KEY = "AKIA" + "IOSFODNN7EXAMPLE"
+
+
+def holds_a_credential(path: str) -> str:
+    return (
+        f"{path} holds a credential, which everybody who reads the release could read. Put it into a"
+        " Secret, and its name here (storage.s3.secretName, imagePullSecrets), or use a cloud role"
+        " (serviceAccount.annotations)."
+    )
+
+
+def on_s3(endpoint: str) -> dict[str, Any]:
+    return {"storage": {"claim": None, "s3": {"path": "s3://models", "endpoint": endpoint}}}
 
 
 REFUSALS = {
@@ -116,6 +137,131 @@ REFUSALS = {
         says="rayCluster.pool small is not a pool. There are: cpu, gpu.",
         put_right={"rayCluster": {"enabled": True, "pool": "gpu"}},
     ),
+    "pool with RDMA and no resource": Refusal(
+        values={"pools": {"gpu": {"network": {"preset": "roce"}}}},
+        says="pools.gpu.network.preset roce needs resource: the name under which nodes offer their"
+        " devices, such as rdma/hca_shared_devices_a.",
+        put_right={"pools": {"gpu": {"network": {"preset": "roce", "resource": "rdma/hca"}}}},
+    ),
+    "pool with devices for TCP": Refusal(
+        values={"pools": {"gpu": {"network": {"preset": "tcp", "devicesPerNode": 2}}}},
+        says="pools.gpu.network.preset tcp takes no devices. Remove resource and devicesPerNode, or"
+        " use infiniband, roce or efa.",
+        put_right={"pools": {"gpu": {"network": {"preset": "efa", "devicesPerNode": 2}}}},
+    ),
+    "image pulled ahead to a pool that does not exist": Refusal(
+        values={"prePull": {"enabled": True, "pools": ["a100"]}},
+        says="prePull.pools names a100, which is not a pool. There are: cpu, gpu.",
+        put_right={"prePull": {"enabled": True, "pools": ["gpu"]}},
+    ),
+    "queue of no system": Refusal(
+        values={"queue": {"name": "runs"}},
+        says="queue.name runs is set, but queue.system is none: no run would queue there. Name the"
+        ' system, or set queue.name to "".',
+        put_right={"queue": {"name": "runs", "system": "yunikorn"}},
+    ),
+    "ClusterQueue of another system": Refusal(
+        values={"queue": KUEUE | {"system": "volcano"}},
+        says="queue.kueue.clusterQueue vision is set, but queue.system is volcano. Set queue.system to"
+        ' kueue, or queue.kueue.clusterQueue to "".',
+        put_right={"queue": KUEUE},
+    ),
+    "ClusterQueue without a queue's name": Refusal(
+        values={"queue": KUEUE | {"name": ""}},
+        says="queue.kueue.clusterQueue vision is set without queue.name: the LocalQueue that leads to"
+        " it needs a name. Set queue.name, for instance to runs.",
+        put_right={"queue": KUEUE},
+    ),
+    "Kueue's objects without Kueue": Refusal(
+        values={"queue": KUEUE},
+        apis=RAY_APIS,
+        says="queue.kueue.clusterQueue is set, but the cluster does not know kueue.x-k8s.io"
+        ' LocalQueue. Install Kueue first, or set queue.kueue.clusterQueue to "" (`helm template`'
+        " asks no cluster: give it --api-versions kueue.x-k8s.io/v1beta2/LocalQueue).",
+        put_right={"queue": KUEUE | {"kueue": {"clusterQueue": ""}}},
+    ),
+    "nodes for no ClusterQueue": Refusal(
+        values={"queue": {"kueue": {"nodes": {"gpu": 4}}}},
+        says="queue.kueue.nodes is set without queue.kueue.clusterQueue: there is no ClusterQueue to"
+        " fill. Name one, or set queue.kueue.nodes to {}.",
+        put_right={"queue": KUEUE | {"kueue": {"clusterQueue": "vision", "nodes": {"gpu": 4}}}},
+    ),
+    "nodes of a pool that does not exist": Refusal(
+        values={"queue": KUEUE | {"kueue": {"clusterQueue": "vision", "nodes": {"a100": 4}}}},
+        says="queue.kueue.nodes counts a100, which is not a pool. There are: cpu, gpu.",
+        put_right={
+            "queue": KUEUE | {"kueue": {"clusterQueue": "vision", "nodes": {"a100": 4}}},
+            "pools": {"a100": GPU_POOL},
+        },
+    ),
+    "priorities that nobody can name": Refusal(
+        values={"priorityClasses": PRIORITIES},
+        says="priorityClasses are given, but with queue.system none no run can name one. Use kueue or"
+        " volcano, or set priorityClasses to [].",
+        put_right={"priorityClasses": PRIORITIES, "queue": {"system": "volcano"}},
+    ),
+    "Kueue's priorities without Kueue": Refusal(
+        values={"priorityClasses": PRIORITIES, "queue": {"system": "kueue"}},
+        apis=RAY_APIS,
+        says="priorityClasses are given, but the cluster does not know kueue.x-k8s.io"
+        " WorkloadPriorityClass. Install Kueue first, or set priorityClasses to [] (`helm template`"
+        " asks no cluster: give it --api-versions kueue.x-k8s.io/v1beta2/WorkloadPriorityClass).",
+        put_right={"priorityClasses": [], "queue": {"system": "kueue"}},
+    ),
+    "PodMonitor without the Prometheus operator": Refusal(
+        values={"monitoring": {"podMonitor": {"enabled": True}}},
+        apis=RAY_APIS,
+        says="monitoring.podMonitor.enabled is true, but the cluster does not know"
+        " monitoring.coreos.com/v1 PodMonitor. Install the Prometheus operator first, or set it to"
+        " false (`helm template` asks no cluster: give it --api-versions"
+        " monitoring.coreos.com/v1/PodMonitor).",
+        put_right={"monitoring": {"dashboards": {"enabled": True}}},
+    ),
+    "PrometheusRule without the Prometheus operator": Refusal(
+        values={"monitoring": {"prometheusRule": {"enabled": True}}},
+        apis=RAY_APIS,
+        says="monitoring.prometheusRule.enabled is true, but the cluster does not know"
+        " monitoring.coreos.com/v1 PrometheusRule. Install the Prometheus operator first, or set it to"
+        " false (`helm template` asks no cluster: give it --api-versions"
+        " monitoring.coreos.com/v1/PrometheusRule).",
+        put_right={"monitoring": {"prometheusRule": {"enabled": False}}},
+    ),
+    "policy that cuts the autoscaler off": Refusal(
+        values={"security": {"networkPolicy": {"enabled": True}}},
+        says="security.networkPolicy.enabled would cut the autoscaler of elastic runs off the API"
+        " server. Give security.networkPolicy.apiServerCidrs (`kubectl get endpointslices -n default`"
+        " shows its addresses), or set elastic.enabled to false.",
+        put_right={"security": {"networkPolicy": {"enabled": True}}, "elastic": {"enabled": False}},
+    ),
+    "policy for everybody": Refusal(
+        values={"security": {"networkPolicy": {"egress": [{"ports": [443]}]}}},
+        says="security.networkPolicy.egress.0 names nobody, which would mean everybody. Give it cidrs"
+        " or namespaces; 0.0.0.0/0 is everybody.",
+        put_right={"security": {"networkPolicy": {"egress": [{"cidrs": ["0.0.0.0/0"]}]}}},
+    ),
+    "password in an address": Refusal(
+        values=on_s3("https://trainer:hunter2@minio:9000"),
+        says=holds_a_credential("storage.s3.endpoint"),
+        put_right=on_s3("https://minio:9000"),
+    ),
+    "AWS access key": Refusal(
+        values={"serviceAccount": {"annotations": {"note": f"key {AWS_KEY}"}}},
+        says=holds_a_credential("serviceAccount.annotations.note"),
+        put_right={"serviceAccount": {"annotations": {"note": "key AKIA of ours"}}},
+    ),
+    "value that is called a password": Refusal(
+        values={"serviceAccount": {"annotations": {"registry-password": "hunter2"}}},
+        says=holds_a_credential("serviceAccount.annotations.registry-password"),
+        put_right={"serviceAccount": {"annotations": {"registry-password-secret": "registry"}}},
+    ),
+    "private key in a list": Refusal(
+        values={
+            "priorityClasses": [PRIORITIES[0] | {"description": "-----BEGIN RSA PRIVATE KEY-----"}],
+            "queue": {"system": "volcano"},
+        },
+        says=holds_a_credential("priorityClasses.0.description"),
+        put_right={"priorityClasses": PRIORITIES, "queue": {"system": "volcano"}},
+    ),
 }
 
 
@@ -127,16 +273,31 @@ def messages(stderr: str) -> list[str]:
 
 @pytest.mark.parametrize("case", REFUSALS.values(), ids=REFUSALS)
 def test_refused_with_this_sentence_alone(case):
-    assert messages(refusal(case.values)) == [case.says]
+    assert messages(refusal(case.values, case.apis)) == [case.says]
 
 
 @pytest.mark.parametrize("case", REFUSALS.values(), ids=REFUSALS)
 def test_accepted_once_put_right(case):
-    assert render(case.put_right)
+    assert render(case.put_right, case.apis)
 
 
 def test_missing_crds_are_refused():
     assert messages(refusal({}, apis=())) == [NO_CRDS]
+
+
+def test_a_refused_credential_is_not_repeated():
+    said = refusal(on_s3("https://trainer:hunter2@minio:9000"))
+    assert "hunter2" not in said
+
+
+def test_every_refusal_of_the_chart_has_its_test():
+    text = (CHART / "templates" / "_requirements.tpl").read_text()
+    sentences = re.findall(r'append \$problems (?:\(printf )?"((?:[^"\\]|\\.)*)"', text)
+    assert len(sentences) == text.count("append $problems")
+    tested = [NO_CRDS, *(case.says for case in REFUSALS.values())]
+    for sentence in sentences:
+        pattern = re.sub(r"%[a-z]", ".+", re.escape(sentence.replace('\\"', '"')))
+        assert any(re.fullmatch(pattern, says) for says in tested), sentence
 
 
 def test_crds_are_enough():

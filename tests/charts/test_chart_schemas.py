@@ -13,13 +13,15 @@ import yaml
 
 from tests.charts.crd_schemas import (
     FILE_NAME,
+    OPERATOR,
+    PROMETHEUS,
     module_folder,
     write_kubernetes_schemas,
+    write_prometheus_schemas,
     write_ray_schemas,
 )
 from tests.charts.helm_chart import Object, missing, need_tool, only, platform_of, render
 
-OPERATOR = "github.com/ray-project/kuberay/ray-operator"
 SUBJECTS = [{"kind": "Group", "name": "vision"}, {"kind": "ServiceAccount", "name": "ci"}]
 
 
@@ -77,6 +79,7 @@ def test_objects_are_valid_with_every_value_in_use(schemas: Path) -> None:
     objects = render(
         {
             "imagePullSecrets": [{"name": "registry"}],
+            "security": {"tokenAuthentication": False},
             "storage": {"claim": {"storageClassName": "nfs"}},
             "pools": {"gpu": place, "cpu": {**place, "cpuRequest": 0.25}},
             "head": place,
@@ -86,6 +89,21 @@ def test_objects_are_valid_with_every_value_in_use(schemas: Path) -> None:
         }
     )
     assert problems(known([*objects, *of_platform(objects)], schemas), schemas) == ""
+
+
+def test_monitors_and_rules_are_valid(tmp_path: Path) -> None:
+    prometheus = module_folder(PROMETHEUS)
+    if prometheus is None:
+        missing(
+            f"the module {PROMETHEUS} is not in Go's module cache, see tests/charts/crds/go.mod"
+        )
+    assert write_prometheus_schemas(prometheus, tmp_path) == ["PodMonitor", "PrometheusRule"]
+    enabled = {"enabled": True}
+    objects = render({"monitoring": {"podMonitor": enabled, "prometheusRule": enabled}})
+    made = [only(objects, kind) for kind in ("PodMonitor", "PrometheusRule")]
+    assert problems(made, tmp_path) == ""
+    made[0]["spec"]["podMetricsEndpoint"] = []
+    assert "podMetricsEndpoint" in problems(made, tmp_path)
 
 
 @pytest.mark.parametrize(

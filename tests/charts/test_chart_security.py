@@ -28,7 +28,7 @@ UNSET = object()
 
 def test_every_pod_passes_the_restricted_profile(objects):
     pods = pods_of(objects)
-    assert len(pods) == 6
+    assert len(pods) == 7
     found = {place: violations(pod["spec"]) for place, pod in pods.items()}
     assert not any(found.values()), found
 
@@ -81,6 +81,7 @@ def test_the_launcher_may_do_what_it_needs_and_no_more(on_claim):
         "core/persistentvolumeclaims": ["get"],
         "core/secrets": ["get"],
         "core/resourcequotas": ["get", "list"],
+        "core/namespaces": ["get"],
         "kueue.x-k8s.io/localqueues": ["get", "list"],
         "kueue.x-k8s.io/workloads": ["get", "list"],
         "visibility.kueue.x-k8s.io/localqueues/pendingworkloads": ["get"],

@@ -17,7 +17,8 @@ from tests.charts.helm_chart import CHART, need_tool, refusal, render, run_helm
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 VALUES = (CHART / "values.yaml").read_text()
 # Maps whose keys the administrator chooses.
-FREE_MAPS = {"annotations", "nodeSelector", "global"}
+FREE_MAPS = {"annotations", "nodeSelector", "global", "labels", "nodes", "hard"}
+FREE_MAPS |= {"default", "defaultRequest", "max", "min", "quantities"}
 
 
 def resolve(node: dict[str, Any]) -> dict[str, Any]:
@@ -92,6 +93,26 @@ def test_every_required_key_has_a_value():
         "storage",
         "storage.claim",
         "storage.s3",
+        "prePull",
+        "operator",
+        "queue",
+        "queue.kueue",
+        "priorityClasses.0",
+        "quotas",
+        "quotas.limitRange",
+        "disruptionBudget",
+        "elastic",
+        "security",
+        "security.namespace",
+        "security.networkPolicy",
+        "security.networkPolicy.egress.0",
+        "monitoring",
+        "monitoring.podMonitor",
+        "monitoring.prometheusRule",
+        "monitoring.dashboards",
+        "test",
+        "pools.gpu.network",
+        "launcher.clusterRbac",
         "pools.gpu",
         "pools.gpu.tolerations.0",
         "defaultPools",
@@ -133,6 +154,18 @@ def test_unknown_key_is_refused_at_each_level(path):
         ({"storage": {"s3": {"path": "/models"}}}, "/storage/s3/path"),
         ({"rayCluster": {"replicas": -1}}, "/rayCluster/replicas"),
         ({"job": {"preRunningDeadlineSeconds": 0}}, "/job/preRunningDeadlineSeconds"),
+        ({"job": {"keepHeadSecondsAfterFailure": -1}}, "/job/keepHeadSecondsAfterFailure"),
+        ({"pools": {"gpu": {"gpuResource": "amd.com/mig-1g"}}}, "/pools/gpu/gpuResource"),
+        ({"pools": {"gpu": {"network": {"preset": "ib"}}}}, "/pools/gpu/network/preset"),
+        ({"operator": {"version": "1.5"}}, "/operator/version"),
+        ({"queue": {"system": "slurm"}}, "/queue/system"),
+        ({"queue": {"kueue": {"nodes": {"gpu": -1}}}}, "/queue/kueue/nodes/gpu"),
+        ({"priorityClasses": [{"name": "system-a", "value": 1, "description": "a"}]}, "/name"),
+        ({"quotas": {"hard": {"pods": 3}}}, "/quotas/hard/pods"),
+        ({"security": {"namespace": {"podSecurity": "strict"}}}, "/security/namespace"),
+        ({"security": {"networkPolicy": {"storageCidrs": ["10.0.0.1"]}}}, "/storageCidrs/0"),
+        ({"monitoring": {"prometheusRule": {"slowRatio": 50}}}, "/slowRatio"),
+        ({"monitoring": {"podMonitor": {"interval": "often"}}}, "/interval"),
     ],
 )
 def test_wrong_value_is_refused_by_place(values, where):
@@ -146,14 +179,16 @@ def test_a_parent_chart_may_pass_its_own_values():
 
 
 @pytest.mark.parametrize(
-    "template", sorted((CHART / "templates").glob("*.yaml")), ids=lambda p: p.name
+    "template", sorted((CHART / "templates").glob("**/*.yaml")), ids=lambda p: p.name
 )
 def test_names_of_objects_come_from_the_names_file(template):
     text = template.read_text()
     names = re.findall(r"^metadata:\n  name: (.*)$", text, re.MULTILINE)
     assert len(names) == text.count("\nkind: ") >= 1
     for name in names:
-        assert re.fullmatch(r'\{\{ include "trainyard\.names\.\w+" [.$] (\| quote )?\}\}', name)
+        assert re.fullmatch(
+            r'\{\{ include "trainyard\.names\.\w+" (\.|\$\w*) (\| quote )?\}\}', name
+        )
 
 
 def test_the_names_file_holds_names_alone():
@@ -175,17 +210,31 @@ def test_notes_lead_to_the_next_command(tmp_path):
         + notes.read_text()
         + "{{ end }}"
     )
-    objects = run_helm({"storage": {"claim": {"accessModes": ["ReadWriteOnce"]}}}, chart=copy)
-    assert objects.returncode == 0, objects.stderr
-    (text,) = [one["notes"] for one in yaml.safe_load_all(objects.stdout) if one and "notes" in one]
-    assert "trainyard submit examples/digits.yaml -n team-vision" in text
-    assert "not ReadWriteMany" in text
-    assert "launcher.rbac.subjects" in text
+    values = {
+        "storage": {"claim": {"accessModes": ["ReadWriteOnce"], "keep": False}},
+        "security": {"tokenAuthentication": False},
+        "queue": {"system": "kai"},
+    }
+    rendered = run_helm(values, chart=copy)
+    assert rendered.returncode == 0, rendered.stderr
+    documents = yaml.safe_load_all(rendered.stdout)
+    (text,) = [one["notes"] for one in documents if one and "notes" in one]
+    for said in (
+        "helm test trainyard -n team-vision --logs",
+        "trainyard submit examples/digits.yaml -n team-vision",
+        "not ReadWriteMany",
+        "storage.claim.keep is false",
+        "security.tokenAuthentication is false",
+        "No NetworkPolicy",
+        "Each run has to name its queue",
+        "launcher.rbac.subjects",
+    ):
+        assert said in text
 
 
 def test_lint_finds_nothing():
     lint = subprocess.run(
-        [need_tool("helm"), "lint", CHART], capture_output=True, text=True, check=False
+        [need_tool("helm"), "lint", "--strict", CHART], capture_output=True, text=True, check=False
     )
     assert lint.returncode == 0, lint.stdout
     assert "[WARNING]" not in lint.stdout + lint.stderr

@@ -171,7 +171,7 @@ labels:
 app.kubernetes.io/part-of: trainyard
 {{- end }}
 
-{{/* What all pods of runs share. It ends in the list of volumes. Arguments: those of the next one. */}}
+{{/* What all pods of runs share. Arguments: those of the next one. */}}
 {{- define "trainyard.shape.pod" -}}
 {{ include "trainyard.shape.identity" . }}
 volumes:
