@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from launcher.cluster.kinds import place_of
+from launcher.preflight import RIGHTS
 from tests.charts.helm_chart import only, pods_of, render
 from tests.charts.pod_security import violations
 
@@ -62,14 +64,17 @@ def test_ray_asks_for_a_token(objects, platform):
     assert only(objects, "RayCluster")["spec"]["authOptions"] == {"mode": "token"}
 
 
-def test_the_launcher_may_do_what_it_needs_and_no_more(on_claim):
-    rights = {
+def rights_of(role: dict[str, Any]) -> dict[str, list[str]]:
+    return {
         f"{group or 'core'}/{resource}": sorted(rule["verbs"])
-        for rule in only(on_claim, "Role")["rules"]
+        for rule in role["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
     }
-    assert rights == {
+
+
+def test_the_launcher_may_do_what_it_needs_and_no_more(on_claim):
+    assert rights_of(only(on_claim, "Role")) == {
         "ray.io/rayjobs": ["create", "delete", "get", "list", "patch", "watch"],
         "ray.io/rayclusters": ["get", "list", "watch"],
         "core/pods": ["create", "delete", "get", "list", "watch"],
@@ -81,11 +86,38 @@ def test_the_launcher_may_do_what_it_needs_and_no_more(on_claim):
         "core/persistentvolumeclaims": ["get"],
         "core/secrets": ["get"],
         "core/resourcequotas": ["get", "list"],
-        "core/namespaces": ["get"],
-        "kueue.x-k8s.io/localqueues": ["get", "list"],
-        "kueue.x-k8s.io/workloads": ["get", "list"],
+        "kueue.x-k8s.io/localqueues": ["get"],
+        "kueue.x-k8s.io/workloads": ["get", "list", "patch"],
         "visibility.kueue.x-k8s.io/localqueues/pendingworkloads": ["get"],
     }
+
+
+def test_preflight_asks_for_nothing_that_the_role_lacks(on_claim):
+    rights = rights_of(only(on_claim, "Role"))
+    for kind, part, verb in RIGHTS:
+        place = place_of(kind)
+        resource = f"{place.group or 'core'}/{place.plural}" + (f"/{part}" if part else "")
+        assert verb in rights[resource], (kind, part, verb)
+
+
+def test_the_whole_cluster_is_read_only_by_those_who_may(on_claim):
+    assert "ClusterRole" not in [one["kind"] for one in on_claim]
+    subjects = [{"kind": "Group", "name": "vision"}]
+    objects = render(
+        {"launcher": {"rbac": {"subjects": subjects}, "clusterRbac": {"create": True}}}
+    )
+    assert rights_of(only(objects, "ClusterRole")) == {
+        "core/nodes": ["get", "list"],
+        "core/pods": ["get", "list"],
+        "ray.io/rayjobs": ["get", "list"],
+        "coordination.k8s.io/leases": ["get", "list"],
+        "apiextensions.k8s.io/customresourcedefinitions": ["get"],
+    }
+    binding = only(objects, "ClusterRoleBinding")
+    assert binding["roleRef"]["name"] == only(objects, "ClusterRole")["metadata"]["name"]
+    # Two namespaces may each have a release with its own people.
+    assert binding["metadata"]["name"].endswith("team-vision")
+    assert binding["subjects"][0]["name"] == "vision"
 
 
 def test_nobody_is_bound_until_named(on_claim):
