@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
+from launcher.diff import require_same_identity
 from launcher.errors import ClusterError
 from launcher.kuberay import OWNER_LABELS, RUN_LABEL, RayjobApi
 from launcher.watch import ENDED, phase_of
@@ -22,7 +23,8 @@ def submit_run(rayjobs: RayjobApi, job: Object) -> Submitted:
     """Create the RayJob, or find that it is live already.
 
     An ended one of the same name makes room and the run goes on where it stopped. Raises
-    ClusterError if the run is live as another submission, or the name belongs to someone else.
+    ClusterError if the run is live as another submission, or the name belongs to someone else, and
+    ConfigError if the last one trained another model.
     """
     name, run = job["metadata"]["name"], job["metadata"]["labels"][RUN_LABEL]
     existing = rayjobs.get_job(name)
@@ -32,7 +34,10 @@ def submit_run(rayjobs: RayjobApi, job: Object) -> Submitted:
             "Delete or rename that object, or give the run another name with --name.",
             reason="AlreadyExists",
         )
-    for other in rayjobs.list_jobs(run):
+    others = rayjobs.list_jobs(run)
+    if others:
+        require_same_identity(others[-1], job)
+    for other in others:
         if other["metadata"]["name"] != name and is_live(other):
             raise ClusterError(
                 f"run {run} is live as {other['metadata']['name']}, and this run file makes {name}",

@@ -8,6 +8,7 @@ import typer
 
 from launcher.commands import (
     check,
+    diff,
     explain,
     files,
     gpus,
@@ -56,6 +57,7 @@ for command in (
     run_file.plan,
     run_file.render,
     check.check,
+    diff.diff,
     gpus.gpus,
     files.init,
     files.schema,
@@ -79,7 +81,11 @@ for command in (
 app.command("list")(look.list_runs)
 
 app.add_typer(
-    _group("What the chart publishes in a namespace.", get=platform.platform_get),
+    _group(
+        "What the chart publishes in a namespace.",
+        get=platform.platform_get,
+        diff=platform.platform_diff,
+    ),
     name="platform",
 )
 app.add_typer(

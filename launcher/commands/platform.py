@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
 import typer
 
-from launcher.commands.options import NAMESPACE, Namespace
+from launcher.commands.options import NAMESPACE, Json, Namespace, print_json, yaml_text
+
+if TYPE_CHECKING:
+    from launcher.platform import Platform
 
 
 def platform_get(namespace: Namespace = NAMESPACE) -> None:
@@ -16,3 +23,65 @@ def platform_get(namespace: Namespace = NAMESPACE) -> None:
     platform_of_config_map(config_map, namespace)
     assert config_map is not None
     typer.echo(config_map["data"][CONFIG_MAP_KEY], nl=False)
+
+
+def platform_diff(
+    file: Annotated[
+        Optional[Path],
+        typer.Option(
+            "--file",
+            metavar="FILE",
+            help="A platform file, or what `helm template` prints of the chart.",
+        ),
+    ] = None,
+    with_namespace: Annotated[
+        Optional[str],
+        typer.Option("--with", metavar="NAMESPACE", help="The platform of another namespace."),
+    ] = None,
+    namespace: Namespace = NAMESPACE,
+    as_json: Json = False,
+) -> None:
+    """Show what another platform would change, and whom it reaches: what `helm upgrade` would do.
+
+    For example: helm template trainyard charts/trainyard -f new.yaml | trainyard platform diff --file -.
+    Runs that were submitted keep what they have. Exits 0 without a change, 1 with changes.
+    """
+    from launcher import show
+    from launcher.errors import ConfigError
+    from launcher.platform_diff import RUNNING, diff_platforms
+
+    if (file is None) == (with_namespace is None):
+        raise ConfigError("platform diff needs one of --file FILE and --with NAMESPACE")
+    after = _platform_of_file(file) if file is not None else _platform_in(str(with_namespace))
+    changes = diff_platforms(_platform_in(namespace), after)
+    if as_json:
+        print_json([asdict(one) for one in changes])
+    elif changes:
+        rows = [(one.path, _shown(one.before), _shown(one.after), one.reaches) for one in changes]
+        show.table(("field", "before", "after", "reaches"), rows)
+    show.say(RUNNING if changes else "no change")
+    if changes:
+        raise typer.Exit(1)
+
+
+def _platform_in(namespace: str) -> Platform:
+    from launcher.cluster import Cluster
+    from launcher.platform import CONFIG_MAP, platform_of_config_map
+
+    return platform_of_config_map(Cluster(namespace).get("ConfigMap", CONFIG_MAP), namespace)
+
+
+def _platform_of_file(path: Path) -> Platform:
+    from launcher.config import read_documents
+    from launcher.platform import parse_platform
+    from launcher.platform_diff import platform_of_manifests
+
+    documents = read_documents(Path("/dev/stdin") if path == Path("-") else path)
+    first = documents[0] if documents else None
+    if isinstance(first, dict) and "formatVersion" in first:
+        return parse_platform(yaml_text(first), str(path))
+    return platform_of_manifests(documents, str(path))
+
+
+def _shown(value: object) -> str:
+    return "-" if value is None else str(value)

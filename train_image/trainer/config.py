@@ -48,6 +48,13 @@ NotNegative = Annotated[float, Field(ge=0, strict=False, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1, strict=False)]
 Metric = Literal["val_accuracy", "val_loss"]
 
+MAY_CHANGE = {
+    "data": {"decode_workers", "endpoint", "max_bad_samples", "ray_nodes"},
+    "train": {"channels_last", "compile", "epochs", "micro_batch_size"},
+}
+"""Keys of the sections that make a run's identity, but do not belong to it themselves. `epochs` may only
+be raised."""
+
 BUILT_IN = ("digits",)
 """Data sets that come with a package."""
 

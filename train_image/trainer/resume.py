@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trainer.checkpoint import MODEL, STATE, Checkpoint, Checkpoints, Name
-from trainer.config import TrainerConfig
+from trainer.config import MAY_CHANGE, TrainerConfig
 from trainer.errors import ConfigError
 from trainer.folder import RunFolder
 from trainer.lease import Fence
@@ -16,12 +16,6 @@ from trainer.progress import Trained, read_lines, to_json
 
 if TYPE_CHECKING:
     import torch
-
-MAY_CHANGE = {
-    "data": {"decode_workers", "endpoint", "max_bad_samples", "ray_nodes"},
-    "train": {"channels_last", "compile", "epochs", "micro_batch_size"},
-}
-"""Keys of the sections that make a run's identity, but do not belong to it themselves."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

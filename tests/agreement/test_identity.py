@@ -1,0 +1,131 @@
+"""The launcher refuses before a submission just what the driver refuses at the run's folder."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from launcher.config import load_run
+from launcher.diff import diff_jobs
+from launcher.merge import merge
+from launcher.plan import plan_run
+from launcher.platform import load_platform
+from launcher.render import render_job
+from trainer import resume
+from trainer.config import TrainerConfig
+from trainer.errors import ConfigError
+from trainer.folder import RunFolder
+
+ROOT = Path(__file__).resolve().parents[2]
+PLATFORM = load_platform(None)
+PLAN = plan_run(load_run(ROOT / "examples/digits.yaml", workers="2"), PLATFORM, "team")
+
+OTHERS: dict[str, Any] = {
+    "data.source": "s3://bucket/other",
+    "data.valid_source": "s3://bucket/valid",
+    "data.valid_share": 0.5,
+    "data.endpoint": "http://elsewhere:9000",
+    "data.image_column": "picture",
+    "data.label_column": "class",
+    "data.loader": "ray",
+    "data.decode_workers": 3,
+    "data.ray_nodes": {"zone": "a"},
+    "data.shuffle": False,
+    "data.augment.flip": True,
+    "data.augment.crop": 2,
+    "data.drop_last": False,
+    "data.max_bad_samples": 5,
+    "train.model.name": "resnet34",
+    "train.model.in_channels": 3,
+    "train.model.num_classes": 11,
+    "train.model.image_size": 64,
+    "train.seed": 7,
+    "train.epochs": 99,
+    "train.global_batch_size": 128,
+    "train.micro_batch_size": 16,
+    "train.optimizer": {"name": "adamw"},
+    "train.optimizer.learning_rate": 0.5,
+    "train.schedule": {"name": "constant"},
+    "train.schedule.warmup_samples": 10,
+    "train.clip_norm": 1.0,
+    "train.label_smoothing": 0.1,
+    "train.ema_decay": 0.9,
+    "train.precision": "fp32",
+    "train.channels_last": True,
+    "train.compile": True,
+    "train.early_stopping": {"patience_epochs": 3},
+    "checkpoint.every_epochs": 2,
+    "checkpoint.keep": 9,
+    "faults.retries": 9,
+    "scaling.num_workers": 4,
+    "scaling.cpus_per_worker": 4,
+}
+LOWER = {"train.epochs": 1}
+ONE_CHOICE = {"train.recipe", "train.strategy"}
+"""Fields that have one value so far."""
+
+
+def changed(changes: dict[str, Any]) -> TrainerConfig:
+    document = PLAN.trainer.model_dump(mode="json")
+    for path, value in changes.items():
+        *parents, last = path.split(".")
+        section = document
+        for part in parents:
+            section = section[part]
+        section[last] = copy.deepcopy(value)
+    return TrainerConfig.model_validate(document)
+
+
+def refused_by_the_launcher(config: TrainerConfig) -> set[str]:
+    """The sections' fields, as `train.optimizer`."""
+    plans = (PLAN, replace(PLAN, trainer=config))
+    before, after = (merge(render_job(plan), PLATFORM, plan) for plan in plans)
+    changes = diff_jobs(before, after, live=False)
+    return {_field(one.path.removeprefix("config.")) for one in changes if one.effect == "refused"}
+
+
+def refused_by_the_driver(config: TrainerConfig) -> set[str]:
+    with tempfile.TemporaryDirectory() as path:
+        folder = RunFolder.open(path, "digits")
+        folder.write(folder.run, PLAN.trainer.model_dump_json())
+        try:
+            resume.check_identity(folder, config)
+        except ConfigError as error:
+            lines = str(error).splitlines()[1:-1]
+            return {_field(line.strip().split(":")[0]) for line in lines}
+    return set()
+
+
+def _field(path: str) -> str:
+    return ".".join(path.split(".")[:2])
+
+
+@pytest.mark.parametrize(
+    ("path", "value"), [*OTHERS.items(), *LOWER.items()], ids=lambda one: str(one)
+)
+def test_they_agree_about_each_field(path: str, value: Any) -> None:
+    config = changed({path: value})
+    assert config != PLAN.trainer
+    assert refused_by_the_launcher(config) == refused_by_the_driver(config)
+
+
+@given(st.sets(st.sampled_from(sorted(OTHERS)), max_size=6), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_they_agree_about_any_change(paths: set[str], lower: bool) -> None:
+    config = changed({path: OTHERS[path] for path in sorted(paths)} | (LOWER if lower else {}))
+    assert refused_by_the_launcher(config) == refused_by_the_driver(config)
+
+
+@pytest.mark.parametrize("section", ["data", "train"])
+def test_every_field_of_the_identitys_sections_is_tried(section: str) -> None:
+    model: type[BaseModel] = TrainerConfig.model_fields[section].annotation  # type: ignore[assignment]
+    tried = {_field(path) for path in OTHERS} | ONE_CHOICE
+    assert {f"{section}.{name}" for name in model.model_fields} <= tried

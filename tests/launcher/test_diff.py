@@ -1,0 +1,261 @@
+"""Two RayJobs of a run: each change by its path, and when it would count."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fake_cluster import FakeCluster
+
+from launcher.commands.options import objects_of
+from launcher.config import load_run
+from launcher.diff import diff_jobs, require_same_identity
+from launcher.errors import ConfigError
+from launcher.kuberay import RayjobApi
+from launcher.platform import Platform, PlatformQueue, load_platform, parse_platform
+from launcher.platform_diff import diff_platforms, platform_of_manifests
+from launcher.submit import submit_run
+
+ROOT = Path(__file__).resolve().parents[2]
+DIGITS = ROOT / "examples/digits.yaml"
+HEAD = "spec.rayClusterSpec.headGroupSpec.template.spec.containers.ray-head"
+WORKER = "spec.rayClusterSpec.workerGroupSpecs.cpu.template.spec.containers.ray-worker"
+
+Object = dict[str, Any]
+
+
+def job_of(*settings: str, platform: Platform | None = None, **resources: str) -> Object:
+    run = load_run(DIGITS, settings, **(resources or {"workers": "2"}))
+    return objects_of(run, platform or load_platform(None), "team")[1]
+
+
+def stored(job: Object, status: Object | None = None) -> Object:
+    """The RayJob as the API server and the operator leave it."""
+    job = copy.deepcopy(job)
+    job["metadata"] |= {
+        "uid": "0",
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+        "generation": 3,
+        "finalizers": ["ray.io/rayjob-finalizer"],
+        "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "{}"},
+    }
+    spec = job["spec"]["rayClusterSpec"]
+    for group in spec["workerGroupSpecs"]:
+        group["numOfHosts"] = 1
+    for port in spec["headGroupSpec"]["template"]["spec"]["containers"][0]["ports"]:
+        port["protocol"] = "TCP"
+    job["status"] = status or {"jobDeploymentStatus": "Running", "jobStatus": "RUNNING"}
+    return job
+
+
+@pytest.mark.parametrize("resources", [{"workers": "2"}, {"gpus": "16"}, {"gpus": "8:16"}])
+def test_what_the_api_server_fills_in_is_no_change(resources: dict[str, str]) -> None:
+    job = job_of(**resources)
+    assert diff_jobs(stored(job), job, live=True) == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "path", "before", "after", "effect"),
+    [
+        (["faults.retries=5"], "spec.backoffLimit", 2, 5, "at once"),
+        (["faults.retries=5"], "config.faults.retries", 2, 5, "next attempt"),
+        (["train.epochs=50"], "config.train.epochs", 12, 50, "next attempt"),
+        (["train.epochs=3"], "config.train.epochs", 12, 3, "refused"),
+        (["train.seed=1"], "config.train.seed", 0, 1, "refused"),
+        (["train.compile=true"], "config.train.compile", False, True, "next attempt"),
+        (["data.augment.flip=true"], "config.data.augment.flip", False, True, "refused"),
+        (["data.loader=ray"], "config.data.loader", "torch", "ray", "refused"),
+        (["train.early_stopping.patience_epochs=3"], "config.train.early_stopping", None, ..., "refused"),
+        (["checkpoint.keep=9"], "config.checkpoint.keep", 2, 9, "next attempt"),
+        (["image=other:2"], f"{HEAD}.image", ..., "other:2", "next attempt"),
+        (["network.preset=tcp"], f"{WORKER}.env.NCCL_DEBUG", None, ..., "next attempt"),
+        (
+            ["resources.workers=4"],
+            "spec.rayClusterSpec.workerGroupSpecs.cpu.replicas",
+            2,
+            4,
+            "next attempt",
+        ),
+    ],
+)  # fmt: skip
+def test_each_change_has_its_path_and_its_effect(
+    settings: list[str], path: str, before: Any, after: Any, effect: str
+) -> None:
+    run = load_run(DIGITS, ["resources.workers=2"])
+    old = objects_of(run, load_platform(None), "team")[1]
+    new = objects_of(
+        load_run(DIGITS, ["resources.workers=2", *settings]), load_platform(None), "team"
+    )[1]
+    (change,) = [one for one in diff_jobs(stored(old), new, live=True) if one.path == path]
+    assert before in (..., change.before)
+    assert after in (..., change.after)
+    assert change.effect == effect
+    assert change.why
+
+
+def test_life_cycle_and_queue_are_told_by_when_kuberay_reads_them() -> None:
+    platform = load_platform(None)
+    kueue = platform.model_copy(update={"queue": PlatformQueue(system="kueue", name="team")})
+    changes = {
+        one.path: one.effect
+        for one in diff_jobs(stored(job_of()), job_of(platform=kueue), live=True)
+    }
+    assert changes.pop("metadata.labels[kueue.x-k8s.io/queue-name]") == "new submission"
+    assert changes.pop("spec.deletionStrategy") == "at once"
+    assert changes.pop("spec.shutdownAfterJobFinishes") == "at once"
+    assert changes == {"spec.ttlSecondsAfterFinished": "at once"}
+
+
+def test_a_job_that_kueue_has_let_start_is_unchanged() -> None:
+    platform = load_platform(None)
+    kueue = platform.model_copy(update={"queue": PlatformQueue(system="kueue", name="team")})
+    job = job_of(platform=kueue)
+    started = stored(job)
+    started["spec"]["suspend"] = False
+    assert diff_jobs(started, job, live=True) == ()
+
+
+@pytest.mark.parametrize(
+    ("field", "before", "after", "effect"),
+    [
+        ("submissionMode", "HTTPMode", "SidecarMode", "new submission"),
+        ("entrypoint", "a", "b", "next attempt"),
+        ("runtimeEnvYAML", None, "a: 1", "next attempt"),
+        ("activeDeadlineSeconds", None, 60, "at once"),
+        ("preRunningDeadlineSeconds", 60, 61, "at once"),
+        ("suspend", True, None, "at once"),
+        ("jobId", "a", "b", "new submission"),
+        ("managedBy", None, "kueue.x-k8s.io/multikueue", "new submission"),
+    ],
+)
+def test_each_field_of_a_job_is_classified(
+    field: str, before: Any, after: Any, effect: str
+) -> None:
+    old, new = job_of(), job_of()
+    old["spec"][field], new["spec"][field] = before, after
+    (change,) = diff_jobs(stored(old), new, live=True)
+    assert (change.path, change.effect) == (f"spec.{field}", effect)
+    (ended,) = diff_jobs(stored(old), new, live=False)
+    assert ended.effect == "next attempt"
+
+
+def test_text_that_is_no_config_is_compared_as_it_stands() -> None:
+    old = job_of()
+    for one in old["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0][
+        "env"
+    ]:
+        if one["name"] == "TRAINYARD_CONFIG":
+            one["value"] = "{broken"
+    (change,) = diff_jobs(stored(old), job_of(), live=True)
+    assert (change.path, change.before) == ("config", "{broken")
+
+
+ENDED = {"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED", "succeeded": 1}
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_submit_refuses_another_identity_field_by_field(live: bool) -> None:
+    cluster = FakeCluster()
+    old = stored(job_of(), None if live else ENDED)
+    cluster.objects["RayJob", old["metadata"]["name"]] = old
+    with pytest.raises(ConfigError, match="this run file is another one") as raised:
+        submit_run(RayjobApi(cluster), job_of("train.seed=7", "train.model.name=resnet34"))
+    shown = str(raised.value)
+    assert "config.train.seed: 0 -> 7" in shown
+    assert "config.train.model.name: resnet18 -> resnet34" in shown
+    assert "--name" in shown
+    assert "trainyard delete digits --folder" in shown
+    assert cluster.calls == []
+
+
+@pytest.mark.parametrize("settings", [["faults.retries=9"], ["train.epochs=50"], ["image=other:2"]])
+def test_submit_takes_what_is_no_identity(settings: list[str]) -> None:
+    cluster = FakeCluster()
+    old = stored(job_of(), ENDED)
+    cluster.objects["RayJob", old["metadata"]["name"]] = old
+    assert submit_run(RayjobApi(cluster), job_of(*settings)) == "created"
+
+
+def test_a_submission_whose_driver_never_ran_binds_nobody() -> None:
+    never = stored(job_of(), {"jobDeploymentStatus": "Failed", "jobStatus": ""})
+    require_same_identity(never, job_of("train.seed=7"))
+
+
+def platform_with(**changes: Any) -> Platform:
+    document = yaml.safe_load((ROOT / "launcher/platform.yaml").read_text())
+    return parse_platform(yaml.safe_dump(document | changes), "test")
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "reaches"),
+    [
+        ({"image": "other:2"}, "image", "later runs that name no image"),
+        ({"kuberay": "1.7"}, "kuberay", "rules by which later runs are checked"),
+        ({"queue": {"system": "kai", "name": "a"}}, "queue.system", "later runs"),
+        ({"storage": {"path": "/elsewhere"}}, "storage.path", "begin anew"),
+        ({"readerPod": {"metadata": {}, "spec": {"containers": [{}]}}}, "readerPod.spec", "folder"),
+    ],
+)
+def test_a_platform_tells_whom_each_change_reaches(
+    changes: Object, path: str, reaches: str
+) -> None:
+    found = diff_platforms(load_platform(None), platform_with(**changes))
+    assert any(one.path.startswith(path) and reaches in one.reaches for one in found)
+    assert {one.path.split(".")[0] for one in found} == set(changes)
+
+
+def shape_with(path: str, value: Any) -> Platform:
+    shape = load_platform(None).model_copy(deep=True).ray_cluster_spec
+    *parents, last = path.split(".")
+    place: Any = shape
+    for part in parents:
+        place = place[int(part)] if part.isdecimal() else place[part]
+    place[last] = value
+    return platform_with(rayClusterSpec=shape)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "reaches"),
+    [
+        (
+            "headGroupSpec.template.spec.terminationGracePeriodSeconds",
+            99,
+            "standing cluster, which",
+        ),
+        ("workerGroupSpecs.0.template.spec.nodeSelector", {"a": "b"}, "later runs on pool cpu;"),
+        ("workerGroupSpecs.1.template.spec.tolerations", [], "when something else of it changes"),
+    ],
+)
+def test_the_shape_reaches_the_standing_cluster_too(path: str, value: Any, reaches: str) -> None:
+    found = diff_platforms(load_platform(None), shape_with(path, value))
+    assert found
+    assert all(reaches in one.reaches for one in found)
+
+
+def test_equal_platforms_differ_in_nothing() -> None:
+    assert diff_platforms(load_platform(None), platform_with()) == ()
+
+
+def test_the_platform_is_found_in_what_helm_prints() -> None:
+    text = (ROOT / "launcher/platform.yaml").read_text()
+    manifests = [
+        None,
+        {"kind": "ServiceAccount", "metadata": {"name": "trainyard-run"}},
+        {
+            "kind": "ConfigMap",
+            "metadata": {"name": "trainyard-platform"},
+            "data": {"platform.yaml": text},
+        },
+    ]
+    assert platform_of_manifests(manifests, "helm") == load_platform(None)
+    with pytest.raises(ConfigError, match="holds no ConfigMap"):
+        platform_of_manifests(manifests[:2], "helm")
+
+
+def test_changes_can_be_printed_as_json() -> None:
+    changes = diff_jobs(stored(job_of()), job_of("train.seed=1", "network.preset=tcp"), live=True)
+    assert json.dumps([one.before for one in changes] + [one.after for one in changes])
