@@ -50,6 +50,7 @@ def check_accounts(config: TrainerConfig, epochs: int, samples_per_epoch: int) -
         assert hits == pytest.approx(round(hits), abs=2e-3)
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("kills", "epochs"), [(2, 40), pytest.param(20, 200, marks=pytest.mark.slow)]
 )
