@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shutil
@@ -14,45 +13,17 @@ from typing import Any
 
 import pytest
 import yaml
-from helm_chart import missing, need_tool
+from helm_chart import missing, need_tool, only, render
 
-from launcher.commands.options import objects_of
-from launcher.config import load_run
-from launcher.platform import Platform, parse_platform
 from launcher.rules import check
+from tests.agreement.variants import VARIANTS, rendered
 from tests.charts.crd_schemas import FILE_NAME, module_folder, write_ray_schemas
-from tests.golden.golden import FOLDER, PLATFORM, ROOT
+from tests.golden.golden import FOLDER, ROOT
 from tests.launcher.rule_cases import CASES, Case
 
-DIGITS = ROOT / "examples/digits.yaml"
 VALIDATE = ROOT / "tests/cluster/tools/operator"
-RDMA = "network.resource=rdma/hca_shared_devices_a"
 
 Object = dict[str, Any]
-
-SYSTEMS: dict[str, Object] = {
-    "none": {},
-    **{
-        system: {"queue": {"system": system, "name": "team"}}
-        for system in ("kueue", "volcano", "yunikorn", "kai")
-    },
-}
-RUNS: dict[str, tuple[dict[str, str], list[str]]] = {
-    "workers": ({"workers": "2"}, []),
-    "one-node": ({"gpus": "4"}, []),
-    "nodes": ({"gpus": "16"}, []),
-    "tcp": ({"gpus": "16"}, ["network.preset=tcp", "network.interface=eth0"]),
-    "infiniband": ({"gpus": "16"}, ["network.preset=infiniband", RDMA]),
-    "roce": ({"gpus": "16"}, ["network.preset=roce", RDMA]),
-    "efa": ({"gpus": "16"}, ["network.preset=efa", "network.devices_per_node=32"]),
-    "elastic": ({"gpus": "8:16"}, []),
-    "data-nodes": ({"gpus": "16"}, ["data.loader=ray", "resources.data.nodes=2"]),
-}
-VARIANTS = [
-    (system, run, kuberay)
-    for system, run, kuberay in itertools.product(SYSTEMS, RUNS, ("1.6", "1.7"))
-    if not (system == "kueue" and run == "elastic")  # refused: Kueue admits no autoscaling
-]
 
 
 def operator() -> Path:
@@ -108,16 +79,6 @@ def with_defaults(document: Object) -> Object:
         for key, value in (("replicas", 0), ("minReplicas", 0), ("maxReplicas", 2**31 - 1)):
             group.setdefault(key, value)
     return document
-
-
-def platform_of(changes: Object) -> Platform:
-    return parse_platform(yaml.safe_dump(yaml.safe_load(PLATFORM.read_text()) | changes), "test")
-
-
-def rendered(system: str, run: str, kuberay: str) -> Object:
-    resources, settings = RUNS[run]
-    platform = platform_of({**SYSTEMS[system], "kuberay": kuberay})
-    return objects_of(load_run(DIGITS, settings, **resources), platform, "team")[1]
 
 
 @pytest.mark.parametrize(("system", "run", "kuberay"), VARIANTS)
@@ -179,3 +140,10 @@ def test_the_operator_refuses_what_its_rules_find_and_takes_what_is_mended(
     assert [str(case) for case, said in zip(cases, broken, strict=True) if not said] == []
     mended = refusals([case.build({}) for case in cases])
     assert [(str(case), said) for case, said in zip(cases, mended, strict=True) if said] == []
+
+
+@pytest.mark.parametrize("pool", ["cpu", "gpu"])
+@pytest.mark.parametrize("kuberay", ["1.6", "1.7"])
+def test_the_charts_standing_cluster_breaks_no_rule(pool: str, kuberay: Any) -> None:
+    standing = only(render({"rayCluster": {"enabled": True, "pool": pool}}), "RayCluster")
+    assert check(standing, kuberay, "2.60.0") == ()

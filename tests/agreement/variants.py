@@ -1,0 +1,52 @@
+"""Every kind of RayJob that the launcher renders: queue systems, resources, networks, releases of KubeRay."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import yaml
+
+from launcher.commands.options import objects_of
+from launcher.config import load_run
+from launcher.platform import Platform, parse_platform
+from tests.golden.golden import PLATFORM, ROOT
+
+DIGITS = ROOT / "examples/digits.yaml"
+RDMA = "network.resource=rdma/hca_shared_devices_a"
+
+Object = dict[str, Any]
+
+SYSTEMS: dict[str, Object] = {
+    "none": {},
+    **{
+        system: {"queue": {"system": system, "name": "team"}}
+        for system in ("kueue", "volcano", "yunikorn", "kai")
+    },
+}
+RUNS: dict[str, tuple[dict[str, str], list[str]]] = {
+    "workers": ({"workers": "2"}, []),
+    "one-node": ({"gpus": "4"}, []),
+    "nodes": ({"gpus": "16"}, []),
+    "tcp": ({"gpus": "16"}, ["network.preset=tcp", "network.interface=eth0"]),
+    "infiniband": ({"gpus": "16"}, ["network.preset=infiniband", RDMA]),
+    "roce": ({"gpus": "16"}, ["network.preset=roce", RDMA]),
+    "efa": ({"gpus": "16"}, ["network.preset=efa", "network.devices_per_node=32"]),
+    "elastic": ({"gpus": "8:16"}, []),
+    "data-nodes": ({"gpus": "16"}, ["data.loader=ray", "resources.data.nodes=2"]),
+}
+VARIANTS = [
+    (system, run, kuberay)
+    for system, run, kuberay in itertools.product(SYSTEMS, RUNS, ("1.6", "1.7"))
+    if not (system == "kueue" and run == "elastic")  # refused: Kueue admits no autoscaling
+]
+
+
+def platform_of(changes: Object) -> Platform:
+    return parse_platform(yaml.safe_dump(yaml.safe_load(PLATFORM.read_text()) | changes), "test")
+
+
+def rendered(system: str, run: str, kuberay: str, namespace: str = "team") -> Object:
+    resources, settings = RUNS[run]
+    platform = platform_of({**SYSTEMS[system], "kuberay": kuberay})
+    return objects_of(load_run(DIGITS, settings, **resources), platform, namespace)[1]
