@@ -287,6 +287,8 @@ class Room:
     """Pods that fit if nothing else ran."""
     free: int
     """Pods that fit now, beside the run's other pods; at most as many as it may have."""
+    short: tuple[str, ...]
+    """What nodes that could hold one such pod have too little of now."""
     misfits: tuple[str, ...]
     """Nodes that are too small for one such pod, in words."""
 
@@ -302,11 +304,17 @@ def rooms_for(job: Object, nodes: Sequence[Node]) -> tuple[Room, ...]:
     rooms = []
     for need in needs_of(job):
         matching = [node for node in nodes if may_hold(node, need.pod_spec)]
-        free = 0
+        free, short = 0, set()
         for node in matching:
             if node.name not in left:
                 continue
             fitting = min(places(left[node.name], need.request), need.most - free)
+            if not fitting and places(node.own(), need.request):
+                short |= {
+                    name
+                    for name, amount in need.request.items()
+                    if left[node.name].get(name, Fraction(0)) < amount
+                }
             taken = {name: amount * fitting for name, amount in need.request.items()}
             left[node.name] = _difference(left[node.name], taken | {"pods": Fraction(fitting)})
             free += fitting
@@ -317,6 +325,7 @@ def rooms_for(job: Object, nodes: Sequence[Node]) -> tuple[Room, ...]:
                 closed=sum(not node.is_open for node in matching),
                 possible=sum(places(node.own(), need.request) for node in matching),
                 free=free,
+                short=tuple(sorted(short)),
                 misfits=_misfits(need, matching),
             )
         )
@@ -398,7 +407,8 @@ def _room_words(room: Room) -> list[str]:
     if room.closed:
         words.append(f"{room.closed} cordoned or not ready")
     if room.free < room.need.fewest:
-        words.append("the cluster is busy: the run waits until there is room")
+        short = f", short of {' and '.join(room.short)}" if room.short else ""
+        words.append(f"the cluster is busy{short}: the run waits until there is room")
     elif room.free < room.need.most:
         words.append("the run starts, and grows when there is room")
     return [*words, *room.misfits]

@@ -218,7 +218,7 @@ def test_a_busy_cluster_is_no_error_and_is_told(platform: Platform) -> None:
     value, why = reasons(job_of(platform, gpus="16"), nodes, [held])["free now: gpu"]
     assert value == "1 of 2 pods"
     assert "3 nodes may hold them, 2 fit if nothing else ran" in why
-    assert "the run waits until there is room" in why
+    assert "the cluster is busy, short of nvidia.com/gpu: the run waits until there is room" in why
 
 
 def test_closed_nodes_are_counted_as_possible_and_not_as_free(platform: Platform) -> None:

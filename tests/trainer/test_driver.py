@@ -16,7 +16,7 @@ from training import open_folder, small_config, task_of
 
 from trainer import __main__, driver
 from trainer.attempt import Stopped, fail_on_sigterm
-from trainer.config import CONFIG_VARIABLE, Scaling
+from trainer.config import CONFIG_VARIABLE, WORKER_RESOURCE, Scaling
 from trainer.driver import aside, missing_capacity
 from trainer.errors import RunError
 from trainer.lease import Fenced
@@ -29,6 +29,9 @@ LIMIT_S = 30.0
 
 CPU_RUN = Scaling(num_workers=2, use_gpu=False, cpus_per_worker=2)
 GPU_RUN = Scaling(num_workers=16, use_gpu=True, cpus_per_worker=6)
+ELASTIC = Scaling(
+    num_workers=4, min_workers=2, use_gpu=False, cpus_per_worker=2, has_worker_places=True
+)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +40,7 @@ GPU_RUN = Scaling(num_workers=16, use_gpu=True, cpus_per_worker=6)
         ([{"CPU": 5}], CPU_RUN),
         ([{"CPU": 2}, {"CPU": 2}, {"CPU": 1}], CPU_RUN),
         ([{"CPU": 64, "GPU": 8}, {"CPU": 64, "GPU": 8}], GPU_RUN),
+        ([{"CPU": 3, WORKER_RESOURCE: 1}] * 2, ELASTIC),
     ],
 )
 def test_workers_and_data_fit(nodes: list[dict[str, float]], scaling: Scaling) -> None:
@@ -51,6 +55,8 @@ def test_workers_and_data_fit(nodes: list[dict[str, float]], scaling: Scaling) -
         ([{"CPU": 64, "GPU": 8}], GPU_RUN, "need 97 CPUs and 16 GPUs; its 1 nodes have 64 CPUs"),
         ([{"CPU": 99}], GPU_RUN, "and 0 GPUs, with places for 0 workers"),
         ([], CPU_RUN, "its 0 nodes have 0 CPUs"),
+        ([{"CPU": 9, WORKER_RESOURCE: 1}], ELASTIC, "2 workers with 2 CPU and 1 trainyard_worker"),
+        ([{"CPU": 9}] * 3, ELASTIC, "places for 0 workers"),
     ],
 )
 def test_a_cluster_that_is_too_small_is_refused_with_the_numbers(

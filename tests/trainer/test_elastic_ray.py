@@ -1,0 +1,123 @@
+"""An elastic run on a real Ray whose nodes come and go."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from attempts import Attempts, committed, ray_config, read_json, read_records, wait_for
+
+from trainer.config import WORKER_RESOURCE
+
+pytestmark = pytest.mark.slow
+
+NODES = """
+import sys
+from ray.cluster_utils import Cluster
+
+scratch, resource = sys.argv[1:]
+node = {"include_dashboard": False, "object_store_memory": 2**27, "num_cpus": 2}
+cluster = Cluster(
+    initialize_head=True, head_node_args={**node, "num_cpus": 0, "temp_dir": f"{scratch}/ray"}
+)
+nodes = [cluster.add_node(**node, resources={resource: 1})]
+print(cluster.address, flush=True)
+for word in sys.stdin:
+    if word.strip() == "add":
+        nodes.append(cluster.add_node(**node, resources={resource: 1}))
+    else:
+        cluster.remove_node(nodes.pop(), allow_graceful=False)
+    print("done", flush=True)
+cluster.shutdown()
+"""
+RAY = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
+}
+
+
+class Nodes:
+    """Nodes of two CPUs, each with a place for one worker, and one of them at the beginning."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.address = self._answer()
+
+    def tell(self, word: str) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(f"{word}\n")
+        self.process.stdin.flush()
+        assert self._answer() == "done"
+
+    def _answer(self) -> str:
+        assert self.process.stdout
+        return self.process.stdout.readline().strip()
+
+
+@contextmanager
+def running_nodes(attempts: Attempts) -> Iterator[Nodes]:
+    with subprocess.Popen(
+        [sys.executable, "-c", NODES, attempts.scratch, WORKER_RESOURCE],
+        env={
+            **{key: value for key, value in os.environ.items() if not key.startswith("RAY_")},
+            **RAY,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "TMPDIR": str(attempts.scratch),
+        },
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        yield Nodes(process)
+        assert process.stdin
+        process.stdin.close()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("loader", ["torch"])
+def test_a_run_grows_when_a_node_comes_and_goes_on_when_it_is_lost(
+    attempts: Attempts, loader: str
+) -> None:
+    config = ray_config(
+        attempts,
+        train__epochs=100_000,
+        data__loader=loader,
+        scaling__min_workers=1,
+        scaling__cpus_per_worker=1,
+        scaling__has_worker_places=True,
+    )
+
+    def workers() -> int:
+        text = attempts.read(config, "workers.json")
+        return len(read_json(config, "workers.json")["workers"]) if text else 0
+
+    with running_nodes(attempts) as nodes:
+        driver = attempts.start(config, environment={**RAY, "RAY_ADDRESS": nodes.address})
+        # Two CPUs hold two workers; places say that they are for one, and for data.
+        assert wait_for(lambda: committed(config), 120)
+        assert workers() == 1
+
+        nodes.tell("add")
+        assert wait_for(lambda: workers() == 2, 150), attempts.read(config, "logs/attempt-1.log")
+        before = len(committed(config))
+        assert before
+
+        nodes.tell("remove")
+        assert wait_for(lambda: workers() == 1, 150)
+        records = len(read_records(config, "metrics.jsonl"))
+        assert wait_for(lambda: len(read_records(config, "metrics.jsonl")) > records, 60)
+        assert driver.poll() is None
+
+        driver.terminate()
+        output, _ = driver.communicate()
+        assert driver.returncode == 1, output
+    # One line of descent: no step is there twice, whoever computed it.
+    steps = [record["step"] for record in read_records(config, "metrics.jsonl")]
+    assert steps == sorted(set(steps))
+    assert read_json(config, "summary.json")["attempts"] == 1
