@@ -313,7 +313,8 @@ def _require_autoscaling(run: RunConfig, platform: Platform) -> None:
     if platform.autoscaler is None:
         raise ConfigError(
             f"{asked}, and the platform says nothing of an autoscaler",
-            f"Upgrade the chart (`make platform`), or use a fixed number: {low} or {high}.",
+            "Set elastic.enabled in the values of a chart of today (`make platform`), or use a fixed "
+            f"number: {low} or {high}.",
         )
 
 

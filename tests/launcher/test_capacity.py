@@ -269,7 +269,7 @@ def test_rays_autoscaler_needs_room_beside_the_head(platform: Platform) -> None:
         rooms_for(job_of(platform, gpus=gpus), nodes_of([], []))[-1].need.request
         for gpus in ("16", "8:16")
     )
-    assert elastic["cpu"] - fixed["cpu"] == Fraction(1, 2)
+    assert elastic["cpu"] - fixed["cpu"] == Fraction(1, 10)
 
 
 def test_gpus_are_shown_with_their_pool_and_who_holds_them() -> None:

@@ -78,7 +78,7 @@ options:
   securityContext:
     {{- include "trainyard.shape.containerSecurity" . | nindent 4 }}
   resources:
-    requests: {cpu: 500m, memory: 512Mi}
+    requests: {cpu: 100m, memory: 512Mi}
     limits: {cpu: 500m, memory: 512Mi}
   env:
     - {name: HOME, value: /home/trainyard}
