@@ -43,7 +43,7 @@ def platform_diff(
 ) -> None:
     """Show what another platform would change, and whom it reaches: what `helm upgrade` would do.
 
-    For example: helm template trainyard charts/trainyard -f new.yaml | trainyard platform diff --file -.
+    FILE is - for standard input, as in: helm template ... | trainyard platform diff --file -.
     Runs that were submitted keep what they have. Exits 0 without a change, 1 with changes.
     """
     from launcher import show

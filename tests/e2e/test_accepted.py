@@ -113,3 +113,26 @@ def test_platform_diff_tells_what_an_upgrade_would_reach(team: Team, tmp_path: P
     assert found.returncode == 1
     assert "head.memoryGib" in found.stdout
     assert "a RayJob is written once" in found.stderr
+    command = (
+        "helm",
+        "template",
+        "trainyard",
+        "charts/trainyard",
+        "--values",
+        "tests/cluster/values.yaml",
+    )
+    apis = ("--api-versions", "ray.io/v1/RayJob", "--api-versions", "ray.io/v1/RayCluster")
+    manifests = run(*command, *apis, "--set", f"image={team.image}", "--set", "head.memoryGib=9")
+    upgrade = (
+        ROOT / ".venv/bin/trainyard",
+        "platform",
+        "diff",
+        "--file",
+        "-",
+        "-n",
+        team.namespace,
+    )
+    told = run(*upgrade, stdin=manifests.stdout)
+    assert told.returncode == 1
+    assert {line.split()[0] for line in told.stdout.splitlines()[1:]} >= {"head.memoryGib"}
+    assert "the standing cluster, which is made anew" in told.stdout
