@@ -29,7 +29,7 @@ def has_required_fields(subject: Subject) -> Iterator[Finding]:
         for number, group in enumerate(subject.workers)
     ]
     for place, owner in required:
-        if not place.value:
+        if not place.is_set:
             yield place.breaks("required", f"is required of {owner}", "Give it.")
     gcs = subject.cluster.at("gcsFaultToleranceOptions")
     if subject.kuberay == "1.6" and gcs.is_set and not gcs.at("redisAddress").is_set:

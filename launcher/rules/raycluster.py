@@ -15,7 +15,7 @@ LABEL_PREFIX = r"(?=.{1,253}/)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]
 
 def has_containers(subject: Subject) -> Iterator[Finding]:
     for group in subject.groups:
-        if group.place.at("template").value and not group.containers:
+        if group.place.at("template").is_set and not group.containers:
             yield group.pod.at("containers").breaks(
                 "container", f"{group.name} needs one", "The first one runs Ray."
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import yaml
 from helm_chart import missing, need_tool, only, render
 
 from launcher.rules import check
+from tests.agreement.upstream_cases import recorded_cases
 from tests.agreement.variants import VARIANTS, rendered
 from tests.charts.crd_schemas import FILE_NAME, module_folder, write_ray_schemas
 from tests.golden.golden import FOLDER, ROOT
@@ -140,6 +142,24 @@ def test_the_operator_refuses_what_its_rules_find_and_takes_what_is_mended(
     assert [str(case) for case, said in zip(cases, broken, strict=True) if not said] == []
     mended = refusals([case.build({}) for case in cases])
     assert [(str(case), said) for case, said in zip(cases, mended, strict=True) if said] == []
+
+
+UNSEEN = re.compile("feature gate is enabled|must set both minReplicas and maxReplicas")
+"""What the operator's settings decide, and what the defaults of the API server rule out."""
+
+
+@pytest.mark.slow
+def test_the_rules_agree_with_each_case_of_the_operators_own_tests(tmp_path: Path) -> None:
+    cases = recorded_cases(operator(), tmp_path)
+    assert len(cases) > 100
+    assert len([said for _, said in cases if said]) > 50
+    wrong = []
+    for document, said in cases:
+        document["metadata"].setdefault("name", "case")
+        errors = [str(one) for one in check(document, "1.6") if one.severity == "error"]
+        if bool(errors) != bool(said) and not UNSEEN.search(said):
+            wrong.append((said, errors, document))
+    assert wrong == []
 
 
 @pytest.mark.parametrize("pool", ["cpu", "gpu"])
