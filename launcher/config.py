@@ -214,9 +214,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def read_documents(path: Path) -> list[Any]:
-    """The documents of a YAML file, with those of a Kubernetes List one by one. Raises ConfigError."""
+    """The documents of a YAML file, those of a Kubernetes List one by one; `-` is standard input.
+
+    Raises ConfigError that names the file and the line.
+    """
+    file = Path("/dev/stdin") if path == Path("-") else path
     try:
-        documents = list(yaml.load_all(path.read_text(encoding="utf-8"), Loader=StrictLoader))
+        documents = list(yaml.load_all(file.read_text(encoding="utf-8"), Loader=StrictLoader))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     except (yaml.YAMLError, ValueError) as error:

@@ -14,7 +14,10 @@ from launcher.commands.options import Json, print_json
 def check(
     manifest: Annotated[
         Path,
-        typer.Argument(metavar="FILE.yaml", help="RayJobs and RayClusters; others are skipped."),
+        typer.Argument(
+            metavar="FILE.yaml",
+            help="RayJobs and RayClusters; others are skipped. - is standard input.",
+        ),
     ],
     kuberay: Annotated[Literal["1.6", "1.7"], typer.Option(help="Whose rules.")] = "1.6",
     as_json: Json = False,

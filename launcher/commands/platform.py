@@ -76,7 +76,7 @@ def _platform_of_file(path: Path) -> Platform:
     from launcher.platform import parse_platform
     from launcher.platform_diff import platform_of_manifests
 
-    documents = read_documents(Path("/dev/stdin") if path == Path("-") else path)
+    documents = read_documents(path)
     first = documents[0] if documents else None
     if isinstance(first, dict) and "formatVersion" in first:
         return parse_platform(yaml_text(first), str(path))
