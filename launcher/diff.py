@@ -8,7 +8,7 @@ what would make another model. trainyard itself edits no RayJob: `submit` makes 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -77,21 +77,27 @@ def differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, 
         yield path, before, after
 
 
-def require_same_identity(before: Object, after: Object) -> None:
-    """Raises ConfigError, field by field, if a RayJob's config would make another model.
+def require_same_identity(submissions: Sequence[Object], after: Object) -> None:
+    """Raises ConfigError, field by field, if a RayJob would make another model than all of its run before.
 
-    The driver compares with the run's folder; here it costs no GPU, where the last RayJob is there.
+    The driver compares with the run's folder; here it costs no GPU, where a RayJob is left whose driver
+    has begun. One that agrees is enough: the others may be those that the driver refused.
     """
-    refused = [one for one in diff_jobs(before, after, live=False) if one.effect == "refused"]
-    if not refused or not _has_begun(before):
+    begun = [job for job in submissions if _has_begun(job)]
+    refusals = [_refused(before, after) for before in begun]
+    if not refusals or not all(refusals):
         return
     run = after["metadata"]["labels"]["trainyard.io/run"]
     raise ConfigError(
-        f"run {run} exists, as {before['metadata']['name']}, and this run file is another one",
-        *(f"{one.path}: {one.before} -> {one.after}: {one.why}" for one in refused),
+        f"run {run} exists, as {begun[-1]['metadata']['name']}, and this run file is another one",
+        *(f"{one.path}: {one.before} -> {one.after}: {one.why}" for one in refusals[-1]),
         "Give this one another name (--name), or remove the old one with its folder "
         f"(`trainyard delete {run} --folder`).",
     )
+
+
+def _refused(before: Object, after: Object) -> list[Change]:
+    return [one for one in diff_jobs(before, after, live=False) if one.effect == "refused"]
 
 
 def _has_begun(job: Object) -> bool:

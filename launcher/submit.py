@@ -24,7 +24,7 @@ def submit_run(rayjobs: RayjobApi, job: Object) -> Submitted:
 
     An ended one of the same name makes room and the run goes on where it stopped. Raises
     ClusterError if the run is live as another submission, or the name belongs to someone else, and
-    ConfigError if the last one trained another model.
+    ConfigError if the run trains another model.
     """
     name, run = job["metadata"]["name"], job["metadata"]["labels"][RUN_LABEL]
     existing = rayjobs.get_job(name)
@@ -35,8 +35,7 @@ def submit_run(rayjobs: RayjobApi, job: Object) -> Submitted:
             reason="AlreadyExists",
         )
     others = rayjobs.list_jobs(run)
-    if others:
-        require_same_identity(others[-1], job)
+    require_same_identity(others, job)
     for other in others:
         if other["metadata"]["name"] != name and is_live(other):
             raise ClusterError(

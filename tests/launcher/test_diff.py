@@ -180,9 +180,29 @@ def test_submit_takes_what_is_no_identity(settings: list[str]) -> None:
     assert submit_run(RayjobApi(cluster), job_of(*settings)) == "created"
 
 
-def test_a_submission_whose_driver_never_ran_binds_nobody() -> None:
-    never = stored(job_of(), {"jobDeploymentStatus": "Failed", "jobStatus": ""})
-    require_same_identity(never, job_of("train.seed=7"))
+NEVER_BEGAN = {"jobDeploymentStatus": "Failed", "jobStatus": ""}
+
+
+@pytest.mark.parametrize(
+    ("before", "is_refused"),
+    [
+        ([], False),
+        ([("train.seed=0", NEVER_BEGAN)], False),
+        ([("train.seed=0", ENDED)], True),
+        ([("train.seed=0", ENDED), ("train.seed=7", ENDED)], False),
+        ([("train.seed=7", ENDED), ("train.seed=0", ENDED)], False),
+        ([("train.seed=0", ENDED), ("train.seed=7", NEVER_BEGAN)], True),
+    ],
+)
+def test_what_began_binds_unless_one_of_it_agrees(
+    before: list[tuple[str, Object]], is_refused: bool
+) -> None:
+    submissions = [stored(job_of(setting), status) for setting, status in before]
+    if not is_refused:
+        require_same_identity(submissions, job_of("train.seed=7"))
+        return
+    with pytest.raises(ConfigError, match=r"config\.train\.seed: 0 -> 7"):
+        require_same_identity(submissions, job_of("train.seed=7"))
 
 
 def platform_with(**changes: Any) -> Platform:
