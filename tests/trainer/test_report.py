@@ -34,6 +34,7 @@ SUMMARY = {
     "best_epoch": 3,
     "epochs": 4,
     "stopped_early": True,
+    "workers": 2,
     "steps": 132,
     "samples_seen": 16896,
     "images_per_s": 612.4,

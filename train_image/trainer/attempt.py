@@ -285,6 +285,14 @@ def best_intact(checkpoints: Checkpoints, config: TrainerConfig) -> Checkpoint:
         ) from None
 
 
+def last_workers(config: TrainerConfig, folder: RunFolder) -> int:
+    """How many workers the last group had; an elastic run has had several numbers."""
+    if config.scaling.min_workers is None or not folder.exists(folder.progress):
+        return config.scaling.num_workers
+    workers: int = json.loads(folder.read(folder.progress))["workers"]
+    return workers
+
+
 def summarise(
     config: TrainerConfig,
     folder: RunFolder,
@@ -312,7 +320,7 @@ def summarise(
         "resumed_from": resumed_from,
         "train_s": round(trained.train_s, 1),
         "seconds": {name: round(trained.seconds.get(name, 0.0), 3) for name in SPENT},
-        "workers": config.scaling.num_workers,
+        "workers": last_workers(config, folder),
         "model": folder.show(folder.model),
         "metrics": folder.show(folder.metrics),
         "report": folder.show(folder.report),

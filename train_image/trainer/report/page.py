@@ -93,9 +93,10 @@ def subtitle(config: TrainerConfig, data: Prepared, summary: Mapping[str, Any]) 
     epochs = count(summary["epochs"], "epoch")
     if summary["stopped_early"]:
         epochs = f"stopped early after {epochs} of {config.train.epochs}"
+    ends = f" at the end, of {scaling.min_workers} to {scaling.num_workers}"
     return (
         f"{config.train.model.name} on {data.images.source}, {epochs}, "
-        f"{count(scaling.num_workers, f'{device} worker')}"
+        f"{count(summary['workers'], f'{device} worker')}{ends if scaling.min_workers else ''}"
     )
 
 
