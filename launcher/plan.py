@@ -284,7 +284,8 @@ def _fits(run: RunConfig, pool: Pool, platform: Platform) -> tuple[Fit, Fit]:
         try:
             fit = _fit(run, pool, ends[0])
         except ConfigError as error:
-            raise ConfigError(error.what, *error.details, *_next_possible(run, pool)) from None
+            hints = (*_next_possible(run, pool), *_other_pools(run, pool, platform))
+            raise ConfigError(error.what, *error.details, *hints) from None
         return fit, fit
     sizes = range(ends[0], ends[1] + 1, pool.slots)
     try:
@@ -394,6 +395,19 @@ def _next_possible(run: RunConfig, pool: Pool) -> list[str]:
         return [f"With {batch} no number is possible on pool {pool.name}."]
     numbers = " or ".join(str(number) for number in found[:-1] + [count(found[-1], pool.unit)])
     return [f"Use {numbers} with {batch} on pool {pool.name}."]
+
+
+def _other_pools(run: RunConfig, pool: Pool, platform: Platform) -> list[str]:
+    """A line with the pools that hold just the number asked for, if there are some."""
+    asked = run.resources.ends[0]
+    names = [
+        other.name
+        for other in platform.pools
+        if other.unit == pool.unit and other != pool and _is_possible(run, other, asked)
+    ]
+    if not names:
+        return []
+    return [f"{count(asked, pool.unit)} fit pool {' and '.join(names)}: set resources.pool."]
 
 
 def _possible_ranges(run: RunConfig, pool: Pool) -> list[str]:

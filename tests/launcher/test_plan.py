@@ -143,6 +143,8 @@ def test_a_run_names_one_of_several_pools(platform: Platform) -> None:
     )
     run = digits("train.global_batch_size=48", "resources.pool=small", gpus="12")
     assert plan_run(run, several, "team").nodes == 3
+    default = digits("train.global_batch_size=48", gpus="12")
+    assert "12 GPUs fit pool small: set resources.pool." in refusal(default, several)
 
 
 def test_disk_is_shared_like_memory(platform_with: Callable[..., Platform]) -> None:
