@@ -11,22 +11,23 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from launcher import rules
 from launcher.capacity import quantity
 from launcher.config import RunConfig, load_run, parse_mapping, validate
 from launcher.errors import ConfigError
 from launcher.merge import merge
 from launcher.plan import Plan, plan_run
-from launcher.platform import Platform, load_platform
+from launcher.platform import Platform, PlatformQueue, load_platform
 from launcher.render import render_job
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/digits.yaml"
 DIGITS: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
 PLATFORM = load_platform(None)
 
-often = settings(max_examples=200, deadline=None, database=None)
+often = settings(max_examples=200)
 
 
 def digits(resources: dict[str, Any], **train: int) -> RunConfig:
@@ -45,10 +46,12 @@ def planned(run: RunConfig, platform: Platform) -> Plan | str:
 
 
 def rendered(run: RunConfig, platform: Platform) -> Plan:
-    """The plan of a run whose objects can be written and read again."""
+    """The plan of a run whose objects can be written, read again and sent: they break no rule of KubeRay."""
     plan = plan_run(run, platform, "team")
     job = merge(render_job(plan), platform, plan)
     assert yaml.safe_load(yaml.safe_dump(job)) == job
+    findings = rules.check(job, platform.kuberay, platform.ray_version)
+    assert [str(finding) for finding in findings if finding.severity == "error"] == []
     return plan
 
 
@@ -173,6 +176,57 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
             place = place[key]
         place[path[-1]] = draw(values)
     return document
+
+
+PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
+    "resources": st.sampled_from(
+        [
+            {"gpus": 8},
+            {"gpus": {"min": 8, "max": 16}},
+            {"gpus": 3},
+            {"workers": 4},
+            {"workers": {"min": 1, "max": 2}},
+        ]
+    ),
+    "queue": st.sampled_from([None, {"name": "mine"}, {"priority": "high"}]),
+    "network": st.sampled_from(
+        [
+            None,
+            {"preset": "tcp", "interface": "eth0"},
+            {"preset": "efa", "devices_per_node": 4},
+            {"preset": "infiniband", "resource": "rdma/hca", "debug": True},
+        ]
+    ),
+    "image": st.sampled_from([None, "registry:5000/a/b:1", f"b@sha256:{64 * 'a'}"]),
+    "faults": st.builds(dict, retries=st.integers(0, 9), worker_failures=st.integers(0, 9)),
+}
+
+
+@often
+@given(
+    changes=st.fixed_dictionaries({}, optional=PLAUSIBLE),
+    data_nodes=st.integers(0, 3),
+    batch=st.sampled_from([48, 64, 192]),
+    system=st.sampled_from(["none", "kueue", "volcano", "yunikorn", "kai"]),
+    kuberay=st.sampled_from(["1.6", "1.7"]),
+)
+def test_what_makes_sense_alone_makes_sense_together_or_is_refused(
+    changes: dict[str, Any], data_nodes: int, batch: int, system: Any, kuberay: str
+) -> None:
+    document = copy.deepcopy(DIGITS) | copy.deepcopy(changes)
+    document["train"]["global_batch_size"] = batch
+    if data_nodes:
+        document["data"]["loader"] = "ray"
+        document["resources"]["data"] = {"nodes": data_nodes}
+    queue = PlatformQueue(system=system, name="" if system == "none" else "team")
+    platform = PLATFORM.model_copy(update={"queue": queue, "kuberay": kuberay})
+    try:
+        plan = rendered(validate(RunConfig, document, "test"), platform)
+    except ConfigError as error:
+        event(f"refused: {error.what.split(' =')[0]}")
+    else:
+        event("rendered")
+        assert (plan.data is not None) == (data_nodes > 0)
 
 
 @often
