@@ -6,8 +6,10 @@ import re
 
 from launcher.explain.complaints import complaints, find
 from launcher.explain.doing import duration
-from launcher.explain.failure import Sign, any_of, evidence, failure
+from launcher.explain.failure import Sign, evidence, failure
 from launcher.explain.scene import Scene, condition, event_time, is_head, is_ready, name_of
+from launcher.rules import deletion, explained, raycluster, rayjob
+from launcher.rules.subject import Subject
 
 SILENT_S = 60.0
 """The operator answers within a second; after so long without any status it is not there."""
@@ -18,35 +20,10 @@ SUBMISSION_S = 120.0
 OLDEST = (1, 6)
 """The oldest KubeRay that knows all fields of a submission."""
 
-MANAGERS = ("", "ray.io/kuberay-operator")
+OPERATOR_RULES = (*rayjob.RULES, *deletion.RULES, *raycluster.RULES)
+"""What leads to ValidationFailed."""
 
-VALIDATION_REMEDIES = (
-    (any_of("RayJob name"), "5", "Give the run a shorter name: letters, digits and dashes."),
-    (
-        any_of("to be suspended", "suspend operation"),
-        "6",
-        "Set shutdownAfterJobFinishes: true beside suspend.",
-    ),
-    (any_of("TTLSecondsAfterFinished"), "7", "Set ttlSecondsAfterFinished 0 or more, and only with "
-     "shutdownAfterJobFinishes: true."),
-    (any_of("ClusterSelector"), "8", "Remove clusterSelector: a run brings its own cluster."),
-    (any_of("InteractiveMode"), "9", "Set submissionMode: HTTPMode."),
-    (any_of("SidecarMode"), "10", "Set submissionMode: HTTPMode."),
-    (any_of("K8s token auth", "enableK8sTokenAuth"), "11", "Remove authOptions.enableK8sTokenAuth."),
-    (any_of("runtime.?env"), "12", "Write runtimeEnvYAML as a mapping."),
-    (any_of("must be a positive integer"), "13", "Give deadlines above 0, and a backoffLimit of 0 or more."),
-    (any_of("deletion policy", "deletionRules", "DeletionStrategy", "TTL", "JobDeploymentStatus must be set"),
-     "15-22", "Take the clean-up that the launcher renders, or follow the message."),
-    (any_of("at least one container"), "23", "Give head and each worker group a container."),
-    (any_of("both rayStartParams and Resources"), "24", "Say a group's sizes in one of both places."),
-    (any_of("labels"), "25", "Write Ray's labels in the group's labels, as Kubernetes labels."),
-    (any_of("minReplicas", "maxReplicas"), "26", "Set 0 <= minReplicas <= maxReplicas on each worker group."),
-    (any_of("idleTimeoutSeconds"), "27", "Set idleTimeoutSeconds 0 or more, and only with autoscaler v2."),
-    (any_of("redis", "GcsFaultTolerance"), "29", "Remove the settings of GCS fault tolerance."),
-    (any_of("autoscal", "suspended"), "31", "Set enableInTreeAutoscaling: true, or ask for no autoscaler."),
-    (any_of("authOptions.mode"), "33", "Set rayVersion to the image's Ray, which must be 2.52.0 or newer."),
-)  # fmt: skip
-"""What KubeRay says -> the number of its rule, and what to do."""
+MANAGERS = ("", "ray.io/kuberay-operator")
 
 
 @failure(
@@ -154,30 +131,26 @@ def old_operator(scene: Scene) -> Sign | None:
 @failure(
     "validation-failed",
     seen="RayJob status ValidationFailed",
-    remedy="{rule_remedy} Then delete the RayJob (`trainyard stop {run}`) and submit again: "
-    "KubeRay never leaves this state.",
+    remedy="Mend what the lines above name, delete the RayJob (`trainyard delete {run} -n {namespace}` "
+    "keeps the folder) and submit again: KubeRay never leaves this state.",
 )
 def validation_failed(scene: Scene) -> Sign | None:
     """KubeRay found the RayJob invalid, before or after its start."""
     if scene.status.get("jobDeploymentStatus") != "ValidationFailed":
         return None
     message = str(scene.status.get("message", ""))
-    rule, remedy = "", "Mend what the message names."
-    for pattern, number, what in VALIDATION_REMEDIES:
-        if re.search(pattern, message):
-            rule, remedy = f" (rule {number})", what
-            break
-    return Sign(
-        cause=f"KubeRay refuses the RayJob{rule}: {message}",
-        evidence=(evidence(f"RayJob {scene.submission}", f"ValidationFailed: {message}"),),
-        values={"rule_remedy": remedy},
-    )
+    seen = [evidence(f"RayJob {scene.submission}", f"ValidationFailed: {message}")]
+    subject = Subject({"kind": "RayJob", **(scene.job or {})}, "1.6", None)
+    broken = next((found for rule in OPERATOR_RULES for found in rule(subject)), None)
+    if broken is not None:
+        seen.append(evidence(f"rule {broken.rule}", str(broken)))
+    return Sign(cause=f"KubeRay refuses the RayJob: {message}", evidence=tuple(seen))
 
 
 @failure(
     "invalid-cluster",
     seen="an event InvalidRayClusterSpec; the RayJob stays Initializing",
-    remedy="Mend what the message names in the platform's rayClusterSpec, then stop and submit "
+    remedy="Stop the run, mend what the message names in the platform's rayClusterSpec, and submit it "
     "again.",
 )
 def invalid_cluster(scene: Scene) -> Sign | None:
@@ -189,8 +162,10 @@ def invalid_cluster(scene: Scene) -> Sign | None:
     )
     if complaint is None:
         return None
+    known = explained.explain(complaint.text)
     return Sign(
-        cause="KubeRay refuses the run's RayCluster, and the RayJob waits for it for ever",
+        cause="KubeRay refuses the run's RayCluster, and the RayJob waits for it for ever"
+        + (f": {known.cause}" if known else ""),
         evidence=(complaint.evidence,),
     )
 

@@ -35,7 +35,9 @@ def doing(scene: Scene) -> str:
         return f"being deleted for {duration(scene.seconds_since(metadata['deletionTimestamp']))}"
     since = status.get("startTime") or metadata.get("creationTimestamp")
     spent = duration(scene.seconds_since(since))
-    ended = duration(scene.seconds_since(status.get("endTime")))
+    ended = ""
+    if status.get("endTime"):
+        ended = f" {duration(scene.seconds_since(status['endTime']))} ago"
     attempts = attempts_of(status)
     number = f"attempt {attempts}"
     match phase:
@@ -53,11 +55,11 @@ def doing(scene: Scene) -> str:
             created = scene.seconds_since(metadata.get("creationTimestamp"))
             return f"suspended; submitted {duration(created)} ago"
         case "succeeded":
-            return f"succeeded {ended} ago"
+            return f"succeeded{ended}"
         case "stopped":
-            return f"stopped {ended} ago"
+            return f"stopped{ended}"
         case "failed":
-            return f"failed {ended} ago, after {attempts} attempt{'' if attempts == 1 else 's'}"
+            return f"failed{ended}, after {attempts} attempt{'' if attempts == 1 else 's'}"
 
 
 def _without_job(scene: Scene) -> str:
