@@ -13,9 +13,15 @@ from launcher.explain.admission import QUEUE_KIND, QUEUE_LABEL
 from launcher.explain.complaints import complaints
 from launcher.explain.placement import SCHEDULING
 from launcher.explain.scene import Object, Scene, event_time, is_head, name_of
+from launcher.explain.trim import (
+    trimmed,
+    trimmed_cluster,
+    trimmed_event,
+    trimmed_node,
+    trimmed_pod,
+)
 from launcher.kuberay import OWNER_LABELS, RUN_LABEL
 from launcher.watch import HEAD_CONTAINER
-from trainer.config import CONFIG_VARIABLE
 
 LOG_LINES = 3000
 """How much of the driver's log is looked at."""
@@ -23,8 +29,6 @@ LOG_LINES = 3000
 OPERATOR_LABELS = {"app.kubernetes.io/name": "kuberay-operator"}
 OPERATOR_LEASE = "ray-operator-leader"
 JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
-
-NOISE = ("managedFields", "kubectl.kubernetes.io/last-applied-configuration")
 
 
 class Folder(Protocol):
@@ -130,17 +134,17 @@ def _belongings(asking: _Asking, run: str, job: Object) -> dict[str, Any]:
         *(asking.list("Event", fields="involvedObject.kind=PersistentVolumeClaim") or []),
     ]
     ours = {
-        event["metadata"]["uid"]: trimmed(event)
+        event["metadata"]["uid"]: trimmed_event(event)
         for event in events
         if str(event.get("involvedObject", {}).get("name", "")).startswith(prefix)
         or event.get("involvedObject", {}).get("name") in (name_of(job), *claims)
     }
     return {
         "ray_clusters": tuple(
-            trimmed(found) for found in clusters if name_of(found).startswith(now_there)
+            trimmed_cluster(found) for found in clusters if name_of(found).startswith(now_there)
         ),
         "pods": tuple(
-            trimmed(pod)
+            trimmed_pod(pod)
             for pod in sorted(pods, key=name_of)
             if pod["metadata"].get("labels", {}).get("ray.io/cluster", "").startswith(now_there)
         ),
@@ -161,13 +165,13 @@ def _surroundings(asking: _Asking, scene: Scene) -> dict[str, Any]:
         found["quotas"] = tuple(map(trimmed, asking.list("ResourceQuota") or []))
     if any(complaint.reason in SCHEDULING for complaint in said):
         nodes = asking.list("Node")
-        found["nodes"] = None if nodes is None else tuple(map(_node, nodes))
+        found["nodes"] = None if nodes is None else tuple(map(trimmed_node, nodes))
     if scene.phase == "accepted" or (scene.job and "deletionTimestamp" in scene.job["metadata"]):
         leases = asking.list("Lease", fields=f"metadata.name={OPERATOR_LEASE}", everywhere=True)
         found["leases"] = None if leases is None else tuple(map(trimmed, leases))
     if scene.phase in ("accepted", "starting", "submitting"):
         operators = asking.list("Pod", OPERATOR_LABELS, everywhere=True)
-        found["operators"] = None if operators is None else tuple(map(trimmed, operators))
+        found["operators"] = None if operators is None else tuple(map(trimmed_pod, operators))
     labels = scene.job["metadata"].get("labels", {}) if scene.job else {}
     if scene.job and scene.spec.get("suspend") and (queue := labels.get(QUEUE_LABEL)):
         found |= _queue(asking, queue, str(scene.job["metadata"].get("uid", "")))
@@ -188,7 +192,11 @@ def _queue(asking: _Asking, queue: str, uid: str) -> dict[str, Any]:
 
 def _log(asking: _Asking, scene: Scene) -> str:
     """The end of what the newest head said, and before its last restart where the run is broken."""
-    heads = [pod for pod in scene.pods if is_head(pod)]
+    heads = [
+        pod
+        for pod in scene.pods
+        if is_head(pod) and pod.get("status", {}).get("phase", "Pending") != "Pending"
+    ]
     if not heads:
         return ""
     head = max(heads, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
@@ -240,28 +248,4 @@ def _claims(job: Object) -> set[str]:
         for group in groups
         for volume in group.get("template", {}).get("spec", {}).get("volumes") or []
         if "persistentVolumeClaim" in volume
-    }
-
-
-def trimmed(thing: Object) -> Object:
-    """Without what tells nothing, and without values of the environment but the run's config."""
-    return dict(_trimmed(thing))
-
-
-def _trimmed(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_trimmed(inner) for inner in value]
-    if not isinstance(value, dict):
-        return value
-    if value.get("name") != CONFIG_VARIABLE and "value" in value and "name" in value:
-        return {"name": value["name"]}
-    return {key: _trimmed(inner) for key, inner in value.items() if key not in NOISE}
-
-
-def _node(node: Object) -> Object:
-    """Of a node what the scheduler looks at."""
-    return {
-        "metadata": {"name": name_of(node)},
-        "spec": {"taints": node.get("spec", {}).get("taints") or []},
-        "status": {"allocatable": node.get("status", {}).get("allocatable") or {}},
     }

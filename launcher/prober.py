@@ -14,7 +14,8 @@ from typing import Any, Protocol
 from launcher.errors import ClusterError, ClusterUnreachable
 from launcher.explain.catalogue import Finding, explain_pod
 from launcher.explain.scene import Scene
-from launcher.gather import OPERATOR_LABELS, OPERATOR_LEASE, trimmed
+from launcher.explain.trim import trimmed_pod
+from launcher.gather import OPERATOR_LABELS, OPERATOR_LEASE
 from launcher.kuberay import OWNER_LABELS
 from launcher.platform import Platform
 from launcher.preflight import RIGHTS, Facts, Probe, Right
@@ -222,7 +223,7 @@ def _scene(cluster: Answers, name: str, pod: Object | None) -> Scene:
             "spec": {},
             "status": {"jobDeploymentStatus": "Initializing"},
         },
-        pods=() if pod is None else (trimmed(pod),),
+        pods=() if pod is None else (trimmed_pod(pod),),
         claims=claims,
         events=tuple(events),
     )

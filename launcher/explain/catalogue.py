@@ -60,10 +60,11 @@ CHAPTERS: tuple[tuple[str, tuple[Failure, ...]], ...] = (
         "Nodes",
         (
             placement.gpu_resource_name,
+            placement.no_such_nodes,
+            placement.nodes_closed,
             placement.taints,
             placement.too_few_gpus,
             placement.too_little_cpu_or_memory,
-            placement.no_such_nodes,
             placement.unschedulable,
         ),
     ),

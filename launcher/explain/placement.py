@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from launcher.capacity import GPU
+from launcher.capacity import CONDITION_TAINT, GPU
 from launcher.explain.complaints import Complaint, find
 from launcher.explain.failure import Evidence, Sign, evidence, failure
 from launcher.explain.scene import Object, Scene, name_of
@@ -14,6 +14,8 @@ SCHEDULING = ("FailedScheduling", "Unschedulable")
 
 OUR_TAINTS = r"node-role\.kubernetes\.io/(control-plane|master)"
 """Taints of nodes that are not meant for runs: they are never the cause."""
+
+NODES_SHOWN = 5
 
 
 def _unplaced(scene: Scene, pattern: str) -> Complaint | None:
@@ -57,10 +59,57 @@ def gpu_resource_name(scene: Scene) -> Sign | None:
 
 
 @failure(
+    "no-such-nodes",
+    seen="FailedScheduling with `didn't match Pod's node affinity/selector`",
+    remedy="Set nodeSelector of the pool in the platform's values to labels that its nodes have "
+    "(`kubectl get nodes --show-labels`).",
+)
+def no_such_nodes(scene: Scene) -> Sign | None:
+    """No node has the labels that the pool selects."""
+    complaint = _unplaced(scene, "didn't match Pod's node affinity/selector")
+    if complaint is None:
+        return None
+    is_known = scene.nodes is not None and complaint.pod is not None
+    # Each node gives one reason: without its labels, the others may be the ones that count.
+    if is_known and _selected(scene, complaint):
+        return None
+    if not is_known and re.search("untolerated taint|Insufficient", complaint.text):
+        return None
+    selector = (complaint.pod or {}).get("spec", {}).get("nodeSelector") or {}
+    labels = ", ".join(f"{key}={value}" for key, value in selector.items())
+    return Sign(
+        cause=f"no node has the labels that the pod selects{f': {labels}' if labels else ''}",
+        evidence=(complaint.evidence,),
+    )
+
+
+@failure(
+    "nodes-closed",
+    seen="FailedScheduling with `untolerated taint`; taints node.kubernetes.io/... of the nodes",
+    remedy="See `kubectl describe node`: bring the nodes back, uncordon them (`kubectl uncordon`), or free "
+    "what they are short of.",
+)
+def nodes_closed(scene: Scene) -> Sign | None:
+    """The nodes that could take the pods are down, cordoned, or short of memory or disk."""
+    complaint = _unplaced(scene, "untolerated taint|were unschedulable")
+    if complaint is None:
+        return None
+    nodes = _candidates(scene, complaint)
+    closed = [node for node in nodes if any(_is_condition(taint) for taint in _taints(node))]
+    if not nodes or len(closed) < len(nodes):
+        return None
+    reasons = {taint["key"] for node in closed for taint in _taints(node) if _is_condition(taint)}
+    return Sign(
+        cause=f"every node that would fit is closed: {', '.join(sorted(reasons))}",
+        evidence=(complaint.evidence, *_shown_taints(closed)),
+    )
+
+
+@failure(
     "taints",
     seen="FailedScheduling with `untolerated taint`",
-    remedy="Add the taint to tolerations of the pool in the platform's values, or choose another "
-    "pool (resources.pool).",
+    remedy="Add the taint to tolerations of the pool in the platform's values, or choose another pool "
+    "(resources.pool).",
 )
 def taints(scene: Scene) -> Sign | None:
     """The nodes that could take the pods have a taint that these do not tolerate."""
@@ -70,31 +119,53 @@ def taints(scene: Scene) -> Sign | None:
     marks = set(re.findall(r"untolerated taint\S* \{([^}]*)\}", complaint.text))
     if marks and all(re.search(OUR_TAINTS, mark) for mark in marks):
         return None
-    short = re.findall(r"Insufficient ([\w./-]+)", complaint.text)
-    if short and not _is_tainted(scene, short):
+    nodes = _candidates(scene, complaint)
+    tainted = [node for node in nodes if _taints(node)]
+    is_short = "Insufficient" in complaint.text
+    if (nodes and len(tainted) < len(nodes)) or (is_short and not tainted):
         return None
     which = f": {'; '.join(sorted(marks))}" if marks else ""
     return Sign(
         cause=f"no node takes the pod: nodes that would fit have a taint that it does not tolerate{which}",
-        evidence=(complaint.evidence, *_taints_of(scene)),
+        evidence=(complaint.evidence, *_shown_taints(tainted)),
     )
 
 
-def _is_tainted(scene: Scene, resources: list[str]) -> bool:
-    """Whether all nodes that offer the scarce extended resource are tainted, as far as is known."""
-    wanted = [resource.rstrip(".,") for resource in resources if "/" in resource]
-    if scene.nodes is None or not wanted:
-        return False
-    offering = [node for node in scene.nodes if _offers(node).get(wanted[0], "0") != "0"]
-    return bool(offering) and all(node["spec"].get("taints") for node in offering)
+def _selected(scene: Scene, complaint: Complaint) -> list[Object]:
+    """The nodes with the labels that the pod selects, as far as both are known."""
+    selector = (complaint.pod or {}).get("spec", {}).get("nodeSelector") or {}
+    return [
+        node
+        for node in scene.nodes or ()
+        if selector.items() <= (node["metadata"].get("labels") or {}).items()
+    ]
 
 
-def _taints_of(scene: Scene) -> Iterator[Evidence]:
-    for node in (scene.nodes or ())[:20]:
-        for taint in node.get("spec", {}).get("taints") or []:
-            if not re.search(OUR_TAINTS, taint["key"]):
-                value = f"={taint['value']}" if taint.get("value") else ""
-                yield evidence(f"node {name_of(node)}", f"{taint['key']}{value}:{taint['effect']}")
+def _candidates(scene: Scene, complaint: Complaint) -> list[Object]:
+    """Of those the ones that offer the GPUs which the pod asks for, or all where it asks for none."""
+    wanted = _gpu_wanted(complaint)
+    nodes = _selected(scene, complaint)
+    return [node for node in nodes if not wanted or _offers(node).get(wanted, "0") != "0"]
+
+
+def _taints(node: Object) -> list[Object]:
+    """Those that keep a run away; not those of nodes that are no place for runs."""
+    return [
+        taint
+        for taint in node.get("spec", {}).get("taints") or []
+        if taint.get("effect") != "PreferNoSchedule" and not re.search(OUR_TAINTS, taint["key"])
+    ]
+
+
+def _is_condition(taint: Object) -> bool:
+    return str(taint["key"]).startswith(CONDITION_TAINT)
+
+
+def _shown_taints(nodes: list[Object]) -> Iterator[Evidence]:
+    for node in nodes[:NODES_SHOWN]:
+        for taint in _taints(node):
+            value = f"={taint['value']}" if taint.get("value") else ""
+            yield evidence(f"node {name_of(node)}", f"{taint['key']}{value}:{taint['effect']}")
 
 
 @failure(
@@ -151,27 +222,6 @@ def too_little_cpu_or_memory(scene: Scene) -> Sign | None:
         asked = f": it asks for {', '.join(amounts)}"
     return Sign(
         cause=f"no node has enough {' and '.join(short)} free for a pod{asked}",
-        evidence=(complaint.evidence,),
-    )
-
-
-@failure(
-    "no-such-nodes",
-    seen="FailedScheduling with `didn't match Pod's node affinity/selector`",
-    remedy="Set nodeSelector of the pool in the platform's values to labels that its nodes have "
-    "(`kubectl get nodes --show-labels`).",
-)
-def no_such_nodes(scene: Scene) -> Sign | None:
-    """No node has the labels that the pool selects."""
-    complaint = _unplaced(scene, "didn't match Pod's node affinity/selector")
-    if complaint is None:
-        return None
-    selector: Object = {}
-    if complaint.pod is not None:
-        selector = complaint.pod["spec"].get("nodeSelector") or {}
-    labels = ", ".join(f"{key}={value}" for key, value in selector.items())
-    return Sign(
-        cause=f"no node that is free has the pool's labels{f' ({labels})' if labels else ''}",
         evidence=(complaint.evidence,),
     )
 

@@ -1,0 +1,381 @@
+"""Runs broken in many ways at once on a real cluster, and the one cause that explain names for each."""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import ROOT, Object, Team, get, kubectl, wait_for
+
+from launcher.config import load_run
+from launcher.merge import merge
+from launcher.plan import plan_run
+from launcher.platform import Platform, platform_of_config_map
+from launcher.render import render_job
+
+DIGITS = ROOT / "examples/digits.yaml"
+PAUSE = "localhost/pause:1"
+"""Lies on the node of tests/cluster, and holds nothing but one program."""
+FAKE = "trainyard-e2e-fake"
+PLACE = "trainyard.io/e2e-place"
+BEAT_S = 10.0
+EXPLAINED_S = 240.0
+
+Edit = Callable[[Object], None]
+
+
+def pod_specs(job: Object) -> list[Object]:
+    """Of the head and of the workers."""
+    shape = job["spec"]["rayClusterSpec"]
+    groups = [shape["headGroupSpec"], *shape["workerGroupSpecs"]]
+    return [group["template"]["spec"] for group in groups]
+
+
+def both(**changes: Any) -> Edit:
+    """Change the pod spec of head and workers."""
+
+    def edit(job: Object) -> None:
+        for spec in pod_specs(job):
+            spec.update(copy.deepcopy(changes))
+
+    return edit
+
+
+def container(index: int, **changes: Any) -> Edit:
+    """Change the Ray container of the head (0) or of the workers (1)."""
+
+    def edit(job: Object) -> None:
+        pod_specs(job)[index]["containers"][0].update(copy.deepcopy(changes))
+
+    return edit
+
+
+def spec(**changes: Any) -> Edit:
+    return lambda job: job["spec"].update(copy.deepcopy(changes))
+
+
+def shape(**changes: Any) -> Edit:
+    return lambda job: job["spec"]["rayClusterSpec"].update(copy.deepcopy(changes))
+
+
+def image(name: str) -> Edit:
+    def edit(job: Object) -> None:
+        for pod in pod_specs(job):
+            pod["containers"][0]["image"] = name
+
+    return edit
+
+
+def claim(name: str) -> Edit:
+    def edit(job: Object) -> None:
+        for pod in pod_specs(job):
+            (volume,) = [one for one in pod["volumes"] if one["name"] == "storage"]
+            volume["persistentVolumeClaim"]["claimName"] = name
+
+    return edit
+
+
+def secret_variable(secret: str, key: str) -> Edit:
+    """A variable of all containers from a Secret."""
+
+    def edit(job: Object) -> None:
+        source = {"secretKeyRef": {"name": secret, "key": key}}
+        for pod in pod_specs(job):
+            pod["containers"][0]["env"].append({"name": "KEY", "valueFrom": source})
+
+    return edit
+
+
+def memory(index: int, amount: str) -> Edit:
+    """The memory of a Ray container, requested and limit."""
+    sizes = {"cpu": "10m", "memory": amount}
+    return container(index, resources={"requests": sizes, "limits": {"cpu": "1", "memory": amount}})
+
+
+def on_fake(**requests: str) -> Edit:
+    """Head and workers go to the fake node alone."""
+    place = {"nodeSelector": {PLACE: "fake"}}
+    tolerations = [{"key": FAKE, "operator": "Exists"}]
+
+    def edit(job: Object) -> None:
+        both(**place, tolerations=tolerations)(job)
+        for pod in pod_specs(job)[1:]:
+            for kind in ("requests", "limits"):
+                pod["containers"][0]["resources"][kind].update(requests)
+
+    return edit
+
+
+def and_then(*edits: Edit) -> Edit:
+    def edit(job: Object) -> None:
+        for one in edits:
+            one(job)
+
+    return edit
+
+
+def ports_without_dashboard(job: Object) -> None:
+    (ports,) = [pod_specs(job)[0]["containers"][0]["ports"]]
+    ports[0]["name"] = "web"
+
+
+def suspended(job: Object) -> None:
+    """As KubeRay allows it."""
+    job["spec"].pop("deletionStrategy", None)
+    job["spec"].update(suspend=True, shutdownAfterJobFinishes=True)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A way to break a run, and what must be said of it."""
+
+    name: str
+    edit: Edit
+    failure: str
+    says: str
+    namespace: str = "explain"
+
+
+CASES = (
+    # Images.
+    Case("no-tag", image("127.0.0.1:5000/trainyard:none"), "no-such-tag", "there is no image"),
+    Case("no-registry", image("registry.invalid/x:1"), "image-unreachable", "do not reach"),
+    Case("no-bash", image(PAUSE), "no-shell", "lacks a program"),
+    # Nodes.
+    Case("no-gpus", container(1, resources={"limits": {"nvidia.com/none": "2"}}),
+         "gpu-resource-name", "nvidia.com/none, which no node offers"),
+    Case("few-gpus", on_fake(**{"nvidia.com/gpu": "2"}), "too-few-gpus", "asks for 2 nvidia.com/gpu"),
+    Case("tainted", both(nodeSelector={PLACE: "fake"}), "taints", "a taint that it"),
+    Case("no-nodes", both(nodeSelector={"nowhere": "yes"}), "no-such-nodes", "nowhere=yes"),
+    Case("too-large", memory(0, "900Gi"), "too-little-cpu-or-memory", "900Gi memory"),
+    # Storage.
+    Case("no-claim", claim("no-such-claim"), "claim-missing", "no-such-claim"),
+    Case("no-class", claim("no-class"), "wrong-storage-class", "storage class nowhere"),
+    Case("no-volume", claim("no-volume"), "claim-unbound", "900Gi"),
+    # Pods that are not made.
+    Case("no-quota", lambda job: None, "resource-quota", "compute", "explain-quota"),
+    Case("no-sizes", container(0, resources={}), "quota-needs-sizes", "must specify", "explain-sizes"),
+    Case("no-room", lambda job: None, "limit-range", "maximum memory usage", "explain-limits"),
+    Case("insecure", container(0, securityContext={"privileged": True}), "pod-security", "restricted"),
+    Case("nobody", both(serviceAccountName="nobody"), "service-account-missing", "nobody"),
+    Case("no-class-of-priority", both(priorityClassName="none"), "priority-class-missing", "none"),
+    Case("upgrade", shape(upgradeStrategy={"type": "Recreate"}), "invalid-cluster", "refuses"),
+    Case("no-dashboard", ports_without_dashboard, "no-dashboard-port", "dashboard"),
+    # Pods that do not start.
+    Case("no-secret", secret_variable("no-such-secret", "KEY"), "secret-missing", "no-such-secret"),
+    Case("no-key", secret_variable("half", "OTHER"), "secret-missing", "has no key OTHER"),
+    Case("no-token", shape(authOptions={"mode": "token", "secretName": "no-token"}),
+         "token-secret-missing", "no-token"),
+    Case("crash", lambda job: job["spec"]["rayClusterSpec"]["headGroupSpec"]["rayStartParams"].update(
+        {"no-such-option": "1"}), "container-crash", "does not stay up"),
+    Case("small-head", memory(0, "64Mi"), "head-oom", "memory limit of 64Mi"),
+    # KubeRay.
+    Case("invalid", spec(suspend=True, shutdownAfterJobFinishes=False, ttlSecondsAfterFinished=0),
+         "validation-failed", "not allowed to be suspended"),
+    Case("waits", suspended, "suspended", "is suspended"),
+    Case("too-late", and_then(spec(activeDeadlineSeconds=5), both(nodeSelector={"nowhere": "yes"})),
+         "no-such-nodes", "nowhere=yes"),
+    Case("never", and_then(spec(preRunningDeadlineSeconds=5, backoffLimit=0), image("127.0.0.1:5000/x:1")),
+         "no-such-tag", "127.0.0.1:5000/x:1"),
+    # The program.
+    Case("code", spec(entrypoint="python -c 'import json; json.loads(str())'", backoffLimit=0),
+         "user-code", "JSONDecodeError"),
+    Case("no-python", spec(entrypoint="python9 -m trainer", backoffLimit=0), "missing-python", "python"),
+    Case("refused", spec(runtimeEnvYAML="pip: 5"), "submission-refused", "has not taken the job"),
+)  # fmt: skip
+
+
+def fill(job: Object) -> Object:
+    """Small enough that several of them run at once."""
+    for index, amount in ((0, "1500Mi"), (1, "1Gi")):
+        memory(index, amount)(job)
+    return job
+
+
+def broken(case: Case, platform: Platform, namespace: str) -> Object:
+    """The RayJob of a run of one worker, broken in the case's way."""
+    plan = plan_run(load_run(DIGITS, workers="1", name=case.name), platform, namespace)
+    job = fill(merge(render_job(plan), platform, plan))
+    case.edit(job)
+    return job
+
+
+@pytest.fixture(scope="module")
+def teams(
+    make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Team]:
+    """Namespaces with the platform, or at least with the identity of its pods, and their obstacles."""
+    first = make_team("explain")
+    first.install(tmp_path_factory.mktemp("values"))
+    teams = {"explain": first}
+    obstacles = {
+        "explain-quota": ("ResourceQuota", {"hard": {"pods": "0"}}),
+        "explain-sizes": ("ResourceQuota", {"hard": {"limits.cpu": "10"}}),
+        "explain-limits": (
+            "LimitRange",
+            {"limits": [{"type": "Container", "max": {"memory": "1Gi"}}]},
+        ),
+    }
+    for name, (kind, obstacle) in obstacles.items():
+        teams[name] = make_team(name)
+        kubectl("create", "serviceaccount", "trainyard-run", "-n", teams[name].namespace)
+        body = {"apiVersion": "v1", "kind": kind, "metadata": {"name": "compute"}, "spec": obstacle}
+        kubectl("create", "-n", teams[name].namespace, "-f", "-", stdin=json.dumps(body))
+    for name, size, storage_class in (("no-class", "1Gi", "nowhere"), ("no-volume", "900Gi", "")):
+        claimed: Object = {
+            "accessModes": ["ReadWriteMany"],
+            "resources": {"requests": {"storage": size}},
+            "storageClassName": storage_class,
+        }
+        body = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}}
+        kubectl(
+            "create", "-n", first.namespace, "-f", "-", stdin=json.dumps(body | {"spec": claimed})
+        )
+    kubectl("create", "secret", "generic", "half", "--from-literal=KEY=x", "-n", first.namespace)
+    return teams
+
+
+class FakeNode:
+    """A node of one GPU without a machine, which lives as long as its lease is renewed."""
+
+    def __init__(self) -> None:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._live, daemon=True)
+
+    def __enter__(self) -> FakeNode:
+        kubectl("delete", "node", FAKE, "--ignore-not-found")
+        taint = {"key": FAKE, "value": "true", "effect": "NoSchedule"}
+        node = {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": FAKE, "labels": {PLACE: "fake"}},
+            "spec": {"taints": [taint]},
+        }
+        kubectl("create", "-f", "-", stdin=json.dumps(node))
+        sizes = {"cpu": "8", "memory": "64Gi", "pods": "20", "nvidia.com/gpu": "1"}
+        ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "fake"}
+        status = {"capacity": sizes, "allocatable": sizes, "conditions": [ready]}
+        kubectl("patch", "node", FAKE, "--subresource=status", "-p", json.dumps({"status": status}))
+        self._beat()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.fall_silent()
+        kubectl("delete", "node", FAKE, "--ignore-not-found")
+
+    def fall_silent(self) -> None:
+        """Like a machine that loses its power."""
+        self._stop.set()
+        self._thread.join()
+
+    def _live(self) -> None:
+        while not self._stop.wait(BEAT_S):
+            self._beat()
+
+    def _beat(self) -> None:
+        now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        lease = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": FAKE, "namespace": "kube-node-lease"},
+            "spec": {"holderIdentity": FAKE, "leaseDurationSeconds": 40, "renewTime": now},
+        }
+        kubectl("apply", "-f", "-", stdin=json.dumps(lease))
+
+
+@pytest.fixture(scope="module")
+def fake_node() -> Iterator[FakeNode]:
+    with FakeNode() as node:
+        yield node
+
+
+@pytest.fixture(scope="module")
+def submitted(teams: dict[str, Team], fake_node: FakeNode) -> dict[str, Team]:
+    """All broken runs, created at once."""
+    platform = platform_of_config_map(
+        get("configmap", teams["explain"].namespace, "trainyard-platform"), "e2e"
+    )
+    for namespace, team in teams.items():
+        jobs = [
+            broken(case, platform, team.namespace) for case in CASES if case.namespace == namespace
+        ]
+        kubectl("create", "-f", "-", stdin=yaml.safe_dump_all(jobs))
+    return teams
+
+
+def explanation(team: Team, run: str) -> Object:
+    ended = team.trainyard("explain", run, "--json")
+    assert ended.returncode == 0, ended.stderr
+    found: Object = json.loads(ended.stdout)
+    return found
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_broken_run_is_explained_by_its_cause(submitted: dict[str, Team], case: Case) -> None:
+    team = submitted[case.namespace]
+    last: Object = {}
+
+    def is_explained() -> bool:
+        nonlocal last
+        last = explanation(team, case.name)
+        return bool(last["finding"] and last["finding"]["failure"] == case.failure)
+
+    wait_for(f"{case.name} is explained as {case.failure}", is_explained, EXPLAINED_S)
+    assert case.says in last["finding"]["cause"], last
+    assert last["finding"]["evidence"]
+    assert last["unread"] == []
+
+
+def test_an_explanation_can_be_kept_as_a_file_and_names_one_remedy(
+    submitted: dict[str, Team], tmp_path: Path
+) -> None:
+    file = tmp_path / "scene.yaml"
+    ended = submitted["explain"].trainyard("explain", "no-tag", "--save", file)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("remedy:") == 1
+    assert "make image push IMAGE=127.0.0.1:5000/trainyard:none" in ended.stdout
+    assert yaml.safe_load(file.read_text())["run"] == "no-tag"
+
+
+def test_a_run_that_nobody_knows_is_your_input(submitted: dict[str, Team]) -> None:
+    ended = submitted["explain"].trainyard("explain", "no-such-run")
+    assert ended.returncode == 2
+    assert "there is no run no-such-run" in ended.stderr
+
+
+def test_a_node_that_falls_silent_is_named(submitted: dict[str, Team], fake_node: FakeNode) -> None:
+    """Last of all: the fake node is gone after it."""
+    team = submitted["explain"]
+    platform = platform_of_config_map(get("configmap", team.namespace, "trainyard-platform"), "e2e")
+    case = Case("silent-node", on_fake(), "node-lost", "")
+    kubectl("create", "-f", "-", stdin=yaml.safe_dump(broken(case, platform, team.namespace)))
+
+    def pods() -> list[Object]:
+        found: list[Object] = get("pods", team.namespace, "-l", "trainyard.io/run=silent-node")[
+            "items"
+        ]
+        return (
+            found if len(found) == 2 and all(pod["spec"].get("nodeName") for pod in found) else []
+        )
+
+    for pod in wait_for("its pods are on the fake node", pods):
+        running = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+        name = pod["metadata"]["name"]
+        kubectl("patch", "pod", name, "-n", team.namespace, "--subresource=status",
+                "-p", json.dumps({"status": running}))  # fmt: skip
+    fake_node.fall_silent()
+
+    def is_explained() -> bool:
+        found = explanation(team, "silent-node")["finding"]
+        return bool(found and found["failure"] == "node-lost" and FAKE in found["cause"])
+
+    wait_for("the silent node is named", is_explained, EXPLAINED_S)
