@@ -169,6 +169,13 @@ def _surroundings(asking: _Asking, scene: Scene) -> dict[str, Any]:
     if scene.phase == "accepted" or (scene.job and "deletionTimestamp" in scene.job["metadata"]):
         leases = asking.list("Lease", fields=f"metadata.name={OPERATOR_LEASE}", everywhere=True)
         found["leases"] = None if leases is None else tuple(map(trimmed, leases))
+    if scene.job and "deletionTimestamp" in scene.job["metadata"]:
+        auth = scene.spec.get("rayClusterSpec", {}).get("authOptions") or {}
+        secret = auth.get("secretName") or scene.status.get("rayClusterName")
+        if secret and auth.get("mode") == "token":
+            token = asking.get("Secret", secret)
+            known = f"Secret {secret}" not in asking.refused
+            found["has_token_secret"] = token is not None if known else None
     if scene.phase in ("accepted", "starting", "submitting"):
         operators = asking.list("Pod", OPERATOR_LABELS, everywhere=True)
         found["operators"] = None if operators is None else tuple(map(trimmed_pod, operators))

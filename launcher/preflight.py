@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any, Literal
 
 from launcher.capacity import nodes_of, room_reasons, rooms_for
 from launcher.explain.catalogue import Finding
 from launcher.explain.doing import duration
-from launcher.explain.scene import is_ready, parse_time
+from launcher.explain.scene import is_ready, name_of
 from launcher.platform import Platform
 from launcher.quota import over_quota
 
@@ -36,8 +35,8 @@ RIGHTS: tuple[Right, ...] = (
 TESTED = ((1, 29), (1, 34))
 """Kubernetes that the chart's objects are checked for."""
 
-LEASE_S = 60.0
-"""An operator renews its lease each few seconds."""
+OPERATOR_S = 20.0
+"""How long the operator may take to see a new RayJob; it takes less than a second."""
 
 NEW_FIELDS = {"1.7": ("networkPolicy",), "1.6": ("preRunningDeadlineSeconds",)}
 """Fields of RayJobs that a version of KubeRay was the first to know, newest first."""
@@ -76,14 +75,16 @@ class Facts:
     """All that was looked at; None is what could not be read."""
 
     namespace: str
-    now: datetime
     version: Object | None = None
     silence: str = ""
     """Why the cluster does not answer."""
     missing_kinds: tuple[str, ...] = ()
     crd: Object | None = None
     operators: tuple[Object, ...] | None = None
-    leases: tuple[Object, ...] | None = None
+    answered_s: float | None = None
+    """How soon the operator gave a suspended RayJob a status; None where it was not tried."""
+    is_silent: bool = False
+    """Whether it never did."""
     rights: Mapping[Right, bool | None] = field(default_factory=dict)
     platform: Platform | None = None
     platform_problem: str = ""
@@ -176,45 +177,34 @@ def _kuberay(facts: Facts) -> Check:
 
 def _operator(facts: Facts) -> Check:
     name = "operator"
-    if facts.operators is None and facts.leases is None:
-        return Check(
-            name=name,
-            state="not known",
-            seen="pods and leases of other namespaces may not be read",
-            remedy="Ask who runs the cluster whether KubeRay's operator runs and watches this namespace.",
-        )
+    needed = facts.platform.kuberay if facts.platform else "1.6"
+    versions = []
     for pod in facts.operators or ():
-        if is_ready(pod):
-            image = pod["spec"]["containers"][0].get("image", "")
-            version = image.rpartition(":")[2]
-            place = f"{pod['metadata'].get('namespace')}/{pod['metadata']['name']}"
-            needed = facts.platform.kuberay if facts.platform else "1.6"
-            number = re.fullmatch(r"v?(\d+)\.(\d+)\S*", version)
-            if number and f"{number[1]}.{number[2]}" != needed:
-                return Check(
-                    name=name,
-                    state="failed",
-                    seen=f"pod {place} is ready, with version {version}",
-                    remedy=f'The platform says kuberay: "{needed}". Upgrade the operator, or set that value.',
-                )
-            return Check(name=name, state="ok", seen=f"pod {place} is ready, version {version}")
-    for lease in facts.leases or ():
-        renewed = lease.get("spec", {}).get("renewTime")
-        age_s = (facts.now - parse_time(renewed)).total_seconds() if renewed else float("inf")
-        if age_s < LEASE_S:
+        version = str(pod["spec"]["containers"][0].get("image", "")).rpartition(":")[2]
+        state = "ready" if is_ready(pod) else "not ready"
+        versions.append(
+            f"pod {pod['metadata'].get('namespace')}/{name_of(pod)}, {version}, {state}"
+        )
+        number = re.fullmatch(r"v?(\d+)\.(\d+)\S*", version)
+        if number and f"{number[1]}.{number[2]}" != needed:
             return Check(
                 name=name,
-                state="ok",
-                seen=f"its lease in namespace {lease['metadata'].get('namespace')} was renewed "
-                f"{duration(max(age_s, 0))} ago",
+                state="failed",
+                seen=versions[-1],
+                remedy=f'The platform says kuberay: "{needed}". Upgrade the operator, or set that value.',
             )
-    return Check(
-        name=name,
-        state="failed",
-        seen=f"{len(facts.operators or ())} pods of it, none ready; "
-        f"{len(facts.leases or ())} leases, none fresh",
-        remedy="Start it: `make operator`.",
-    )
+    seen = "; ".join(versions)
+    if facts.is_silent:
+        return Check(
+            name=name,
+            state="failed",
+            seen="; ".join([*versions, f"a RayJob got no status within {OPERATOR_S:g} s"]),
+            remedy="Start it (`make operator`), and let it watch this namespace (its value watchNamespace).",
+        )
+    if facts.answered_s is None:
+        return Check(name=name, state="not known", seen=seen or "no RayJob could be made to try it")
+    answer = f"it gave a RayJob a status within {max(facts.answered_s, 1):.0f} s"
+    return Check(name=name, state="ok", seen="; ".join([*versions, answer]))
 
 
 def _rights(facts: Facts) -> Check:

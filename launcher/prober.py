@@ -15,10 +15,10 @@ from launcher.errors import ClusterError, ClusterUnreachable
 from launcher.explain.catalogue import Finding, explain_pod
 from launcher.explain.scene import Scene
 from launcher.explain.trim import trimmed_pod
-from launcher.gather import OPERATOR_LABELS, OPERATOR_LEASE
+from launcher.gather import OPERATOR_LABELS
 from launcher.kuberay import OWNER_LABELS
 from launcher.platform import Platform
-from launcher.preflight import RIGHTS, Facts, Probe, Right
+from launcher.preflight import OPERATOR_S, RIGHTS, Facts, Probe, Right
 from launcher.reader import CONTAINER, reader_pod
 from launcher.watch import last_record
 
@@ -57,7 +57,7 @@ class Answers(Protocol):
 
 def survey(cluster: Answers) -> Facts:
     """All that the API server tells without a run."""
-    facts = Facts(namespace=cluster.namespace, now=datetime.now(timezone.utc))
+    facts = Facts(namespace=cluster.namespace)
     try:
         version = cluster.version()
         missing = tuple(kind for kind in ("RayJob", "RayCluster") if not _is_known(cluster, kind))
@@ -67,11 +67,6 @@ def survey(cluster: Answers) -> Facts:
             missing_kinds=missing,
             crd=_asked(lambda: cluster.get("CustomResourceDefinition", RAYJOB_CRD)),
             operators=_all(lambda: cluster.list("Pod", OPERATOR_LABELS, everywhere=True)),
-            leases=_all(
-                lambda: cluster.list(
-                    "Lease", fields=f"metadata.name={OPERATOR_LEASE}", everywhere=True
-                )
-            ),
             rights={right: _may(cluster, right) for right in RIGHTS},
             quotas=_all(lambda: cluster.list("ResourceQuota")),
             nodes=_all(lambda: cluster.list("Node")),
@@ -116,6 +111,53 @@ def _may(cluster: Answers, right: Right) -> bool | None:
     return allowed
 
 
+def suspended_job(platform: Platform) -> Object:
+    """A RayJob that makes no pod: it waits from the beginning."""
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayJob",
+        "metadata": {"name": _name(), "labels": dict(OWNER_LABELS)},
+        "spec": {
+            "entrypoint": "true",
+            "submissionMode": "HTTPMode",
+            "suspend": True,
+            "shutdownAfterJobFinishes": True,
+            "rayClusterSpec": platform.ray_cluster_spec,
+        },
+    }
+
+
+def try_operator(
+    cluster: Answers,
+    platform: Platform,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> float | None:
+    """Seconds until the operator gives a suspended RayJob a status; infinite if it never does.
+
+    None where no RayJob can be made.
+    """
+    body = suspended_job(platform)
+    name = body["metadata"]["name"]
+    if _asked(lambda: cluster.create(body)) is None:
+        return None
+    began = clock()
+    try:
+        while clock() - began < OPERATOR_S:
+            if (cluster.get("RayJob", name) or {}).get("status"):
+                return clock() - began
+            sleep(POLL_S)
+        return float("inf")
+    finally:
+        cluster.delete("RayJob", name)
+
+
+def _name() -> str:
+    """Two preflights must not meet."""
+    return f"trainyard-preflight-{uuid.uuid4().hex[:8]}"
+
+
 def would_refuse(cluster: Answers, job: Object) -> str:
     """Why the API server would not take a RayJob; empty if it would, or has it already."""
     try:
@@ -132,7 +174,7 @@ def would_refuse(cluster: Answers, job: Object) -> str:
 def probe_pod(platform: Platform, image: str) -> Object:
     """The platform's reader pod, set to run the probe in an image."""
     pod = reader_pod(platform, "preflight")
-    pod["metadata"]["name"] = f"trainyard-preflight-{uuid.uuid4().hex[:8]}"
+    pod["metadata"]["name"] = _name()
     pod["metadata"]["labels"] = {
         key: value for key, value in pod["metadata"]["labels"].items() if "/run" not in key
     } | OWNER_LABELS

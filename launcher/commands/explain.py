@@ -99,7 +99,7 @@ def _facts(cluster: Cluster, run: RunConfig | None, platform_file: Path | None) 
     from dataclasses import replace
 
     from launcher.errors import ClusterError, ConfigError
-    from launcher.prober import run_probe, survey, would_refuse
+    from launcher.prober import run_probe, survey, try_operator, would_refuse
 
     facts = survey(cluster)
     if facts.silence:
@@ -108,7 +108,10 @@ def _facts(cluster: Cluster, run: RunConfig | None, platform_file: Path | None) 
         platform = platform_of(platform_file, platform_file is None, cluster.namespace, cluster)
     except (ClusterError, ConfigError) as error:
         return replace(facts, platform_problem=error.what)
-    facts = replace(facts, platform=platform)
+    answered_s = None if facts.missing_kinds else try_operator(cluster, platform)
+    facts = replace(
+        facts, platform=platform, answered_s=answered_s, is_silent=answered_s == float("inf")
+    )
     image = platform.image
     if run is not None:
         planned, job = objects_of(run, platform, cluster.namespace)

@@ -18,6 +18,7 @@ CHAPTERS: tuple[tuple[str, tuple[Failure, ...]], ...] = (
         "KubeRay",
         (
             control.missing_crd,
+            control.deletion_hangs,
             control.no_operator,
             control.validation_failed,
             control.old_operator,

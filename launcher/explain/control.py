@@ -43,6 +43,32 @@ def missing_crd(scene: Scene) -> Sign | None:
 
 
 @failure(
+    "deletion-hangs",
+    seen="a RayJob that was deleted and keeps its finalizer, while the Secret with Ray's token is missing",
+    remedy="Let it go: `kubectl patch rayjob {submission} -n {namespace} --type merge -p "
+    """'{{"metadata":{{"finalizers":null}}}}'`; its pods go with it.""",
+)
+def deletion_hangs(scene: Scene) -> Sign | None:
+    """The operator cannot stop the job of a deleted RayJob, since Ray's token is gone."""
+    if scene.job is None or scene.has_token_secret is not False or not scene.ray_clusters:
+        return None
+    metadata = scene.job["metadata"]
+    deleted_s = scene.seconds_since(metadata.get("deletionTimestamp"))
+    if deleted_s < SILENT_S or not metadata.get("finalizers"):
+        return None
+    held = (
+        f"deleted {duration(deleted_s)} ago and still held by {', '.join(metadata['finalizers'])}"
+    )
+    return Sign(
+        cause="the deletion hangs: KubeRay wants to stop the job first, and Ray's token is missing",
+        evidence=(
+            evidence(f"RayJob {scene.submission}", held),
+            evidence(f"RayCluster {name_of(scene.ray_clusters[0])}", "has no Secret with a token"),
+        ),
+    )
+
+
+@failure(
     "no-operator",
     seen="a RayJob that gets no status, or does not go after it was deleted",
     remedy="Start the operator (`make operator`), and let it watch namespace {namespace} (its "

@@ -44,6 +44,8 @@ class Scene:
     """Pods of the KubeRay operator, in all namespaces."""
     leases: tuple[Object, ...] | None = None
     """Leases of the KubeRay operator's leader, in all namespaces."""
+    has_token_secret: bool | None = None
+    """Whether the Secret with Ray's token is there; asked for where a deletion hangs."""
     log: str = ""
     """The driver's log: the end of what the head said, or what the run's folder has kept."""
     summary: Object | None = None

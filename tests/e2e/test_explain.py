@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import re
+import shlex
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -208,10 +210,19 @@ def broken(case: Case, platform: Platform, namespace: str) -> Object:
     return job
 
 
+def let_go(team: Team) -> None:
+    """Take the finalizers of RayJobs whose token is missing: their deletion would hang."""
+    for job in team.rayjobs():
+        if job["metadata"]["labels"]["trainyard.io/run"] in ("no-token", "upgrade"):
+            free = json.dumps({"metadata": {"finalizers": None}})
+            name = job["metadata"]["name"]
+            kubectl("patch", "rayjob", name, "-n", team.namespace, "--type", "merge", "-p", free)
+
+
 @pytest.fixture(scope="module")
 def teams(
     make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Team]:
+) -> Iterator[dict[str, Team]]:
     """Namespaces with the platform, or at least with the identity of its pods, and their obstacles."""
     first = make_team("explain")
     first.install(tmp_path_factory.mktemp("values"))
@@ -240,7 +251,9 @@ def teams(
             "create", "-n", first.namespace, "-f", "-", stdin=json.dumps(body | {"spec": claimed})
         )
     kubectl("create", "secret", "generic", "half", "--from-literal=KEY=x", "-n", first.namespace)
-    return teams
+    yield teams
+    kubectl("delete", "rayjobs.ray.io", "--all", "-n", first.namespace, "--wait=false")
+    let_go(first)
 
 
 class FakeNode:
@@ -350,6 +363,23 @@ def test_a_run_that_nobody_knows_is_your_input(submitted: dict[str, Team]) -> No
     ended = submitted["explain"].trainyard("explain", "no-such-run")
     assert ended.returncode == 2
     assert "there is no run no-such-run" in ended.stderr
+
+
+def test_a_deletion_that_hangs_is_explained_and_the_remedy_ends_it(
+    submitted: dict[str, Team],
+) -> None:
+    team = submitted["explain"]
+    jobs = get("rayjobs.ray.io", team.namespace, "-l", "trainyard.io/run=no-token")["items"]
+    kubectl("delete", "rayjob", jobs[0]["metadata"]["name"], "-n", team.namespace, "--wait=false")
+
+    def is_explained() -> Object | None:
+        finding: Object | None = explanation(team, "no-token")["finding"]
+        return finding if finding and finding["failure"] == "deletion-hangs" else None
+
+    found = wait_for("the deletion is explained", is_explained, EXPLAINED_S)
+    (command,) = re.findall(r"`kubectl (.*)`", found["remedy"])
+    kubectl(*shlex.split(command))
+    assert get("rayjobs.ray.io", team.namespace, "-l", "trainyard.io/run=no-token")["items"] == []
 
 
 def test_a_node_that_falls_silent_is_named(submitted: dict[str, Team], fake_node: FakeNode) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,21 @@ from launcher.merge import merge
 from launcher.plan import plan_run
 from launcher.platform import Platform
 from launcher.preflight import RIGHTS, Check, Facts, Probe, checks, kuberay_of
-from launcher.prober import SETTLE_S, probe_pod, run_probe, survey
+from launcher.prober import (
+    SETTLE_S,
+    probe_pod,
+    run_probe,
+    survey,
+    suspended_job,
+    try_operator,
+)
 from launcher.quota import over_quota
 from launcher.render import render_job
+from launcher.rules import check
 
 Object = dict[str, Any]
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples/digits.yaml"
-NOW = datetime(2026, 11, 21, 16, 10, tzinfo=timezone.utc)
 TOLD = {
     "versions": {"python": "3.11.2", "ray": "2.60.0"},
     "programs": {"bash": "/bin/bash", "python": "/usr/bin/python", "ray": "/usr/bin/ray"},
@@ -46,11 +52,6 @@ def operator(version: str = "v1.6.2", *, ready: bool = True) -> Object:
         "spec": {"containers": [{"image": f"quay.io/kuberay/operator:{version}"}]},
         "status": {"conditions": conditions},
     }
-
-
-def lease(renewed: str) -> Object:
-    metadata = {"name": "ray-operator-leader", "namespace": "default"}
-    return {"metadata": metadata, "spec": {"renewTime": renewed}}
 
 
 def node() -> Object:
@@ -85,11 +86,10 @@ def good(platform: Platform, job: Object) -> Facts:
     bound = {"status": {"phase": "Bound"}}
     return Facts(
         namespace="team",
-        now=NOW,
         version={"gitVersion": "v1.34.4"},
         crd=crd(preRunningDeadlineSeconds={}),
         operators=(operator(),),
-        leases=(),
+        answered_s=0.4,
         rights=dict.fromkeys(RIGHTS, True),
         platform=platform,
         job=job,
@@ -125,21 +125,10 @@ def test_a_cluster_that_can_is_ok_in_every_check(good: Facts) -> None:
         ({"missing_kinds": ("RayJob",)}, "KubeRay CRDs", "failed", "does not know RayJob"),
         ({"crd": crd(entrypoint={})}, "KubeRay CRDs", "failed", "before 1.6"),
         ({"crd": None}, "KubeRay CRDs", "ok", "may not be read"),
-        ({"operators": None, "leases": None}, "operator", "not known", "may not be read"),
-        ({"operators": (operator(ready=False),)}, "operator", "failed", "none ready"),
+        ({"operators": None}, "operator", "ok", "gave a RayJob a status within 1 s"),
+        ({"operators": None, "answered_s": None}, "operator", "not known", "no RayJob could"),
+        ({"answered_s": float("inf"), "is_silent": True}, "operator", "failed", "no status within"),
         ({"operators": (operator("v1.4.0"),)}, "operator", "failed", "v1.4.0"),
-        (
-            {"operators": (), "leases": (lease("2026-11-21T16:09:50.000000Z"),)},
-            "operator",
-            "ok",
-            "renewed 10 s ago",
-        ),
-        (
-            {"operators": (), "leases": (lease("2026-11-21T15:00:00.000000Z"),)},
-            "operator",
-            "failed",
-            "none fresh",
-        ),
         (
             {"rights": dict.fromkeys(RIGHTS, True) | {("Pod", "exec", "create"): False}},
             "rights",
@@ -171,7 +160,7 @@ def test_one_thing_that_is_wrong_shows_in_its_check(
 
 
 def test_a_cluster_that_does_not_answer_is_one_failed_check() -> None:
-    (check,) = checks(Facts(namespace="team", now=NOW, silence="the cluster at x does not answer"))
+    (check,) = checks(Facts(namespace="team", silence="the cluster at x does not answer"))
     assert check.state == "failed"
 
 
@@ -308,6 +297,40 @@ def test_a_claim_without_a_volume_is_found_by_its_object(good: Facts, platform: 
     found = checks(replace(good, probe=probe(cluster, platform)))
     assert only(found, "claim").state == "failed"
     assert only(found, "image").state == "not known"
+
+
+# The operator.
+
+
+class Operated(FakeCluster):
+    """With an operator that takes so many looks."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__()
+        self.looks = looks
+
+    def get(self, kind: str, name: str) -> Object | None:
+        found = super().get(kind, name)
+        self.looks -= 1
+        if found is not None and self.looks < 0:
+            found["status"] = {"jobDeploymentStatus": "Suspended"}
+        return found
+
+
+@pytest.mark.parametrize(("looks", "answered_s"), [(0, 2.0), (1_000, float("inf"))])
+def test_a_suspended_rayjob_tells_whether_an_operator_is_there_and_goes(
+    platform: Platform, looks: int, answered_s: float
+) -> None:
+    cluster, seconds = Operated(looks), iter(range(10_000))
+    found = try_operator(
+        cluster, platform, clock=lambda: float(next(seconds)), sleep=lambda _: None
+    )
+    assert found == answered_s
+    assert [call[:2] for call in cluster.calls] == [("create", "RayJob"), ("delete", "RayJob")]
+
+
+def test_the_rayjob_that_tries_the_operator_breaks_no_rule(platform: Platform) -> None:
+    assert [one for one in check(suspended_job(platform), "1.6") if one.severity == "error"] == []
 
 
 # The API server's answers.
