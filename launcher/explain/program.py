@@ -61,7 +61,7 @@ def _logged(scene: Scene, pattern: str, cause: str) -> Sign | None:
 )
 def missing_python(scene: Scene) -> Sign | None:
     """The image has no program `python`."""
-    pattern = r"python: (command )?not found|exit code 127"
+    pattern = r"python[\d.]*: (command )?not found|exit code 127"
     return _logged(scene, pattern, "the image has no `python` on its PATH")
 
 

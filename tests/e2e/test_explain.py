@@ -144,6 +144,8 @@ class Case:
     failure: str
     says: str
     namespace: str = "explain"
+    ray: bool = False
+    """Whether Ray must really start in its pods, which takes memory."""
 
 
 CASES = (
@@ -189,34 +191,32 @@ CASES = (
          "no-such-tag", "127.0.0.1:5000/x:1"),
     # The program.
     Case("code", spec(entrypoint="python -c 'import json; json.loads(str())'", backoffLimit=0),
-         "user-code", "JSONDecodeError"),
-    Case("no-python", spec(entrypoint="python9 -m trainer", backoffLimit=0), "missing-python", "python"),
-    Case("refused", spec(runtimeEnvYAML="pip: 5"), "submission-refused", "has not taken the job"),
+         "user-code", "JSONDecodeError", ray=True),
+    Case("no-python", spec(entrypoint="python9 -m trainer", backoffLimit=0),
+         "missing-python", "python", ray=True),
+    Case("refused", spec(runtimeEnvYAML="pip: 5"), "submission-refused", "has not taken the job", ray=True),
 )  # fmt: skip
-
-
-def fill(job: Object) -> Object:
-    """Small enough that several of them run at once."""
-    for index, amount in ((0, "1500Mi"), (1, "1Gi")):
-        memory(index, amount)(job)
-    return job
 
 
 def broken(case: Case, platform: Platform, namespace: str) -> Object:
     """The RayJob of a run of one worker, broken in the case's way."""
     plan = plan_run(load_run(DIGITS, workers="1", name=case.name), platform, namespace)
-    job = fill(merge(render_job(plan), platform, plan))
+    job = merge(render_job(plan), platform, plan)
+    # Small enough that all of them find room at once.
+    for index, amount in enumerate(("1500Mi", "1Gi") if case.ray else ("64Mi", "64Mi")):
+        memory(index, amount)(job)
     case.edit(job)
     return job
 
 
-def let_go(team: Team) -> None:
-    """Take the finalizers of RayJobs whose token is missing: their deletion would hang."""
-    for job in team.rayjobs():
+def let_go(namespace: str) -> None:
+    """Delete all RayJobs, also those whose deletion would hang, since they never got a token."""
+    kubectl("delete", "rayjobs.ray.io", "--all", "-n", namespace, "--wait=false")
+    free = json.dumps({"metadata": {"finalizers": None}})
+    for job in get("rayjobs.ray.io", namespace)["items"]:
         if job["metadata"]["labels"]["trainyard.io/run"] in ("no-token", "upgrade"):
-            free = json.dumps({"metadata": {"finalizers": None}})
             name = job["metadata"]["name"]
-            kubectl("patch", "rayjob", name, "-n", team.namespace, "--type", "merge", "-p", free)
+            kubectl("patch", "rayjob", name, "-n", namespace, "--type", "merge", "-p", free)
 
 
 @pytest.fixture(scope="module")
@@ -224,6 +224,7 @@ def teams(
     make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Team]]:
     """Namespaces with the platform, or at least with the identity of its pods, and their obstacles."""
+    let_go("trainyard-e2e-explain")  # what an interrupted session left
     first = make_team("explain")
     first.install(tmp_path_factory.mktemp("values"))
     teams = {"explain": first}
@@ -232,7 +233,7 @@ def teams(
         "explain-sizes": ("ResourceQuota", {"hard": {"limits.cpu": "10"}}),
         "explain-limits": (
             "LimitRange",
-            {"limits": [{"type": "Container", "max": {"memory": "1Gi"}}]},
+            {"limits": [{"type": "Container", "max": {"memory": "32Mi"}}]},
         ),
     }
     for name, (kind, obstacle) in obstacles.items():
@@ -252,8 +253,7 @@ def teams(
         )
     kubectl("create", "secret", "generic", "half", "--from-literal=KEY=x", "-n", first.namespace)
     yield teams
-    kubectl("delete", "rayjobs.ray.io", "--all", "-n", first.namespace, "--wait=false")
-    let_go(first)
+    let_go(first.namespace)
 
 
 class FakeNode:
