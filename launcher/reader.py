@@ -7,6 +7,7 @@ import copy
 import hashlib
 import io
 import json
+import re
 import tarfile
 import time
 import uuid
@@ -31,6 +32,8 @@ LIFE_S = 3600
 POLL_S = 0.5
 CONTAINER = "reader"
 STDOUT = 1
+_NOTHING = bytes(2 * tarfile.BLOCKSIZE)
+"""An archive without a file."""
 
 
 class Process(Protocol):
@@ -39,6 +42,7 @@ class Process(Protocol):
     def __enter__(self) -> Process: ...
     def __exit__(self, *error: Any) -> None: ...
     def output(self) -> Iterator[tuple[int, bytes]]: ...
+    def write(self, data: bytes) -> None: ...
     @property
     def exit_code(self) -> int: ...
 
@@ -49,7 +53,9 @@ class Pods(Protocol):
     def create(self, body: Object) -> Object: ...
     def get(self, kind: str, name: str) -> Object | None: ...
     def delete(self, kind: str, name: str) -> None: ...
-    def execute(self, pod: str, container: str, command: Sequence[str]) -> Any: ...
+    def execute(
+        self, pod: str, container: str, command: Sequence[str], *, stdin: bool = False
+    ) -> Any: ...
 
 
 def reader_pod(platform: Platform, run: str) -> Object:
@@ -78,13 +84,17 @@ class Folder:
 
     def files(self) -> list[str]:
         """Names of all its files; none where there is no such run."""
-        found = self._read()
+        found = self._say()
         return [] if found is None else found.decode().splitlines()
 
     def read(self, file: str) -> str | None:
         """The text of a file, or None if it is not there."""
-        found = self._read(file)
-        return None if found is None else found.decode(errors="replace")
+        found: list[bytes] = []
+        with self._archive(file) as archive:
+            for entry in archive:
+                source = archive.extractfile(entry)
+                found.append(b"" if source is None else source.read())
+        return found[0].decode(errors="replace") if found else None
 
     def workers(self) -> list[Object]:
         """Where each rank of the last attempt runs, or ran."""
@@ -101,53 +111,62 @@ class Folder:
 
     def delete(self) -> bool:
         """Remove it with all in it; False if it is not there."""
-        return self._read("", "--delete") is not None
+        return self._say("--delete") is not None
 
     def copy(self, path: str, target: Path) -> list[Path]:
         """Copy a file, a folder or the whole to this machine, checked by its sum; what was written.
 
         Raises ConfigError if there is no such path, ClusterError if bytes were lost on the way.
         """
-        with self._command(path, "--archive") as process:
-            stream = _Stream(process)
-            broken: tarfile.TarError | None = None
-            written: list[Path] = []
-            try:
-                written = _unpack(stream, path, target)
-            except tarfile.TarError as error:
-                broken = error  # the program on the other side knows better what is wrong
-            stream.drain()
-            if not self._check(process, stream.errors):
-                raise ConfigError(
-                    f"run {self.run} has no {path or 'folder'}",
-                    f"`trainyard cp {self.run}:` lists its files.",
-                )
-            if broken is not None:
-                raise ClusterError(
-                    f"the copy of {self.run}:{path} broke off", str(broken), "Copy it again."
-                ) from broken
-        if f"sha256 {stream.sum}" not in stream.errors.splitlines():
-            raise ClusterError(
-                f"the copy of {self.run}:{path} is not what was sent: its SHA-256 is {stream.sum}",
-                f"Remove {target} and copy it again.",
+        with self._archive(path) as archive:
+            written = _unpack(archive, path, target)
+        if not written:
+            raise ConfigError(
+                f"run {self.run} has no {path or 'folder'}",
+                f"`trainyard cp {self.run}:` lists its files.",
             )
         return written
 
-    def _read(self, *arguments: str) -> bytes | None:
-        """What the folder's own program prints; None where it finds nothing."""
-        file = next((word for word in arguments if not word.startswith("--")), "")
-        options = [word for word in arguments if word.startswith("--")]
-        with self._command(file, *options) as process:
+    @contextmanager
+    def _archive(self, path: str) -> Iterator[tarfile.TarFile]:
+        """The files below a path, to be read in their order; none where there is no such path.
+
+        Raises ClusterError if what has arrived is not what was sent.
+        """
+        with self._command(path, "--archive") as process:
             stream = _Stream(process)
-            text = stream.rest()
+            try:
+                if stream.is_empty():
+                    with tarfile.open(fileobj=io.BytesIO(_NOTHING)) as nothing:
+                        yield nothing
+                else:
+                    with tarfile.open(fileobj=stream, mode="r|") as archive:
+                        yield archive
+            except tarfile.TarError as error:
+                stream.finish()
+                self._check(process, stream.errors)
+                raise ClusterError(
+                    f"the copy of {self.run}:{path} broke off", str(error), "Copy it again."
+                ) from error
+            stream.finish()
+            if self._check(process, stream.errors) and not stream.is_whole:
+                raise ClusterError(
+                    f"the copy of {self.run}:{path} is not what was sent",
+                    f"{stream.length:,} bytes came, of SHA-256 {stream.sum}. Copy it again.",
+                )
+
+    def _say(self, *options: str) -> bytes | None:
+        """What the folder's own program says; None where there is no folder."""
+        with self._command("", *options) as process:
+            stream = _Stream(process)
+            text = stream.read()
             return text if self._check(process, stream.errors) else None
 
     def _command(self, file: str, *options: str) -> Any:
         endpoint = ["--endpoint", self._storage.endpoint] if self._storage.endpoint else []
         command = ["python", "-m", "trainer.folder", "--path", self._storage.path, *endpoint]
-        return self._cluster.execute(
-            self._pod, self._container, [*command, *options, self.run, *([file] if file else [])]
-        )
+        command += [*options, self.run, *([file] if file else [])]
+        return self._cluster.execute(self._pod, self._container, command, stdin=True)
 
     def _check(self, process: Process, errors: str) -> bool:
         """Whether it was there. Raises ClusterError for any other failure."""
@@ -258,17 +277,35 @@ def _labels(pod: Object) -> Mapping[str, str]:
 
 
 class _Stream(io.RawIOBase):
-    """Standard output of a command as a file, its SHA-256, and what it says on standard error."""
+    """Standard output of a command as a file, and what it says on standard error.
+
+    A line `sha256 SUM LENGTH` there tells what the output is as a whole. When all of that has come the
+    command is told so: it waits for that, since what a slow reader has not got would be lost with its end.
+    """
 
     def __init__(self, process: Process) -> None:
         self.errors = ""
+        self.length = 0
+        self._process = process
         self._pieces = process.output()
         self._rest = b""
         self._sum = hashlib.sha256()
+        self._is_acknowledged = False
 
     @property
     def sum(self) -> str:
         return self._sum.hexdigest()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all has come as it was sent."""
+        return f"sha256 {self.sum} {self.length}" in self.errors.splitlines()
+
+    def is_empty(self) -> bool:
+        """Whether nothing comes at all."""
+        first = self.read(1)
+        self._rest = first + self._rest
+        return not first
 
     def read(self, size: int = -1) -> bytes:
         """So many bytes, or fewer at the end."""
@@ -281,40 +318,46 @@ class _Stream(io.RawIOBase):
             channel, data = found
             if channel == STDOUT:
                 self._sum.update(data)
+                self.length += len(data)
                 pieces.append(data)
                 length += len(data)
             else:
                 self.errors += data.decode(errors="replace")
+            self._acknowledge()
         whole = b"".join(pieces)
         taken = whole if size < 0 else whole[:size]
         self._rest = whole[len(taken) :]
         return taken
 
-    def rest(self) -> bytes:
-        """All that is left."""
-        return self.read()
-
-    def drain(self) -> None:
+    def finish(self) -> None:
         """Read on to the end, for the sum alone."""
         while self.read(2**20):
             pass
 
+    def _acknowledge(self) -> None:
+        if self._is_acknowledged:
+            return
+        lines = self.errors.splitlines(keepends=True)
+        told = [int(line.split()[2]) for line in lines if re.match(r"sha256 \w+ \d+\n", line)]
+        if told and self.length >= told[0]:
+            self._is_acknowledged = True
+            self._process.write(b"\n")
 
-def _unpack(stream: _Stream, path: str, target: Path) -> list[Path]:
+
+def _unpack(archive: tarfile.TarFile, path: str, target: Path) -> list[Path]:
     """Write the files of an archive below the target; a single file into it, or under its name."""
     written = []
-    with tarfile.open(fileobj=stream, mode="r|") as archive:
-        for entry in archive:
-            place = PurePosixPath(entry.name)
-            if place.is_absolute() or ".." in place.parts or not entry.isfile():
-                raise ClusterError(f"the archive of {path} holds {entry.name}, which no run has")
-            is_the_file = entry.name == PurePosixPath(path).name
-            file = target if is_the_file and not target.is_dir() else target / place
-            file.parent.mkdir(parents=True, exist_ok=True)
-            source = archive.extractfile(entry)
-            assert source is not None  # it is a file
-            with file.open("wb") as output:
-                while data := source.read(2**20):
-                    output.write(data)
-            written.append(file)
+    for entry in archive:
+        place = PurePosixPath(entry.name)
+        if place.is_absolute() or ".." in place.parts or not entry.isfile():
+            raise ClusterError(f"the archive of {path} holds {entry.name}, which no run has")
+        is_the_file = entry.name == PurePosixPath(path).name
+        file = target if is_the_file and not target.is_dir() else target / place
+        file.parent.mkdir(parents=True, exist_ok=True)
+        source = archive.extractfile(entry)
+        assert source is not None  # it is a file
+        with file.open("wb") as output:
+            while data := source.read(2**20):
+                output.write(data)
+        written.append(file)
     return written

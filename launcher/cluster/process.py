@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
@@ -10,18 +11,25 @@ from typing import Any
 from launcher.errors import ClusterError, ClusterUnreachable
 
 STDIN, STDOUT, STDERR, STATUS, RESIZE = range(5)
+TEXT, BINARY, CLOSE = 1, 2, 8
+"""Kinds of frames of a websocket."""
 SILENCE_S = 60.0
 """Between two looks at a command that says nothing."""
 
 
 class Process:
-    """A command that runs in a pod. What it writes comes in the order in which it was written."""
+    """A command that runs in a pod. What it writes comes in the order in which it was written.
+
+    The frames are taken from the socket one by one: the client's own buffer is copied with each of them,
+    which takes minutes for what a checkpoint has.
+    """
 
     def __init__(self, websocket: Any, what: str) -> None:
         self._websocket = websocket
         self._what = what
-        self._code: int | None = None
         self._status = b""
+        self.is_open = True
+        """Whether it may still say something."""
 
     def __enter__(self) -> Process:
         return self
@@ -36,22 +44,41 @@ class Process:
 
     def output(self) -> Iterator[tuple[int, bytes]]:
         """Pieces of standard output (1) and standard error (2), until the command has ended."""
-        while self._websocket.is_open():
+        while self.is_open:
             yield from self.read(SILENCE_S)
-        yield from self.read(0)
 
     def read(self, timeout_s: float) -> Iterator[tuple[int, bytes]]:
-        """What has come until now, after waiting for some of it."""
-        from websocket import WebSocketException  # what the client's own module is built on
+        """All that has come until now, after waiting for some of it."""
+        from websocket import WebSocketConnectionClosedException, WebSocketException
 
-        try:
-            self._websocket.update(timeout=timeout_s)
-        except (WebSocketException, OSError) as error:
-            raise ClusterUnreachable(f"the connection to {self._what} broke", str(error)) from error
-        for channel in (STDOUT, STDERR):
-            if data := self._websocket.read_channel(channel):
-                yield channel, data
-        self._status += self._websocket.read_channel(STATUS) or b""
+        while self.is_open and self._has_come(timeout_s):
+            try:
+                kind, frame = self._websocket.sock.recv_data_frame(True)
+            except WebSocketConnectionClosedException:
+                self.is_open = False
+                return
+            except (WebSocketException, OSError) as error:
+                raise ClusterUnreachable(
+                    f"the connection to {self._what} broke", str(error)
+                ) from error
+            self.is_open = kind != CLOSE
+            if kind in (TEXT, BINARY) and frame.data:
+                channel, data = frame.data[0], frame.data[1:]
+                if channel == STATUS:
+                    self._status += data
+                elif channel in (STDOUT, STDERR) and data:
+                    yield channel, data
+            timeout_s = 0
+
+    def _has_come(self, timeout_s: float) -> bool:
+        """Whether there is a frame to take; TLS may have read it from the socket already."""
+        socket = self._websocket.sock.sock
+        if socket is None:
+            self.is_open = False
+            return False
+        if getattr(socket, "pending", lambda: 0)():
+            return True
+        return bool(select.select([socket], [], [], timeout_s)[0])
 
     def write(self, data: bytes) -> None:
         """Give it something to read."""
@@ -69,11 +96,6 @@ class Process:
     def fileno(self) -> int:
         """For `select`."""
         return int(self._websocket.sock.sock.fileno())
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it may still say something."""
-        return bool(self._websocket.is_open())
 
     @property
     def exit_code(self) -> int:

@@ -17,6 +17,7 @@ class FakeProcess:
 
     def __init__(self, output: bytes = b"", errors: str = "", exit_code: int = 0) -> None:
         self._output, self._errors, self.exit_code = output, errors, exit_code
+        self.read = b""
 
     def __enter__(self) -> FakeProcess:
         return self
@@ -29,6 +30,9 @@ class FakeProcess:
         for start in range(0, len(self._output), 1000):
             yield 1, self._output[start : start + 1000]
         yield 2, self._errors.encode()
+
+    def write(self, data: bytes) -> None:
+        self.read = data
 
 
 class FakeCluster:
@@ -176,7 +180,9 @@ class FakeCluster:
         self.calls.append(("delete", kind, name))
         self.objects.pop((kind, name), None)
 
-    def execute(self, pod: str, container: str, command: Sequence[str]) -> FakeProcess:
+    def execute(
+        self, pod: str, container: str, command: Sequence[str], *, stdin: bool = False
+    ) -> FakeProcess:
         self.commands.append((pod, *command))
         return self.processes.pop(0)
 

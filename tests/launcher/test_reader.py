@@ -35,17 +35,31 @@ class Readers(FakeCluster):
 RUNNING: Object = {"running": {}}
 
 
-@pytest.mark.parametrize(("code", "text", "read"), [(0, b"{}", "{}"), (4, b"", None)])
-def test_a_file_is_read_by_a_pod_that_goes_again(
-    platform: Platform, code: int, text: bytes, read: str | None
-) -> None:
-    cluster = Readers(RUNNING, FakeProcess(text, exit_code=code))
+def archive(**files: bytes) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w|") as tar:
+        for name, data in files.items():
+            entry = tarfile.TarInfo(name.replace("__", "/"))
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+    return packed.getvalue()
+
+
+def sent(packed: bytes) -> FakeProcess:
+    """What the folder's program says when it sends an archive."""
+    told = f"sha256 {hashlib.sha256(packed).hexdigest()} {len(packed)}\n"
+    return FakeProcess(packed, told)
+
+
+@pytest.mark.parametrize("read", ["{}", None])
+def test_a_file_is_read_by_a_pod_that_goes_again(platform: Platform, read: str | None) -> None:
+    there = sent(archive(**{"summary.json": b"{}"}))
+    cluster = Readers(RUNNING, there if read else FakeProcess(errors="no file", exit_code=4))
     assert read_folder(cluster, platform, "digits", "summary.json") == read
     assert cluster.objects == {}
     ((_, *command),) = cluster.commands
-    assert command == [
-        "python", "-m", "trainer.folder", "--path", "/mnt/trainyard", "digits", "summary.json"
-    ]  # fmt: skip
+    assert command[:5] == ["python", "-m", "trainer.folder", "--path", "/mnt/trainyard"]
+    assert command[-2:] == ["digits", "summary.json"]
 
 
 def test_a_reader_that_fails_tells_its_last_lines(platform: Platform) -> None:
@@ -91,20 +105,9 @@ def test_the_reader_pod_has_the_platform_s_image_and_ends_by_itself(platform: Pl
     assert pod["spec"]["activeDeadlineSeconds"] == 3600
 
 
-def archive(**files: bytes) -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w|") as tar:
-        for name, data in files.items():
-            entry = tarfile.TarInfo(name.replace("__", "/"))
-            entry.size = len(data)
-            tar.addfile(entry, io.BytesIO(data))
-    return packed.getvalue()
-
-
-def copying(platform: Platform, packed: bytes, errors: str | None = None, code: int = 0) -> Folder:
+def copying(platform: Platform, process: FakeProcess) -> Folder:
     cluster = FakeCluster()
-    said = f"sha256 {hashlib.sha256(packed).hexdigest()}\n" if errors is None else errors
-    cluster.processes = [FakeProcess(packed, said, code)]
+    cluster.processes = [process]
     return Folder(cluster, platform, "digits", "pod", "reader")
 
 
@@ -113,15 +116,17 @@ EVERY_BYTE = bytes(range(256)) * 200
 
 def test_a_file_is_copied_byte_for_byte(platform: Platform, tmp_path: Path) -> None:
     packed = archive(**{"model.pt": EVERY_BYTE})
-    copying(platform, packed).copy("model.pt", tmp_path / "mine.pt")
+    process = sent(packed)
+    copying(platform, process).copy("model.pt", tmp_path / "mine.pt")
     assert (tmp_path / "mine.pt").read_bytes() == EVERY_BYTE
-    copying(platform, packed).copy("a/model.pt", tmp_path)
+    assert process.read == b"\n"  # it waits until it is told that all has come
+    copying(platform, sent(packed)).copy("a/model.pt", tmp_path)
     assert (tmp_path / "model.pt").read_bytes() == EVERY_BYTE
 
 
 def test_a_folder_is_copied_with_all_below_it(platform: Platform, tmp_path: Path) -> None:
     packed = archive(**{"one": b"1", "deep__two": EVERY_BYTE})
-    written = copying(platform, packed).copy("checkpoints", tmp_path / "new")
+    written = copying(platform, sent(packed)).copy("checkpoints", tmp_path / "new")
     assert {path.relative_to(tmp_path / "new") for path in written} == {
         Path("one"),
         Path("deep/two"),
@@ -131,21 +136,24 @@ def test_a_folder_is_copied_with_all_below_it(platform: Platform, tmp_path: Path
 
 def test_bytes_that_were_lost_or_changed_are_noticed(platform: Platform, tmp_path: Path) -> None:
     packed = archive(x=EVERY_BYTE)
+    other = FakeProcess(packed, f"sha256 0 {len(packed)}\n")
     with pytest.raises(ClusterError, match="is not what was sent"):
-        copying(platform, packed, "sha256 0\n").copy("x", tmp_path / "x")
+        copying(platform, other).copy("x", tmp_path / "x")
     with pytest.raises(ClusterError, match="broke off"):
-        copying(platform, packed[:9000], "").copy("x", tmp_path / "x")
+        copying(platform, FakeProcess(packed[:9000])).copy("x", tmp_path / "x")
 
 
 def test_what_is_not_there_cannot_be_copied(platform: Platform, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="run digits has no x"):
-        copying(platform, b"", "error: no file x\n", 4).copy("x", tmp_path / "x")
+        copying(platform, FakeProcess(errors="error: no file x\n", exit_code=4)).copy(
+            "x", tmp_path / "x"
+        )
 
 
 @pytest.mark.parametrize("name", ["../x", "/x"])
 def test_an_archive_stays_below_its_target(platform: Platform, tmp_path: Path, name: str) -> None:
     with pytest.raises(ClusterError, match="which no run has"):
-        copying(platform, archive(**{name: b""})).copy("", tmp_path)
+        copying(platform, sent(archive(**{name: b""}))).copy("", tmp_path)
 
 
 # Which pod has which rank.
@@ -189,5 +197,6 @@ def test_a_pod_of_that_name_that_is_another_run_s_is_not_entered() -> None:
 
 def test_workers_are_read_from_the_folder(platform: Platform) -> None:
     cluster = FakeCluster()
-    cluster.processes = [FakeProcess(json.dumps({"workers": WORKERS}).encode())]
+    workers = json.dumps({"workers": WORKERS}).encode()
+    cluster.processes = [sent(archive(**{"workers.json": workers}))]
     assert Folder(cluster, platform, "digits", "pod", "c").workers() == WORKERS

@@ -21,7 +21,7 @@ from trainer.folder import NOT_FOUND, RunFolder
 
 def read(*arguments: str) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "trainer.folder", *arguments]
-    return subprocess.run(command, capture_output=True, check=False)
+    return subprocess.run(command, capture_output=True, check=False, stdin=subprocess.DEVNULL)
 
 
 def write_half(folder: RunFolder, path: str) -> None:
@@ -270,13 +270,35 @@ def test_the_reader_packs_a_file_a_folder_or_the_whole_and_tells_the_sum(tmp_pat
     }.items():
         answer = read("--path", str(tmp_path), "--archive", "small", *filter(None, [wanted]))
         assert answer.returncode == 0, answer.stderr
-        assert answer.stderr.decode() == f"sha256 {hashlib.sha256(answer.stdout).hexdigest()}\n"
+        told = f"sha256 {hashlib.sha256(answer.stdout).hexdigest()} {len(answer.stdout)}\n"
+        assert answer.stderr.decode() == told
         with tarfile.open(fileobj=io.BytesIO(answer.stdout)) as archive:
             assert set(archive.getnames()) == names
             for name in names - {"summary.json"}:
                 file = archive.extractfile(name)
                 assert file is not None
                 assert file.read() == data
+
+
+def test_the_reader_ends_when_its_archive_has_arrived(tmp_path: Path) -> None:
+    RunFolder.open(str(tmp_path), "small").write(f"{tmp_path}/small/run.json", "{}")
+    command = [
+        sys.executable,
+        "-m",
+        "trainer.folder",
+        "--path",
+        str(tmp_path),
+        "--archive",
+        "small",
+    ]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as reader:
+        assert reader.stderr is not None
+        assert reader.stderr.readline().startswith(b"sha256 ")
+        with pytest.raises(subprocess.TimeoutExpired):
+            reader.wait(0.5)
+        reader.communicate(b"\n")
+        assert reader.returncode == 0
 
 
 def test_the_reader_packs_nothing_that_is_not_there(tmp_path: Path) -> None:

@@ -385,23 +385,25 @@ def _print_file(folder: RunFolder, file: str, output: IO[bytes]) -> None:
 
 
 class _Summed:
-    """What passes through to a stream, and its SHA-256."""
+    """What passes through to a stream, its SHA-256 and its length."""
 
     def __init__(self, output: IO[bytes]) -> None:
         self._output = output
         self._sum = hashlib.sha256()
+        self._length = 0
 
     def write(self, data: bytes) -> int:
         self._sum.update(data)
+        self._length += len(data)
         return self._output.write(data)
 
     def close(self) -> str:
         self._output.flush()
-        return self._sum.hexdigest()
+        return f"sha256 {self._sum.hexdigest()} {self._length}"
 
 
 def _print_archive(folder: RunFolder, names: list[str], below: str, output: IO[bytes]) -> str:
-    """Print these files as a tar archive, with names that begin at `below`; its SHA-256."""
+    """Print these files as a tar archive, with names that begin at `below`; its SHA-256 and length."""
     summed = _Summed(output)
     with tarfile.open(fileobj=summed, mode="w|") as archive:  # type: ignore[call-overload]
         for name in names:
@@ -423,7 +425,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--archive",
         action="store_true",
         help="print a tar archive of the file, of the folder FILE, or of the whole run; its SHA-256 "
-        "is the last line of standard error",
+        "and length are the last line of standard error",
     )
     how.add_argument("--delete", action="store_true", help="remove the run's folder")
     parser.add_argument("name", help="the run")
@@ -452,9 +454,11 @@ def main(arguments: list[str] | None = None) -> int:
         names = [name for name in files if not root or name == root or name.startswith(f"{root}/")]
         if names:
             below = str(PurePosixPath(root).parent) if root in names else root
-            print(
-                f"sha256 {_print_archive(folder, names, below, sys.stdout.buffer)}", file=sys.stderr
-            )
+            told = _print_archive(folder, names, below, sys.stdout.buffer)
+            print(told, file=sys.stderr, flush=True)
+            # Kubernetes throws away what a slow reader has not got 10 s after the end of a program: this
+            # one ends when the reader says so.
+            sys.stdin.buffer.read(1)
             return 0
     elif wanted.file is None:
         print("\n".join(files))
