@@ -28,6 +28,11 @@ class Home:
         return self.root / "crds"
 
     @property
+    def kwok_stages(self) -> Path:
+        """How nodes that do not exist behave."""
+        return self.root / "kwok-stages.yaml"
+
+    @property
     def pause_image(self) -> Path:
         return self.root / "pause.tar"
 

@@ -145,6 +145,7 @@ def kwok(home: Home) -> Part:
     command = (
         str(home.bin / "kwok"),
         f"--kubeconfig={home.kubeconfig}",
+        f"--config={home.kwok_stages}",
         f"--manage-nodes-with-label-selector={MADE_UP}=true",
         f"--server-address={KWOK}",
         "--node-lease-duration-seconds=200",
