@@ -220,7 +220,7 @@ def test_notes_lead_to_the_next_command(tmp_path):
     documents = yaml.safe_load_all(rendered.stdout)
     (text,) = [one["notes"] for one in documents if one and "notes" in one]
     for said in (
-        "helm test trainyard -n team-vision --logs",
+        "helm test trainyard -n team-vision",
         "trainyard submit examples/digits.yaml -n team-vision",
         "not ReadWriteMany",
         "storage.claim.keep is false",
