@@ -35,7 +35,10 @@ Settings = Annotated[
     Optional[list[str]],  # typer reads this at run time, on Python 3.10 too
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the run file: a.b=c."),
 ]
-Gpus = Annotated[Optional[str], typer.Option(metavar="N", help="GPUs, instead of the file's.")]
+Gpus = Annotated[
+    Optional[str],
+    typer.Option(metavar="N", help="GPUs, instead of the file's; 8:16 is a range."),
+]
 Workers = Annotated[
     Optional[str], typer.Option(metavar="N", help="CPU workers, instead of the file's resources.")
 ]
