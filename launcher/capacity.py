@@ -7,25 +7,19 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
-from launcher.errors import ConfigError
-from launcher.plan import Reason
-
-Object = dict[str, Any]
-Amounts = dict[str, Fraction]
-
-BINARY = {f"{letter}i": 1024**power for power, letter in enumerate("KMGTPE", start=1)}
-DECIMAL = {letter: 1000**power for power, letter in enumerate("kMGTPE", start=1)}
-PARTS = {letter: Fraction(1, 1000**power) for power, letter in enumerate("mun", start=1)}
-SUFFIXES: dict[str, Fraction] = {
-    "": Fraction(1),
-    **{suffix: Fraction(size) for suffix, size in (BINARY | DECIMAL).items()},
-    **PARTS,
-}
-QUANTITY = re.compile(
-    r"(?P<number>[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:[eE](?P<power>[+-]?[0-9]{1,3})|(?P<suffix>[A-Za-z]*))"
+from launcher.amounts import (
+    Amounts,
+    Object,
+    amounts_of,
+    difference,
+    requests_in,
+    requests_of,
+    shown_size,
+    sum_of,
 )
+from launcher.errors import ConfigError
+from launcher.reasons import Reason
 
 GPU = re.compile(r".*/.*gpu.*|gpu\..*/.*|nvidia\.com/mig-.*")
 """Names of resources that count GPUs or parts of them."""
@@ -35,65 +29,6 @@ CONDITION_TAINT = "node.kubernetes.io/"
 """Kubernetes' own taints: a node that is cordoned, not ready or short of something just now."""
 
 NAMES_SHOWN = 3
-
-
-def quantity(text: str | int | float) -> Fraction:
-    """An amount as Kubernetes writes it, exactly: `100m`, `1.5Gi`, `2e3`, `64`. Raises ValueError."""
-    found = QUANTITY.fullmatch(str(text))
-    if found is None or (found["suffix"] or "") not in SUFFIXES:
-        raise ValueError(f"{text!r} is no quantity")
-    number = Fraction(found["number"])
-    if found["power"] is not None:
-        return number * Fraction(10) ** int(found["power"])
-    return number * SUFFIXES[found["suffix"] or ""]
-
-
-def shown(amount: Fraction) -> str:
-    """An amount for people: `8`, `2.5`."""
-    return f"{amount}" if amount.denominator == 1 else f"{float(amount):g}"
-
-
-# What pods take.
-
-
-def requests_of(pod_spec: Object) -> Amounts:
-    """What the scheduler keeps for a pod: its containers, or the largest of its init containers."""
-    total: Amounts = {}
-    for container in pod_spec.get("containers") or []:
-        total = _sum(total, _requests(container))
-    sidecars: Amounts = {}
-    largest: Amounts = {}
-    for container in pod_spec.get("initContainers") or []:
-        own = _requests(container)
-        if container.get("restartPolicy") == "Always":
-            # It stays beside the containers, and beside the init containers after it.
-            sidecars = _sum(sidecars, own)
-            own = {}
-        largest = _largest(largest, _sum(sidecars, own))
-    total = _largest(_sum(total, sidecars), largest)
-    # A pod's own numbers, where it has some, stand for those of its containers.
-    total |= _requests(pod_spec)
-    return _sum(total, _amounts(pod_spec.get("overhead")))
-
-
-def _requests(holder: Object) -> Amounts:
-    resources = holder.get("resources") or {}
-    # A template may name limits alone; the API server takes them for requests, too.
-    return _amounts(resources.get("limits")) | _amounts(resources.get("requests"))
-
-
-def _amounts(quantities: Mapping[str, Any] | None) -> Amounts:
-    return {name: quantity(text) for name, text in (quantities or {}).items()}
-
-
-def _sum(one: Amounts, other: Amounts) -> Amounts:
-    return {name: one.get(name, Fraction(0)) + other.get(name, Fraction(0)) for name in one | other}
-
-
-def _largest(one: Amounts, other: Amounts) -> Amounts:
-    return {
-        name: max(one.get(name, Fraction(0)), other.get(name, Fraction(0))) for name in one | other
-    }
 
 
 # What nodes have.
@@ -127,11 +62,11 @@ class Node:
 
     def free(self) -> Amounts:
         """What is left now."""
-        return _difference(self.allocatable, self.used)
+        return difference(self.allocatable, self.used)
 
     def own(self) -> Amounts:
         """What would be left if no job ran."""
-        return _difference(self.allocatable, self.kept)
+        return difference(self.allocatable, self.kept)
 
     def holders(self, resource: str) -> tuple[Holder, ...]:
         """Who holds a resource, the most first."""
@@ -167,7 +102,7 @@ def _node(node: Object, pods: list[Object]) -> Node:
         labels=node["metadata"].get("labels") or {},
         taints=tuple(spec.get("taints") or ()),
         is_open=ready == "True" and not spec.get("unschedulable"),
-        allocatable=_amounts(status.get("allocatable")),
+        allocatable=amounts_of(status.get("allocatable")),
         kept=_taken(pod for pod in pods if _is_of_the_node(pod)),
         used=_taken(pods),
         pods=tuple(pods),
@@ -177,17 +112,13 @@ def _node(node: Object, pods: list[Object]) -> Node:
 def _taken(pods: Iterable[Object]) -> Amounts:
     total: Amounts = {}
     for pod in pods:
-        total = _sum(total, requests_of(pod["spec"]) | {"pods": Fraction(1)})
+        total = sum_of(total, requests_of(pod["spec"]) | {"pods": Fraction(1)})
     return total
 
 
 def _is_of_the_node(pod: Object) -> bool:
     owners = pod["metadata"].get("ownerReferences") or []
     return any(owner.get("kind") in ("DaemonSet", "Node") for owner in owners)
-
-
-def _difference(one: Amounts, other: Amounts) -> Amounts:
-    return {name: amount - other.get(name, Fraction(0)) for name, amount in one.items()}
 
 
 def gpu_resources(nodes: Iterable[Node]) -> list[str]:
@@ -256,11 +187,11 @@ def needs_of(job: Object) -> tuple[Need, ...]:
     ]
     head = _need("head", spec["headGroupSpec"], 1, 1)
     if spec.get("enableInTreeAutoscaling"):
-        beside = _requests(spec.get("autoscalerOptions") or {})
+        beside = requests_in(spec.get("autoscalerOptions") or {})
         head = Need(
             name="head",
             pod_spec=head.pod_spec,
-            request=_sum(head.request, beside),
+            request=sum_of(head.request, beside),
             fewest=1,
             most=1,
         )
@@ -316,7 +247,7 @@ def rooms_for(job: Object, nodes: Sequence[Node]) -> tuple[Room, ...]:
                     if left[node.name].get(name, Fraction(0)) < amount
                 }
             taken = {name: amount * fitting for name, amount in need.request.items()}
-            left[node.name] = _difference(left[node.name], taken | {"pods": Fraction(fitting)})
+            left[node.name] = difference(left[node.name], taken | {"pods": Fraction(fitting)})
             free += fitting
         rooms.append(
             Room(
@@ -360,13 +291,6 @@ def _names(names: Sequence[str]) -> str:
         return f"node {few}"
     rest = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
     return f"{len(names)} nodes ({few}{rest})"
-
-
-def shown_size(resource: str, amount: Fraction) -> str:
-    """An amount with its unit: memory and disk in GiB."""
-    if resource in ("memory", "ephemeral-storage") or resource.startswith("hugepages-"):
-        return f"{float(amount / 2**30):.4g} GiB"
-    return shown(amount)
 
 
 def require_room(rooms: Iterable[Room]) -> None:

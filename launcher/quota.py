@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from typing import Any
 
-from launcher.capacity import needs_of, quantity, shown_size
+from launcher.amounts import quantity, shown_size
+from launcher.capacity import needs_of
 
 Object = dict[str, Any]
 

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column, Table
 
 from launcher.capacity import GpuNode, Holder
-from launcher.plan import Reason
+from launcher.reasons import Reason
 from launcher.watch import ENDED, PROGRESS, SUMMARY, Phase, Sight, record_of
 
 Object = dict[str, Any]

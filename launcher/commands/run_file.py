@@ -26,7 +26,7 @@ from launcher.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from launcher.plan import Reason
+    from launcher.reasons import Reason
 
 
 def plan(
@@ -42,7 +42,8 @@ def plan(
 ) -> None:
     """Print the numbers of a run, each with its reason; from a cluster also what is free there."""
     from launcher import show
-    from launcher.plan import explain_plan, plan_run
+    from launcher.plan import plan_run
+    from launcher.reasons import explain_plan
 
     run = load_run(run_file, settings, gpus, workers, name)
     if from_cluster and platform_file is None:

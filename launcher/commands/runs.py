@@ -55,7 +55,7 @@ def submit(
     from launcher.cluster import Cluster
     from launcher.errors import ConfigError
     from launcher.kuberay import RayjobApi
-    from launcher.plan import explain_plan
+    from launcher.reasons import explain_plan
     from launcher.submit import submit_run
 
     if dry_run not in (None, "client", "server"):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from launcher.amounts import quantity, requests_of
 from launcher.capacity import (
     Node,
     gpu_nodes,
@@ -15,8 +16,6 @@ from launcher.capacity import (
     may_hold,
     nodes_of,
     places,
-    quantity,
-    requests_of,
     require_room,
     room_reasons,
     rooms_for,

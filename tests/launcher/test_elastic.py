@@ -11,8 +11,9 @@ from launcher.config import RunConfig, load_run
 from launcher.errors import ConfigError
 from launcher.local import local_config
 from launcher.merge import merge
-from launcher.plan import explain_plan, plan_run
+from launcher.plan import plan_run
 from launcher.platform import Platform, PlatformQueue
+from launcher.reasons import explain_plan
 from launcher.render import render_job
 from trainer.config import DATA_LABELS, WORKER_RESOURCE
 

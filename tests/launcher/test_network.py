@@ -11,8 +11,9 @@ import pytest
 from launcher.config import load_run
 from launcher.errors import ConfigError
 from launcher.merge import merge
-from launcher.plan import explain_plan, plan_run
+from launcher.plan import plan_run
 from launcher.platform import Platform
+from launcher.reasons import explain_plan
 from launcher.render import render_job
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples/digits.yaml"

@@ -10,8 +10,9 @@ import pytest
 
 from launcher.config import RunConfig, load_run
 from launcher.errors import ConfigError
-from launcher.plan import Plan, explain_plan, plan_run
+from launcher.plan import Plan, plan_run
 from launcher.platform import Platform
+from launcher.reasons import explain_plan
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples/digits.yaml"
 

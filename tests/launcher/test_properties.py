@@ -15,7 +15,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from launcher import rules
-from launcher.capacity import quantity
+from launcher.amounts import quantity
 from launcher.config import RunConfig, load_run, parse_mapping, validate
 from launcher.errors import ConfigError
 from launcher.merge import merge

@@ -10,9 +10,10 @@ import pytest
 from launcher.config import load_run
 from launcher.errors import ConfigError
 from launcher.merge import merge
-from launcher.plan import explain_plan, plan_run
+from launcher.plan import plan_run
 from launcher.platform import Platform, PlatformQueue
 from launcher.queue import System
+from launcher.reasons import explain_plan
 from launcher.render import render_job
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples/digits.yaml"
