@@ -80,10 +80,14 @@ def running_nodes(attempts: Attempts) -> Iterator[Nodes]:
 
 
 @pytest.mark.timeout(600)
-def test_a_run_grows_when_a_node_comes_and_goes_on_when_it_is_lost(attempts: Attempts) -> None:
+@pytest.mark.parametrize("loader", ["torch", "ray"])
+def test_a_run_grows_when_a_node_comes_and_goes_on_when_it_is_lost(
+    attempts: Attempts, loader: str
+) -> None:
     config = ray_config(
         attempts,
         train__epochs=100_000,
+        data__loader=loader,
         scaling__min_workers=1,
         scaling__cpus_per_worker=1,
         scaling__has_worker_places=True,
