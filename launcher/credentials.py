@@ -85,7 +85,7 @@ def credential_in(text: str, key: str = "") -> str | None:
     for found in ASSIGNED.finditer(text):
         if not REFERENCE.match(found["value"]):
             return "a secret that is assigned"
-    if any(AWS_SECRET.fullmatch(word) for word in re.split(r"[\s='\"]+", text)):
+    if any(AWS_SECRET.fullmatch(word) for word in re.split(r"[\s='\",;:()<>{}\[\]]+", text)):
         return "what looks like an AWS secret key"
     return None
 

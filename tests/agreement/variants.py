@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from functools import cache
 from typing import Any
 
 import yaml
 
 from launcher.commands.options import objects_of
-from launcher.config import load_run
+from launcher.config import RunConfig, load_run
 from launcher.platform import Platform, parse_platform
 from tests.golden.golden import PLATFORM, ROOT
 
@@ -42,11 +43,17 @@ VARIANTS = [
 ]
 
 
-def platform_of(changes: Object) -> Platform:
+@cache
+def platform_of(system: str, kuberay: str) -> Platform:
+    changes = {**SYSTEMS[system], "kuberay": kuberay}
     return parse_platform(yaml.safe_dump(yaml.safe_load(PLATFORM.read_text()) | changes), "test")
 
 
+@cache
+def run_of(name: str) -> RunConfig:
+    resources, settings = RUNS[name]
+    return load_run(DIGITS, settings, **resources)
+
+
 def rendered(system: str, run: str, kuberay: str, namespace: str = "team") -> Object:
-    resources, settings = RUNS[run]
-    platform = platform_of({**SYSTEMS[system], "kuberay": kuberay})
-    return objects_of(load_run(DIGITS, settings, **resources), platform, namespace)[1]
+    return objects_of(run_of(run), platform_of(system, kuberay), namespace)[1]
