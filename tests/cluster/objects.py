@@ -10,7 +10,7 @@ from parts import MADE_UP
 
 STORAGE_CLASS = "trainyard-shared"
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
-VOLUMES = 6
+VOLUMES = 40
 VOLUME_SIZE = "100Gi"
 """What a claim may ask for. Nobody enforces it: the machine's disk is the limit."""
 
