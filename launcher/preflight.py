@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from launcher.capacity import nodes_of, room_reasons, rooms_for
-from launcher.explain.catalogue import Finding
+from launcher.explain.catalogue import CHAPTERS, NODES, Finding
 from launcher.explain.doing import duration
 from launcher.explain.scene import is_ready, name_of
 from launcher.platform import Platform
@@ -350,9 +350,14 @@ CLAIM_FAILURES = (
 )  # fmt: skip
 
 
+NODE_FAILURES = tuple(
+    known.name for title, chapter in CHAPTERS if title == NODES for known in chapter
+)
+
+
 def _of_probe(facts: Facts) -> Iterator[Check]:
     probe = facts.probe
-    names = ("Pod Security", "claim", "image", "programs", "storage", "Ray version")
+    names = ("Pod Security", "claim", "node", "image", "programs", "storage", "Ray version")
     if probe is None:
         yield from (
             Check(name=name, state="not known", seen="no probe pod was made") for name in names
@@ -371,6 +376,7 @@ def _of_probe(facts: Facts) -> Iterator[Check]:
         return
     yield Check(name="Pod Security", state="ok", seen="the API server took the probe pod")
     yield _claim(probe)
+    yield _node(probe)
     yield _image(probe)
     yield from _of_program(facts, probe, probe.told)
 
@@ -390,9 +396,21 @@ def _claim(probe: Probe) -> Check:
     return Check(name="claim", state="ok" if is_bound else "not known", seen=", ".join(bound))
 
 
+def _node(probe: Probe) -> Check:
+    """Where the probe pod went; a head of the run has the same node selector and tolerations."""
+    name = "node"
+    finding = probe.finding
+    if finding is not None and finding.failure in NODE_FAILURES:
+        return Check(name=name, state="failed", seen=finding.cause, remedy=finding.remedy)
+    node = ((probe.pod or {}).get("spec") or {}).get("nodeName")
+    if node:
+        return Check(name=name, state="ok", seen=f"{node} took the probe pod")
+    return Check(name=name, state="not known", seen="the probe pod did not come so far")
+
+
 def _image(probe: Probe) -> Check:
     finding = probe.finding
-    if finding is not None and finding.failure in CLAIM_FAILURES:
+    if finding is not None and finding.failure in (*CLAIM_FAILURES, *NODE_FAILURES):
         return Check(name="image", state="not known", seen="the probe pod did not come so far")
     if finding is not None:
         return Check(name="image", state="failed", seen=finding.cause, remedy=finding.remedy)

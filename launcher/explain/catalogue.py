@@ -12,6 +12,7 @@ from launcher.explain.failure import Evidence, Failure, evidence
 from launcher.explain.scene import Scene
 
 LAST_LINES = 10
+NODES = "Nodes"
 
 CHAPTERS: tuple[tuple[str, tuple[Failure, ...]], ...] = (
     (
@@ -58,7 +59,7 @@ CHAPTERS: tuple[tuple[str, tuple[Failure, ...]], ...] = (
         ),
     ),
     (
-        "Nodes",
+        NODES,
         (
             placement.gpu_resource_name,
             placement.no_such_nodes,
@@ -198,7 +199,7 @@ def explain(scene: Scene) -> Explanation:
     )
 
 
-POD_CHAPTERS = ("Storage", "Nodes", "Pods that do not start")
+POD_CHAPTERS = ("Storage", NODES, "Pods that do not start")
 
 
 def explain_pod(scene: Scene) -> Finding | None:

@@ -35,7 +35,7 @@ def states(found: dict[str, Object]) -> dict[str, str]:
 def test_a_cluster_that_can_is_ok_in_all_checks_and_clean_afterwards(team: Team) -> None:
     found, ended = preflight(team, *RUN)
     assert states(found) == dict.fromkeys(found, "ok"), found
-    assert len(found) == 14
+    assert len(found) == 15
     assert ended.returncode == 0
     assert "2.60.0 in the image" in found["Ray version"]["seen"]
     assert "write, read, list, delete" in found["storage"]["seen"]

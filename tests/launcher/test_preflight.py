@@ -99,6 +99,7 @@ def good(platform: Platform, job: Object) -> Facts:
         probe=Probe(
             image=IMAGE,
             storage="/mnt/trainyard",
+            pod={"spec": {"nodeName": "node-1"}},
             claims={"trainyard-storage": bound},
             log="probe {}",
             told=TOLD,
@@ -113,7 +114,7 @@ def only(found: list[Check], name: str) -> Check:
 
 def test_a_cluster_that_can_is_ok_in_every_check(good: Facts) -> None:
     found = checks(good)
-    assert [check.state for check in found] == ["ok"] * 14
+    assert [check.state for check in found] == ["ok"] * 15
     assert "free now: cpu: 2 of 2 pods" in only(found, "nodes").seen
 
 
@@ -279,6 +280,16 @@ def test_a_probe_without_an_image_gives_up_early_and_its_pod_goes(platform: Plat
     assert found.finding is not None
     assert found.finding.failure == "no-such-tag"
     assert SETTLE_S < found.waited_s < 4 * SETTLE_S
+
+
+def test_a_probe_without_a_node_says_nothing_of_its_image(good: Facts, platform: Platform) -> None:
+    unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                "message": "0/1 nodes are available: 1 Insufficient cpu."}  # fmt: skip
+    cluster = bound({"phase": "Pending", "conditions": [unplaced]})
+    found = checks(replace(good, probe=probe(cluster, platform)))
+    assert only(found, "node").state == "failed"
+    assert "no node has enough cpu" in only(found, "node").seen
+    assert only(found, "image").state == "not known"
 
 
 def test_a_trouble_that_goes_by_itself_is_not_believed(platform: Platform) -> None:
