@@ -91,6 +91,7 @@ CHAPTERS: tuple[tuple[str, tuple[Failure, ...]], ...] = (
         "What the program says",
         (
             program.missing_python,
+            program.runtime_env,
             program.missing_trainer,
             program.wrong_ray_version,
             program.other_config,

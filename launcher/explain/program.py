@@ -12,6 +12,8 @@ LOG = "driver's log"
 TRACEBACK_LINES = 5
 """How many of a traceback's last lines are shown."""
 
+FRAME = r'\s+File ".*", line \d+'
+
 NO_PROGRESS = re.compile(r"^(progress|summary) \{")
 
 
@@ -63,6 +65,21 @@ def missing_python(scene: Scene) -> Sign | None:
     """The image has no program `python`."""
     pattern = r"python[\d.]*: (command )?not found|exit code 127"
     return _logged(scene, pattern, "the image has no `python` on its PATH")
+
+
+@failure(
+    "runtime-env",
+    seen="`Failed to start supervisor actor`, `runtime_env setup failed` in the RayJob's message",
+    remedy="Mend runtimeEnvYAML of the RayJob. A run needs none: packages belong into the image.",
+)
+def runtime_env(scene: Scene) -> Sign | None:
+    """Ray could not set up the surroundings of the driver (runtime_env)."""
+    pattern = r"Failed to start supervisor actor|runtime_env setup failed|RuntimeEnvSetupError"
+    found = matching(_lines(scene), pattern)
+    if found is None:
+        return None
+    said = found[0].partition("Full traceback")[0].strip()
+    return Sign(cause=f"Ray could not start the driver: {said}", evidence=(evidence(LOG, said),))
 
 
 @failure(
@@ -448,23 +465,27 @@ def run_error(scene: Scene) -> Sign | None:
 )
 def user_code(scene: Scene) -> Sign | None:
     """The code of the run raised an error."""
-    lines = _lines(scene)
     told = [line for line in _error(scene) if line.startswith("error: worker ")]
-    starts = [n for n, line in enumerate(lines) if "Traceback (most recent call last)" in line]
-    if not starts and not told:
-        return None
-    seen: list[Evidence] = [evidence(LOG, line) for line in told]
+    seen = [evidence(LOG, line) for line in told]
     cause = told[0].removeprefix("error: ") if told else ""
-    if starts:
-        last = [line for line in lines[starts[-1] :] if line.strip()]
-        end = next(
-            (n for n, line in enumerate(last[1:], 1) if re.match(r"\S", _without_prefix(line))),
-            None,
-        )
-        shown = last[: end + 1] if end else last
-        seen += [Evidence(LOG, line.rstrip()) for line in shown[-TRACEBACK_LINES:]]
-        cause = cause or _without_prefix(shown[-1]).strip()
+    if last := _last_traceback([line for line in _lines(scene) if line.strip()]):
+        seen += [Evidence(LOG, line.rstrip()) for line in last[-TRACEBACK_LINES:]]
+        cause = cause or _without_prefix(last[-1]).strip()
+    if not seen:
+        return None
     return Sign(cause=f"the run's code raised an error: {cause}", evidence=tuple(seen))
+
+
+def _last_traceback(lines: list[str]) -> list[str]:
+    """The lines up to the error that ends it; its first lines may be cut off, as KubeRay quotes few."""
+    frames = [n for n, line in enumerate(lines) if re.match(FRAME, _without_prefix(line))]
+    if not frames:
+        return []
+    end = next(
+        (n for n in range(frames[-1], len(lines)) if re.match(r"\S", _without_prefix(lines[n]))),
+        len(lines) - 1,
+    )
+    return lines[: end + 1]
 
 
 def _without_prefix(line: str) -> str:

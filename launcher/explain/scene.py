@@ -102,8 +102,12 @@ class Scene:
 
     @property
     def words(self) -> str:
-        """What the driver said: its log, else the end of it that KubeRay quotes."""
-        return self.log or str(self.status.get("message") or "")
+        """What the driver said: what the head or the folder has of it, and the end that KubeRay quotes.
+
+        An entrypoint of one's own says nothing on the head's output.
+        """
+        quoted = str(self.status.get("message") or "")
+        return "\n".join(text for text in (self.log, quoted) if text)
 
     def seconds_since(self, time: str | None) -> float:
         return 0.0 if not time else max((self.now - parse_time(time)).total_seconds(), 0.0)

@@ -190,14 +190,15 @@ CASES = (
     Case("waits", suspended, "suspended", "is suspended"),
     Case("too-late", and_then(spec(activeDeadlineSeconds=5), both(nodeSelector={"nowhere": "yes"})),
          "no-such-nodes", "nowhere=yes"),
-    Case("never", and_then(spec(preRunningDeadlineSeconds=5, backoffLimit=0), image("127.0.0.1:5000/x:1")),
+    Case("never", and_then(spec(preRunningDeadlineSeconds=30, backoffLimit=0), image("127.0.0.1:5000/x:1")),
          "no-such-tag", "127.0.0.1:5000/x:1"),
     # The program.
     Case("code", spec(entrypoint="python -c 'import json; json.loads(str())'", backoffLimit=0),
          "user-code", "JSONDecodeError", ray=True),
     Case("no-python", spec(entrypoint="python9 -m trainer", backoffLimit=0),
          "missing-python", "python", ray=True),
-    Case("refused", spec(runtimeEnvYAML="pip: 5"), "submission-refused", "has not taken the job", ray=True),
+    Case("surroundings", spec(runtimeEnvYAML="pip: 5"),
+         "runtime-env", "could not start the driver", ray=True),
 )  # fmt: skip
 
 

@@ -136,7 +136,7 @@ def words(found: Explanation) -> str:
 
 
 def test_an_explanation_in_words_ends_with_one_remedy() -> None:
-    found = explain(scene_of(read(SCENES / "head-oom.yaml")))
+    found = explain(scene_of(read(SCENES / "worker-oom.yaml")))
     text = words(found)
     assert text.startswith("run digits (digits-1a2b3c4d): attempt 1: running for 9 min")
     assert text.count("cause:") == text.count("remedy:") == 1
