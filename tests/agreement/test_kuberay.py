@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -21,11 +23,16 @@ from tests.agreement.upstream_cases import recorded_cases
 from tests.agreement.variants import VARIANTS, rendered
 from tests.charts.crd_schemas import FILE_NAME, module_folder, write_ray_schemas
 from tests.golden.golden import FOLDER, ROOT
+from tests.launcher.rayjobs import ABSENT
 from tests.launcher.rule_cases import CASES, Case
 
 VALIDATE = ROOT / "tests/cluster/tools/operator"
 
 Object = dict[str, Any]
+
+
+OPERATORS = {case.rule for case in CASES if case.operator}
+"""The names of the operator's rules; the others are the API server's, or nobody's."""
 
 
 def operator() -> Path:
@@ -73,7 +80,8 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[Object]
 def with_defaults(document: Object) -> Object:
     """The object with what the API server fills in by the CRD."""
     document = json.loads(json.dumps(document))
-    spec = document["spec"]
+    spec, metadata = document["spec"], document["metadata"]
+    metadata.setdefault("name", f"{metadata.get('generateName')}abcde")
     if document["kind"] == "RayJob":
         spec.setdefault("submissionMode", "K8sJobMode")
         spec = spec.get("rayClusterSpec", {})
@@ -142,6 +150,34 @@ def test_the_operator_refuses_what_its_rules_find_and_takes_what_is_mended(
     assert [str(case) for case, said in zip(cases, broken, strict=True) if not said] == []
     mended = refusals([case.build({}) for case in cases])
     assert [(str(case), said) for case, said in zip(cases, mended, strict=True) if said] == []
+
+
+def test_the_rules_agree_with_the_operator_about_two_things_at_once(
+    refusals: Callable[[list[Object]], list[str]],
+) -> None:
+    cases = [case for case in CASES if "1.6" in case.kuberay and case.rule in OPERATORS]
+    pairs = [pair for pair in itertools.combinations(cases, 2) if _go_together(*pair)]
+    objects = []
+    for one, other in random.Random(0).sample(pairs, 700):
+        both = {**one.given, **other.given}
+        objects += [case.made_of({**both, **case.broken}) for case in (one, other)]
+        objects.append(one.made_of(both))
+    said = refusals(objects)
+    assert min(said.count(""), len(said) - said.count("")) > 100
+    wrong = []
+    for document, refusal in zip(objects, said, strict=True):
+        found = [one for one in check(document, "1.6") if one.severity == "error"]
+        errors = [str(one) for one in found if one.rule in OPERATORS]
+        if bool(errors) != bool(refusal):
+            wrong.append((refusal, errors, document))
+    assert wrong == []
+
+
+def _go_together(one: Case, other: Case) -> bool:
+    """Whether neither removes what the other changes."""
+    changes = {**one.given, **other.given, **one.broken, **other.broken}
+    removed = tuple(f"{path}." for path, value in changes.items() if value is ABSENT)
+    return one.of == other.of and not any(path.startswith(removed) for path in changes)
 
 
 UNSEEN = re.compile("feature gate is enabled|must set both minReplicas and maxReplicas")

@@ -52,7 +52,12 @@ class Case:
         return f"{self.rule} {self.at}"
 
     def build(self, changes: Object) -> Object:
-        return (rayjob if self.of == "RayJob" else raycluster)(self.given | changes)
+        """The object with what is given, and changed."""
+        return self.made_of(self.given | changes)
+
+    def made_of(self, changes: Object) -> Object:
+        """The object of its kind with nothing but these changes."""
+        return (rayjob if self.of == "RayJob" else raycluster)(changes)
 
 
 API_SERVER = [
