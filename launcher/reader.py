@@ -26,7 +26,8 @@ Object = dict[str, Any]
 
 NO_SUCH_FILE = 4
 """Exit code of `python -m trainer.folder` for a file that is not there."""
-START_LIMIT_S = 120.0
+START_LIMIT_S = 300.0
+"""For a node that has to pull the image first."""
 LIFE_S = 3600
 """A reader pod that nobody deletes ends by itself."""
 POLL_S = 0.5

@@ -27,7 +27,7 @@ COMMANDS = {
     "list -A -o json": ["list", "-A", "-o", "json"],
     "status": ["status", "-n", NAMESPACE],
     "status -o wide": ["status", "-n", NAMESPACE, "-o", "wide"],
-    "status run-0500": ["status", "run-0500", "-n", NAMESPACE],
+    "status run-0000": ["status", "run-0000", "-n", NAMESPACE],
 }
 
 

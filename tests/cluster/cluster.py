@@ -328,11 +328,12 @@ def set_made_up_nodes(home: Home, count: int) -> None:
             ledger.start(part.name, part.command, home.log(part.name), home.root)
         if count:
             wait_for_part(home, ledger, part, 60)
-            nodes = json.dumps(objects.made_up_nodes(count))
-            kubectl(home, "apply", "--server-side", "--filename", "-", stdin=nodes)
         listed = kubectl(home, "get", "nodes", f"--selector={MADE_UP}", "--output=name").split()
-        names = [name.partition("/")[2] for name in listed]
-        if surplus := [name for name in names if int(name.rpartition("-")[2]) >= count]:
+        there = {int(name.rpartition("-")[2]) for name in listed}
+        wanted = set(range(count))
+        if missing := objects.made_up_nodes(wanted - there):
+            kubectl(home, "create", "--filename", "-", stdin=json.dumps(missing))
+        if surplus := [f"made-up-{number}" for number in there - wanted]:
             kubectl(home, "delete", "node", "--wait=false", *surplus)
         if not count and is_there:
             ledger.stop([part.name])

@@ -51,12 +51,13 @@ def gpu_patch(count: int) -> Object:
     return {"status": {"capacity": amount, "allocatable": amount}}
 
 
-def made_up_nodes(count: int) -> Object:
+def made_up_nodes(numbers: Iterable[int]) -> Object | None:
     """Nodes of eight GPUs each that do not exist: pods on them run nothing, and say that they run.
 
     Only pods that tolerate their taint come there.
     """
-    return {"apiVersion": "v1", "kind": "List", "items": [_made_up(n) for n in range(count)]}
+    nodes = [_made_up(number) for number in sorted(numbers)]
+    return {"apiVersion": "v1", "kind": "List", "items": nodes} if nodes else None
 
 
 def _made_up(number: int) -> Object:

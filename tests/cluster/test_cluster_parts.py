@@ -66,9 +66,12 @@ def test_every_part_is_built_or_comes_from_a_debian_package() -> None:
 
 
 def test_made_up_nodes_take_no_pod_that_does_not_ask_for_them() -> None:
-    nodes = objects.made_up_nodes(3)["items"]
+    made = objects.made_up_nodes({0, 2, 1})
+    assert made is not None
+    nodes = made["items"]
     assert isinstance(nodes, list)
     assert [node["metadata"]["name"] for node in nodes] == ["made-up-0", "made-up-1", "made-up-2"]
+    assert objects.made_up_nodes(()) is None
     for node in nodes:
         assert node["spec"]["taints"][0]["effect"] == "NoSchedule"
         assert node["status"]["allocatable"]["nvidia.com/gpu"] == "8"

@@ -73,7 +73,7 @@ def test_a_reader_that_fails_tells_its_last_lines(platform: Platform) -> None:
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ({"waiting": {}}, "has not started after 120 s"),
+        ({"waiting": {}}, "has not started after 300 s"),
         ({"terminated": {"reason": "StartError"}}, "ended at once: StartError"),
     ],
 )
