@@ -180,8 +180,21 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(team: Team) -> None:
     assert f"trainyard watch long -n {team.namespace}" in rest
 
 
+def test_a_worker_of_a_real_run_is_found_by_its_rank(team: Team) -> None:
+    command = (ROOT / ".venv/bin/trainyard", "shell", "long", "1", "-n", team.namespace)
+    inside = run(*command, "--", "sh", "-c", "echo $RAY_CLOUD_INSTANCE_ID")
+    assert inside.returncode == 0, inside.stderr
+    assert inside.stdout.strip() in {pod["metadata"]["name"] for pod in run_pods(team, "long")}
+    assert "RayTrainWorker" in team.trainyard("logs", "long", "--worker", "0").stdout
+
+
 def test_stop_leaves_the_folder_and_the_next_deploy_resumes(team: Team) -> None:
-    assert team.trainyard("stop", "long").returncode == 0
+    stopped = team.trainyard("stop", "long")
+    assert stopped.returncode == 0, stopped.stderr
+    assert "its driver ended in good order" in stopped.stderr
+    # The checkpoint of that moment is there: the log tells what the workers were asked.
+    assert "SIGTERM: the workers save a checkpoint" in team.trainyard("logs", "long").stdout
+    assert "checkpoints/" in team.trainyard("cp", "long:checkpoints").stdout
     settings = ("name=paused", "train.epochs=40", QUICK)
     options = [option for setting in settings for option in ("--set", setting)]
     assert team.trainyard("submit", DIGITS, *options, "--detach").returncode == 0
