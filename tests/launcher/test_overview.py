@@ -5,8 +5,10 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from typing import Any
 
+import pytest
 from fake_cluster import FakeCluster
 
+from launcher import show
 from launcher.kuberay import RayjobApi
 from launcher.overview import describe, last_of_each, sights_of
 from launcher.watch import sight_of
@@ -47,6 +49,18 @@ def test_why_runs_do_not_start_is_one_question_however_many_they_are() -> None:
         f"r{number}-1-abc-head is not scheduled: no room {number}" for number in range(50)
     ]
     assert cluster.lists == 2
+
+
+def test_a_pipe_gets_whole_rows_with_aligned_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    long = "x" * 300
+    rows = [
+        {"run": "a", "age": 75, "message": long},
+        {"run": "bcd", "age": None, "message": "[y]\nz"},
+    ]
+    show.table_of(rows, ("run", "age", "message"))
+    assert capsys.readouterr().out.splitlines() == [
+        "run  age   message", f"a    1:15  {long}", "bcd  -     [y] z"
+    ]  # fmt: skip
 
 
 def test_runs_that_started_need_no_question_more() -> None:
