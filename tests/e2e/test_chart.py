@@ -12,6 +12,9 @@ import pytest
 import yaml
 from conftest import ROOT, VALUES, Ended, Object, Team, get, kubectl, run, wait_for
 from crd_schemas import PROMETHEUS, module_folder
+from helm_chart import render
+from kubernetes_versions import is_known
+from test_chart_matrix import FACTORS, pairwise, values_of
 
 BEFORE = "a5a1ba0"
 """The commit whose chart is the version before."""
@@ -111,6 +114,10 @@ def first_claim(release: Release, before: Path) -> dict[str, str]:
 
 
 def test_an_upgrade_keeps_the_claim(release: Release, first_claim: dict[str, str]) -> None:
+    refused = release.helm("upgrade", RELEASE, CHART, "--reuse-values")
+    assert "missing properties" in refused.stderr
+    ended = release.helm("upgrade", RELEASE, CHART, "--reset-then-reuse-values")
+    assert ended.returncode == 0, ended.stderr
     release.install({})
     assert release.claims() == first_claim
     listed = json.loads(release.helm("list", "--output", "json").stdout)
@@ -253,6 +260,21 @@ def test_monitors_and_rules_are_taken(release: Release, prometheus_kinds: None) 
     release.install({})  # before their kinds go
 
 
+def test_any_mixture_of_values_is_taken_by_the_api_server(make_team: Callable[[str], Team]) -> None:
+    """A dry run with strict validation; kinds that the cluster lacks are left out."""
+    namespace = make_team("mixtures").namespace
+    # Pods are admitted only where their account is; a dry run makes none.
+    kubectl("create", "serviceaccount", "trainyard-run", "-n", namespace)
+    dry = ("apply", "--dry-run=server", "--validate=strict", "-n", namespace, "-f", "-")
+    for mixture in pairwise(FACTORS):
+        objects = [
+            one
+            for one in render(values_of(mixture))
+            if is_known(one) or one["apiVersion"].startswith("ray.io/")
+        ]
+        kubectl(*dry, stdin=yaml.safe_dump_all(objects))
+
+
 def test_what_the_cluster_lacks_is_refused_with_a_sentence(release: Release) -> None:
     ended = release.helm(
         "upgrade", RELEASE, CHART, "--reuse-values",
@@ -290,7 +312,8 @@ def test_a_namespace_of_the_chart_has_its_level_and_outlives_it(tmp_path: Path, 
     kubectl("delete", "namespace", namespace, "--ignore-not-found")
     kubectl("create", "namespace", namespace)
     values = tmp_path / "values.yaml"
-    values.write_text(yaml.safe_dump({"security": {"namespace": {"create": True}}}))
+    choices = {"security": {"namespace": {"create": True}}, "storage": {"claim": {"create": False}}}
+    values.write_text(yaml.safe_dump(choices))
     ended = run(
         "helm", "install", RELEASE, CHART, "--namespace", namespace,
         "--take-ownership", "--set", f"image={image}", "--values", values,
