@@ -137,14 +137,14 @@ def may_hold(node: Node, pod_spec: Object) -> bool:
     if any(node.labels.get(key) != value for key, value in selector.items()):
         return False
     return all(
-        any(_tolerates(toleration, taint) for toleration in tolerations)
+        any(tolerates(toleration, taint) for toleration in tolerations)
         for taint in node.taints
         if taint.get("effect") in ("NoSchedule", "NoExecute")
         and not taint["key"].startswith(CONDITION_TAINT)
     )
 
 
-def _tolerates(toleration: Object, taint: Object) -> bool:
+def tolerates(toleration: Object, taint: Object) -> bool:
     if toleration.get("effect") not in (None, "", taint.get("effect")):
         return False
     if toleration.get("operator") == "Exists":

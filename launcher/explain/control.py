@@ -19,6 +19,7 @@ SUBMISSION_S = 120.0
 
 OLDEST = (1, 6)
 """The oldest KubeRay that knows all fields of a submission."""
+NEEDED = ".".join(map(str, OLDEST))
 
 OPERATOR_RULES = (*rayjob.RULES, *deletion.RULES, *raycluster.RULES)
 """What leads to ValidationFailed."""
@@ -109,19 +110,17 @@ def no_operator(scene: Scene) -> Sign | None:
 @failure(
     "old-operator",
     seen="fields of the submission that the stored RayJob has lost; the operator's image",
-    remedy="Upgrade KubeRay to {needed} or newer, its CRDs first: helm does not upgrade them.",
+    remedy=f"Upgrade KubeRay to {NEEDED} or newer, its CRDs first: helm does not upgrade them.",
 )
 def old_operator(scene: Scene) -> Sign | None:
     """The KubeRay operator or its CRDs are too old for what a submission asks."""
-    needed = ".".join(map(str, OLDEST))
     for pod in scene.operators or ():
         image = str(pod["spec"]["containers"][0].get("image", ""))
         version = re.search(r":v?(\d+)\.(\d+)\.\d+", image)
         if version and (int(version[1]), int(version[2])) < OLDEST:
             return Sign(
-                cause=f"the KubeRay operator is {version[1]}.{version[2]}, and a run needs {needed}",
+                cause=f"the KubeRay operator is {version[1]}.{version[2]}, and a run needs {NEEDED}",
                 evidence=(evidence(f"operator's pod {name_of(pod)}", f"image {image}"),),
-                values={"needed": needed},
             )
     if scene.job is None:
         return None
@@ -136,10 +135,9 @@ def old_operator(scene: Scene) -> Sign | None:
     ]
     if lost and scene.phase != "succeeded":
         return Sign(
-            cause=f"the CRDs of KubeRay are older than {needed}: the stored RayJob has lost what they "
+            cause=f"the CRDs of KubeRay are older than {NEEDED}: the stored RayJob has lost what they "
             "do not know",
             evidence=(evidence(f"RayJob {scene.submission}", f"without {', '.join(lost)}"),),
-            values={"needed": needed},
         )
     wants_token = cluster_spec.get("authOptions", {}).get("mode") == "token"
     for pod in scene.pods:
@@ -147,9 +145,8 @@ def old_operator(scene: Scene) -> Sign | None:
         if wants_token and "RAY_ADDRESS" in names and "RAY_AUTH_MODE" not in names:
             return Sign(
                 cause=f"the KubeRay operator is older than its CRDs: it ignores authOptions, and a run "
-                f"needs {needed}",
+                f"needs {NEEDED}",
                 evidence=(evidence(f"pod {name_of(pod)}", "has no RAY_AUTH_MODE"),),
-                values={"needed": needed},
             )
     return None
 

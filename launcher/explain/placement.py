@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from launcher.capacity import CONDITION_TAINT, GPU
+from launcher.capacity import CONDITION_TAINT, GPU, tolerates
 from launcher.explain.complaints import Complaint, find
 from launcher.explain.failure import Evidence, Sign, evidence, failure
 from launcher.explain.scene import Object, Scene, name_of
@@ -95,13 +95,14 @@ def nodes_closed(scene: Scene) -> Sign | None:
     if complaint is None:
         return None
     nodes = _candidates(scene, complaint)
-    closed = [node for node in nodes if any(_is_condition(taint) for taint in _taints(node))]
+    keys = {name_of(node): {taint["key"] for taint in _taints(node, complaint)} for node in nodes}
+    closed = [node for node in nodes if any(map(_is_condition, keys[name_of(node)]))]
     if not nodes or len(closed) < len(nodes):
         return None
-    reasons = {taint["key"] for node in closed for taint in _taints(node) if _is_condition(taint)}
+    reasons = {key for node in closed for key in keys[name_of(node)] if _is_condition(key)}
     return Sign(
         cause=f"every node that would fit is closed: {', '.join(sorted(reasons))}",
-        evidence=(complaint.evidence, *_shown_taints(closed)),
+        evidence=(complaint.evidence, *_shown_taints(closed, complaint)),
     )
 
 
@@ -120,14 +121,14 @@ def taints(scene: Scene) -> Sign | None:
     if marks and all(re.search(OUR_TAINTS, mark) for mark in marks):
         return None
     nodes = _candidates(scene, complaint)
-    tainted = [node for node in nodes if _taints(node)]
+    tainted = [node for node in nodes if _taints(node, complaint)]
     is_short = "Insufficient" in complaint.text
     if (nodes and len(tainted) < len(nodes)) or (is_short and not tainted):
         return None
     which = f": {'; '.join(sorted(marks))}" if marks else ""
     return Sign(
         cause=f"no node takes the pod: nodes that would fit have a taint that it does not tolerate{which}",
-        evidence=(complaint.evidence, *_shown_taints(tainted)),
+        evidence=(complaint.evidence, *_shown_taints(tainted, complaint)),
     )
 
 
@@ -148,22 +149,25 @@ def _candidates(scene: Scene, complaint: Complaint) -> list[Object]:
     return [node for node in nodes if not wanted or _offers(node).get(wanted, "0") != "0"]
 
 
-def _taints(node: Object) -> list[Object]:
-    """Those that keep a run away; not those of nodes that are no place for runs."""
+def _taints(node: Object, complaint: Complaint) -> list[Object]:
+    """Those that keep the pod away; not those of nodes that are no place for runs."""
+    tolerations = (complaint.pod or {}).get("spec", {}).get("tolerations") or []
     return [
         taint
         for taint in node.get("spec", {}).get("taints") or []
-        if taint.get("effect") != "PreferNoSchedule" and not re.search(OUR_TAINTS, taint["key"])
+        if taint.get("effect") != "PreferNoSchedule"
+        and not re.search(OUR_TAINTS, taint["key"])
+        and not any(tolerates(toleration, taint) for toleration in tolerations)
     ]
 
 
-def _is_condition(taint: Object) -> bool:
-    return str(taint["key"]).startswith(CONDITION_TAINT)
+def _is_condition(key: str) -> bool:
+    return key.startswith(CONDITION_TAINT)
 
 
-def _shown_taints(nodes: list[Object]) -> Iterator[Evidence]:
+def _shown_taints(nodes: list[Object], complaint: Complaint) -> Iterator[Evidence]:
     for node in nodes[:NODES_SHOWN]:
-        for taint in _taints(node):
+        for taint in _taints(node, complaint):
             value = f"={taint['value']}" if taint.get("value") else ""
             yield evidence(f"node {name_of(node)}", f"{taint['key']}{value}:{taint['effect']}")
 
@@ -184,9 +188,14 @@ def too_few_gpus(scene: Scene) -> Sign | None:
     seen = [complaint.evidence]
     what = "of which none is free"
     if scene.nodes is not None:
-        counts = [int(_offers(node).get(wanted, "0")) for node in scene.nodes]
-        having = [count for count in counts if count]
-        what = f"{len(having)} nodes have {sum(having)} of them in all, at most {max(having, default=0)} each"
+        open_to_it = [
+            node for node in _candidates(scene, complaint) if not _taints(node, complaint)
+        ]
+        having = [int(_offers(node)[wanted]) for node in open_to_it]
+        what = (
+            f"{len(having)} nodes that it may use have {sum(having)} of them in all, "
+            f"at most {max(having, default=0)} each"
+        )
         if asked and having and asked > max(having):
             what += ": no node can ever take such a pod"
         seen.append(evidence("nodes", what))

@@ -366,6 +366,13 @@ def test_an_explanation_can_be_kept_as_a_file_and_names_one_remedy(
     assert yaml.safe_load(file.read_text())["run"] == "no-tag"
 
 
+def test_the_watch_of_a_failed_run_ends_with_its_cause(submitted: dict[str, Team]) -> None:
+    ended = submitted["explain"].trainyard("watch", "code")
+    assert ended.returncode == 1
+    assert "JSONDecodeError" in ended.stderr
+    assert "trainyard explain code" in ended.stderr
+
+
 def test_a_run_that_nobody_knows_is_your_input(submitted: dict[str, Team]) -> None:
     ended = submitted["explain"].trainyard("explain", "no-such-run")
     assert ended.returncode == 2
