@@ -25,6 +25,7 @@ class Objects(Protocol):
         labels: Mapping[str, str | None] | None = None,
         *,
         everywhere: bool = False,
+        cached: bool = False,
     ) -> list[Object]: ...
     def delete(self, kind: str, name: str) -> None: ...
 
@@ -46,7 +47,8 @@ class RayjobApi:
     def list_jobs(self, run: str | None = None, *, everywhere: bool = False) -> list[Object]:
         """Our RayJobs, or those of one run, oldest first; of this namespace, or of all."""
         labels = OWNER_LABELS | ({RUN_LABEL: run} if run else {})
-        jobs = self._cluster.list("RayJob", labels, everywhere=everywhere)
+        # Whoever asks for one run decides something by the answer; of all, a moment ago is soon enough.
+        jobs = self._cluster.list("RayJob", labels, everywhere=everywhere, cached=run is None)
         return sorted(jobs, key=lambda job: str(job["metadata"]["creationTimestamp"]))
 
     def delete_job(self, name: str) -> None:

@@ -29,6 +29,7 @@ class Pods(Protocol):
         *,
         fields: str = "",
         limit: int | None = None,
+        cached: bool = False,
     ) -> list[Object]: ...
 
 
@@ -38,7 +39,7 @@ def sights_of(cluster: Pods, jobs: list[Object]) -> list[Sight]:
     if not any(sight.phase == "starting" for sight in sights):
         return sights
     pending = cluster.list(
-        "Pod", {RUN_LABEL: None}, fields="status.phase=Pending", limit=PENDING_SHOWN
+        "Pod", {RUN_LABEL: None}, fields="status.phase=Pending", limit=PENDING_SHOWN, cached=True
     )
     by_cluster: dict[str, list[Object]] = {}
     for pod in pending:

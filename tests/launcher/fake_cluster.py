@@ -157,6 +157,7 @@ class FakeCluster:
         fields: str = "",
         everywhere: bool = False,
         limit: int | None = None,
+        cached: bool = False,
     ) -> list[Object]:
         wanted = (labels or {}).items()
         return [

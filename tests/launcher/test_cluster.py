@@ -198,6 +198,13 @@ def test_a_long_list_comes_page_by_page(scripted: Callable[..., Any]) -> None:
     assert [request.partition("continue=")[2] for request in requests] == ["", "t1", "t2"]
 
 
+def test_what_the_server_remembers_is_enough_for_an_overview(scripted: Callable[..., Any]) -> None:
+    cluster, requests = scripted((200, page("abc", "t1")), (200, page("d")))
+    assert cluster.list("Pod", cached=True) == list("abcd")
+    assert "resourceVersion=0" in requests[0]
+    assert "resourceVersion" not in requests[1]  # the token holds one
+
+
 def test_no_more_pages_are_asked_for_than_are_wanted(scripted: Callable[..., Any]) -> None:
     cluster, requests = scripted((200, page("abc", "t1")))
     assert cluster.list("Pod", limit=3) == list("abc")
