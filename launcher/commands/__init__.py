@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from launcher.commands import (
     check,
@@ -37,7 +39,71 @@ def _group(help_text: str, **commands: object) -> typer.Typer:
     return group
 
 
-app = typer.Typer(name="trainyard", add_completion=False, rich_markup_mode=None)
+SECTIONS: Mapping[str, Mapping[str, Any]] = {
+    "A run file": {
+        "init": files.init,
+        "plan": run_file.plan,
+        "render": run_file.render,
+        "check": check.check,
+        "diff": diff.diff,
+        "schema": files.schema,
+    },
+    "A run on a cluster": {
+        "preflight": explain.preflight,
+        "submit": runs.submit,
+        "watch": runs.watch,
+        "explain": explain.explain,
+        "stop": steer.stop,
+        "suspend": steer.suspend,
+        "resume": steer.resume,
+        "delete": steer.delete,
+    },
+    "What is there": {
+        "list": look.list_runs,
+        "status": look.status,
+        "logs": look.logs,
+        "gpus": gpus.gpus,
+        "dashboard": inside.dashboard,
+        "shell": inside.shell,
+        "cp": inside.cp,
+        "platform": _group(
+            "What the chart publishes in a namespace.",
+            get=platform.platform_get,
+            diff=platform.platform_diff,
+        ),
+    },
+    "On this machine": {
+        "train": train.train,
+        "data": _group(
+            "Convert images to Parquet, and look at them.",
+            prepare=tools.data_prepare,
+            inspect=tools.data_inspect,
+        ),
+        "checkpoints": _group(
+            "Look at the checkpoints of a run, clear them up, and take a model out.",
+            ls=tools.checkpoints_ls,
+            verify=tools.checkpoints_verify,
+            prune=tools.checkpoints_prune,
+            export=tools.checkpoints_export,
+        ),
+        "predict": tools.predict,
+    },
+}
+"""All commands, in the order in which people meet them."""
+
+
+class Sections(TyperGroup):
+    """Lists the commands under their headings, each with its whole first sentence."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for heading, section in SECTIONS.items():
+            with formatter.section(heading):
+                formatter.write_dl(
+                    [(name, self.commands[name].get_short_help_str(1000)) for name in section]
+                )
+
+
+app = typer.Typer(name="trainyard", cls=Sections, add_completion=False, rich_markup_mode=None)
 
 
 @app.callback(invoke_without_command=True)
@@ -53,56 +119,9 @@ def root(
         typer.echo(context.get_help())
 
 
-for command in (
-    run_file.plan,
-    run_file.render,
-    check.check,
-    diff.diff,
-    gpus.gpus,
-    files.init,
-    files.schema,
-    runs.submit,
-    runs.watch,
-    look.status,
-    look.logs,
-    steer.stop,
-    steer.suspend,
-    steer.resume,
-    steer.delete,
-    inside.dashboard,
-    inside.shell,
-    inside.cp,
-    explain.explain,
-    explain.preflight,
-    train.train,
-    tools.predict,
-):
-    app.command()(command)
-app.command("list")(look.list_runs)
-
-app.add_typer(
-    _group(
-        "What the chart publishes in a namespace.",
-        get=platform.platform_get,
-        diff=platform.platform_diff,
-    ),
-    name="platform",
-)
-app.add_typer(
-    _group(
-        "Look at the checkpoints of a run, clear them up, and take a model out.",
-        ls=tools.checkpoints_ls,
-        verify=tools.checkpoints_verify,
-        prune=tools.checkpoints_prune,
-        export=tools.checkpoints_export,
-    ),
-    name="checkpoints",
-)
-app.add_typer(
-    _group(
-        "Convert images to Parquet, and look at them.",
-        prepare=tools.data_prepare,
-        inspect=tools.data_inspect,
-    ),
-    name="data",
-)
+for _section in SECTIONS.values():
+    for _name, _command in _section.items():
+        if isinstance(_command, typer.Typer):
+            app.add_typer(_command, name=_name)
+        else:
+            app.command(_name)(_command)
