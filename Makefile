@@ -119,6 +119,7 @@ cluster: cluster-up ## Build and start it, with the operator, the image and the 
 
 cluster-build: ## Build its servers and tools (20 to 30 minutes the first time)
 	python3 tests/cluster/cluster.py build
+	go -C tests/charts/crds mod download
 
 cluster-up: cluster-build ## Build and start it alone
 	python3 tests/cluster/cluster.py up
