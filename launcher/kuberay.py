@@ -44,11 +44,15 @@ class RayjobApi:
         """The RayJob, or None."""
         return self._cluster.get("RayJob", name)
 
-    def list_jobs(self, run: str | None = None, *, everywhere: bool = False) -> list[Object]:
-        """Our RayJobs, or those of one run, oldest first; of this namespace, or of all."""
+    def list_jobs(
+        self, run: str | None = None, *, everywhere: bool = False, cached: bool = False
+    ) -> list[Object]:
+        """Our RayJobs, or those of one run, oldest first; of this namespace, or of all.
+
+        `cached` is for who looks; who decides something by the answer needs the state of now.
+        """
         labels = OWNER_LABELS | ({RUN_LABEL: run} if run else {})
-        # Whoever asks for one run decides something by the answer; of all, a moment ago is soon enough.
-        jobs = self._cluster.list("RayJob", labels, everywhere=everywhere, cached=run is None)
+        jobs = self._cluster.list("RayJob", labels, everywhere=everywhere, cached=cached)
         return sorted(jobs, key=lambda job: str(job["metadata"]["creationTimestamp"]))
 
     def delete_job(self, name: str) -> None:

@@ -51,6 +51,7 @@ class Logs(Watched, Protocol):
         *,
         fields: str = "",
         limit: int | None = None,
+        cached: bool = False,
     ) -> list[Object]: ...
     def log(self, pod: str, container: str, *, tail_lines: int | None = None) -> str: ...
 
@@ -122,7 +123,7 @@ def head_pod(cluster: Logs, ray_cluster: str) -> str | None:
     labels = {"ray.io/cluster": ray_cluster, "ray.io/node-type": "head"}
     running = [
         pod
-        for pod in cluster.list("Pod", labels, fields="status.phase=Running")
+        for pod in cluster.list("Pod", labels, fields="status.phase=Running", cached=True)
         if "deletionTimestamp" not in pod["metadata"]
     ]
     return str(running[-1]["metadata"]["name"]) if running else None
@@ -188,7 +189,7 @@ def look(cluster: Logs, job: Object) -> Sight:
     sight, ray_cluster = sight_of(job), job.get("status", {}).get("rayClusterName", "")
     if ray_cluster and sight.phase == "starting":
         labels = {"ray.io/cluster": ray_cluster}
-        pending = cluster.list("Pod", labels, fields="status.phase=Pending", limit=50)
+        pending = cluster.list("Pod", labels, fields="status.phase=Pending", limit=50, cached=True)
         return with_reason(sight, job, pending)
     if ray_cluster and sight.phase in ("running", *ENDED):
         pod = head_pod(cluster, ray_cluster)

@@ -30,7 +30,7 @@ def last_job(cluster: Cluster, name: str) -> Object | None:
     """The newest RayJob of a run, or None."""
     from launcher.kuberay import RayjobApi
 
-    jobs = RayjobApi(cluster).list_jobs(name)
+    jobs = RayjobApi(cluster).list_jobs(name, cached=True)
     return jobs[-1] if jobs else None
 
 

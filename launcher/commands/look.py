@@ -50,7 +50,7 @@ def status(
 
     name = None if name is None else run_name(name)
     cluster = Cluster(namespace)
-    jobs = RayjobApi(cluster).list_jobs(name)
+    jobs = RayjobApi(cluster).list_jobs(name, cached=True)
     # The driver's log is asked for where one run is meant: each is a question of its own.
     sights = sights_of(cluster, jobs) if name is None else [look(cluster, job) for job in jobs]
     now = datetime.now(timezone.utc)
@@ -83,7 +83,9 @@ def list_runs(
     from launcher.overview import WIDE, describe, last_of_each
     from launcher.watch import sight_of
 
-    jobs = last_of_each(RayjobApi(Cluster(namespace)).list_jobs(everywhere=all_namespaces))
+    jobs = last_of_each(
+        RayjobApi(Cluster(namespace)).list_jobs(everywhere=all_namespaces, cached=True)
+    )
     now = datetime.now(timezone.utc)
     rows = [describe(job, sight_of(job), now) for job in jobs]
     output = "json" if as_json else output
