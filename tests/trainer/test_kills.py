@@ -52,7 +52,7 @@ def check_accounts(config: TrainerConfig, epochs: int, samples_per_epoch: int) -
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("kills", "epochs"), [(2, 40), pytest.param(20, 200, marks=pytest.mark.slow)]
+    ("kills", "epochs"), [(2, 24), pytest.param(20, 200, marks=pytest.mark.slow)]
 )
 def test_a_run_that_is_killed_anywhere_has_the_weights_of_one_that_was_not(
     attempts: Attempts, kills: int, epochs: int

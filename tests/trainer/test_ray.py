@@ -22,7 +22,7 @@ from attempts import (
 )
 
 
-@pytest.mark.parametrize("loader", ["torch", "ray"])
+@pytest.mark.parametrize("loader", ["torch", pytest.param("ray", marks=pytest.mark.slow)])
 def test_a_run_leaves_all_its_files(attempts: Attempts, loader: str) -> None:
     config = ray_config(attempts, data__loader=loader)
     output = attempts.finish(config)
@@ -63,7 +63,7 @@ def test_a_run_leaves_all_its_files(attempts: Attempts, loader: str) -> None:
     assert {path.name for path in folder.iterdir()} == {
         *("attempts.jsonl", "checkpoints", "data", "logs", "metrics.jsonl", "model.pt"),
         *("lease", "model.json", "progress.json", "report.html", "run.json", "starts.jsonl"),
-        *("summary.json", "tensorboard"),
+        *("summary.json", "tensorboard", "workers.json"),
     }
     assert wait_for(lambda: not attempts.processes(), 60)
     # The machine's copy of the data is there for whoever comes next.
