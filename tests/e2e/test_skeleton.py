@@ -161,9 +161,13 @@ def test_a_live_run_is_found_by_the_same_file_and_refused_for_another(team: Team
     same = team.trainyard("submit", *LONG, "--detach")
     assert same.returncode == 0
     assert "is live already" in same.stderr
+    changed = team.trainyard("submit", *LONG, "--set", "faults.retries=7", "--detach")
+    assert changed.returncode == 3
+    assert "trainyard stop long" in changed.stderr
     other = team.trainyard("submit", *LONG, "--set", "train.seed=1", "--detach")
-    assert other.returncode == 3
-    assert "trainyard stop long" in other.stderr
+    assert other.returncode == 2
+    assert "train.seed" in other.stderr
+    assert "--name" in other.stderr
 
 
 def test_ctrl_c_detaches_and_says_how_to_come_back(team: Team) -> None:
