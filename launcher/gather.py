@@ -12,7 +12,7 @@ from launcher.errors import ClusterError, ClusterUnreachable
 from launcher.explain.admission import QUEUE_KIND, QUEUE_LABEL
 from launcher.explain.complaints import complaints
 from launcher.explain.placement import SCHEDULING
-from launcher.explain.scene import Object, Scene, event_time, is_head, name_of
+from launcher.explain.scene import Object, Scene, claims_of, event_time, is_head, name_of
 from launcher.explain.trim import (
     trimmed,
     trimmed_cluster,
@@ -251,8 +251,5 @@ def _claims(job: Object) -> set[str]:
     shape = job["spec"].get("rayClusterSpec") or {}
     groups = [shape.get("headGroupSpec") or {}, *(shape.get("workerGroupSpecs") or [])]
     return {
-        volume["persistentVolumeClaim"]["claimName"]
-        for group in groups
-        for volume in group.get("template", {}).get("spec", {}).get("volumes") or []
-        if "persistentVolumeClaim" in volume
+        claim for group in groups for claim in claims_of(group.get("template", {}).get("spec", {}))
     }

@@ -13,13 +13,13 @@ from typing import Any, Protocol
 
 from launcher.errors import ClusterError, ClusterUnreachable
 from launcher.explain.catalogue import Finding, explain_pod
-from launcher.explain.scene import Scene
+from launcher.explain.scene import Scene, claims_of
 from launcher.explain.trim import trimmed_pod
 from launcher.gather import OPERATOR_LABELS
 from launcher.kuberay import OWNER_LABELS
 from launcher.platform import Platform
 from launcher.preflight import OPERATOR_S, RIGHTS, Facts, Probe, Right
-from launcher.reader import CONTAINER, reader_pod
+from launcher.reader import CONTAINER, storage_options, storage_pod
 from launcher.watch import last_record
 
 Object = dict[str, Any]
@@ -30,6 +30,7 @@ SETTLE_S = 15.0
 """How long a failure must be there before it is believed: some go by themselves."""
 POLL_S = 1.0
 PROBE = "probe "
+NAME = "trainyard-preflight"
 RAYJOB_CRD = "rayjobs.ray.io"
 
 
@@ -116,7 +117,7 @@ def suspended_job(platform: Platform) -> Object:
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
-        "metadata": {"name": _name(), "labels": dict(OWNER_LABELS)},
+        "metadata": {"name": f"{NAME}-{uuid.uuid4().hex[:8]}", "labels": dict(OWNER_LABELS)},
         "spec": {
             "entrypoint": "true",
             "submissionMode": "HTTPMode",
@@ -153,11 +154,6 @@ def try_operator(
         cluster.delete("RayJob", name)
 
 
-def _name() -> str:
-    """Two preflights must not meet."""
-    return f"trainyard-preflight-{uuid.uuid4().hex[:8]}"
-
-
 def would_refuse(cluster: Answers, job: Object) -> str:
     """Why the API server would not take a RayJob; empty if it would, or has it already."""
     try:
@@ -173,17 +169,11 @@ def would_refuse(cluster: Answers, job: Object) -> str:
 
 def probe_pod(platform: Platform, image: str) -> Object:
     """The platform's reader pod, set to run the probe in an image."""
-    pod = reader_pod(platform, "preflight")
-    pod["metadata"]["name"] = _name()
-    pod["metadata"]["labels"] = {
-        key: value for key, value in pod["metadata"]["labels"].items() if "/run" not in key
-    } | OWNER_LABELS
-    pod["spec"]["activeDeadlineSeconds"] = int(PROBE_S)
-    endpoint = ["--endpoint", platform.storage.endpoint] if platform.storage.endpoint else []
+    pod = storage_pod(platform, NAME, OWNER_LABELS, int(PROBE_S))
     pod["spec"]["containers"][0].update(
         image=image,
         command=["python", "-m", "trainer.probe"],
-        args=["--path", platform.storage.path, *endpoint],
+        args=storage_options(platform.storage),
     )
     return pod
 
@@ -245,11 +235,9 @@ def _finding(scene: Scene) -> Finding | None:
 def _scene(cluster: Answers, name: str, pod: Object | None) -> Scene:
     """The probe pod, as `explain` looks at the pods of a run."""
     claims: dict[str, Object | None] = {}
-    for volume in (pod or {}).get("spec", {}).get("volumes") or []:
-        if "persistentVolumeClaim" in volume:
-            claim = volume["persistentVolumeClaim"]["claimName"]
-            with suppress(ClusterError):  # it may not be read: that is no word about the claim
-                claims[claim] = cluster.get("PersistentVolumeClaim", claim)
+    for claim in claims_of((pod or {}).get("spec", {})):
+        with suppress(ClusterError):  # it may not be read: that is no word about the claim
+            claims[claim] = cluster.get("PersistentVolumeClaim", claim)
     named = [f"involvedObject.name={about}" for about in (name, *claims)]
     events = [
         event

@@ -21,6 +21,7 @@ from launcher.errors import ClusterError, ConfigError
 from launcher.kuberay import OWNER_LABELS, RUN_LABEL
 from launcher.platform import Platform
 from launcher.watch import HEAD_CONTAINER
+from trainer.config import Storage
 
 Object = dict[str, Any]
 
@@ -59,14 +60,26 @@ class Pods(Protocol):
     ) -> Any: ...
 
 
+def storage_pod(platform: Platform, name: str, labels: Mapping[str, str], life_s: int) -> Object:
+    """The platform's pod over the storage, which lives so long at most; image and command are to come."""
+    pod = copy.deepcopy(platform.reader_pod)
+    # Two of them must not meet.
+    pod["metadata"]["name"] = f"{name}-{uuid.uuid4().hex[:8]}"
+    pod["metadata"].setdefault("labels", {}).update(labels)
+    # It has nothing to finish when it is deleted.
+    pod["spec"] |= {"activeDeadlineSeconds": life_s, "terminationGracePeriodSeconds": 0}
+    return pod
+
+
+def storage_options(storage: Storage) -> list[str]:
+    """How the trainer's programs are told where the folders of runs lie."""
+    endpoint = ["--endpoint", storage.endpoint] if storage.endpoint else []
+    return ["--path", storage.path, *endpoint]
+
+
 def reader_pod(platform: Platform, run: str) -> Object:
     """The platform's reader pod, which waits for commands over a run's folder."""
-    pod = copy.deepcopy(platform.reader_pod)
-    # A name of its own each time: two readers of one run must not meet.
-    pod["metadata"]["name"] = f"{run}-reader-{uuid.uuid4().hex[:8]}"
-    pod["metadata"].setdefault("labels", {}).update(OWNER_LABELS | {RUN_LABEL: run})
-    # It has nothing to finish when it is deleted.
-    pod["spec"] |= {"activeDeadlineSeconds": LIFE_S, "terminationGracePeriodSeconds": 0}
+    pod = storage_pod(platform, f"{run}-reader", OWNER_LABELS | {RUN_LABEL: run}, LIFE_S)
     pod["spec"]["containers"][0].update(image=platform.image, command=["sleep", str(LIFE_S)])
     return pod
 
@@ -164,8 +177,7 @@ class Folder:
             return text if self._check(process, stream.errors) else None
 
     def _command(self, file: str, *options: str) -> Any:
-        endpoint = ["--endpoint", self._storage.endpoint] if self._storage.endpoint else []
-        command = ["python", "-m", "trainer.folder", "--path", self._storage.path, *endpoint]
+        command = ["python", "-m", "trainer.folder", *storage_options(self._storage)]
         command += [*options, self.run, *([file] if file else [])]
         return self._cluster.execute(self._pod, self._container, command, stdin=True)
 
@@ -211,20 +223,6 @@ def open_folder(
         yield Folder(cluster, platform, run, name, CONTAINER)
     finally:
         cluster.delete("Pod", name)
-
-
-def read_folder(
-    cluster: Pods,
-    platform: Platform,
-    run: str,
-    file: str,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> str | None:
-    """The text of one file of the run's folder, or None if it is not there."""
-    with open_folder(cluster, platform, run, clock=clock, sleep=sleep) as folder:
-        return folder.read(file)
 
 
 def _is_running(name: str, pod: Object | None) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 from launcher.errors import ClusterError
 from launcher.kuberay import RayjobApi
+from launcher.queue import QUEUE_LABELS
 from launcher.submit import delete_and_wait, is_live
 from launcher.watch import ENDED, HEAD_CONTAINER, Logs, head_pod, phase_of
 
@@ -19,7 +20,6 @@ STOP_LIMIT_S = 90.0
 """The driver has 40 s to have its workers save; the operator asks for its end each 3 s."""
 POLL_S = 1.0
 DASHBOARD = "http://127.0.0.1:8265"
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
 class Pods(Logs, Protocol):
@@ -112,7 +112,7 @@ def is_suspended(job: Object) -> bool:
 
 def _workload(cluster: Pods, job: Object) -> str | None:
     """Name of the Workload by which Kueue holds a RayJob; None where it does not."""
-    if QUEUE_LABEL not in job["metadata"].get("labels", {}):
+    if QUEUE_LABELS["kueue"] not in job["metadata"].get("labels", {}):
         return None
     for workload in cluster.list("Workload"):
         owners = workload["metadata"].get("ownerReferences", [])

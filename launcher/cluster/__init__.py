@@ -107,11 +107,11 @@ class Cluster:
                 return found[:limit], _version(answer)
             page = [("limit", str(PAGE)), ("continue", token)]
 
-    def patch(self, kind: str, name: str, body: Object, subresource: str = "") -> Object:
+    def patch(self, kind: str, name: str, body: Object) -> Object:
         """The object after a merge patch: what is null goes, what is named changes."""
         return self._connection.json(
             "PATCH",
-            self._path(kind, name) + (f"/{subresource}" if subresource else ""),
+            self._path(kind, name),
             query=[("fieldValidation", "Strict")],
             body=body,
             content_type="application/merge-patch+json",

@@ -9,8 +9,9 @@ from launcher.explain.complaints import Complaint, complaints
 from launcher.explain.doing import duration
 from launcher.explain.failure import Sign, evidence, failure
 from launcher.explain.scene import Object, Scene, condition
+from launcher.queue import QUEUE_LABELS
 
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+QUEUE_LABEL = QUEUE_LABELS["kueue"]
 QUEUE_KIND = "LocalQueue"
 
 CREATING = re.compile(r"FailedCreate|FailedToCreate")

@@ -148,6 +148,15 @@ def name_of(thing: Object) -> str:
     return str(thing["metadata"]["name"])
 
 
+def claims_of(pod_spec: Object) -> list[str]:
+    """Names of the claims that a pod mounts."""
+    return [
+        volume["persistentVolumeClaim"]["claimName"]
+        for volume in pod_spec.get("volumes") or []
+        if "persistentVolumeClaim" in volume
+    ]
+
+
 def is_head(pod: Object) -> bool:
     return bool(pod["metadata"].get("labels", {}).get("ray.io/node-type") == "head")
 

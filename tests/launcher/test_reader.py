@@ -14,7 +14,7 @@ from fake_cluster import FakeCluster, FakeProcess
 
 from launcher.errors import ClusterError, ConfigError
 from launcher.platform import Platform
-from launcher.reader import Folder, open_folder, read_folder, reader_pod, worker_of
+from launcher.reader import Folder, open_folder, reader_pod, worker_of
 
 Object = dict[str, Any]
 
@@ -55,7 +55,8 @@ def sent(packed: bytes) -> FakeProcess:
 def test_a_file_is_read_by_a_pod_that_goes_again(platform: Platform, read: str | None) -> None:
     there = sent(archive(**{"summary.json": b"{}"}))
     cluster = Readers(RUNNING, there if read else FakeProcess(errors="no file", exit_code=4))
-    assert read_folder(cluster, platform, "digits", "summary.json") == read
+    with open_folder(cluster, platform, "digits") as folder:
+        assert folder.read("summary.json") == read
     assert cluster.objects == {}
     ((_, *command),) = cluster.commands
     assert command[:5] == ["python", "-m", "trainer.folder", "--path", "/mnt/trainyard"]
@@ -64,8 +65,11 @@ def test_a_file_is_read_by_a_pod_that_goes_again(platform: Platform, read: str |
 
 def test_a_reader_that_fails_tells_its_last_lines(platform: Platform) -> None:
     cluster = Readers(RUNNING, FakeProcess(errors="Traceback\nPermissionError: /mnt", exit_code=1))
-    with pytest.raises(ClusterError, match="failed") as raised:
-        read_folder(cluster, platform, "digits", "summary.json")
+    with (
+        pytest.raises(ClusterError, match="failed") as raised,
+        open_folder(cluster, platform, "digits") as folder,
+    ):
+        folder.read("summary.json")
     assert "PermissionError: /mnt" in str(raised.value)
     assert cluster.objects == {}
 
@@ -82,10 +86,11 @@ def test_a_reader_that_does_not_start_is_removed_and_named(
 ) -> None:
     cluster = Readers(state)
     now = iter(range(0, 10_000, 50))
-    with pytest.raises(ClusterError, match=message):
-        read_folder(
-            cluster, platform, "digits", "x", clock=lambda: float(next(now)), sleep=lambda _: None
-        )
+    opening = open_folder(
+        cluster, platform, "digits", clock=lambda: float(next(now)), sleep=lambda _: None
+    )
+    with pytest.raises(ClusterError, match=message), opening:
+        pytest.fail("the reader has not started")
     assert cluster.objects == {}
 
 
