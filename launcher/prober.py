@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from launcher.errors import ClusterError, ClusterUnreachable
-from launcher.explain.catalogue import Finding, explain_pod
+from launcher.explain.catalogue import explain_pod
 from launcher.explain.scene import Scene, claims_of
 from launcher.explain.trim import trimmed_pod
 from launcher.gather import OPERATOR_LABELS
@@ -218,18 +218,14 @@ def _follow(
         phase = (pod or {}).get("status", {}).get("phase")
         if pod is None or phase in ("Succeeded", "Failed"):
             log = "" if pod is None else _asked(lambda: cluster.log(name, CONTAINER)) or ""
-            finding = None if log else _finding(scene)
+            finding = None if log else explain_pod(scene)
             return replace(probe, log=log, told=last_record(log, PROBE), finding=finding)
-        finding = _finding(scene)
+        finding = explain_pod(scene)
         believed_at = None if finding is None else believed_at or clock()
         is_believed = believed_at is not None and clock() - believed_at > SETTLE_S
         if is_believed or waited_s > PROBE_S:
             return replace(probe, finding=finding)
         sleep(POLL_S)
-
-
-def _finding(scene: Scene) -> Finding | None:
-    return explain_pod(scene)
 
 
 def _scene(cluster: Answers, name: str, pod: Object | None) -> Scene:
