@@ -120,8 +120,21 @@ def load_pause_image(home: Home) -> None:
 def apply_crds(home: Home) -> None:
     """The operator's definitions: on the server's side, since they are too big for kubectl's annotation."""
     kubectl(home, "apply", "--server-side", "--filename", str(home.crds))
-    names = ("rayclusters.ray.io", "rayjobs.ray.io", "rayservices.ray.io")
-    kubectl(home, "wait", "--for=condition=Established", "--timeout=30s", "crd", *names)
+    wait_until(
+        lambda: are_established(home), 30, "KubeRay's kinds are not there", home, "kube-apiserver"
+    )
+
+
+def are_established(home: Home) -> bool:
+    """Whether the API server knows all kinds. `kubectl wait` fails on one that has no conditions yet."""
+    crds = json.loads(kubectl(home, "get", "customresourcedefinitions", "--output=json"))["items"]
+    return all(
+        any(
+            (condition["type"], condition["status"]) == ("Established", "True")
+            for condition in crd.get("status", {}).get("conditions") or ()
+        )
+        for crd in crds
+    )
 
 
 def apply_storage(home: Home) -> None:

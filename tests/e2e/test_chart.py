@@ -245,11 +245,15 @@ def prometheus_kinds() -> Iterator[None]:
         return
     for file in files:
         kubectl("apply", "--server-side", "-f", str(file))
-    kubectl(
-        "wait", "--for=condition=Established", "--timeout=60s", *(f"crd/{name}" for name in names)
-    )
+    wait_for("their kinds are there", lambda: all(established(name) for name in names))
     yield
     kubectl("delete", "crd", *names)
+
+
+def established(name: str) -> bool:
+    """Whether the API server knows a kind; `kubectl wait` fails on one that has no conditions yet."""
+    conditions = get("customresourcedefinitions", "", name)["status"].get("conditions") or []
+    return any((one["type"], one["status"]) == ("Established", "True") for one in conditions)
 
 
 def test_monitors_and_rules_are_taken(release: Release, prometheus_kinds: None) -> None:
