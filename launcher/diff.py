@@ -91,8 +91,7 @@ def require_same_identity(submissions: Sequence[Object], after: Object) -> None:
     raise ConfigError(
         f"run {run} exists, as {begun[-1]['metadata']['name']}, and this run file is another one",
         *(f"{one.path}: {one.before} -> {one.after}: {one.why}" for one in refusals[-1]),
-        "Give this one another name (--name), or remove the old one with its folder "
-        f"(`trainyard delete {run} --folder`).",
+        "Give this one another name (--name), or set the folder of the old one aside (--fresh).",
     )
 
 

@@ -96,6 +96,28 @@ def train_locally(config: TrainerConfig, way: Way = "ray") -> Generator[Sight | 
     )
 
 
+def set_aside(config: TrainerConfig) -> str | None:
+    """Begin a run anew: the name under which all that it had lies now; None if it had nothing.
+
+    Raises RunFailed while the run is being trained.
+    """
+    require_packages(NEEDED, "training")
+    command = [
+        sys.executable,
+        "-m",
+        "trainer.set_aside",
+        "--path",
+        config.storage.path,
+        config.name,
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    if ended.returncode != 0:
+        raise RunFailed(
+            f"the folder of run {config.name} could not be set aside", *error_of(ended.stderr)
+        )
+    return ended.stdout.strip() or None
+
+
 def _end(process: subprocess.Popen[str]) -> None:
     """Let the program leave in good order; a second Ctrl-C does not wait for that."""
     if process.poll() is not None:

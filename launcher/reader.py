@@ -127,6 +127,18 @@ class Folder:
         """Remove it with all in it; False if it is not there."""
         return self._say("--delete") is not None
 
+    def set_aside(self) -> str | None:
+        """Begin the run anew: the name under which all that it had lies now; None if it had nothing."""
+        with self._program("set_aside", self.run) as process:
+            stream = _Stream(process)
+            name = stream.read().decode().strip()
+            if process.exit_code != 0:
+                raise ClusterError(
+                    f"the folder of run {self.run} could not be set aside",
+                    *stream.errors.removeprefix("error: ").strip().splitlines()[-3:],
+                )
+        return name or None
+
     def copy(self, path: str, target: Path) -> list[Path]:
         """Copy a file, a folder or the whole to this machine, checked by its sum; what was written.
 
@@ -177,8 +189,10 @@ class Folder:
             return text if self._check(process, stream.errors) else None
 
     def _command(self, file: str, *options: str) -> Any:
-        command = ["python", "-m", "trainer.folder", *storage_options(self._storage)]
-        command += [*options, self.run, *([file] if file else [])]
+        return self._program("folder", *options, self.run, *([file] if file else []))
+
+    def _program(self, module: str, *words: str) -> Any:
+        command = ["python", "-m", f"trainer.{module}", *storage_options(self._storage), *words]
         return self._cluster.execute(self._pod, self._container, command, stdin=True)
 
     def _check(self, process: Process, errors: str) -> bool:

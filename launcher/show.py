@@ -32,6 +32,11 @@ def say(text: str) -> None:
     _progress_console.print(text, markup=False, soft_wrap=True)
 
 
+def set_aside(run: str, name: str | None) -> None:
+    """What became of the folder of a run that begins anew."""
+    say(f"what run {run} had is run {name} now" if name else f"run {run} had nothing to set aside")
+
+
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table on standard output, never cut: a pipe gets whole cells, and each row on a line."""
     if not sys.stdout.isatty():

@@ -19,12 +19,14 @@ GONE_LIMIT_S = 180.0
 POLL_S = 0.5
 
 
-def submit_run(rayjobs: RayjobApi, job: Object) -> Submitted:
+def submit_run(
+    rayjobs: RayjobApi, job: Object, set_aside: Callable[[], None] | None = None
+) -> Submitted:
     """Create the RayJob, or find that it is live already.
 
-    An ended one of the same name makes room and the run goes on where it stopped. Raises
-    ClusterError if the run is live as another submission, or the name belongs to someone else, and
-    ConfigError if the run trains another model.
+    An ended one of the same name makes room and the run goes on where it stopped; or begins anew, after
+    `set_aside` has cleared its folder. Raises ClusterError if the run is live as another submission, or
+    the name belongs to someone else, and ConfigError if the run trains another model.
     """
     name, run = job["metadata"]["name"], job["metadata"]["labels"][RUN_LABEL]
     existing = rayjobs.get_job(name)
@@ -35,11 +37,14 @@ def submit_run(rayjobs: RayjobApi, job: Object) -> Submitted:
             reason="AlreadyExists",
         )
     others = rayjobs.list_jobs(run)
-    require_same_identity(others, job)
+    if set_aside is None:
+        require_same_identity(others, job)
     for other in others:
-        if other["metadata"]["name"] != name and is_live(other):
+        its = other["metadata"]["name"]
+        if is_live(other) and (its != name or set_aside is not None):
+            what = f"this run file makes {name}" if its != name else "would lose its folder"
             raise ClusterError(
-                f"run {run} is live as {other['metadata']['name']}, and this run file makes {name}",
+                f"run {run} is live as {its}, and {what}",
                 f"Stop it first (`trainyard stop {run}`), or give this run another name with --name.",
                 reason="Conflict",
             )
@@ -47,6 +52,8 @@ def submit_run(rayjobs: RayjobApi, job: Object) -> Submitted:
         return "live"
     if existing is not None:
         delete_and_wait(rayjobs, name)
+    if set_aside is not None:
+        set_aside()
     try:
         created = rayjobs.submit_job(job)
     except ClusterError as error:

@@ -61,6 +61,10 @@ Namespace = Annotated[
     ),
 ]
 AllNamespaces = Annotated[bool, typer.Option("--all-namespaces", "-A", help="Of all namespaces.")]
+Fresh = Annotated[
+    bool,
+    typer.Option("--fresh", help="Begin anew: what the run's folder holds is set aside first."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
@@ -10,6 +11,7 @@ from launcher.commands.explain import why
 from launcher.commands.finding import last_job, no_run, summary_of
 from launcher.commands.options import (
     NAMESPACE,
+    Fresh,
     Gpus,
     Name,
     Namespace,
@@ -28,6 +30,7 @@ from launcher.commands.progress import show_progress
 
 if TYPE_CHECKING:
     from launcher.cluster import Cluster
+    from launcher.platform import Platform
 
 
 def submit(
@@ -38,6 +41,7 @@ def submit(
     name: Name = None,
     platform_file: PlatformFile = None,
     namespace: Namespace = NAMESPACE,
+    fresh: Fresh = False,
     wait: Annotated[
         bool, typer.Option("--wait/--detach", help="Watch the run to its end, or leave it there.")
     ] = True,
@@ -70,12 +74,14 @@ def submit(
         show.say(f"RayJob {namespace}/{job_name} was not created (dry run: {dry_run})")
         return
     show.plan_table(explain_plan(planned, run, platform))
-    submitted = submit_run(RayjobApi(cluster), job)
+    set_aside = partial(_set_aside, cluster, platform, run.name) if fresh else None
+    submitted = submit_run(RayjobApi(cluster), job, set_aside)
     show.say(
         {
             "created": f"RayJob {namespace}/{job_name} created",
             "live": f"RayJob {namespace}/{job_name} is live already",
-            "resubmitted": f"RayJob {namespace}/{job_name} created again: the run goes on",
+            "resubmitted": f"RayJob {namespace}/{job_name} created again"
+            + ("" if fresh else ": the run goes on"),
         }[submitted]
     )
     if wait:
@@ -94,6 +100,15 @@ def watch(name: RunName, namespace: Namespace = NAMESPACE) -> None:
     if job is None:
         raise no_run(name, namespace)
     _watch(cluster, name, job["metadata"]["name"])
+
+
+def _set_aside(cluster: Cluster, platform: Platform, run: str) -> None:
+    from launcher import show
+    from launcher.reader import open_folder
+
+    with open_folder(cluster, platform, run) as folder:
+        name = folder.set_aside()
+    show.set_aside(run, name)
 
 
 def _dry(cluster: Cluster, job: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands.options import Gpus, Name, RunFile, Settings, Workers, load_run
+from launcher.commands.options import Fresh, Gpus, Name, RunFile, Settings, Workers, load_run
 from launcher.commands.progress import show_progress
 
 
@@ -22,6 +22,7 @@ def train(
     gpus: Gpus = None,
     workers: Workers = None,
     name: Name = None,
+    fresh: Fresh = False,
     without_ray: Annotated[
         bool, typer.Option("--without-ray", help="In one process: a baseline for Ray.")
     ] = False,
@@ -32,7 +33,7 @@ def train(
     """Train on this machine, on a Ray of its own; a run that was there before goes on."""
     from launcher import show
     from launcher.errors import ConfigError
-    from launcher.local import Way, local_config, train_locally
+    from launcher.local import Way, local_config, set_aside, train_locally
 
     if without_ray and torchrun:
         raise ConfigError(
@@ -42,6 +43,8 @@ def train(
     run = load_run(run_file, settings, gpus, workers, name)
     try:
         config = local_config(run, storage, os.cpu_count() or 1, way)
+        if fresh:
+            show.set_aside(run.name, set_aside(config))
         with closing(train_locally(config, way)) as sights:
             last = show_progress(sights)
     except KeyboardInterrupt:

@@ -168,7 +168,7 @@ def test_submit_refuses_another_identity_field_by_field(live: bool) -> None:
     assert "config.train.seed: 0 -> 7" in shown
     assert "config.train.model.name: resnet18 -> resnet34" in shown
     assert "--name" in shown
-    assert "trainyard delete digits --folder" in shown
+    assert "--fresh" in shown
     assert cluster.calls == []
 
 

@@ -205,3 +205,19 @@ def test_workers_are_read_from_the_folder(platform: Platform) -> None:
     workers = json.dumps({"workers": WORKERS}).encode()
     cluster.processes = [sent(archive(**{"workers.json": workers}))]
     assert Folder(cluster, platform, "digits", "pod", "c").workers() == WORKERS
+
+
+@pytest.mark.parametrize(("said", "name"), [(b"digits-old-1\n", "digits-old-1"), (b"", None)])
+def test_a_folder_that_is_set_aside_has_another_name(
+    platform: Platform, said: bytes, name: str | None
+) -> None:
+    cluster = FakeCluster()
+    cluster.processes = [FakeProcess(said, "lease: waiting\n")]
+    assert Folder(cluster, platform, "digits", "pod", "c").set_aside() == name
+
+
+def test_a_folder_that_cannot_be_set_aside_is_an_error_with_the_reason(platform: Platform) -> None:
+    cluster = FakeCluster()
+    cluster.processes = [FakeProcess(errors="error: it is being trained already\n", exit_code=1)]
+    with pytest.raises(ClusterError, match="it is being trained already"):
+        Folder(cluster, platform, "digits", "pod", "c").set_aside()

@@ -112,3 +112,19 @@ def test_a_rayjob_that_does_not_go_points_to_the_operator() -> None:
             RayjobApi(cluster), "digits-1", clock=lambda: float(next(now)), sleep=lambda _: None
         )
     assert "operator" in str(raised.value)
+
+
+def test_a_run_begins_anew_once_the_old_submission_is_gone() -> None:
+    cluster = FakeCluster()
+    cluster.add_job("digits-1", status="SUCCEEDED")
+    submit_run(RayjobApi(cluster), JOB, lambda: cluster.calls.append(("set aside", "", "")))
+    assert [call[0] for call in cluster.calls] == ["delete", "set aside", "create"]
+
+
+@pytest.mark.parametrize("live", ["digits-0", "digits-1"])
+def test_a_live_run_does_not_begin_anew(live: str) -> None:
+    cluster = FakeCluster()
+    cluster.add_job(live, status="RUNNING")
+    with pytest.raises(ClusterError, match=f"live as {live}"):
+        submit_run(RayjobApi(cluster), JOB, lambda: pytest.fail("its folder was set aside"))
+    assert cluster.calls == []

@@ -56,3 +56,9 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> RunFolder:
     store = fsspec.filesystem("memory")
     store.store.clear()
     return RunFolder(fs.PyFileSystem(fs.FSSpecHandler(store)), "/bucket/small")
+
+
+@pytest.fixture
+def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new object is read back at once: no test has a second writer in that moment."""
+    monkeypatch.setattr("trainer.folder.SETTLE_S", 0.0)

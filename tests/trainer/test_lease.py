@@ -49,10 +49,7 @@ except RunError as error:
 
 Storage = tuple[str, "str | None"]
 
-
-@pytest.fixture(autouse=True)
-def _no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.folder.SETTLE_S", 0.0)
+pytestmark = pytest.mark.usefixtures("no_rest")
 
 
 def open_folder(storage: Storage) -> RunFolder:

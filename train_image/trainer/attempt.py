@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from trainer import model, resume
+from trainer import model, resume, set_aside
 from trainer.checkpoint import VALIDATION, Checkpoint, Checkpoints, Damaged, best_of
 from trainer.config import TrainerConfig, share_batch
 from trainer.data import sources
@@ -44,6 +44,7 @@ def run(config: TrainerConfig, output: Output, fit: Fit) -> None:
             output.keep_in(folder, folder.log(attempt))
             with explained(config, folder, attempt):
                 folder.sweep()
+                set_aside.finish(folder, lease)
                 # Until this attempt has ended, the run has no outcome.
                 folder.delete(folder.summary)
                 data = open_data(config, folder)

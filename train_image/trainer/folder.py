@@ -91,6 +91,15 @@ class RunFolder:
         filesystem, base = open_filesystem(path, endpoint)
         return cls(filesystem, f"{base}/{name}", endpoint=endpoint)
 
+    @property
+    def name(self) -> str:
+        """The run's."""
+        return self.root.rpartition("/")[2]
+
+    def sibling(self, name: str) -> RunFolder:
+        """The folder of another run beside it."""
+        return RunFolder(self.filesystem, f"{_parent(self.root)}/{name}", endpoint=self.endpoint)
+
     # What a run's folder holds.
 
     @property
@@ -149,6 +158,11 @@ class RunFolder:
     def lease(self) -> str:
         """Who may write: see `trainer.lease`."""
         return f"{self.root}/lease"
+
+    @property
+    def set_aside(self) -> str:
+        """While its files are being set aside, where they go: see `trainer.set_aside`."""
+        return f"{self.root}/set-aside.txt"
 
     def events(self, number: int) -> str:
         """A file of TensorBoard, which reads them in the order of their names."""
@@ -311,6 +325,12 @@ class RunFolder:
         with self.filesystem.open_input_stream(source) as stream, self.writing(target) as copy:
             while chunk := stream.read(2**24):
                 copy.write(chunk)
+
+    def move(self, source: str, target: str) -> None:
+        """Move a file, in one piece on a disk; an object store copies it and deletes it then."""
+        if self.is_local:
+            self.filesystem.create_dir(_parent(target))
+        self.filesystem.move(source, target)
 
     def delete(self, path: str) -> None:
         """Remove a file or a folder with all in it, if it is there."""

@@ -329,7 +329,7 @@ def _await_end(folder: RunFolder, attempt: int, say: Say, times: Times) -> None:
     if holder and holder.is_in_sight():
         if holder.is_alive():
             raise RunError(
-                f"the run {_run_name(folder)} is being trained already: by attempt {attempt}, "
+                f"the run {folder.name} is being trained already: by attempt {attempt}, "
                 f"{holder}.\n       Wait for its end, or stop it (kill {holder.pid}), and start again: "
                 "the run goes on where it stopped."
             )
@@ -355,9 +355,9 @@ def _await_silence(
             return
         if latest != beat and beat is not None and now >= deadline:
             raise RunError(
-                f"the run {_run_name(folder)} is being trained already: {who} still gives signs of life "
+                f"the run {folder.name} is being trained already: {who} still gives signs of life "
                 f"after {now - began:.0f} s.\n       Wait for its end, or stop it there (on a cluster: "
-                f"trainyard stop {_run_name(folder)}), and start again: the run goes on where it stopped."
+                f"trainyard stop {folder.name}), and start again: the run goes on where it stopped."
             )
         if latest != beat:
             beat, seen = latest, time.monotonic()
@@ -366,10 +366,6 @@ def _await_silence(
             say(f"lease: {wait if now < deadline else f'watching {who} for a sign of life'}")
             said = now + times.say_s
         time.sleep(times.poll_s)
-
-
-def _run_name(folder: RunFolder) -> str:
-    return folder.root.rpartition("/")[2]
 
 
 def _read_holder(folder: RunFolder, attempt: int) -> Holder | None:

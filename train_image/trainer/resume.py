@@ -125,7 +125,7 @@ def _refuse(before: dict[str, Any], config: TrainerConfig, where: str) -> None:
         raise ConfigError(
             f"the run {config.name} exists in {where} and is another one:\n"
             + "".join(f"       {change}\n" for change in changes)
-            + "       Give this one another name (--name), or remove the old folder."
+            + "       Give this one another name (--name), or set the old folder aside (--fresh)."
         )
 
 
