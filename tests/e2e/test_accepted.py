@@ -8,10 +8,15 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import ROOT, Object, Team, get, kubectl, run
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
 
 from launcher.cluster import Cluster
-from launcher.errors import ClusterError
+from launcher.commands.options import objects_of
+from launcher.config import RunConfig, validate
+from launcher.errors import ClusterError, ConfigError
 from tests.agreement.variants import VARIANTS, rendered
+from tests.launcher.random_runs import PLATFORM, Made, documents, plausible
 from tests.launcher.rule_cases import API_SERVER, Case
 
 DIGITS = "examples/digits.yaml"
@@ -37,6 +42,21 @@ def test_the_api_server_takes_what_is_rendered_and_drops_nothing(
     stored = cluster.create(job, dry_run=True)
     assert stored["metadata"]["uid"]
     assert _contains(stored["spec"], job["spec"])
+
+
+@settings(max_examples=300, deadline=None)
+@given(made=st.one_of(plausible(), documents().map(lambda document: (document, PLATFORM))))
+def test_the_api_server_takes_whatever_is_rendered_of_a_random_run_file(
+    cluster: Cluster, made: Made
+) -> None:
+    document, platform = made
+    try:
+        job = objects_of(validate(RunConfig, document, "test"), platform, cluster.namespace)[1]
+    except ConfigError:
+        event("refused")
+        return
+    event("rendered")
+    assert _contains(cluster.create(job, dry_run=True)["spec"], job["spec"])
 
 
 def _contains(stored: object, sent: object) -> bool:

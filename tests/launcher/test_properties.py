@@ -6,7 +6,6 @@ import copy
 import re
 from contextlib import suppress
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,12 +19,18 @@ from launcher.config import RunConfig, load_run, parse_mapping, validate
 from launcher.errors import ConfigError
 from launcher.merge import merge
 from launcher.plan import Plan, plan_run
-from launcher.platform import Platform, PlatformQueue, load_platform
+from launcher.platform import Platform
 from launcher.render import render_job
-
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples/digits.yaml"
-DIGITS: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
-PLATFORM = load_platform(None)
+from tests.launcher.random_runs import (
+    DIGITS,
+    EXAMPLE,
+    PATHS,
+    PLATFORM,
+    Made,
+    documents,
+    plausible,
+    values,
+)
 
 often = settings(max_examples=200)
 
@@ -133,100 +138,17 @@ def test_sizes_of_pods_never_exceed_the_pools(gpus: int, platform: Platform) -> 
     assert plan.node.cpu_limit_milli <= round(pool.cpus * 1000)
 
 
-def paths_of(document: Any) -> list[tuple[str, ...]]:
-    """The paths of all keys of a mapping."""
-    if not isinstance(document, dict):
-        return []
-    return [
-        path
-        for key, value in document.items()
-        for path in ((key,), *((key, *rest) for rest in paths_of(value)))
-    ]
-
-
-EVERY_KEY = RunConfig.model_validate(DIGITS).model_dump()
-PATHS = paths_of(EVERY_KEY) + [("resources", "data", "nodes"), ("network", "preset"), ("x", "y")]
-
-scalars = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.floats(),
-    st.text(max_size=20),
-    st.sampled_from(["digits", "ray", "torch", "cpu", "gpu", "s3://b/x", "a/b:1", "adamw", "8:16"]),
-)
-values = st.recursive(
-    scalars,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=8), inner, max_size=3)
-    ),
-    max_leaves=6,
-)
-
-
-@st.composite
-def documents(draw: st.DrawFn) -> dict[str, Any]:
-    """A run file with a few keys changed to anything."""
-    document = copy.deepcopy(DIGITS)
-    for path in draw(st.lists(st.sampled_from(PATHS), min_size=1, max_size=3)):
-        place = document
-        for key in path[:-1]:
-            if not isinstance(place.get(key), dict):
-                place[key] = {}
-            place = place[key]
-        place[path[-1]] = draw(values)
-    return document
-
-
-PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
-    "resources": st.sampled_from(
-        [
-            {"gpus": 8},
-            {"gpus": {"min": 8, "max": 16}},
-            {"gpus": 3},
-            {"workers": 4},
-            {"workers": {"min": 1, "max": 2}},
-        ]
-    ),
-    "queue": st.sampled_from([None, {"name": "mine"}, {"priority": "high"}]),
-    "network": st.sampled_from(
-        [
-            None,
-            {"preset": "tcp", "interface": "eth0"},
-            {"preset": "efa", "devices_per_node": 4},
-            {"preset": "infiniband", "resource": "rdma/hca", "debug": True},
-        ]
-    ),
-    "image": st.sampled_from([None, "registry:5000/a/b:1", f"b@sha256:{64 * 'a'}"]),
-    "faults": st.builds(dict, retries=st.integers(0, 9), worker_failures=st.integers(0, 9)),
-}
-
-
 @often
-@given(
-    changes=st.fixed_dictionaries({}, optional=PLAUSIBLE),
-    data_nodes=st.integers(0, 3),
-    batch=st.sampled_from([48, 64, 192]),
-    system=st.sampled_from(["none", "kueue", "volcano", "yunikorn", "kai"]),
-    kuberay=st.sampled_from(["1.6", "1.7"]),
-)
-def test_what_makes_sense_alone_makes_sense_together_or_is_refused(
-    changes: dict[str, Any], data_nodes: int, batch: int, system: Any, kuberay: str
-) -> None:
-    document = copy.deepcopy(DIGITS) | copy.deepcopy(changes)
-    document["train"]["global_batch_size"] = batch
-    if data_nodes:
-        document["data"]["loader"] = "ray"
-        document["resources"]["data"] = {"nodes": data_nodes}
-    queue = PlatformQueue(system=system, name="" if system == "none" else "team")
-    platform = PLATFORM.model_copy(update={"queue": queue, "kuberay": kuberay})
+@given(made=plausible())
+def test_what_makes_sense_alone_makes_sense_together_or_is_refused(made: Made) -> None:
+    document, platform = made
     try:
         plan = rendered(validate(RunConfig, document, "test"), platform)
     except ConfigError as error:
         event(f"refused: {error.what.split(' =')[0]}")
     else:
         event("rendered")
-        assert (plan.data is not None) == (data_nodes > 0)
+        assert (plan.data is not None) == ("data" in document["resources"])
 
 
 @often
