@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from launcher.errors import ClusterError
 from launcher.kuberay import RayjobApi
 from launcher.queue import QUEUE_LABELS
 from launcher.submit import delete_and_wait, is_live
-from launcher.watch import ENDED, HEAD_CONTAINER, Logs, head_pod, phase_of
+from launcher.watch import ENDED, HEAD_CONTAINER, LAST_LINES, Logs, head_pod, phase_of
 
 Object = dict[str, Any]
-Ended = Literal["saved", "killed", "not running"]
-"""How a stopped driver ended: with its checkpoint, without, or there was none."""
+Ended = Literal["in good order", "killed", "not running"]
+"""How a stopped driver ended: by itself, by force, or there was none."""
 
 STOP_LIMIT_S = 90.0
 """The driver has 40 s to have its workers save; the operator asks for its end each 3 s."""
 POLL_S = 1.0
 DASHBOARD = "http://127.0.0.1:8265"
+SAVED = re.compile(r"stopped: all is saved up to step (\d+)")
+"""The last word of a driver whose workers have saved."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stopped:
+    """How a submission was stopped."""
+
+    ended: Ended
+    step: int | None = None
+    """Up to which its workers have saved, by their own word."""
 
 
 class Pods(Logs, Protocol):
@@ -41,18 +54,26 @@ def stop_job(
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Ended:
+) -> Stopped:
     """Have the driver stopped, which saves a checkpoint first, and then its RayJob deleted.
 
     A RayJob that is deleted at once takes the pods away while the workers still save.
     """
     name = job["metadata"]["name"]
-    ended: Ended = "not running"
+    stopped = Stopped(ended="not running")
     if phase_of(job.get("status", {})) == "running":
         _ask_to_stop(cluster, job)
-        ended = "saved" if _has_ended(rayjobs, name, clock, sleep) else "killed"
+        ended: Ended = "in good order" if _has_ended(rayjobs, name, clock, sleep) else "killed"
+        stopped = Stopped(ended=ended, step=_saved_step(cluster, job))
     delete_and_wait(rayjobs, name, clock=clock, sleep=sleep)
-    return ended
+    return stopped
+
+
+def _saved_step(cluster: Pods, job: Object) -> int | None:
+    pod = head_pod(cluster, job["status"]["rayClusterName"])
+    log = "" if pod is None else cluster.log(pod, HEAD_CONTAINER, tail_lines=LAST_LINES)
+    said = SAVED.findall(log)
+    return int(said[-1]) if said else None
 
 
 def _ask_to_stop(cluster: Pods, job: Object) -> None:

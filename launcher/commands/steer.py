@@ -37,12 +37,16 @@ def stop(
             )
             continue
         show.say(f"stopping RayJob {namespace}/{submission}: its workers save a checkpoint ...")
+        stopped = stop_job(cluster, rayjobs, job)
         how = {
-            "saved": "its driver ended in good order",
+            "in good order": "its driver ended in good order",
             "killed": "its driver did not end in time, and was killed",
             "not running": "no driver was running",
-        }[stop_job(cluster, rayjobs, job)]
-        show.say(f"RayJob {namespace}/{submission} stopped: {how}")
+        }[stopped.ended]
+        saved = f", all is saved up to step {stopped.step}" if stopped.step is not None else ""
+        show.say(f"RayJob {namespace}/{submission} stopped: {how}{saved}")
+        if stopped.ended != "not running" and not saved:
+            show.say("what came after the last checkpoint is trained again")
     if not live:
         show.say(f"run {name} is not live in {namespace}: nothing to stop")
 

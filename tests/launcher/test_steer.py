@@ -9,6 +9,7 @@ from launcher.errors import ClusterError
 from launcher.kuberay import RayjobApi
 from launcher.steer import (
     STOP_LIMIT_S,
+    Stopped,
     is_suspended,
     live_jobs,
     resume_job,
@@ -32,7 +33,7 @@ class Clock:
             self.cluster.tick()
 
 
-def stop(cluster: FakeCluster) -> str:
+def stop(cluster: FakeCluster) -> Stopped:
     (job,) = live_jobs(RayjobApi(cluster), "digits")
     clock = Clock(cluster)
     return stop_job(cluster, RayjobApi(cluster), job, clock=clock, sleep=clock.sleep)
@@ -46,10 +47,15 @@ def running(*processes: FakeProcess) -> FakeCluster:
     return cluster
 
 
-def test_a_running_driver_ends_before_its_rayjob_goes() -> None:
+@pytest.mark.parametrize(
+    ("log", "step"),
+    [("progress {}\nstopped: all is saved up to step 12\nerror: x", 12), ("", None)],
+)
+def test_a_running_driver_ends_before_its_rayjob_goes(log: str, step: int | None) -> None:
     cluster = running(FakeProcess())
+    cluster.add_head("digits-1-abc", log)
     cluster.script = [("Running", "RUNNING"), ("Complete", "STOPPED")]
-    assert stop(cluster) == "saved"
+    assert stop(cluster) == Stopped(ended="in good order", step=step)
     ((pod, *command),) = cluster.commands
     assert (pod, command[:3], command[-1]) == (
         "digits-1-abc-head", ["ray", "job", "stop"], "digits-1-x"
@@ -61,7 +67,7 @@ def test_a_running_driver_ends_before_its_rayjob_goes() -> None:
 def test_a_driver_that_does_not_end_goes_with_its_rayjob() -> None:
     cluster = running(FakeProcess())
     cluster.script = [("Running", "RUNNING")] * int(2 * STOP_LIMIT_S)
-    assert stop(cluster) == "killed"
+    assert stop(cluster) == Stopped(ended="killed")
     assert cluster.calls == [("delete", "RayJob", "digits-1")]
 
 
@@ -77,7 +83,7 @@ def test_a_driver_that_cannot_be_asked_is_left_alone_with_the_remedy() -> None:
 def test_a_run_without_a_driver_just_goes() -> None:
     cluster = FakeCluster()
     cluster.add_job("digits-1")
-    assert stop(cluster) == "not running"
+    assert stop(cluster) == Stopped(ended="not running")
     assert (cluster.commands, cluster.calls) == ([], [("delete", "RayJob", "digits-1")])
 
 

@@ -148,6 +148,7 @@ class Waiting:
         self.is_waited_for = threading.Event()
         self.asked = threading.Event()
         self.ended = threading.Event()
+        self.told: list[str] = []
 
     def check(self) -> None:
         self.is_waited_for.set()
@@ -179,16 +180,30 @@ def test_what_the_work_returns_or_raises_comes_back(waiting: Waiting) -> None:
     def fail() -> None:
         raise RunError("of the work")
 
-    assert aside(lambda: "done", ask_to_end=waiting.asked.set, check=waiting.check) == "done"
+    assert (
+        aside(
+            lambda: "done",
+            ask_to_end=waiting.asked.set,
+            tell=waiting.told.append,
+            check=waiting.check,
+        )
+        == "done"
+    )
     with pytest.raises(RunError, match="of the work"):
-        aside(fail, ask_to_end=waiting.asked.set, check=waiting.check)
+        aside(fail, ask_to_end=waiting.asked.set, tell=waiting.told.append, check=waiting.check)
     assert not waiting.asked.is_set()
 
 
 def test_sigterm_asks_the_work_to_end_and_waits_for_that(waiting: Waiting) -> None:
     with pytest.raises(Stopped):
-        aside(waiting.get_signal, ask_to_end=waiting.asked.set, check=waiting.check)
+        aside(
+            waiting.get_signal,
+            ask_to_end=waiting.asked.set,
+            tell=waiting.told.append,
+            check=waiting.check,
+        )
     assert waiting.ended.is_set()
+    assert waiting.told == ["done"]
 
 
 def test_work_that_does_not_end_is_left_behind(
@@ -196,8 +211,14 @@ def test_work_that_does_not_end_is_left_behind(
 ) -> None:
     monkeypatch.setattr(driver, "STOP_WAIT_S", 0.01)
     with pytest.raises(Stopped):
-        aside(waiting.get_signal, ask_to_end=lambda: None, check=waiting.check)
+        aside(
+            waiting.get_signal,
+            ask_to_end=lambda: None,
+            tell=waiting.told.append,
+            check=waiting.check,
+        )
     assert not waiting.ended.is_set()
+    assert waiting.told == []
 
 
 def test_an_attempt_that_was_taken_over_waits_no_longer(waiting: Waiting) -> None:
@@ -205,7 +226,7 @@ def test_an_attempt_that_was_taken_over_waits_no_longer(waiting: Waiting) -> Non
         raise Fenced("attempt 2 has taken over")
 
     with pytest.raises(Fenced, match="attempt 2 has taken over"):
-        aside(waiting.work, ask_to_end=waiting.asked.set, check=check)
+        aside(waiting.work, ask_to_end=waiting.asked.set, tell=waiting.told.append, check=check)
     assert not waiting.asked.is_set()
 
 

@@ -73,6 +73,9 @@ SIGNAL_POLL_S = 0.5
 STOP_WAIT_S = 20.0
 """How long workers may take to save and leave after SIGTERM; a pod has 30 s by default."""
 
+SAVED = "stopped: all is saved up to step "
+"""The last word of workers that were asked to stop."""
+
 
 def run(config: TrainerConfig, output: Output) -> None:
     """Bring the run to its end on Ray. Raises TrainerError."""
@@ -86,6 +89,7 @@ def fit(task: Task, folder: RunFolder, lease: Lease) -> Outcome:
         return aside(
             lambda: run_workers(task, scratch),
             ask_to_end=lambda: ask_to_stop(task, folder),
+            tell=lambda outcome: print(f"{SAVED}{outcome.trained.step}", flush=True),
             check=lambda: lease.check() if lease.is_fenced else None,
         )
 
@@ -96,12 +100,18 @@ def ask_to_stop(task: Task, folder: RunFolder) -> None:
     folder.write(folder.stop(task.attempt), "")
 
 
-def aside(work: Callable[[], T], *, ask_to_end: Callable[[], None], check: Callable[[], None]) -> T:
+def aside(
+    work: Callable[[], T],
+    *,
+    ask_to_end: Callable[[], None],
+    tell: Callable[[T], None],
+    check: Callable[[], None],
+) -> T:
     """Do the work in another thread, while this one waits where a signal may end it.
 
     An exception that a signal handler raises in the middle of Ray's own code tears that apart. The
-    first SIGTERM asks the work to end, and waits STOP_WAIT_S for that. What `check` raises ends
-    the waiting at once.
+    first SIGTERM asks the work to end, waits STOP_WAIT_S for that, and tells what came of it. What
+    `check` raises ends the waiting at once.
     """
     outcome: Future[T] = Future()
 
@@ -118,7 +128,8 @@ def aside(work: Callable[[], T], *, ask_to_end: Callable[[], None], check: Calla
             check()
     except Stopped:
         ask_to_end()
-        wait([outcome], timeout=STOP_WAIT_S)
+        if wait([outcome], timeout=STOP_WAIT_S).done and outcome.exception() is None:
+            tell(outcome.result())
         raise
     return outcome.result()
 
