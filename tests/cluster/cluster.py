@@ -29,7 +29,22 @@ from certificates import expire_soon, make_administrator, make_certificates
 from images import prune_containerd, prune_registry
 from layout import ClusterError, Home, home_of
 from machine import inside_namespace, run
-from parts import MADE_UP, NODE, Part, config_files, fingerprint, kwok, parts
+from parts import (
+    MADE_UP,
+    MADE_UP_NETWORK,
+    NODE,
+    SECOND_CGROUP,
+    SECOND_NODE,
+    SECOND_NODE_NETWORK,
+    Part,
+    config_files,
+    fingerprint,
+    kwok,
+    kwok_logs,
+    parts,
+    second_node,
+    second_node_files,
+)
 from processes import Ledger, end_all, marked
 
 
@@ -80,15 +95,17 @@ def start(home: Home) -> None:
 
         launch("etcd", "containerd", "registry", "kube-apiserver")
         await_ready("containerd", within_s=30)
-        load_pause_image(home)
-        prune_containerd(home)
+        load_pause_image(home, home)
+        prune_containerd(home, home)
         await_ready("etcd", "kube-apiserver", within_s=90)
         launch("kube-controller-manager", "kube-scheduler", "kube-proxy", "coredns", "kubelet")
         apply_crds(home)
         apply_storage(home)
         launch("ray-operator")
         await_ready(*every, within_s=90)
-        wait_until(lambda: is_node_ready(home), 60, f"node {NODE} is not Ready", home, "kubelet")
+        wait_until(
+            lambda: is_node_ready(home, NODE), 60, f"node {NODE} is not Ready", home, "kubelet"
+        )
     say(f"up after {time.monotonic() - began:.0f} s; state, logs and kubeconfig are in {home.root}")
 
 
@@ -113,8 +130,8 @@ def write_files(home: Home) -> None:
         path.write_text(text)
 
 
-def load_pause_image(home: Home) -> None:
-    run("ctr", *_ctr(home), "images", "import", home.pause_image)
+def load_pause_image(home: Home, node: Home) -> None:
+    run("ctr", *_ctr(node), "images", "import", home.pause_image)
 
 
 def apply_crds(home: Home) -> None:
@@ -173,7 +190,7 @@ def problems(home: Home) -> list[str]:
         wrong.append("its certificates end within a week")
     if not wrong:
         with inside_namespace():
-            wrong = [] if is_node_ready(home) else [f"node {NODE} is not Ready"]
+            wrong = [] if is_node_ready(home, NODE) else [f"node {NODE} is not Ready"]
     return wrong
 
 
@@ -217,11 +234,11 @@ def _without_proxy() -> urllib.request.OpenerDirector:
     return urllib.request.build_opener(urllib.request.ProxyHandler({}), unverified)
 
 
-def is_node_ready(home: Home) -> bool:
+def is_node_ready(home: Home, node: str) -> bool:
     path = "jsonpath={.status.conditions[?(@.type=='Ready')].status}"
     try:
         return (
-            kubectl(home, "get", "node", NODE, f"--output={path}", "--request-timeout=5s") == "True"
+            kubectl(home, "get", "node", node, f"--output={path}", "--request-timeout=5s") == "True"
         )
     except ClusterError:
         return False
@@ -259,7 +276,8 @@ def down(home: Home, purge: bool) -> None:
         say("nothing is up")
     if purge:
         machine.unmount_below(home.root)
-        for folder in (home.registry, home.containerd_root, home.buildah, home.volumes, home.logs):
+        images = (home.registry, home.containerd_root, home.second.containerd_root, home.buildah)
+        for folder in (*images, home.volumes, home.logs):
             shutil.rmtree(folder, ignore_errors=True)
         say("all image content is deleted; the servers that were built are kept")
 
@@ -270,17 +288,21 @@ def take_down(home: Home) -> None:
     The order matters: first those who would start things again, then the pods, then the rest.
     """
     ledger = Ledger(home.ledger)
-    ledger.stop(["ray-operator", "kubelet"])
+    ledger.stop(["ray-operator", "kubelet", "kubelet-2"])
     machine.end_cgroup()
     remove_containers(home)
+    remove_containers(home.second)
     names = [process.name for process in ledger.processes]
     ledger.stop(name for name in names if name != "etcd")
     ledger.stop(["etcd"])
     # The shims of a containerd that was killed, and whatever a half finished `up` did not write down.
     end_all(marked().get(home.root, []), patience_s=2)
-    machine.unmount_below(home.live)
+    lives = (home.live, home.second.live)
+    for live in lives:
+        machine.unmount_below(live)
     machine.delete_namespace()
-    shutil.rmtree(home.live, ignore_errors=True)
+    for live in lives:
+        shutil.rmtree(live, ignore_errors=True)
     home.kubeconfig.unlink(missing_ok=True)
     ledger.remove()
 
@@ -308,16 +330,13 @@ def status(home: Home) -> bool:
         print(f"{NODE:<24} {'':>8}  unknown")
         return False
     with inside_namespace():
-        node = is_node_ready(home)
+        node = is_node_ready(home, NODE)
     print(f"{NODE:<24} {'':>8}  {'ready' if node else 'not ready'}")
     return node
 
 
 def set_gpus(home: Home, count: int) -> None:
-    if not home.kubeconfig.exists():
-        raise ClusterError(
-            "the cluster is not up\n       start it: python tests/cluster/cluster.py up"
-        )
+    _require_up(home)
     with inside_namespace():
         patch = json.dumps(objects.gpu_patch(count))
         kubectl(
@@ -328,16 +347,16 @@ def set_gpus(home: Home, count: int) -> None:
 
 def set_made_up_nodes(home: Home, count: int) -> None:
     """Have so many nodes that do not exist, and the one who plays them; none ends that one."""
-    if not home.kubeconfig.exists():
-        raise ClusterError(
-            "the cluster is not up\n       start it: python tests/cluster/cluster.py up"
-        )
+    _require_up(home)
     if count:
         build.build_tools(home, say, ["kwok"])
     ledger, part = Ledger(home.ledger), kwok(home)
     with inside_namespace():
         is_there = (process := ledger.find(part.name)) is not None and process.is_alive()
         if count and not is_there:
+            home.kwok_logs.write_text(kwok_logs(home))
+            home.made_up_log.touch()
+            machine.own_addresses(MADE_UP_NETWORK)
             ledger.start(part.name, part.command, home.log(part.name), home.root)
         if count:
             wait_for_part(home, ledger, part, 60)
@@ -351,6 +370,49 @@ def set_made_up_nodes(home: Home, count: int) -> None:
         if not count and is_there:
             ledger.stop([part.name])
     say(f"{count} nodes are made up")
+
+
+def set_nodes(home: Home, count: int) -> None:
+    """Have a second real node beside the first, or none."""
+    _require_up(home)
+    runtime, kubelet = second_node(home)
+    ledger, second = Ledger(home.ledger), home.second
+    if count == 1:
+        lose_second_node(home)
+        with inside_namespace():
+            kubectl(home, "delete", "node", SECOND_NODE, "--ignore-not-found")
+        say(f"{NODE} is the only node")
+        return
+    if (process := ledger.find(kubelet.name)) is None or not process.is_alive():
+        lose_second_node(home)
+        for path, text in second_node_files(home).items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        second.containerd_root.mkdir(parents=True, exist_ok=True)
+        machine.make_cgroup(SECOND_CGROUP)
+        with inside_namespace():
+            machine.add_address(SECOND_NODE_NETWORK)
+            ledger.start(runtime.name, runtime.command, home.log(runtime.name), home.root)
+            wait_for_part(home, ledger, runtime, 30)
+            load_pause_image(home, second)
+            prune_containerd(home, second)
+            ledger.start(kubelet.name, kubelet.command, home.log(kubelet.name), home.root)
+            wait_for_part(home, ledger, kubelet, 60)
+    with inside_namespace():
+        not_ready = f"node {SECOND_NODE} is not Ready"
+        wait_until(lambda: is_node_ready(home, SECOND_NODE), 60, not_ready, home, kubelet.name)
+    say(f"{SECOND_NODE} is there beside {NODE}")
+
+
+def lose_second_node(home: Home) -> None:
+    """It goes as a machine does whose power fails: nobody says so, and its Node stays behind."""
+    ledger = Ledger(home.ledger)
+    ledger.stop(["kubelet-2"], patience_s=0)
+    machine.end_cgroup(SECOND_CGROUP)
+    remove_containers(home.second)
+    ledger.stop(["containerd-2"])
+    machine.unmount_below(home.second.live)
+    shutil.rmtree(home.second.live, ignore_errors=True)
 
 
 def restart(home: Home, name: str) -> None:
@@ -367,6 +429,13 @@ def restart(home: Home, name: str) -> None:
 
 
 # --- common
+
+
+def _require_up(home: Home) -> None:
+    if not home.kubeconfig.exists():
+        raise ClusterError(
+            "the cluster is not up\n       start it: python tests/cluster/cluster.py up"
+        )
 
 
 def kubectl(home: Home, *arguments: str, stdin: str | None = None) -> str:
@@ -423,6 +492,9 @@ def main(arguments: Sequence[str]) -> int:
     gpus.add_argument("count", type=int, help="how many; 0 takes them away")
     made_up = commands.add_parser("kwok", help="have nodes that do not exist, with 8 GPUs each")
     made_up.add_argument("count", type=int, help="how many; 0 takes them away")
+    nodes = commands.add_parser("nodes", help="have a second real node, or not")
+    nodes.add_argument("count", type=int, choices=(1, 2), help="how many there are then")
+    commands.add_parser("lose-node", help="the second node loses its power; its Node stays")
     again = commands.add_parser("restart", help="end one part and start it again")
     again.add_argument("part", help="its name, as in the table of `status`")
     options = parser.parse_args(arguments)
@@ -449,6 +521,11 @@ def main(arguments: Sequence[str]) -> int:
                 restart(home, options.part)
             elif options.count < 0:
                 raise ClusterError(f"{options.count} is not a number\n       give 0 or more")
+            elif options.command == "nodes":
+                set_nodes(home, options.count)
+            elif options.command == "lose-node":
+                lose_second_node(home)
+                say(f"{SECOND_NODE} is lost")
             elif options.command == "kwok":
                 set_made_up_nodes(home, options.count)
             else:

@@ -56,11 +56,11 @@ def prune_registry(home: Home) -> None:
         run("docker-registry", "garbage-collect", "--delete-untagged", config)
 
 
-def prune_containerd(home: Home) -> None:
-    """Drop the node's copies of images that the registry no longer has. Only while no pod runs."""
+def prune_containerd(home: Home, node: Home) -> None:
+    """Drop a node's copies of images that the registry no longer has. Only while no pod runs there."""
     tags = [tag for folder in _repositories(home) for tag in folder.iterdir()]
     kept = {(tag / "current/link").read_text().strip() for tag in tags}
-    ctr = ("ctr", "--address", str(home.containerd_socket), "--namespace", "k8s.io", "images")
+    ctr = ("ctr", "--address", str(node.containerd_socket), "--namespace", "k8s.io", "images")
     if old := outdated(run(*ctr, "list"), kept):
         run(*ctr, "remove", "--sync", *old)
 

@@ -17,6 +17,11 @@ class Home:
 
     root: Path
 
+    @property
+    def second(self) -> Home:
+        """Of the second node: what it has for itself lies there as the first one's lies here."""
+        return Home(self.root / "node-2")
+
     # Made by `build`, kept for good.
     @property
     def bin(self) -> Path:
@@ -74,6 +79,16 @@ class Home:
     @property
     def etcd(self) -> Path:
         return self.live / "etcd"
+
+    @property
+    def kwok_logs(self) -> Path:
+        """Where pods on nodes that do not exist have their logs."""
+        return self.config / "kwok-logs.json"
+
+    @property
+    def made_up_log(self) -> Path:
+        """What all of them say: each line as `<time> stdout F <text>`."""
+        return self.live / "made-up.log"
 
     @property
     def kubelet(self) -> Path:

@@ -70,6 +70,16 @@ def set_up_network() -> None:
         Path("/proc/sys/net/ipv4", setting).write_text("1")
 
 
+def add_address(network: str) -> None:
+    """Call it inside the namespace: one more address of the machine, for one more node."""
+    run("ip", "address", "replace", network, "dev", "node0")
+
+
+def own_addresses(network: str) -> None:
+    """Call it inside the namespace: whoever listens there on all addresses answers for those, too."""
+    run("ip", "route", "replace", "local", network, "dev", "lo")
+
+
 def delete_namespace() -> None:
     """Links, addresses and packet filter rules go with it."""
     if NAMESPACE.exists():
@@ -91,28 +101,28 @@ def cgroup_hierarchies() -> list[Path]:
     ]
 
 
-def make_cgroup() -> None:
+def make_cgroup(name: str = CGROUP) -> None:
     for hierarchy in cgroup_hierarchies():
-        group = hierarchy / CGROUP
+        group = hierarchy / name
         group.mkdir(exist_ok=True)
         if (
             hierarchy / "cgroup.controllers"
         ).exists():  # v2: children get no controller unless told
-            for parent in (hierarchy, group):
+            for parent in (group.parent, group):
                 for controller in (parent / "cgroup.controllers").read_text().split():
                     _try_write(parent / "cgroup.subtree_control", f"+{controller}")
-        for name in (
+        for file in (
             "cpuset.cpus",
             "cpuset.mems",
         ):  # v1: a new cpuset is empty and takes no process
-            if (hierarchy / name).exists() and (group / name).exists():
-                (group / name).write_text((hierarchy / name).read_text())
+            if (group.parent / file).exists() and (group / file).exists():
+                (group / file).write_text((group.parent / file).read_text())
 
 
-def end_cgroup(patience_s: float = 20) -> None:
+def end_cgroup(name: str = CGROUP, patience_s: float = 20) -> None:
     """Kill all that runs in the pods' cgroup, and remove it. This needs neither kubelet nor containerd."""
     deadline = time.monotonic() + patience_s
-    while groups := list(_groups_deepest_first()):
+    while groups := list(_groups_deepest_first(name)):
         for group in groups:
             for pid in map(int, _read(group / "cgroup.procs").split()):
                 _kill(pid)
@@ -126,9 +136,9 @@ def end_cgroup(patience_s: float = 20) -> None:
         time.sleep(0.05)
 
 
-def _groups_deepest_first() -> Iterator[Path]:
+def _groups_deepest_first(name: str) -> Iterator[Path]:
     for hierarchy in cgroup_hierarchies():
-        for folder, _, _ in os.walk(hierarchy / CGROUP, topdown=False):
+        for folder, _, _ in os.walk(hierarchy / name, topdown=False):
             yield Path(folder)
 
 

@@ -10,12 +10,17 @@ from pathlib import Path
 from layout import Home
 
 NODE = "node-1"
+SECOND_NODE = "node-2"
 
 # All addresses are from 198.18.0.0/15, which is reserved for tests. The API server refuses to
 # advertise a loopback address, so the node has one of its own, on a bridge.
 NODE_ADDRESS = "198.18.0.1"
 NODE_NETWORK = "198.18.0.1/17"
 POD_NETWORK = "198.18.128.0/17"
+SECOND_NODE_NETWORK = "198.18.0.2/17"
+SECOND_POD_NETWORK = "198.18.32.0/19"
+SECOND_KUBELET_PORT = 10260
+SECOND_HEALTH_PORT = 10258
 SERVICE_NETWORK = "198.19.0.0/16"
 KUBERNETES_SERVICE = "198.19.0.1"
 
@@ -23,13 +28,16 @@ KUBERNETES_SERVICE = "198.19.0.1"
 # nothing, while 198.18.0.1 may be somebody else's machine out there.
 API = "https://127.0.0.1:6443"
 REGISTRY = "127.0.0.1:5000"
-KWOK = "127.0.0.1:10247"
+KWOK_PORT = 10247
 MADE_UP = "trainyard.io/made-up"
 """Label and taint of nodes that do not exist."""
+MADE_UP_NETWORK = "198.18.64.0/18"
+"""Addresses of their pods: all are this machine's own, so whoever listens here answers for each of them."""
 PAUSE_IMAGE = "localhost/pause:1"
 
 CGROUP = "trainyard"
 """The cgroup of all pods, below which nothing is but them."""
+SECOND_CGROUP = f"{CGROUP}/{SECOND_NODE}"
 
 
 @dataclass(frozen=True)
@@ -141,16 +149,75 @@ def parts(home: Home) -> tuple[Part, ...]:
 
 
 def kwok(home: Home) -> Part:
-    """Plays the kubelet of nodes that do not exist: a part that only `kwok N` starts."""
+    """Plays the kubelet of nodes that do not exist: a part that only `kwok N` starts.
+
+    The API server asks it for the logs of their pods.
+    """
     command = (
         str(home.bin / "kwok"),
         f"--kubeconfig={home.kubeconfig}",
         f"--config={home.kwok_stages}",
+        f"--config={home.kwok_logs}",
         f"--manage-nodes-with-label-selector={MADE_UP}=true",
-        f"--server-address={KWOK}",
+        f"--cidr={MADE_UP_NETWORK}",
+        f"--node-ip={NODE_ADDRESS}",
+        f"--node-port={KWOK_PORT}",
+        f"--server-address=0.0.0.0:{KWOK_PORT}",
+        f"--tls-cert-file={home.pki / 'api.crt'}",
+        f"--tls-private-key-file={home.pki / 'api.key'}",
         "--node-lease-duration-seconds=200",
     )
-    return Part("kwok", command, f"http://{KWOK}/healthz")
+    return Part("kwok", command, f"http://127.0.0.1:{KWOK_PORT}/healthz")
+
+
+def second_node(home: Home) -> tuple[Part, Part]:
+    """Containerd and kubelet of a second node, which only `nodes 2` starts."""
+    second = home.second
+    kubelet = (
+        str(home.bin / "kubelet"),
+        f"--config={second.config / 'kubelet.json'}",
+        f"--kubeconfig={home.kubeconfig}",
+        f"--root-dir={second.kubelet}",
+        f"--hostname-override={SECOND_NODE}",
+        f"--node-ip={SECOND_NODE_NETWORK.partition('/')[0]}",
+    )
+    config = f"--config={second.config / 'containerd.toml'}"
+    return (
+        Part("containerd-2", ("containerd", config), f"unix:{second.containerd_socket}"),
+        Part("kubelet-2", kubelet, f"http://127.0.0.1:{SECOND_HEALTH_PORT}/healthz"),
+    )
+
+
+def second_node_files(home: Home) -> dict[Path, str]:
+    """Its configuration: another's ports, addresses, folders and cgroup on the same machine."""
+    second = home.second
+    kubelet = _kubelet(home) | {
+        "cgroupRoot": f"/{SECOND_CGROUP}",
+        "containerRuntimeEndpoint": f"unix://{second.containerd_socket}",
+        "port": SECOND_KUBELET_PORT,
+        "healthzPort": SECOND_HEALTH_PORT,
+        # A kubelet removes the logs of pods that it does not know.
+        "podLogsDir": str(second.live / "pod-logs"),
+    }
+    return {
+        second.config / "containerd.toml": _containerd(second),
+        second.config / "cni/10-bridge.conflist": _json(
+            _pod_network(second, "cni1", SECOND_POD_NETWORK)
+        ),
+        second.config / "kubelet.json": _json(kubelet),
+    }
+
+
+def kwok_logs(home: Home) -> str:
+    """All containers of made up pods say what lies in one file, in the format of a container runtime."""
+    return _json(
+        {
+            "apiVersion": "kwok.x-k8s.io/v1alpha1",
+            "kind": "ClusterLogs",
+            "metadata": {"name": "all"},
+            "spec": {"logs": [{"logsFile": str(home.made_up_log)}]},
+        }
+    )
 
 
 FROM_DEBIAN = ("etcd", "containerd", "docker-registry")
@@ -206,16 +273,16 @@ state = "{home.containerd_state}"
 """
 
 
-def _pod_network(home: Home) -> dict[str, object]:
+def _pod_network(home: Home, name: str = "cni0", network: str = POD_NETWORK) -> dict[str, object]:
     bridge = {
         "type": "bridge",
-        "bridge": "cni0",
+        "bridge": name,
         "isGateway": True,
         "ipMasq": False,
         "hairpinMode": True,
         "ipam": {
             "type": "host-local",
-            "ranges": [[{"subnet": POD_NETWORK}]],
+            "ranges": [[{"subnet": network}]],
             "routes": [{"dst": "0.0.0.0/0"}],
             "dataDir": str(home.cni),
         },

@@ -83,6 +83,33 @@ def test_what_is_optional_does_not_make_another_cluster() -> None:
     assert set(build.OPTIONAL) < {tools.name for tools in build.tool_sets()}
 
 
+def test_two_nodes_share_a_machine_and_nothing_else() -> None:
+    first = {path.name: text for path, text in parts.config_files(HOME).items()}
+    second = {path.name: text for path, text in parts.second_node_files(HOME).items()}
+    for name in ("kubelet.json", "10-bridge.conflist"):
+        mine, other = (flat(json.loads(files[name])) for files in (first, second))
+        differs = {key for key in mine.keys() | other.keys() if mine.get(key) != other.get(key)}
+        assert {key.rpartition(".")[2] for key in differs} == OWN[name]
+
+
+OWN = {
+    "kubelet.json": {
+        "cgroupRoot", "containerRuntimeEndpoint", "port", "healthzPort", "podLogsDir"
+    },
+    "10-bridge.conflist": {"bridge", "subnet", "dataDir"},
+}  # fmt: skip
+
+
+def flat(value: object, path: str = "") -> dict[str, object]:
+    """Each leaf by its path."""
+    pairs = value.items() if isinstance(value, dict) else enumerate(value)  # type: ignore[arg-type]
+    found: dict[str, object] = {}
+    for key, inner in pairs:
+        where = f"{path}.{key}"
+        found |= flat(inner, where) if isinstance(inner, dict | list) else {where: inner}
+    return found
+
+
 def test_a_changed_setting_or_program_is_another_cluster() -> None:
     same = parts.fingerprint(HOME, "programs")
     assert same == parts.fingerprint(HOME, "programs")

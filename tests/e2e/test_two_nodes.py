@@ -1,0 +1,93 @@
+"""Two real nodes: a run spans both, and goes on without the one that is lost."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+from conftest import Ended, Object, Team, get, kubectl, run, wait_for
+
+PREFERRED = "trainyard.io/e2e-last=resort:PreferNoSchedule"
+LONG = ("examples/digits.yaml", "--workers", "2", "--name", "spread", "--detach")
+SETTINGS = ("train.model.image_size=16", "train.epochs=40", "checkpoint.every_s=5")
+
+
+def cluster(*arguments: str) -> Ended:
+    """The test cluster's own command."""
+    return run(sys.executable, "tests/cluster/cluster.py", *arguments)
+
+
+@pytest.fixture(scope="module")
+def second_node() -> Iterator[str]:
+    """Workers prefer it to the first one."""
+    made = cluster("nodes", "2")
+    if made.returncode != 0:
+        pytest.skip("only the cluster of tests/cluster has a node that can be lost")
+    kubectl("taint", "node", "node-1", PREFERRED, "--overwrite")
+    yield "node-2"
+    kubectl("taint", "node", "node-1", f"{PREFERRED}-")
+    cluster("nodes", "1")
+
+
+@pytest.fixture(scope="module")
+def team(
+    make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFactory, second_node: str
+) -> Team:
+    team = make_team("two-nodes")
+    on_first = {"kubernetes.io/hostname": "node-1"}
+    team.install(tmp_path_factory.mktemp("values"), head__nodeSelector=on_first)
+    return team
+
+
+def nodes_of(team: Team, node_type: str) -> list[str]:
+    pods = team.pods(cluster=cluster_of(team), node_type=node_type)
+    return [pod["spec"].get("nodeName", "") for pod in pods if is_running(pod)]
+
+
+def cluster_of(team: Team) -> str:
+    (job,) = team.rayjobs()
+    name: str = job["status"].get("rayClusterName", "")
+    return name
+
+
+def is_running(pod: Object) -> bool:
+    running: bool = pod["status"]["phase"] == "Running"
+    return running
+
+
+def progress_of(team: Team) -> Object:
+    progress: Object | None = team.status("spread")["submissions"][-1]["progress"]
+    return progress or {"step": 0, "epoch": 0}
+
+
+def test_a_run_goes_on_when_the_node_of_its_workers_is_lost(team: Team, second_node: str) -> None:
+    options = [option for setting in SETTINGS for option in ("--set", setting)]
+    submitted = team.trainyard("submit", *LONG, *options)
+    assert submitted.returncode == 0, submitted.stderr
+    wait_for("some epochs are trained", lambda: progress_of(team)["epoch"] > 3)
+    assert nodes_of(team, "head") == ["node-1"]
+    assert nodes_of(team, "worker") == [second_node, second_node]
+    # What the head on one node reads was written by a worker on the other.
+    before = progress_of(team)["step"]
+
+    assert cluster("lose-node").returncode == 0
+    wait_for("it is noticed", lambda: not is_ready(second_node))
+    kubectl("delete", "node", second_node)  # as a cloud's controller does
+    watched = team.trainyard("watch", "spread")
+    assert watched.returncode == 0, watched.stderr
+    summary = team.status("spread")["summary"]
+    assert (summary["outcome"], summary["epochs"]) == ("succeeded", 40)
+    assert summary["resumed_from"] is not None
+    assert summary["steps"] > before
+    assert nodes_of(team, "worker") in ([], ["node-1", "node-1"])
+
+
+def test_a_node_that_comes_back_is_used_again(second_node: str) -> None:
+    assert cluster("nodes", "2").returncode == 0
+    assert is_ready(second_node)
+
+
+def is_ready(node: str) -> bool:
+    conditions = get("node", "default", node)["status"]["conditions"]
+    return {one["type"]: one["status"] for one in conditions}["Ready"] == "True"
