@@ -30,6 +30,9 @@ RAY_ENVIRONMENT = {
         )
     ),
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
+    # The next epoch's data tasks find their processes still there: a new one imports for seconds. Ray's
+    # own is 1 s. It counts where Ray is started, which on a cluster are the pods.
+    "RAY_idle_worker_killing_time_threshold_ms": "600000",
     # A data set may rest for longer than half an hour, in a long validation.
     "RAY_DATA_EXECUTION_NO_PROGRESS_TIMEOUT_S": "-1",
     # Without it a worker that hangs blocks the others for ever.

@@ -64,6 +64,9 @@ workerGroupSpecs:
             env:
               {{- include "trainyard.shape.rayEnv" $chart | nindent 14 }}
               - {name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, value: "60"}
+              {{- /* The next epoch's data tasks find their processes still there: a new one imports for
+              seconds. Ray's own is 1 s. */}}
+              - {name: RAY_idle_worker_killing_time_threshold_ms, value: "600000"}
   {{- end }}
 {{- end }}
 
