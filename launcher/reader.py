@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import re
+import shutil
 import tarfile
 import time
 import uuid
@@ -358,12 +359,24 @@ class _Stream(io.RawIOBase):
 
 
 def _unpack(archive: tarfile.TarFile, path: str, target: Path) -> list[Path]:
-    """Write the files of an archive below the target; a single file into it, or under its name."""
+    """Write the files of an archive below the target; a single file into it, or under its name.
+
+    What sends it runs the run's image, which is whose the run's is: it is not believed. Raises ClusterError
+    for links, devices, files with holes, and paths that lead away, before anything of them is written.
+    """
     written = []
     for entry in archive:
         place = PurePosixPath(entry.name)
-        if place.is_absolute() or ".." in place.parts or not entry.isfile():
-            raise ClusterError(f"the archive of {path} holds {entry.name}, which no run has")
+        # A hole is a few bytes on the way and as many as it says on the disk.
+        is_plain = entry.isfile() and not entry.issparse()
+        if place.is_absolute() or ".." in place.parts or not is_plain:
+            raise ClusterError(f"the archive of {path} holds {entry.name!r}, which no run has")
+        free = shutil.disk_usage(_existing(target)).free
+        if entry.size > free:
+            raise ClusterError(
+                f"{entry.name} has {entry.size:,} bytes, and {target} has room for {free:,}",
+                "Make room, or copy to another disk.",
+            )
         is_the_file = entry.name == PurePosixPath(path).name
         file = target if is_the_file and not target.is_dir() else target / place
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -374,3 +387,8 @@ def _unpack(archive: tarfile.TarFile, path: str, target: Path) -> list[Path]:
                 output.write(data)
         written.append(file)
     return written
+
+
+def _existing(path: Path) -> Path:
+    """The path itself, or the nearest folder above it that is there."""
+    return next(place for place in (path, *path.absolute().parents) if place.exists())

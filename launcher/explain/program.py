@@ -179,7 +179,7 @@ def overtaken(scene: Scene) -> Sign | None:
 def s3_denied(scene: Scene) -> Sign | None:
     """The bucket does not accept the run's keys, or does not let them read and write."""
     pattern = any_of(
-        "ACCESS_DENIED", "AccessDenied", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH",
+        "ACCESS_DENIED", "Access ?Denied", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH",
         "HTTP status 403",
         "XAdminUserNotFound", "INVALID_CLIENT_TOKEN_ID", "EXPIRED_TOKEN", "403 Forbidden",
     )  # fmt: skip

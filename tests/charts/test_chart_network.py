@@ -19,6 +19,7 @@ OPERATOR = Peer(namespace="kuberay-system", labels={"app.kubernetes.io/name": "k
 PROMETHEUS = Peer(namespace="monitoring", labels={"app": "prometheus"})
 DNS = Peer(namespace="kube-system", labels={"k8s-app": "kube-dns"})
 NODE_DNS = Peer(address="169.254.20.10")
+NODE = Peer(address="10.0.1.5")
 API_SERVER = Peer(address="10.0.0.10")
 MINIO = Peer(address="10.20.0.7")
 INTERNET = Peer(address="203.0.113.9")
@@ -61,12 +62,25 @@ def test_it_holds_for_every_pod_of_the_chart(on_claim):
     [
         (OTHER_RUN, 6379, True),
         (OTHER_RUN, 40123, True),
-        (NEIGHBOUR, 6379, False),
-        (OTHER_TEAM, 6379, False),
         (OPERATOR, 8265, True),
         (OPERATOR, 6379, False),
         (PROMETHEUS, 8080, False),
-        (INTERNET, 8265, False),
+        # A namespace may be called as the operator's and have no operator in it.
+        (Peer(namespace="kuberay", labels=OPERATOR.labels), 8265, False),
+        *(
+            (peer, port, False)
+            for peer in (
+                NEIGHBOUR,
+                OTHER_TEAM,
+                PROMETHEUS,
+                DNS,
+                NODE,
+                API_SERVER,
+                INTERNET,
+                METADATA,
+            )
+            for port in (22, 6379, 8265, 10001, 40123, 52365)
+        ),
     ],
 )
 def test_who_may_call_a_pod(on_claim, peer, port, may):
@@ -84,9 +98,15 @@ def test_who_may_call_a_pod(on_claim, peer, port, may):
         (DNS, 53, "TCP", True),
         (DNS, 8080, "TCP", False),
         (NODE_DNS, 53, "UDP", True),
+        (NODE, 10250, "TCP", False),
         (API_SERVER, 443, "TCP", False),
+        (API_SERVER, 6443, "TCP", False),
         (METADATA, 80, "TCP", False),
+        (METADATA, 443, "TCP", False),
         (INTERNET, 443, "TCP", False),
+        (INTERNET, 53, "TCP", False),
+        (OPERATOR, 443, "TCP", False),
+        (PROMETHEUS, 9090, "TCP", False),
     ],
 )
 def test_whom_a_worker_on_a_claim_may_call(on_claim, peer, port, protocol, may):

@@ -155,10 +155,70 @@ def test_what_is_not_there_cannot_be_copied(platform: Platform, tmp_path: Path) 
         )
 
 
-@pytest.mark.parametrize("name", ["../x", "/x"])
-def test_an_archive_stays_below_its_target(platform: Platform, tmp_path: Path, name: str) -> None:
+def hostile(entry: tarfile.TarInfo) -> FakeProcess:
+    """What an image of somebody else's may send: the entry, behind a file that is harmless."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w|") as tar:
+        tar.addfile(tarfile.TarInfo("harmless"), io.BytesIO())
+        tar.addfile(entry, io.BytesIO(bytes(entry.size) if entry.isfile() else b""))
+    return sent(packed.getvalue())
+
+
+def entry_of(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.linkname = kind, target
+    return entry
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        entry_of("../x"),
+        entry_of("a/../../x"),
+        entry_of("/x"),
+        entry_of("x", tarfile.SYMTYPE, "/etc/passwd"),
+        entry_of("x", tarfile.LNKTYPE, "harmless"),
+        entry_of("x", tarfile.CHRTYPE),
+        entry_of("x", tarfile.BLKTYPE),
+        entry_of("x", tarfile.FIFOTYPE),
+        entry_of("x", tarfile.DIRTYPE),
+    ],
+    ids=lambda entry: f"{entry.name} {entry.type!r}",
+)
+def test_an_archive_holds_plain_files_that_stay_below_the_target(
+    platform: Platform, tmp_path: Path, entry: tarfile.TarInfo
+) -> None:
+    target = tmp_path / "target"
     with pytest.raises(ClusterError, match="which no run has"):
-        copying(platform, sent(archive(**{name: b""}))).copy("", tmp_path)
+        copying(platform, hostile(entry)).copy("", target)
+    assert [path.name for path in tmp_path.rglob("*")] == ["target", "harmless"]
+
+
+def test_a_file_with_holes_is_refused_before_it_fills_the_disk(
+    platform: Platform, tmp_path: Path
+) -> None:
+    """GNU's sparse format: a terabyte of which no byte is sent."""
+    header = bytearray(entry_of("bomb", tarfile.GNUTYPE_SPARSE).tobuf(tarfile.GNU_FORMAT))
+    header[483:495] = b"%011o\0" % 2**32  # the size that it has unpacked
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    bomb = bytes(header) + bytes(2 * tarfile.BLOCKSIZE)
+    with tarfile.open(fileobj=io.BytesIO(bomb)) as archive:
+        assert [entry.issparse() for entry in archive] == [True]
+    with pytest.raises(ClusterError, match="which no run has"):
+        copying(platform, sent(bomb)).copy("", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_does_not_fit_is_refused_by_the_size_that_it_announces(
+    platform: Platform, tmp_path: Path
+) -> None:
+    entry = entry_of("huge")
+    entry.size = 2**60
+    bomb = entry.tobuf(tarfile.GNU_FORMAT) + bytes(2 * tarfile.BLOCKSIZE)
+    with pytest.raises(ClusterError, match=r"huge has 1,152,921,504,606,846,976 bytes"):
+        copying(platform, sent(bomb)).copy("", tmp_path / "new")
+    assert list(tmp_path.iterdir()) == []
 
 
 # Which pod has which rank.

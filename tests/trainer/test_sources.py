@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -497,6 +498,26 @@ def no_gz(folder: Path) -> Path:
     return folder
 
 
+def bomb_gz(folder: Path) -> Path:
+    """Half a gigabyte of zeros behind a header of three small images."""
+    path = made.write_idx(folder, "train", PIXELS[:3], LABELS[:3], is_packed=True)
+    begin = gzip.decompress(path.read_bytes())[:16]
+    packer = zlib.compressobj(wbits=31)
+    zeros = bytes(2**24)
+    with path.open("wb") as file:
+        file.write(packer.compress(begin))
+        for _ in range(32):
+            file.write(packer.compress(zeros))
+        file.write(packer.flush())
+    return folder
+
+
+def boasting_idx(folder: Path) -> Path:
+    path = made.write_idx(folder, "train", PIXELS[:3], LABELS[:3])
+    path.write_bytes(np.array([0x803, 2**32 - 1, 2**32 - 1, 2**32 - 1], ">u4").tobytes())
+    return folder
+
+
 def fewer_labels(folder: Path) -> Path:
     made.write_idx(folder, "train", PIXELS, LABELS)
     made.write_idx(folder / "other", "train", PIXELS[:5], LABELS[:5])
@@ -548,6 +569,8 @@ WRONG: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
         r"images-idx3-ubyte has 1,935 bytes, where 30 x 8 x 8",
     ),
     "a truncated gz": (truncated_gz, {}, r"images-idx3-ubyte.gz cannot be decompressed"),
+    "a bomb": (bomb_gz, {}, r"has more than 208 bytes, where 3 x 8 x 8 values make 208"),
+    "sizes that cannot be": (boasting_idx, {}, r"has 16 bytes, where 4294967295 x 4294967295"),
     "no gz": (no_gz, {}, r"images-idx3-ubyte.gz cannot be decompressed"),
     "the wrong magic": (swapped_idx, {}, r"begins with 0x00000801, where an idx file of images"),
     "fewer labels": (fewer_labels, {}, r"has 30 images, and .*-labels-idx1-ubyte has 5 labels"),

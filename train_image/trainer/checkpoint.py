@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import total_ordering
+from pickle import UnpicklingError
 from typing import Any
 
 from trainer import config as wanted
@@ -80,6 +81,25 @@ class Checkpoint:
 
 class Damaged(Exception):
     """A checkpoint that must not be used, and why."""
+
+
+def load(folder: RunFolder, path: str) -> dict[str, Any]:
+    """Tensors and plain values of a file, on the CPU. No code of the file's is run.
+
+    Raises RunError if it holds anything else: whoever can write into a run's folder could otherwise run
+    programs as whoever reads it.
+    """
+    import torch  # takes seconds, which a list of checkpoints need not wait for
+
+    data = io.BytesIO(folder.read(path))
+    try:
+        return torch.load(data, map_location="cpu", weights_only=True)
+    except (UnpicklingError, RuntimeError, EOFError) as error:
+        reason = str(error).splitlines()[0] if str(error) else "it is empty"
+        raise RunError(
+            f"{folder.show(path)} holds no weights that may be loaded: {reason}\n"
+            "       Nothing of it was run. It is damaged, or somebody else has written it."
+        ) from None
 
 
 class Checkpoints:
@@ -218,12 +238,12 @@ class Checkpoints:
 
     def load(self, name: str, file: str) -> dict[str, Any]:
         """A file's content; tensors on the CPU."""
-        data = self.folder.read(self.path(name, file))
-        if file.endswith(".json"):
-            return json.loads(data)
-        import torch
-
-        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        path = self.path(name, file)
+        return (
+            json.loads(self.folder.read(path))
+            if file.endswith(".json")
+            else load(self.folder, path)
+        )
 
     def delete(self, name: str) -> None:
         """The manifest goes first, so that half a removed checkpoint is none."""

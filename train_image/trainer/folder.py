@@ -17,12 +17,12 @@ import sys
 import tarfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, TypeVar
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
@@ -40,6 +40,17 @@ ASIDE = ".aside"
 NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK)
 """How a filesystem says that it has no links."""
 
+T = TypeVar("T")
+
+REQUESTS = 8
+"""How often a bucket is asked before an answer of 503 or a lost connection is an error: half a minute in all.
+pyarrow's own three times pass within a second."""
+
+PATIENCE_S = 120.0
+"""How long a bucket may refuse what it took before: expired keys are renewed, a policy is mended."""
+
+PATIENCE_POLL_S = 2.0
+
 SETTLE_S = 1.0
 """How long a new object rests before it is read back, where the store itself cannot refuse a second one."""
 
@@ -49,6 +60,7 @@ def open_filesystem(
     endpoint: str | None = None,
     *,
     names: tuple[str, str] = ("storage.path", "storage.endpoint"),
+    requests: int = REQUESTS,
 ) -> tuple[fs.FileSystem, str]:
     """The filesystem of a path, and that path in the filesystem's own words.
 
@@ -61,9 +73,12 @@ def open_filesystem(
                 f"{names[1]} = {endpoint} is not an address. "
                 "Write it as http://HOST:PORT or https://HOST:PORT."
             )
-        # Opened late, a small file is one request and not three.
+        # Opened late, a small file is one request and not three. A pickled one forgets its patience.
         store = fs.S3FileSystem(
-            scheme=scheme, endpoint_override=host.rstrip("/") or None, allow_delayed_open=True
+            scheme=scheme,
+            endpoint_override=host.rstrip("/") or None,
+            allow_delayed_open=True,
+            retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=requests),
         )
         return store, path.removeprefix("s3://").strip("/")
     if re.match(r"\w+://", path):
@@ -87,8 +102,10 @@ class RunFolder:
         self.is_local = isinstance(filesystem, fs.LocalFileSystem)
 
     @classmethod
-    def open(cls, path: str, name: str, endpoint: str | None = None) -> RunFolder:
-        filesystem, base = open_filesystem(path, endpoint)
+    def open(
+        cls, path: str, name: str, endpoint: str | None = None, *, requests: int = REQUESTS
+    ) -> RunFolder:
+        filesystem, base = open_filesystem(path, endpoint, requests=requests)
         return cls(filesystem, f"{base}/{name}", endpoint=endpoint)
 
     @property
@@ -272,7 +289,7 @@ class RunFolder:
                 endpoint=self.endpoint and self.endpoint.rstrip("/"),
                 region=self.filesystem.region,
                 client_options={"allow_http": True},  # the endpoint says what is spoken
-                retry_config={"max_retries": 3, "retry_timeout": timedelta(seconds=30)},
+                retry_config={"max_retries": REQUESTS, "retry_timeout": timedelta(seconds=40)},
             )
             obstore.put(store, key, content, mode="create")
         except AlreadyExistsError:
@@ -301,6 +318,26 @@ class RunFolder:
         finally:
             self.delete(trial)
         return "this store ignores the condition of a conditional write" if is_ignored else ""
+
+    def outlast(self, do: Callable[[], T]) -> T:
+        """What `do` returns; while a bucket refuses it, it is done again, for PATIENCE_S at most.
+
+        Only for what is done beside training: at its start a run should show an error at once. A disk that
+        is full or read-only stays so until somebody acts, and is asked once.
+        """
+        deadline = time.monotonic() + PATIENCE_S
+        is_said = False
+        while True:
+            try:
+                return do()
+            except OSError as error:
+                left_s = deadline - time.monotonic()
+                if self.is_local or left_s <= 0:
+                    raise
+                if not is_said:
+                    print(f"storage: trying again for {left_s:.0f} s: {error}", flush=True)
+                is_said = True
+                time.sleep(PATIENCE_POLL_S)
 
     def append(self, path: str, data: bytes | str) -> None:
         """Lengthen a file. An object store can only replace it: see `flush_interval_s`."""

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TextIO
@@ -49,7 +50,13 @@ class Output:
         trace: TracebackType | None,
     ) -> None:
         sys.stdout, sys.stderr = self._streams
-        self.flush()
+        try:
+            self.flush()
+        except OSError as trouble:  # no news beside how the program ends
+            print(
+                f"warning: the end of this log is not in the run's folder: {trouble}",
+                file=sys.stderr,
+            )
         if self._copy:
             self._copy.close()
 
@@ -65,15 +72,26 @@ class Output:
                 self._copy.flush()
 
     def flush(self, *, if_older_s: float = 0.0) -> None:
-        """Bring the run's file up to date, unless that was done a moment ago."""
+        """Bring the run's file up to date, unless that was done a moment ago.
+
+        Raises OSError; what could not be written then comes with the next flush.
+        """
         if self._folder is None or time.monotonic() - self._flushed < if_older_s:
             return
         with self._lock:
             text = self._pending.getvalue()
             self._pending = io.StringIO()
         self._flushed = time.monotonic()
-        if text:
+        if not text:
+            return
+        try:
             self._folder.append(self._path, text)
+        except OSError:
+            with self._lock:
+                newer = self._pending.getvalue()
+                self._pending = io.StringIO()
+                self._pending.write(text + newer)
+            raise
 
 
 class _Copied(io.TextIOBase):
@@ -125,14 +143,17 @@ class ProgressPrinter:
     def _poll(self) -> None:
         while not self._stop.wait(POLL_S):
             self._print()
-            self._output.flush(if_older_s=self._folder.flush_interval_s)
+            with suppress(OSError):  # the storage is away for a moment
+                self._output.flush(if_older_s=self._folder.flush_interval_s)
 
     def _print(self) -> None:
         try:
             text = self._folder.read(self._folder.progress)
-        except OSError:
-            # Not there yet, or the storage is away for a moment: the next second will tell.
+            attempt = json.loads(text)["attempt"]
+        except (OSError, ValueError):
+            # Not there yet, or the storage is away for a moment; or a bucket gave the beginning of one
+            # object and the end of the next. The next second will tell.
             return
-        if text != self._last and json.loads(text)["attempt"] == self._attempt:
+        if text != self._last and attempt == self._attempt:
             self._last = text
             print(f"progress {text.decode()}", flush=True)

@@ -22,6 +22,9 @@ from trainer.versions import versions
 NEEDED = ("bash", "python", "ray")
 """Programs that the operator and the entrypoint start."""
 
+REQUESTS = 3
+"""A probe tells how the storage is now: it does not wait for one to come back."""
+
 
 def probe(path: str, endpoint: str | None) -> dict[str, Any]:
     """What was found. Each step on the storage is `ok`, or says why not; later ones are then left out."""
@@ -37,7 +40,7 @@ def try_storage(path: str, endpoint: str | None) -> dict[str, str]:
     name = f".trainyard-probe-{uuid.uuid4().hex[:8]}"
     steps: dict[str, str] = {}
     try:
-        folder = RunFolder.open(path, name, endpoint)
+        folder = RunFolder.open(path, name, endpoint, requests=REQUESTS)
     except ConfigError as error:
         return {"open": str(error)}
     file, said = f"{folder.root}/probe.txt", f"written by {name}"

@@ -220,7 +220,7 @@ class Recorder:
     def flush(self) -> None:
         """Until all reports are written, as they must be before a checkpoint is."""
         self._last.result()
-        self._thread.submit(self._flush).result()
+        self._thread.submit(self.folder.outlast, self._flush).result()
 
     def close(self) -> None:
         self.flush()
@@ -233,8 +233,8 @@ class Recorder:
             del record["val_loss"], record["val_accuracy"]
         self._pending.append(to_json(record) + "\n")
         if time.monotonic() - self._flushed >= self.folder.flush_interval_s:
-            self._flush()
-        self._also(self.show(report) | record)
+            self.folder.outlast(self._flush)
+        self._also(self.folder.outlast(lambda: self.show(report)) | record)
 
     def _flush(self) -> None:
         if self._pending:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer.checkpoint import MODEL, STATE, Checkpoint, Checkpoints, Damaged
+from trainer.checkpoint import MODEL, STATE, Checkpoint, Checkpoints, Damaged, load
 from trainer.checkpoints import best_name, judge, newest_name, result_of
 from trainer.config import Model
 from trainer.data.parquet import Images, to_images
@@ -125,13 +124,10 @@ def _weights(checkpoints: Checkpoints, checkpoint: Checkpoint) -> dict[str, torc
 def _delivered(folder: RunFolder) -> Saved:
     try:
         facts = json.loads(folder.read(folder.model_facts))
-        weights = folder.read(folder.model)
+        weights = load(folder, folder.model)
     except FileNotFoundError:
         raise RunError(
             f"{folder.show(folder.root)} has not delivered a model yet: model.pt is missing.\n"
             "       Use --checkpoint last, or train the run to its end."
         ) from None
-    return Saved(
-        facts=facts,
-        weights=torch.load(io.BytesIO(weights), map_location="cpu", weights_only=True),
-    )
+    return Saved(facts=facts, weights=weights)

@@ -76,7 +76,7 @@ class TensorBoard:
             self._flush()
 
     def _flush(self) -> None:
-        self.folder.append(self.path, self.pending)
+        self.folder.outlast(lambda: self.folder.append(self.path, self.pending))
         self.pending, self.flushed = b"", self.now()
 
 

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -181,9 +181,12 @@ class _Records:
         contents = {MODEL: content["model"], STATE: content["state"]}
         if content["validation"]:
             contents[VALIDATION] = content["validation"].to_json()
-        self.fence.check()
         # A checkpoint whose metrics are missing could not be explained.
         self.recorder.flush()
+        self.checkpoints.folder.outlast(lambda: self._commit(content, contents))
+
+    def _commit(self, content: Record, contents: Record) -> None:
+        self.fence.check()
         name = self.checkpoints.save(
             content["trained"],
             attempt=self.fence.attempt,
@@ -229,9 +232,10 @@ def _stop_heard(folder: RunFolder, attempt: int) -> Iterator[Callable[[], bool]]
 
     def listen() -> None:
         while not ended.wait(STOP_POLL_S):
-            if folder.exists(folder.stop(attempt)):
-                heard.set()
-                return
+            with suppress(OSError):  # a bucket may be away for a moment: the next second will tell
+                if folder.exists(folder.stop(attempt)):
+                    heard.set()
+                    return
 
     thread = threading.Thread(target=listen, name="stop", daemon=True)
     thread.start()

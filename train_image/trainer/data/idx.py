@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import io
+import math
 import zlib
 from collections.abc import Callable
+from typing import IO
 
 import numpy as np
 import pyarrow as pa
@@ -97,28 +100,38 @@ def _find_labels(filesystem: fs.FileSystem, images_file: str) -> str:
 def _read(filesystem: fs.FileSystem, path: str, magic: int) -> tuple:
     """The sizes and then the bytes of an idx file. Raises ConfigError."""
     with filesystem.open_input_stream(path, compression=None) as stream:
-        data = stream.read()
-    if path.endswith(".gz"):
-        try:
-            data = gzip.decompress(data)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise ConfigError(f"{path} cannot be decompressed: {error}.") from error
-    found = int.from_bytes(data[:4], "big")
-    if len(data) < 4 or found != magic:
+        packed: IO[bytes] = io.BytesIO(stream.read())
+    try:
+        with gzip.open(packed) if path.endswith(".gz") else packed as content:
+            return _parse(content, path, magic)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ConfigError(f"{path} cannot be decompressed: {error}.") from error
+
+
+def _parse(content: IO[bytes], path: str, magic: int) -> tuple:
+    """Not more is unpacked than the file says that it holds. Raises ConfigError."""
+    begin = content.read(4)
+    if int.from_bytes(begin, "big") != magic or len(begin) < 4:
         raise ConfigError(
-            f"{path} begins with 0x{data[:4].hex()}, where an idx file of "
+            f"{path} begins with 0x{begin.hex()}, where an idx file of "
             f"{'images' if magic == IMAGES_MAGIC else 'labels'} begins with 0x{magic:08x}."
         )
     num_sizes = magic & 0xFF
     start = 4 + 4 * num_sizes
-    sizes = np.frombuffer(data[4:start].ljust(4 * num_sizes, b"\0"), ">u4").tolist()
-    right = start + int(np.prod(sizes))
-    if len(data) != right:
+    sizes = np.frombuffer(content.read(start - 4).ljust(4 * num_sizes, b"\0"), ">u4").tolist()
+    count = math.prod(sizes)
+    values = bytearray()
+    # Piece by piece: the sizes may be lies, and memory for them is asked for only as bytes come.
+    while data := content.read(min(2**20, count - len(values))):
+        values += data
+    has_more = bool(content.read(1))
+    if len(values) != count or has_more:
         raise ConfigError(
-            f"{path} has {len(data):,} bytes, where {' x '.join(map(str, sizes))} values make "
-            f"{right:,}. It is cut off or not an idx file of bytes."
+            f"{path} has {'more than ' if has_more else ''}{start + len(values):,} bytes, where "
+            f"{' x '.join(map(str, sizes))} values make {start + count:,}. "
+            "It is cut off or not an idx file of bytes."
         )
-    return *sizes, np.frombuffer(data, np.uint8, offset=start)
+    return *sizes, np.frombuffer(bytes(values), np.uint8)
 
 
 def _name(file: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from trainer.checkpoint import load
 from trainer.config import Model
 from trainer.data.on_device import ToInput
 from trainer.data.parquet import Prepared, decode
@@ -39,8 +39,7 @@ def predict(folder: RunFolder, model: Model, data: Prepared) -> list[Prediction]
     rows = varied(labels.tolist(), NUM_PREDICTIONS)
     pixels = read_pixels(data, rows)
     network = build_model(model).eval()
-    weights = io.BytesIO(folder.read(folder.model))
-    network.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
+    network.load_state_dict(load(folder, folder.model))
     with torch.inference_mode():
         to_input = ToInput(data.images, model.image_size, torch.device("cpu"))
         shares = network(to_input(torch.from_numpy(pixels))).softmax(dim=1)

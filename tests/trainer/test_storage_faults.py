@@ -1,0 +1,172 @@
+"""A bucket that answers 503, cuts lines, or refuses keys for a while: what is written is there once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tests.trainer.s3_proxy import Fault, Proxy, running_proxy
+from tests.trainer.s3_server import ALL, CREDENTIALS, Server, running_server
+from trainer import folder as folders
+from trainer import probe
+from trainer.folder import RunFolder
+from trainer.output import Output, ProgressPrinter
+
+ADA = {"AWS_ACCESS_KEY_ID": "ada", "AWS_SECRET_ACCESS_KEY": "ada-secret"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A bucket `runs`, and a user who may do what a run does there."""
+    with (
+        running_server(tmp_path_factory.mktemp("s3") / "server") as server,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        for name, value in (CREDENTIALS | ADA).items():
+            patch.setenv(name, value)
+        server.make_bucket("runs")
+        server.add_user(*ADA.values())
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def allowed(server: Server) -> None:
+    server.allow("runs", "ada", *ALL)
+
+
+@pytest.fixture
+def proxy(server: Server) -> Iterator[Proxy]:
+    with running_proxy(server.address) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def folder(proxy: Proxy, request: pytest.FixtureRequest) -> RunFolder:
+    name = hashlib.sha256(request.node.name.encode()).hexdigest()[:8]
+    return RunFolder.open("s3://runs", name, f"http://{proxy.address}")
+
+
+@pytest.mark.parametrize("fault", ["503", "reset", "cut"])
+def test_requests_that_fail_are_made_again_and_change_nothing(
+    proxy: Proxy, folder: RunFolder, fault: Fault
+) -> None:
+    path = f"{folder.root}/file"
+    data = bytes(range(256)) * 100
+    proxy.fail(fault, times=2)
+    folder.write(path, data)
+    proxy.fail(fault, times=2)
+    folder.append(path, data)
+    proxy.fail(fault, times=2)
+    assert folder.read(path) == data * 2
+    proxy.fail(fault, times=2)
+    assert folder.create(f"{folder.root}/claim", "mine")
+    proxy.fail(fault, times=2)
+    assert folder.files() == ["claim", "file"]
+    assert proxy.struck == 10
+
+
+def test_keys_that_have_expired_are_waited_for_until_they_are_renewed(
+    server: Server, folder: RunFolder, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    refused = threading.Event()
+
+    def renew(seconds: float) -> None:
+        refused.set()
+        server.change_secret(*ADA.values())
+
+    monkeypatch.setattr(folders.time, "sleep", renew)
+    server.change_secret("ada", "another-secret")
+    folder.outlast(lambda: folder.append(f"{folder.root}/log", "a line\n"))
+    assert refused.is_set()
+    assert folder.read(f"{folder.root}/log") == b"a line\n"
+    said = capsys.readouterr().out
+    assert said.startswith("storage: trying again for 120 s: ")
+    assert "AWS Error ACCESS_DENIED" in said
+
+
+def test_patience_ends_with_the_bucket_s_own_words(
+    server: Server, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "PATIENCE_S", 0.0)
+    server.allow("runs", "ada", "s3:ListBucket")
+    with pytest.raises(OSError, match="ACCESS_DENIED"):
+        folder.outlast(lambda: folder.write(f"{folder.root}/log", "a line\n"))
+
+
+def test_a_log_that_could_not_be_kept_is_kept_later(
+    server: Server, folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder.log(1)
+    with Output() as output:
+        output.keep_in(folder, path)
+        print("first")
+        server.allow("runs", "ada", "s3:ListBucket")
+        with pytest.raises(OSError, match="ACCESS_DENIED"):
+            output.flush()
+        print("second")
+        server.allow("runs", "ada", *ALL)
+    assert folder.read(path) == b"first\nsecond\n"
+
+
+def test_a_log_whose_end_cannot_be_kept_is_no_error_of_the_program(
+    server: Server, folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Output() as output:
+        output.keep_in(folder, folder.log(1))
+        print("lost")
+        server.allow("runs", "ada", "s3:ListBucket")
+    assert "warning: the end of this log is not in the run's folder" in capsys.readouterr().err
+
+
+def test_progress_that_is_half_one_object_and_half_the_next_is_passed_over(
+    folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An object that is replaced between two requests of one read."""
+    whole = json.dumps({"attempt": 1, "step": 7})
+    with Output() as output:
+        for text in (whole + "99}", whole):
+            folder.write(folder.progress, text)
+            with ProgressPrinter(folder, output, attempt=1):
+                pass  # it looks once more at its end
+    assert capsys.readouterr().out == f"progress {whole}\n"
+
+
+# What a probe says of a bucket that does not let a run do all that it needs.
+
+
+@pytest.mark.parametrize(
+    ("missing", "step", "said"),
+    [
+        ("s3:PutObject", "write", "ACCESS_DENIED during PutObject"),
+        ("s3:GetObject", "read", "ACCESS_DENIED during HeadObject"),
+        ("s3:ListBucket", "list", "ACCESS_DENIED during ListObjectsV2"),
+        ("s3:DeleteObject", "delete", "Access Denied"),
+    ],
+)
+def test_a_policy_that_lacks_an_action_fails_in_that_step(
+    server: Server, missing: str, step: str, said: str
+) -> None:
+    server.allow("runs", "ada", *(action for action in ALL if action != missing))
+    steps = probe.try_storage("s3://runs/probes", server.endpoint)
+    assert list(steps)[-1] == step
+    assert said in steps[step]
+    assert set(list(steps.values())[:-1]) <= {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("key", "secret", "said"),
+    [("ada", "wrong", "SIGNATURE_DOES_NOT_MATCH"), ("nobody", "x", "INVALID_ACCESS_KEY_ID")],
+)
+def test_a_wrong_key_is_said_and_not_shown(
+    server: Server, monkeypatch: pytest.MonkeyPatch, key: str, secret: str, said: str
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", f"{secret}-canary")
+    steps = probe.try_storage("s3://runs/probes", server.endpoint)
+    assert said in steps["write"]
+    assert "canary" not in json.dumps(steps)
