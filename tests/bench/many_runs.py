@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import kubernetes
+
 from launcher.cluster import Cluster
 from launcher.commands.options import objects_of
 from launcher.config import load_run
@@ -96,12 +98,16 @@ def fill(count: int, nodes: int) -> None:
     """So many runs, each with its pods."""
     kubectl("create", "namespace", NAMESPACE)
     cluster = Cluster(NAMESPACE)
+    kubernetes.config.load_kube_config()
+    statuses = kubernetes.client.CustomObjectsApi()
     jobs = rayjobs(count)
 
     def start(number: int) -> None:
         job = jobs[number]
         name = cluster.create(job)["metadata"]["name"]
-        cluster.patch("RayJob", name, {"status": status_of(job, number)}, "status")
+        statuses.patch_namespaced_custom_object_status(
+            "ray.io", "v1", NAMESPACE, "rayjobs", name, {"status": status_of(job, number)}
+        )
         for pod in pods(job, number, nodes):
             cluster.create(pod)
 
