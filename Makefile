@@ -113,7 +113,7 @@ stop: setup ## Stop RUN; it resumes with the next deploy
 
 ##@ A real Kubernetes on this machine (root, Linux)
 
-.PHONY: cluster cluster-build cluster-up cluster-down e2e
+.PHONY: cluster cluster-build cluster-up cluster-down e2e drills
 cluster: cluster-up ## Build and start it, with the operator, the image and the platform in it
 	@$(MAKE) --no-print-directory image push platform
 
@@ -130,11 +130,14 @@ cluster-down: ## Stop exactly what `cluster` started
 e2e: setup ## Prove the whole way on a real cluster: this one, or the one of KUBECONFIG
 	@$(if $(OTHER_CLUSTER),$(if $(filter 127.0.0.1:%,$(IMAGE)),$(error KUBECONFIG names a cluster of yours: say with IMAGE= where its nodes can pull the image)),$(MAKE) --no-print-directory cluster-up)
 	@$(MAKE) --no-print-directory image push
-	$(IN_CLUSTER) $(BIN)/pytest tests/e2e --e2e --timeout 900 --durations 0 --durations-min 5 --image $(IMAGE)
+	$(IN_CLUSTER) $(BIN)/pytest tests/e2e --e2e -m "not drills" --timeout 900 --durations 0 --durations-min 5 --image $(IMAGE)
+
+drills: setup cluster-up image push ## Strike small runs with every fault there; build/drills.json has what that cost
+	$(IN_CLUSTER) $(BIN)/pytest tests/e2e/test_drills.py --e2e --timeout 1500 --durations 0 --image $(IMAGE)
 
 ##@ The project itself
 
-.PHONY: golden lock bench clean
+.PHONY: golden lock bench fault-table clean
 golden: setup ## Rewrite the golden files, the packaged platform and the JSON Schemas
 	$(BIN)/python -m tests.golden.golden
 
@@ -144,6 +147,9 @@ lock: ## Compile the locked requirements from pyproject.toml
 
 bench: setup ## Measure speed, start-up and memory, as docs/performance.md says:  make bench BENCH=training
 	$(BIN)/python -m tests.bench $(BENCH)
+
+fault-table: setup ## Take the results of `make drills` over into docs/faults.md and the README
+	$(BIN)/python -m tests.e2e.fault_table build/drills.json
 
 clean: ## Remove what `setup` made
 	rm -rf .venv build dist

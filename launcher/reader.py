@@ -13,7 +13,7 @@ import tarfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
@@ -93,7 +93,7 @@ class Folder:
     ) -> None:
         self.run = run
         self._cluster = cluster
-        self._storage = platform.storage
+        self._platform = platform
         self._pod = pod
         self._container = container
 
@@ -110,6 +110,25 @@ class Folder:
                 source = archive.extractfile(entry)
                 found.append(b"" if source is None else source.read())
         return found[0].decode(errors="replace") if found else None
+
+    def records(self, file: str) -> list[Object]:
+        """The records of a file with one JSON object per line, without a last line that was cut off."""
+        records: list[Object] = []
+        for line in (self.read(file) or "").splitlines():
+            with suppress(ValueError):
+                records.append(json.loads(line))
+        return records
+
+    def sum(self, file: str) -> str | None:
+        """SHA-256 of a file, or None if it is not there."""
+        with self._command(file, "--sum") as process:
+            stream = _Stream(process)
+            text = stream.read().decode().strip()
+            return text if self._check(process, stream.errors) else None
+
+    def sibling(self, run: str) -> Folder:
+        """The folder of another run, through the same pod."""
+        return Folder(self._cluster, self._platform, run, self._pod, self._container)
 
     def workers(self) -> list[Object]:
         """Where each rank of the last attempt runs, or ran."""
@@ -193,7 +212,13 @@ class Folder:
         return self._program("folder", *options, self.run, *([file] if file else []))
 
     def _program(self, module: str, *words: str) -> Any:
-        command = ["python", "-m", f"trainer.{module}", *storage_options(self._storage), *words]
+        command = [
+            "python",
+            "-m",
+            f"trainer.{module}",
+            *storage_options(self._platform.storage),
+            *words,
+        ]
         return self._cluster.execute(self._pod, self._container, command, stdin=True)
 
     def _check(self, process: Process, errors: str) -> bool:

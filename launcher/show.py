@@ -16,6 +16,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column, Table
 
 from launcher.capacity import GpuNode, Holder
+from launcher.drill.report import Report
+from launcher.drill.timeline import Recovery
 from launcher.reasons import Reason
 from launcher.watch import ENDED, PROGRESS, SUMMARY, Phase, Sight, record_of
 
@@ -110,6 +112,44 @@ def holder_text(holder: Holder) -> str:
     """`run digits (team/digits-abc-worker): 8`, or the pod alone where no run of ours has it."""
     pod = f"{holder.namespace}/{holder.pod}"
     return f"{f'run {holder.run} ({pod})' if holder.run else pod}: {int(holder.amount)}"
+
+
+def drill_table(report: Report) -> None:
+    """What a drill has shown, and what its user saw meanwhile."""
+    recovery = report.recovery
+    weights = {True: "equal", False: "DIFFERENT", None: "-"}[report.has_equal_weights]
+    rows = [
+        ("scenario", report.scenario),
+        ("recovered", "yes" if report.is_recovered else f"NO: {report.why_not}"),
+        ("struck at step", str(report.struck_at_step)),
+        ("steps lost", _with_seconds(recovery)),
+        ("noticed after", f"{_seconds(recovery.noticed_s)} by {recovery.noticed_by}"),
+        ("training again after", _seconds(recovery.again_s)),
+        *((f"- {what}", _seconds(seconds)) for what, seconds in recovery.phases.items()),
+        ("attempts", str(report.attempts)),
+        ("worker groups", str(report.worker_groups)),
+        ("weights as without it", weights),
+        ("left behind", ", ".join(report.left_behind) or "nothing"),
+        ("verdict", "passed" if report.is_passed else "; ".join(report.missed) or "FAILED"),
+    ]
+    table(("", ""), rows)
+    print()
+    table(
+        ("after", "phase", "step", "message"),
+        [
+            (_seconds(each.time), each.phase, str(each.step or "-"), each.message)
+            for each in report.seen
+        ],
+    )
+
+
+def _with_seconds(recovery: Recovery) -> str:
+    seconds = recovery.seconds_lost
+    return str(recovery.steps_lost) + ("" if seconds is None else f" ({seconds:.1f} s of training)")
+
+
+def _seconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.1f} s"
 
 
 def clock_text(seconds: float) -> str:

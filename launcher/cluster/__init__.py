@@ -117,14 +117,28 @@ class Cluster:
             content_type="application/merge-patch+json",
         )
 
-    def delete(self, kind: str, name: str) -> None:
-        """Have the object deleted, dependants in the background; nothing if it is gone already."""
-        body = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
+    def delete(self, kind: str, name: str, *, grace_s: int | None = None) -> None:
+        """Have the object deleted, dependants in the background; nothing if it is gone already.
+
+        A pod gets so long to end, by default as long as it asks for; 0 forgets it at once.
+        """
+        body: Object = {
+            "kind": "DeleteOptions",
+            "apiVersion": "v1",
+            "propagationPolicy": "Background",
+        }
+        body |= {} if grace_s is None else {"gracePeriodSeconds": grace_s}
         try:
             self._connection.json("DELETE", self._path(kind, name), body=body)
         except ClusterError as error:
             if error.reason != "NotFound":
                 raise
+
+    def evict(self, pod: str) -> None:
+        """Have a pod deleted as a drained node does it: a budget of disruptions may refuse."""
+        metadata = {"name": pod, "namespace": self.namespace}
+        body = {"kind": "Eviction", "apiVersion": "policy/v1", "metadata": metadata}
+        self._connection.json("POST", f"{self._path('Pod', pod)}/eviction", body=body)
 
     def watch(
         self,

@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from launcher.commands import (
     check,
     diff,
+    drill,
     explain,
     files,
     gpus,
@@ -57,6 +58,7 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
         "suspend": steer.suspend,
         "resume": steer.resume,
         "delete": steer.delete,
+        "drill": drill.drill,
     },
     "What is there": {
         "list": look.list_runs,

@@ -24,6 +24,7 @@ from launcher.platform import Platform, load_platform, parse_platform
 from launcher.reader import NO_SUCH_FILE
 from launcher.render import render_job
 from launcher.watch import HEAD_CONTAINER
+from tests.e2e import fault_table
 from trainer.config import CONFIG_VARIABLE, read_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -187,6 +188,7 @@ def test_the_readmes_tree_names_every_module_and_template() -> None:
     rooms = (
         "launcher/*.*",
         "launcher/commands/*.py",
+        "launcher/drill/*.py",
         "launcher/rules/*.py",
         "launcher/explain/*.py",
         "train_image/trainer/**/*.py",
@@ -199,6 +201,14 @@ def test_the_readmes_tree_names_every_module_and_template() -> None:
         if file.name != "__init__.py"
     }
     assert files - set(readme_tree()) == set()
+
+
+def test_the_table_of_faults_is_what_the_drills_have_shown() -> None:
+    results = fault_table.load()
+    repair = "run `make fault-table`"
+    assert fault_table.PAGE.read_text() == fault_table.page(results), repair
+    readme = fault_table.README.read_text()
+    assert readme == fault_table.readme(readme, results), repair
 
 
 @pytest.mark.parametrize(

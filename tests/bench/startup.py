@@ -28,7 +28,8 @@ LOOK_S = 0.02
 PHASES = {
     "launcher": "`trainyard` until its program runs",
     "import": "Python and its imports",
-    "prepare": "checks, lease, data",
+    "lease": "checks, lease",
+    "prepare": "data",
     "ray": "Ray starts",
     "workers": "worker group starts",
     "model": "place in the run, model, process group",

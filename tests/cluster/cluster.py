@@ -21,6 +21,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import build
 import machine
@@ -417,15 +418,59 @@ def lose_second_node(home: Home) -> None:
 
 def restart(home: Home, name: str) -> None:
     """End one part and start it again, as an upgrade or a crash would; what it serves is away meanwhile."""
+    stop_part(home, name)
+    start_part(home, name)
+
+
+def stop_part(home: Home, name: str) -> None:
+    """End one part; its pods, its data and its place among the parts stay."""
+    Ledger(home.ledger).stop([_part(home, name).name])
+    say(f"{name} is away")
+
+
+def start_part(home: Home, name: str) -> None:
+    """Start a part that was stopped, or crashed."""
+    part, ledger = _part(home, name), Ledger(home.ledger)
+    process = ledger.find(name)
+    with inside_namespace():
+        if process is None or not process.is_alive():
+            ledger.start(name, part.command, home.log(name), home.root)
+        wait_for_part(home, ledger, part, 90)
+    say(f"{name} is back")
+
+
+def _part(home: Home, name: str) -> Part:
     every = {part.name: part for part in parts(home)}
     if name not in every:
         raise ClusterError(f"there is no part {name}\n       there are: {', '.join(every)}")
-    ledger = Ledger(home.ledger)
-    ledger.stop([name])
-    with inside_namespace():
-        ledger.start(name, every[name].command, home.log(name), home.root)
-        wait_for_part(home, ledger, every[name], 90)
-    say(f"{name} is back")
+    return every[name]
+
+
+def cut(address: str, other: str) -> None:
+    """Let no packet pass between a pod and another address, by a rule in the pod's own network namespace."""
+    with network_of(address) as inside:
+        for chain, side in (("INPUT", "--source"), ("OUTPUT", "--destination")):
+            run(*inside, "iptables", "--wait", "-A", chain, side, other, "--jump", "DROP")
+    say(f"pod {address} is cut off from {other}")
+
+
+def heal(address: str) -> None:
+    """Take back what `cut` did to a pod: it has no rules but those."""
+    with network_of(address) as inside:
+        run(*inside, "iptables", "--wait", "--flush")
+    say(f"pod {address} is cut off from nobody")
+
+
+@contextmanager
+def network_of(address: str) -> Iterator[tuple[str, ...]]:
+    """What runs a command in the network namespace of the pod with this address."""
+    for namespace in Path("/run/netns").glob("cni-*"):
+        inside = ("nsenter", f"--net={namespace}")
+        shown = subprocess.run([*inside, "ip", "-4", "-oneline", "address"], capture_output=True)
+        if f" {address}/".encode() in shown.stdout:
+            yield inside
+            return
+    raise ClusterError(f"no pod has the address {address}")
 
 
 # --- common
@@ -497,6 +542,17 @@ def main(arguments: Sequence[str]) -> int:
     commands.add_parser("lose-node", help="the second node loses its power; its Node stays")
     again = commands.add_parser("restart", help="end one part and start it again")
     again.add_argument("part", help="its name, as in the table of `status`")
+    away = commands.add_parser("stop", help="end one part")
+    away.add_argument("part", help="its name, as in the table of `status`")
+    cutting = commands.add_parser(
+        "cut", help="let no packet pass between a pod and another address"
+    )
+    cutting.add_argument("address", help="of the pod")
+    cutting.add_argument("other", help="address of the other")
+    healing = commands.add_parser("heal", help="let all packets of a pod pass again")
+    healing.add_argument("address", help="of the pod")
+    back = commands.add_parser("start", help="start a part that was stopped")
+    back.add_argument("part", help="its name, as in the table of `status`")
     options = parser.parse_args(arguments)
     home = home_of(os.environ)
     # Debian's servers need programs that only root's own PATH has, which `su` and cron do not set.
@@ -519,6 +575,14 @@ def main(arguments: Sequence[str]) -> int:
                 down(home, options.purge)
             elif options.command == "restart":
                 restart(home, options.part)
+            elif options.command == "stop":
+                stop_part(home, options.part)
+            elif options.command == "cut":
+                cut(options.address, options.other)
+            elif options.command == "heal":
+                heal(options.address)
+            elif options.command == "start":
+                start_part(home, options.part)
             elif options.count < 0:
                 raise ClusterError(f"{options.count} is not a number\n       give 0 or more")
             elif options.command == "nodes":

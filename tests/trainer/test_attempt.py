@@ -249,7 +249,8 @@ def test_a_run_ends_with_model_report_and_summary(
     line = capsys.readouterr().out.splitlines()[-1]
     assert json.loads(line.removeprefix("summary ")) == found
     (record,) = read_lines(folder, folder.attempts)
-    assert record.keys() == {"attempt", "time", "resumed_from", "workers", "versions"}
+    told = {"attempt", "time", "resumed_from", "workers", "versions"}
+    assert record.keys() == told | {"began", "imports_s", "lease_s", "reached_step"}
     assert TrainerConfig.model_validate_json(folder.read(folder.run)) == config
 
 

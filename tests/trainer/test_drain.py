@@ -1,4 +1,4 @@
-"""A node that is taken away with a notice: saved before it goes, once, and without a failure on the bill."""
+"""A node that is taken away with a notice: left in time, with no step lost and no failure on the bill."""
 
 from __future__ import annotations
 
@@ -52,10 +52,17 @@ def test_a_notice_brings_a_checkpoint_and_the_run_goes_on_elsewhere(attempts: At
     output, _ = driver.communicate()
     assert driver.returncode == 0, output
 
-    # The same attempt has gone on, in a second group, from what was saved for the notice.
+    # The same attempt has gone on, in a second group, from where the first has left. Each has two lines: at
+    # its start, and after its first step.
     starts = read_records(config, "starts.jsonl")
-    assert [(start["attempt"], start["group"]) for start in starts] == [(1, 1), (1, 2)]
-    assert starts[1]["samples"] >= int(noticed[0][1:13])
+    places = [(start["attempt"], start["group"], "startup" in start) for start in starts]
+    assert places == [(1, 1, False), (1, 1, True), (1, 2, False), (1, 2, True)]
+    assert starts[2]["samples"] > int(noticed[0][1:13])
+    assert starts[2]["reached_step"] == starts[2]["step"]
+    assert f"all is saved up to step {starts[2]['step']}" in output
+    (left,) = read_records(config, "failures.jsonl")
+    assert (left["attempt"], left["group"], left["rank"]) == (1, 1, None)
+    assert starts[3]["startup"]["began"] == left["time"]
     assert read_json(config, "summary.json")["attempts"] == 1
     ended = [line for line in read_records(config, "metrics.jsonl") if line["kind"] == "epoch"]
     assert [line["epoch"] for line in ended] == list(range(1, 31))

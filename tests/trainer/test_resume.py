@@ -18,6 +18,7 @@ from trainer.folder import RunFolder
 from trainer.lease import Fence
 from trainer.progress import Trained, read_lines
 from trainer.resume import Start
+from trainer.startup import Startup
 
 
 def save(config: TrainerConfig, samples: int, fence: Fence) -> str:
@@ -63,11 +64,25 @@ def test_a_new_group_goes_on_from_the_newest_checkpoint_of_the_one_before(tmp_pa
     third = Group(config, attempt=2)
     assert (third.start, third.said) == (newest, [])
     folder = open_folder(config)
-    assert read_lines(folder, folder.starts) == [
-        {"attempt": 1, "group": 1, "samples": 0},
-        {"attempt": 1, "group": 2, "samples": 200},
-        {"attempt": 2, "group": 1, "samples": 300},
-    ]
+    starts = read_lines(folder, folder.starts)
+    places = [(each["attempt"], each["group"], each["samples"], each["step"]) for each in starts]
+    assert places == [(1, 1, 0, 0), (1, 2, 200, 20), (2, 1, 300, 30)]
+    assert [each["time"] for each in starts] == sorted(each["time"] for each in starts)
+
+
+def test_a_start_tells_how_far_the_one_before_had_come_and_once_more_how_long_it_took(
+    tmp_path: Path,
+) -> None:
+    config = small_config(tmp_path)
+    folder = open_folder(config)
+    Group(config, attempt=1).save(100)
+    folder.append(folder.metrics, '{"step": 14, "samples": 140}\n{"step": 15, "samples": 150}\n')
+    folder.write(folder.progress, '{"step": 17}')
+    second = Group(config, attempt=1)
+    resume.note_started(folder, second.fence, Startup(began=5.0, seconds={"workers": 2.0}))
+    told, again = read_lines(folder, folder.starts)[1:]
+    assert (told["step"], told["reached_step"]) == (10, 17)
+    assert again == told | {"startup": {"began": 5.0, "workers": 2.0}}
 
 
 @pytest.mark.parametrize("attempt", [1, 2], ids=["another group", "another attempt"])
@@ -151,13 +166,13 @@ def test_a_run_goes_on_from_the_newest_intact_checkpoint_and_says_so(
     folder = open_folder(config)
     good, bad = Group(config, attempt=1).save(100, 200)
     harm(folder, bad)
-    folder.append(folder.metrics, '{"samples": 100}\n{"samples": 150}\n')
+    folder.append(folder.metrics, '{"step": 10, "samples": 100}\n{"step": 15, "samples": 150}\n')
     second = Group(config, attempt=2)
     assert second.start == good
     (line,) = second.said
     assert line.startswith(f"checkpoint {bad} is passed over: {reason}")
     assert names(config) == [good]
-    assert read_lines(folder, folder.metrics) == [{"samples": 100}]
+    assert read_lines(folder, folder.metrics) == [{"step": 10, "samples": 100}]
     # What is trained again may be saved under any name.
     assert second.save(200) == ["s000000000200-a2.1"]
     assert Group(config, attempt=3).start == "s000000000200-a2.1"
@@ -176,7 +191,7 @@ def test_with_no_checkpoint_left_the_run_begins_anew(tmp_path: Path) -> None:
     folder = open_folder(config)
     for name in Group(config, attempt=1).save(100, 200):
         damage(folder, name)
-    folder.append(folder.metrics, '{"samples": 10}\n')
+    folder.append(folder.metrics, '{"step": 1, "samples": 10}\n')
     second = Group(config, attempt=2)
     assert second.start is None
     assert len(second.said) == 2

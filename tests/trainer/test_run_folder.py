@@ -310,6 +310,12 @@ def test_the_reader_packs_nothing_that_is_not_there(tmp_path: Path) -> None:
 def test_the_reader_removes_one_run_and_no_other(tmp_path: Path) -> None:
     for name in ("small", "small-2"):
         RunFolder.open(str(tmp_path), name).write(f"{tmp_path}/{name}/run.json", "{}")
+    known = hashlib.sha256((tmp_path / "small" / "run.json").read_bytes()).hexdigest()
+    assert (
+        read("--path", str(tmp_path), "--sum", "small", "run.json").stdout.strip() == known.encode()
+    )
+    assert read("--path", str(tmp_path), "--sum", "small", "nothing").returncode == NOT_FOUND
+    assert read("--path", str(tmp_path), "--sum", "small").returncode == 2
     assert read("--path", str(tmp_path), "--delete", "small", "run.json").returncode == 2
     assert read("--path", str(tmp_path), "--delete", "small").returncode == 0
     assert [path.name for path in tmp_path.iterdir()] == ["small-2"]

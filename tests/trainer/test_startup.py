@@ -53,5 +53,6 @@ def test_the_summary_tells_what_the_start_was_made_of(tmp_path: Path) -> None:
         baseline.run(config, output, {})
     folder = open_folder(config)
     startup = json.loads(folder.read(folder.summary))["startup"]
-    assert list(startup) == ["began", "prepare", "workers", "model", "first_batch", "first_step"]
+    phases = ["lease", "prepare", "workers", "model", "first_batch", "first_step"]
+    assert list(startup) == ["began", *phases]
     assert all(seconds >= 0 for seconds in startup.values())

@@ -155,22 +155,21 @@ def test_the_save_at_the_end_of_an_epoch_counts(every_epochs: int, next_save: li
 # Notices.
 
 
-def test_a_drain_notice_brings_a_save_when_it_comes_and_one_shortly_before_its_time() -> None:
+def test_a_drain_notice_brings_a_save_when_it_comes_and_one_with_which_the_machine_is_left() -> (
+    None
+):
     training = Training().go(3)
     training.leaves_at = training.seconds + 60.0
-    training.go(58)
-    first, last = training.steps_with(URGENT)
-    assert first == 4
+    training.go(51)
+    assert training.steps_with(URGENT) == [4]
     # Of its 60 s less than LAST_CALL_S are left.
-    assert last == 3 + 60 - LAST_CALL_S + 1
-    assert training.steps_with(NOTHING) == [
-        step for step in training.orders if step not in (first, last)
-    ]
+    assert training.steps_with(STOP) == [3 + 60 - LAST_CALL_S + 1]
+    assert training.steps_with(NOTHING) == [1, 2, 3, *range(5, 54)]
 
 
-def test_a_drain_notice_of_a_few_seconds_brings_one_save() -> None:
-    training = Training(leaves_at=LAST_CALL_S).go(20)
-    assert training.steps_with(URGENT) == [1]
+def test_a_machine_that_goes_within_seconds_is_left_at_once() -> None:
+    training = Training(leaves_at=LAST_CALL_S).go(1)
+    assert training.orders == {1: STOP}
 
 
 def test_a_second_notice_is_heard_once_the_first_is_withdrawn() -> None:

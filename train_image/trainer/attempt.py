@@ -22,7 +22,7 @@ from trainer.lease import Fenced, Lease
 from trainer.output import Output, ProgressPrinter
 from trainer.progress import SPENT, Length, Recorder, Trained, cleaned
 from trainer.saved import deliver
-from trainer.startup import Startup
+from trainer.startup import Startup, process_age_s
 from trainer.versions import versions
 from trainer.worker import Outcome, Task
 
@@ -40,6 +40,7 @@ def run(config: TrainerConfig, output: Output, fit: Fit) -> None:
     try:
         parameters = check(config, folder)
         with Lease.acquire(folder, say) as lease:
+            startup.reach("lease")
             attempt = lease.attempt
             output.keep_in(folder, folder.log(attempt))
             with explained(config, folder, attempt):
@@ -50,7 +51,7 @@ def run(config: TrainerConfig, output: Output, fit: Fit) -> None:
                 data = open_data(config, folder)
                 length = check_data(config, data)
                 start = resume.choose(folder)
-                record_attempt(config, folder, attempt, start)
+                record_attempt(config, folder, attempt, start, startup)
                 describe(config, folder, data, length, parameters, attempt, start)
 
                 trained = start.trained if start else Trained()
@@ -187,11 +188,19 @@ def describe(
 
 
 def record_attempt(
-    config: TrainerConfig, folder: RunFolder, attempt: int, start: Checkpoint | None
+    config: TrainerConfig,
+    folder: RunFolder,
+    attempt: int,
+    start: Checkpoint | None,
+    startup: Startup,
 ) -> None:
     record = {
         "attempt": attempt,
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "began": round(startup.began, 3),
+        "imports_s": round(process_age_s() - (time.time() - startup.began), 3),
+        "lease_s": round(startup.seconds["lease"], 3),
+        "reached_step": resume.reached_step(folder),
         "resumed_from": start.name if start else None,
         "workers": config.scaling.num_workers,
         "versions": versions(),

@@ -318,6 +318,9 @@ class Faults(Section):
     retries: NonNegativeInt = 2
     """New attempts on a new cluster after a failed one (RayJob's `backoffLimit`)."""
 
+    collective_timeout_s: PositiveNumber = 900.0
+    """How many seconds workers wait for each other, or for a sign of life of one, before they start over."""
+
 
 class Scaling(Section):
     """The numbers of the plan that the trainer needs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import shutil
@@ -35,10 +36,10 @@ RAY_ENVIRONMENT = {
     "RAY_idle_worker_killing_time_threshold_ms": "600000",
     # A data set may rest for longer than half an hour, in a long validation.
     "RAY_DATA_EXECUTION_NO_PROGRESS_TIMEOUT_S": "-1",
-    # Without it a worker that hangs blocks the others for ever.
-    "RAY_TRAIN_COLLECTIVE_TIMEOUT_S": "900",
     # How soon the end of training and a lost worker are noticed; the default is 2.
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+    # How soon workers hear that a node goes away; the default is 5, which is all the time that some have.
+    "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 for _name, _value in RAY_ENVIRONMENT.items():
@@ -50,7 +51,7 @@ import ray.train.torch  # noqa: E402
 import ray.util.metrics  # noqa: E402
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
-from trainer import attempt, gauges  # noqa: E402
+from trainer import attempt, failures, gauges  # noqa: E402
 from trainer.attempt import Stopped, fail_on_sigterm  # noqa: E402
 from trainer.config import DATA_CPUS, WORKER_RESOURCE, Scaling, TrainerConfig  # noqa: E402
 from trainer.data.batch import Batches  # noqa: E402
@@ -90,7 +91,7 @@ def fit(task: Task, folder: RunFolder, lease: Lease) -> Outcome:
     with ray_running(task.config.scaling) as scratch:
         task.startup.reach("ray")
         return aside(
-            lambda: run_workers(task, scratch),
+            lambda: run_workers(task, folder, scratch),
             ask_to_end=lambda: ask_to_stop(task, folder),
             tell=lambda outcome: print(f"{SAVED}{outcome.trained.step}", flush=True),
             check=lambda: lease.check() if lease.is_fenced else None,
@@ -137,9 +138,9 @@ def aside(
     return outcome.result()
 
 
-def run_workers(task: Task, scratch: Path) -> Outcome:
-    """Run the workers to their end, on a Ray that is large enough."""
-    config, scaling = task.config, task.config.scaling
+def run_workers(task: Task, folder: RunFolder, scratch: Path) -> Outcome:
+    """Run the workers to their end, on a Ray that is large enough; again where they had to leave a node."""
+    scaling = task.config.scaling
     wait_for_capacity(scaling, NODE_WAIT_S if "RAY_ADDRESS" in os.environ else 0.0)
     if scaling.use_gpu:
         check_gpus()
@@ -147,6 +148,25 @@ def run_workers(task: Task, scratch: Path) -> Outcome:
     if scaling.min_workers is not None:
         # So long an elastic group waits for a lost node before it goes on without it.
         os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "20")
+    # Without these a worker that hangs blocks the others for ever, or is nobody's concern if it is alone.
+    timeout_s = str(task.config.faults.collective_timeout_s)
+    os.environ["RAY_TRAIN_COLLECTIVE_TIMEOUT_S"] = timeout_s
+    os.environ["RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"] = timeout_s
+    for number in itertools.count(1):
+        outcome = fit_workers(task, scratch / f"train-{number}")
+        if not outcome.is_stopped or folder.exists(folder.stop(task.attempt)):
+            break
+        print(
+            f"a node goes away: its workers have left, all is saved up to step {outcome.trained.step}",
+            flush=True,
+        )
+        failures.note_leaving(folder, task.attempt)
+    return outcome
+
+
+def fit_workers(task: Task, storage: Path) -> Outcome:
+    """Run one worker group after another, until the run has ended or a group has left."""
+    config, scaling = task.config, task.config.scaling
     trainer = ray.train.torch.TorchTrainer(
         train_worker,
         train_loop_config={"task": task},
@@ -157,10 +177,12 @@ def run_workers(task: Task, scratch: Path) -> Outcome:
             use_gpu=scaling.use_gpu,
             resources_per_worker=worker_resources(scaling),
         ),
+        torch_config=ray.train.torch.TorchConfig(timeout_s=config.faults.collective_timeout_s),
         run_config=ray.train.RunConfig(
             name=f"{config.name}-a{task.attempt}",
             # Ray Train's own state must not outlive the attempt: ours lies in the run's folder.
-            storage_path=str(scratch / "train"),
+            storage_path=str(storage),
+            callbacks=[Failures(task)],
             failure_config=ray.train.FailureConfig(max_failures=config.faults.worker_failures),
             logging_config=ray.train.LoggingConfig(log_level="WARNING"),
         ),
@@ -175,6 +197,26 @@ def run_workers(task: Task, scratch: Path) -> Outcome:
             f"{type(cause).__name__}: {cause}"
         ) from error
     return Outcome.from_plain(result.return_value)
+
+
+class Failures(ray.train.UserCallback):
+    """Puts down and prints when workers have failed. Ray Train's controller has one."""
+
+    def __init__(self, task: Task) -> None:
+        self.config = task.config
+        self.attempt = task.attempt
+
+    def after_exception(
+        self, run_context: Any, worker_exceptions: Mapping[int, BaseException]
+    ) -> None:
+        storage = self.config.storage
+        try:
+            folder = RunFolder.open(storage.path, self.config.name, storage.endpoint)
+            lines = failures.record(folder, self.attempt, worker_exceptions)
+        except OSError as error:
+            # What is raised here would end the run.
+            lines = [f"a failure of workers could not be put down: {error}"]
+        print("\n".join(lines), flush=True)
 
 
 def train_worker(told: dict[str, Task]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """The folder of a run: every file that it has, on any filesystem that pyarrow knows.
 
-    python -m trainer.folder --path PATH [--endpoint URL] [--archive | --delete] NAME [FILE]
+    python -m trainer.folder --path PATH [--endpoint URL] [--archive | --delete | --sum] NAME [FILE]
 
-prints one file of the run NAME, or lists them all; as an archive, prints a file, a folder or the whole;
-or removes the whole.
+prints one file of the run NAME, or its SHA-256, or lists them all; as an archive, prints a file, a folder
+or the whole; or removes the whole.
 """
 
 from __future__ import annotations
@@ -134,8 +134,13 @@ class RunFolder:
 
     @property
     def starts(self) -> str:
-        """Where each group of workers has started from."""
+        """Where each group of workers has started from, and once more with how long it took."""
         return f"{self.root}/starts.jsonl"
+
+    @property
+    def failures(self) -> str:
+        """When workers failed, and of what."""
+        return f"{self.root}/failures.jsonl"
 
     @property
     def workers(self) -> str:
@@ -210,6 +215,14 @@ class RunFolder:
         """Raises FileNotFoundError."""
         with self.filesystem.open_input_stream(path) as stream:
             return stream.read()
+
+    def sha256(self, path: str) -> str:
+        """Of a file's bytes. Raises FileNotFoundError."""
+        digest = hashlib.sha256()
+        with self.filesystem.open_input_stream(path) as stream:
+            while chunk := stream.read(2**20):
+                digest.update(chunk)
+        return digest.hexdigest()
 
     def write(self, path: str, data: bytes | str, *, is_durable: bool = True) -> None:
         with self.writing(path, is_durable=is_durable) as stream:
@@ -485,6 +498,7 @@ def main(arguments: list[str] | None = None) -> int:
         "and length are the last line of standard error",
     )
     how.add_argument("--delete", action="store_true", help="remove the run's folder")
+    how.add_argument("--sum", action="store_true", help="print the SHA-256 of FILE")
     parser.add_argument("name", help="the run")
     parser.add_argument("file", nargs="?", help="print this file; without it, list all files")
     wanted = parser.parse_args(arguments)
@@ -498,6 +512,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(str(error))
 
     files = folder.files() if wanted.file is None or wanted.archive else []
+    if wanted.sum and wanted.file is None:
+        parser.error("--sum is of one FILE")
     if wanted.file is None and not files:
         print(f"error: there is no run {wanted.name} in {wanted.path}", file=sys.stderr)
         return NOT_FOUND
@@ -525,7 +541,10 @@ def main(arguments: list[str] | None = None) -> int:
             f"error: run {wanted.name} in {wanted.path} has no file {wanted.file}", file=sys.stderr
         )
         return NOT_FOUND
-    _print_file(folder, wanted.file, sys.stdout.buffer)
+    if wanted.sum:
+        print(folder.sha256(f"{folder.root}/{wanted.file}"))
+    else:
+        _print_file(folder, wanted.file, sys.stdout.buffer)
     return 0
 
 

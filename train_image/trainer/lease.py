@@ -136,8 +136,7 @@ class Fence:
     def claim(cls, folder: RunFolder, attempt: int) -> Fence:
         """The fence of a new worker group. Claim it before reading where to go on. Raises Fenced."""
         while True:
-            groups = [group for number, group in _claims(folder) if number == attempt]
-            fence = cls(folder, attempt, 1 + max(groups, default=0))
+            fence = cls(folder, attempt, 1 + newest_group(folder, attempt))
             claim = _make_claim(fence.attempt, fence.group, Holder.here())
             if folder.create(fence.path, claim):
                 fence.check()
@@ -294,6 +293,11 @@ def refuse_if_live(folder: RunFolder, say: Say = print) -> None:
     newest = max((attempt for attempt, _ in _claims(folder)), default=0)
     if newest:
         _await_end(folder, newest, say, Times(wait_s=0.0))
+
+
+def newest_group(folder: RunFolder, attempt: int) -> int:
+    """Number of the attempt's newest worker group; 0 while it has none."""
+    return max((group for number, group in _claims(folder) if number == attempt), default=0)
 
 
 def _path(folder: RunFolder, attempt: int, kind: str) -> str:

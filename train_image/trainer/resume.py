@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ from trainer.progress import Trained, read_lines, to_json
 
 if TYPE_CHECKING:
     import torch
+
+    from trainer.startup import Startup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,11 +62,35 @@ def begin(
         is_newer = not start or Name.parse(name) > Name.parse(start.name)
         if is_newer or not checkpoints.is_committed(name):
             checkpoints.delete(name)
-    samples = start.trained.samples if start else 0
-    cut_metrics(folder, samples)
-    record = {"attempt": fence.attempt, "group": fence.group, "samples": samples}
+    trained = start.trained if start else Trained()
+    record = {
+        "attempt": fence.attempt,
+        "group": fence.group,
+        "samples": trained.samples,
+        "step": trained.step,
+        "reached_step": max(reached_step(folder), trained.step),
+        "time": round(time.time(), 3),
+    }
+    cut_metrics(folder, trained.samples)
     folder.append(folder.starts, json.dumps(record) + "\n")
     return start.name if start else None
+
+
+def note_started(folder: RunFolder, fence: Fence, startup: Startup) -> None:
+    """The worker group has made its first step: its line comes once more, with where the time went."""
+    starts = read_lines(folder, folder.starts)
+    mine = [
+        each for each in starts if (each["attempt"], each["group"]) == (fence.attempt, fence.group)
+    ]
+    folder.append(folder.starts, json.dumps(mine[0] | {"startup": startup.to_json()}) + "\n")
+
+
+def reached_step(folder: RunFolder) -> int:
+    """The last step that was reported, whether it was saved or not; reports come about every second."""
+    steps = [record["step"] for record in read_lines(folder, folder.metrics)]
+    if folder.exists(folder.progress):
+        steps.append(json.loads(folder.read(folder.progress))["step"])
+    return max(steps, default=0)
 
 
 def choose(folder: RunFolder, say: Callable[[str], None] = lambda line: None) -> Checkpoint | None:

@@ -17,7 +17,7 @@ TALK_INTERVAL_S = 1.0
 """Between two talks: each costs an exchange over the network and makes the host wait for its device."""
 
 LAST_CALL_S = 10.0
-"""A machine that goes away sooner than this is reason for a second checkpoint, after that of the notice."""
+"""A machine that goes away sooner than this is left, after a second checkpoint: no step is lost with it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +38,7 @@ class Order:
     is_urgent: bool
     """The save must be complete before training goes on: a machine goes away."""
     is_stop: bool
+    """Save and leave: the run is to stop, or goes on without this machine."""
     is_bad: bool
     """The loss is no number any more."""
 
@@ -63,7 +64,7 @@ class Talk:
         self._next_step = start.step + 1
         self._talked = (start.step, self._now())
         self._saved = (start.samples, self._now())
-        self._calls = 0
+        self._is_noticed = False
 
     def is_due(self, step: int) -> bool:
         return step >= self._next_step
@@ -75,15 +76,18 @@ class Talk:
 
     def hold(self, now: Trained, *, is_saving: bool, is_bad: bool) -> Order:
         """Exchange what each worker knows; rank 0 says whether it is saving or has seen a bad loss."""
-        drain, stop, save, wait = self._is_called(), False, False, 0
+        drain, leave = self._calls_now()
+        stop, save, wait = False, False, 0
         if self._worker.rank == 0:
             stop = self._notices.is_stopping()
             save = self._is_save_due(now) and not is_saving
             wait = self._steps_to_wait(now, now.samples if save else self._saved[0])
         message = torch.tensor(
-            [drain, stop, save, is_bad, wait], dtype=torch.int64, device=self._worker.device
+            [drain, leave, stop, save, is_bad, wait],
+            dtype=torch.int64,
+            device=self._worker.device,
         )
-        drain, stop, save, is_bad, wait = self._worker.sum(message).tolist()
+        drain, leave, stop, save, is_bad, wait = self._worker.sum(message).tolist()
         self._next_step = now.step + wait
         self._talked = (now.step, self._now())
         if drain or stop or save:
@@ -91,20 +95,22 @@ class Talk:
         return Order(
             is_save=bool(drain or stop or save),
             is_urgent=bool(drain or stop),
-            is_stop=bool(stop),
+            is_stop=bool(stop or leave),
             is_bad=bool(is_bad),
         )
 
-    def _is_called(self) -> bool:
-        """Whether a notice asks for a checkpoint: once when it comes, and once before its time is up."""
+    def _calls_now(self) -> tuple[bool, bool]:
+        """Whether a notice asks for a checkpoint, once when it comes; and when its time is up, to leave.
+
+        Until then training goes on, while another machine is made ready.
+        """
         left_s = self._notices.drain_s()
         if left_s is None:
-            self._calls = 0
-            return False
-        if self._calls == 0 or (self._calls == 1 and left_s < LAST_CALL_S):
-            self._calls = 1 if left_s >= LAST_CALL_S else 2
-            return True
-        return False
+            self._is_noticed = False
+            return False, False
+        is_last = left_s < LAST_CALL_S
+        is_first, self._is_noticed = not self._is_noticed, True
+        return is_first or is_last, is_last
 
     def _is_save_due(self, now: Trained) -> bool:
         samples, saved_at = self._saved

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-from trainer import loop, resume
+from trainer import failures, loop, resume
 from trainer.checkpoint import MODEL, STATE, VALIDATION, Checkpoints
 from trainer.config import TrainerConfig
 from trainer.data.batch import Batches
@@ -81,13 +82,17 @@ def work(
 ) -> Outcome:
     """Train this worker's part of the run to its end. `ray_worker` is its id in Ray's own logs."""
     config, startup = task.config, task.startup
-    startup.reach("workers")
+    entered = time.time()
     torch.set_num_threads(config.scaling.cpus_per_worker)
     folder = RunFolder.open(config.storage.path, config.name, config.storage.endpoint)
     length = Length.of(config, task.data.num_train)
 
     # Rank 0 claims the folder for this group, and decides for all where to start.
     fence = Fence.claim(folder, task.attempt) if worker.rank == 0 else None
+    if fence and fence.group > 1:
+        noticed = failures.noticed_at(folder, fence.attempt, fence.group - 1)
+        startup = Startup(began=noticed or entered)
+    startup.reach("workers", entered)
     name = resume.begin(folder, config, fence, print) if fence else None
     start = Start.of(folder, worker.from_rank_zero(name))
     places = worker.gathered(place(worker.rank, ray_worker))
@@ -117,7 +122,9 @@ def work(
                 trained=start.trained,
                 begun=start.state["begun"] if start.state else {},
                 batches=Watched(
-                    (make_batches or torch_batches)(task, length, start, worker), startup
+                    (make_batches or torch_batches)(task, length, start, worker),
+                    startup,
+                    lambda: resume.note_started(folder, fence, startup) if fence else None,
                 ),
                 validation=ValidationBatches(task.data, worker, config),
                 records=records,

@@ -1,0 +1,137 @@
+"""The command that proves on a cluster what a fault costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from launcher.commands.options import (
+    NAMESPACE,
+    Gpus,
+    Json,
+    Namespace,
+    PlatformFile,
+    Settings,
+    Workers,
+    load_run,
+    objects_of,
+    platform_of,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    from launcher.drill.drill import Job
+    from launcher.platform import Platform
+
+RANDOM = "random"
+
+
+def drill(
+    scenario: Annotated[
+        Optional[str], typer.Argument(metavar="SCENARIO", help="The fault; --list shows all.")
+    ] = None,
+    run_file: Annotated[
+        Optional[Path], typer.Argument(metavar="RUN.yaml", help="The run file; a small run.")
+    ] = None,
+    settings: Settings = None,
+    gpus: Gpus = None,
+    workers: Workers = None,
+    platform_file: PlatformFile = None,
+    namespace: Namespace = NAMESPACE,
+    at_step: Annotated[
+        str,
+        typer.Option(metavar="N", help="The step to strike at; `random` takes one by the seed."),
+    ] = RANDOM,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of the random step.")] = 0,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the folder of the drill's run to look at.")
+    ] = False,
+    list_all: Annotated[
+        bool, typer.Option("--list", help="Show the scenarios, and what each needs.")
+    ] = False,
+    as_json: Json = False,
+) -> int:
+    """Strike a run of its own with a fault, and report what that cost; exit code 1 if it was too much."""
+    from launcher import show
+    from launcher.cluster import Cluster
+    from launcher.drill.drill import UNDISTURBED, run_drill, train_undisturbed
+    from launcher.drill.scenarios import SCENARIOS
+    from launcher.errors import ConfigError
+
+    if list_all:
+        _list(as_json)
+        return 0
+    if scenario is None or run_file is None:
+        raise ConfigError(
+            "SCENARIO and RUN.yaml are needed", "`trainyard drill --list` shows scenarios."
+        )
+    if scenario not in SCENARIOS:
+        raise ConfigError(f"there is no scenario {scenario}", f"There are: {', '.join(SCENARIOS)}.")
+    if at_step != RANDOM and not (at_step.isdecimal() and int(at_step) > 0):
+        raise ConfigError(f"--at-step = {at_step}: must be a step from 1 on, or {RANDOM}")
+    wanted = SCENARIOS[scenario]
+    cluster = Cluster(namespace)
+    platform = platform_of(platform_file, platform_file is None, namespace, cluster)
+
+    def job_of(word: str) -> Job:
+        own = [*wanted.settings, *(settings or ())]
+        return _job(run_file, own, gpus, workers, word, platform, namespace)
+
+    weights = train_undisturbed(cluster, platform, job_of(UNDISTURBED), show.say)
+    report = run_drill(
+        cluster,
+        platform,
+        job_of(scenario),
+        wanted,
+        weights=weights,
+        at_step=None if at_step == RANDOM else int(at_step),
+        seed=seed,
+        keep=keep,
+        say=show.say,
+    )
+    if as_json:
+        print_json(report.to_json())
+    else:
+        show.drill_table(report)
+    return 0 if report.is_passed else 1
+
+
+def _job(
+    run_file: Path,
+    settings: list[str],
+    gpus: str | None,
+    workers: str | None,
+    word: str,
+    platform: Platform,
+    namespace: str,
+) -> Job:
+    """The run file's run under a name for drills."""
+    from launcher.config import load_name
+    from launcher.drill.drill import SETTINGS, Job, drill_name
+
+    name = drill_name(load_name(run_file), word)
+    run = load_run(run_file, [*SETTINGS, *settings], gpus, workers, name)
+    planned, rayjob = objects_of(run, platform, namespace)
+    return Job(run=name, config=planned.trainer, rayjob=rayjob)
+
+
+def _list(as_json: bool) -> None:
+    from launcher import show
+    from launcher.drill.scenarios import SCENARIOS
+
+    rows = [
+        {
+            "scenario": each.name,
+            "what happens": each.fault,
+            "and then": each.answer,
+            "who acts": each.actor,
+            "needs": each.rights,
+        }
+        for each in SCENARIOS.values()
+    ]
+    if as_json:
+        print_json(rows)
+    else:
+        show.table_of(rows, list(rows[0]))

@@ -1,0 +1,60 @@
+"""What a drill has shown, and whether that is good enough."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from launcher.drill.scenarios import Scenario
+from launcher.drill.timeline import Recovery, Saw
+
+Object = dict[str, Any]
+
+SLACK_S = 5.0
+"""What may be lost beside an interval between checkpoints: a save takes its time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """What came of a drill."""
+
+    scenario: str
+    run: str
+    is_recovered: bool
+    why_not: str
+    struck_at_step: int
+    recovery: Recovery
+    attempts: int
+    worker_groups: int
+    has_equal_weights: bool | None
+    """Whether model.pt has the SHA-256 of the undisturbed run's; None where there is none to compare."""
+    left_behind: Sequence[str]
+    seen: Sequence[Saw]
+    """What `watch` showed after the strike, each phase and message once; times from the strike on."""
+    missed: Sequence[str] = ()
+    """Bounds that were not held."""
+
+    @property
+    def is_passed(self) -> bool:
+        return self.is_recovered and bool(self.has_equal_weights) and not self.missed
+
+    def to_json(self) -> Object:
+        return asdict(self) | {"is_passed": self.is_passed}
+
+
+def missed(report: Report, scenario: Scenario, every_s: float | None) -> tuple[str, ...]:
+    """The bounds that a drill did not hold, in words."""
+    recovery, found = report.recovery, []
+    if recovery.again_s is not None and recovery.again_s > scenario.within_s:
+        found.append(
+            f"training went on after {recovery.again_s:.0f} s, not {scenario.within_s:.0f} s"
+        )
+    if scenario.has_notice and recovery.steps_lost:
+        found.append(f"{recovery.steps_lost} steps lost, not 0")
+    limit = None if every_s is None else every_s + SLACK_S
+    if limit and recovery.seconds_lost is not None and recovery.seconds_lost > limit:
+        found.append(f"{recovery.seconds_lost:.0f} s of training lost, not {limit:.0f} s")
+    if report.left_behind:
+        found.append(f"left behind: {', '.join(report.left_behind)}")
+    return tuple(found)

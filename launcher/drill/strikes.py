@@ -1,0 +1,218 @@
+"""What is done to a run in a drill. Each strike gets its target, and may take as long as its fault lasts."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.errors import ClusterError
+from launcher.kuberay import RUN_LABEL, RayjobApi
+from launcher.reader import Place
+from launcher.steer import resume_job, suspend_job
+from launcher.submit import delete_and_wait
+from launcher.watch import HEAD_CONTAINER, phase_of
+
+if TYPE_CHECKING:
+    from launcher.cluster import Cluster
+
+Object = dict[str, Any]
+
+POLL_S = 0.5
+GONE_LIMIT_S = 180.0
+
+DRIVER = r"""
+for process in /proc/[0-9]*; do
+  words=$(tr '\\0' ' ' < "$process/cmdline" 2> /dev/null)
+  [ "$words" = "python -m trainer " ] && echo "${process#/proc/}"
+done
+true
+"""
+"""Prints the process id of the driver, as the entrypoint of a RayJob has started it."""
+
+HOG = """
+import pathlib, sys, time
+for victim in sys.argv[1:]:
+    pathlib.Path(f"/proc/{victim}/oom_score_adj").write_text("1000")
+held = []
+deadline = time.monotonic() + 30
+while time.monotonic() < deadline and all(pathlib.Path(f"/proc/{v}").exists() for v in sys.argv[1:]):
+    try:
+        held.append(b"x" * 2**25)
+    except MemoryError:
+        time.sleep(0.1)
+"""
+"""Takes memory until the processes that are named are gone: the kernel chooses them first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """A run under way, and the means to strike it."""
+
+    cluster: Cluster
+    run: str
+    job: str
+    """Its RayJob."""
+    head: str
+    """Its head pod."""
+    workers: Sequence[Place]
+    """By rank."""
+    processes: Sequence[int]
+    """Of the workers, each in its pod."""
+    resubmit: Callable[[], None]
+    """Submits the run again."""
+    say: Callable[[str], None]
+
+    @property
+    def rayjobs(self) -> RayjobApi:
+        return RayjobApi(self.cluster)
+
+    def inside(self, pod: str, container: str, *command: str) -> str:
+        """What a command in a pod says. Raises ClusterError if it fails."""
+        with self.cluster.execute(pod, container, command) as process:
+            said = b"".join(data for _, data in process.output()).decode(errors="replace")
+            if process.exit_code != 0:
+                raise ClusterError(
+                    f"`{command[0]}` in pod {pod} failed ({process.exit_code})",
+                    *said.strip().splitlines()[-3:],
+                )
+        return said
+
+    def in_worker(self, rank: int, *command: str) -> str:
+        place = self.workers[rank]
+        return self.inside(place.pod, place.container, *command)
+
+    def pods(self) -> list[Object]:
+        """The Ray pods of the run."""
+        labels = {RUN_LABEL: self.run, "ray.io/is-ray-node": "yes"}
+        return self.cluster.list("Pod", labels)
+
+
+Strike = Callable[[Target], None]
+
+
+def kill_worker(target: Target) -> None:
+    target.in_worker(_last(target), "sh", "-c", f"kill -KILL {target.processes[_last(target)]}")
+
+
+def stop_worker(target: Target) -> None:
+    """It neither ends nor answers."""
+    target.in_worker(_last(target), "sh", "-c", f"kill -STOP {target.processes[_last(target)]}")
+
+
+def exhaust_worker(target: Target) -> None:
+    victim = str(target.processes[_last(target)])
+    _hog(target, target.workers[_last(target)].pod, target.workers[_last(target)].container, victim)
+
+
+def delete_worker_pod(target: Target) -> None:
+    """With the time that it asks for."""
+    target.cluster.delete("Pod", target.workers[_last(target)].pod)
+
+
+def lose_worker_pod(target: Target) -> None:
+    """Without a word to its processes."""
+    target.cluster.delete("Pod", target.workers[_last(target)].pod, grace_s=0)
+
+
+def evict_worker_pod(target: Target) -> None:
+    target.cluster.evict(target.workers[_last(target)].pod)
+
+
+def delete_head_pod(target: Target) -> None:
+    target.cluster.delete("Pod", target.head)
+
+
+def lose_head_pod(target: Target) -> None:
+    target.cluster.delete("Pod", target.head, grace_s=0)
+
+
+def kill_driver(target: Target) -> None:
+    driver = target.inside(target.head, HEAD_CONTAINER, "sh", "-c", DRIVER).split()
+    if len(driver) != 1:
+        raise ClusterError(f"pod {target.head} has {len(driver)} drivers: {driver}")
+    target.inside(target.head, HEAD_CONTAINER, "sh", "-c", f"kill -KILL {driver[0]}")
+
+
+def exhaust_head(target: Target) -> None:
+    """The kernel takes Ray's own server: with it the head's container ends, and starts again."""
+    victims = target.inside(target.head, HEAD_CONTAINER, "sh", "-c", "pgrep -x gcs_server").split()
+    _hog(target, target.head, HEAD_CONTAINER, *victims)
+
+
+def drain_node(target: Target) -> None:
+    """As `kubectl drain` does it to the node of the last worker; afterwards it is open again."""
+    pod = target.cluster.get("Pod", target.workers[_last(target)].pod)
+    if pod is None:
+        raise ClusterError("the worker's pod is gone before its node was drained")
+    node = pod["spec"]["nodeName"]
+    target.cluster.patch("Node", node, {"spec": {"unschedulable": True}})
+    try:
+        doomed = [each for each in target.pods() if each["spec"].get("nodeName") == node]
+        names = [each["metadata"]["name"] for each in doomed]
+        for name in names:
+            target.cluster.evict(name)
+        target.say(f"node {node}: closed, {len(names)} pods evicted")
+        _wait_until(
+            lambda: not {each["metadata"]["name"] for each in target.pods()} & set(names),
+            f"the pods of node {node} are gone",
+        )
+    finally:
+        target.cluster.patch("Node", node, {"spec": {"unschedulable": None}})
+    target.say(f"node {node}: open again")
+
+
+def suspend_and_resume(target: Target) -> None:
+    suspend_job(target.cluster, _job(target))
+    _wait_until(lambda: phase_of(_job(target)["status"]) == "suspended", "the run is suspended")
+    _wait_until(lambda: not target.pods(), "its pods are gone")
+    resume_job(target.cluster, _job(target))
+
+
+def delete_and_submit(target: Target) -> None:
+    """Without `trainyard stop`: its workers hear of it as its pods go."""
+    delete_and_wait(target.rayjobs, target.job)
+    target.resubmit()
+
+
+def _job(target: Target) -> Object:
+    job = target.rayjobs.get_job(target.job)
+    if job is None:
+        raise ClusterError(f"RayJob {target.job} is gone", reason="NotFound")
+    return job
+
+
+def _last(target: Target) -> int:
+    """The last rank: the first one has the run's records in its hand."""
+    return len(target.workers) - 1
+
+
+def _hog(target: Target, pod: str, container: str, *victims: str) -> None:
+    """The hog may be the one who is killed in the end, with its victim."""
+    with target.cluster.execute(pod, container, ["python", "-c", HOG, *victims]) as process:
+        for _ in process.output():
+            pass
+
+
+def _wait_until(is_so: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + GONE_LIMIT_S
+    while not is_so():
+        if time.monotonic() > deadline:
+            raise ClusterError(f"{what}: not within {GONE_LIMIT_S:g} s", reason="Timeout")
+        time.sleep(POLL_S)
+
+
+def run_command(*command: str | Path) -> Strike:
+    """A strike by a program of this machine. It ends when the fault has ended."""
+
+    def strike(target: Target) -> None:
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        if ended.returncode != 0:
+            raise ClusterError(
+                f"`{' '.join(map(str, command))}` failed", *ended.stderr.splitlines()[-3:]
+            )
+
+    return strike

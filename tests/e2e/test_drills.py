@@ -1,0 +1,194 @@
+"""Faults on a real cluster: what a run survives, and what that costs.
+
+The short ones run always; `make drills` runs all, and keeps what they have shown in build/drills.json.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from conftest import ROOT, Object, Team, run
+
+from launcher.cluster import Cluster
+from launcher.commands.drill import _job
+from launcher.drill.drill import UNDISTURBED, run_drill, train_undisturbed
+from launcher.drill.report import Report
+from launcher.drill.scenarios import HEAD_S, SCENARIOS, WORKER_S, Scenario
+from launcher.drill.strikes import Target
+from launcher.errors import ClusterError
+from launcher.platform import CONFIG_MAP, platform_of_config_map
+
+RESULTS = ROOT / "build/drills.json"
+DIGITS = ROOT / "examples/digits.yaml"
+SETTINGS = ("train.model.image_size=16", "train.epochs=60")
+SHORT = ("worker-killed", "worker-evicted", "head-deleted", "driver-killed")
+
+OPERATOR_AWAY_S = 120.0
+API_AWAY_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def team(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFactory) -> Team:
+    team = make_team("drills")
+    team.install(tmp_path_factory.mktemp("values"))
+    return team
+
+
+def keep(result: Object, scenario: Scenario) -> None:
+    """Put what a drill has shown beside what the others have."""
+    RESULTS.parent.mkdir(exist_ok=True)
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    words = {"fault": scenario.fault, "answer": scenario.answer, "actor": scenario.actor}
+    results[scenario.name] = words | {"within_s": scenario.within_s} | result
+    RESULTS.write_text(json.dumps(results, indent=2, sort_keys=True))
+
+
+def check(result: Object) -> None:
+    told = json.dumps(result, indent=2)
+    assert result["is_recovered"], told
+    assert result["has_equal_weights"], told
+    assert not result["missed"], told
+    assert not result["left_behind"], told
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in SHORT else pytest.param(name, marks=pytest.mark.drills) for name in SCENARIOS],
+)
+def test_a_run_survives_what_the_api_can_strike_it_with(team: Team, name: str) -> None:
+    settings = [option for setting in SETTINGS for option in ("--set", setting)]
+    ended = team.trainyard("drill", name, str(DIGITS), *settings, "--json")
+    assert ended.stdout, ended.stderr
+    result = json.loads(ended.stdout)
+    keep(result, SCENARIOS[name])
+    check(result)
+    assert ended.returncode == 0
+
+
+# What takes the machine.
+
+
+def cluster_py(*words: str) -> None:
+    ended = run(sys.executable, ROOT / "tests/cluster/cluster.py", *words)
+    if ended.returncode != 0:
+        raise ClusterError(f"cluster.py {' '.join(words)} failed", ended.stderr)
+
+
+def away(part: str, seconds: float) -> Callable[[Target], None]:
+    """A part of the cluster is away for so long; that is the fault."""
+
+    def strike(target: Target) -> None:
+        cluster_py("stop", part)
+        time.sleep(seconds)
+        cluster_py("start", part)
+
+    return strike
+
+
+def cut_off(seconds: float) -> Callable[[Target], None]:
+    """The last worker's pod and the head hear nothing of each other for so long."""
+
+    def strike(target: Target) -> None:
+        worker, head = (address_of(target, pod) for pod in (target.workers[-1].pod, target.head))
+        cluster_py("cut", worker, head)
+        time.sleep(seconds)
+        # A pod that is gone by then has taken the rules with it.
+        if target.cluster.get("Pod", target.workers[-1].pod) is not None:
+            cluster_py("heal", worker)
+
+    return strike
+
+
+def address_of(target: Target, pod: str) -> str:
+    found = target.cluster.get("Pod", pod)
+    assert found is not None
+    address: str = found["status"]["podIP"]
+    return address
+
+
+MACHINE = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario(
+            name="operator-down",
+            fault="the KubeRay operator is down for two minutes",
+            answer="training goes on",
+            actor="nobody",
+            rights="the machine",
+            strike=away("ray-operator", OPERATOR_AWAY_S),
+            within_s=WORKER_S,
+            has_notice=True,
+        ),
+        Scenario(
+            name="api-server-down",
+            fault="the API server is down for a minute",
+            answer="training goes on, and `watch` comes back by itself",
+            actor="nobody",
+            rights="the machine",
+            strike=away("kube-apiserver", API_AWAY_S),
+            within_s=WORKER_S,
+            has_notice=True,
+        ),
+        Scenario(
+            name="etcd-restarted",
+            fault="etcd is restarted",
+            answer="training goes on",
+            actor="nobody",
+            rights="the machine",
+            strike=lambda target: cluster_py("restart", "etcd"),
+            within_s=WORKER_S,
+            has_notice=True,
+        ),
+        Scenario(
+            name="partition-short",
+            fault="a worker's pod and the head are cut off from each other for 30 s",
+            answer="training goes on",
+            actor="nobody",
+            rights="the machine",
+            strike=cut_off(30),
+            within_s=WORKER_S,
+            has_notice=True,
+        ),
+        Scenario(
+            name="partition-long",
+            fault="a worker's pod and the head are cut off from each other for 5 minutes",
+            answer="Ray gives the node up; its container starts again, and the worker group anew",
+            actor="Ray Train",
+            rights="the machine",
+            strike=cut_off(300),
+            within_s=HEAD_S,
+        ),
+    )
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == "operator-down" else pytest.param(name, marks=pytest.mark.drills)
+        for name in MACHINE
+    ],
+)
+def test_a_run_survives_what_happens_to_the_cluster(team: Team, name: str) -> None:
+    scenario = MACHINE[name]
+    result = strike(team, scenario, settings=("train.epochs=200",)).to_json()
+    keep(result, scenario)
+    check(result)
+
+
+def strike(team: Team, scenario: Scenario, settings: tuple[str, ...] = ()) -> Report:
+    """The same drill as the command's, with a strike of our own."""
+    cluster = Cluster(team.namespace)
+    platform = platform_of_config_map(cluster.get("ConfigMap", CONFIG_MAP), team.namespace)
+
+    def job(word: str) -> Any:
+        own = [*SETTINGS, *settings, *scenario.settings]
+        return _job(DIGITS, own, None, None, word, platform, team.namespace)
+
+    weights = train_undisturbed(cluster, platform, job(UNDISTURBED), print)
+    return run_drill(cluster, platform, job(scenario.name), scenario, weights=weights, say=print)

@@ -1,0 +1,224 @@
+"""What a drill makes of what it has seen: pure, on the records of runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.drill.drill import _since, drill_name
+from launcher.drill.report import Report, missed
+from launcher.drill.scenarios import SCENARIOS
+from launcher.drill.timeline import PodLife, Records, Recovery, Saw, recover, seconds_per_step
+from trainer.config import RUN_NAME_LIMIT
+
+Object = dict[str, Any]
+
+STRUCK = 1000.0
+
+
+def start(
+    attempt: int, group: int, step: int, reached: int, time: float, **startup: float
+) -> Object:
+    record = {
+        "attempt": attempt,
+        "group": group,
+        "step": step,
+        "reached_step": reached,
+        "time": time,
+    }
+    return record | ({"startup": startup} if startup else {})
+
+
+def attempt(number: int, began: float, reached: int = 0, imports_s: float = 6.0) -> Object:
+    return {"attempt": number, "began": began, "imports_s": imports_s, "reached_step": reached}
+
+
+FIRST = start(1, 1, 0, 0, 900.0, began=880.0, lease=0.1, workers=15.0, first_step=5.0)
+BEFORE = [Saw(time=950.0, phase="running", step=0), Saw(time=980.0, phase="running", step=60)]
+BEFORE += [Saw(time=1000.0, phase="running", step=100)]
+
+
+# A worker is lost: the same attempt goes on with another group.
+
+
+def a_worker_is_lost(pods: list[PodLife] | None = None, **more: Any) -> Recovery:
+    second = start(1, 2, 70, 101, 1010.0, began=1002.0, workers=7.0, model=2.0, first_step=1.5)
+    failure = {"attempt": 1, "group": 1, "time": 1002.0, "rank": 1, "error": "died"}
+    records = Records(
+        attempts=[attempt(1, 880.0)], starts=[FIRST, second], failures=[failure], **more
+    )
+    return recover(records, pods or [], BEFORE, STRUCK)
+
+
+def test_a_loss_counts_from_the_failure_that_was_noticed_to_the_next_step() -> None:
+    found = a_worker_is_lost()
+    assert (found.noticed_s, found.noticed_by) == (2.0, "Ray Train")
+    assert found.again_s == pytest.approx(10.5)
+    assert found.phases == pytest.approx({"workers": 7.0, "model": 2.0, "first step": 1.5})
+
+
+def test_steps_are_lost_from_the_last_report_back_to_the_checkpoint() -> None:
+    found = a_worker_is_lost()
+    assert found.steps_lost == 31
+    assert found.seconds_lost == pytest.approx(31 * 0.5)  # 100 steps took 50 s
+
+
+def test_the_start_of_a_pod_divides_the_wait_for_workers() -> None:
+    pod = PodLife(name="w", kind="worker", created=1003.0, started=1005.0, ready=1008.0)
+    phases = a_worker_is_lost([pod]).phases
+    assert list(phases) == [
+        *("worker pod made", "worker pod starts", "worker pod ready"),
+        *("workers", "model", "first step"),
+    ]
+    assert sum(phases.values()) == pytest.approx(10.5)
+
+
+def test_pods_from_before_the_strike_say_nothing() -> None:
+    old = PodLife(name="w", kind="worker", created=870.0, started=872.0, ready=875.0)
+    assert a_worker_is_lost([old]) == a_worker_is_lost()
+
+
+def test_a_group_that_leaves_a_node_loses_nothing_and_counts_from_there() -> None:
+    left = {"attempt": 1, "group": 1, "time": 1052.0, "rank": None, "error": None}
+    second = start(1, 2, 180, 180, 1060.0, began=1052.0, workers=9.0, model=1.0)
+    records = Records(attempts=[attempt(1, 880.0)], starts=[FIRST, second], failures=[left])
+    new = PodLife(name="w", kind="worker", created=1001.0)
+    found = recover(records, [new], BEFORE, STRUCK)
+    assert (found.noticed_s, found.noticed_by) == (52.0, "Ray, by its notice")
+    assert (found.again_s, found.steps_lost) == (10.0, 0)
+
+
+# The head is lost: another attempt.
+
+
+def test_an_attempt_counts_from_the_new_head_and_its_job_imports_and_lease_are_told() -> None:
+    second = start(
+        *(2, 1, 70, 70, 1050.0),
+        **{"began": 1030.0, "lease": 12.0, "ray": 3.0, "workers": 8.0, "first_step": 2.0},
+    )
+    records = Records(
+        attempts=[attempt(1, 880.0), attempt(2, 1030.0, reached=105)],
+        starts=[FIRST, second],
+        failures=[],
+    )
+    head = PodLife(name="h", kind="head", created=1003.0, started=1006.0, ready=1016.0)
+    found = recover(records, [head], BEFORE, STRUCK)
+    assert (found.noticed_s, found.noticed_by) == (3.0, "KubeRay, by a new head")
+    assert found.again_s == 52.0
+    assert found.phases == pytest.approx(
+        {
+            "head pod starts": 3.0,
+            "head pod ready": 10.0,
+            "job submitted": 8.0,
+            "imports": 6.0,
+            "lease": 12.0,
+            "ray": 3.0,
+            "workers": 8.0,
+            "first step": 2.0,
+        }
+    )
+    assert found.steps_lost == 35
+
+
+def test_a_phase_that_the_watch_shows_is_a_notice_too() -> None:
+    seen = [*BEFORE, Saw(time=1004.0, phase="retrying"), Saw(time=1009.0, phase="starting")]
+    found = recover(Records(attempts=[], starts=[FIRST], failures=[]), [], seen, STRUCK)
+    assert (found.noticed_s, found.noticed_by) == (4.0, "KubeRay (retrying)")
+
+
+# Nothing comes after.
+
+
+def test_a_run_that_never_trains_again_has_no_time_for_it() -> None:
+    stuck = start(1, 2, 70, 100, 1010.0)
+    found = recover(Records(attempts=[], starts=[FIRST, stuck], failures=[]), [], BEFORE, STRUCK)
+    assert (found.noticed_s, found.again_s, found.phases) == (None, None, {})
+    assert found.steps_lost == 30
+
+
+def test_a_fault_that_workers_do_not_feel_costs_nothing() -> None:
+    found = recover(Records(attempts=[], starts=[FIRST], failures=[]), [], BEFORE, STRUCK)
+    assert (found.noticed_s, found.noticed_by, found.steps_lost) == (None, "nobody", 0)
+
+
+def test_the_pace_is_known_from_two_sights_of_it() -> None:
+    assert seconds_per_step(BEFORE, STRUCK) == 0.5
+    assert seconds_per_step(BEFORE, 960.0) is None
+
+
+# What is told.
+
+
+def test_the_sights_after_the_strike_are_told_once_each_with_what_was_before() -> None:
+    seen = [
+        *BEFORE,
+        Saw(time=1001.0, phase="running", step=101),
+        Saw(time=1004.0, phase="retrying"),
+    ]
+    told = [(each.time, each.phase, each.step) for each in _since(seen, STRUCK)]
+    assert told == [(-50.0, "running", 0), (4.0, "retrying", None)]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_the_run_of_a_drill_has_a_name_of_its_own_that_a_run_may_have(scenario: str) -> None:
+    for name in ("digits", "a-name-of-38-characters-as-long-as-any"):
+        found = drill_name(name, scenario)
+        assert found.endswith(f"-drill-{scenario}")
+        assert found[0] == name[0]
+        assert len(found) <= RUN_NAME_LIMIT
+    assert drill_name("digits", "undisturbed") == "digits-undisturbed"
+
+
+def report(**changes: Any) -> Report:
+    recovery = {"noticed_s": 2.0, "noticed_by": "Ray Train", "again_s": 10.0, "phases": {}}
+    lost = {"steps_lost": 5, "seconds_lost": 2.5}
+    facts: Object = {
+        "scenario": "worker-killed",
+        "run": "digits-drill-worker-killed",
+        "is_recovered": True,
+        "why_not": "",
+        "struck_at_step": 100,
+        "attempts": 1,
+        "worker_groups": 2,
+        "has_equal_weights": True,
+        "left_behind": [],
+        "seen": [],
+    }
+    for key in [*recovery, *lost]:
+        if key in changes:
+            (recovery if key in recovery else lost)[key] = changes.pop(key)
+    return Report(**facts | changes, recovery=Recovery(**recovery, **lost))
+
+
+@pytest.mark.parametrize(
+    ("scenario", "changes", "words"),
+    [
+        ("worker-killed", {}, []),
+        ("worker-killed", {"again_s": 46.0}, ["training went on after 46 s, not 45 s"]),
+        ("driver-killed", {"again_s": 46.0}, []),
+        ("worker-killed", {"seconds_lost": 11.0}, ["11 s of training lost, not 10 s"]),
+        ("worker-deleted", {}, ["5 steps lost, not 0"]),
+        ("worker-killed", {"left_behind": ["Pod a"]}, ["left behind: Pod a"]),
+    ],
+)
+def test_a_bound_that_is_not_held_is_said_with_its_numbers(
+    scenario: str, changes: Object, words: list[str]
+) -> None:
+    assert missed(report(**changes), SCENARIOS[scenario], every_s=5.0) == tuple(words)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"is_recovered": False},
+        {"has_equal_weights": False},
+        {"has_equal_weights": None},
+        {"missed": ("x",)},
+    ],
+)
+def test_a_drill_passes_if_the_run_recovers_with_equal_weights_within_its_bounds(
+    changes: Object,
+) -> None:
+    assert report().is_passed
+    assert not report(**changes).is_passed
