@@ -25,7 +25,7 @@ from launcher.platform import CONFIG_MAP, platform_of_config_map
 
 RESULTS = ROOT / "build/drills.json"
 DIGITS = ROOT / "examples/digits.yaml"
-SETTINGS = ("train.model.image_size=16", "train.epochs=60")
+SETTINGS = ("train.model.image_size=16", "train.epochs=20")
 SHORT = ("worker-killed", "worker-evicted", "head-deleted", "driver-killed")
 
 OPERATOR_AWAY_S = 120.0

@@ -1,0 +1,45 @@
+"""Workers that die or hang while others wait for them: noticed, put down, and the run goes on in the same attempt."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from attempts import Attempts, check_metrics, ray_config, read_json, read_records, wait_for
+
+EPOCHS = 20
+TIMEOUT_S = 6.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hangs"])
+def test_a_worker_that_dies_or_hangs_is_replaced_and_it_is_written_down_when_that_was_noticed(
+    attempts: Attempts, how: signal.Signals
+) -> None:
+    config = ray_config(
+        attempts,
+        train__epochs=EPOCHS,
+        checkpoint__every_s=2.0,
+        checkpoint__every_epochs=EPOCHS,
+        faults__collective_timeout_s=TIMEOUT_S,
+    )
+    driver = attempts.start(config)
+    assert wait_for(lambda: attempts.read(config, "metrics.jsonl"), 120)
+    (_, last) = read_json(config, "workers.json")["workers"]
+    os.kill(last["process"], how)
+    output, _ = driver.communicate()
+    assert driver.returncode == 0, output
+
+    failed = read_records(config, "failures.jsonl")
+    assert {(each["attempt"], each["group"]) for each in failed} == {(1, 1)}
+    assert "of group 1 failed: " in output
+    first, second = (each for each in read_records(config, "starts.jsonl") if "startup" in each)
+    assert second["startup"]["began"] == failed[0]["time"]
+    assert list(second["startup"]) == ["began", "workers", "model", "first_batch", "first_step"]
+    assert second["reached_step"] >= second["step"]
+    assert read_json(config, "summary.json")["attempts"] == 1
+    check_metrics(config, EPOCHS)
+    # The one that hung does not stay behind.
+    assert not Path(f"/proc/{last['process']}").exists()
