@@ -128,6 +128,7 @@ def drill_table(report: Report) -> None:
         *((f"- {what}", _seconds(seconds)) for what, seconds in recovery.phases.items()),
         ("attempts", str(report.attempts)),
         ("worker groups", str(report.worker_groups)),
+        ("watch stood still for", _seconds(report.stood_still_s)),
         ("weights as without it", weights),
         ("left behind", ", ".join(report.left_behind) or "nothing"),
         ("verdict", "passed" if report.is_passed else "; ".join(report.missed) or "FAILED"),
@@ -135,7 +136,7 @@ def drill_table(report: Report) -> None:
     table(("", ""), rows)
     print()
     table(
-        ("after", "phase", "step", "message"),
+        ("after", "phase", "up to step", "message"),
         [
             (_seconds(each.time), each.phase, str(each.step or "-"), each.message)
             for each in report.seen

@@ -6,7 +6,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +15,14 @@ from launcher.cluster import Cluster
 from launcher.drill.report import Report, missed
 from launcher.drill.scenarios import Scenario
 from launcher.drill.strikes import Target
-from launcher.drill.timeline import PodLife, Records, Saw, recover
+from launcher.drill.timeline import (
+    PodLife,
+    Records,
+    Saw,
+    recover,
+    stood_still_s,
+    what_was_seen,
+)
 from launcher.errors import ClusterError, ConfigError, RunFailed
 from launcher.follow import follow
 from launcher.kuberay import RUN_LABEL, RayjobApi
@@ -192,7 +199,8 @@ def run_drill(
         worker_groups=len({(each["attempt"], each["group"]) for each in records.starts}),
         has_equal_weights=found == weights if found is not None else None,
         left_behind=left,
-        seen=_since(witness.seen, struck),
+        seen=what_was_seen(witness.seen, struck),
+        stood_still_s=round(stood_still_s(witness.seen, struck), 1),
     )
     return replace(report, missed=missed(report, scenario, job.config.checkpoint.every_s))
 
@@ -296,20 +304,6 @@ class _Drill:
 
 def _submit(cluster: Cluster, job: Job) -> None:
     submit_run(RayjobApi(cluster), job.rayjob)
-
-
-def _since(seen: Sequence[Saw], struck: float) -> list[Saw]:
-    """From the strike on: a line where the phase or the message changed, with the last step before it."""
-    lines: list[Saw] = []
-    for each in seen:
-        told = replace(each, time=round(each.time - struck, 1))
-        if lines and (lines[-1].phase, lines[-1].message) == (each.phase, each.message):
-            continue
-        if each.time >= struck or not lines:
-            lines.append(told)
-        else:
-            lines[0] = told
-    return lines
 
 
 def _left_behind(cluster: Cluster, run: str, ray_clusters: set[str]) -> list[str]:

@@ -31,7 +31,9 @@ class Report:
     """Whether model.pt has the SHA-256 of the undisturbed run's; None where there is none to compare."""
     left_behind: Sequence[str]
     seen: Sequence[Saw]
-    """What `watch` showed after the strike, each phase and message once; times from the strike on."""
+    """What `watch` showed, from the last phase before the strike on; times from the strike on."""
+    stood_still_s: float
+    """How long its progress stood still, at the longest."""
     missed: Sequence[str] = ()
     """Bounds that were not held."""
 
@@ -40,7 +42,17 @@ class Report:
         return self.is_recovered and bool(self.has_equal_weights) and not self.missed
 
     def to_json(self) -> Object:
-        return asdict(self) | {"is_passed": self.is_passed}
+        told: Object = _rounded(asdict(self) | {"is_passed": self.is_passed})
+        return told
+
+
+def _rounded(node: Any) -> Any:
+    """Seconds with as many digits as mean anything."""
+    if isinstance(node, dict):
+        return {key: _rounded(value) for key, value in node.items()}
+    if isinstance(node, list | tuple):
+        return [_rounded(value) for value in node]
+    return round(node, 2) if isinstance(node, float) else node
 
 
 def missed(report: Report, scenario: Scenario, every_s: float | None) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ All times are seconds since 1970 by the clock of the run's pods.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -116,6 +116,32 @@ def seconds_per_step(seen: Sequence[Saw], struck: float) -> float | None:
         return None
     (first, low), (last, high) = before[0], before[-1]
     return (last - first) / (high - low)
+
+
+def stood_still_s(seen: Sequence[Saw], struck: float) -> float:
+    """How long whoever watched saw no news of progress, at the longest, from the strike on."""
+    news: list[Saw] = []
+    for each in seen:
+        if each.step is not None and (not news or each.step != news[-1].step):
+            news.append(each)
+    moments = [struck, *(each.time for each in news if each.time > struck)]
+    return max((after - before for before, after in pairwise(moments)), default=0.0)
+
+
+def what_was_seen(seen: Sequence[Saw], struck: float) -> list[Saw]:
+    """A line for each phase and message from the one before the strike on, with the step that it ended at.
+
+    Times count from the strike.
+    """
+    lines: list[Saw] = []
+    for each in seen:
+        if lines and (lines[-1].phase, lines[-1].message) == (each.phase, each.message):
+            lines[-1] = replace(lines[-1], step=each.step or lines[-1].step)
+            continue
+        if lines and each.time < struck:
+            lines.clear()
+        lines.append(replace(each, time=round(each.time - struck, 1)))
+    return lines
 
 
 def _starts(records: Records) -> list[Object]:

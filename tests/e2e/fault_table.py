@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from launcher.drill.scenarios import SCENARIOS
+
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs/faults.json"
 PAGE = ROOT / "docs/faults.md"
@@ -115,7 +117,9 @@ def main(arguments: list[str]) -> None:
     results = load() if RESULTS.exists() else {}
     for file in arguments:
         results |= json.loads(Path(file).read_text())
-    RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+    known = [*SCENARIOS, *sorted(results.keys() - SCENARIOS.keys())]
+    ordered = {name: results[name] for name in known if name in results}
+    RESULTS.write_text(json.dumps(ordered, indent=1) + "\n")
     PAGE.write_text(page(load()))
     README.write_text(readme(README.read_text(), load()))
 

@@ -45,7 +45,7 @@ def keep(result: Object, scenario: Scenario) -> None:
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     words = {"fault": scenario.fault, "answer": scenario.answer, "actor": scenario.actor}
     results[scenario.name] = words | {"within_s": scenario.within_s} | result
-    RESULTS.write_text(json.dumps(results, indent=2, sort_keys=True))
+    RESULTS.write_text(json.dumps(results, indent=2))
 
 
 def check(result: Object) -> None:

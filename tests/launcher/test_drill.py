@@ -6,10 +6,19 @@ from typing import Any
 
 import pytest
 
-from launcher.drill.drill import _since, drill_name
+from launcher.drill.drill import drill_name
 from launcher.drill.report import Report, missed
 from launcher.drill.scenarios import SCENARIOS
-from launcher.drill.timeline import PodLife, Records, Recovery, Saw, recover, seconds_per_step
+from launcher.drill.timeline import (
+    PodLife,
+    Records,
+    Recovery,
+    Saw,
+    recover,
+    seconds_per_step,
+    stood_still_s,
+    what_was_seen,
+)
 from trainer.config import RUN_NAME_LIMIT
 
 Object = dict[str, Any]
@@ -151,13 +160,28 @@ def test_the_pace_is_known_from_two_sights_of_it() -> None:
 
 
 def test_the_sights_after_the_strike_are_told_once_each_with_what_was_before() -> None:
-    seen = [
-        *BEFORE,
-        Saw(time=1001.0, phase="running", step=101),
-        Saw(time=1004.0, phase="retrying"),
+    starting = Saw(time=900.0, phase="starting")
+    after = [Saw(time=1001.0, phase="running", step=101), Saw(time=1004.0, phase="retrying")]
+    told = what_was_seen([starting, *BEFORE, *after], STRUCK)
+    assert [(each.time, each.phase, each.step) for each in told] == [
+        (-50.0, "running", 101),
+        (4.0, "retrying", None),
     ]
-    told = [(each.time, each.phase, each.step) for each in _since(seen, STRUCK)]
-    assert told == [(-50.0, "running", 0), (4.0, "retrying", None)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "seconds"),
+    [
+        ({}, 0.0),
+        ({1001.0: 101, 1002.0: 102}, 1.0),
+        ({1001.0: 101, 1002.0: 101, 1031.0: 71, 1032.0: 72}, 30.0),
+    ],
+)
+def test_progress_stands_still_while_its_step_stays(
+    steps: dict[float, int], seconds: float
+) -> None:
+    after = [Saw(time=time, phase="running", step=step) for time, step in steps.items()]
+    assert stood_still_s([*BEFORE, *after], STRUCK) == seconds
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -184,6 +208,7 @@ def report(**changes: Any) -> Report:
         "has_equal_weights": True,
         "left_behind": [],
         "seen": [],
+        "stood_still_s": 12.0,
     }
     for key in [*recovery, *lost]:
         if key in changes:

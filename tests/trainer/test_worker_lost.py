@@ -1,4 +1,4 @@
-"""Workers that die or hang while others wait for them: noticed, put down, and the run goes on in the same attempt."""
+"""Workers that die or hang while others wait for them: the run goes on, and what happened is put down."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_worker_that_dies_or_hangs_is_replaced_and_it_is_written_down_when_tha
     failed = read_records(config, "failures.jsonl")
     assert {(each["attempt"], each["group"]) for each in failed} == {(1, 1)}
     assert "of group 1 failed: " in output
-    first, second = (each for each in read_records(config, "starts.jsonl") if "startup" in each)
+    _, second = (each for each in read_records(config, "starts.jsonl") if "startup" in each)
     assert second["startup"]["began"] == failed[0]["time"]
     assert list(second["startup"]) == ["began", "workers", "model", "first_batch", "first_step"]
     assert second["reached_step"] >= second["step"]
