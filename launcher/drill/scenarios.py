@@ -15,6 +15,7 @@ HEAD_S = 150.0
 
 LAUNCHER_ROLE = "the chart's Role"
 HANG_S = 20
+LEAVE = "its workers train on for as long as it may stay, save and leave; then another pod is made"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +55,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         Scenario(
             name="worker-deleted",
             fault="a worker's pod is deleted",
-            answer="training goes on while another pod is made; then the workers save, and move there",
+            answer=LEAVE,
             actor="KubeRay, trainer",
             rights=LAUNCHER_ROLE,
             strike=strikes.delete_worker_pod,
@@ -73,7 +74,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         Scenario(
             name="worker-evicted",
             fault="a worker's pod is evicted",
-            answer="training goes on while another pod is made; then the workers save, and move there",
+            answer=LEAVE,
             actor="KubeRay, trainer",
             rights="create pods/eviction",
             strike=strikes.evict_worker_pod,

@@ -102,7 +102,7 @@ class Talk:
     def _calls_now(self) -> tuple[bool, bool]:
         """Whether a notice asks for a checkpoint, once when it comes; and when its time is up, to leave.
 
-        Until then training goes on, while another machine is made ready.
+        Until then training goes on: KubeRay makes another pod only when this one has ended.
         """
         left_s = self._notices.drain_s()
         if left_s is None:
