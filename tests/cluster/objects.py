@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from layout import Home
-from parts import MADE_UP
+from parts import MADE_UP, NODE_ADDRESS
 
 STORAGE_CLASS = "trainyard-shared"
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
@@ -63,12 +63,17 @@ def made_up_nodes(numbers: Iterable[int]) -> Object | None:
 def _made_up(number: int) -> Object:
     sizes = {"cpu": "96", "memory": "1024Gi", "pods": "250", "nvidia.com/gpu": "8"}
     name = f"made-up-{number}"
+    # A node that lacks one of these loses the other whenever kwok finds it not ready.
+    addresses = [
+        {"type": "InternalIP", "address": NODE_ADDRESS},
+        {"type": "Hostname", "address": name},
+    ]
     return {
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {"name": name, "labels": {MADE_UP: "true", "kubernetes.io/hostname": name}},
         "spec": {"taints": [{"key": MADE_UP, "value": "true", "effect": "NoSchedule"}]},
-        "status": {"allocatable": sizes, "capacity": sizes},
+        "status": {"allocatable": sizes, "capacity": sizes, "addresses": addresses},
     }
 
 
