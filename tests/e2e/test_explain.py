@@ -207,8 +207,8 @@ CASES = (
     Case("surroundings", spec(runtimeEnvYAML="pip: 5"),
          "runtime-env", "could not start the driver", ray=True),
     # While they run.
-    Case("small-worker", memory(1, "64Mi"),
-         "worker-oom", "memory limit of 64Mi", ray=True, workers=1),
+    Case("small-worker", memory(1, "200Mi"),
+         "worker-oom", "memory limit of 200Mi", ray=True, workers=1),
     Case("small-disk", small_disk, "evicted-disk", "1Mi", ray=True),
 )  # fmt: skip
 
