@@ -8,11 +8,14 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from attempts import Attempts, wait_for
+from training import small_config
 
 from tests.trainer.s3_proxy import Fault, Proxy, running_proxy
 from tests.trainer.s3_server import ALL, CREDENTIALS, Server, running_server
 from trainer import folder as folders
 from trainer import probe
+from trainer.config import Storage
 from trainer.folder import RunFolder
 from trainer.output import Output, ProgressPrinter
 
@@ -134,6 +137,55 @@ def test_progress_that_is_half_one_object_and_half_the_next_is_passed_over(
             with ProgressPrinter(folder, output, attempt=1):
                 pass  # it looks once more at its end
     assert capsys.readouterr().out == f"progress {whole}\n"
+
+
+# A whole run.
+
+
+def test_a_run_whose_bucket_fails_again_and_again_delivers_the_same_bits_as_one_on_a_disk(
+    server: Server, proxy: Proxy, attempts: Attempts
+) -> None:
+    """Every fault in turn, each once the run has made another step."""
+    on_disk = small_config(attempts.storage, train__epochs=12)
+    attempts.finish(on_disk, arguments=["--without-ray"])
+    wanted = (attempts.storage / on_disk.name / "model.pt").read_bytes()
+
+    in_bucket = on_disk.model_copy(
+        update={"storage": Storage(path="s3://runs/same", endpoint=f"http://{proxy.address}")}
+    )
+    folder = server.folder / "objects/runs/same" / in_bucket.name
+    process = attempts.start(in_bucket, arguments=["--without-ray"])
+
+    def step() -> int:
+        file = folder / "progress.json"
+        return json.loads(file.read_text())["step"] if file.exists() else 0
+
+    def another_step() -> bool:
+        before = step()
+        return bool(wait_for(lambda: step() > before or process.poll() is not None, 60))
+
+    for fault in ("503", "reset", "cut"):
+        assert another_step()
+        struck = proxy.struck
+        proxy.fail(fault)  # type: ignore[arg-type]
+        proxy.await_struck(struck + 3)
+        proxy.heal()
+    assert another_step()
+    server.change_secret("ada", "another-secret")
+    assert process.stdout is not None
+    said = ""
+    for line in process.stdout:
+        said += line
+        if line.startswith("storage: trying again"):
+            server.change_secret(*ADA.values())
+    assert process.wait() == 0, said
+    assert "storage: trying again for" in said
+    assert (folder / "model.pt").read_bytes() == wanted
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [record["step"] for record in records]
+    assert steps == sorted(set(steps))
+    assert json.loads((folder / "summary.json").read_text())["attempts"] == 1
+    assert "storage: trying again" in (folder / "logs/attempt-1.log").read_text()
 
 
 # What a probe says of a bucket that does not let a run do all that it needs.
