@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from launcher.cluster import Cluster
 from launcher.drill.report import Report, missed
@@ -103,7 +104,15 @@ def drill_name(run: str, scenario: str) -> str:
     return run[: RUN_NAME_LIMIT - len(suffix)].rstrip("-") + suffix
 
 
-def weights_of(folder: Folder, config: TrainerConfig) -> str | None:
+class Kept(Protocol):
+    """What is needed of a run's folder."""
+
+    def files(self) -> list[str]: ...
+    def read(self, file: str) -> str | None: ...
+    def sum(self, file: str) -> str | None: ...
+
+
+def weights_of(folder: Kept, config: TrainerConfig) -> str | None:
     """SHA-256 of the weights of a finished run that learnt just this; None where there is none."""
     run, summary = folder.read("run.json"), folder.read("summary.json")
     if run is None or summary is None or json.loads(summary)["outcome"] != "succeeded":
@@ -179,10 +188,10 @@ def run_drill(
         last, struck, step = drill.follow(at_step, random.Random(f"{seed} {scenario.name}"))
     finally:
         delete_and_wait(rayjobs, job.name)
-    left = _left_behind(cluster, job.run, witness.clusters)
+    left = left_behind(cluster, job.run, witness.clusters)
     with open_folder(cluster, platform, job.run) as folder:
         records = read_records(folder)
-        left += _left_in_folder(folder)
+        left += left_in_folder(folder)
         found = folder.sum("model.pt") if last.phase == "succeeded" else None
         if not keep:
             folder.delete()
@@ -306,7 +315,7 @@ def _submit(cluster: Cluster, job: Job) -> None:
     submit_run(RayjobApi(cluster), job.rayjob)
 
 
-def _left_behind(cluster: Cluster, run: str, ray_clusters: set[str]) -> list[str]:
+def left_behind(cluster: Cluster, run: str, ray_clusters: set[str]) -> list[str]:
     """Objects of a run whose RayJob is gone, after the time that Kubernetes takes to collect them."""
     deadline = time.monotonic() + GONE_LIMIT_S
     while True:
@@ -321,14 +330,12 @@ def _left_behind(cluster: Cluster, run: str, ray_clusters: set[str]) -> list[str
         time.sleep(POLL_S)
 
 
-def _left_in_folder(folder: Folder) -> list[str]:
+def left_in_folder(folder: Kept) -> list[str]:
     """A lease that was not given back, and files that nobody finished."""
     files = folder.files()
-    claims = [file for file in files if file.startswith("lease/a") and file.count(".") == 1]
-    attempts = [
-        int(f.removeprefix("lease/a").removesuffix(".json")) for f in claims if f.endswith(".json")
-    ]
     left = [file for file in files if file.endswith(".aside")]
-    if attempts and f"lease/a{max(attempts)}.ended" not in files:
-        left.append(f"the lease of attempt {max(attempts)}")
+    claims = (re.fullmatch(r"lease/a(\d+)\.json", file) for file in files)
+    newest = max((int(claim[1]) for claim in claims if claim), default=0)
+    if newest and f"lease/a{newest}.ended" not in files:
+        left.append(f"the lease of attempt {newest}")
     return left

@@ -56,6 +56,10 @@ def trainyard(*arguments: str, **environment: str) -> subprocess.CompletedProces
         (["logs", "digits", "--worker", "1", "--since", "5m"], 2, "--since is for the running"),
         (["cp", "digits", "x"], 2, "'digits' is not RUN:PATH"),
         (["shell", "digits", "first"], 2, "Invalid value for 'RANK'"),
+        (["drill"], 2, "SCENARIO and RUN.yaml are needed"),
+        (["drill", "flood", DIGITS], 2, "There are: worker-killed, "),
+        (["drill", "worker-killed", DIGITS, "--at-step", "0"], 2, "--at-step = 0: must be a step"),
+        (["drill", "worker-killed", DIGITS], 3, "no usable kubeconfig"),
         (["stop", "none.yaml"], 2, "cannot read none.yaml"),
         (["render", DIGITS, "-n", "Team A"], 2, "--namespace = 'Team A'"),
     ],
@@ -98,6 +102,16 @@ def test_render_prints_what_submit_sends() -> None:
 def test_rendering_twice_gives_the_same_bytes() -> None:
     first, second = (trainyard("render", DIGITS, PYTHONHASHSEED=seed) for seed in "12")
     assert first.stdout == second.stdout
+
+
+def test_the_scenarios_of_drills_are_listed_with_what_they_need() -> None:
+    listed = {
+        row["scenario"]: row for row in json.loads(trainyard("drill", "--list", "--json").stdout)
+    }
+    assert listed["worker-killed"]["needs"] == "the chart's Role"
+    assert listed["node-drained"]["needs"] == "patch nodes, create pods/eviction"
+    table = trainyard("drill", "--list").stdout
+    assert all(name in table for name in listed)
 
 
 def test_the_plan_is_a_table_or_json() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from launcher.drill.drill import drill_name
+from launcher.drill.drill import drill_name, left_in_folder, weights_of
 from launcher.drill.report import Report, missed
 from launcher.drill.scenarios import SCENARIOS
 from launcher.drill.timeline import (
@@ -19,7 +20,7 @@ from launcher.drill.timeline import (
     stood_still_s,
     what_was_seen,
 )
-from trainer.config import RUN_NAME_LIMIT
+from trainer.config import RUN_NAME_LIMIT, TrainerConfig
 
 Object = dict[str, Any]
 
@@ -154,6 +155,78 @@ def test_a_fault_that_workers_do_not_feel_costs_nothing() -> None:
 def test_the_pace_is_known_from_two_sights_of_it() -> None:
     assert seconds_per_step(BEFORE, STRUCK) == 0.5
     assert seconds_per_step(BEFORE, 960.0) is None
+
+
+# What is compared, and what is left.
+
+
+class Kept:
+    """A run's folder with these files."""
+
+    def __init__(self, **files: Any) -> None:
+        self._files = files
+
+    def files(self) -> list[str]:
+        return sorted(self._files)
+
+    def read(self, file: str) -> str | None:
+        return json.dumps(self._files[file]) if file in self._files else None
+
+    def sum(self, file: str) -> str | None:
+        return f"sum of {file}" if file in self._files else None
+
+
+def config(**changes: Any) -> TrainerConfig:
+    train = {"model": {"name": "resnet18", "in_channels": 1, "num_classes": 10}, "epochs": 3}
+    scaling = {"num_workers": 2, "use_gpu": False, "cpus_per_worker": 1}
+    document: Object = {
+        "name": "digits",
+        "data": {"source": "digits"},
+        "train": train | {"global_batch_size": 64} | changes.pop("train", {}),
+        "scaling": scaling | changes.pop("scaling", {}),
+        "storage": {"path": "/mnt"},
+    }
+    return TrainerConfig.model_validate(document | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_the_same"),
+    [
+        ({}, True),
+        ({"name": "other", "checkpoint": {"every_s": 5.0}, "faults": {"retries": 0}}, True),
+        ({"train": {"seed": 1}}, False),
+        ({"train": {"epochs": 4}}, False),
+        ({"scaling": {"num_workers": 4}}, False),
+    ],
+)
+def test_weights_are_compared_with_those_of_a_run_that_has_learnt_the_same(
+    changes: Object, is_the_same: bool
+) -> None:
+    before = config(**changes).model_dump(mode="json")
+    folder = Kept(**{"run.json": before, "summary.json": {"outcome": "succeeded"}, "model.pt": 1})
+    assert weights_of(folder, config()) == ("sum of model.pt" if is_the_same else None)
+
+
+@pytest.mark.parametrize("outcome", [None, {"outcome": "failed"}])
+def test_a_run_that_has_not_finished_is_nothing_to_compare_with(outcome: Object | None) -> None:
+    summary = {} if outcome is None else {"summary.json": outcome}
+    folder = Kept(**{"run.json": config().model_dump(mode="json"), "model.pt": 1}, **summary)
+    assert weights_of(folder, config()) is None
+
+
+@pytest.mark.parametrize(
+    ("files", "left"),
+    [
+        (["lease/a1.json", "lease/a1.1.json", "lease/a1.beat", "lease/a1.ended"], []),
+        (["lease/a1.json", "lease/a1.ended", "lease/a2.json"], ["the lease of attempt 2"]),
+        (["lease/a1.json", "lease/a2.json", "lease/a2.ended"], []),
+        (["model.pt", "model.pt.1234.aside"], ["model.pt.1234.aside"]),
+    ],
+)
+def test_a_lease_that_is_held_and_half_written_files_are_left_behind(
+    files: list[str], left: list[str]
+) -> None:
+    assert left_in_folder(Kept(**dict.fromkeys(files))) == left
 
 
 # What is told.

@@ -41,6 +41,9 @@ RAY_ENVIRONMENT = {
     # How soon workers hear that a node goes away; the default is 5, which is all the time that some have.
     "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # How long a worker group that has failed is waited for to leave in good order, which a worker that
+    # hangs does not; the default is 30.
+    "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "5",
 }
 for _name, _value in RAY_ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
