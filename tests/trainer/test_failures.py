@@ -45,6 +45,18 @@ def test_errors_are_put_down_once_for_each_group_with_rank_time_and_first_line(
     assert all(before - 0.001 <= each["time"] <= time.time() + 0.001 for each in found)
 
 
+def test_ray_s_wrappers_and_colours_are_taken_off() -> None:
+    from ray.exceptions import RayTaskError
+    from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
+
+    died = RuntimeError("\x1b[36mThe actor died\x1b[39m\nclass_name: Worker")
+    assert failures.first_line(WorkerHealthCheckFailedError("a check failed", died)) == (
+        "The actor died"
+    )
+    task = RayTaskError("join", "Traceback ...", ValueError("no answer"))
+    assert failures.first_line(task) == "no answer"
+
+
 def test_a_group_learns_when_the_one_before_had_failed_or_left(folder: RunFolder) -> None:
     assert failures.noticed_at(folder, 1, 1) is None
     Fence.claim(folder, 1)

@@ -6,6 +6,7 @@ A worker group that has saved all and left a machine that goes away has a line w
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 from trainer.folder import RunFolder
 from trainer.lease import newest_group
 from trainer.progress import read_lines
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def record(folder: RunFolder, attempt: int, errors: Mapping[int, BaseException]) -> list[str]:
@@ -50,5 +53,10 @@ def is_of(failure: Mapping[str, Any], attempt: int, group: int) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    """Of what lies at the bottom of it: Ray wraps errors, and colours its own."""
+    inner = error
+    for wrapped in ("cause", "health_check_failure"):
+        found = getattr(inner, wrapped, None)
+        inner = found if isinstance(found, BaseException) else inner
+    lines = COLOUR.sub("", str(inner)).strip().splitlines()
+    return lines[0] if lines else type(inner).__name__
