@@ -75,15 +75,15 @@ def drill(
     cluster = Cluster(namespace)
     platform = platform_of(platform_file, platform_file is None, namespace, cluster)
 
-    def job_of(word: str) -> Job:
+    def job(word: str) -> Job:
         own = [*wanted.settings, *(settings or ())]
-        return _job(run_file, own, gpus, workers, word, platform, namespace)
+        return job_of(run_file, own, gpus, workers, word, platform, namespace)
 
-    weights = train_undisturbed(cluster, platform, job_of(UNDISTURBED), show.say)
+    weights = train_undisturbed(cluster, platform, job(UNDISTURBED), show.say)
     report = run_drill(
         cluster,
         platform,
-        job_of(scenario),
+        job(scenario),
         wanted,
         weights=weights,
         at_step=None if at_step == RANDOM else int(at_step),
@@ -98,7 +98,7 @@ def drill(
     return 0 if report.is_passed else 1
 
 
-def _job(
+def job_of(
     run_file: Path,
     settings: list[str],
     gpus: str | None,

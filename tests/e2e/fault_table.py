@@ -33,8 +33,9 @@ those too that take the machine: parts of the cluster that are away.
 
 The figures are of one drill each, on a machine with 2 cores that holds the whole cluster: a ResNet-18 on
 two CPU workers, saved every 5 s. *Noticed* counts from the strike, *again* from then until the next step
-has been made; where training goes on after the fault, *noticed* is when the workers leave. All runs ended
-with the same bits as without a fault, unless a line says otherwise.
+has been made; where training goes on after the fault, *noticed* is when the workers leave. The machine did
+other work beside, so an idle one needs less. All runs ended with the same bits as without a fault, unless a
+line says otherwise.
 
 """
 BOUNDS = """
