@@ -24,14 +24,23 @@ Object = dict[str, Any]
 POLL_S = 0.5
 GONE_LIMIT_S = 180.0
 
-DRIVER = r"""
-for process in /proc/[0-9]*; do
-  words=$(tr '\\0' ' ' < "$process/cmdline" 2> /dev/null)
-  [ "$words" = "python -m trainer " ] && echo "${process#/proc/}"
-done
-true
+FIND = """
+import pathlib, sys
+wanted = sys.argv[1:]
+for process in pathlib.Path("/proc").glob("[0-9]*"):
+    try:
+        program, *words = (process / "cmdline").read_text().split("\\0")
+    except OSError:
+        continue
+    if [pathlib.Path(program).name, *words][: len(wanted)] == wanted:
+        print(process.name)
 """
-"""Prints the process id of the driver, as the entrypoint of a RayJob has started it."""
+"""Prints the ids of processes that were started with these words, the first one without its folder."""
+
+DRIVER = ("python", "-m", "trainer")
+"""As the entrypoint of a RayJob starts it."""
+SERVER = ("gcs_server",)
+"""Ray's own, on the head."""
 
 HOG = """
 import pathlib, sys, time
@@ -80,6 +89,15 @@ class Target:
                     *said.strip().splitlines()[-3:],
                 )
         return said
+
+    def process(self, pod: str, container: str, *words: str) -> str:
+        """Id of the one process in a pod that was started so. Raises ClusterError."""
+        found = self.inside(pod, container, "python", "-c", FIND, *words).split()
+        if len(found) != 1:
+            raise ClusterError(
+                f"pod {pod} has {len(found)} processes `{' '.join(words)}`, not one: {found}"
+            )
+        return found[0]
 
     def in_worker(self, rank: int, *command: str) -> str:
         place = self.workers[rank]
@@ -131,16 +149,13 @@ def lose_head_pod(target: Target) -> None:
 
 
 def kill_driver(target: Target) -> None:
-    driver = target.inside(target.head, HEAD_CONTAINER, "sh", "-c", DRIVER).split()
-    if len(driver) != 1:
-        raise ClusterError(f"pod {target.head} has {len(driver)} drivers: {driver}")
-    target.inside(target.head, HEAD_CONTAINER, "sh", "-c", f"kill -KILL {driver[0]}")
+    driver = target.process(target.head, HEAD_CONTAINER, *DRIVER)
+    target.inside(target.head, HEAD_CONTAINER, "sh", "-c", f"kill -KILL {driver}")
 
 
 def exhaust_head(target: Target) -> None:
     """The kernel takes Ray's own server: with it the head's container ends, and starts again."""
-    victims = target.inside(target.head, HEAD_CONTAINER, "sh", "-c", "pgrep -x gcs_server").split()
-    _hog(target, target.head, HEAD_CONTAINER, *victims)
+    _hog(target, target.head, HEAD_CONTAINER, target.process(target.head, HEAD_CONTAINER, *SERVER))
 
 
 def drain_node(target: Target) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from launcher.drill.drill import drill_name, left_in_folder, weights_of
 from launcher.drill.report import Report, missed
 from launcher.drill.scenarios import SCENARIOS
+from launcher.drill.strikes import FIND
 from launcher.drill.timeline import (
     PodLife,
     Records,
@@ -155,6 +159,23 @@ def test_a_fault_that_workers_do_not_feel_costs_nothing() -> None:
 def test_the_pace_is_known_from_two_sights_of_it() -> None:
     assert seconds_per_step(BEFORE, STRUCK) == 0.5
     assert seconds_per_step(BEFORE, 960.0) is None
+
+
+# How a process is found in a pod.
+
+
+def test_a_process_is_found_by_the_words_that_it_was_started_with(tmp_path: Path) -> None:
+    program = tmp_path / "gcs_server"
+    program.symlink_to("/bin/sleep")
+    with subprocess.Popen([program, "1234.5"]) as process:
+        found = {
+            words: subprocess.run(
+                [sys.executable, "-c", FIND, *words], capture_output=True, text=True, check=True
+            ).stdout.split()
+            for words in (("gcs_server", "1234.5"), ("gcs_server", "1234.6"), ("server",))
+        }
+        process.kill()
+    assert list(found.values()) == [[str(process.pid)], [], []]
 
 
 # What is compared, and what is left.
