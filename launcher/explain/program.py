@@ -183,8 +183,14 @@ def s3_denied(scene: Scene) -> Sign | None:
         "HTTP status 403",
         "XAdminUserNotFound", "INVALID_CLIENT_TOKEN_ID", "EXPIRED_TOKEN", "403 Forbidden",
     )  # fmt: skip
-    return _logged(
-        scene, pattern, "the bucket refuses the run: its keys are wrong, or may not do that"
+    found = matching(_lines(scene), pattern)
+    if found is None:
+        return None
+    action = re.search(r"during (\w+) operation", found[0])
+    asked = f" {action[1]}" if action else ""
+    return Sign(
+        cause=f"the bucket refuses the run{asked}: its keys are wrong, or may not do that",
+        evidence=(evidence(LOG, found[0]),),
     )
 
 

@@ -72,6 +72,26 @@ def test_requests_that_fail_are_made_again_and_change_nothing(
     assert proxy.struck == 10
 
 
+def test_a_folder_goes_with_all_levels_though_the_server_keeps_folders_as_objects(
+    server: Server, folder: RunFolder
+) -> None:
+    """pyarrow leaves an object for each folder of which it has deleted a file."""
+    for name in ("a/b/c/one", "a/b/two", "a/three"):
+        folder.write(f"{folder.root}/{name}", "x")
+        folder.write(f"{folder.root}/{name}-gone", "x")
+        folder.delete(f"{folder.root}/{name}-gone")
+    folder.delete(folder.root)
+    assert folder.files() == []
+    assert not folder.exists(folder.root)
+
+
+def test_a_folder_that_may_not_be_deleted_says_so(server: Server, folder: RunFolder) -> None:
+    folder.write(f"{folder.root}/a/one", "x")
+    server.allow("runs", "ada", *(action for action in ALL if action != "s3:DeleteObject"))
+    with pytest.raises(OSError, match="Access Denied"):
+        folder.delete(folder.root)
+
+
 def test_keys_that_have_expired_are_waited_for_until_they_are_renewed(
     server: Server, folder: RunFolder, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -386,10 +386,25 @@ class RunFolder:
         """Remove a file or a folder with all in it, if it is there."""
         kind = self.filesystem.get_file_info(path).type
         if kind == fs.FileType.Directory:
-            self.filesystem.delete_dir(path)
+            self._delete_folder(path)
         elif kind == fs.FileType.File:
             with suppress(FileNotFoundError):  # whoever wrote it may remove it meanwhile
                 self.filesystem.delete_file(path)
+
+    def _delete_folder(self, path: str) -> None:
+        """Some object stores keep folders, too, and delete only empty ones: each time a level goes."""
+        selector = fs.FileSelector(path, recursive=True, allow_not_found=True)
+        before = None
+        while True:
+            try:
+                self.filesystem.delete_dir(path)
+            except OSError:
+                left = len(self.filesystem.get_file_info(selector))
+                if self.is_local or (before is not None and left >= before):
+                    raise
+                before = left
+            else:
+                return
 
     def subfolders(self, path: str) -> list[str]:
         """Names of the folders in a folder."""
