@@ -30,7 +30,7 @@ DIGITS = ROOT / "examples/digits.yaml"
 SETTINGS = ("train.model.image_size=16", "train.epochs=20")
 LONG = ("train.epochs=120",)
 """For faults that last, and are to end before the run does; it has an undisturbed run of its own."""
-SHORT = ("worker-killed", "worker-deleted")
+SHORT = ("worker-killed", "worker-deleted", "head-deleted")
 
 OPERATOR_AWAY_S = 120.0
 API_AWAY_S = 60.0
