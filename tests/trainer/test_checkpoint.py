@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -209,7 +210,8 @@ def test_a_kill_while_the_folder_is_put_back_leaves_it_to_the_next_group(tmp_pat
         good, damaged, half = save(folder, 1), save(folder, 2), save(folder, 2, steps_in_epoch=1)
         break_file(folder, damaged, MODEL)
         folder.delete(Checkpoints(folder).path(half, MANIFEST))
-        folder.append(folder.metrics, '{"samples": 50}\n{"samples": 150}\n')
+        records = [{"samples": 50, "step": 5}, {"samples": 150, "step": 15}]
+        folder.append(folder.metrics, "".join(json.dumps(record) + "\n" for record in records))
 
         mortal = mortal_folder(path, dies_before)
         is_done = survives(lambda mortal=mortal: begin(mortal))
@@ -217,7 +219,7 @@ def test_a_kill_while_the_folder_is_put_back_leaves_it_to_the_next_group(tmp_pat
         folder.sweep()
         assert begin(folder) == good
         assert Checkpoints(folder).names() == [good]
-        assert read_lines(folder, folder.metrics) == [{"samples": 50}]
+        assert read_lines(folder, folder.metrics) == records[:1]
         if is_done:
             break
     assert dies_before > 8, "too few points of death to mean anything"
