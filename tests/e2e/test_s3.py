@@ -1,0 +1,283 @@
+"""Runs that have nothing but a bucket: a real S3 server, a proxy that fails before it, and real pods."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from conftest import Object, Team, get, kubectl, run, wait_for
+
+from tests.trainer.s3_proxy import Proxy, running_proxy
+from tests.trainer.s3_server import ALL, Server, running_server
+
+DIGITS = "examples/digits.yaml"
+USER = "ada"
+EPOCHS = 20
+SETTINGS = ("train.model.image_size=16", f"train.epochs={EPOCHS}")
+OPTIONS = ("--workers", "2", *(word for setting in SETTINGS for word in ("--set", setting)))
+"""The same for the run on a volume that nobody disturbs, and for the run in a bucket that all disturb."""
+
+
+def canary() -> str:
+    """A secret that stands nowhere by chance."""
+    return f"canary-{secrets.token_hex(12)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """What the pods see of S3: all of it through the proxy."""
+
+    server: Server
+    proxy: Proxy
+    secret: str
+    """The user's secret key."""
+
+    @property
+    def values(self) -> Object:
+        return {
+            "path": "s3://runs/team",
+            "endpoint": f"http://{self.proxy.address}",
+            "secretName": "bucket",
+            "region": "us-east-1",
+        }
+
+    def files(self, run: str) -> list[Path]:
+        """Objects of a run's folder, as the server keeps them."""
+        folder = self.server.folder / "objects/runs/team" / run
+        return [path for path in folder.rglob("*") if path.is_file()]
+
+    def progress(self, run: str) -> Object:
+        """As it lies on the server's disk: a command each second would take the run's CPU."""
+        file = self.server.folder / "objects/runs/team" / run / "progress.json"
+        found: Object = json.loads(file.read_text()) if file.exists() else {"step": 0}
+        return found
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
+    """On the node's own address: only of tests/cluster is this machine the node."""
+    addresses = get("nodes", "default")["items"][0]["status"]["addresses"]
+    (node,) = [one["address"] for one in addresses if one["type"] == "InternalIP"]
+    if not node.startswith("198.18."):
+        pytest.skip("only the pods of tests/cluster reach a server that this machine starts")
+    folder = tmp_path_factory.mktemp("s3") / "server"
+    with running_server(folder, node) as server, running_proxy(server.address) as proxy:
+        found = Bucket(server=server, proxy=proxy, secret=canary())
+        server.make_bucket("runs")
+        server.add_user(USER, found.secret)
+        server.allow("runs", USER, *ALL)
+        yield found
+
+
+def secret(team: Team, name: str, **data: str) -> None:
+    kind = "kubernetes.io/dockerconfigjson" if ".dockerconfigjson" in data else "Opaque"
+    encoded = {key: base64.b64encode(value.encode()).decode() for key, value in data.items()}
+    body = {"apiVersion": "v1", "kind": "Secret", "type": kind, "data": encoded}
+    body |= {"metadata": {"name": name}}
+    kubectl("create", "-n", team.namespace, "-f", "-", stdin=json.dumps(body))
+
+
+def keys(user: str, secret_key: str) -> dict[str, str]:
+    return {"AWS_ACCESS_KEY_ID": user, "AWS_SECRET_ACCESS_KEY": secret_key}
+
+
+@pytest.fixture(scope="module")
+def password() -> str:
+    """Of the registry; the cluster's own asks for none."""
+    return canary()
+
+
+@pytest.fixture(scope="module")
+def team(
+    make_team: Callable[[str], Team],
+    bucket: Bucket,
+    password: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Team:
+    team = make_team("s3")
+    secret(team, "bucket", **keys(USER, bucket.secret))
+    login = base64.b64encode(f"ada:{password}".encode()).decode()
+    auths = json.dumps({"auths": {"127.0.0.1:5000": {"auth": login, "password": password}}})
+    secret(team, "registry", **{".dockerconfigjson": auths})
+    team.install(
+        tmp_path_factory.mktemp("values"),
+        storage={"claim": None, "s3": bucket.values},
+        imagePullSecrets=[{"name": "registry"}],
+    )
+    return team
+
+
+def reaches(bucket: Bucket, name: str, more: int) -> Object:
+    """What progress.json says once so many more steps are made."""
+    before = bucket.progress(name)["step"]
+
+    def reached() -> Object | None:
+        found = bucket.progress(name)
+        return found if found["step"] >= before + more else None
+
+    found: Object = wait_for(f"{name} makes {more} more steps", reached)
+    return found
+
+
+def log(team: Team, name: str) -> str:
+    ended = team.trainyard("logs", name)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def sha256(team: Team, name: str, folder: Path) -> str:
+    """Of the model that a run delivered, as `cp` brings it."""
+    ended = team.trainyard("cp", f"{name}:model.pt", str(folder / f"{name}.pt"))
+    assert ended.returncode == 0, ended.stderr
+    return hashlib.sha256((folder / f"{name}.pt").read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """SHA-256 of the model of the same run file on a shared volume."""
+    team = make_team("s3-volume")
+    folder = tmp_path_factory.mktemp("volume")
+    team.install(folder)
+    ended = team.trainyard("submit", DIGITS, *OPTIONS, "--name", "same")
+    assert ended.returncode == 0, ended.stderr
+    found = sha256(team, "same", folder)
+    kubectl("delete", "rayjobs.ray.io", "--all", "-n", team.namespace)
+    return found
+
+
+@dataclass
+class Story:
+    """What the disturbed run left beside its folder, for whoever looks for secrets."""
+
+    token: str
+    texts: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def story(team: Team, bucket: Bucket) -> Story:
+    """A run in the bucket under way, and what can be seen of it then."""
+    submitted = team.trainyard("submit", DIGITS, *OPTIONS, "--name", "same", "--detach")
+    assert submitted.returncode == 0, submitted.stderr
+    reaches(bucket, "same", 1)
+    (job,) = team.rayjobs()
+    token = get("secret", team.namespace, job["status"]["rayClusterName"])["data"]["auth_token"]
+    return Story(base64.b64decode(token).decode(), {"submit": submitted.stdout + submitted.stderr})
+
+
+def everything(team: Team) -> dict[str, str]:
+    """All that a reader of the namespace sees: every object that is no Secret, events, logs, commands."""
+    kinds = kubectl("api-resources", "--verbs=list", "--namespaced", "-o", "name").split()
+    readable = sorted(set(kinds) - {"secrets"})
+    seen = {"objects": kubectl("get", ",".join(readable), "-n", team.namespace, "-o", "yaml")}
+    for pod in get("pods", team.namespace)["items"]:
+        for container in pod["status"].get("containerStatuses", []):
+            name, place = container["name"], pod["metadata"]["name"]
+            seen[f"log of {place}/{name}"] = run(
+                "kubectl", "logs", place, "-c", name, "-n", team.namespace
+            ).stdout
+    for command in (
+        ("explain", "same"), ("explain", "same", "--json"), ("status", "same", "-o", "json"),
+        ("status", "same", "-o", "yaml"), ("logs", "same"), ("list", "-o", "wide"),
+        ("platform", "get"), ("render", DIGITS, "--from-cluster"),
+        ("submit", DIGITS, "--name", "same", "--dry-run=server", "--traceback"),
+        ("cp", "same:no-such-file", "/tmp/nowhere", "--traceback"),
+        ("preflight", DIGITS, *OPTIONS, "--json"),
+    ):  # fmt: skip
+        ended = team.trainyard(*command)
+        seen[" ".join(command)] = ended.stdout + ended.stderr
+    return seen
+
+
+def test_the_pods_write_into_the_bucket_and_mount_no_volume(
+    team: Team, bucket: Bucket, story: Story
+) -> None:
+    names = {path.name for path in bucket.files("same")}
+    assert {"run.json", "progress.json", "a1.json", "a1.beat"} <= names
+    pods = team.pods(is_ray_node="yes")
+    assert len(pods) == 3
+    for pod in pods:
+        assert not [volume for volume in pod["spec"]["volumes"] if "emptyDir" not in volume]
+    story.texts |= everything(team)
+
+
+def test_a_bucket_that_answers_503_and_resets_lines_does_not_stop_a_run(
+    team: Team, bucket: Bucket, story: Story
+) -> None:
+    under_way = {pod["metadata"]["uid"] for pod in team.pods(is_ray_node="yes")}
+    for fault in ("503", "reset", "cut"):
+        struck = bucket.proxy.struck
+        bucket.proxy.fail(fault)  # type: ignore[arg-type]
+        bucket.proxy.await_struck(struck + 6)
+        bucket.proxy.heal()
+        assert reaches(bucket, "same", 10)["attempt"] == 1
+    assert {pod["metadata"]["uid"] for pod in team.pods(is_ray_node="yes")} == under_way
+
+
+def test_a_run_outlives_keys_that_expire_and_are_renewed(
+    team: Team, bucket: Bucket, story: Story
+) -> None:
+    under_way = {pod["metadata"]["uid"] for pod in team.pods(is_ray_node="yes")}
+    bucket.server.change_secret(USER, canary())
+    wait_for("the run says so", lambda: "storage: trying again for" in log(team, "same"))
+    bucket.server.change_secret(USER, bucket.secret)
+    assert reaches(bucket, "same", 10)["attempt"] == 1
+    assert {pod["metadata"]["uid"] for pod in team.pods(is_ray_node="yes")} == under_way
+
+
+def test_a_run_is_stopped_looked_at_and_resumed_in_a_bucket(
+    team: Team, bucket: Bucket, story: Story, tmp_path: Path
+) -> None:
+    stopped = team.trainyard("stop", "same")
+    assert stopped.returncode == 0, stopped.stderr
+    assert "SIGTERM: the workers save a checkpoint" in log(team, "same")
+    listed = team.trainyard("cp", "same:checkpoints").stdout.splitlines()
+    manifest = next(name for name in reversed(listed) if name.endswith("manifest.json"))
+    checkpoint = manifest.removesuffix("/manifest.json")
+    assert team.trainyard("cp", f"same:{checkpoint}", str(tmp_path / "c")).returncode == 0
+    told = json.loads((tmp_path / "c/manifest.json").read_text())["files"]["model.pt"]["sha256"]
+    assert hashlib.sha256((tmp_path / "c/model.pt").read_bytes()).hexdigest() == told
+
+    resumed = team.trainyard("submit", DIGITS, *OPTIONS, "--name", "same")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    summary = team.status("same")["summary"]
+    assert (summary["outcome"], summary["epochs"], summary["attempts"]) == ("succeeded", EPOCHS, 2)
+    assert summary["resumed_from"] == checkpoint.removeprefix("checkpoints/")
+    story.texts |= {"submit again": resumed.stdout + resumed.stderr} | everything(team)
+
+
+def test_nothing_is_lost_and_nothing_is_counted_twice(
+    team: Team, bucket: Bucket, undisturbed: str, tmp_path: Path
+) -> None:
+    assert sha256(team, "same", tmp_path) == undisturbed
+    assert team.trainyard("cp", "same:metrics.jsonl", str(tmp_path / "m")).returncode == 0
+    records = [json.loads(line) for line in (tmp_path / "m").read_text().splitlines()]
+    epochs = [record["epoch"] for record in records if record["kind"] == "epoch"]
+    assert epochs == list(range(1, EPOCHS + 1))
+    assert team.trainyard("cp", "same:report.html", str(tmp_path / "r")).returncode == 0
+
+
+def test_no_secret_is_to_be_seen_anywhere(
+    team: Team, bucket: Bucket, story: Story, password: str
+) -> None:
+    """Seeded secrets, in objects, events, logs, commands, the run's folder and its report."""
+    texts = dict(story.texts)
+    files = bucket.files("same")
+    assert {"report.html", "metrics.jsonl", "run.json", "attempt-1.log"} <= {
+        path.name for path in files
+    }
+    contents = {str(path): path.read_bytes() for path in files}
+    contents |= {name: text.encode() for name, text in texts.items()}
+    login = base64.b64encode(f"ada:{password}".encode()).decode()
+    for what in (bucket.secret, story.token, password, login):
+        for form in (what, base64.b64encode(what.encode()).decode()):
+            found = [name for name, text in contents.items() if form.encode() in text]
+            assert found == [], f"a secret stands in {found}"
+    # The search itself finds what is there.
+    assert b"AWS_SECRET_ACCESS_KEY" in contents["objects"]
+    assert b"same" in contents["explain same"]
