@@ -9,9 +9,11 @@ import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
-from conftest import Object, Team, get, kubectl, run, wait_for
+import yaml
+from conftest import Ended, Object, Team, get, kubectl, run, wait_for
 
 from tests.trainer.s3_proxy import Proxy, running_proxy
 from tests.trainer.s3_server import ALL, Server, running_server
@@ -281,3 +283,132 @@ def test_no_secret_is_to_be_seen_anywhere(
     # The search itself finds what is there.
     assert b"AWS_SECRET_ACCESS_KEY" in contents["objects"]
     assert b"same" in contents["explain same"]
+
+
+def test_a_run_reads_data_from_a_bucket_and_its_folder_goes_on_request(
+    team: Team, bucket: Bucket, story: Story
+) -> None:
+    """What the first run prepared for itself is a data set like any other."""
+    settings = ("data.source=s3://runs/team/same/data", "train.epochs=1", SETTINGS[0])
+    options = [word for setting in settings for word in ("--set", setting)]
+    ended = team.trainyard("submit", DIGITS, "--name", "reads", "--workers", "1", *options)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    folders = {str(path.parent.name) for path in bucket.files("reads")}
+    assert {"reads", "lease", "logs"} <= folders
+    assert "train" not in folders, "what was prepared is read where it lies"
+    assert team.trainyard("delete", "reads", "--folder", "--yes").returncode == 0
+    assert bucket.files("reads") == []
+    assert team.trainyard("cp", "reads:").returncode == 2
+    assert bucket.files("same") != []
+
+
+# What is wrong with a bucket, or with the keys.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrong:
+    keys: dict[str, str]
+    bucket: str
+    step: str
+    """Of the preflight's pod, in which it shows."""
+    said: str
+    failure: str
+    """What `explain` calls it, as are the two below."""
+    cause: str
+    remedy: str
+
+
+@pytest.fixture(scope="module")
+def wrongs(bucket: Bucket, team: Team) -> dict[str, Wrong]:
+    """Four ways in which storage fails, each with its Secret or bucket."""
+    refuses = "the bucket refuses the run"
+    denied: dict[str, Any] = {"failure": "s3-denied", "remedy": "storage.s3.secretName"}
+    found = {
+        "wrong-key": Wrong(
+            keys=keys(USER, canary()), bucket="runs", step="write", said="SIGNATURE_DOES_NOT_MATCH",
+            cause=refuses, **denied,
+        ),
+        "no-bucket": Wrong(
+            keys=keys(USER, bucket.secret), bucket="nowhere", step="write", said="NO_SUCH_BUCKET",
+            failure="s3-no-bucket", cause="bucket nowhere does not exist", remedy="storage.s3.path",
+        ),
+        "no-delete": Wrong(
+            keys=keys("bob", canary()), bucket="keeps", step="delete", said="Access Denied",
+            cause=f"{refuses} DeleteObject", **denied,
+        ),
+        "no-list": Wrong(
+            keys=keys("eve", canary()), bucket="hides", step="list", said="ACCESS_DENIED",
+            cause=f"{refuses} ListObjectsV2", **denied,
+        ),
+    }  # fmt: skip
+    for name, missing in (("no-delete", "s3:DeleteObject"), ("no-list", "s3:ListBucket")):
+        wrong = found[name]
+        user, password = wrong.keys.values()
+        bucket.server.add_user(user, password)
+        bucket.server.make_bucket(wrong.bucket)
+        allowed = [action for action in ALL if action != missing]
+        bucket.server.allow(wrong.bucket, user, *allowed)
+    for name, wrong in found.items():
+        secret(team, name, **wrong.keys)
+    return found
+
+
+NAMES = ("wrong-key", "no-bucket", "no-delete", "no-list")
+
+
+@pytest.fixture(scope="module")
+def platforms(
+    team: Team, wrongs: dict[str, Wrong], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """The team's platform with the Secret and the bucket of each."""
+    text = team.trainyard("platform", "get").stdout
+    folder = tmp_path_factory.mktemp("platforms")
+    for name, wrong in wrongs.items():
+        platform = yaml.safe_load(text)
+        platform["storage"]["path"] = f"s3://{wrong.bucket}/team"
+        changed = json.dumps(platform).replace('"name": "bucket"', f'"name": "{name}"')
+        assert changed.count(f'"{name}"') == 8  # two variables of head, both pools and reader
+        (folder / f"{name}.yaml").write_text(changed)
+    return {name: folder / f"{name}.yaml" for name in wrongs}
+
+
+@pytest.fixture(scope="module")
+def failed(team: Team, platforms: dict[str, Path]) -> dict[str, Ended]:
+    """All four runs at once; how each `watch` ended."""
+    for name, platform in platforms.items():
+        submitted = team.trainyard(
+            "submit", DIGITS, "--name", name, "--workers", "1", "--platform", str(platform),
+            "--set", "faults.retries=0", "--detach",
+        )  # fmt: skip
+        assert submitted.returncode == 0, submitted.stderr
+    return {name: team.trainyard("watch", name) for name in platforms}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_preflight_tells_what_is_wrong_with_a_bucket(
+    team: Team, wrongs: dict[str, Wrong], platforms: dict[str, Path], name: str
+) -> None:
+    wrong = wrongs[name]
+    ended = team.trainyard("preflight", "--platform", str(platforms[name]), "--json")
+    (check,) = [one for one in json.loads(ended.stdout) if one["name"] == "storage"]
+    assert (check["state"], ended.returncode) == ("failed", 1)
+    assert wrong.said in check["seen"]
+    assert wrong.step in check["seen"]
+    assert check["remedy"]
+    assert wrong.keys["AWS_SECRET_ACCESS_KEY"] not in ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_says_what_is_wrong_with_its_bucket_and_explain_knows_the_remedy(
+    team: Team, wrongs: dict[str, Wrong], failed: dict[str, Ended], name: str
+) -> None:
+    wrong = wrongs[name]
+    watched = failed[name]
+    assert watched.returncode == 1
+    assert wrong.cause in watched.stderr
+    ended = team.trainyard("explain", name, "--json")
+    found = json.loads(ended.stdout)["finding"]
+    assert found["failure"] == wrong.failure
+    assert wrong.cause in found["cause"]
+    assert wrong.remedy in found["remedy"]
+    assert wrong.keys["AWS_SECRET_ACCESS_KEY"] not in ended.stdout + watched.stderr
