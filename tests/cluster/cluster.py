@@ -513,47 +513,88 @@ def one_at_a_time(home: Home) -> Iterator[None]:
         yield
 
 
-def main(arguments: Sequence[str]) -> int:
+def whole_number(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise ValueError
+    return number
+
+
+def commands_parser() -> argparse.ArgumentParser:
+    """Each command has its words, and in `do` what is done with them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    building = commands.add_parser(
-        "build", help="install the Debian packages and build the servers that `up` needs"
-    )
-    building.add_argument(
+
+    def command(name: str, text: str, do: Callable[..., object]) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=text)
+        made.set_defaults(do=do)
+        return made
+
+    command(
+        "build",
+        "install the Debian packages and build the servers that `up` needs",
+        lambda home, options: (
+            build.build_tools(home, say, options.sets)
+            if options.sets
+            else build.build_all(home, say)
+        ),
+    ).add_argument(
         "sets",
         nargs="*",
         metavar="SET",
         help="build only this folder of tools/, and install nothing",
     )
-    commands.add_parser(
-        "up", help="build what is missing, then start a cluster or reuse the one that is up"
+    command(
+        "up",
+        "build what is missing, then start a cluster or reuse the one that is up",
+        lambda home, options: up(home),
     )
-    ending = commands.add_parser(
-        "down", help="end the cluster; its image content is kept for the next one"
-    )
-    ending.add_argument("--purge", action="store_true", help="delete the image content, too")
+    command(
+        "down",
+        "end the cluster; its image content is kept for the next one",
+        lambda home, options: down(home, options.purge),
+    ).add_argument("--purge", action="store_true", help="delete the image content, too")
     commands.add_parser("status", help="show how each part stands; exit code 1 if not all is ready")
-    gpus = commands.add_parser("gpus", help="let the node claim to have GPUs")
-    gpus.add_argument("count", type=int, help="how many; 0 takes them away")
-    made_up = commands.add_parser("kwok", help="have nodes that do not exist, with 8 GPUs each")
-    made_up.add_argument("count", type=int, help="how many; 0 takes them away")
-    nodes = commands.add_parser("nodes", help="have a second real node, or not")
-    nodes.add_argument("count", type=int, choices=(1, 2), help="how many there are then")
-    commands.add_parser("lose-node", help="the second node loses its power; its Node stays")
-    again = commands.add_parser("restart", help="end one part and start it again")
-    again.add_argument("part", help="its name, as in the table of `status`")
-    away = commands.add_parser("stop", help="end one part")
-    away.add_argument("part", help="its name, as in the table of `status`")
-    cutting = commands.add_parser(
-        "cut", help="let no packet pass between a pod and another address"
+    for name, text, take in (
+        ("gpus", "let the node claim to have GPUs", set_gpus),
+        ("kwok", "have nodes that do not exist, with 8 GPUs each", set_made_up_nodes),
+    ):
+        command(
+            name, text, lambda home, options, take=take: take(home, options.count)
+        ).add_argument("count", type=whole_number, help="how many; 0 takes them away")
+    command(
+        "nodes",
+        "have a second real node, or not",
+        lambda home, options: set_nodes(home, options.count),
+    ).add_argument("count", type=int, choices=(1, 2), help="how many there are then")
+    command(
+        "lose-node",
+        "the second node loses its power; its Node stays",
+        lambda home, options: lose_second_node(home),
+    )
+    for name, text, of_part in (
+        ("restart", "end one part and start it again", restart),
+        ("stop", "end one part", stop_part),
+        ("start", "start a part that was stopped", start_part),
+    ):
+        command(
+            name, text, lambda home, options, of_part=of_part: of_part(home, options.part)
+        ).add_argument("part", help="its name, as in the table of `status`")
+    cutting = command(
+        "cut",
+        "let no packet pass between a pod and another address",
+        lambda home, options: cut(options.address, options.other),
     )
     cutting.add_argument("address", help="of the pod")
     cutting.add_argument("other", help="address of the other")
-    healing = commands.add_parser("heal", help="let all packets of a pod pass again")
-    healing.add_argument("address", help="of the pod")
-    back = commands.add_parser("start", help="start a part that was stopped")
-    back.add_argument("part", help="its name, as in the table of `status`")
-    options = parser.parse_args(arguments)
+    command(
+        "heal", "let all packets of a pod pass again", lambda home, options: heal(options.address)
+    ).add_argument("address", help="of the pod")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = commands_parser().parse_args(arguments)
     home = home_of(os.environ)
     # Debian's servers need programs that only root's own PATH has, which `su` and cron do not set.
     os.environ["PATH"] += ":/usr/sbin:/sbin"
@@ -565,35 +606,7 @@ def main(arguments: Sequence[str]) -> int:
         if options.command == "status":
             return 0 if status(home) else 1
         with one_at_a_time(home):
-            if options.command == "build" and options.sets:
-                build.build_tools(home, say, options.sets)
-            elif options.command == "build":
-                build.build_all(home, say)
-            elif options.command == "up":
-                up(home)
-            elif options.command == "down":
-                down(home, options.purge)
-            elif options.command == "restart":
-                restart(home, options.part)
-            elif options.command == "stop":
-                stop_part(home, options.part)
-            elif options.command == "cut":
-                cut(options.address, options.other)
-            elif options.command == "heal":
-                heal(options.address)
-            elif options.command == "start":
-                start_part(home, options.part)
-            elif options.count < 0:
-                raise ClusterError(f"{options.count} is not a number\n       give 0 or more")
-            elif options.command == "nodes":
-                set_nodes(home, options.count)
-            elif options.command == "lose-node":
-                lose_second_node(home)
-                say(f"{SECOND_NODE} is lost")
-            elif options.command == "kwok":
-                set_made_up_nodes(home, options.count)
-            else:
-                set_gpus(home, options.count)
+            options.do(home, options)
     except ClusterError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

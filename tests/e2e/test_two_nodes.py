@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from conftest import Ended, Object, Team, get, kubectl, run, wait_for
 
+pytestmark = pytest.mark.drills
+
 PREFERRED = "trainyard.io/e2e-last=resort:PreferNoSchedule"
 LONG = ("examples/digits.yaml", "--workers", "2", "--name", "spread", "--detach")
 SETTINGS = ("train.model.image_size=16", "train.epochs=40", "checkpoint.every_s=5")
