@@ -129,13 +129,6 @@ def ports_without_dashboard(job: Object) -> None:
     ports[0]["name"] = "web"
 
 
-def small_disk(job: Object) -> None:
-    """Ray's own logs are more than that."""
-    for pod in pod_specs(job):
-        (volume,) = [one for one in pod["volumes"] if one["name"] == "tmp"]
-        volume["emptyDir"] = {"sizeLimit": "1Mi"}
-
-
 def suspended(job: Object) -> None:
     """As KubeRay allows it."""
     job["spec"].pop("deletionStrategy", None)
@@ -206,10 +199,6 @@ CASES = (
          "missing-python", "python", ray=True),
     Case("surroundings", spec(runtimeEnvYAML="pip: 5"),
          "runtime-env", "could not start the driver", ray=True),
-    # While they run.
-    Case("small-worker", memory(1, "200Mi"),
-         "worker-oom", "memory limit of 200Mi", ray=True, workers=1),
-    Case("small-disk", small_disk, "evicted-disk", "1Mi", ray=True),
 )  # fmt: skip
 
 
