@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from launcher.amounts import SUFFIXES, quantity
 from launcher.errors import ConfigError
 from launcher.queue import APPLICATION_LABEL, GANG_LABEL, PRIORITY_LABELS, QUEUE_LABELS
 from trainer.config import CONFIG_VARIABLE, MAY_CHANGE
@@ -36,8 +37,12 @@ DEFAULTS: Object = {
     "minReplicas": 0,
     "maxReplicas": 2**31 - 1,
     "submissionMode": "K8sJobMode",
+    "shutdownAfterJobFinishes": False,
 }
-"""What the API server writes where a RayJob says nothing."""
+"""What the API server writes where a RayJob says nothing, or the operator leaves out when it writes one."""
+
+AMOUNTS = ("limits", "requests")
+"""Whose values the operator writes in its own way: 2048Mi as 2Gi, 0.1 as 100m."""
 
 LABELS = {
     "trainyard.io/run",
@@ -120,7 +125,7 @@ def by_name(node: Any) -> Any:
     """Lists of named things as mappings, and nothing that only says a default."""
     if isinstance(node, dict):
         kept = {
-            key: by_name(value)
+            key: same_amounts(value) if key in AMOUNTS else by_name(value)
             for key, value in node.items()
             if key not in DEFAULTS or DEFAULTS[key] != value
         }
@@ -132,6 +137,25 @@ def by_name(node: Any) -> Any:
         if all(isinstance(one, str) for one in names) and len(set(names)) == len(names):
             return {one: by_name(item) for one, item in zip(names, node, strict=True)}
     return {str(index): by_name(item) for index, item in enumerate(node)}
+
+
+def same_amounts(node: Any) -> Any:
+    """Quantities by resource, equal ones alike; what is none stays as it stands."""
+    if not isinstance(node, dict):
+        return by_name(node)
+    return {name: _same_amount(amount) for name, amount in node.items()}
+
+
+def _same_amount(amount: Any) -> Any:
+    try:
+        exact = quantity(amount)
+    except ValueError:
+        return amount
+    units = ("Ti", "Gi", "Mi", "Ki") if str(amount).endswith("i") else ("", "m")
+    for unit in units:
+        if (count := exact / SUFFIXES[unit]).denominator == 1:
+            return f"{count}{unit}"
+    return amount
 
 
 def _take_config(spec: Object) -> Any:

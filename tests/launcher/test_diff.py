@@ -59,6 +59,37 @@ def test_what_the_api_server_fills_in_is_no_change(resources: dict[str, str]) ->
 
 
 @pytest.mark.parametrize(
+    ("before", "after", "is_same"),
+    [
+        ("2Gi", "2048Mi", True),
+        ("2Gi", "2049Mi", False),
+        ("100m", "0.1", True),
+        ("100m", 0.1, True),
+        ("2", 2, True),
+        ("2", "2001m", False),
+        ("odd", "odd", True),
+        ("odd", "1", False),
+    ],
+)
+def test_equal_amounts_are_no_change_however_they_are_written(
+    before: Any, after: Any, is_same: bool
+) -> None:
+    jobs = [job_of(), job_of()]
+    for job, amount in zip(jobs, (before, after), strict=True):
+        (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+        group["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"] = amount
+    assert (diff_jobs(*jobs, live=True) == ()) == is_same
+
+
+def test_what_the_operator_leaves_out_is_no_change() -> None:
+    job = job_of()
+    assert job["spec"]["shutdownAfterJobFinishes"] is False
+    live = stored(job)
+    del live["spec"]["shutdownAfterJobFinishes"]
+    assert diff_jobs(live, job, live=True) == ()
+
+
+@pytest.mark.parametrize(
     ("settings", "path", "before", "after", "effect"),
     [
         (["faults.retries=5"], "spec.backoffLimit", 2, 5, "at once"),
