@@ -75,7 +75,7 @@ def test_a_run_leaves_all_its_files(attempts: Attempts, loader: str) -> None:
         assert "cluster:" not in again
         (repeated,) = lines(again, "summary")
         last = committed(config)[-1]
-        assert repeated.pop("startup").keys() == {"began"}
+        assert repeated.pop("startup").keys() == {"began", "lease"}
         del summary["startup"]
         assert repeated == summary | {"attempts": 2, "resumed_from": last}
         check_metrics(config, 2)
