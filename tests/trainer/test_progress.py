@@ -231,12 +231,12 @@ class FullDisk(RunFolder):
         folder = open_folder(config)
         super().__init__(folder.filesystem, folder.root)
         self.go_on = threading.Event()
-        self.failures = 1
+        self.refusals = 1
 
     def write(self, path: str, data: bytes | str, *, is_durable: bool = True) -> None:
         assert self.go_on.wait(LIMIT_S)
-        self.failures -= 1
-        if self.failures >= 0:
+        self.refusals -= 1
+        if self.refusals >= 0:
             raise OSError("no space left")
         super().write(path, data, is_durable=is_durable)
 
