@@ -7,11 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from attempts import Attempts, committed, ray_config, read_json, read_records, wait_for
 
 DEADLINE_S = 12
 
 
+@pytest.mark.slow
 def test_a_notice_brings_a_checkpoint_and_the_run_goes_on_elsewhere(attempts: Attempts) -> None:
     environment = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
     cluster = subprocess.Popen(
