@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -48,7 +49,8 @@ def complaints(scene: Scene) -> Iterator[Complaint]:
     """What is wrong now; where nothing is there any more, what was said last.
 
     A pod that is ready complains of nothing, whatever was said before. Events of pods that are gone
-    count only for an attempt that never came to its driver: they tell why.
+    count for an attempt that never came to its driver, and where several ended in one way while another
+    is being made: KubeRay deletes a pod that was evicted at once.
     """
     unready = [pod for pod in scene.pods if not is_ready(pod)]
     for pod in unready:
@@ -63,13 +65,22 @@ def complaints(scene: Scene) -> Iterator[Complaint]:
             )
     there = {name_of(pod) for pod in scene.pods}
     waiting = {name_of(pod): pod for pod in unready}
+    ends = Counter(
+        event.get("reason", "")
+        for event in scene.events
+        if (about := event.get("involvedObject", {})).get("kind") == "Pod"
+        and about.get("name") not in there
+        and event.get("reason") in DEATHS
+    )
     for event in reversed(scene.events):
         about = event.get("involvedObject", {})
         kind, name, reason = about.get("kind", ""), about.get("name", ""), event.get("reason", "")
         is_gone_pod = kind == "Pod" and name not in there
         if kind == "Pod" and name in there and name not in waiting:
             continue
-        if is_gone_pod and (unready or not (scene.never_ran or scene.is_broken)):
+        if is_gone_pod and not (
+            ends[reason] > 1 if unready else scene.never_ran or scene.is_broken
+        ):
             continue
         if not scene.never_ran and reason not in DEATHS and name not in waiting:
             continue
