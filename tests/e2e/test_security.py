@@ -337,7 +337,7 @@ def test_the_commands_need_no_more_than_these_rights(
     do("cp", f"{RUN}:run.json", str(tmp_path / "run.json"))
     do("platform", "get")
     do("diff", DIGITS, "--name", RUN, *LONG)
-    do("submit", DIGITS, "--name", RUN, *LONG, "--dry-run=server")
+    do("submit", DIGITS, "--name", f"{RUN}-dry", *LONG, "--dry-run=server")
     # What it may not see is not known, and nothing of it fails.
     checks = json.loads(do("preflight", DIGITS, *LONG, "--json").stdout)
     assert {check["name"]: check["state"] for check in checks}["nodes"] == "not known"
