@@ -219,19 +219,6 @@ def test_stop_leaves_the_folder_and_the_next_deploy_resumes(team: Team, tmp_path
     assert (summary["attempts"], summary["epochs"]) == (2, 40)
 
 
-def test_a_changed_run_begins_anew_and_the_old_one_keeps_a_name(team: Team) -> None:
-    settings = ("name=next", "train.epochs=1", "train.seed=1", "resources.workers=1", QUICK)
-    options = [option for setting in settings for option in ("--set", setting)]
-    refused = team.trainyard("submit", DIGITS, *options)
-    assert refused.returncode == 2
-    assert "--fresh" in refused.stderr
-    anew = team.trainyard("submit", DIGITS, *options, "--fresh")
-    assert anew.returncode == 0, anew.stderr
-    assert "what run next had is run next-old-1 now" in anew.stderr
-    assert team.status("next")["summary"]["resumed_from"] is None
-    assert "model.pt" in team.trainyard("cp", "next-old-1:").stdout
-
-
 def test_gpus_are_requested_scheduled_and_counted_and_a_missing_cuda_is_said(
     team: Team, fake_gpus: str
 ) -> None:
