@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ClusterError
@@ -218,16 +216,3 @@ def _wait_until(is_so: Callable[[], bool], what: str) -> None:
         if time.monotonic() > deadline:
             raise ClusterError(f"{what}: not within {GONE_LIMIT_S:g} s", reason="Timeout")
         time.sleep(POLL_S)
-
-
-def run_command(*command: str | Path) -> Strike:
-    """A strike by a program of this machine. It ends when the fault has ended."""
-
-    def strike(target: Target) -> None:
-        ended = subprocess.run(command, capture_output=True, text=True, check=False)
-        if ended.returncode != 0:
-            raise ClusterError(
-                f"`{' '.join(map(str, command))}` failed", *ended.stderr.splitlines()[-3:]
-            )
-
-    return strike

@@ -50,10 +50,10 @@ values = st.recursive(
 )
 
 
-@st.composite
-def documents(draw: st.DrawFn) -> dict[str, Any]:
-    """A run file with a few keys changed to anything."""
-    document = copy.deepcopy(DIGITS)
+def change(
+    draw: st.DrawFn, document: dict[str, Any], values: st.SearchStrategy[Any]
+) -> dict[str, Any]:
+    """The document with a few of its keys changed to such values."""
     for path in draw(st.lists(st.sampled_from(PATHS), min_size=1, max_size=3)):
         place = document
         for key in path[:-1]:
@@ -62,6 +62,12 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
             place = place[key]
         place[path[-1]] = draw(values)
     return document
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> dict[str, Any]:
+    """A run file with a few keys changed to anything."""
+    return change(draw, copy.deepcopy(DIGITS), values)
 
 
 PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {

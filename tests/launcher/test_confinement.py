@@ -26,9 +26,9 @@ from tests.charts.pod_security import violations
 from tests.launcher.random_runs import (
     DIGITS,
     EXAMPLE,
-    PATHS,
     PLATFORM,
     Made,
+    change,
     documents,
     plausible,
 )
@@ -157,14 +157,7 @@ hostile = st.one_of(
 def attacks(draw: st.DrawFn) -> Made:
     """A run file that makes sense, with a few keys changed to what somebody hopes will get further."""
     document, platform = draw(plausible())
-    for path in draw(st.lists(st.sampled_from(PATHS), min_size=1, max_size=3)):
-        place = document
-        for key in path[:-1]:
-            if not isinstance(place.get(key), dict):
-                place[key] = {}
-            place = place[key]
-        place[path[-1]] = draw(hostile)
-    return document, platform
+    return change(draw, document, hostile), platform
 
 
 @often
