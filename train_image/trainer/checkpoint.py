@@ -195,17 +195,9 @@ class Checkpoints:
         checkpoint = self.read_manifest(name)
         self.compare_sizes(checkpoint)
         for file, known in checkpoint.files.items():
-            if self._sha256(self.path(name, file), read) != known["sha256"]:
+            if self.folder.sha256(self.path(name, file), read) != known["sha256"]:
                 raise Damaged(f"{file} is not what was written: its SHA-256 differs")
         return checkpoint
-
-    def _sha256(self, path: str, read: Callable[[int], None]) -> str:
-        digest = hashlib.sha256()
-        with self.folder.filesystem.open_input_stream(path) as stream:
-            while chunk := stream.read(2**24):
-                digest.update(chunk)
-                read(len(chunk))
-        return digest.hexdigest()
 
     def newest(
         self,

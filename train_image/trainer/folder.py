@@ -216,12 +216,13 @@ class RunFolder:
         with self.filesystem.open_input_stream(path) as stream:
             return stream.read()
 
-    def sha256(self, path: str) -> str:
-        """Of a file's bytes. Raises FileNotFoundError."""
+    def sha256(self, path: str, read: Callable[[int], None] = lambda size: None) -> str:
+        """Of a file's bytes; `read` hears of each piece. Raises FileNotFoundError."""
         digest = hashlib.sha256()
         with self.filesystem.open_input_stream(path) as stream:
-            while chunk := stream.read(2**20):
+            while chunk := stream.read(2**24):
                 digest.update(chunk)
+                read(len(chunk))
         return digest.hexdigest()
 
     def write(self, path: str, data: bytes | str, *, is_durable: bool = True) -> None:
