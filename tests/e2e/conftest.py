@@ -112,9 +112,10 @@ def image(request: pytest.FixtureRequest) -> str:
     return name
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def make_team(image: str) -> Iterator[Callable[[str], Team]]:
-    """Teams in fresh namespaces that enforce `restricted`; they go when the session ends."""
+    """Teams in fresh namespaces that enforce `restricted`; they go, and the heads that failed runs
+    keep with them, before the next file's tests need the node's memory."""
     made: list[str] = []
 
     def make(name: str) -> Team:
@@ -137,7 +138,7 @@ def delete(namespace: str) -> None:
     kubectl("delete", "namespace", namespace, "--ignore-not-found")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def team(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFactory) -> Team:
     """The first team, with the platform installed."""
     team = make_team("first")
