@@ -22,6 +22,7 @@ KUBECONFIG ?=
 TRAINYARD_CLUSTER_HOME ?=
 TEST      ?=
 BENCH     ?=
+MINUTES   ?= 90
 KUBERAY   := 1.6.2
 
 # helm and kubectl of one's own come first, then those that the test cluster built.
@@ -113,7 +114,7 @@ stop: setup ## Stop RUN; it resumes with the next deploy
 
 ##@ A real Kubernetes on this machine (root, Linux)
 
-.PHONY: cluster cluster-build cluster-up cluster-down e2e drills
+.PHONY: cluster cluster-build cluster-up cluster-down e2e drills soak
 cluster: cluster-up ## Build and start it, with the operator, the image and the platform in it
 	@$(MAKE) --no-print-directory image push platform
 
@@ -134,6 +135,9 @@ e2e: setup ## Prove the whole way on a real cluster: this one, or the one of KUB
 
 drills: setup cluster-up image push ## Strike small runs with every fault there; build/drills.json has what that cost
 	$(IN_CLUSTER) $(BIN)/pytest tests/e2e/test_drills.py tests/e2e/test_two_nodes.py --e2e --timeout 1500 --durations 0 --image $(IMAGE)
+
+soak: setup cluster-up image push platform ## Strike a run every 1 to 3 minutes:  make soak MINUTES=90
+	$(IN_CLUSTER) $(TRAINYARD) soak $(RUN) --minutes '$(MINUTES)' $(RESOURCES) --namespace $(NAMESPACE)
 
 ##@ The project itself
 

@@ -102,6 +102,11 @@ class Folder:
         found = self._say()
         return [] if found is None else found.decode().splitlines()
 
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each of its files; none where there is no such run."""
+        lines = (self._say("--sizes") or b"").decode().splitlines()
+        return {name: int(size) for size, _, name in (line.partition(" ") for line in lines)}
+
     def read(self, file: str) -> str | None:
         """The text of a file, or None if it is not there."""
         found: list[bytes] = []

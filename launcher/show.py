@@ -17,6 +17,7 @@ from rich.table import Column, Table
 
 from launcher.capacity import GpuNode, Holder
 from launcher.drill.report import Report
+from launcher.drill.soak_report import SoakReport
 from launcher.drill.timeline import Recovery
 from launcher.reasons import Reason
 from launcher.watch import ENDED, PROGRESS, SUMMARY, Phase, Sight, record_of
@@ -142,6 +143,27 @@ def drill_table(report: Report) -> None:
             for each in report.seen
         ],
     )
+
+
+def soak_table(report: SoakReport) -> None:
+    """What a soak has shown, and how often what was struck."""
+    weights = {True: "equal", False: "DIFFERENT", None: "-"}[report.has_equal_weights]
+    landed = Counter(each.scenario for each in report.strikes if not each.why_not)
+    rows = [
+        ("struck for", f"{report.minutes:g} min"),
+        ("strikes", f"{landed.total()}, and {len(report.strikes) - landed.total()} came too late"),
+        *((f"- {scenario}", str(count)) for scenario, count in landed.most_common()),
+        ("epochs, steps", f"{report.epochs}, {report.steps}"),
+        ("rounds", str(report.rounds)),
+        ("attempts", str(report.attempts)),
+        ("worker groups", str(report.worker_groups)),
+        ("steps made again", str(report.steps_lost)),
+        ("weights as undisturbed", weights),
+        *((f"growth of {what}", f"{by:.2f}-fold") for what, by in report.grown.items()),
+        ("left behind", ", ".join(report.left_behind) or "nothing"),
+        ("verdict", "passed" if report.is_passed else "; ".join(report.missed) or "FAILED"),
+    ]
+    table(("", ""), rows)
 
 
 def _with_seconds(recovery: Recovery) -> str:

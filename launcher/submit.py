@@ -29,25 +29,7 @@ def submit_run(
     the name belongs to someone else, and ConfigError if the run trains another model.
     """
     name, run = job["metadata"]["name"], job["metadata"]["labels"][RUN_LABEL]
-    existing = rayjobs.get_job(name)
-    if existing is not None and not _is_ours(existing, run):
-        raise ClusterError(
-            f"RayJob {name} exists and is not ours: it lacks the labels of run {run}",
-            "Delete or rename that object, or give the run another name with --name.",
-            reason="AlreadyExists",
-        )
-    others = rayjobs.list_jobs(run)
-    if set_aside is None:
-        require_same_identity(others, job)
-    for other in others:
-        its = other["metadata"]["name"]
-        if is_live(other) and (its != name or set_aside is not None):
-            what = f"this run file makes {name}" if its != name else "would lose its folder"
-            raise ClusterError(
-                f"run {run} is live as {its}, and {what}",
-                f"Stop it first (`trainyard stop {run}`), or give this run another name with --name.",
-                reason="Conflict",
-            )
+    existing = find_same(rayjobs, job, is_fresh=set_aside is not None)
     if existing is not None and is_live(existing):
         return "live"
     if existing is not None:
@@ -63,6 +45,34 @@ def submit_run(
         return "live"  # the same run file was submitted twice at once
     _withdraw_the_later(rayjobs, created, run)
     return "created" if existing is None else "resubmitted"
+
+
+def find_same(rayjobs: RayjobApi, job: Object, *, is_fresh: bool) -> Object | None:
+    """The RayJob of the same run file that the cluster has already, live or ended; or None.
+
+    Raises what `submit_run` raises where this run file can't be sent now.
+    """
+    name, run = job["metadata"]["name"], job["metadata"]["labels"][RUN_LABEL]
+    existing = rayjobs.get_job(name)
+    if existing is not None and not _is_ours(existing, run):
+        raise ClusterError(
+            f"RayJob {name} exists and is not ours: it lacks the labels of run {run}",
+            "Delete or rename that object, or give the run another name with --name.",
+            reason="AlreadyExists",
+        )
+    others = rayjobs.list_jobs(run)
+    if not is_fresh:
+        require_same_identity(others, job)
+    for other in others:
+        its = other["metadata"]["name"]
+        if is_live(other) and (its != name or is_fresh):
+            what = f"this run file makes {name}" if its != name else "would lose its folder"
+            raise ClusterError(
+                f"run {run} is live as {its}, and {what}",
+                f"Stop it first (`trainyard stop {run}`), or give this run another name with --name.",
+                reason="Conflict",
+            )
+    return existing
 
 
 def _withdraw_the_later(rayjobs: RayjobApi, created: Object, run: str) -> None:

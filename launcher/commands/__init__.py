@@ -59,6 +59,7 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
         "resume": steer.resume,
         "delete": steer.delete,
         "drill": drill.drill,
+        "soak": drill.soak,
     },
     "What is there": {
         "list": look.list_runs,

@@ -1,4 +1,4 @@
-"""The command that proves on a cluster what a fault costs."""
+"""The commands that prove on a cluster what faults cost."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from launcher.commands.options import (
     Json,
     Namespace,
     PlatformFile,
+    RunFile,
     Settings,
     Workers,
     load_run,
@@ -22,7 +23,7 @@ from launcher.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from launcher.drill.drill import Job
+    from launcher.drill.pursuit import Job
     from launcher.platform import Platform
 
 RANDOM = "random"
@@ -98,6 +99,53 @@ def drill(
     return 0 if report.is_passed else 1
 
 
+def soak(
+    run_file: RunFile,
+    minutes: Annotated[
+        float, typer.Option(metavar="M", min=1, help="How long to strike it; then it may end.")
+    ],
+    settings: Settings = None,
+    gpus: Gpus = None,
+    workers: Workers = None,
+    platform_file: PlatformFile = None,
+    namespace: Namespace = NAMESPACE,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of the strikes and their times.")] = 0,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the run's folder to look at.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Strike a run of its own every 1 to 3 minutes; exit code 1 if that shows in its weights or sizes.
+
+    It is trained in rounds of as many epochs as the run file says, for as long as the soak lasts.
+    """
+    from launcher import show
+    from launcher.cluster import Cluster
+    from launcher.drill.soak import SETTINGS, soak_run
+
+    cluster = Cluster(namespace)
+    platform = platform_of(platform_file, platform_file is None, namespace, cluster)
+    epochs = load_run(run_file, settings, gpus, workers, None).train.epochs
+
+    def job(word: str, so_many: int) -> Job:
+        own = [*(settings or ()), *SETTINGS, f"train.epochs={so_many}"]
+        return job_of(run_file, own, gpus, workers, word, platform, namespace)
+
+    report = soak_run(
+        cluster,
+        platform,
+        job,
+        epochs=epochs,
+        minutes=minutes,
+        seed=seed,
+        keep=keep,
+        say=show.say,
+    )
+    if as_json:
+        print_json(report.to_json())
+    else:
+        show.soak_table(report)
+    return 0 if report.is_passed else 1
+
+
 def job_of(
     run_file: Path,
     settings: list[str],
@@ -109,7 +157,8 @@ def job_of(
 ) -> Job:
     """The run file's run under a name for drills."""
     from launcher.config import load_name
-    from launcher.drill.drill import SETTINGS, Job, drill_name
+    from launcher.drill.drill import SETTINGS, drill_name
+    from launcher.drill.pursuit import Job
 
     name = drill_name(load_name(run_file), word)
     run = load_run(run_file, [*SETTINGS, *settings], gpus, workers, name)

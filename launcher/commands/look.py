@@ -135,25 +135,55 @@ def logs(
             "--since is for the running driver: files in a run's folder have no times"
         )
     cluster = Cluster(namespace)
-    head = head_of(cluster, last_job(cluster, name))
+    job = last_job(cluster, name)
+    head = head_of(cluster, job)
+    if head is None and follow and job is not None and not any(wanted.values()):
+        head = _await_head(cluster, name, job)
     if worker is not None:
         _print_worker_log(cluster, name, worker, head, follow)
     elif head is None or attempt is not None or previous:
-        _print_kept_log(cluster, name, head, attempt, previous)
+        _print_kept_log(cluster, name, job, head, attempt, previous)
     elif follow:
         _print_log(follow_log(cluster, head, HEAD_CONTAINER, since_s=since_s))
     else:
         _print_log(cluster.log(head, HEAD_CONTAINER, since_s).splitlines())
 
 
+def _await_head(cluster: Cluster, name: str, job: Object) -> str | None:
+    """The run's head pod as soon as it runs; None if the run has ended, or ends before."""
+    from launcher import show
+    from launcher.submit import is_live
+    from launcher.watch import watch_run
+
+    if not is_live(job):
+        return None
+    show.say(f"run {name} has no log yet: its head is awaited")
+    for _ in watch_run(cluster, job["metadata"]["name"], name):
+        if (head := head_of(cluster, last_job(cluster, name))) is not None:
+            return head
+    return None
+
+
 def _print_kept_log(
-    cluster: Cluster, name: str, head: str | None, attempt: int | None, previous: bool
+    cluster: Cluster,
+    name: str,
+    job: Object | None,
+    head: str | None,
+    attempt: int | None,
+    previous: bool,
 ) -> None:
     """The log of an attempt that lies in the run's folder: by default of the last one."""
     from launcher.errors import ConfigError
+    from launcher.submit import is_live
 
     with folder_of(cluster, name, head) as folder:
         kept = folder.logs()
+        if not kept and job is not None and is_live(job):
+            raise ConfigError(
+                f"run {name} has no log yet: its driver has not begun",
+                f"`trainyard logs {name} -f -n {cluster.namespace}` waits for it, and "
+                f"`trainyard watch {name} -n {cluster.namespace}` shows what it waits for.",
+            )
         if not kept:
             raise no_run(name, cluster.namespace)
         if attempt is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -70,8 +71,9 @@ def submit(
     planned, job = objects_of(run, platform, namespace)
     job_name = job["metadata"]["name"]
     if dry_run is not None:
+        known = "" if dry_run == "client" else _known(cluster, job, fresh)
         typer.echo(yaml_text(_dry(cluster, job) if dry_run == "server" else job), nl=False)
-        show.say(f"RayJob {namespace}/{job_name} was not created (dry run: {dry_run})")
+        show.say(f"RayJob {namespace}/{job_name} was not created (dry run: {dry_run}){known}")
         return
     show.plan_table(explain_plan(planned, run, platform))
     set_aside = partial(_set_aside, cluster, platform, run.name) if fresh else None
@@ -111,10 +113,29 @@ def _set_aside(cluster: Cluster, platform: Platform, run: str) -> None:
     show.set_aside(run, name)
 
 
+def _known(cluster: Cluster, job: dict[str, Any], fresh: bool) -> str:
+    """What a submission would find of the same run file. Raises where it would be refused."""
+    from launcher.kuberay import RayjobApi
+    from launcher.submit import find_same, is_live
+
+    existing = find_same(RayjobApi(cluster), job, is_fresh=fresh)
+    if existing is None:
+        return ""
+    return ": it is live already" if is_live(existing) else ": it would take the ended one's place"
+
+
 def _dry(cluster: Cluster, job: dict[str, Any]) -> dict[str, Any]:
-    """What the API server would store, with its defaults, and without the history of fields."""
-    stored = cluster.create(job, dry_run=True)
+    """What the API server would store, with its defaults, and without the history of fields.
+
+    It is asked under a name of equal length that nobody has: the run's own one may be taken by itself.
+    """
+    from launcher.merge import HASH_DIGITS
+
+    name = job["metadata"]["name"]
+    free = f"{name[:-HASH_DIGITS]}{secrets.token_hex(HASH_DIGITS)[:HASH_DIGITS]}"
+    stored = cluster.create(job | {"metadata": job["metadata"] | {"name": free}}, dry_run=True)
     stored["metadata"].pop("managedFields", None)
+    stored["metadata"]["name"] = name
     return stored
 
 

@@ -191,6 +191,14 @@ def test_suspend_gives_the_nodes_back_and_resume_goes_on(
 
 def test_a_start_that_waits_says_for_what(team: Team, too_large: tuple[str, ...]) -> None:
     assert team.trainyard(*too_large).returncode == 0
+    logs = team.trainyard("logs", "large")
+    assert logs.returncode == 2
+    assert "run large has no log yet" in logs.stderr
+    (stored,) = live(team, "large")
+    again = team.trainyard(*too_large, "--dry-run=server")
+    assert again.returncode == 0, again.stderr
+    assert "it is live already" in again.stderr
+    assert yaml.safe_load(again.stdout)["metadata"]["name"] == stored["metadata"]["name"]
     wait_for(
         "the scheduler has spoken",
         lambda: "nvidia.com/gpu" in team.trainyard("status", "large").stdout,

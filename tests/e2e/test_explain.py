@@ -28,6 +28,8 @@ PAUSE = "localhost/pause:1"
 """Lies on the node of tests/cluster, and holds nothing but one program."""
 FAKE = "trainyard-e2e-fake"
 PLACE = "trainyard.io/e2e-place"
+BATCHES = "import torch; list(torch.utils.data.DataLoader(torch.zeros(9, 2**20), num_workers=1))"
+"""Sends tensors of 4 MiB through shared memory."""
 BEAT_S = 10.0
 EXPLAINED_S = 240.0
 
@@ -129,6 +131,30 @@ def ports_without_dashboard(job: Object) -> None:
     ports[0]["name"] = "web"
 
 
+def tiny_volume(name: str, mount: str = "", medium: str = "") -> Edit:
+    """A volume of the head, with room for next to nothing; a new one where it is mounted."""
+
+    def edit(job: Object) -> None:
+        head = pod_specs(job)[0]
+        room = {"name": name, "emptyDir": {"sizeLimit": "1Mi", "medium": medium}}
+        head["volumes"] = [one for one in head["volumes"] if one["name"] != name] + [room]
+        if mount:
+            head["containers"][0]["volumeMounts"].append({"name": name, "mountPath": mount})
+
+    return edit
+
+
+def worker_command(*command: str) -> Edit:
+    """The workers run this, and the head what KubeRay would have it run."""
+
+    def edit(job: Object) -> None:
+        job["metadata"].setdefault("annotations", {})["ray.io/overwrite-container-cmd"] = "true"
+        container(0, command=["bash", "-c", "--"], args=["exec $KUBERAY_GEN_RAY_START_CMD"])(job)
+        container(1, command=list(command))(job)
+
+    return edit
+
+
 def suspended(job: Object) -> None:
     """As KubeRay allows it."""
     job["spec"].pop("deletionStrategy", None)
@@ -184,6 +210,9 @@ CASES = (
     Case("crash", lambda job: job["spec"]["rayClusterSpec"]["headGroupSpec"]["rayStartParams"].update(
         {"no-such-option": "1"}), "container-crash", "does not stay up"),
     Case("small-head", memory(0, "64Mi"), "head-oom", "memory limit of 64Mi"),
+    Case("large-worker", worker_command("python", "-c", "held = b'x' * 2**32"), "worker-oom",
+         "memory limit of 1500Mi", ray=True, workers=1),
+    Case("small-disk", tiny_volume("tmp"), "evicted-disk", "ran out of disk", ray=True),
     # KubeRay.
     Case("invalid", spec(suspend=True, shutdownAfterJobFinishes=False, ttlSecondsAfterFinished=0),
          "validation-failed", "not allowed to be suspended"),
@@ -195,6 +224,8 @@ CASES = (
     # The program.
     Case("code", spec(entrypoint="python -c 'import json; json.loads(str())'", backoffLimit=0),
          "user-code", "JSONDecodeError", ray=True),
+    Case("small-shm", and_then(tiny_volume("shared-mem", "/dev/shm", "Memory"),
+         spec(entrypoint=f"python -c '{BATCHES}'", backoffLimit=0)), "shared-memory", "/dev/shm", ray=True),
     Case("no-python", spec(entrypoint="python9 -m trainer", backoffLimit=0),
          "missing-python", "python", ray=True),
     Case("surroundings", spec(runtimeEnvYAML="pip: 5"),
@@ -207,7 +238,8 @@ def broken(case: Case, platform: Platform, namespace: str) -> Object:
     plan = plan_run(load_run(DIGITS, workers="1", name=case.name), platform, namespace)
     job = merge(render_job(plan), platform, plan)
     # Small enough that all of them find room at once.
-    memory(0, "1500Mi" if case.ray else "64Mi")(job)
+    for index in (0, 1):
+        memory(index, "1500Mi" if case.ray else "64Mi")(job)
     (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     group.update(dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), case.workers))
     case.edit(job)

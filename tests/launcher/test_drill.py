@@ -13,6 +13,7 @@ import pytest
 from launcher.drill.drill import drill_name, left_in_folder, weights_of
 from launcher.drill.report import Report, missed
 from launcher.drill.scenarios import SCENARIOS
+from launcher.drill.soak_report import Size, SoakReport, Struck, growth
 from launcher.drill.strikes import FIND
 from launcher.drill.timeline import (
     PodLife,
@@ -341,3 +342,57 @@ def test_a_drill_passes_if_the_run_recovers_with_equal_weights_within_its_bounds
 ) -> None:
     assert report().is_passed
     assert not report(**changes).is_passed
+
+
+# A soak.
+
+
+def sizes(head: list[int], checkpoints: int = 10) -> list[Size]:
+    return [
+        Size(
+            after_s=100.0 * number,
+            head_bytes=each,
+            worker_bytes=7,
+            checkpoint_bytes=checkpoints,
+            other_bytes=number,
+        )
+        for number, each in enumerate(head)
+    ]
+
+
+def test_growth_is_of_the_last_third_over_the_first_one() -> None:
+    found = growth(sizes([100, 900, 110, 500, 1, 1, 130, 132, 140]))
+    assert found["the head's memory"] == pytest.approx(132 / 110)
+    assert found["a worker's memory"] == 1.0
+    assert growth(sizes([1, 2, 3, 4])) == {}
+
+
+def a_soak(**changes: Any) -> SoakReport:
+    landed = Struck(after_s=70.0, step=30, scenario="worker-killed")
+    facts: Object = {
+        "run": "digits", "minutes": 5, "epochs": 40, "steps": 880, "rounds": 2, "attempts": 3,
+        "worker_groups": 6, "strikes": [landed], "steps_lost": 40, "why_not": "",
+        "has_equal_weights": True, "left_behind": [], "sizes": [], "grown": {},
+    }  # fmt: skip
+    return SoakReport(**facts | changes)
+
+
+def test_a_soak_passes_that_ended_as_if_nobody_had_struck() -> None:
+    assert a_soak().is_passed
+    assert a_soak(grown={"a worker's memory": 1.2}).is_passed
+
+
+@pytest.mark.parametrize(
+    ("changes", "missed"),
+    [
+        ({"why_not": "failed: x", "has_equal_weights": None}, "failed: x"),
+        ({"has_equal_weights": False}, "its weights differ from those of the undisturbed run"),
+        ({"left_behind": ["Pod x"]}, "left behind: Pod x"),
+        ({"grown": {"a worker's memory": 2.0}}, "a worker's memory grew 2.00-fold"),
+        ({"strikes": [Struck(after_s=1, step=1, scenario="x", why_not="gone")]}, "it was not struck once"),
+    ],
+)  # fmt: skip
+def test_a_soak_says_what_it_has_missed(changes: Object, missed: str) -> None:
+    report = a_soak(**changes)
+    assert report.missed == [missed]
+    assert not report.is_passed

@@ -307,6 +307,16 @@ def test_the_reader_packs_nothing_that_is_not_there(tmp_path: Path) -> None:
     assert (answer.returncode, answer.stdout) == (NOT_FOUND, b"")
 
 
+def test_the_reader_lists_files_with_their_bytes(tmp_path: Path) -> None:
+    folder = RunFolder.open(str(tmp_path), "small")
+    folder.write(f"{folder.root}/run.json", "{}")
+    folder.write(f"{folder.root}/logs/attempt-1.log", "three")
+    answer = read("--path", str(tmp_path), "--sizes", "small")
+    assert answer.stdout == b"5 logs/attempt-1.log\n2 run.json\n"
+    assert read("--path", str(tmp_path), "--sizes", "small", "run.json").returncode == 2
+    assert read("--path", str(tmp_path), "--sizes", "none").returncode == NOT_FOUND
+
+
 def test_the_reader_removes_one_run_and_no_other(tmp_path: Path) -> None:
     for name in ("small", "small-2"):
         RunFolder.open(str(tmp_path), name).write(f"{tmp_path}/{name}/run.json", "{}")

@@ -1,9 +1,9 @@
 """The folder of a run: every file that it has, on any filesystem that pyarrow knows.
 
-    python -m trainer.folder --path PATH [--endpoint URL] [--archive | --delete | --sum] NAME [FILE]
+    python -m trainer.folder --path PATH [--endpoint URL] [--archive | --delete | --sizes | --sum] NAME [FILE]
 
-prints one file of the run NAME, or its SHA-256, or lists them all; as an archive, prints a file, a folder
-or the whole; or removes the whole.
+prints one file of the run NAME, or its SHA-256, or lists them all, on request with their sizes; as an
+archive, prints a file, a folder or the whole; or removes the whole.
 """
 
 from __future__ import annotations
@@ -419,13 +419,17 @@ class RunFolder:
 
     def files(self) -> list[str]:
         """All files, relative to the folder."""
+        return sorted(self.sizes())
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each of its files, by their names relative to the folder."""
         selector = fs.FileSelector(self.root, recursive=True, allow_not_found=True)
         infos = self.filesystem.get_file_info(selector)
-        return sorted(
-            info.path.removeprefix(f"{self.root}/")
+        return {
+            info.path.removeprefix(f"{self.root}/"): info.size
             for info in infos
             if info.type == fs.FileType.File
-        )
+        }
 
     def sweep(self) -> None:
         """Remove what killed writers left behind. Only while nobody writes but a living lease."""
@@ -514,6 +518,7 @@ def main(arguments: list[str] | None = None) -> int:
         "and length are the last line of standard error",
     )
     how.add_argument("--delete", action="store_true", help="remove the run's folder")
+    how.add_argument("--sizes", action="store_true", help="list all files, each after its bytes")
     how.add_argument("--sum", action="store_true", help="print the SHA-256 of FILE")
     parser.add_argument("name", help="the run")
     parser.add_argument("file", nargs="?", help="print this file; without it, list all files")
@@ -530,6 +535,8 @@ def main(arguments: list[str] | None = None) -> int:
     files = folder.files() if wanted.file is None or wanted.archive else []
     if wanted.sum and wanted.file is None:
         parser.error("--sum is of one FILE")
+    if wanted.sizes and wanted.file is not None:
+        parser.error("--sizes are of the whole folder: leave FILE out")
     if wanted.file is None and not files:
         print(f"error: there is no run {wanted.name} in {wanted.path}", file=sys.stderr)
         return NOT_FOUND
@@ -549,6 +556,10 @@ def main(arguments: list[str] | None = None) -> int:
             # one ends when the reader says so.
             sys.stdin.buffer.read(1)
             return 0
+    elif wanted.sizes:
+        for name, size in sorted(folder.sizes().items()):
+            print(size, name)
+        return 0
     elif wanted.file is None:
         print("\n".join(files))
         return 0
