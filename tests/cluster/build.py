@@ -19,7 +19,7 @@ from machine import run
 SOURCES = Path(__file__).parent / "tools"
 """One Go module per set: its `tool` lines say what is built, its go.sum makes that one exact thing."""
 
-OPTIONAL = ("kwok",)
+OPTIONAL = ("faultfs", "kwok")
 """Sets that `up` does without."""
 
 OPERATOR_MODULE = "github.com/ray-project/kuberay/ray-operator"

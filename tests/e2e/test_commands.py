@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
 import os
 import signal
@@ -229,6 +230,48 @@ def test_of_two_different_runs_of_one_name_at_once_one_is_refused(team: Team) ->
     assert sorted(each.returncode for each in ended) == [0, 3], [each.stderr for each in ended]
     wait_for("one is left", lambda: len(live(team, "race")) == 1)
     assert team.trainyard("stop", "race", "--now").returncode == 0
+
+
+KILLED = """
+import os, signal, sys
+from launcher import __main__ as program
+from launcher.cluster.connection import Connection
+
+left, moment = int(sys.argv[1]), sys.argv[2]
+ask = Connection._request
+
+def ask_and_die(self, *arguments, **options):
+    global left
+    left -= 1
+    if left == 0 and moment == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    answer = ask(self, *arguments, **options)
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return answer
+
+Connection._request = ask_and_die
+sys.exit(program.run(sys.argv[3:]))
+"""
+"""A launcher that is killed before or after its so manieth question to the API server."""
+
+
+def test_a_launcher_killed_at_any_point_of_submit_leaves_what_the_next_one_makes_whole(
+    team: Team, too_large: tuple[str, ...]
+) -> None:
+    python, command = ROOT / ".venv/bin/python", (*too_large, "-n", team.namespace)
+    points = ((point, moment) for point in itertools.count(1) for moment in ("before", "after"))
+    for point, moment in points:
+        ended = run(python, "-c", KILLED, str(point), moment, *command)
+        if ended.returncode == 0:
+            break  # it asks less often
+        assert ended.returncode == -signal.SIGKILL
+        assert len(live(team, "large")) <= 1
+        assert team.trainyard(*too_large).returncode == 0
+        assert len(live(team, "large")) == 1
+        assert team.trainyard("stop", "large", "--now").returncode == 0
+    assert point > 4  # the platform, the run's RayJobs twice, the creation
+    assert team.trainyard("stop", "large", "--now").returncode == 0
 
 
 # watch.

@@ -47,7 +47,7 @@ REQUESTS = 8
 pyarrow's own three times pass within a second."""
 
 PATIENCE_S = 120.0
-"""How long a bucket may refuse what it took before: expired keys are renewed, a policy is mended."""
+"""How long a storage may refuse what it took before: keys are renewed, a policy is mended, room is made."""
 
 PATIENCE_POLL_S = 2.0
 
@@ -249,11 +249,16 @@ class RunFolder:
             return
         aside = _aside(path)
         self.filesystem.create_dir(_parent(path))
-        with self.filesystem.open_output_stream(aside) as stream:
-            yield stream
-        if is_durable:
-            _to_disk(aside)
-        self.filesystem.move(aside, path)
+        try:
+            with self.filesystem.open_output_stream(aside) as stream:
+                yield stream
+            if is_durable:
+                _to_disk(aside)
+            self.filesystem.move(aside, path)
+        except BaseException:
+            with suppress(OSError):  # a disk that takes nothing may not let go either
+                Path(aside).unlink(missing_ok=True)
+            raise
 
     def create(self, path: str, data: str) -> bool:
         """Write a file that must not be there yet; False if it is. Of many who try, one succeeds.
@@ -334,10 +339,9 @@ class RunFolder:
         return "this store ignores the condition of a conditional write" if is_ignored else ""
 
     def outlast(self, do: Callable[[], T]) -> T:
-        """What `do` returns; while a bucket refuses it, it is done again, for PATIENCE_S at most.
+        """What `do` returns; while the storage refuses it, it is done again, for PATIENCE_S at most.
 
-        Only for what is done beside training: at its start a run should show an error at once. A disk that
-        is full or read-only stays so until somebody acts, and is asked once.
+        Only for what is done beside training: at its start a run should show an error at once.
         """
         deadline = time.monotonic() + PATIENCE_S
         is_said = False
@@ -346,7 +350,7 @@ class RunFolder:
                 return do()
             except OSError as error:
                 left_s = deadline - time.monotonic()
-                if self.is_local or left_s <= 0:
+                if left_s <= 0:
                     raise
                 if not is_said:
                     print(f"storage: trying again for {left_s:.0f} s: {error}", flush=True)
@@ -354,15 +358,21 @@ class RunFolder:
                 time.sleep(PATIENCE_POLL_S)
 
     def append(self, path: str, data: bytes | str) -> None:
-        """Lengthen a file. An object store can only replace it: see `flush_interval_s`."""
+        """Lengthen a file by all or nothing. An object store can only replace it: see `flush_interval_s`."""
         data = data.encode() if isinstance(data, str) else data
         if not self.is_local:
             before = self.read(path) if self.exists(path) else b""
             self.write(path, before + data)
             return
         self.filesystem.create_dir(_parent(path))
-        with self.filesystem.open_append_stream(path) as stream:
-            stream.write(data)
+        before = self.size(path) or 0
+        try:
+            with self.filesystem.open_append_stream(path) as stream:
+                stream.write(data)
+        except OSError:
+            with suppress(OSError):  # where nothing can be changed, nothing was
+                os.truncate(path, before)
+            raise
 
     @property
     def flush_interval_s(self) -> float:

@@ -1,0 +1,58 @@
+"""Drills as tests: what all of them train, check and keep."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+from conftest import ROOT, Object, Team
+
+from launcher.cluster import Cluster
+from launcher.commands.drill import job_of
+from launcher.drill.drill import UNDISTURBED, run_drill, train_undisturbed
+from launcher.drill.report import Report
+from launcher.drill.scenarios import Scenario
+from launcher.platform import CONFIG_MAP, platform_of_config_map
+
+RESULTS = ROOT / "build/drills.json"
+DIGITS = ROOT / "examples/digits.yaml"
+SETTINGS = ("train.model.image_size=16", "train.epochs=20")
+LONG = ("train.epochs=120",)
+"""For faults that last, and are to end before the run does; it has an undisturbed run of its own."""
+
+
+def keep(result: Object, scenario: Scenario) -> None:
+    """Put what a drill has shown beside what the others have."""
+    RESULTS.parent.mkdir(exist_ok=True)
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    words = {"fault": scenario.fault, "answer": scenario.answer, "actor": scenario.actor}
+    results[scenario.name] = words | {"within_s": scenario.within_s} | result
+    RESULTS.write_text(json.dumps(results, indent=2))
+
+
+def check(result: Object, scenario: Scenario) -> None:
+    """Bounds in seconds are for a machine that has nothing else to do: the table tells of them."""
+    told = json.dumps(result, indent=2)
+    assert result["is_recovered"], told
+    assert result["has_equal_weights"], told
+    assert not result["left_behind"], told
+    assert not (scenario.has_notice and result["recovery"]["steps_lost"]), told
+
+
+def strike(team: Team, scenario: Scenario, folder: Path) -> Report:
+    """The same drill as the command's, with a strike of our own."""
+    is_long = LONG[0] in scenario.settings
+    run_file = folder / "run.yaml"
+    document = yaml.safe_load(DIGITS.read_text())
+    run_file.write_text(yaml.safe_dump(document | ({"name": "long"} if is_long else {})))
+    cluster = Cluster(team.namespace)
+    platform = platform_of_config_map(cluster.get("ConfigMap", CONFIG_MAP), team.namespace)
+
+    def job(word: str) -> Any:
+        own = [*SETTINGS, *scenario.settings]
+        return job_of(run_file, own, None, None, word, platform, team.namespace)
+
+    weights = train_undisturbed(cluster, platform, job(UNDISTURBED), print)
+    return run_drill(cluster, platform, job(scenario.name), scenario, weights=weights, say=print)

@@ -1,0 +1,57 @@
+"""A folder of this machine that can be made to fail: `faultfs` lies over it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from conftest import ROOT
+
+END_LIMIT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What the folder suffers from."""
+
+    file: Path
+
+    def begin(self, words: str) -> None:
+        """`full`, `read-only` or `slow 100ms`, from now on."""
+        self.file.write_text(words)
+
+    def end(self) -> None:
+        self.file.unlink(missing_ok=True)
+
+
+@contextmanager
+def fault_folder(folder: Path) -> Iterator[Fault]:
+    """What lies in the folder is seen through faultfs, by all who open it from now on."""
+    subprocess.run(
+        [sys.executable, ROOT / "tests/cluster/cluster.py", "build", "faultfs"], check=True
+    )
+    home = os.environ.get("TRAINYARD_CLUSTER_HOME") or Path.home() / ".cache/trainyard/cluster"
+    with tempfile.TemporaryDirectory() as place:
+        fault, backing = Fault(Path(place) / "fault"), Path(place) / "backing"
+        backing.mkdir()
+        subprocess.run(["mount", "--bind", folder, backing], check=True)
+        command = [Path(home) / "bin/faultfs", backing, folder, fault.file]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"mounted\n"
+            try:
+                yield fault
+            finally:
+                fault.end()
+                process.terminate()
+                try:
+                    process.wait(END_LIMIT_S)
+                finally:
+                    process.kill()
+                    subprocess.run(["umount", backing], check=True)
