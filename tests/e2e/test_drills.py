@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -82,6 +83,16 @@ def cut_off(seconds: float) -> Callable[[Target], None]:
     return strike
 
 
+def upgrade(target: Target) -> None:
+    """`helm upgrade` with other numbers for the next run, and once more with those of before."""
+    head = target.cluster.get("Pod", target.head)
+    assert head is not None
+    team = Team(target.cluster.namespace, head["spec"]["containers"][0]["image"])
+    with tempfile.TemporaryDirectory() as folder:
+        team.install(Path(folder), pools__cpu__memoryGib=3)
+        team.install(Path(folder))
+
+
 def address_of(target: Target, pod: str) -> str:
     found = target.cluster.get("Pod", pod)
     assert found is not None
@@ -120,6 +131,16 @@ MACHINE = {
             actor="nobody",
             rights="the machine",
             strike=lambda target: cluster_py("restart", "etcd"),
+            within_s=WORKER_S,
+            has_notice=True,
+        ),
+        Scenario(
+            name="helm-upgrade",
+            fault="the platform is upgraded (`helm upgrade`), twice",
+            answer="training goes on; the next run has the new numbers",
+            actor="nobody",
+            rights="the chart's release",
+            strike=upgrade,
             within_s=WORKER_S,
             has_notice=True,
         ),
