@@ -1,6 +1,6 @@
 """Faults on a real cluster: what a run survives, and what that costs.
 
-The short ones run always; `make drills` runs all, and keeps what they have shown in build/drills.json.
+`make drills` runs all of them, and keeps what they have shown in build/drills.json.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from launcher.drill.scenarios import HEAD_S, SCENARIOS, WORKER_S, Scenario
 from launcher.drill.strikes import Target
 from launcher.errors import ClusterError
 
-SHORT = ("worker-killed", "worker-deleted", "head-deleted")
+ALWAYS = "worker-killed"
+"""`make e2e` strikes with this one, and soaks a run for a few minutes with all of them."""
 
+SOAK_MINUTES = "5"
 OPERATOR_AWAY_S = 120.0
 API_AWAY_S = 60.0
 
@@ -35,7 +37,10 @@ def team(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in SHORT else pytest.param(name, marks=pytest.mark.drills) for name in SCENARIOS],
+    [
+        name if name == ALWAYS else pytest.param(name, marks=pytest.mark.drills)
+        for name in SCENARIOS
+    ],
 )
 def test_a_run_survives_what_the_api_can_strike_it_with(team: Team, name: str) -> None:
     settings = [option for setting in SETTINGS for option in ("--set", setting)]
@@ -45,6 +50,15 @@ def test_a_run_survives_what_the_api_can_strike_it_with(team: Team, name: str) -
     keep(result, SCENARIOS[name])
     check(result, SCENARIOS[name])
     assert ended.returncode == (0 if result["is_passed"] else 1)
+
+
+def test_a_run_that_is_struck_again_and_again_ends_as_if_nobody_had(team: Team) -> None:
+    settings = [option for setting in SETTINGS for option in ("--set", setting)]
+    ended = team.trainyard("soak", str(DIGITS), "--minutes", SOAK_MINUTES, *settings, "--json")
+    assert ended.stdout, ended.stderr
+    report = json.loads(ended.stdout)
+    assert report["is_passed"], report["missed"]
+    assert ended.returncode == 0
 
 
 # What takes the machine.
