@@ -219,6 +219,18 @@ def test_stop_leaves_the_folder_and_the_next_deploy_resumes(team: Team, tmp_path
     assert (summary["attempts"], summary["epochs"]) == (2, 12)
 
 
+def test_a_run_that_begins_anew_sets_aside_what_it_had(team: Team, tmp_path: Path) -> None:
+    settings = ("name=paused", "train.epochs=1", QUICK)
+    options = [option for setting in settings for option in ("--set", setting)]
+    ended = team.trainyard("submit", DIGITS, *options, "--fresh")
+    assert ended.returncode == 0, ended.stderr
+    assert "what run paused had is run paused-old-1 now" in ended.stderr
+    summary = team.status("paused")["summary"]
+    assert (summary["attempts"], summary["epochs"], summary["resumed_from"]) == (1, 1, None)
+    team.trainyard("cp", "paused-old-1:summary.json", str(tmp_path / "old.json"))
+    assert json.loads((tmp_path / "old.json").read_text())["epochs"] == 12
+
+
 def test_gpus_are_requested_scheduled_and_counted_and_a_missing_cuda_is_said(
     team: Team, fake_gpus: str
 ) -> None:
