@@ -41,14 +41,15 @@ SOAK = "soak"
 UNDISTURBED = "soak-undisturbed"
 PAUSE_S = (60.0, 180.0)
 """Between two strikes; one that the run has not got over yet is waited for."""
+STRIKES = tuple(each for each in SCENARIOS.values() if each.rights == LAUNCHER_ROLE)
 ENDLESS = 1000
 SETTINGS = (
     f"faults.retries={ENDLESS}",
     f"faults.worker_failures={ENDLESS}",
     "train.schedule={name: constant}",
+    *(setting for each in STRIKES for setting in each.settings),
 )
 """Failures are what it is made of; and more epochs must not change the step size of those before."""
-STRIKES = tuple(each for each in SCENARIOS.values() if each.rights == LAUNCHER_ROLE)
 
 MEMORY = """
 import pathlib
