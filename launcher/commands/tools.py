@@ -68,6 +68,12 @@ def checkpoints_prune(
     keep_best: Annotated[
         bool, typer.Option("--keep-best", help="The best one by validation stays, too.")
     ] = False,
+    keep_every_epochs: Annotated[
+        Optional[int],
+        typer.Option(
+            metavar="K", min=1, help="One for each K epochs stays, too, as in a run file."
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what would be deleted.")
     ] = False,
@@ -83,6 +89,7 @@ def checkpoints_prune(
         endpoint=endpoint,
         keep=keep,
         keep_best=keep_best,
+        keep_every_epochs=keep_every_epochs,
         dry_run=dry_run,
     )
 

@@ -208,11 +208,11 @@ def test_the_pods_write_into_the_bucket_and_mount_no_volume(
     story.texts |= everything(team)
 
 
-def test_a_bucket_that_answers_503_and_resets_lines_does_not_stop_a_run(
+def test_a_bucket_that_answers_503_or_late_and_resets_lines_does_not_stop_a_run(
     team: Team, bucket: Bucket, story: Story
 ) -> None:
     under_way = {pod["metadata"]["uid"] for pod in team.pods(is_ray_node="yes")}
-    for fault in ("503", "reset", "cut"):
+    for fault in ("503", "reset", "cut", "slow"):
         struck = bucket.proxy.struck
         bucket.proxy.fail(fault)  # type: ignore[arg-type]
         bucket.proxy.await_struck(struck + 6)

@@ -65,8 +65,8 @@ def trainyard(*arguments: str) -> subprocess.CompletedProcess[str]:
             "verify --storage=s3://b/p --endpoint=http://s3:9000 -- digits",
         ),
         (
-            "checkpoints prune digits --keep 2 --keep-best --dry-run",
-            "prune --storage=runs --keep=2 --keep-best --dry-run -- digits",
+            "checkpoints prune digits --keep 2 --keep-best --keep-every-epochs 5 --dry-run",
+            "prune --storage=runs --keep=2 --keep-best --keep-every-epochs=5 --dry-run -- digits",
         ),
         (
             "checkpoints export digits --out m.onnx --format onnx --checkpoint best",

@@ -1,4 +1,4 @@
-"""A proxy before an S3 server that answers in its place with 503, or cuts the line."""
+"""A proxy before an S3 server that answers in its place with 503, cuts the line, or takes its time."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import socket
 import socketserver
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Literal
 
-Fault = Literal["503", "reset", "cut"]
-"""An answer of the proxy's own; a reset instead of an answer; a reset in the middle of one."""
+Fault = Literal["503", "reset", "cut", "slow"]
+"""An answer of the proxy's own; a reset instead of an answer; a reset in the middle of one; a late one."""
 
 BUSY = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 ANSWER_503 = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/xml\r\nConnection: close\r\n"
     b"Content-Length: " + str(len(BUSY)).encode() + b"\r\n\r\n" + BUSY
 )
+SLOW_S = 0.5
+"""How late a late answer is."""
 CUT_AFTER = 100
 """Bytes of an answer that is cut: within its headers or soon after."""
 
@@ -83,6 +86,8 @@ class Proxy:
             while client.recv(2**16):  # an answer is lost if its line is cut before all was asked
                 pass
         elif head:
+            if fault == "slow":
+                time.sleep(SLOW_S)
             self._pass_on(client, head, is_cut=fault == "cut")
 
     def _pass_on(self, client: socket.socket, head: bytes, *, is_cut: bool) -> None:

@@ -110,6 +110,7 @@ def test_a_changed_byte_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["--keep", "9"], [4, 3, 2, 1]),
         (["--keep", "1", "--keep-best"], [4, 2]),
         (["--keep", "3", "--keep-best"], [4, 3, 2]),
+        (["--keep", "1", "--keep-every-epochs", "3"], [4, 3]),
         (["--keep", "1", "--dry-run"], [4, 3, 2, 1]),
     ],
 )

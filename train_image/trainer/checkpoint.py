@@ -265,11 +265,15 @@ def kept_by(rule: wanted.Checkpoint, newest_first: list[Checkpoint]) -> set[str]
     kept = {checkpoint.name for checkpoint in newest_first[: rule.keep]}
     if best := best_of(newest_first, rule.best):
         kept.add(best.name)
-    every = rule.keep_every_epochs
-    return kept | {
+    return kept | of_every(rule.keep_every_epochs, newest_first)
+
+
+def of_every(epochs: int | None, newest_first: list[Checkpoint]) -> set[str]:
+    """Names of one for each so many epochs."""
+    return {
         checkpoint.name
         for checkpoint in _ends(newest_first)
-        if every and checkpoint.trained.epoch % every == 0
+        if epochs and checkpoint.trained.epoch % epochs == 0
     }
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pyarrow import fs
 
-from trainer.checkpoint import MANIFEST, Checkpoint, Checkpoints, Damaged, best_of
+from trainer.checkpoint import MANIFEST, Checkpoint, Checkpoints, Damaged, best_of, of_every
 from trainer.errors import RunError
 from trainer.folder import RunFolder
 from trainer.lease import refuse_if_live
@@ -202,11 +202,13 @@ def verify(folder: RunFolder, *, as_json: bool) -> None:
 # prune.
 
 
-def prune(folder: RunFolder, *, keep: int, keep_best: bool, is_dry: bool) -> None:
+def prune(
+    folder: RunFolder, *, keep: int, keep_best: bool, every_epochs: int | None, is_dry: bool
+) -> None:
     """Delete what is not kept, and print it."""
     refuse_if_live(folder, _say)
     checkpoints = Checkpoints(folder)
-    going = going_of(checkpoints, keep=keep, keep_best=keep_best)
+    going = going_of(checkpoints, keep=keep, keep_best=keep_best, every_epochs=every_epochs)
     freed = 0
     for name, reason in going.items():
         size = bytes_of(checkpoints, name)
@@ -220,7 +222,9 @@ def prune(folder: RunFolder, *, keep: int, keep_best: bool, is_dry: bool) -> Non
     )
 
 
-def going_of(checkpoints: Checkpoints, *, keep: int, keep_best: bool) -> dict[str, str]:
+def going_of(
+    checkpoints: Checkpoints, *, keep: int, keep_best: bool, every_epochs: int | None
+) -> dict[str, str]:
     """Names to delete, the oldest first, each with its reason.
 
     What stays instead has been read and compared. Raises RunError if no checkpoint is intact.
@@ -237,11 +241,13 @@ def going_of(checkpoints: Checkpoints, *, keep: int, keep_best: bool) -> dict[st
         )
     if keep_best:
         others = _without_best(checkpoints, kept, others)
+    intact = [each for each in (*kept, *others) if each.state == "intact"]
+    milestones = of_every(every_epochs, [each.checkpoint for each in intact if each.checkpoint])
     newest = "the newest intact one" if keep == 1 else f"the newest {keep} intact ones"
     return {
         judged.name: judged.problem or f"older than {newest}"
         for judged in reversed(others)
-        if judged.state != "other version"
+        if judged.state != "other version" and judged.name not in milestones
     }
 
 
@@ -275,6 +281,7 @@ def main(arguments: list[str] | None = None) -> int:
             continue
         command.add_argument("--keep", type=int, required=True)
         command.add_argument("--keep-best", action="store_true")
+        command.add_argument("--keep-every-epochs", type=int)
         command.add_argument("--dry-run", action="store_true")
     wanted = parser.parse_args(arguments)
     if wanted.command == "prune" and wanted.keep < 1:
@@ -286,7 +293,13 @@ def main(arguments: list[str] | None = None) -> int:
     elif wanted.command == "verify":
         verify(folder, as_json=wanted.json)
     else:
-        prune(folder, keep=wanted.keep, keep_best=wanted.keep_best, is_dry=wanted.dry_run)
+        prune(
+            folder,
+            keep=wanted.keep,
+            keep_best=wanted.keep_best,
+            every_epochs=wanted.keep_every_epochs,
+            is_dry=wanted.dry_run,
+        )
     return 0
 
 
