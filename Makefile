@@ -121,6 +121,7 @@ cluster: cluster-up ## Build and start it, with the operator, the image and the 
 cluster-build: ## Build its servers and tools (20 to 30 minutes the first time)
 	python3 tests/cluster/cluster.py build
 	go -C tests/charts/crds mod download
+	go -C tests/e2e/old_kuberay mod download github.com/ray-project/kuberay/ray-operator
 
 cluster-up: cluster-build ## Build and start it alone
 	python3 tests/cluster/cluster.py up
