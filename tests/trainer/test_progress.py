@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from training import metrics, open_folder, small_config, train_here
 
+import trainer.folder as folders
 from trainer.checkpoint import Checkpoints
 from trainer.config import TrainerConfig
 from trainer.errors import ConfigError
@@ -248,9 +249,10 @@ class FullDisk(RunFolder):
 )
 @pytest.mark.parametrize("later", [0, 2])
 def test_a_report_that_could_not_be_written_surfaces_at_the_next_use(
-    tmp_path: Path, use: Callable[[Recorder], None], later: int
+    tmp_path: Path, use: Callable[[Recorder], None], later: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if more reports were given before it was known."""
+    """After all patience; also if more reports were given before it was known."""
+    monkeypatch.setattr(folders, "PATIENCE_S", 0.0)
     folder = FullDisk(small_config(tmp_path))
     record = Recorder(folder, LENGTH, attempt=1, workers=1)
     for step in range(1 + later):
