@@ -131,6 +131,8 @@ def _belongings(asking: _Asking, run: str, job: Object) -> dict[str, Any]:
     events = [
         *(asking.list("Event", fields="type=Warning") or []),
         *(asking.list("Event", fields="reason=Preempted") or []),
+        *(asking.list("Event", fields="reason=DeletedHeadPod") or []),
+        *(asking.list("Event", fields="reason=DeletedWorkerPod") or []),
         *(asking.list("Event", fields="involvedObject.kind=PersistentVolumeClaim") or []),
     ]
     ours = {

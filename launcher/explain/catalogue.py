@@ -117,6 +117,7 @@ CHAPTERS: tuple[tuple[str, tuple[Failure, ...]], ...] = (
         (
             pods.evicted_disk,
             pods.evicted_memory,
+            pods.evicted,
             pods.preempted,
             pods.node_lost,
             pods.head_oom,

@@ -11,6 +11,7 @@ from launcher.explain.scene import (
     INIT_CONTAINER,
     Object,
     Scene,
+    event_time,
     is_head,
     is_ready,
     limits,
@@ -20,6 +21,10 @@ from launcher.explain.scene import (
 
 TOKEN_KEY = "auth_token"
 """The key of the Secret with Ray's token."""
+
+ENDED_BY_NODE = "Pod status: Failed; Pod restart policy: Always"
+"""In KubeRay's word for a pod that it replaces: containers alone would have been started again."""
+LATELY_S = 900.0
 
 BROKEN_SECRET = r'secret "?([\w./-]+)"? not found|couldn\'t find key (\S+) in Secret (\S+)'
 
@@ -245,6 +250,32 @@ def _evicted(scene: Scene, pattern: str, what: str) -> Sign | None:
     return Sign(
         cause=f"a pod of the run was evicted: its node, or its share of it, ran out of {what}",
         evidence=(complaint.evidence,),
+    )
+
+
+@failure(
+    "evicted",
+    seen="KubeRay's events of two pods within a quarter of an hour that had failed as a whole",
+    remedy="See what the node ran out of: the kubelet's log, or `kubectl get events -n {namespace} "
+    "--field-selector reason=Evicted`, which lacks those of a pod that had many events before. Then raise "
+    "ephemeralStorageGib or memoryGib of the pool, or the size of a volume of your own.",
+)
+def evicted(scene: Scene) -> Sign | None:
+    """Pods are ended by their node again and again; the API server keeps no word of the reason."""
+    ends = [
+        event
+        for event in scene.events
+        if ENDED_BY_NODE in event.get("message", "")
+        and scene.seconds_since(event_time(event)) < LATELY_S
+    ]
+    if len(ends) < 2:
+        return None
+    return Sign(
+        cause=f"{len(ends)} pods of the run were ended by their node: it evicts them, or is shut down",
+        evidence=tuple(
+            evidence(f"event at {event_time(event)}", event["message"].partition("; Ray")[0])
+            for event in ends[-2:]
+        ),
     )
 
 

@@ -1,6 +1,7 @@
 """Faults on a real cluster: what a run survives, and what that costs.
 
-`make drills` runs all of them, and keeps what they have shown in build/drills.json.
+`make e2e` soaks a run for some minutes; `make drills` strikes with all there is, each fault alone, and keeps
+what that has shown in build/drills.json.
 """
 
 from __future__ import annotations
@@ -20,9 +21,6 @@ from launcher.drill.scenarios import HEAD_S, SCENARIOS, WORKER_S, Scenario
 from launcher.drill.strikes import Target
 from launcher.errors import ClusterError
 
-ALWAYS = "worker-killed"
-"""`make e2e` strikes with this one, and soaks a run for a few minutes with all of them."""
-
 SOAK_MINUTES = "5"
 OPERATOR_AWAY_S = 120.0
 API_AWAY_S = 60.0
@@ -35,13 +33,8 @@ def team(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFact
     return team
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name == ALWAYS else pytest.param(name, marks=pytest.mark.drills)
-        for name in SCENARIOS
-    ],
-)
+@pytest.mark.drills
+@pytest.mark.parametrize("name", SCENARIOS)
 def test_a_run_survives_what_the_api_can_strike_it_with(team: Team, name: str) -> None:
     settings = [option for setting in SETTINGS for option in ("--set", setting)]
     ended = team.trainyard("drill", name, str(DIGITS), *settings, "--json")

@@ -144,6 +144,19 @@ def tiny_volume(name: str, mount: str = "", medium: str = "") -> Edit:
     return edit
 
 
+def head_command(command: str) -> Edit:
+    """The head runs this and nothing of Ray, and is well."""
+    is_well = {"exec": {"command": ["true"]}}
+
+    def edit(job: Object) -> None:
+        job["metadata"].setdefault("annotations", {})["ray.io/overwrite-container-cmd"] = "true"
+        container(
+            0, command=["bash", "-c", command], livenessProbe=is_well, readinessProbe=is_well
+        )(job)
+
+    return edit
+
+
 def worker_command(*command: str) -> Edit:
     """The workers run this, and the head what KubeRay would have it run."""
 
@@ -210,9 +223,8 @@ CASES = (
     Case("crash", lambda job: job["spec"]["rayClusterSpec"]["headGroupSpec"]["rayStartParams"].update(
         {"no-such-option": "1"}), "container-crash", "does not stay up"),
     Case("small-head", memory(0, "64Mi"), "head-oom", "memory limit of 64Mi"),
-    Case("large-worker", worker_command("python", "-c", "held = b'x' * 2**32"), "worker-oom",
-         "memory limit of 1500Mi", ray=True, workers=1),
-    Case("small-disk", tiny_volume("tmp"), "evicted-disk", "ran out of disk", ray=True),
+    Case("small-disk", and_then(tiny_volume("tmp"), head_command("head -c 5M /dev/zero > /tmp/x; sleep 900")),
+         "evicted-disk", "ran out of disk"),
     # KubeRay.
     Case("invalid", spec(suspend=True, shutdownAfterJobFinishes=False, ttlSecondsAfterFinished=0),
          "validation-failed", "not allowed to be suspended"),
@@ -224,13 +236,19 @@ CASES = (
     # The program.
     Case("code", spec(entrypoint="python -c 'import json; json.loads(str())'", backoffLimit=0),
          "user-code", "JSONDecodeError", ray=True),
-    Case("small-shm", and_then(tiny_volume("shared-mem", "/dev/shm", "Memory"),
-         spec(entrypoint=f"python -c '{BATCHES}'", backoffLimit=0)), "shared-memory", "/dev/shm", ray=True),
     Case("no-python", spec(entrypoint="python9 -m trainer", backoffLimit=0),
          "missing-python", "python", ray=True),
     Case("surroundings", spec(runtimeEnvYAML="pip: 5"),
          "runtime-env", "could not start the driver", ray=True),
 )  # fmt: skip
+
+ALONE = (
+    Case("large-worker", worker_command("python", "-c", "held = b'x' * 2**32"), "worker-oom",
+         "memory limit of 1500Mi", ray=True, workers=1),
+    Case("small-shm", and_then(tiny_volume("shared-mem", "/dev/shm", "Memory"),
+         spec(entrypoint=f"python -c '{BATCHES}'", backoffLimit=0)), "shared-memory", "/dev/shm", ray=True),
+)  # fmt: skip
+"""They start Ray, too, and get the machine to themselves."""
 
 
 def broken(case: Case, platform: Platform, namespace: str) -> Object:
@@ -373,7 +391,10 @@ def explanation(team: Team, run: str) -> Object:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_broken_run_is_explained_by_its_cause(submitted: dict[str, Team], case: Case) -> None:
-    team = submitted[case.namespace]
+    wait_for_explanation(submitted[case.namespace], case)
+
+
+def wait_for_explanation(team: Team, case: Case) -> None:
     last: Object = {}
 
     def is_explained() -> bool:
@@ -385,6 +406,15 @@ def test_a_broken_run_is_explained_by_its_cause(submitted: dict[str, Team], case
     assert case.says in last["finding"]["cause"], last
     assert last["finding"]["evidence"]
     assert last["unread"] == []
+
+
+@pytest.mark.parametrize("case", ALONE, ids=lambda case: case.name)
+def test_memory_that_is_too_small_is_named(submitted: dict[str, Team], case: Case) -> None:
+    team = submitted[case.namespace]
+    platform = platform_of_config_map(get("configmap", team.namespace, "trainyard-platform"), "e2e")
+    kubectl("create", "-f", "-", stdin=yaml.safe_dump(broken(case, platform, team.namespace)))
+    wait_for_explanation(team, case)
+    kubectl("delete", "rayjobs", "-n", team.namespace, "-l", f"trainyard.io/run={case.name}")
 
 
 def test_an_explanation_can_be_kept_as_a_file_and_names_one_remedy(
