@@ -32,6 +32,7 @@ def no_kuberay(team: Team) -> Iterator[None]:
     if os.environ.get("KUBECONFIG") != str(Path(home) / "kubeconfig"):
         pytest.skip("only the KubeRay of tests/cluster may be taken away")
     cluster = (sys.executable, ROOT / "tests/cluster/cluster.py")
+    kubectl("delete", "rayjobs", "--all", "--all-namespaces")  # by the operator, which goes then
     assert run(*cluster, "stop", "ray-operator").returncode == 0
     kubectl("delete", "crd", *KINDS)
     yield
