@@ -118,6 +118,7 @@ def check_whole(config: TrainerConfig, left: Checkpoint) -> None:
     assert [record["step"] for record in ended] == [89, 178, 267, 356, 445]
 
 
+@pytest.mark.slow
 def test_one_process_saves_in_mid_epoch_when_it_is_told_to_go_and_goes_on_there(
     tmp_path: Path,
 ) -> None:

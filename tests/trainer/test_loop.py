@@ -162,6 +162,7 @@ def step_as_rank(
     distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_weights_do_not_depend_on_how_a_batch_is_shared_out(tmp_path: Path) -> None:
     weights = []
     for workers, micro in ((1, None), (2, None), (2, 16)):

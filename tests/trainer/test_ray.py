@@ -81,6 +81,7 @@ def test_a_run_leaves_all_its_files(attempts: Attempts, loader: str) -> None:
         check_metrics(config, 2)
 
 
+@pytest.mark.slow
 def test_a_run_survives_the_loss_of_a_worker_and_then_of_its_driver(attempts: Attempts) -> None:
     config = ray_config(attempts, train__epochs=15, checkpoint__keep=99)
     driver = attempts.start(config)
@@ -114,6 +115,7 @@ def test_a_run_survives_the_loss_of_a_worker_and_then_of_its_driver(attempts: At
     check_metrics(config, 15)
 
 
+@pytest.mark.slow
 def test_sigterm_ends_an_attempt_in_good_order(attempts: Attempts) -> None:
     config = ray_config(
         attempts, workers=1, train__epochs=500, checkpoint__every_epochs=500, train__seed=1

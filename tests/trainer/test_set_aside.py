@@ -94,6 +94,7 @@ def test_a_long_name_is_cut(tmp_path: Path) -> None:
     assert set_aside.set_aside(folder) == "a" * (RUN_NAME_LIMIT - 7) + "-old-1"
 
 
+@pytest.mark.slow
 def test_another_run_is_refused_until_the_old_one_is_set_aside(
     attempts: Attempts, capsys: pytest.CaptureFixture[str]
 ) -> None:

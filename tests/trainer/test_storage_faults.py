@@ -162,6 +162,7 @@ def test_progress_that_is_half_one_object_and_half_the_next_is_passed_over(
 # A whole run.
 
 
+@pytest.mark.slow
 def test_a_run_whose_bucket_fails_again_and_again_delivers_the_same_bits_as_one_on_a_disk(
     server: Server, proxy: Proxy, attempts: Attempts
 ) -> None:
