@@ -177,6 +177,11 @@ class Connection:
                 "Ask for the launcher's Role of the chart (launcher.rbac.subjects)"
                 + (f" in namespace {namespace.group(1)}." if namespace else ".")
             )
+        elif "unknown field" in message and "/ray.io/" in path:
+            details.append(
+                "Either the platform names a field that KubeRay does not have, or the cluster's CRDs of "
+                "KubeRay are too old for this run: helm does not upgrade them."
+            )
         elif reason == "Unauthorized":
             details.append("The kubeconfig's credentials are not accepted: renew them.")
         raise ClusterError(

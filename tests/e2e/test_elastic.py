@@ -74,8 +74,11 @@ def test_the_autoscaler_alone_has_a_token(team: Team, head: str) -> None:
 def test_a_worker_that_is_lost_is_done_without_and_taken_back(team: Team, head: str) -> None:
     wait_for("the run has two workers", lambda: group_of(team) == 2, LIMIT_S)
     lost = team.pods(node_type="worker")[0]["metadata"]["name"]
+    # There is no room for another pod, for a while.
+    kubectl("create", "quota", "full", "--hard=pods=2", "-n", team.namespace)
     kubectl("delete", "pod", lost, "-n", team.namespace, "--force", "--grace-period=0")
     wait_for("it goes on with one worker", lambda: group_of(team) == 1, LIMIT_S)
+    kubectl("delete", "quota", "full", "-n", team.namespace)
     wait_for("it has two workers again", lambda: group_of(team) == 2, LIMIT_S)
     before = progress_of(team)
     progress = wait_for("it goes on", lambda: goes_on(team, before), LIMIT_S)
