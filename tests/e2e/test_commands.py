@@ -245,10 +245,11 @@ def ask_and_die(self, *arguments, **options):
     left -= 1
     if left == 0 and moment == "before":
         os.kill(os.getpid(), signal.SIGKILL)
-    answer = ask(self, *arguments, **options)
-    if left == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return answer
+    try:
+        return ask(self, *arguments, **options)
+    finally:
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 Connection._request = ask_and_die
 sys.exit(program.run(sys.argv[3:]))
