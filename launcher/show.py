@@ -27,6 +27,9 @@ Object = dict[str, Any]
 PLAIN_LINE_S = 5.0
 """Without a terminal: seconds between two progress lines at least."""
 
+WEIGHTS = {True: "equal", False: "DIFFERENT", None: "-"}
+"""What is said of a drill's weights beside those of the undisturbed run."""
+
 _progress_console = Console(stderr=True, highlight=False)
 
 
@@ -118,7 +121,6 @@ def holder_text(holder: Holder) -> str:
 def drill_table(report: Report) -> None:
     """What a drill has shown, and what its user saw meanwhile."""
     recovery = report.recovery
-    weights = {True: "equal", False: "DIFFERENT", None: "-"}[report.has_equal_weights]
     rows = [
         ("scenario", report.scenario),
         ("recovered", "yes" if report.is_recovered else f"NO: {report.why_not}"),
@@ -130,7 +132,7 @@ def drill_table(report: Report) -> None:
         ("attempts", str(report.attempts)),
         ("worker groups", str(report.worker_groups)),
         ("watch stood still for", _seconds(report.stood_still_s)),
-        ("weights as without it", weights),
+        ("weights as without it", WEIGHTS[report.has_equal_weights]),
         ("left behind", ", ".join(report.left_behind) or "nothing"),
         ("verdict", "passed" if report.is_passed else "; ".join(report.missed) or "FAILED"),
     ]
@@ -147,7 +149,6 @@ def drill_table(report: Report) -> None:
 
 def soak_table(report: SoakReport) -> None:
     """What a soak has shown, and how often what was struck."""
-    weights = {True: "equal", False: "DIFFERENT", None: "-"}[report.has_equal_weights]
     landed = Counter(each.scenario for each in report.strikes if not each.why_not)
     rows = [
         ("struck for", f"{report.minutes:g} min"),
@@ -158,7 +159,7 @@ def soak_table(report: SoakReport) -> None:
         ("attempts", str(report.attempts)),
         ("worker groups", str(report.worker_groups)),
         ("steps made again", str(report.steps_lost)),
-        ("weights as undisturbed", weights),
+        ("weights as undisturbed", WEIGHTS[report.has_equal_weights]),
         *((f"growth of {what}", f"{by:.2f}-fold") for what, by in report.grown.items()),
         ("left behind", ", ".join(report.left_behind) or "nothing"),
         ("verdict", "passed" if report.is_passed else "; ".join(report.missed) or "FAILED"),

@@ -141,7 +141,7 @@ def run_drill(
         struck_at_step=step,
         recovery=recovery,
         attempts=len(records.attempts),
-        worker_groups=len({(each["attempt"], each["group"]) for each in records.starts}),
+        worker_groups=records.worker_groups,
         has_equal_weights=found == weights if found is not None else None,
         left_behind=left,
         seen=what_was_seen(witness.seen, struck),

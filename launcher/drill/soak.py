@@ -113,7 +113,7 @@ def soak_run(
         steps=soak.step,
         rounds=rounds,
         attempts=len(records.attempts),
-        worker_groups=len({(each["attempt"], each["group"]) for each in records.starts}),
+        worker_groups=records.worker_groups,
         strikes=soak.strikes,
         steps_lost=steps_lost(records, 0.0),
         why_not=why_not,

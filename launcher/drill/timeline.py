@@ -35,6 +35,11 @@ class Records:
     """A worker group that has made its first step has two: the second one tells how long it took."""
     failures: Sequence[Object]
 
+    @property
+    def worker_groups(self) -> int:
+        """How many there were in all attempts."""
+        return len({(each["attempt"], each["group"]) for each in self.starts})
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodLife:

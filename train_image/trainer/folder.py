@@ -542,7 +542,8 @@ def main(arguments: list[str] | None = None) -> int:
     except ConfigError as error:
         parser.error(str(error))
 
-    files = folder.files() if wanted.file is None or wanted.archive else []
+    sizes = folder.sizes() if wanted.file is None or wanted.archive else {}
+    files = sorted(sizes)
     if wanted.sum and wanted.file is None:
         parser.error("--sum is of one FILE")
     if wanted.sizes and wanted.file is not None:
@@ -567,8 +568,8 @@ def main(arguments: list[str] | None = None) -> int:
             sys.stdin.buffer.read(1)
             return 0
     elif wanted.sizes:
-        for name, size in sorted(folder.sizes().items()):
-            print(size, name)
+        for name in files:
+            print(sizes[name], name)
         return 0
     elif wanted.file is None:
         print("\n".join(files))
