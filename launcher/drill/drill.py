@@ -121,7 +121,7 @@ def run_drill(
     pursuit = Pursuit(cluster, platform, job, witness, say)
     chance = random.Random(f"{seed} {scenario.name}")
     try:
-        last, struck, step = strike_once(pursuit, scenario, witness, at_step, chance, say)
+        last, struck, step = strike_once(pursuit, scenario, at_step, chance)
     finally:
         delete_and_wait(rayjobs, job.name)
     left = left_behind(cluster, job.run, witness.clusters)
@@ -166,12 +166,7 @@ def read_records(folder: Folder) -> Records:
 
 
 def strike_once(
-    pursuit: Pursuit,
-    scenario: Scenario,
-    witness: Witness,
-    at_step: int | None,
-    chance: random.Random,
-    say: Say,
+    pursuit: Pursuit, scenario: Scenario, at_step: int | None, chance: random.Random
 ) -> tuple[Sight, float, int]:
     """Follow a run to its end, and strike it on the way: the last sight, the strike's time and its step."""
     last: Sight | None = None
@@ -189,8 +184,8 @@ def strike_once(
                 aim = threads.submit(pursuit.aim)
             if aim is not None and aim.done() and step >= at_step:
                 target = aim.result()
-                say(f"strike at step {step}: {scenario.fault}")
-                struck = witness.now()
+                pursuit.say(f"strike at step {step}: {scenario.fault}")
+                struck = pursuit.witness.now()
                 pursuit.strike = threads.submit(scenario.strike, target)
         if pursuit.strike is None or last is None:
             raise ConfigError(

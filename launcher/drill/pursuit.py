@@ -94,22 +94,22 @@ class Pursuit:
         """The last one."""
         self._cluster = cluster
         self._platform = platform
-        self._witness = witness
-        self._say = say
+        self.witness = witness
+        self.say = say
 
     def sights(self) -> Iterator[Sight]:
         """What a user sees; where the strike takes the RayJob away, they watch the one that follows."""
         while True:
             try:
                 for sight in watch_run(self._cluster, self.job.name, self.job.run):
-                    self._witness.note_sight(sight)
+                    self.witness.note_sight(sight)
                     yield sight
                 return
             except RunFailed as error:
                 if self.strike is None:
                     raise
-                self._witness.seen.append(
-                    Saw(time=self._witness.now(), phase="stopped", message=error.what)
+                self.witness.seen.append(
+                    Saw(time=self.witness.now(), phase="stopped", message=error.what)
                 )
                 self.strike.result()
 
@@ -133,11 +133,11 @@ class Pursuit:
             ],
             processes=[each["process"] for each in workers],
             resubmit=lambda: _submit(self._cluster, self.job),
-            say=self._say,
+            say=self.say,
         )
         before = time.time()
         clock = float(target.inside(head, HEAD_CONTAINER, "date", "+%s.%N"))
-        self._witness.offset_s = clock - (before + time.time()) / 2
+        self.witness.offset_s = clock - (before + time.time()) / 2
         return target
 
 
