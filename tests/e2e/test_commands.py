@@ -185,6 +185,8 @@ def test_suspend_gives_the_nodes_back_and_resume_goes_on(
     assert "trainyard resume large" in suspended.stderr
     wait_for("it is suspended", lambda: deployment() == "Suspended")
     assert "suspended" in team.trainyard("list").stdout
+    wait_for("its head is gone", lambda: team.trainyard("logs", "large").returncode == 2)
+    assert "run large has no log yet" in team.trainyard("logs", "large").stderr
     assert team.trainyard("resume", "large").returncode == 0
     wait_for("it starts again", lambda: deployment() == "Initializing")
     assert "nothing to resume" in team.trainyard("resume", "large").stderr
@@ -192,9 +194,6 @@ def test_suspend_gives_the_nodes_back_and_resume_goes_on(
 
 def test_a_start_that_waits_says_for_what(team: Team, too_large: tuple[str, ...]) -> None:
     assert team.trainyard(*too_large).returncode == 0
-    logs = team.trainyard("logs", "large")
-    assert logs.returncode == 2
-    assert "run large has no log yet" in logs.stderr
     (stored,) = live(team, "large")
     again = team.trainyard(*too_large, "--dry-run=server")
     assert again.returncode == 0, again.stderr
