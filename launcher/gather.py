@@ -12,7 +12,16 @@ from launcher.errors import ClusterError, ClusterUnreachable
 from launcher.explain.admission import QUEUE_KIND, QUEUE_LABEL
 from launcher.explain.complaints import complaints
 from launcher.explain.placement import SCHEDULING
-from launcher.explain.scene import Object, Scene, claims_of, event_time, is_head, name_of
+from launcher.explain.scene import (
+    INIT_CONTAINER,
+    Object,
+    Scene,
+    claims_of,
+    event_time,
+    is_head,
+    name_of,
+    waits_for_head,
+)
 from launcher.explain.trim import (
     trimmed,
     trimmed_cluster,
@@ -25,6 +34,8 @@ from launcher.watch import HEAD_CONTAINER
 
 LOG_LINES = 3000
 """How much of the driver's log is looked at."""
+INIT_LOG_LINES = 20
+"""How much of what a worker says that waits for the head; it says a line each 5 s."""
 
 OPERATOR_LABELS = {"app.kubernetes.io/name": "kuberay-operator"}
 OPERATOR_LEASE = "ray-operator-leader"
@@ -111,6 +122,7 @@ def gather(cluster: Views, run: str, *, now: datetime, open_folder: OpenFolder) 
         scene = Scene(**seen)
         if not (scene.phase == "running" or scene.phase == "succeeded"):
             seen |= _surroundings(asking, scene)
+            seen["init_log"] = _init_log(asking, scene)
         seen["log"] = _log(asking, scene)
     scene = Scene(**seen)
     has_words = bool(scene.words)
@@ -199,6 +211,14 @@ def _queue(asking: _Asking, queue: str, uid: str) -> dict[str, Any]:
     return found
 
 
+def _init_log(asking: _Asking, scene: Scene) -> str:
+    """The end of what one worker's pod says that waits for the head."""
+    waiting = next((pod for pod in scene.pods if waits_for_head(pod)), None)
+    if waiting is None:
+        return ""
+    return _said(asking, name_of(waiting), INIT_CONTAINER, INIT_LOG_LINES)
+
+
 def _log(asking: _Asking, scene: Scene) -> str:
     """The end of what the newest head said, and before its last restart where the run is broken."""
     heads = [
@@ -216,14 +236,14 @@ def _log(asking: _Asking, scene: Scene) -> str:
             and container.get("restartCount")
             and scene.is_broken
         ):
-            said = _said(asking, name_of(head), previous=True)
-    return said + _said(asking, name_of(head), previous=False)
+            said = _said(asking, name_of(head), HEAD_CONTAINER, LOG_LINES, previous=True)
+    return said + _said(asking, name_of(head), HEAD_CONTAINER, LOG_LINES)
 
 
-def _said(asking: _Asking, pod: str, *, previous: bool) -> str:
-    """A container's log; empty where it has not started, or is gone."""
+def _said(asking: _Asking, pod: str, container: str, lines: int, *, previous: bool = False) -> str:
+    """The end of a container's log; empty where it has not started, or is gone."""
     try:
-        return asking.cluster.log(pod, HEAD_CONTAINER, tail_lines=LOG_LINES, previous=previous)
+        return asking.cluster.log(pod, container, tail_lines=lines, previous=previous)
     except ClusterUnreachable:
         raise
     except ClusterError as error:

@@ -7,7 +7,16 @@ import re
 from launcher.explain.complaints import complaints, find
 from launcher.explain.doing import duration
 from launcher.explain.failure import Sign, evidence, failure
-from launcher.explain.scene import Scene, condition, event_time, is_head, is_ready, name_of
+from launcher.explain.scene import (
+    INIT_CONTAINER,
+    Scene,
+    condition,
+    event_time,
+    is_head,
+    is_ready,
+    name_of,
+    waits_for_head,
+)
 from launcher.rules import deletion, explained, raycluster, rayjob
 from launcher.rules.subject import Subject
 
@@ -265,20 +274,15 @@ def head_unreachable(scene: Scene) -> Sign | None:
         return None
     head_s = scene.seconds_since(condition(head, "Ready").get("lastTransitionTime"))
     for pod in scene.pods:
-        for container in pod.get("status", {}).get("initContainerStatuses") or []:
-            running = container.get("state", {}).get("running")
-            if not running:
-                continue
-            waited_s = min(head_s, scene.seconds_since(running.get("startedAt")))
-            if waited_s > SUBMISSION_S:
-                return Sign(
-                    cause=f"the head is ready, and {name_of(pod)} has not reached it for "
-                    f"{duration(waited_s)}",
-                    evidence=(
-                        evidence(f"pod {name_of(pod)}, container {container['name']}", "running"),
-                    ),
-                    values={"pod": name_of(pod)},
-                )
+        running = waits_for_head(pod)
+        waited_s = min(head_s, scene.seconds_since(running.get("startedAt")))
+        if waited_s > SUBMISSION_S:
+            return Sign(
+                cause=f"the head is ready, and {name_of(pod)} has not reached it for "
+                f"{duration(waited_s)}",
+                evidence=(evidence(f"pod {name_of(pod)}, container {INIT_CONTAINER}", "running"),),
+                values={"pod": name_of(pod)},
+            )
     return None
 
 

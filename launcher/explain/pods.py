@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from launcher.explain.complaints import Complaint, complaints, find
-from launcher.explain.failure import Evidence, Sign, any_of, evidence, failure
+from launcher.explain.failure import Evidence, Sign, any_of, evidence, failure, matching
 from launcher.explain.scene import (
     INIT_CONTAINER,
     Object,
@@ -17,6 +17,7 @@ from launcher.explain.scene import (
     limits,
     name_of,
     terminations,
+    waits_for_head,
 )
 
 TOKEN_KEY = "auth_token"
@@ -139,7 +140,8 @@ def no_shell(scene: Scene) -> Sign | None:
 
 @failure(
     "init-container-oom",
-    seen="init container wait-gcs-ready that ended with OOMKilled",
+    seen="init container wait-gcs-ready that ended with OOMKilled, or whose log says that its "
+    "`ray health-check` was Killed (cgroup v1 kills that alone)",
     remedy="Its 256 MiB are the operator's and fixed. Keep `ray health-check` small: an image "
     "with compiled .pyc files and without imports at start-up (sitecustomize, .pth files) "
     "needs about 190 MB.",
@@ -152,11 +154,24 @@ def init_container_oom(scene: Scene) -> Sign | None:
         for name, ended in terminations(pod):
             if name == INIT_CONTAINER and ended.get("reason") == "OOMKilled":
                 return Sign(
-                    cause=f"{INIT_CONTAINER} of {name_of(pod)} was killed at its "
-                    f"{limits(pod, name).get('memory', '256Mi')} of memory: workers cannot start",
+                    cause=_too_little(pod),
                     evidence=(_ended(pod, name, ended),),
                 )
+        killed = matching(scene.init_log.splitlines(), r"\bKilled\b.*health-check")
+        if waits_for_head(pod) and killed:
+            return Sign(
+                cause=_too_little(pod),
+                evidence=(evidence(f"pod {name_of(pod)}, container {INIT_CONTAINER}", killed[0]),),
+            )
     return None
+
+
+def _too_little(pod: Object) -> str:
+    limit = limits(pod, INIT_CONTAINER).get("memory", "256Mi")
+    return (
+        f"{INIT_CONTAINER} of {name_of(pod)} was killed at its {limit} of memory: workers cannot "
+        "start"
+    )
 
 
 def _ended(pod: Object, container: str, ended: Object) -> Evidence:

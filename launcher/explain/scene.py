@@ -46,6 +46,8 @@ class Scene:
     """Leases of the KubeRay operator's leader, in all namespaces."""
     has_token_secret: bool | None = None
     """Whether the Secret with Ray's token is there; asked for where a deletion hangs."""
+    init_log: str = ""
+    """What the init container of a worker that still waits for the head has said."""
     log: str = ""
     """The driver's log: the end of what the head said, or what the run's folder has kept."""
     summary: Object | None = None
@@ -187,6 +189,14 @@ def terminations(pod: Object) -> Iterator[tuple[str, Object]]:
         for state in (container.get("state", {}), container.get("lastState", {})):
             if "terminated" in state:
                 yield container["name"], state["terminated"]
+
+
+def waits_for_head(pod: Object) -> Object:
+    """`running` of its init container wait-gcs-ready; empty where that has not begun or has ended."""
+    for status in pod.get("status", {}).get("initContainerStatuses") or []:
+        if status["name"] == INIT_CONTAINER:
+            return dict(status.get("state", {}).get("running") or {})
+    return {}
 
 
 def image_of(pod: Object) -> str:

@@ -79,10 +79,10 @@ def wrong_storage_class(scene: Scene) -> Sign | None:
 )
 def access_mode(scene: Scene) -> Sign | None:
     """The storage cannot be shared by nodes: ReadWriteMany is not to be had, or was not asked for."""
-    complaint = find(scene, any_of("Multi-Attach error", "ReadWriteOncePod access mode already"))
+    complaint = find(scene, any_of("Multi-Attach error", "ReadWriteOncePod access mode"))
     if complaint is not None:
         return Sign(
-            cause="a volume that only one node may mount is wanted on several",
+            cause="a volume that only one node or pod may mount is wanted by several",
             evidence=(complaint.evidence,),
         )
     for name, claim in _pending_claims(scene):

@@ -28,6 +28,7 @@ PAUSE = "localhost/pause:1"
 """Lies on the node of tests/cluster, and holds nothing but one program."""
 FAKE = "trainyard-e2e-fake"
 PLACE = "trainyard.io/e2e-place"
+ONE_POD = "trainyard-e2e-one-pod"
 BATCHES = "import torch; list(torch.utils.data.DataLoader(torch.zeros(9, 2**20), num_workers=1))"
 """Sends tensors of 4 MiB through shared memory."""
 BEAT_S = 10.0
@@ -144,28 +145,41 @@ def tiny_volume(name: str, mount: str = "", medium: str = "") -> Edit:
     return edit
 
 
+def own_commands(job: Object) -> None:
+    """The containers run what they say, and not what KubeRay would have them run."""
+    job["metadata"].setdefault("annotations", {})["ray.io/overwrite-container-cmd"] = "true"
+
+
 def head_command(command: str) -> Edit:
     """The head runs this and nothing of Ray, and is well."""
     is_well = {"exec": {"command": ["true"]}}
-
-    def edit(job: Object) -> None:
-        job["metadata"].setdefault("annotations", {})["ray.io/overwrite-container-cmd"] = "true"
-        container(
-            0, command=["bash", "-c", command], livenessProbe=is_well, readinessProbe=is_well
-        )(job)
-
-    return edit
+    runs = container(
+        0, command=["bash", "-c", command], livenessProbe=is_well, readinessProbe=is_well
+    )
+    return and_then(own_commands, runs)
 
 
 def worker_command(*command: str) -> Edit:
     """The workers run this, and the head what KubeRay would have it run."""
+    head = container(0, command=["bash", "-c", "--"], args=["exec $KUBERAY_GEN_RAY_START_CMD"])
+    return and_then(own_commands, head, container(1, command=list(command)))
 
-    def edit(job: Object) -> None:
-        job["metadata"].setdefault("annotations", {})["ray.io/overwrite-container-cmd"] = "true"
-        container(0, command=["bash", "-c", "--"], args=["exec $KUBERAY_GEN_RAY_START_CMD"])(job)
-        container(1, command=list(command))(job)
 
-    return edit
+def greedy_python(job: Object) -> None:
+    """Whatever Python the workers' pods start takes half a gigabyte at once."""
+    worker = pod_specs(job)[1]
+    worker["volumes"].append({"name": "greedy", "configMap": {"name": "greedy"}})
+    ray = worker["containers"][0]
+    ray["volumeMounts"].append({"name": "greedy", "mountPath": "/greedy"})
+    ray["env"].append({"name": "PYTHONPATH", "value": "/greedy"})
+
+
+def own_disks(job: Object) -> None:
+    """The folders of runs lie on a disk that each pod has to itself."""
+    for pod in pod_specs(job):
+        (volume,) = [one for one in pod["volumes"] if one["name"] == "storage"]
+        del volume["persistentVolumeClaim"]
+        volume["emptyDir"] = {}
 
 
 def suspended(job: Object) -> None:
@@ -206,6 +220,8 @@ CASES = (
     Case("no-claim", claim("no-such-claim"), "claim-missing", "no-such-claim"),
     Case("no-class", claim("no-class"), "wrong-storage-class", "storage class nowhere"),
     Case("no-volume", claim("no-volume"), "claim-unbound", "900Gi"),
+    Case("one-pod", and_then(claim("one-pod"), head_command("sleep 900")), "access-mode",
+         "only one", workers=1),
     # Pods that are not made.
     Case("no-quota", lambda job: None, "resource-quota", "compute", "explain-quota"),
     Case("no-sizes", container(0, resources={}), "quota-needs-sizes", "must specify", "explain-sizes"),
@@ -223,6 +239,8 @@ CASES = (
     Case("crash", lambda job: job["spec"]["rayClusterSpec"]["headGroupSpec"]["rayStartParams"].update(
         {"no-such-option": "1"}), "container-crash", "does not stay up"),
     Case("small-head", memory(0, "64Mi"), "head-oom", "memory limit of 64Mi"),
+    Case("greedy", and_then(greedy_python, head_command("sleep 900")), "init-container-oom",
+         "256Mi", workers=1),
     Case("small-disk", and_then(tiny_volume("tmp"), head_command("head -c 5M /dev/zero > /tmp/x; sleep 900")),
          "evicted-disk", "ran out of disk"),
     # KubeRay.
@@ -243,6 +261,8 @@ CASES = (
 )  # fmt: skip
 
 ALONE = (
+    Case("other-ray", shape(rayVersion="2.59.0"), "wrong-ray-version", "says 2.59.0", ray=True),
+    Case("own-disks", own_disks, "node-local-storage", "no shared volume", ray=True, workers=1),
     Case("large-worker", worker_command("python", "-c", "held = b'x' * 2**32"), "worker-oom",
          "memory limit of 1500Mi", ray=True, workers=1),
     Case("small-shm", and_then(tiny_volume("shared-mem", "/dev/shm", "Memory"),
@@ -309,8 +329,32 @@ def teams(
             "create", "-n", first.namespace, "-f", "-", stdin=json.dumps(body | {"spec": claimed})
         )
     kubectl("create", "secret", "generic", "half", "--from-literal=KEY=x", "-n", first.namespace)
+    greedy = "--from-literal=sitecustomize.py=held = b'x' * 2**29"
+    kubectl("create", "configmap", "greedy", greedy, "-n", first.namespace)
+    kubectl("create", "-f", "-", stdin=yaml.safe_dump_all(volume_for_one_pod(first.namespace)))
     yield teams
     let_go(first.namespace)
+    kubectl("delete", "persistentvolume", ONE_POD, "--wait=false")
+
+
+def volume_for_one_pod(namespace: str) -> list[Object]:
+    """A volume that no second pod may mount, and the claim `one-pod` that has it."""
+    terms: Object = {"accessModes": ["ReadWriteOncePod"], "storageClassName": ""}
+    here = {"path": f"/tmp/{ONE_POD}", "type": "DirectoryOrCreate"}
+    size = {"storage": "1Gi"}
+    volume = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": ONE_POD},
+        "spec": terms | {"capacity": size, "hostPath": here},
+    }
+    claimed = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "one-pod", "namespace": namespace},
+        "spec": terms | {"resources": {"requests": size}, "volumeName": ONE_POD},
+    }
+    return [volume, claimed]
 
 
 class FakeNode:
@@ -409,7 +453,9 @@ def wait_for_explanation(team: Team, case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", ALONE, ids=lambda case: case.name)
-def test_memory_that_is_too_small_is_named(submitted: dict[str, Team], case: Case) -> None:
+def test_a_run_that_is_broken_once_ray_has_started_is_explained(
+    submitted: dict[str, Team], case: Case
+) -> None:
     team = submitted[case.namespace]
     platform = platform_of_config_map(get("configmap", team.namespace, "trainyard-platform"), "e2e")
     kubectl("create", "-f", "-", stdin=yaml.safe_dump(broken(case, platform, team.namespace)))

@@ -1,4 +1,4 @@
-"""A cluster without KubeRay, and one whose KubeRay is too old: both are named, with what to install."""
+"""A cluster without KubeRay, or with one that does not run or is too old: each is named, with what to do."""
 
 from __future__ import annotations
 
@@ -11,11 +11,23 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT, Team, kubectl, run, wait_for
+from conftest import ROOT, Object, Team, kubectl, run, wait_for
 
 DIGITS = "examples/digits.yaml"
 OLD = ROOT / "tests/e2e/old_kuberay"
 MODULE = "github.com/ray-project/kuberay/ray-operator"
+OLD_OPERATOR = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {
+        "name": "kuberay-operator",
+        "labels": {"app.kubernetes.io/name": "kuberay-operator"},
+    },
+    "spec": {
+        "containers": [{"name": "kuberay-operator", "image": "localhost/kuberay/operator:v1.5.1"}]
+    },
+}
+"""As its chart makes it; nobody needs it to run."""
 KINDS = ("rayclusters.ray.io", "rayjobs.ray.io", "rayservices.ray.io")
 
 
@@ -27,20 +39,27 @@ def team(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
-def no_kuberay(team: Team) -> Iterator[None]:
-    """Neither operator nor definitions, for a while."""
+def no_operator(team: Team) -> Iterator[Path]:
+    """The definitions without an operator, for a while; where the test cluster's files lie."""
     home = os.environ.get("TRAINYARD_CLUSTER_HOME") or Path.home() / ".cache/trainyard/cluster"
     if os.environ.get("KUBECONFIG") != str(Path(home) / "kubeconfig"):
         pytest.skip("only the KubeRay of tests/cluster may be taken away")
     cluster = (sys.executable, ROOT / "tests/cluster/cluster.py")
     kubectl("delete", "rayjobs", "--all", "--all-namespaces")  # by the operator, which goes then
     assert run(*cluster, "stop", "ray-operator").returncode == 0
+    yield Path(home)
+    kubectl("delete", "pod", "-n", "default", "--ignore-not-found", "--force", "kuberay-operator")
+    assert run(*cluster, "start", "ray-operator").returncode == 0
+
+
+@pytest.fixture
+def no_kuberay(no_operator: Path) -> Iterator[None]:
+    """Neither operator nor definitions, for a while."""
     kubectl("delete", "crd", *KINDS)
     yield
     kubectl("delete", "crd", "--ignore-not-found", *KINDS)
-    kubectl("apply", "--server-side", "-f", str(Path(home) / "crds"))
+    kubectl("apply", "--server-side", "-f", str(no_operator / "crds"))
     wait_for_kinds()
-    assert run(*cluster, "start", "ray-operator").returncode == 0
 
 
 def wait_for_kinds() -> None:
@@ -54,9 +73,30 @@ def test_a_cluster_without_kuberay_is_told_to_install_it(team: Team, no_kuberay:
         ended = team.trainyard(*command)
         assert ended.returncode == 3, ended.stdout
         assert "make operator" in ended.stderr
+    assert finding(team)["failure"] == "missing-crd"
+
+
+def finding(team: Team) -> Object:
+    """What `trainyard explain` finds; nothing while it finds the run well."""
     explained = team.trainyard("explain", "digits", "--json")
     assert explained.returncode == 0, explained.stderr
-    assert json.loads(explained.stdout)["finding"]["failure"] == "missing-crd"
+    found: Object | None = json.loads(explained.stdout)["finding"]
+    return found or {}
+
+
+def test_a_cluster_whose_operator_does_not_run_or_is_too_old_is_told_so(
+    team: Team, no_operator: Path
+) -> None:
+    assert team.trainyard("submit", DIGITS, "--detach").returncode == 0
+    found = wait_for("explain has waited long enough", lambda: finding(team))
+    assert found["failure"] == "no-operator"
+    said = [each["text"] for each in found["evidence"]]
+    assert "no pod and no lease of a KubeRay operator" in said
+    kubectl("create", "-n", "default", "-f", "-", stdin=json.dumps(OLD_OPERATOR))
+    found = finding(team)
+    assert found["failure"] == "old-operator"
+    assert "KubeRay operator is 1.5" in found["cause"]
+    assert team.trainyard("stop", "digits", "--now").returncode == 0
 
 
 def test_a_kuberay_that_is_too_old_is_named(team: Team, no_kuberay: None) -> None:
@@ -72,8 +112,5 @@ def test_a_kuberay_that_is_too_old_is_named(team: Team, no_kuberay: None) -> Non
     rendered = yaml.safe_load(team.trainyard("render", DIGITS, "--from-cluster").stdout)
     del rendered["spec"]["deletionStrategy"]  # whose remains no KubeRay takes
     kubectl("create", "--validate=ignore", "-f", "-", stdin=json.dumps(rendered))
-    explained = team.trainyard("explain", "digits", "--json")
-    assert explained.returncode == 0, explained.stderr
-    finding = json.loads(explained.stdout)["finding"]
-    assert finding["failure"] == "old-operator", finding
+    assert finding(team)["failure"] == "old-operator"
     kubectl("delete", "rayjobs", "--all", "-n", team.namespace)
