@@ -246,8 +246,8 @@ def storage_full(scene: Scene) -> Sign | None:
 
 @failure(
     "node-local-storage",
-    seen="`the last intact checkpoint in ... is missing` though training ended, or workers that "
-    "miss the run's files, with a storage path that no shared volume holds",
+    seen="a worker's `the claim ... is gone, or was never to be seen`, or `the last intact checkpoint "
+    "in ... is missing` though training ended, with a storage path that no shared volume holds",
     remedy="Keep the folders of runs where all pods see them: a claim with ReadWriteMany "
     "(storage.claim), or a bucket (storage.s3).",
 )

@@ -120,6 +120,7 @@ def test_a_cause_beats_what_follows_from_it() -> None:
         ("node-lost", "nccl-timeout"),
         ("diverged", "run-error"),
         ("s3-denied", "storage-unusable"),
+        ("node-local-storage", "overtaken"),
         ("config-error", "user-code"),
     ]:
         assert order.index(cause) < order.index(symptom)

@@ -256,8 +256,18 @@ def test_who_removes_the_folder_ends_the_attempt(folder: RunFolder) -> None:
         fence = Fence.claim(folder, lease.attempt)
         folder.delete(folder.lease)
         for holder in (lease, fence):
-            with pytest.raises(Fenced, match="is gone: the run's folder was removed"):
+            with pytest.raises(Fenced, match="is gone, .* the run's folder was removed"):
                 holder.check()
+
+
+def test_a_machine_that_does_not_share_the_disk_of_the_driver_is_told_so(
+    folder: RunFolder, tmp_path: Path
+) -> None:
+    with Lease.acquire(folder) as lease:
+        Fence(folder, lease.attempt).check_in_sight()
+        elsewhere = RunFolder.open(str(tmp_path / "another-disk"), folder.name)
+        with pytest.raises(Fenced, match="never to be seen on .* a disk of another machine"):
+            Fence(elsewhere, lease.attempt).check_in_sight()
 
 
 def test_a_claim_that_another_has_overwritten_is_lost(folder: RunFolder) -> None:

@@ -148,6 +148,14 @@ class Fence:
         kind = f"{self.group}.json" if self.group else "json"
         return _path(self.folder, self.attempt, kind)
 
+    def check_in_sight(self) -> None:
+        """Whether this machine sees the claim at all. Raises Fenced.
+
+        Asks for the one file: NFS may answer a listing from what it saw a minute ago.
+        """
+        if not self.folder.exists(self.path):
+            raise self.gone()
+
     def check(self) -> None:
         """Look at the storage once. Raises Fenced, or OSError where the storage cannot be read."""
         if (self.attempt, self.group) not in self.check_newer():
@@ -156,8 +164,10 @@ class Fence:
     def gone(self) -> Fenced:
         """The error for a claim that is not there, or not the one that was made."""
         return Fenced(
-            f"the claim {self.folder.show(self.path)} is gone: the run's folder was removed, or set "
-            "aside, or begun anew.\n       Nothing more is saved here. Start the run again."
+            f"the claim {self.folder.show(self.path)} is gone, or was never to be seen on "
+            f"{socket.gethostname()}: the run's folder was removed, or set aside, or begun anew, or "
+            "lies on a disk of another machine.\n       Nothing more is saved here. Start the run "
+            "again, on storage that all machines of the run see."
         )
 
     def check_newer(self) -> list[tuple[int, int]]:

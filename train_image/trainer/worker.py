@@ -87,6 +87,8 @@ def work(
     folder = RunFolder.open(config.storage.path, config.name, config.storage.endpoint)
     length = Length.of(config, task.data.num_train)
 
+    # The driver's: it may be on another machine.
+    Fence(folder, task.attempt).check_in_sight()
     # Rank 0 claims the folder for this group, and decides for all where to start.
     fence = Fence.claim(folder, task.attempt) if worker.rank == 0 else None
     if fence and fence.group > 1:
