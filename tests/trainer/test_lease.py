@@ -256,7 +256,7 @@ def test_who_removes_the_folder_ends_the_attempt(folder: RunFolder) -> None:
         fence = Fence.claim(folder, lease.attempt)
         folder.delete(folder.lease)
         for holder in (lease, fence):
-            with pytest.raises(Fenced, match="is gone, .* the run's folder was removed"):
+            with pytest.raises(Fenced, match=r"is gone, .* the run's folder was removed"):
                 holder.check()
 
 
@@ -266,7 +266,7 @@ def test_a_machine_that_does_not_share_the_disk_of_the_driver_is_told_so(
     with Lease.acquire(folder) as lease:
         Fence(folder, lease.attempt).check_in_sight()
         elsewhere = RunFolder.open(str(tmp_path / "another-disk"), folder.name)
-        with pytest.raises(Fenced, match="never to be seen on .* a disk of another machine"):
+        with pytest.raises(Fenced, match=r"never to be seen on .* a disk of another machine"):
             Fence(elsewhere, lease.attempt).check_in_sight()
 
 
