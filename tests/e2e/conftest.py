@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,10 @@ ROOT = Path(__file__).resolve().parents[2]
 VALUES = ROOT / "tests/cluster/values.yaml"
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 LIMIT_S = 300.0
+CLUSTER_HOME = Path(
+    os.environ.get("TRAINYARD_CLUSTER_HOME") or Path.home() / ".cache/trainyard/cluster"
+)
+"""Where the cluster of tests/cluster lies."""
 
 Object = dict[str, Any]
 Ended = subprocess.CompletedProcess[str]
@@ -46,6 +51,18 @@ def kubectl(*arguments: str, stdin: str | None = None) -> str:
 def get(kind: str, namespace: str, *arguments: str) -> Object:
     found: Object = json.loads(kubectl("get", kind, "-n", namespace, *arguments, "-o", "json"))
     return found
+
+
+def require_test_cluster(why: str) -> None:
+    """Skip what only the cluster of tests/cluster may suffer: another one is in use."""
+    if os.environ.get("KUBECONFIG") != str(CLUSTER_HOME / "kubeconfig"):
+        pytest.skip(why)
+
+
+def cluster_py(*words: str) -> None:
+    """A command to the test cluster's own program."""
+    ended = run(sys.executable, ROOT / "tests/cluster/cluster.py", *words)
+    assert ended.returncode == 0, ended.stderr
 
 
 def wait_for(what: str, condition: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:

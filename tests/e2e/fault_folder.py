@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from conftest import ROOT
+from conftest import CLUSTER_HOME, cluster_py
 
 END_LIMIT_S = 30.0
 
@@ -33,15 +31,12 @@ class Fault:
 @contextmanager
 def fault_folder(folder: Path) -> Iterator[Fault]:
     """What lies in the folder is seen through faultfs, by all who open it from now on."""
-    subprocess.run(
-        [sys.executable, ROOT / "tests/cluster/cluster.py", "build", "faultfs"], check=True
-    )
-    home = os.environ.get("TRAINYARD_CLUSTER_HOME") or Path.home() / ".cache/trainyard/cluster"
+    cluster_py("build", "faultfs")
     with tempfile.TemporaryDirectory() as place:
         fault, backing = Fault(Path(place) / "fault"), Path(place) / "backing"
         backing.mkdir()
         subprocess.run(["mount", "--bind", folder, backing], check=True)
-        command = [Path(home) / "bin/faultfs", backing, folder, fault.file]
+        command = [CLUSTER_HOME / "bin/faultfs", backing, folder, fault.file]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == b"mounted\n"

@@ -10,10 +10,8 @@ import base64
 import hashlib
 import itertools
 import json
-import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 import urllib.request
@@ -23,7 +21,18 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import ROOT, Ended, Object, Team, get, kubectl, run, wait_for
+from conftest import (
+    ROOT,
+    Ended,
+    Object,
+    Team,
+    cluster_py,
+    get,
+    kubectl,
+    require_test_cluster,
+    run,
+    wait_for,
+)
 
 DIGITS = "examples/digits.yaml"
 MANAGED = {"managedBy": "kueue.x-k8s.io/multikueue"}
@@ -326,9 +335,7 @@ def test_watch_shows_phases_and_progress_and_ends_with_the_driver_s_last_words(
 def test_watch_outlives_a_restart_of_the_api_server_and_misses_nothing(
     submitted: Submitted,
 ) -> None:
-    home = os.environ.get("TRAINYARD_CLUSTER_HOME") or Path.home() / ".cache/trainyard/cluster"
-    if os.environ.get("KUBECONFIG") != str(Path(home) / "kubeconfig"):
-        pytest.skip("only the API server of tests/cluster may be restarted")
+    require_test_cluster("only its API server may be restarted")
     submitted.stands("Running", "RUNNING")
     submitted.head(f"progress {json.dumps(PROGRESS)}", then=(
         "\nfor step in range(31, 4000):\n"
@@ -338,8 +345,7 @@ def test_watch_outlives_a_restart_of_the_api_server_and_misses_nothing(
     ))  # fmt: skip
     watching = Watching(submitted)
     watching.says("step 3")
-    cluster = (sys.executable, ROOT / "tests/cluster/cluster.py", "restart", "kube-apiserver")
-    assert run(*cluster).returncode == 0
+    cluster_py("restart", "kube-apiserver")
     before = len(watching.lines)
     wait_for(
         "the driver's progress comes again",

@@ -7,19 +7,17 @@ what that has shown in build/drills.json.
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Team, run
+from conftest import Team, cluster_py
 from drilling import DIGITS, LONG, SETTINGS, check, keep, strike
 
 from launcher.drill.scenarios import HEAD_S, SCENARIOS, WORKER_S, Scenario
 from launcher.drill.strikes import Target
-from launcher.errors import ClusterError
 
 SOAK_MINUTES = "5"
 OPERATOR_AWAY_S = 120.0
@@ -55,12 +53,6 @@ def test_a_run_that_is_struck_again_and_again_ends_as_if_nobody_had(team: Team) 
 
 
 # What takes the machine.
-
-
-def cluster_py(*words: str) -> None:
-    ended = run(sys.executable, ROOT / "tests/cluster/cluster.py", *words)
-    if ended.returncode != 0:
-        raise ClusterError(f"cluster.py {' '.join(words)} failed", ended.stderr)
 
 
 def away(part: str, seconds: float) -> Callable[[Target], None]:

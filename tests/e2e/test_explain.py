@@ -99,10 +99,11 @@ def secret_variable(secret: str, key: str) -> Edit:
     return edit
 
 
-def memory(index: int, amount: str) -> Edit:
-    """The memory of a Ray container, requested and limit."""
+def memory(index: int, amount: str, cpus: str = "1") -> Edit:
+    """The memory of a Ray container, requested and limit, beside a limit of CPUs."""
     sizes = {"cpu": "10m", "memory": amount}
-    return container(index, resources={"requests": sizes, "limits": {"cpu": "1", "memory": amount}})
+    limits = {"cpu": cpus, "memory": amount}
+    return container(index, resources={"requests": sizes, "limits": limits})
 
 
 def on_fake(**requests: str) -> Edit:
@@ -262,8 +263,8 @@ CASES = (
 
 ALONE = (
     Case("other-ray", shape(rayVersion="2.59.0"), "wrong-ray-version", "says 2.59.0", ray=True),
-    Case("own-disks", and_then(own_disks, spec(backoffLimit=0)), "node-local-storage",
-         "no shared volume", ray=True, workers=1),
+    Case("own-disks", and_then(own_disks, memory(1, "1500Mi", cpus="2"), spec(backoffLimit=0)),
+         "node-local-storage", "no shared volume", ray=True, workers=1),
     Case("large-worker", worker_command("python", "-c", "held = b'x' * 2**32"), "worker-oom",
          "memory limit of 1500Mi", ray=True, workers=1),
     Case("small-shm", and_then(tiny_volume("shared-mem", "/dev/shm", "Memory"),

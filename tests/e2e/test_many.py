@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime, timezone
-from pathlib import Path
 
 import pytest
-from conftest import ROOT, Ended, Team, get, run, wait_for
+from conftest import (
+    CLUSTER_HOME,
+    ROOT,
+    Ended,
+    Team,
+    cluster_py,
+    get,
+    require_test_cluster,
+    wait_for,
+)
 from dashboards import Dashboards, answering
 
 RUNS = 50
@@ -35,11 +41,6 @@ SUMMARY = {
 }
 
 
-def cluster(*arguments: str) -> Ended:
-    """The test cluster's own command."""
-    return run(sys.executable, "tests/cluster/cluster.py", *arguments)
-
-
 @pytest.fixture(scope="module")
 def team(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFactory) -> Team:
     team = make_team("many")
@@ -55,17 +56,15 @@ def team(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="module")
 def dashboards() -> Iterator[Dashboards]:
     """Twenty nodes that do not exist, with heads that answer."""
-    made = cluster("kwok", "20")
-    if made.returncode != 0:
-        pytest.skip("only the cluster of tests/cluster has nodes that do not exist")
-    home = Path(os.environ.get("TRAINYARD_CLUSTER_HOME", "~/.cache/trainyard/cluster")).expanduser()
+    require_test_cluster("only it has nodes that do not exist")
+    cluster_py("kwok", "20")
     now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.000000000Z")
-    log = home / "live/made-up.log"
+    log = CLUSTER_HOME / "live/made-up.log"
     log.write_text(f"{now} stdout F summary {json.dumps(SUMMARY)}\n")
     dashboards = Dashboards()
     with answering(dashboards):
         yield dashboards
-    cluster("kwok", "0")
+    cluster_py("kwok", "0")
 
 
 def test_many_runs_outlive_the_operator_and_none_is_created_twice(
@@ -80,7 +79,7 @@ def test_many_runs_outlive_the_operator_and_none_is_created_twice(
     with ThreadPoolExecutor(8) as people:
         submissions: list[Future[Ended]] = [people.submit(submit, number) for number in wanted]
         wait_for("half of them are there", lambda: len(team.rayjobs()) >= RUNS // 2)
-        assert cluster("restart", "ray-operator").returncode == 0
+        cluster_py("restart", "ray-operator")
         ended = [submission.result() for submission in submissions]
     assert [one.stderr for one in ended if one.returncode] == []
     said = Counter("is live already" in one.stderr for one in ended)
@@ -96,7 +95,7 @@ def test_many_runs_outlive_the_operator_and_none_is_created_twice(
         for number in range(WATCHERS)
     ]
     wait_for("all have a driver", lambda: len(dashboards.submitted) >= RUNS)
-    assert cluster("restart", "ray-operator").returncode == 0
+    cluster_py("restart", "ray-operator")
     clusters = get("rayclusters.ray.io", team.namespace)["items"]
     assert len(clusters) == RUNS
     dashboards.finish.set()

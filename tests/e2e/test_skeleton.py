@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT, Ended, Object, Team, get, kubectl, run, wait_for
+from conftest import (
+    ROOT,
+    Ended,
+    Object,
+    Team,
+    cluster_py,
+    get,
+    kubectl,
+    require_test_cluster,
+    run,
+    wait_for,
+)
 
 DIGITS = "examples/digits.yaml"
 ENOUGH = 0.95
@@ -255,15 +264,10 @@ def test_gpus_are_requested_scheduled_and_counted_and_a_missing_cuda_is_said(
 @pytest.fixture
 def fake_gpus() -> Iterator[str]:
     """The test cluster's node, claiming two GPUs; torch will find no CUDA on it."""
-    home = os.environ.get("TRAINYARD_CLUSTER_HOME") or Path.home() / ".cache/trainyard/cluster"
-    if os.environ.get("KUBECONFIG") != str(Path(home) / "kubeconfig"):
-        pytest.skip(
-            "only the node of tests/cluster may be made to claim GPUs that it does not have"
-        )
-    claim = (sys.executable, ROOT / "tests/cluster/cluster.py", "gpus")
-    assert run(*claim, "2").returncode == 0
+    require_test_cluster("only its node may be made to claim GPUs that it does not have")
+    cluster_py("gpus", "2")
     yield get("nodes", "default")["items"][0]["metadata"]["name"]
-    assert run(*claim, "0").returncode == 0
+    cluster_py("gpus", "0")
 
 
 def test_an_object_of_that_name_that_is_not_ours_is_left_alone(team: Team) -> None:

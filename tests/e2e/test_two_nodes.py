@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 
 import pytest
-from conftest import Ended, Object, Team, get, kubectl, run, wait_for
+from conftest import (
+    Object,
+    Team,
+    cluster_py,
+    get,
+    kubectl,
+    require_test_cluster,
+    wait_for,
+)
 
 pytestmark = pytest.mark.drills
 
@@ -15,21 +22,15 @@ LONG = ("examples/digits.yaml", "--workers", "2", "--name", "spread", "--detach"
 SETTINGS = ("train.model.image_size=16", "train.epochs=40", "checkpoint.every_s=5")
 
 
-def cluster(*arguments: str) -> Ended:
-    """The test cluster's own command."""
-    return run(sys.executable, "tests/cluster/cluster.py", *arguments)
-
-
 @pytest.fixture(scope="module")
 def second_node() -> Iterator[str]:
     """Workers prefer it to the first one."""
-    made = cluster("nodes", "2")
-    if made.returncode != 0:
-        pytest.skip("only the cluster of tests/cluster has a node that can be lost")
+    require_test_cluster("only it has a node that can be lost")
+    cluster_py("nodes", "2")
     kubectl("taint", "node", "node-1", PREFERRED, "--overwrite")
     yield "node-2"
     kubectl("taint", "node", "node-1", f"{PREFERRED}-")
-    cluster("nodes", "1")
+    cluster_py("nodes", "1")
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,7 @@ def test_a_run_goes_on_when_the_node_of_its_workers_is_lost(team: Team, second_n
     # What the head on one node reads was written by a worker on the other.
     before = progress_of(team)["step"]
 
-    assert cluster("lose-node").returncode == 0
+    cluster_py("lose-node")
     wait_for("it is noticed", lambda: not is_ready(second_node))
     kubectl("delete", "node", second_node)  # as a cloud's controller does
     watched = team.trainyard("watch", "spread")
@@ -86,7 +87,7 @@ def test_a_run_goes_on_when_the_node_of_its_workers_is_lost(team: Team, second_n
 
 
 def test_a_node_that_comes_back_is_used_again(second_node: str) -> None:
-    assert cluster("nodes", "2").returncode == 0
+    cluster_py("nodes", "2")
     assert is_ready(second_node)
 
 

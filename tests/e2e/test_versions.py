@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT, Object, Team, kubectl, run, wait_for
+from conftest import (
+    CLUSTER_HOME,
+    ROOT,
+    Object,
+    Team,
+    cluster_py,
+    kubectl,
+    require_test_cluster,
+    run,
+    wait_for,
+)
 
 DIGITS = "examples/digits.yaml"
 OLD = ROOT / "tests/e2e/old_kuberay"
@@ -39,26 +46,23 @@ def team(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
-def no_operator(team: Team) -> Iterator[Path]:
-    """The definitions without an operator, for a while; where the test cluster's files lie."""
-    home = os.environ.get("TRAINYARD_CLUSTER_HOME") or Path.home() / ".cache/trainyard/cluster"
-    if os.environ.get("KUBECONFIG") != str(Path(home) / "kubeconfig"):
-        pytest.skip("only the KubeRay of tests/cluster may be taken away")
-    cluster = (sys.executable, ROOT / "tests/cluster/cluster.py")
+def no_operator(team: Team) -> Iterator[None]:
+    """The definitions without an operator, for a while."""
+    require_test_cluster("only its KubeRay may be taken away")
     kubectl("delete", "rayjobs", "--all", "--all-namespaces")  # by the operator, which goes then
-    assert run(*cluster, "stop", "ray-operator").returncode == 0
-    yield Path(home)
+    cluster_py("stop", "ray-operator")
+    yield
     kubectl("delete", "pod", "-n", "default", "--ignore-not-found", "--force", "kuberay-operator")
-    assert run(*cluster, "start", "ray-operator").returncode == 0
+    cluster_py("start", "ray-operator")
 
 
 @pytest.fixture
-def no_kuberay(no_operator: Path) -> Iterator[None]:
+def no_kuberay(no_operator: None) -> Iterator[None]:
     """Neither operator nor definitions, for a while."""
     kubectl("delete", "crd", *KINDS)
     yield
     kubectl("delete", "crd", "--ignore-not-found", *KINDS)
-    kubectl("apply", "--server-side", "-f", str(no_operator / "crds"))
+    kubectl("apply", "--server-side", "-f", str(CLUSTER_HOME / "crds"))
     wait_for_kinds()
 
 
@@ -85,7 +89,7 @@ def finding(team: Team) -> Object:
 
 
 def test_a_cluster_whose_operator_does_not_run_or_is_too_old_is_told_so(
-    team: Team, no_operator: Path
+    team: Team, no_operator: None
 ) -> None:
     assert team.trainyard("submit", DIGITS, "--detach").returncode == 0
     found = wait_for("explain has waited long enough", lambda: finding(team))
