@@ -97,6 +97,10 @@ def test_a_cluster_whose_operator_does_not_run_or_is_too_old_is_told_so(
     said = [each["text"] for each in found["evidence"]]
     assert "no pod and no lease of a KubeRay operator" in said
     kubectl("create", "-n", "default", "-f", "-", stdin=json.dumps(OLD_OPERATOR))
+    (job,) = team.rayjobs()
+    taken_up = {"status": {"jobDeploymentStatus": "Initializing"}}
+    kubectl("patch", "rayjob", job["metadata"]["name"], "-n", team.namespace, "--type=merge",
+            "--subresource=status", "-p", json.dumps(taken_up))  # fmt: skip
     found = finding(team)
     assert found["failure"] == "old-operator"
     assert "KubeRay operator is 1.5" in found["cause"]
