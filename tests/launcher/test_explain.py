@@ -248,6 +248,19 @@ def test_a_scene_holds_what_belongs_to_the_run_and_no_value_of_a_variable() -> N
     assert "managedFields" not in json.dumps(scene.to_plain())
 
 
+def test_what_a_worker_says_that_waits_for_the_head_is_looked_at() -> None:
+    cluster = starting()
+    (pod,) = [pod for pod in cluster.list("Pod") if "gpu-worker" in pod["metadata"]["name"]]
+    running = {
+        "name": "wait-gcs-ready",
+        "state": {"running": {"startedAt": "2026-11-21T16:00:00Z"}},
+    }
+    pod["status"] = {"phase": "Pending", "initContainerStatuses": [running]}
+    cluster.objects["Pod", pod["metadata"]["name"]] = pod
+    cluster.logs[pod["metadata"]["name"]] = "17 Killed   ray health-check --address head:6379\n"
+    assert "Killed" in gather(cluster, "digits", now=NOW, open_folder=nothing).init_log
+
+
 def test_few_questions_are_asked_and_none_about_a_queue_that_there_is_not() -> None:
     cluster = starting()
     gather(cluster, "digits", now=NOW, open_folder=nothing)
