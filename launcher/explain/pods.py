@@ -196,15 +196,41 @@ def _oom(scene: Scene, *, of_head: bool) -> Sign | None:
     return None
 
 
+def _killed_by_ray(scene: Scene, *, of_head: bool) -> Sign | None:
+    """Before the kernel does Ray's memory monitor kills processes of a pod, and names its address."""
+    if not scene.is_broken:
+        return None
+    killed = matching(
+        reversed(scene.words.splitlines()),
+        any_of(
+            "running low on memory",
+            "ray.exceptions.OutOfMemoryError",
+            "workers? killed due to memory pressure",
+        ),
+    )
+    if killed is None:
+        return None
+    address = re.search(r"Memory on the node \(IP: ([^,\s]+)", scene.words)
+    heads = {pod.get("status", {}).get("podIP") for pod in scene.pods if is_head(pod)}
+    if of_head != (address is not None and address[1] in heads):
+        return None
+    whose = "processes of the head, which" if of_head else "a worker, since its pod"
+    return Sign(
+        cause=f"Ray killed {whose} had almost no memory left",
+        evidence=(evidence("driver's log", killed[0]),),
+        values={"limit": "the present limit"},
+    )
+
+
 @failure(
     "head-oom",
-    seen="head container that ended with OOMKilled",
+    seen="head container that ended with OOMKilled, or Ray's words about the head low on memory",
     remedy="Raise head.memoryGib (or head.memoryMibPerWorker) in the platform's values above "
     "{limit}, and submit again.",
 )
 def head_oom(scene: Scene) -> Sign | None:
-    """The Ray head was killed at its memory limit."""
-    return _oom(scene, of_head=True)
+    """The Ray head used up its memory."""
+    return _oom(scene, of_head=True) or _killed_by_ray(scene, of_head=True)
 
 
 @failure(
@@ -215,25 +241,7 @@ def head_oom(scene: Scene) -> Sign | None:
 )
 def worker_oom(scene: Scene) -> Sign | None:
     """A worker pod used up its memory."""
-    if sign := _oom(scene, of_head=False):
-        return sign
-    if not scene.is_broken:
-        return None
-    for line in reversed(scene.words.splitlines()):
-        if re.search(
-            any_of(
-                "running low on memory",
-                "ray.exceptions.OutOfMemoryError",
-                "workers? killed due to memory pressure",
-            ),
-            line,
-        ):
-            return Sign(
-                cause="Ray killed a worker, since its pod had almost no memory left",
-                evidence=(evidence("driver's log", line),),
-                values={"limit": "the present limit"},
-            )
-    return None
+    return _oom(scene, of_head=False) or _killed_by_ray(scene, of_head=False)
 
 
 @failure(

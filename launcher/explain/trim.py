@@ -12,7 +12,7 @@ NOISE = frozenset(
         "args", "command", "containerID", "dnsPolicy", "enableServiceLinks", "fsGroupChangePolicy",
         "generation", "hostIP", "hostIPs", "imageID",
         "kubectl.kubernetes.io/last-applied-configuration", "livenessProbe", "managedFields",
-        "observedGeneration", "ownerReferences", "podIP", "podIPs", "preemptionPolicy", "qosClass",
+        "observedGeneration", "ownerReferences", "podIPs", "preemptionPolicy", "qosClass",
         "rayClusterStatus", "readinessProbe", "resourceVersion", "schedulerName", "securityContext",
         "serviceAccount", "terminationMessagePath", "terminationMessagePolicy", "volumeMounts",
     )
