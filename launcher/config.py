@@ -27,7 +27,16 @@ from launcher.credentials import refuse_credentials
 from launcher.errors import ConfigError
 from launcher.network import Network
 from launcher.queue import Queue
-from trainer.config import RUN_NAME_LIMIT, Checkpoint, Data, Faults, RunName, Section, Train
+from trainer.config import (
+    RUN_NAME_LIMIT,
+    Checkpoint,
+    Command,
+    Data,
+    Faults,
+    RunName,
+    Section,
+    Train,
+)
 
 PART = r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*"
 IMAGE = re.compile(
@@ -145,7 +154,7 @@ class Resources(Section):
 
 
 class RunConfig(Section):
-    """One run file."""
+    """What every run file says."""
 
     name: RunName
     """The run's identity: its folder is `<storage>/<name>/`, and it resumes from there."""
@@ -156,15 +165,6 @@ class RunConfig(Section):
     resources: Resources
     """What the run asks of the cluster."""
 
-    data: Data
-    """What to train on."""
-
-    train: Train
-    """A built-in recipe."""
-
-    checkpoint: Checkpoint = Checkpoint()
-    """When the run is saved."""
-
     faults: Faults = Faults()
     """How many failures it survives."""
 
@@ -174,8 +174,21 @@ class RunConfig(Section):
     network: Network | None = None
     """How its workers talk to each other; without it, as the pool says."""
 
+
+class RecipeRun(RunConfig):
+    """The run file of a built-in recipe."""
+
+    data: Data
+    """What to train on."""
+
+    train: Train
+    """A built-in recipe."""
+
+    checkpoint: Checkpoint = Checkpoint()
+    """When the run is saved."""
+
     @model_validator(mode="after")
-    def _data_nodes_are_used(self) -> RunConfig:
+    def _data_nodes_are_used(self) -> RecipeRun:
         if self.resources.data is None:
             return self
         if self.data.loader != "ray":
@@ -186,6 +199,37 @@ class RunConfig(Section):
         if self.data.ray_nodes is not None:
             raise PydanticCustomError(
                 "one_of", "resources.data says where the Ray loader reads: remove data.ray_nodes"
+            )
+        return self
+
+
+class CommandRun(RunConfig):
+    """The run file of a program of one's own."""
+
+    command: Command
+    """The program and its arguments, with a Ray cluster around it. `{workers}`, `{gpus}`, `{storage}`,
+    `{run}` and `{attempt}` stand for what they say; `{{run}}` is the text `{run}`."""
+
+    code: str | None = None
+    """A folder that travels with the run, and in which the program runs; its path from the run file's
+    folder. What .gitignore names stays behind."""
+
+    @model_validator(mode="after")
+    def _is_told_one_number(self) -> CommandRun:
+        if self.resources.is_elastic:
+            raise PydanticCustomError(
+                "one_of",
+                f"resources.{self.resources.unit} must be a number: a command is told how many "
+                "workers there are when it starts",
+            )
+        if self.resources.data is not None:
+            raise PydanticCustomError(
+                "one_of", "resources.data is for the Ray loader of a built-in recipe: remove it"
+            )
+        if "collective_timeout_s" in self.faults.model_fields_set:
+            raise PydanticCustomError(
+                "one_of",
+                "faults.collective_timeout_s is for built-in recipes: give it to torch in the program",
             )
         return self
 
@@ -296,7 +340,21 @@ def load_run(
         document["name"] = name
     # First of all: a message about another problem may show the value.
     refuse_credentials(document, str(path))
-    return validate(RunConfig, document, str(path))
+    run = validate(_kind_of_run(document, str(path)), document, str(path))
+    if isinstance(run, CommandRun) and run.code is not None:
+        return run.model_copy(update={"code": str((path.parent / run.code).resolve())})
+    return run
+
+
+def _kind_of_run(document: dict[str, Any], source: str) -> type[RunConfig]:
+    """The model of a run file, by what it runs. Raises ConfigError where it runs two things."""
+    if "train" in document and "command" in document:
+        raise ConfigError(
+            f"{source} has train and command: a run is one of a built-in recipe, or of a program of "
+            "your own",
+            "Remove one of them.",
+        )
+    return CommandRun if "command" in document else RecipeRun
 
 
 def parse_amount(text: str) -> int | str | dict[str, int]:

@@ -9,12 +9,21 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Literal
 
-from launcher.config import RunConfig
+from launcher.config import CommandRun, RunConfig
 from launcher.errors import ConfigError, RunFailed
+from launcher.overlay import Overlay
 from launcher.plan import trainer_config
 from launcher.program import require_packages, stopped_like_ctrl_c
 from launcher.watch import PROGRESS, SUMMARY, Phase, Sight, error_lines, record_of
-from trainer.config import CONFIG_VARIABLE, Scaling, Storage, TrainerConfig
+from trainer.config import (
+    CODE_VARIABLE,
+    CONFIG_VARIABLE,
+    AttemptConfig,
+    CommandConfig,
+    Scaling,
+    Storage,
+    TrainerConfig,
+)
 
 NEEDED = ("ray", "torch", "torchvision", "sklearn", "matplotlib", "obstore", "tensorboardX")
 CONFIG_ERROR = 2
@@ -24,21 +33,32 @@ Way = Literal["ray", "torchrun", "alone"]
 """Who starts the workers: Ray Train, torchrun, or nobody, for one process is all there is."""
 
 
-def local_config(run: RunConfig, storage: Path, cpus: int, way: Way = "ray") -> TrainerConfig:
+def local_config(
+    run: RunConfig,
+    storage: Path,
+    cpus: int,
+    way: Way = "ray",
+    code: Overlay | None = None,
+) -> TrainerConfig | CommandConfig:
     """The run for this machine: as many workers as on a cluster, its CPUs shared among them.
 
     One machine does not grow: an elastic run has its fewest workers. Nor has it other nodes for data.
     """
+    if isinstance(run, CommandRun) and way != "ray":
+        raise ConfigError(
+            f"run {run.name} has a command, which is started once, on Ray: --without-ray and "
+            "--torchrun are for built-in recipes"
+        )
     workers = 1 if way == "alone" else run.resources.ends[0]
     scaling = Scaling(
         num_workers=workers,
         use_gpu=run.resources.gpus is not None,
         cpus_per_worker=max(1, cpus // workers),
     )
-    return trainer_config(run, scaling, Storage(path=str(storage.resolve())))
+    return trainer_config(run, scaling, Storage(path=str(storage.resolve())), code)
 
 
-def program(config: TrainerConfig, way: Way) -> list[str]:
+def program(config: AttemptConfig, way: Way) -> list[str]:
     """The command that starts an attempt."""
     if way == "ray":
         return [sys.executable, "-m", "trainer"]
@@ -50,7 +70,9 @@ def program(config: TrainerConfig, way: Way) -> list[str]:
     return [sys.executable, *torchrun, *baseline]
 
 
-def train_locally(config: TrainerConfig, way: Way = "ray") -> Generator[Sight | str, None, None]:
+def train_locally(
+    config: AttemptConfig, way: Way = "ray", code: Overlay | None = None
+) -> Generator[Sight | str, None, None]:
     """Sights and log lines of the training program until it has ended well.
 
     Raises ConfigError if its packages are missing or it refuses the config, RunFailed if it fails.
@@ -67,6 +89,8 @@ def train_locally(config: TrainerConfig, way: Way = "ray") -> Generator[Sight | 
             "Name a folder that you may write to with --storage DIR.",
         ) from error
     environment = os.environ | {CONFIG_VARIABLE: config.model_dump_json()}
+    if code is not None:
+        environment[CODE_VARIABLE] = code.text
     with stderr, stopped_like_ctrl_c():
         process = subprocess.Popen(
             program(config, way),
@@ -83,20 +107,20 @@ def train_locally(config: TrainerConfig, way: Way = "ray") -> Generator[Sight | 
             assert process.stdout is not None
             for line in process.stdout:
                 yield _read_line(config.name, line.rstrip("\n"))
-            code = process.wait()
+            exit_code = process.wait()
         finally:
             _end(process)
-    if code == 0:
+    if exit_code == 0:
         return
     told = error_of(noise.read_text(errors="replace"))
-    if code == CONFIG_ERROR:
+    if exit_code == CONFIG_ERROR:
         raise ConfigError(f"the training program refused run {config.name}", *told)
     raise RunFailed(
-        f"run {config.name} failed (exit code {code})", *told, f"Ray's own output: {noise}"
+        f"run {config.name} failed (exit code {exit_code})", *told, f"Ray's own output: {noise}"
     )
 
 
-def set_aside(config: TrainerConfig) -> str | None:
+def set_aside(config: AttemptConfig) -> str | None:
     """Begin a run anew: the name under which all that it had lies now; None if it had nothing.
 
     Raises RunFailed while the run is being trained.

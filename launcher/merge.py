@@ -11,7 +11,7 @@ from typing import Any
 from launcher.network import Fabric
 from launcher.plan import DataGroup, Plan, Size
 from launcher.platform import Platform
-from trainer.config import CONFIG_VARIABLE, DATA_LABELS, WORKER_RESOURCE
+from trainer.config import CODE_VARIABLE, CONFIG_VARIABLE, DATA_LABELS, WORKER_RESOURCE
 
 Object = dict[str, Any]
 HASH_DIGITS = 8
@@ -41,6 +41,10 @@ def merge(job: Object, platform: Platform, plan: Plan) -> Object:
     head["template"]["spec"]["containers"][0].setdefault("env", []).append(
         {"name": CONFIG_VARIABLE, "value": config}
     )
+    if plan.code is not None:
+        head["template"]["spec"]["containers"][0]["env"].append(
+            {"name": CODE_VARIABLE, "value": plan.code.text}
+        )
 
     group = copy.deepcopy(platform.worker_group(plan.pool))
     group.update(replicas=plan.min_nodes, minReplicas=plan.min_nodes, maxReplicas=plan.nodes)

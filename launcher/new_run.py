@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from launcher.config import RunConfig, parse_mapping, validate
+from launcher.config import RecipeRun, parse_mapping, validate
 from launcher.errors import ConfigError
 from launcher.plan import is_on_this_machine, plan_run, trainer_config
 from launcher.platform import Platform
@@ -59,14 +59,18 @@ def default_batch(amount: Any, unit: Literal["gpus", "workers"], platform: Platf
     return multiple * ceil(BATCH / multiple)
 
 
+FIRST = ("name", "image", "resources", "data", "train", "checkpoint")
+"""Keys of a run file that one reads before the others."""
+
+
 def run_text(answers: Mapping[str, Any]) -> str:
     """The run file of some answers, which have the shape of a run file."""
-    return HEADING + "\n" + "\n\n".join(_section(RunConfig, answers, "")) + "\n"
+    return HEADING + "\n" + "\n\n".join(_section(RecipeRun, answers, "")) + "\n"
 
 
-def check_text(text: str, source: str, platform: Platform) -> RunConfig:
+def check_text(text: str, source: str, platform: Platform) -> RecipeRun:
     """The run of a text, if it loads and can be planned. Raises ConfigError."""
-    run = validate(RunConfig, parse_mapping(text, source), source)
+    run = validate(RecipeRun, parse_mapping(text, source), source)
     if is_on_this_machine(run.data.source):
         scaling = Scaling(num_workers=run.resources.ends[0], use_gpu=False, cpus_per_worker=1)
         trainer_config(run, scaling, Storage(path="runs"))
@@ -90,9 +94,11 @@ def write_run(path: Path, text: str) -> None:
 
 def _section(model: type[BaseModel], answers: Mapping[str, Any], indent: str) -> list[str]:
     """Each key of a section with its meaning; those that nobody answered are comments."""
-    return [
-        _key(name, field, answers.get(name), indent) for name, field in model.model_fields.items()
+    fields = model.model_fields
+    order = [name for name in FIRST if name in fields] + [
+        name for name in fields if name not in FIRST
     ]
+    return [_key(name, fields[name], answers.get(name), indent) for name in order]
 
 
 def _key(name: str, field: FieldInfo, answer: Any, indent: str) -> str:

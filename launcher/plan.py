@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from itertools import groupby
 from math import ceil, lcm
 
-from launcher.config import WORKER_LIMIT, RunConfig
+from launcher.config import WORKER_LIMIT, CommandRun, RecipeRun, RunConfig
 from launcher.errors import ConfigError
 from launcher.network import Fabric, Network, fabric_of
+from launcher.overlay import Overlay
 from launcher.platform import Head, Platform, Pool
 from launcher.queue import System, queue_labels
 from trainer.config import (
     DATA_CPUS,
     DATA_LABELS,
     BatchShare,
+    CommandConfig,
     Scaling,
     Storage,
     TrainerConfig,
@@ -82,7 +84,8 @@ class Plan:
     pre_running_deadline_seconds: int
     ttl_seconds_after_finished: int
     keep_head_seconds_after_failure: int
-    trainer: TrainerConfig
+    trainer: TrainerConfig | CommandConfig
+    code: Overlay | None = None
 
     @property
     def workers(self) -> int:
@@ -113,16 +116,19 @@ class Fit:
     cpus_per_worker: int
 
 
-def plan_run(run: RunConfig, platform: Platform, namespace: str) -> Plan:
-    """Spread the workers of a run over equal Ray pods.
+def plan_run(
+    run: RunConfig, platform: Platform, namespace: str, code: Overlay | None = None
+) -> Plan:
+    """Spread the workers of a run over equal Ray pods; `code` is what the run's folder of code packs to.
 
     16 GPUs at 8 per node -> 2 pods, 16 workers. Fewer workers than fill a node -> one pod with
     just their share of it. Raises ConfigError with the next possible numbers if the division
     leaves a rest, or if the workers cannot share a batch.
     """
     pool = _pool(run, platform)
-    _require_shared_source(run)
-    _require_data_nodes(run, pool, platform)
+    if isinstance(run, RecipeRun):
+        _require_shared_source(run)
+        _require_data_nodes(run, pool, platform)
     data = _data_group(run, platform)
     low, high = _fits(run, pool, platform)
     uses_gpus = pool.gpus_per_node > 0
@@ -148,8 +154,9 @@ def plan_run(run: RunConfig, platform: Platform, namespace: str) -> Plan:
         pre_running_deadline_seconds=platform.job.pre_running_deadline_seconds,
         ttl_seconds_after_finished=platform.job.ttl_seconds_after_finished,
         keep_head_seconds_after_failure=platform.job.keep_head_seconds_after_failure,
+        code=code,
         trainer=trainer_config(
-            run if data is None else _reading_on_data_nodes(run),
+            _reading_on_data_nodes(run) if isinstance(run, RecipeRun) and data is not None else run,
             Scaling(
                 num_workers=high.nodes * high.per_node,
                 min_workers=low.nodes * low.per_node if run.resources.is_elastic else None,
@@ -161,12 +168,25 @@ def plan_run(run: RunConfig, platform: Platform, namespace: str) -> Plan:
                 has_worker_places=not uses_gpus and (run.resources.is_elastic or data is not None),
             ),
             platform.storage,
+            code,
         ),
     )
 
 
-def trainer_config(run: RunConfig, scaling: Scaling, storage: Storage) -> TrainerConfig:
+def trainer_config(
+    run: RunConfig, scaling: Scaling, storage: Storage, code: Overlay | None = None
+) -> TrainerConfig | CommandConfig:
     """What of a run travels to the trainer. Raises ConfigError if workers cannot share a batch."""
+    if isinstance(run, CommandRun):
+        return CommandConfig(
+            name=run.name,
+            command=run.command,
+            code_sha256=None if code is None else code.sha256,
+            faults=run.faults,
+            scaling=scaling,
+            storage=storage,
+        )
+    assert isinstance(run, RecipeRun)
     for workers in scaling.sizes:
         batch_share(run, workers)
     return TrainerConfig(
@@ -188,7 +208,7 @@ def is_on_this_machine(source: str) -> bool:
     return "/" in source and "://" not in source and not source.startswith("/")
 
 
-def _require_shared_source(run: RunConfig) -> None:
+def _require_shared_source(run: RecipeRun) -> None:
     """Raises ConfigError for data that lies beside the run file, where pods cannot see it."""
     for key in ("source", "valid_source"):
         path = getattr(run.data, key)
@@ -199,7 +219,7 @@ def _require_shared_source(run: RunConfig) -> None:
             )
 
 
-def _require_data_nodes(run: RunConfig, pool: Pool, platform: Platform) -> None:
+def _require_data_nodes(run: RecipeRun, pool: Pool, platform: Platform) -> None:
     """Raises ConfigError for labels that no Ray node of the run will have: it would wait for ever."""
     wanted = run.data.ray_nodes
     if wanted is None or run.data.loader != "ray":
@@ -259,7 +279,7 @@ def _data_group(run: RunConfig, platform: Platform) -> DataGroup | None:
     return DataGroup(pool=pool.name, nodes=asked.nodes, node=_node_size(pool, pool.slots))
 
 
-def _reading_on_data_nodes(run: RunConfig) -> RunConfig:
+def _reading_on_data_nodes(run: RecipeRun) -> RecipeRun:
     data = run.data.model_copy(update={"ray_nodes": DATA_LABELS})
     return run.model_copy(update={"data": data})
 
@@ -277,6 +297,7 @@ def _fits(run: RunConfig, pool: Pool, platform: Platform) -> tuple[Fit, Fit]:
             hints = (*_next_possible(run, pool), *_other_pools(run, pool, platform))
             raise ConfigError(error.what, *error.details, *hints) from None
         return fit, fit
+    assert isinstance(run, RecipeRun)  # no command is elastic
     sizes = range(ends[0], ends[1] + 1, pool.slots)
     try:
         for end in ends:
@@ -313,7 +334,8 @@ def _fit(run: RunConfig, pool: Pool, workers: int) -> Fit:
     """So many workers on a pool. Raises ConfigError with the cause if they do not fit exactly."""
     nodes, per_node = _spread(run, pool, workers)
     node = _node_size(pool, per_node)
-    batch_share(run, workers)
+    if isinstance(run, RecipeRun):
+        batch_share(run, workers)
     return Fit(
         nodes=nodes,
         per_node=per_node,
@@ -335,7 +357,7 @@ def _spread(run: RunConfig, pool: Pool, workers: int) -> tuple[int, int]:
     return nodes, pool.slots
 
 
-def batch_share(run: RunConfig, workers: int) -> BatchShare:
+def batch_share(run: RecipeRun, workers: int) -> BatchShare:
     try:
         return share_batch(run.train, workers)
     except ValueError as error:
@@ -359,7 +381,7 @@ def _cpus_per_worker(pool: Pool, node: Size, per_node: int) -> int:
 
 def _is_possible(run: RunConfig, pool: Pool, workers: int) -> bool:
     # Most numbers fall at the first look; the others are tried.
-    if run.train.global_batch_size % workers:
+    if isinstance(run, RecipeRun) and run.train.global_batch_size % workers:
         return False
     try:
         _fit(run, pool, workers)
@@ -374,17 +396,27 @@ def _first(run: RunConfig, pool: Pool, numbers: Iterable[int]) -> list[int]:
 
 def _next_possible(run: RunConfig, pool: Pool) -> list[str]:
     """A line with the next possible numbers below and above, all else being as it is."""
-    asked = run.resources.ends[0]
-    highest = min(run.train.global_batch_size, WORKER_LIMIT)
+    asked, highest = run.resources.ends[0], _most(run)
     found = [
         *_first(run, pool, range(min(asked, highest + 1) - 1, 0, -1)),
         *_first(run, pool, range(asked + 1, highest + 1)),
     ]
-    batch = f"train.global_batch_size = {run.train.global_batch_size}"
+    batch = (
+        f" with train.global_batch_size = {run.train.global_batch_size}"
+        if isinstance(run, RecipeRun)
+        else ""
+    )
     if not found:
-        return [f"With {batch} no number is possible on pool {pool.name}."]
+        return [f"No number is possible{batch} on pool {pool.name}."]
     numbers = " or ".join(str(number) for number in found[:-1] + [count(found[-1], pool.unit)])
-    return [f"Use {numbers} with {batch} on pool {pool.name}."]
+    return [f"Use {numbers}{batch} on pool {pool.name}."]
+
+
+def _most(run: RunConfig) -> int:
+    """Of the workers that a run may have, as far as its batch goes."""
+    if isinstance(run, RecipeRun):
+        return min(run.train.global_batch_size, WORKER_LIMIT)
+    return WORKER_LIMIT
 
 
 def _other_pools(run: RunConfig, pool: Pool, platform: Platform) -> list[str]:
@@ -400,11 +432,12 @@ def _other_pools(run: RunConfig, pool: Pool, platform: Platform) -> list[str]:
     return [f"{count(asked, pool.unit)} fit pool {' and '.join(names)}: set resources.pool."]
 
 
-def _possible_ranges(run: RunConfig, pool: Pool) -> list[str]:
+def _possible_ranges(run: RecipeRun, pool: Pool) -> list[str]:
     """A line with the sizes that an elastic run may have, and with those that have no gap."""
-    highest = min(run.train.global_batch_size, WORKER_LIMIT)
     sizes = [
-        size for size in range(pool.slots, highest + 1, pool.slots) if _is_possible(run, pool, size)
+        size
+        for size in range(pool.slots, _most(run) + 1, pool.slots)
+        if _is_possible(run, pool, size)
     ]
     ranges = [
         f"{size_range[0]}:{size_range[-1]}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 
-from launcher.config import RunConfig
+from launcher.config import RecipeRun, RunConfig
+from launcher.overlay import LIMIT_KIB
 from launcher.plan import (
     MIB_PER_GIB,
     OBJECT_STORE_LIMIT_MIB,
@@ -15,7 +17,7 @@ from launcher.plan import (
 )
 from launcher.platform import Platform, Pool
 from launcher.queue import QUEUE_LABELS
-from trainer.config import DATA_CPUS
+from trainer.config import DATA_CPUS, CommandConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +35,7 @@ def explain_plan(plan: Plan, run: RunConfig, platform: Platform) -> tuple[Reason
         *_node_rows(plan, run, platform),
         *_head_rows(plan, platform),
         *_data_rows(plan, run, platform),
-        *_batch_rows(plan, run),
+        *(_batch_rows(plan, run) if isinstance(run, RecipeRun) else _command_rows(plan)),
         ("attempts", f"{run.faults.retries + 1}", f"1 + faults.retries {run.faults.retries}"),
         *_cluster_reasons(plan, run, platform.pool(plan.pool)),
         ("image", plan.image, "the run's" if run.image else "the platform's"),
@@ -154,7 +156,7 @@ def _data_rows(plan: Plan, run: RunConfig, platform: Platform) -> list[Row]:
     ]
 
 
-def _batch_rows(plan: Plan, run: RunConfig) -> list[Row]:
+def _batch_rows(plan: Plan, run: RecipeRun) -> list[Row]:
     batch, fewest = batch_share(run, plan.workers), plan.min_nodes * plan.workers_per_node
     most = f" (at {fewest} workers {batch_share(run, fewest).samples})" if plan.is_elastic else ""
     passes = f" (at {fewest} {batch_share(run, fewest).accumulation})" if plan.is_elastic else ""
@@ -170,6 +172,15 @@ def _batch_rows(plan: Plan, run: RunConfig) -> list[Row]:
             f"batch per worker / micro_batch_size {batch.micro_batch_size}, exactly",
         ),
     ]
+
+
+def _command_rows(plan: Plan) -> list[Row]:
+    assert isinstance(plan.trainer, CommandConfig)
+    rows = [("command", shlex.join(plan.trainer.command), "started once, on the head")]
+    if plan.code is not None:
+        size = f"{len(plan.code.text) / 1024:.0f} KiB"
+        rows.append(("code", plan.code.sha256[:8], f"{size} of {LIMIT_KIB} KiB that may travel"))
+    return rows
 
 
 def _cluster_reasons(plan: Plan, run: RunConfig, pool: Pool) -> list[tuple[str, str, str]]:

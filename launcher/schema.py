@@ -11,25 +11,50 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from launcher.config import RunConfig
+from launcher.config import CommandRun, RecipeRun
 from launcher.platform import Platform
 
 Kind = Literal["run", "platform"]
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
-MODELS: dict[Kind, tuple[type[BaseModel], str]] = {
-    "run": (RunConfig, "A run file of trainyard"),
-    "platform": (Platform, "A platform file of trainyard: what the chart publishes"),
+TITLES: dict[Kind, str] = {
+    "run": "A run file of trainyard",
+    "platform": "A platform file of trainyard: what the chart publishes",
 }
 
 
 def schema_of(kind: Kind) -> dict[str, Any]:
     """The JSON Schema of a kind of file."""
-    model, title = MODELS[kind]
-    schema = _walked(model.model_json_schema(by_alias=True), _tidy)
+    schema = _either(RecipeRun, CommandRun) if kind == "run" else _plain(Platform)
     if kind == "run":
         _exactly_one(schema["$defs"]["Resources"], "gpus", "workers")
-    return {"$schema": DRAFT, **schema, "title": title}
+    return {"$schema": DRAFT, **schema, "title": TITLES[kind]}
+
+
+def _plain(model: type[BaseModel]) -> dict[str, Any]:
+    schema: dict[str, Any] = _walked(model.model_json_schema(by_alias=True), _tidy)
+    return schema
+
+
+def _either(*models: type[BaseModel]) -> dict[str, Any]:
+    """A file that is one of several: all their keys, and which of them go together."""
+    schemas = [_plain(model) for model in models]
+    together: dict[str, Any] = {**schemas[0], "properties": {}, "$defs": {}, "required": []}
+    del together["description"]
+    for schema in schemas:
+        together["properties"] |= schema["properties"]
+        together["$defs"] |= schema["$defs"]
+    together["oneOf"] = [
+        {
+            "required": schema["required"],
+            "properties": {
+                key: False for key in together["properties"] if key not in schema["properties"]
+            },
+        }
+        for schema in schemas
+    ]
+    together["required"] = sorted(set.intersection(*(set(each["required"]) for each in schemas)))
+    return together
 
 
 def _exactly_one(section: dict[str, Any], *keys: str) -> None:

@@ -3,6 +3,7 @@ progress to standard error; without a terminal progress is plain lines."""
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections import Counter
@@ -207,6 +208,11 @@ def summary_text(summary: Object) -> str:
     """The last line of a run: how it ended, how well, and where everything lies."""
     if summary["outcome"] != "succeeded":
         return f"{summary['outcome']}: {summary['error']}"
+    if "command" in summary:
+        return (
+            f"succeeded: {shlex.join(summary['command'])} ended well after "
+            f"{clock_text(summary['run_s'])}; folder {summary['folder']}"
+        )
     resumed = f", resumed from {summary['resumed_from']}" if summary["resumed_from"] else ""
     return (
         f"succeeded: validation accuracy {summary['val_accuracy']:.4f} after {summary['epochs']} "

@@ -23,6 +23,7 @@ from launcher.commands.options import (
 )
 
 if TYPE_CHECKING:
+    from launcher.config import RecipeRun, RunConfig
     from launcher.drill.pursuit import Job
     from launcher.platform import Platform
 
@@ -123,7 +124,7 @@ def soak(
 
     cluster = Cluster(namespace)
     platform = platform_of(platform_file, platform_file is None, namespace, cluster)
-    epochs = load_run(run_file, settings, gpus, workers, None).train.epochs
+    epochs = _recipe_of(load_run(run_file, settings, gpus, workers, None)).train.epochs
 
     def job(word: str, so_many: int) -> Job:
         own = [*(settings or ()), *SETTINGS, f"train.epochs={so_many}"]
@@ -159,11 +160,27 @@ def job_of(
     from launcher.config import load_name
     from launcher.drill.drill import SETTINGS, drill_name
     from launcher.drill.pursuit import Job
+    from trainer.config import TrainerConfig
 
     name = drill_name(load_name(run_file), word)
-    run = load_run(run_file, [*SETTINGS, *settings], gpus, workers, name)
+    run = _recipe_of(load_run(run_file, [*SETTINGS, *settings], gpus, workers, name))
     planned, rayjob = objects_of(run, platform, namespace)
+    assert isinstance(planned.trainer, TrainerConfig)
     return Job(run=name, config=planned.trainer, rayjob=rayjob)
+
+
+def _recipe_of(run: RunConfig) -> RecipeRun:
+    """Raises ConfigError for a command, of which nobody knows what its weights should be."""
+    from launcher.config import RecipeRun
+    from launcher.errors import ConfigError
+
+    if not isinstance(run, RecipeRun):
+        raise ConfigError(
+            f"run {run.name} has a command: a drill compares weights, which it needs a built-in "
+            "recipe for",
+            "Use examples/digits.yaml: what it shows of the cluster holds for other runs, too.",
+        )
+    return run
 
 
 def _list(as_json: bool) -> None:

@@ -11,6 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from launcher.config import RunConfig
+    from launcher.overlay import Overlay
     from launcher.plan import Plan
     from launcher.platform import Platform
 
@@ -116,11 +117,21 @@ def objects_of(run: RunConfig, platform: Platform, namespace: str) -> tuple[Plan
     from launcher.plan import plan_run
     from launcher.render import render_job
 
-    planned = plan_run(run, platform, namespace)
+    planned = plan_run(run, platform, namespace, code_of(run))
     job = merge(render_job(planned), platform, planned)
     for warning in rules.require(job, platform.kuberay, platform.ray_version):
         typer.echo(f"warning: {warning}", err=True)
     return planned, job
+
+
+def code_of(run: RunConfig) -> Overlay | None:
+    """The code that travels with the run, packed; None where there is none."""
+    from launcher.config import CommandRun
+    from launcher.overlay import pack
+
+    if isinstance(run, CommandRun) and run.code is not None:
+        return pack(Path(run.code))
+    return None
 
 
 def yaml_text(document: Any) -> str:

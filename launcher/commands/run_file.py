@@ -18,6 +18,7 @@ from launcher.commands.options import (
     RunFile,
     Settings,
     Workers,
+    code_of,
     load_run,
     objects_of,
     platform_of,
@@ -55,7 +56,7 @@ def plan(
         reasons = (*explain_plan(planned, run, platform), *_room(cluster, job))
     else:
         platform = platform_of(platform_file, from_cluster, namespace)
-        reasons = explain_plan(plan_run(run, platform, namespace), run, platform)
+        reasons = explain_plan(plan_run(run, platform, namespace, code_of(run)), run, platform)
     if as_json:
         print_json([{"name": row.name, "value": row.value, "why": row.why} for row in reasons])
     else:

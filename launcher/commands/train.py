@@ -9,7 +9,16 @@ from typing import Annotated
 
 import typer
 
-from launcher.commands.options import Fresh, Gpus, Name, RunFile, Settings, Workers, load_run
+from launcher.commands.options import (
+    Fresh,
+    Gpus,
+    Name,
+    RunFile,
+    Settings,
+    Workers,
+    code_of,
+    load_run,
+)
 from launcher.commands.progress import show_progress
 
 
@@ -42,10 +51,11 @@ def train(
     way: Way = "alone" if without_ray else "torchrun" if torchrun else "ray"
     run = load_run(run_file, settings, gpus, workers, name)
     try:
-        config = local_config(run, storage, os.cpu_count() or 1, way)
+        code = code_of(run)
+        config = local_config(run, storage, os.cpu_count() or 1, way, code)
         if fresh:
             show.set_aside(run.name, set_aside(config))
-        with closing(train_locally(config, way)) as sights:
+        with closing(train_locally(config, way, code)) as sights:
             last = show_progress(sights)
     except KeyboardInterrupt:
         show.say(

@@ -29,6 +29,7 @@ from trainer.config import CONFIG_VARIABLE, read_config
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+DIGITS = ROOT / "examples/digits.yaml"
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
 DOCKERFILE = (ROOT / "train_image/Dockerfile").read_text()
 
@@ -40,7 +41,7 @@ def pinned(text: str, package: str) -> str:
 
 
 def job_of(platform: Platform, **resources: str) -> dict[str, Any]:
-    plan = plan_run(load_run(EXAMPLES[0], **resources), platform, "team")
+    plan = plan_run(load_run(DIGITS, **resources), platform, "team")
     return merge(render_job(plan), platform, plan)
 
 

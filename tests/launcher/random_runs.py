@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from hypothesis import strategies as st
 
-from launcher.config import RunConfig
+from launcher.config import RecipeRun
 from launcher.platform import Platform, PlatformQueue, load_platform
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/digits.yaml"
@@ -30,7 +30,7 @@ def paths_of(document: Any) -> list[tuple[str, ...]]:
     ]
 
 
-EVERY_KEY = RunConfig.model_validate(DIGITS).model_dump()
+EVERY_KEY = RecipeRun.model_validate(DIGITS).model_dump()
 PATHS = paths_of(EVERY_KEY) + [("resources", "data", "nodes"), ("network", "preset"), ("x", "y")]
 
 scalars = st.one_of(

@@ -17,7 +17,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from launcher.commands.options import objects_of
-from launcher.config import RunConfig, load_run, validate
+from launcher.config import RecipeRun, load_run, validate
 from launcher.errors import ConfigError
 from launcher.network import EFA_HUGE_PAGES
 from launcher.platform import Platform
@@ -69,7 +69,7 @@ often = settings(max_examples=200)
 
 def confined(document: dict[str, Any], platform: Platform = PLATFORM) -> None:
     """The RayJob of a run file is the platform's but for the named places. Raises ConfigError."""
-    run = validate(RunConfig, document, "test")
+    run = validate(RecipeRun, document, "test")
     planned, job = objects_of(run, platform, NAMESPACE)
     # What goes over the wire says what the object says.
     assert yaml.safe_load(yaml.safe_dump(job)) == json.loads(json.dumps(job)) == job
@@ -206,7 +206,7 @@ def test_a_text_of_the_run_file_travels_in_one_variable_and_arrives_as_it_was(te
     source = f"s3://bucket/{text}"
     document = copy.deepcopy(DIGITS) | {"data": {"source": source}}
     confined(document)
-    _, job = objects_of(validate(RunConfig, document, "test"), PLATFORM, NAMESPACE)
+    _, job = objects_of(validate(RecipeRun, document, "test"), PLATFORM, NAMESPACE)
     container = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
     (variable,) = [one for one in container["env"] if one["name"] == CONFIG_VARIABLE]
     value = variable.pop("value")

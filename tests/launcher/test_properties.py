@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from launcher import rules
 from launcher.amounts import quantity
-from launcher.config import RunConfig, load_run, parse_mapping, validate
+from launcher.config import RecipeRun, load_run, parse_mapping, validate
 from launcher.errors import ConfigError
 from launcher.merge import merge
 from launcher.plan import Plan, plan_run
@@ -35,14 +35,14 @@ from tests.launcher.random_runs import (
 often = settings(max_examples=200)
 
 
-def digits(resources: dict[str, Any], **train: int) -> RunConfig:
+def digits(resources: dict[str, Any], **train: int) -> RecipeRun:
     document = copy.deepcopy(DIGITS)
     document["resources"] = resources
     document["train"] |= train
-    return validate(RunConfig, document, "test")
+    return validate(RecipeRun, document, "test")
 
 
-def planned(run: RunConfig, platform: Platform) -> Plan | str:
+def planned(run: RecipeRun, platform: Platform) -> Plan | str:
     """The plan of a run, or the words of the refusal."""
     try:
         return plan_run(run, platform, "team")
@@ -50,7 +50,7 @@ def planned(run: RunConfig, platform: Platform) -> Plan | str:
         return str(error)
 
 
-def rendered(run: RunConfig, platform: Platform) -> Plan:
+def rendered(run: RecipeRun, platform: Platform) -> Plan:
     """The plan of a run whose objects can be written, read again and sent: they break no rule of KubeRay."""
     plan = plan_run(run, platform, "team")
     job = merge(render_job(plan), platform, plan)
@@ -92,7 +92,7 @@ def test_a_number_is_exact_or_the_next_ones_are(gpus: int, batch: int, platform:
         assert plan.gpus == plan.workers == plan.nodes * plan.workers_per_node == gpus
         return
     near = neighbours(plan)
-    assert near or "no number is possible" in plan
+    assert near or "No number is possible" in plan
     for number in near:
         run = digits({"gpus": number}, global_batch_size=batch)
         assert plan_run(run, platform, "team").gpus == number
@@ -143,7 +143,7 @@ def test_sizes_of_pods_never_exceed_the_pools(gpus: int, platform: Platform) -> 
 def test_what_makes_sense_alone_makes_sense_together_or_is_refused(made: Made) -> None:
     document, platform = made
     try:
-        plan = rendered(validate(RunConfig, document, "test"), platform)
+        plan = rendered(validate(RecipeRun, document, "test"), platform)
     except ConfigError as error:
         event(f"refused: {error.what.split(' =')[0]}")
     else:
@@ -155,14 +155,14 @@ def test_what_makes_sense_alone_makes_sense_together_or_is_refused(made: Made) -
 @given(document=documents())
 def test_a_random_run_file_is_planned_and_rendered_or_refused(document: dict[str, Any]) -> None:
     with suppress(ConfigError):
-        rendered(validate(RunConfig, document, "test"), PLATFORM)
+        rendered(validate(RecipeRun, document, "test"), PLATFORM)
 
 
 @often
 @given(text=st.one_of(st.text(max_size=200), values.map(lambda value: yaml.safe_dump(value))))
 def test_a_random_text_is_a_run_or_refused(text: str) -> None:
     with pytest.raises(ConfigError):
-        validate(RunConfig, parse_mapping(text, "test"), "test")
+        validate(RecipeRun, parse_mapping(text, "test"), "test")
 
 
 @often

@@ -16,7 +16,7 @@ from typing import Any
 
 from training import small_config
 
-from trainer.config import CONFIG_VARIABLE, TrainerConfig
+from trainer.config import CONFIG_VARIABLE, AttemptConfig, TrainerConfig
 
 PACKAGES = Path(__file__).parents[2] / "train_image"
 
@@ -31,7 +31,7 @@ class Attempts:
 
     def start(
         self,
-        config: TrainerConfig,
+        config: AttemptConfig,
         environment: Mapping[str, str] | None = None,
         arguments: Sequence[str] = (),
     ) -> subprocess.Popen[str]:
@@ -52,7 +52,7 @@ class Attempts:
 
     def finish(
         self,
-        config: TrainerConfig,
+        config: AttemptConfig,
         code: int = 0,
         environment: Mapping[str, str] | None = None,
         arguments: Sequence[str] = (),
@@ -63,7 +63,7 @@ class Attempts:
         assert process.returncode == code, output
         return output
 
-    def read(self, config: TrainerConfig, file: str) -> str:
+    def read(self, config: AttemptConfig, file: str) -> str:
         """What a file of the run says so far; nothing if it is not there."""
         path = self.storage / config.name / file
         return path.read_text() if path.exists() else ""
@@ -80,12 +80,16 @@ class Attempts:
                 continue
         return found
 
-    def clear(self) -> None:
+    def end_processes(self) -> None:
+        """Kill all that the attempts have left."""
         for pid in self.processes():
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
+
+    def clear(self) -> None:
+        self.end_processes()
         shutil.rmtree(self.scratch, ignore_errors=True)
 
 
@@ -100,11 +104,11 @@ def ray_config(attempts: Attempts, workers: int = 2, **changes: Any) -> TrainerC
     return small_config(attempts.storage, scaling__num_workers=workers, **changes)
 
 
-def read_json(config: TrainerConfig, file: str) -> dict[str, Any]:
+def read_json(config: AttemptConfig, file: str) -> dict[str, Any]:
     return json.loads((Path(config.storage.path) / config.name / file).read_text())
 
 
-def read_records(config: TrainerConfig, file: str) -> list[dict[str, Any]]:
+def read_records(config: AttemptConfig, file: str) -> list[dict[str, Any]]:
     text = (Path(config.storage.path) / config.name / file).read_text()
     return [json.loads(line) for line in text.splitlines()]
 

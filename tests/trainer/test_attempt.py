@@ -18,12 +18,13 @@ import torch
 from training import open_folder, small_config
 
 from trainer import attempt
-from trainer.attempt import Fit, Stopped, check_data, with_absolute_path
+from trainer.attempt import Fit, check_data, with_absolute_path
 from trainer.checkpoint import MODEL, STATE, VALIDATION, Checkpoints
 from trainer.config import TrainerConfig
 from trainer.data.parquet import Images, Prepared, Split
 from trainer.errors import ConfigError, Diverged, RunError, TrainerError
 from trainer.folder import RunFolder
+from trainer.hold import Stopped
 from trainer.lease import Fenced, Lease
 from trainer.model import build_model
 from trainer.output import Output

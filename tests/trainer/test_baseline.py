@@ -18,7 +18,7 @@ import torch
 from attempts import PACKAGES, wait_for
 from training import Group, ThreadWorker, metrics, open_folder, small_config
 
-from trainer import __main__, attempt, baseline
+from trainer import __main__, attempt, baseline, hold
 from trainer.checkpoint import Checkpoint, Checkpoints
 from trainer.config import CONFIG_VARIABLE, TrainerConfig
 from trainer.errors import ConfigError, RunError, TrainerError
@@ -101,7 +101,7 @@ def stop(command: tuple[str, ...], config: TrainerConfig) -> Checkpoint:
         output, _ = process.communicate(timeout=120)
     assert process.returncode == 1, output
     assert "error: the run was stopped by SIGTERM; started again, it goes on from there" in output
-    assert summary(config)["error"] == str(attempt.Stopped())
+    assert summary(config)["error"] == str(hold.Stopped())
     left = newest(config)
     assert 0 < left.trained.steps_in_epoch < 89
     return left
@@ -240,7 +240,7 @@ def pretend(
         (None, None, None),
         (None, ConfigError("of the data"), "of the data"),
         (DONE, OSError("of the report"), "of the report"),
-        (STOPPED, None, str(attempt.Stopped())),
+        (STOPPED, None, str(hold.Stopped())),
     ],
 )
 def test_all_ranks_leave_in_good_order_when_rank_0_has_no_more_work_for_them(

@@ -15,13 +15,14 @@ import pytest
 from training import open_folder, small_config, task_of
 
 from trainer import __main__, driver
-from trainer.attempt import Stopped, fail_on_sigterm
 from trainer.config import CONFIG_VARIABLE, WORKER_RESOURCE, Scaling
-from trainer.driver import aside, missing_capacity
+from trainer.driver import aside
 from trainer.errors import RunError
+from trainer.hold import Stopped, fail_on_sigterm
 from trainer.lease import Fenced
 from trainer.output import Output
 from trainer.progress import Trained
+from trainer.ray_cluster import missing_capacity
 from trainer.startup import Startup
 from trainer.worker import Outcome
 

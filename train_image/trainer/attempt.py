@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from trainer import model, resume, set_aside
+from trainer import model, resume
 from trainer.checkpoint import VALIDATION, Checkpoint, Checkpoints, Damaged, best_of
 from trainer.config import TrainerConfig, share_batch
 from trainer.data import sources
 from trainer.data.parquet import Prepared
 from trainer.errors import ConfigError, Diverged, RunError
 from trainer.folder import RunFolder
-from trainer.lease import Fenced, Lease
+from trainer.hold import say, storage_explained, under_way
+from trainer.lease import Lease
 from trainer.output import Output, ProgressPrinter
 from trainer.progress import SPENT, Length, Recorder, Trained, cleaned
 from trainer.saved import deliver
@@ -37,17 +36,15 @@ def run(config: TrainerConfig, output: Output, fit: Fit) -> None:
     folder = RunFolder.open(config.storage.path, config.name, config.storage.endpoint)
 
     # Check all that can be checked before the run's folder is touched.
-    try:
+    with storage_explained(config.storage):
         parameters = check(config, folder)
         with Lease.acquire(folder, say) as lease:
             startup.reach("lease")
             attempt = lease.attempt
-            output.keep_in(folder, folder.log(attempt))
-            with explained(config, folder, attempt):
-                folder.sweep()
-                set_aside.finish(folder, lease)
-                # Until this attempt has ended, the run has no outcome.
-                folder.delete(folder.summary)
+            failed = lambda error: summarise(  # noqa: E731
+                config, folder, resume.choose(folder), attempt, None, error=error
+            )
+            with under_way(folder, lease, output, failed):
                 data = open_data(config, folder)
                 length = check_data(config, data)
                 start = resume.choose(folder)
@@ -69,11 +66,6 @@ def run(config: TrainerConfig, output: Output, fit: Fit) -> None:
                     resumed_from, startup = outcome.resumed_from, outcome.startup
                 lease.check()
                 summary = finish(config, folder, data, length, attempt, resumed_from, startup)
-    except OSError as error:
-        raise RunError(
-            f"the storage {config.storage.path} cannot be used: {error}\n"
-            "       It must be a folder or bucket that this machine may read and write."
-        ) from error
     print(f"summary {json.dumps(summary)}", flush=True)
 
 
@@ -86,10 +78,6 @@ def open_data(config: TrainerConfig, folder: RunFolder) -> Prepared:
         storage_endpoint=config.storage.endpoint,
         say=say,
     )
-
-
-def say(line: str) -> None:
-    print(line, flush=True)
 
 
 def with_absolute_path(config: TrainerConfig) -> TrainerConfig:
@@ -210,40 +198,6 @@ def record_attempt(
 
 
 # Ends.
-
-
-@contextmanager
-def explained(config: TrainerConfig, folder: RunFolder, attempt: int) -> Iterator[None]:
-    """If the attempt fails, summary.json says why."""
-    fail_on_sigterm()
-    try:
-        yield
-    except Fenced:
-        raise  # The folder is another attempt's.
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            error = RunError("the run was interrupted; started again, it goes on from there")
-        line = (str(error).splitlines() or [type(error).__name__])[0]
-        summary = summarise(config, folder, resume.choose(folder), attempt, None, error=line)
-        folder.write(folder.summary, json.dumps(summary, indent=2))
-        raise error
-
-
-def fail_on_sigterm() -> None:
-    """Turn the first SIGTERM into an error of the main thread, which leaves in good order."""
-
-    def stop(signum: int, frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise Stopped
-
-    signal.signal(signal.SIGTERM, stop)
-
-
-class Stopped(RunError):
-    """SIGTERM came."""
-
-    def __init__(self) -> None:
-        super().__init__("the run was stopped by SIGTERM; started again, it goes on from there")
 
 
 def finish(

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import torch
 from torch import distributed
 
-from trainer import attempt
+from trainer import attempt, hold
 from trainer.config import TrainerConfig
 from trainer.errors import ConfigError
 from trainer.folder import RunFolder
@@ -87,9 +87,9 @@ class Leader:
         self.is_working = True
         outcome = work(self.worker.from_rank_zero(task), self.worker)
         self.is_working = False
-        attempt.fail_on_sigterm()
+        hold.fail_on_sigterm()
         if outcome.is_stopped:
-            raise attempt.Stopped
+            raise hold.Stopped
         return outcome
 
 

@@ -7,6 +7,7 @@ image pull; hence this module needs pydantic and the standard library alone.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -20,10 +21,13 @@ from pydantic import (
     PositiveInt,
     StringConstraints,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, from_json
 
 CONFIG_VARIABLE = "TRAINYARD_CONFIG"
-"""The environment variable that carries a `TrainerConfig` as JSON to the driver."""
+"""The environment variable that carries a run's config as JSON to the driver."""
+
+CODE_VARIABLE = "TRAINYARD_CODE"
+"""The one that carries the code of a run: a tar.gz in base64."""
 
 RUN_NAME_LIMIT = 38
 """Longest run name: a RayJob's 47 characters less `-` and 8 of the hash."""
@@ -309,6 +313,43 @@ class Checkpoint(Section):
     """Whose weights become model.pt at the end."""
 
 
+PLACEHOLDERS = ("workers", "gpus", "storage", "run", "attempt")
+"""What a command's arguments may name in braces."""
+
+_BRACES = re.compile(r"\{\{(\w+)\}\}|\{(\w+)\}")
+
+
+def _require_placeholders(command: tuple[str, ...]) -> tuple[str, ...]:
+    """A misspelled name in braces would reach the program as it is."""
+    for argument in command:
+        for _, name in _BRACES.findall(argument):
+            if name and name not in PLACEHOLDERS:
+                raise PydanticCustomError(
+                    "placeholder",
+                    f"{{{name}}} is none of "
+                    f"{', '.join(f'{{{known}}}' for known in PLACEHOLDERS)}; "
+                    f"write {{{{{name}}}}} for the text {{{name}}}",
+                )
+    return command
+
+
+Command = Annotated[
+    tuple[Annotated[str, Field(min_length=1)], ...],
+    Field(min_length=1, strict=False),
+    AfterValidator(_require_placeholders),
+]
+"""A program and its arguments, without a shell."""
+
+
+def fill_command(command: tuple[str, ...], values: Mapping[str, str]) -> list[str]:
+    """`--num-workers {workers}` -> `--num-workers 2`; `{{workers}}` -> `{workers}`."""
+
+    def fill(found: re.Match[str]) -> str:
+        return f"{{{found[1]}}}" if found[1] else values[found[2]]
+
+    return [_BRACES.sub(fill, argument) for argument in command]
+
+
 class Faults(Section):
     """How many failures a run survives."""
 
@@ -364,20 +405,11 @@ class Storage(Section):
     """Address of an S3 server that is not AWS, such as `http://minio.storage:9000`."""
 
 
-class TrainerConfig(Section):
-    """All that one attempt needs to know; travels as JSON in `TRAINYARD_CONFIG`."""
+class AttemptConfig(Section):
+    """What every attempt needs to know; travels as JSON in `TRAINYARD_CONFIG`."""
 
     name: RunName
     """The run: its identity, and its folder below the storage path."""
-
-    data: Data
-    """What to train on."""
-
-    train: Train
-    """The recipe."""
-
-    checkpoint: Checkpoint = Checkpoint()
-    """When the run is saved."""
 
     faults: Faults = Faults()
     """How many failures it survives."""
@@ -389,9 +421,37 @@ class TrainerConfig(Section):
     """Where its folder lies."""
 
 
-def read_config(environment: Mapping[str, str] = os.environ) -> TrainerConfig:
+class TrainerConfig(AttemptConfig):
+    """An attempt at a built-in recipe."""
+
+    data: Data
+    """What to train on."""
+
+    train: Train
+    """The recipe."""
+
+    checkpoint: Checkpoint = Checkpoint()
+    """When the run is saved."""
+
+
+class CommandConfig(AttemptConfig):
+    """An attempt at a program of one's own."""
+
+    command: Command
+    """The program and its arguments."""
+
+    code_sha256: str | None = None
+    """Of the archive in `TRAINYARD_CODE`, in which the program runs; without it nothing travels."""
+
+
+def read_config(
+    environment: Mapping[str, str] = os.environ,
+) -> TrainerConfig | CommandConfig:
     """The config of this attempt, from `TRAINYARD_CONFIG`. Raises KeyError or pydantic's ValidationError."""
-    return TrainerConfig.model_validate_json(environment[CONFIG_VARIABLE])
+    text = environment[CONFIG_VARIABLE]
+    document = from_json(text)
+    is_command = isinstance(document, dict) and "command" in document
+    return (CommandConfig if is_command else TrainerConfig).model_validate_json(text)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

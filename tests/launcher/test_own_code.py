@@ -1,0 +1,179 @@
+"""A program of one's own: what a run file may say of it, and the code that travels with it."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launcher.commands.options import code_of, objects_of
+from launcher.config import CommandRun, load_run
+from launcher.errors import ConfigError
+from launcher.local import local_config
+from launcher.overlay import pack
+from launcher.plan import plan_run
+from launcher.platform import load_platform
+from launcher.reasons import explain_plan
+from launcher.show import summary_text
+from trainer.config import CODE_VARIABLE, CommandConfig, fill_command
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples/command.yaml"
+MINE = {"name": "mine", "resources": {"workers": 2}, "command": ["python", "train.py"]}
+
+
+def write(path: Path, **changes: object) -> Path:
+    path.write_text(yaml.safe_dump(MINE | changes))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"command": ["python", "--n={worker}"]}, "{worker} is none of {workers}, {gpus}"),
+        ({"command": []}, "at least 1 item"),
+        ({"command": "python train.py"}, "command = 'python train.py'"),
+        ({"command": ["python", 3]}, "command.1 = 3"),
+        ({"train": {}}, "has train and command"),
+        ({"data": {"source": "digits"}}, "data: unknown key"),
+        ({"resources": {"workers": {"min": 1, "max": 2}}}, "resources.workers must be a number"),
+        ({"resources": {"workers": 2, "data": {"nodes": 1}}}, "resources.data is for"),
+        ({"faults": {"collective_timeout_s": 60.0}}, "faults.collective_timeout_s is for"),
+    ],
+)
+def test_what_a_command_cannot_have_is_refused(
+    tmp_path: Path, changes: dict[str, object], problem: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_run(write(tmp_path / "run.yaml", **changes))
+    assert problem in str(error.value)
+
+
+def test_names_in_braces_are_filled_and_doubled_ones_are_text() -> None:
+    values = {"workers": "2", "run": "mine"}
+    command = ("--n={workers}", "{{epoch}}-{run}.pt", '{"a": {}}')
+    assert fill_command(command, values) == ["--n=2", "{epoch}-mine.pt", '{"a": {}}']
+
+
+def test_a_command_is_planned_without_a_batch() -> None:
+    run = load_run(EXAMPLE, gpus="16")
+    code, platform = code_of(run), load_platform(None)
+    plan = plan_run(run, platform, "team", code)
+    rows = {row.name: row.value for row in explain_plan(plan, run, platform)}
+    assert rows["command"].startswith("python ray_train.py --num-workers '{workers}'")
+    assert code is not None
+    assert rows["code"] == code.sha256[:8]
+    assert "batch per worker" not in rows
+    with pytest.raises(ConfigError) as error:
+        plan_run(load_run(EXAMPLE, gpus="17"), platform, "team")
+    assert "Use 16 or 24 GPUs on pool gpu." in str(error.value)
+
+
+def test_the_code_travels_in_one_variable_of_the_head_alone() -> None:
+    run = load_run(EXAMPLE)
+    _, job = objects_of(run, load_platform(None), "team")
+    shape = job["spec"]["rayClusterSpec"]
+    (head,) = shape["headGroupSpec"]["template"]["spec"]["containers"]
+    (variable,) = [one for one in head["env"] if one["name"] == CODE_VARIABLE]
+    code = code_of(run)
+    assert code is not None
+    assert variable["value"] == code.text
+    assert CODE_VARIABLE not in str(shape["workerGroupSpecs"])
+    assert job["spec"]["entrypoint"] == "python -m trainer"
+
+
+def test_code_counts_from_the_run_file_s_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/")
+    run = load_run(write(tmp_path / "run.yaml", code="src"))
+    assert isinstance(run, CommandRun)
+    assert run.code == str(tmp_path / "src")
+    with pytest.raises(ConfigError, match="there is no such folder"):
+        code_of(run)
+
+
+def test_a_command_on_this_machine_has_its_number_of_workers_and_no_other_way(
+    tmp_path: Path,
+) -> None:
+    run = load_run(EXAMPLE)
+    config = local_config(run, tmp_path, 4, code=code_of(run))
+    assert isinstance(config, CommandConfig)
+    assert config.scaling.num_workers == 2
+    with pytest.raises(ConfigError, match="for built-in recipes"):
+        local_config(run, tmp_path, 4, "torchrun")
+
+
+def test_its_end_is_told_with_its_folder() -> None:
+    summary = {
+        "outcome": "succeeded",
+        "command": ["python", "a b"],
+        "run_s": 61,
+        "folder": "/runs/x",
+    }
+    assert summary_text(summary) == "succeeded: python 'a b' ended well after 1:01; folder /runs/x"
+
+
+# The archive.
+
+
+def folder_of(path: Path, **texts: str) -> Path:
+    for name, text in texts.items():
+        file = path / name.replace("__", "/").replace("_py", ".py")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return path
+
+
+def names(text: str) -> list[str]:
+    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(text))) as archive:
+        return archive.getnames()
+
+
+def test_what_gitignore_names_stays_behind(tmp_path: Path) -> None:
+    folder_of(tmp_path, main_py="", data__big="", data__keep="", deep__own_py="", deep__cache__x="")
+    folder_of(tmp_path, __pycache____a="", deep__b_py="")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git/config").write_text("")
+    (tmp_path / ".gitignore").write_text("data/*\n!data/keep\ncache/\nown.py\n")
+    (tmp_path / "deep/.gitignore").write_text("!own.py\nb.py\n")
+    assert names(pack(tmp_path).text) == [
+        *(".gitignore", "data/keep", "deep/.gitignore", "deep/own.py", "main.py")
+    ]
+
+
+def test_equal_code_is_an_equal_archive_whenever_it_was_written(tmp_path: Path) -> None:
+    one = folder_of(tmp_path / "one", main_py="print()", lib__a_py="1")
+    two = folder_of(tmp_path / "two", lib__a_py="1", main_py="print()")
+    os.utime(two / "main.py", (0, 0))
+    assert pack(one) == pack(two)
+    (two / "main.py").chmod(0o755)
+    assert pack(one) != pack(two)
+
+
+def test_code_that_is_too_large_is_refused_with_what_is_large(tmp_path: Path) -> None:
+    folder_of(tmp_path, main_py="print()")
+    (tmp_path / "weights.bin").write_bytes(os.urandom(200_000))
+    with pytest.raises(ConfigError) as error:
+        pack(tmp_path)
+    assert "its 2 files are 261 KiB packed, and at most 96 KiB" in str(error.value)
+    assert "weights.bin (195 KiB), main.py (0 KiB)" in str(error.value)
+
+
+def test_a_link_is_refused_unless_it_stays_behind(tmp_path: Path) -> None:
+    folder_of(tmp_path, main_py="")
+    (tmp_path / "link").symlink_to("/etc")
+    with pytest.raises(ConfigError, match="link is a link"):
+        pack(tmp_path)
+    (tmp_path / ".gitignore").write_text("link\n")
+    assert names(pack(tmp_path).text) == [".gitignore", "main.py"]
+
+
+def test_an_empty_folder_is_no_code(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no file that travels"):
+        pack(tmp_path)

@@ -1,0 +1,138 @@
+"""A program of one's own, as `python -m trainer` starts it, on a real Ray of its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attempts import Attempts, lines, read_json, read_records, wait_for
+
+from launcher.overlay import pack
+from trainer.command import storage_uri
+from trainer.config import CODE_VARIABLE, CommandConfig, Storage
+from trainer.folder import RunFolder
+from trainer.ray_snapshot import NAME
+
+EXAMPLE = Path(__file__).parents[2] / "examples/byo"
+TELL = """
+import os, sys, ray
+ray.init()
+print("told", sys.argv[1:], os.environ["TRAINYARD_ATTEMPT"], flush=True)
+print("CPUs", ray.cluster_resources()["CPU"], flush=True)
+"""
+
+
+def command_config(attempts: Attempts, *command: str, **changes: Any) -> CommandConfig:
+    document: dict[str, Any] = {
+        "name": "own",
+        "command": list(command),
+        "scaling": {"num_workers": 2, "use_gpu": False, "cpus_per_worker": 1},
+        "storage": {"path": str(attempts.storage)},
+    }
+    return CommandConfig.model_validate(document | changes)
+
+
+def with_code(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """What a config and an environment need for a folder of code."""
+    code = pack(folder)
+    return {"code_sha256": code.sha256}, {CODE_VARIABLE: code.text}
+
+
+def test_a_program_is_told_its_numbers_and_finds_its_ray(attempts: Attempts) -> None:
+    config = command_config(
+        *(attempts, "python", "-c", TELL),
+        *("{workers}", "{gpus}", "{storage}", "{run}", "{attempt}", "{{run}}"),
+    )
+    output = attempts.finish(config)
+    told = ["2", "0", str(attempts.storage), "own", "1", "{run}"]
+    assert f"told {told} 1" in output
+    assert "CPUs 3.0" in output
+    summary = read_json(config, "summary.json")
+    assert lines(output, "summary") == [summary]
+    assert (summary["outcome"], summary["attempts"]) == ("succeeded", 1)
+    log = (attempts.storage / "own/logs/attempt-1.log").read_text()
+    assert f"told {told}" in log
+    (record,) = read_records(config, "attempts.jsonl")
+    assert record["command"][3:] == told
+    assert wait_for(lambda: not attempts.processes(), 60)
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "error"),
+    [
+        (("python", "-c", "raise SystemExit(7)"), 1, "the command ended with exit code 7"),
+        (("sh", "-c", "kill -9 $$"), 1, "the command ended with signal SIGKILL"),
+        (("no-such-program",), 2, "the command cannot be started"),
+    ],
+)
+def test_a_program_that_fails_fails_the_run(
+    attempts: Attempts, command: tuple[str, ...], code: int, error: str
+) -> None:
+    config = command_config(attempts, *command)
+    output = attempts.finish(config, code)
+    assert f"error: {error}" in output
+    summary = read_json(config, "summary.json")
+    assert summary["outcome"] == "failed"
+    assert error in summary["error"]
+
+
+def test_a_folder_of_a_recipe_is_not_taken_over(attempts: Attempts) -> None:
+    folder = RunFolder.open(str(attempts.storage), "own")
+    folder.write(folder.run, json.dumps({"train": {}}))
+    output = attempts.finish(command_config(attempts, "true"), 2)
+    assert "is one of a built-in recipe" in output
+
+
+def test_sigterm_reaches_the_program_and_then_ends_the_attempt(attempts: Attempts) -> None:
+    waits = (
+        "import signal, time\n"
+        "def leave(*_):\n    print('saved', flush=True); raise SystemExit(0)\n"
+        "signal.signal(signal.SIGTERM, leave)\nprint('waits', flush=True)\ntime.sleep(600)\n"
+    )
+    config = command_config(attempts, "python", "-c", waits)
+    driver = attempts.start(config)
+    assert driver.stdout is not None
+    assert any(line.strip() == "waits" for line in driver.stdout)
+    driver.send_signal(signal.SIGTERM)
+    output, _ = driver.communicate()
+    assert driver.returncode == 1, output
+    assert "saved" in output
+    assert "stopped by SIGTERM" in read_json(config, "summary.json")["error"]
+    assert wait_for(lambda: not attempts.processes(), 60)
+
+
+def trains(epochs: int) -> tuple[str, ...]:
+    return ("python", "ray_train.py", "--num-workers", "{workers}", "--epochs", f"{epochs}")
+
+
+def test_a_script_with_ray_train_goes_on_after_a_kill_from_a_state_that_was_cut_off(
+    attempts: Attempts,
+) -> None:
+    changes, environment = with_code(EXAMPLE)
+    config = command_config(attempts, *trains(200), **changes)
+    driver = attempts.start(config, environment)
+    folder = attempts.storage / "own"
+    assert wait_for((folder / f"{NAME}.intact").exists, 120)
+    (program,) = attempts.processes("ray_train.py")
+    driver.kill()
+    driver.communicate()
+    assert wait_for(lambda: program not in attempts.processes(), 10)  # at once, by the kernel
+    attempts.end_processes()
+    reached = len(json.loads((folder / f"{NAME}.intact").read_text())["checkpoint_results"])
+    (folder / NAME).write_text("{")
+
+    output = attempts.finish(
+        command_config(attempts, *trains(reached + 1), **changes), 0, environment
+    )
+    assert "its last intact copy is used" in output
+    assert f"going on with epoch {reached}" in output
+    assert f"after {reached + 1} epochs" in output
+    assert read_json(config, "summary.json")["attempts"] == 2
+
+
+def test_storage_with_an_endpoint_is_told_as_ray_takes_it() -> None:
+    storage = Storage(path="s3://runs/team", endpoint="http://minio:9000")
+    assert storage_uri(storage) == "s3://runs/team?scheme=http&endpoint_override=minio:9000"

@@ -1,0 +1,279 @@
+"""An attempt at a program of one's own: a Ray that is large enough, the program, and what became of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from trainer.ray_cluster import (  # first: Ray reads some variables when it is imported
+    NODE_WAIT_S,
+    address,
+    check_gpus,
+    ray_running,
+    wait_for_capacity,
+)
+
+# isort: split
+from trainer import overlay
+from trainer.config import (
+    CODE_VARIABLE,
+    CONFIG_VARIABLE,
+    CommandConfig,
+    Storage,
+    fill_command,
+)
+from trainer.errors import ConfigError, RunError
+from trainer.folder import RunFolder
+from trainer.hold import say, storage_explained, under_way
+from trainer.lease import Lease
+from trainer.output import Output
+from trainer.ray_snapshot import RaySnapshot
+from trainer.versions import versions
+
+STOP_WAIT_S = 20.0
+"""How long the program may take to leave after SIGTERM; a pod has 30 s by default."""
+
+POLL_S = 1.0
+LOOK_S = 5.0
+"""Between two looks at Ray Train's state, while the program runs."""
+
+LEASH = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+"""Has the kernel end the program with this process (PR_SET_PDEATHSIG): a killed attempt must not write on."""
+
+JOB_CONFIG_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""In it Ray hands the surroundings of a job to the job's `ray.init`; Ray 2.60's own name."""
+
+
+def run(config: CommandConfig, output: Output) -> None:
+    """Run the program until it ends well. Raises TrainerError."""
+    began = time.monotonic()
+    config = _with_absolute_path(config)
+    folder = RunFolder.open(config.storage.path, config.name, config.storage.endpoint)
+    with storage_explained(config.storage):
+        check_identity(folder, config)
+        with Lease.acquire(folder, say) as lease:
+            command = fill_command(config.command, placeholders(config, lease.attempt))
+
+            def summarise(error: str | None) -> dict[str, Any]:
+                return {
+                    "name": config.name,
+                    "outcome": "failed" if error else "succeeded",
+                    "command": command,
+                    "attempts": lease.attempt,
+                    "workers": config.scaling.num_workers,
+                    "run_s": round(time.monotonic() - began, 1),
+                    "folder": folder.show(folder.root),
+                    "error": error,
+                }
+
+            with under_way(folder, lease, output, summarise):
+                _record(config, folder, lease.attempt, command)
+                _describe(config, folder, lease.attempt, command)
+                snapshot = RaySnapshot(folder)
+                snapshot.repair(say)
+                with ray_running(config.scaling) as scratch:
+                    wait_for_capacity(
+                        config.scaling, NODE_WAIT_S if "RAY_ADDRESS" in os.environ else 0.0
+                    )
+                    if config.scaling.use_gpu:
+                        check_gpus()
+                    surroundings = _surroundings(config, lease.attempt)
+                    with _code(config, scratch, surroundings) as place:
+                        _run_program(
+                            command,
+                            place,
+                            surroundings,
+                            look=lambda: _look(lease, output, folder, snapshot),
+                        )
+                lease.check()
+                summary = summarise(None)
+                folder.write(folder.summary, json.dumps(summary, indent=2))
+    say(f"summary {json.dumps(summary)}")
+
+
+def placeholders(config: CommandConfig, attempt: int) -> dict[str, str]:
+    """What stands for the names in braces."""
+    workers = config.scaling.num_workers
+    return {
+        "workers": f"{workers}",
+        "gpus": f"{workers if config.scaling.use_gpu else 0}",
+        "storage": storage_uri(config.storage),
+        "run": config.name,
+        "attempt": f"{attempt}",
+    }
+
+
+def storage_uri(storage: Storage) -> str:
+    """The storage as Ray and pyarrow take it: `s3://bucket/prefix?scheme=http&endpoint_override=host:9000`."""
+    if storage.endpoint is None:
+        return storage.path
+    server = urlsplit(storage.endpoint)
+    return f"{storage.path}?scheme={server.scheme}&endpoint_override={server.netloc}"
+
+
+def check_identity(folder: RunFolder, config: CommandConfig) -> None:
+    """Raises ConfigError if the folder belongs to a built-in recipe. Command and code may change."""
+    if folder.exists(folder.run) and "command" not in json.loads(folder.read(folder.run)):
+        raise ConfigError(
+            f"the run {config.name} exists in {folder.show(folder.root)} and is one of a built-in "
+            "recipe.\n       Give this one another name (--name), or set the old folder aside "
+            "(--fresh)."
+        )
+
+
+def _with_absolute_path(config: CommandConfig) -> CommandConfig:
+    """The program may have another working directory."""
+    if "://" in config.storage.path:
+        return config
+    path = str(Path(config.storage.path).resolve())
+    return config.model_copy(update={"storage": config.storage.model_copy(update={"path": path})})
+
+
+def _record(config: CommandConfig, folder: RunFolder, attempt: int, command: list[str]) -> None:
+    record = {
+        "attempt": attempt,
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": command,
+        "code_sha256": config.code_sha256,
+        "workers": config.scaling.num_workers,
+        "versions": versions(),
+    }
+    folder.append(folder.attempts, json.dumps(record) + "\n")
+    folder.write(folder.run, config.model_dump_json(indent=2))
+
+
+def _describe(config: CommandConfig, folder: RunFolder, attempt: int, command: list[str]) -> None:
+    code = f", in code {config.code_sha256[:8]}" if config.code_sha256 else ""
+    say(f"run {config.name}, attempt {attempt}: {folder.show(folder.root)}")
+    say("versions: " + ", ".join(f"{name} {version}" for name, version in versions().items()))
+    say(f"command: {shlex.join(command)}{code}")
+
+
+def _surroundings(config: CommandConfig, attempt: int) -> dict[str, str]:
+    """The program's environment."""
+    own = {CONFIG_VARIABLE, CODE_VARIABLE}
+    inherited = {name: value for name, value in os.environ.items() if name not in own}
+    told = {
+        f"TRAINYARD_{name.upper()}": value for name, value in placeholders(config, attempt).items()
+    }
+    return {
+        **inherited,
+        **told,
+        "TRAINYARD_WORKER_FAILURES": f"{config.faults.worker_failures}",
+        "RAY_ADDRESS": address(),
+        # `python` and `torchrun` are those that have Ray.
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+@contextmanager
+def _code(
+    config: CommandConfig, scratch: Path, surroundings: dict[str, str]
+) -> Iterator[Path | None]:
+    """The folder with the run's code, in which the program runs; its workers get a copy from Ray."""
+    if config.code_sha256 is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(dir=scratch) as place:
+        overlay.unpack(os.environ.get(CODE_VARIABLE, ""), config.code_sha256, Path(place))
+        job = json.loads(surroundings.get(JOB_CONFIG_VARIABLE, "{}"))
+        job["runtime_env"] = {**(job.get("runtime_env") or {}), "working_dir": place}
+        surroundings[JOB_CONFIG_VARIABLE] = json.dumps(job)
+        yield Path(place)
+
+
+def _look(lease: Lease, output: Output, folder: RunFolder, snapshot: RaySnapshot) -> None:
+    """What is looked after while the program runs. Raises Fenced."""
+    if lease.is_fenced:
+        lease.check()
+    with suppress(OSError):  # the storage is away for a moment
+        output.flush(if_older_s=folder.flush_interval_s)
+        snapshot.keep(if_older_s=LOOK_S)
+
+
+def _run_program(
+    command: list[str],
+    place: Path | None,
+    surroundings: Mapping[str, str],
+    *,
+    look: Callable[[], None],
+) -> None:
+    """Run it to its end, and say what it says. Raises RunError unless it ends with 0."""
+    _require_program(command[0], place, surroundings)
+    process = subprocess.Popen(
+        [sys.executable, "-c", LEASH, *command],
+        cwd=place,
+        env=surroundings,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    reader = threading.Thread(target=_say_all, args=(process.stdout,), daemon=True)
+    reader.start()
+    try:
+        while process.poll() is None:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(POLL_S)
+            look()
+    finally:
+        _end(process)
+        # What a process that it has left behind holds open has no end.
+        reader.join(POLL_S)
+    if process.returncode != 0:
+        raise RunError(f"the command ended with {_ending(process.returncode)}")
+
+
+def _require_program(name: str, place: Path | None, surroundings: Mapping[str, str]) -> None:
+    """Raises ConfigError if there is no such program."""
+    # With a slash in it, it is a path from where it is started.
+    path = str((place or Path.cwd()) / name) if "/" in name else name
+    if shutil.which(path, path=surroundings["PATH"]) is None:
+        raise ConfigError(
+            f"the command cannot be started: there is no program {name}\n"
+            "       It must be one of the image, or of the folder that `code` names."
+        )
+
+
+def _say_all(lines: Iterable[str]) -> None:
+    for line in lines:
+        say(line.rstrip("\n"))
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Ask the program to leave if it has not, and kill what is left of it and its children."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(STOP_WAIT_S)
+        except subprocess.TimeoutExpired:
+            say(f"the command has not left {STOP_WAIT_S:g} s after SIGTERM: it is killed")
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _ending(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
