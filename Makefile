@@ -23,6 +23,8 @@ TRAINYARD_CLUSTER_HOME ?=
 TEST      ?=
 BENCH     ?=
 MINUTES   ?= 90
+# Which of the tests on a cluster: see the markers in pyproject.toml.
+E2E       ?= not drills and not full
 KUBERAY   := 1.6.2
 
 # helm and kubectl of one's own come first, then those that the test cluster built.
@@ -114,7 +116,7 @@ stop: setup ## Stop RUN; it resumes with the next deploy
 
 ##@ A real Kubernetes on this machine (root, Linux)
 
-.PHONY: cluster cluster-build cluster-up cluster-down e2e drills soak
+.PHONY: cluster cluster-build cluster-up cluster-down e2e e2e-full drills soak
 cluster: cluster-up ## Build and start it, with the operator, the image and the platform in it
 	@$(MAKE) --no-print-directory image push platform
 
@@ -129,10 +131,13 @@ cluster-up: cluster-build ## Build and start it alone
 cluster-down: ## Stop exactly what `cluster` started
 	python3 tests/cluster/cluster.py down
 
+e2e-full: E2E = not drills
+e2e-full: e2e ## The same, and each way to train once
+
 e2e: setup ## Prove the whole way on a real cluster: this one, or the one of KUBECONFIG
 	@$(if $(OTHER_CLUSTER),$(if $(filter 127.0.0.1:%,$(IMAGE)),$(error KUBECONFIG names a cluster of yours: say with IMAGE= where its nodes can pull the image)),$(MAKE) --no-print-directory cluster-up)
 	@$(MAKE) --no-print-directory image push
-	$(IN_CLUSTER) $(BIN)/pytest tests/e2e --e2e -m "not drills" --timeout 900 --durations 0 --durations-min 5 --image $(IMAGE)
+	$(IN_CLUSTER) $(BIN)/pytest tests/e2e --e2e -m "$(E2E)" --timeout 900 --durations 0 --durations-min 5 --image $(IMAGE)
 
 drills: setup cluster-up image push ## Strike small runs with every fault there; build/drills.json has what that cost
 	$(IN_CLUSTER) $(BIN)/pytest tests/e2e/test_drills.py tests/e2e/test_storage_drills.py tests/e2e/test_two_nodes.py --e2e --timeout 1500 --durations 0 --image $(IMAGE)

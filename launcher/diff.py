@@ -15,7 +15,7 @@ from typing import Any, Literal
 from launcher.amounts import SUFFIXES, quantity
 from launcher.errors import ConfigError
 from launcher.queue import APPLICATION_LABEL, GANG_LABEL, PRIORITY_LABELS, QUEUE_LABELS
-from trainer.config import CONFIG_VARIABLE, MAY_CHANGE
+from trainer.config import CODE_VARIABLE, CONFIG_VARIABLE, MAY_CHANGE
 
 Object = dict[str, Any]
 Effect = Literal["no effect", "at once", "next attempt", "new submission", "refused"]
@@ -166,6 +166,7 @@ def _take_config(spec: Object) -> Any:
     for container in here.values() if isinstance(here, dict) else ():
         environment = container.get("env") if isinstance(container, dict) else None
         if isinstance(environment, dict) and CONFIG_VARIABLE in environment:
+            environment.pop(CODE_VARIABLE, None)  # the config has its SHA-256
             text = environment.pop(CONFIG_VARIABLE).get("value", "")
             try:
                 return json.loads(text.replace("$$", "$"))

@@ -17,7 +17,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from launcher.commands.options import objects_of
-from launcher.config import RecipeRun, load_run, validate
+from launcher.config import CommandRun, RecipeRun, load_run, validate
 from launcher.errors import ConfigError
 from launcher.network import EFA_HUGE_PAGES
 from launcher.platform import Platform
@@ -69,7 +69,7 @@ often = settings(max_examples=200)
 
 def confined(document: dict[str, Any], platform: Platform = PLATFORM) -> None:
     """The RayJob of a run file is the platform's but for the named places. Raises ConfigError."""
-    run = validate(RecipeRun, document, "test")
+    run = validate(CommandRun if "command" in document else RecipeRun, document, "test")
     planned, job = objects_of(run, platform, NAMESPACE)
     # What goes over the wire says what the object says.
     assert yaml.safe_load(yaml.safe_dump(job)) == json.loads(json.dumps(job)) == job
@@ -215,6 +215,13 @@ def test_a_text_of_the_run_file_travels_in_one_variable_and_arrives_as_it_was(te
     assert config.data.source == source
     # No single dollar is left that Kubernetes would take for a variable.
     assert "$" not in value.replace("$$", "")
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_an_argument_of_a_command_changes_nothing_of_the_pods(text: str) -> None:
+    keys = ("name", "resources")
+    document = {key: copy.deepcopy(DIGITS[key]) for key in keys} | {"command": ["sh", "-c", text]}
+    confined(document)
 
 
 def test_the_search_finds_a_pod_that_is_not_the_platform_s() -> None:

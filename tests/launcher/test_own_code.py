@@ -13,6 +13,7 @@ import yaml
 
 from launcher.commands.options import code_of, objects_of
 from launcher.config import CommandRun, load_run
+from launcher.diff import diff_jobs
 from launcher.errors import ConfigError
 from launcher.local import local_config
 from launcher.overlay import pack
@@ -85,6 +86,25 @@ def test_the_code_travels_in_one_variable_of_the_head_alone() -> None:
     assert variable["value"] == code.text
     assert CODE_VARIABLE not in str(shape["workerGroupSpecs"])
     assert job["spec"]["entrypoint"] == "python -m trainer"
+
+
+def test_changed_code_and_command_take_effect_at_the_next_attempt_and_a_recipe_is_refused(
+    tmp_path: Path,
+) -> None:
+    platform = load_platform(None)
+    folder_of(tmp_path / "src", main_py="print()")
+    file = write(tmp_path / "run.yaml", code="src")
+    before = objects_of(load_run(file), platform, "team")[1]
+    folder_of(tmp_path / "src", main_py="print(1)")
+    write(file, code="src", command=["python", "main.py"])
+    after = objects_of(load_run(file), platform, "team")[1]
+    assert {change.path: change.effect for change in diff_jobs(before, after, live=True)} == {
+        "config.code_sha256": "next attempt",
+        "config.command": "next attempt",
+    }
+    digits = load_run(ROOT / "examples/digits.yaml", name="mine")
+    other = objects_of(digits, platform, "team")[1]
+    assert "refused" in {change.effect for change in diff_jobs(before, other, live=False)}
 
 
 def test_code_counts_from_the_run_file_s_folder(
