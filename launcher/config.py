@@ -33,6 +33,7 @@ from trainer.config import (
     Command,
     Data,
     Faults,
+    Function,
     RunName,
     Section,
     Train,
@@ -203,24 +204,19 @@ class RecipeRun(RunConfig):
         return self
 
 
-class CommandRun(RunConfig):
-    """The run file of a program of one's own."""
-
-    command: Command
-    """The program and its arguments, with a Ray cluster around it. `{workers}`, `{gpus}`, `{storage}`,
-    `{run}` and `{attempt}` stand for what they say; `{{run}}` is the text `{run}`."""
+class OwnRun(RunConfig):
+    """The run file of code of one's own."""
 
     code: str | None = None
-    """A folder that travels with the run, and in which the program runs; its path from the run file's
+    """A folder that travels with the run, and in which its code runs; its path from the run file's
     folder. What .gitignore names stays behind."""
 
     @model_validator(mode="after")
-    def _is_told_one_number(self) -> CommandRun:
+    def _has_one_number_of_workers(self) -> OwnRun:
         if self.resources.is_elastic:
             raise PydanticCustomError(
                 "one_of",
-                f"resources.{self.resources.unit} must be a number: a command is told how many "
-                "workers there are when it starts",
+                f"resources.{self.resources.unit} must be a number: {{min, max}} is for built-in recipes",
             )
         if self.resources.data is not None:
             raise PydanticCustomError(
@@ -229,9 +225,31 @@ class CommandRun(RunConfig):
         if "collective_timeout_s" in self.faults.model_fields_set:
             raise PydanticCustomError(
                 "one_of",
-                "faults.collective_timeout_s is for built-in recipes: give it to torch in the program",
+                "faults.collective_timeout_s is for built-in recipes: give it to torch in your code",
             )
         return self
+
+
+class CommandRun(OwnRun):
+    """The run file of a program of one's own."""
+
+    command: Command
+    """The program and its arguments, with a Ray cluster around it. `{workers}`, `{gpus}`, `{storage}`,
+    `{run}` and `{attempt}` stand for what they say; `{{run}}` is the text `{run}`."""
+
+
+class FunctionRun(OwnRun):
+    """The run file of a training function of one's own, which Ray Train calls on each worker."""
+
+    function: Function
+    """`module:callable`: what each worker calls, as a TorchTrainer's train_loop_per_worker."""
+
+    train_loop_config: dict[str, Any] = Field(default_factory=dict)
+    """What it is called with."""
+
+    datasets: dict[str, str] = Field(default_factory=dict)
+    """Parquet files by name, such as `{train: s3://bucket/train}`: `ray.train.get_dataset_shard(name)`
+    gives a worker its part."""
 
 
 class StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -341,20 +359,32 @@ def load_run(
     # First of all: a message about another problem may show the value.
     refuse_credentials(document, str(path))
     run = validate(_kind_of_run(document, str(path)), document, str(path))
-    if isinstance(run, CommandRun) and run.code is not None:
+    if isinstance(run, OwnRun) and run.code is not None:
         return run.model_copy(update={"code": str((path.parent / run.code).resolve())})
     return run
 
 
+KINDS: dict[str, type[RunConfig]] = {
+    "train": RecipeRun,
+    "command": CommandRun,
+    "function": FunctionRun,
+}
+"""Of a run file, by the key that says what is run."""
+
+
 def _kind_of_run(document: dict[str, Any], source: str) -> type[RunConfig]:
-    """The model of a run file, by what it runs. Raises ConfigError where it runs two things."""
-    if "train" in document and "command" in document:
+    """The model of a file; without any such key that of a recipe, which is what most are meant to be.
+
+    Raises ConfigError for a file that says several things.
+    """
+    named = [key for key in KINDS if key in document]
+    if len(named) > 1:
         raise ConfigError(
-            f"{source} has train and command: a run is one of a built-in recipe, or of a program of "
-            "your own",
-            "Remove one of them.",
+            f"{source} has {' and '.join(named)}: a run is one of a built-in recipe (train), of a "
+            "program (command), or of a training function (function)",
+            "Remove all but one.",
         )
-    return CommandRun if "command" in document else RecipeRun
+    return KINDS[named[0]] if named else RecipeRun
 
 
 def parse_amount(text: str) -> int | str | dict[str, int]:

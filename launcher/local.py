@@ -9,7 +9,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Literal
 
-from launcher.config import CommandRun, RunConfig
+from launcher.config import OwnRun, RunConfig
 from launcher.errors import ConfigError, RunFailed
 from launcher.overlay import Overlay
 from launcher.plan import trainer_config
@@ -20,6 +20,7 @@ from trainer.config import (
     CONFIG_VARIABLE,
     AttemptConfig,
     CommandConfig,
+    FunctionConfig,
     Scaling,
     Storage,
     TrainerConfig,
@@ -39,14 +40,14 @@ def local_config(
     cpus: int,
     way: Way = "ray",
     code: Overlay | None = None,
-) -> TrainerConfig | CommandConfig:
+) -> TrainerConfig | CommandConfig | FunctionConfig:
     """The run for this machine: as many workers as on a cluster, its CPUs shared among them.
 
     One machine does not grow: an elastic run has its fewest workers. Nor has it other nodes for data.
     """
-    if isinstance(run, CommandRun) and way != "ray":
+    if isinstance(run, OwnRun) and way != "ray":
         raise ConfigError(
-            f"run {run.name} has a command, which is started once, on Ray: --without-ray and "
+            f"run {run.name} has code of its own, which is started once, on Ray: --without-ray and "
             "--torchrun are for built-in recipes"
         )
     workers = 1 if way == "alone" else run.resources.ends[0]

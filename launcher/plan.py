@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 from math import ceil, lcm
+from typing import Any
 
-from launcher.config import WORKER_LIMIT, CommandRun, RecipeRun, RunConfig
+from launcher.config import WORKER_LIMIT, CommandRun, FunctionRun, OwnRun, RecipeRun, RunConfig
 from launcher.errors import ConfigError
 from launcher.network import Fabric, Network, fabric_of
 from launcher.overlay import Overlay
@@ -18,6 +19,7 @@ from trainer.config import (
     DATA_LABELS,
     BatchShare,
     CommandConfig,
+    FunctionConfig,
     Scaling,
     Storage,
     TrainerConfig,
@@ -84,7 +86,7 @@ class Plan:
     pre_running_deadline_seconds: int
     ttl_seconds_after_finished: int
     keep_head_seconds_after_failure: int
-    trainer: TrainerConfig | CommandConfig
+    trainer: TrainerConfig | CommandConfig | FunctionConfig
     code: Overlay | None = None
 
     @property
@@ -175,17 +177,10 @@ def plan_run(
 
 def trainer_config(
     run: RunConfig, scaling: Scaling, storage: Storage, code: Overlay | None = None
-) -> TrainerConfig | CommandConfig:
+) -> TrainerConfig | CommandConfig | FunctionConfig:
     """What of a run travels to the trainer. Raises ConfigError if workers cannot share a batch."""
-    if isinstance(run, CommandRun):
-        return CommandConfig(
-            name=run.name,
-            command=run.command,
-            code_sha256=None if code is None else code.sha256,
-            faults=run.faults,
-            scaling=scaling,
-            storage=storage,
-        )
+    if isinstance(run, OwnRun):
+        return _own_config(run, scaling, storage, code)
     assert isinstance(run, RecipeRun)
     for workers in scaling.sizes:
         batch_share(run, workers)
@@ -198,6 +193,27 @@ def trainer_config(
         scaling=scaling,
         storage=storage,
     )
+
+
+def _own_config(
+    run: OwnRun, scaling: Scaling, storage: Storage, code: Overlay | None
+) -> CommandConfig | FunctionConfig:
+    common: dict[str, Any] = {
+        "name": run.name,
+        "code_sha256": None if code is None else code.sha256,
+        "faults": run.faults,
+        "scaling": scaling,
+        "storage": storage,
+    }
+    if isinstance(run, FunctionRun):
+        return FunctionConfig(
+            function=run.function,
+            train_loop_config=run.train_loop_config,
+            datasets=run.datasets,
+            **common,
+        )
+    assert isinstance(run, CommandRun)
+    return CommandConfig(command=run.command, **common)
 
 
 # What a run may ask for.

@@ -17,7 +17,7 @@ from launcher.plan import (
 )
 from launcher.platform import Platform, Pool
 from launcher.queue import QUEUE_LABELS
-from trainer.config import DATA_CPUS, CommandConfig
+from trainer.config import DATA_CPUS, CommandConfig, FunctionConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +35,7 @@ def explain_plan(plan: Plan, run: RunConfig, platform: Platform) -> tuple[Reason
         *_node_rows(plan, run, platform),
         *_head_rows(plan, platform),
         *_data_rows(plan, run, platform),
-        *(_batch_rows(plan, run) if isinstance(run, RecipeRun) else _command_rows(plan)),
+        *(_batch_rows(plan, run) if isinstance(run, RecipeRun) else _own_rows(plan)),
         ("attempts", f"{run.faults.retries + 1}", f"1 + faults.retries {run.faults.retries}"),
         *_cluster_reasons(plan, run, platform.pool(plan.pool)),
         ("image", plan.image, "the run's" if run.image else "the platform's"),
@@ -174,9 +174,13 @@ def _batch_rows(plan: Plan, run: RecipeRun) -> list[Row]:
     ]
 
 
-def _command_rows(plan: Plan) -> list[Row]:
-    assert isinstance(plan.trainer, CommandConfig)
-    rows = [("command", shlex.join(plan.trainer.command), "started once, on the head")]
+def _own_rows(plan: Plan) -> list[Row]:
+    config = plan.trainer
+    if isinstance(config, FunctionConfig):
+        rows = [("function", config.function, "called by Ray Train on each worker")]
+    else:
+        assert isinstance(config, CommandConfig)
+        rows = [("command", shlex.join(config.command), "started once, on the head")]
     if plan.code is not None:
         size = f"{len(plan.code.text) / 1024:.0f} KiB"
         rows.append(("code", plan.code.sha256[:8], f"{size} of {LIMIT_KIB} KiB that may travel"))

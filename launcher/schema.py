@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from launcher.config import CommandRun, RecipeRun
+from launcher.config import CommandRun, FunctionRun, RecipeRun
 from launcher.platform import Platform
 
 Kind = Literal["run", "platform"]
@@ -25,7 +25,7 @@ TITLES: dict[Kind, str] = {
 
 def schema_of(kind: Kind) -> dict[str, Any]:
     """The JSON Schema of a kind of file."""
-    schema = _either(RecipeRun, CommandRun) if kind == "run" else _plain(Platform)
+    schema = _either(RecipeRun, CommandRun, FunctionRun) if kind == "run" else _plain(Platform)
     if kind == "run":
         _exactly_one(schema["$defs"]["Resources"], "gpus", "workers")
     return {"$schema": DRAFT, **schema, "title": TITLES[kind]}

@@ -3,7 +3,6 @@ progress to standard error; without a terminal progress is plain lines."""
 
 from __future__ import annotations
 
-import shlex
 import sys
 import time
 from collections import Counter
@@ -186,6 +185,8 @@ def clock_text(seconds: float) -> str:
 
 def progress_text(progress: Object) -> str:
     """Epoch, step, loss, accuracy, speed and what is left, in one line."""
+    if "reports" in progress:  # of own code
+        return _reported_text(progress)
     val = progress["val_accuracy"]
     parts = [
         f"epoch {progress['epoch']}/{progress['epochs']}",
@@ -204,14 +205,34 @@ def progress_text(progress: Object) -> str:
     return "  ".join(parts)
 
 
+def _reported_text(progress: Object) -> str:
+    parts = [f"report {progress['reports']}", *_metrics(progress["metrics"])]
+    if progress["attempt"] > 1:
+        parts.append(f"attempt {progress['attempt']}")
+    return "  ".join(parts)
+
+
+def _metrics(metrics: Object) -> list[str]:
+    return [
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in metrics.items()
+    ]
+
+
+def _with_percent(progress: Object) -> str:
+    percent = f"{progress['percent']:3.0f}%  " if "percent" in progress else ""
+    return percent + progress_text(progress)
+
+
 def summary_text(summary: Object) -> str:
     """The last line of a run: how it ended, how well, and where everything lies."""
     if summary["outcome"] != "succeeded":
         return f"{summary['outcome']}: {summary['error']}"
-    if "command" in summary:
+    if "program" in summary:
+        reported = ", ".join(_metrics(summary["metrics"]))
         return (
-            f"succeeded: {shlex.join(summary['command'])} ended well after "
-            f"{clock_text(summary['run_s'])}; folder {summary['folder']}"
+            f"succeeded: {summary['program']} ended well after {clock_text(summary['run_s'])}"
+            f"{f' ({reported})' if reported else ''}; folder {summary['folder']}"
         )
     resumed = f", resumed from {summary['resumed_from']}" if summary["resumed_from"] else ""
     return (
@@ -225,7 +246,7 @@ def summary_text(summary: Object) -> str:
 def log_line(line: str) -> str:
     """A line of the driver's log; its records are put into words."""
     if (progress := record_of(line, PROGRESS)) is not None:
-        return f"{progress['percent']:3.0f}%  {progress_text(progress)}"
+        return _with_percent(progress)
     if (summary := record_of(line, SUMMARY)) is not None:
         return summary_text(summary)
     return line
@@ -284,14 +305,16 @@ class ProgressView:
             say(f"{phase} ...")
 
     def _advance(self, progress: Object) -> None:
-        text = progress_text(progress)
         if not _progress_console.is_terminal:
             now = time.monotonic()
-            if now - self._printed_at >= PLAIN_LINE_S or progress["percent"] >= 100:
+            if now - self._printed_at >= PLAIN_LINE_S or progress.get("percent") == 100:
                 self._printed_at = now
-                say(f"{progress['percent']:3.0f}%  {text}")
+                say(_with_percent(progress))
             return
+        text = progress_text(progress)
         if self._task is None:
-            self._task = self._bar.add_task(text, total=100)
+            # How far own code is nobody knows.
+            total = 100 if "percent" in progress else None
+            self._task = self._bar.add_task(text, total=total)
             self._bar.start()
-        self._bar.update(self._task, completed=progress["percent"], description=text)
+        self._bar.update(self._task, completed=progress.get("percent", 0), description=text)

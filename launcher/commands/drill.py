@@ -170,13 +170,13 @@ def job_of(
 
 
 def _recipe_of(run: RunConfig) -> RecipeRun:
-    """Raises ConfigError for a command, of which nobody knows what its weights should be."""
+    """Raises ConfigError for own code, of which nobody knows what its weights should be."""
     from launcher.config import RecipeRun
     from launcher.errors import ConfigError
 
     if not isinstance(run, RecipeRun):
         raise ConfigError(
-            f"run {run.name} has a command: a drill compares weights, which it needs a built-in "
+            f"run {run.name} has code of its own: a drill compares weights, which it needs a built-in "
             "recipe for",
             "Use examples/digits.yaml: what it shows of the cluster holds for other runs, too.",
         )

@@ -126,10 +126,10 @@ def objects_of(run: RunConfig, platform: Platform, namespace: str) -> tuple[Plan
 
 def code_of(run: RunConfig) -> Overlay | None:
     """The code that travels with the run, packed; None where there is none."""
-    from launcher.config import CommandRun
+    from launcher.config import OwnRun
     from launcher.overlay import pack
 
-    if isinstance(run, CommandRun) and run.code is not None:
+    if isinstance(run, OwnRun) and run.code is not None:
         return pack(Path(run.code))
     return None
 

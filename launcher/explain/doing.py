@@ -109,6 +109,8 @@ def _progress(scene: Scene) -> str:
     progress = last_record(scene.log, PROGRESS)
     if progress is None:
         return "; no step reported yet"
+    if "reports" in progress:  # of own code
+        return f"; report {progress['reports']}"
     # A driver that has only just begun says no times.
     return (
         f"; epoch {progress.get('epoch')}/{progress.get('epochs')}, "

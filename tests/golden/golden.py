@@ -49,7 +49,11 @@ CASES: dict[str, tuple[dict[str, str], dict[str, Any], tuple[str, ...]]] = {
     ),
 }
 """Name -> resources, what the platform says otherwise, and `--set`."""
-EXAMPLES = {"digits": tuple(CASES), "command": ("workers-2", "gpus-16", "gpus-16-kueue")}
+EXAMPLES = {
+    "digits": tuple(CASES),
+    "command": ("workers-2", "gpus-16", "gpus-16-kueue"),
+    "function": ("workers-2", "gpus-16"),
+}
 """Which of them are rendered of each example."""
 
 

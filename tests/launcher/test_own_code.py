@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import os
 import tarfile
 from pathlib import Path
@@ -20,8 +21,15 @@ from launcher.overlay import pack
 from launcher.plan import plan_run
 from launcher.platform import load_platform
 from launcher.reasons import explain_plan
-from launcher.show import summary_text
-from trainer.config import CODE_VARIABLE, CommandConfig, fill_command
+from launcher.show import log_line, progress_text, summary_text
+from trainer.config import (
+    CODE_VARIABLE,
+    CONFIG_VARIABLE,
+    CommandConfig,
+    FunctionConfig,
+    fill_command,
+    read_config,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples/command.yaml"
@@ -130,13 +138,36 @@ def test_a_command_on_this_machine_has_its_number_of_workers_and_no_other_way(
 
 
 def test_its_end_is_told_with_its_folder() -> None:
-    summary = {
-        "outcome": "succeeded",
-        "command": ["python", "a b"],
-        "run_s": 61,
-        "folder": "/runs/x",
-    }
-    assert summary_text(summary) == "succeeded: python 'a b' ended well after 1:01; folder /runs/x"
+    summary = {"outcome": "succeeded", "program": "python x.py", "run_s": 61, "folder": "/runs/x"}
+    text = summary_text(summary | {"metrics": {"epoch": 3, "loss": 0.12345}})
+    assert text == (
+        "succeeded: python x.py ended well after 1:01 (epoch 3, loss 0.1235); folder /runs/x"
+    )
+
+
+def test_what_own_code_reports_is_its_progress() -> None:
+    progress = {"attempt": 2, "reports": 7, "metrics": {"loss": 0.5, "note": "well"}}
+    assert progress_text(progress) == "report 7  loss 0.5  note well  attempt 2"
+    assert log_line(f"progress {json.dumps(progress)}") == progress_text(progress)
+
+
+@pytest.mark.parametrize("function", ["train", "a b:c", "mod:", ":f", "../x:f"])
+def test_a_function_is_a_module_and_a_name(tmp_path: Path, function: str) -> None:
+    file = tmp_path / "run.yaml"
+    mine = {key: value for key, value in MINE.items() if key != "command"}
+    file.write_text(yaml.safe_dump(mine | {"function": function}))
+    with pytest.raises(ConfigError, match="function = "):
+        load_run(file)
+
+
+def test_a_function_travels_with_what_it_is_called_with() -> None:
+    run = load_run(ROOT / "examples/function.yaml", ["datasets.train=s3://b/train"], gpus="16")
+    plan = plan_run(run, load_platform(None), "team", code_of(run))
+    config = read_config({CONFIG_VARIABLE: plan.trainer.model_dump_json()})
+    assert config == plan.trainer
+    assert isinstance(config, FunctionConfig)
+    assert config.train_loop_config == {"epochs": 5, "learning_rate": 0.5}
+    assert config.datasets == {"train": "s3://b/train"}
 
 
 # The archive.

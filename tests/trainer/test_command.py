@@ -11,8 +11,7 @@ import pytest
 from attempts import Attempts, lines, read_json, read_records, wait_for
 
 from launcher.overlay import pack
-from trainer.command import storage_uri
-from trainer.config import CODE_VARIABLE, CommandConfig, Storage
+from trainer.config import CODE_VARIABLE, CommandConfig, FunctionConfig, Storage
 from trainer.folder import RunFolder
 from trainer.ray_snapshot import NAME
 
@@ -56,7 +55,7 @@ def test_a_program_is_told_its_numbers_and_finds_its_ray(attempts: Attempts) -> 
     log = (attempts.storage / "own/logs/attempt-1.log").read_text()
     assert f"told {told}" in log
     (record,) = read_records(config, "attempts.jsonl")
-    assert record["command"][3:] == told
+    assert record["program"].endswith("own 1 '{run}'")
     assert wait_for(lambda: not attempts.processes(), 60)
 
 
@@ -133,6 +132,53 @@ def test_a_script_with_ray_train_goes_on_after_a_kill_from_a_state_that_was_cut_
     assert read_json(config, "summary.json")["attempts"] == 2
 
 
-def test_storage_with_an_endpoint_is_told_as_ray_takes_it() -> None:
-    storage = Storage(path="s3://runs/team", endpoint="http://minio:9000")
-    assert storage_uri(storage) == "s3://runs/team?scheme=http&endpoint_override=minio:9000"
+def function_config(attempts: Attempts, function: str, **changes: Any) -> FunctionConfig:
+    document = command_config(attempts, "true").model_dump(exclude={"command"})
+    return FunctionConfig.model_validate(document | {"function": function} | changes)
+
+
+def test_a_function_is_called_by_ray_train_and_its_reports_are_the_progress(
+    attempts: Attempts,
+) -> None:
+    changes, environment = with_code(EXAMPLE)
+    loop: dict[str, Any] = {"train_loop_config": {"epochs": 3, "learning_rate": 0.5}}
+    config = function_config(attempts, "loop:train", **changes, **loop)
+    output = attempts.finish(config, 0, environment)
+    summary = read_json(config, "summary.json")
+    assert (summary["program"], summary["metrics"]["epoch"]) == ("loop:train", 3)
+    records = read_records(config, "metrics.jsonl")
+    assert [(each["reports"], each["metrics"]["epoch"]) for each in records] == [
+        *((1, 1), (2, 2), (3, 3))
+    ]
+    assert lines(output, "progress")[-1] == records[-1]
+
+    # More epochs: the same run goes on.
+    loop["train_loop_config"]["epochs"] = 5
+    more = function_config(attempts, "loop:train", **changes, **loop)
+    attempts.finish(more, 0, environment)
+    records = read_records(config, "metrics.jsonl")
+    assert [each["metrics"]["epoch"] for each in records] == [1, 2, 3, 4, 5]
+    assert records[-1]["metrics"]["loss"] < records[0]["metrics"]["loss"]
+
+
+def test_a_function_that_is_not_there_is_named(attempts: Attempts) -> None:
+    changes, environment = with_code(EXAMPLE)
+    config = function_config(attempts, "loop:trian", **changes)
+    output = attempts.finish(config, 1, environment)
+    assert "error: function = loop:trian: module loop has no function trian" in output
+
+
+@pytest.mark.parametrize(
+    ("storage", "uri"),
+    [
+        (Storage(path="/mnt/runs"), "/mnt/runs"),
+        (Storage(path="s3://runs/team"), "s3://runs/team"),
+        (
+            Storage(path="s3://runs/team", endpoint="http://minio:9000"),
+            "s3://runs/team?scheme=http&endpoint_override=minio:9000",
+        ),
+    ],
+)
+def test_a_storage_is_told_as_ray_takes_it(storage: Storage, uri: str) -> None:
+    assert storage.uri == uri
+    assert Storage.of_uri(uri) == storage

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from pydantic import ValidationError
 
-from trainer.config import CONFIG_VARIABLE, CommandConfig, TrainerConfig, read_config
+from trainer.config import CONFIG_VARIABLE, OwnConfig, TrainerConfig, read_config
 from trainer.errors import ConfigError, TrainerError
 from trainer.output import Output
 
@@ -33,9 +33,9 @@ def main(arguments: list[str] | None = None, environment: Mapping[str, str] = os
         try:
             config = _config(environment)
             # Only now: torch and Ray take seconds, and a wrong config needs neither.
-            if isinstance(config, CommandConfig):
+            if isinstance(config, OwnConfig):
                 if wanted.without_ray:
-                    raise ConfigError("--without-ray is for built-in recipes: a command runs alone")
+                    raise ConfigError("--without-ray is for built-in recipes: own code runs alone")
                 from trainer import command
 
                 command.run(config, output)
@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None, environment: Mapping[str, str] = os
     return 0
 
 
-def _config(environment: Mapping[str, str]) -> TrainerConfig | CommandConfig:
+def _config(environment: Mapping[str, str]) -> TrainerConfig | OwnConfig:
     """Raises ConfigError."""
     try:
         return read_config(environment)

@@ -1,4 +1,4 @@
-"""An attempt at a program of one's own: a Ray that is large enough, the program, and what became of it."""
+"""An attempt at code of one's own: a Ray that is large enough, the program, and what became of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from trainer.ray_cluster import (  # first: Ray reads some variables when it is imported
     NODE_WAIT_S,
@@ -33,14 +32,14 @@ from trainer.config import (
     CODE_VARIABLE,
     CONFIG_VARIABLE,
     CommandConfig,
-    Storage,
+    FunctionConfig,
     fill_command,
 )
 from trainer.errors import ConfigError, RunError
 from trainer.folder import RunFolder
 from trainer.hold import say, storage_explained, under_way
 from trainer.lease import Lease
-from trainer.output import Output
+from trainer.output import Output, ProgressPrinter
 from trainer.ray_snapshot import RaySnapshot
 from trainer.versions import versions
 
@@ -59,11 +58,13 @@ os.execvp(sys.argv[1], sys.argv[1:])
 """
 """Has the kernel end the program with this process (PR_SET_PDEATHSIG): a killed attempt must not write on."""
 
+Own = CommandConfig | FunctionConfig
+
 JOB_CONFIG_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """In it Ray hands the surroundings of a job to the job's `ray.init`; Ray 2.60's own name."""
 
 
-def run(config: CommandConfig, output: Output) -> None:
+def run(config: Own, output: Output) -> None:
     """Run the program until it ends well. Raises TrainerError."""
     began = time.monotonic()
     config = _with_absolute_path(config)
@@ -71,23 +72,24 @@ def run(config: CommandConfig, output: Output) -> None:
     with storage_explained(config.storage):
         check_identity(folder, config)
         with Lease.acquire(folder, say) as lease:
-            command = fill_command(config.command, placeholders(config, lease.attempt))
+            command = command_of(config, lease.attempt)
 
             def summarise(error: str | None) -> dict[str, Any]:
                 return {
                     "name": config.name,
                     "outcome": "failed" if error else "succeeded",
-                    "command": command,
+                    "program": program_text(config, lease.attempt),
                     "attempts": lease.attempt,
                     "workers": config.scaling.num_workers,
                     "run_s": round(time.monotonic() - began, 1),
                     "folder": folder.show(folder.root),
+                    "metrics": _last_metrics(folder, lease.attempt),
                     "error": error,
                 }
 
             with under_way(folder, lease, output, summarise):
-                _record(config, folder, lease.attempt, command)
-                _describe(config, folder, lease.attempt, command)
+                _record(config, folder, lease.attempt)
+                _describe(config, folder, lease.attempt)
                 snapshot = RaySnapshot(folder)
                 snapshot.repair(say)
                 with ray_running(config.scaling) as scratch:
@@ -97,12 +99,15 @@ def run(config: CommandConfig, output: Output) -> None:
                     if config.scaling.use_gpu:
                         check_gpus()
                     surroundings = _surroundings(config, lease.attempt)
-                    with _code(config, scratch, surroundings) as place:
+                    with (
+                        _code(config, scratch, surroundings) as place,
+                        ProgressPrinter(folder, output, lease.attempt),
+                    ):
                         _run_program(
                             command,
                             place,
                             surroundings,
-                            look=lambda: _look(lease, output, folder, snapshot),
+                            look=lambda: _look(lease, snapshot),
                         )
                 lease.check()
                 summary = summarise(None)
@@ -110,29 +115,44 @@ def run(config: CommandConfig, output: Output) -> None:
     say(f"summary {json.dumps(summary)}")
 
 
-def placeholders(config: CommandConfig, attempt: int) -> dict[str, str]:
+def command_of(config: Own, attempt: int) -> list[str]:
+    """The program and its arguments."""
+    if isinstance(config, FunctionConfig):
+        return ["python", "-m", "trainer.function"]
+    return fill_command(config.command, placeholders(config, attempt))
+
+
+def placeholders(config: Own, attempt: int) -> dict[str, str]:
     """What stands for the names in braces."""
     workers = config.scaling.num_workers
     return {
         "workers": f"{workers}",
         "gpus": f"{workers if config.scaling.use_gpu else 0}",
-        "storage": storage_uri(config.storage),
+        "storage": config.storage.uri,
         "run": config.name,
         "attempt": f"{attempt}",
     }
 
 
-def storage_uri(storage: Storage) -> str:
-    """The storage as Ray and pyarrow take it: `s3://bucket/prefix?scheme=http&endpoint_override=host:9000`."""
-    if storage.endpoint is None:
-        return storage.path
-    server = urlsplit(storage.endpoint)
-    return f"{storage.path}?scheme={server.scheme}&endpoint_override={server.netloc}"
+def _last_metrics(folder: RunFolder, attempt: int) -> dict[str, Any]:
+    """What the program has reported last in this attempt; empty where it reports nothing."""
+    if not folder.exists(folder.progress):
+        return {}
+    progress = json.loads(folder.read(folder.progress))
+    metrics: dict[str, Any] = progress["metrics"] if progress["attempt"] == attempt else {}
+    return metrics
 
 
-def check_identity(folder: RunFolder, config: CommandConfig) -> None:
-    """Raises ConfigError if the folder belongs to a built-in recipe. Command and code may change."""
-    if folder.exists(folder.run) and "command" not in json.loads(folder.read(folder.run)):
+def program_text(config: Own, attempt: int) -> str:
+    """What is run, in a line."""
+    if isinstance(config, FunctionConfig):
+        return config.function
+    return shlex.join(command_of(config, attempt))
+
+
+def check_identity(folder: RunFolder, config: Own) -> None:
+    """Raises ConfigError if the folder belongs to a built-in recipe. Own code may change."""
+    if folder.exists(folder.run) and "train" in json.loads(folder.read(folder.run)):
         raise ConfigError(
             f"the run {config.name} exists in {folder.show(folder.root)} and is one of a built-in "
             "recipe.\n       Give this one another name (--name), or set the old folder aside "
@@ -140,7 +160,7 @@ def check_identity(folder: RunFolder, config: CommandConfig) -> None:
         )
 
 
-def _with_absolute_path(config: CommandConfig) -> CommandConfig:
+def _with_absolute_path(config: Own) -> Own:
     """The program may have another working directory."""
     if "://" in config.storage.path:
         return config
@@ -148,11 +168,11 @@ def _with_absolute_path(config: CommandConfig) -> CommandConfig:
     return config.model_copy(update={"storage": config.storage.model_copy(update={"path": path})})
 
 
-def _record(config: CommandConfig, folder: RunFolder, attempt: int, command: list[str]) -> None:
+def _record(config: Own, folder: RunFolder, attempt: int) -> None:
     record = {
         "attempt": attempt,
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": command,
+        "program": program_text(config, attempt),
         "code_sha256": config.code_sha256,
         "workers": config.scaling.num_workers,
         "versions": versions(),
@@ -161,23 +181,23 @@ def _record(config: CommandConfig, folder: RunFolder, attempt: int, command: lis
     folder.write(folder.run, config.model_dump_json(indent=2))
 
 
-def _describe(config: CommandConfig, folder: RunFolder, attempt: int, command: list[str]) -> None:
+def _describe(config: Own, folder: RunFolder, attempt: int) -> None:
     code = f", in code {config.code_sha256[:8]}" if config.code_sha256 else ""
     say(f"run {config.name}, attempt {attempt}: {folder.show(folder.root)}")
     say("versions: " + ", ".join(f"{name} {version}" for name, version in versions().items()))
-    say(f"command: {shlex.join(command)}{code}")
+    say(f"program: {program_text(config, attempt)}{code}")
 
 
-def _surroundings(config: CommandConfig, attempt: int) -> dict[str, str]:
+def _surroundings(config: Own, attempt: int) -> dict[str, str]:
     """The program's environment."""
-    own = {CONFIG_VARIABLE, CODE_VARIABLE}
-    inherited = {name: value for name, value in os.environ.items() if name not in own}
+    inherited = {name: value for name, value in os.environ.items() if name != CODE_VARIABLE}
     told = {
         f"TRAINYARD_{name.upper()}": value for name, value in placeholders(config, attempt).items()
     }
     return {
         **inherited,
         **told,
+        CONFIG_VARIABLE: config.model_dump_json(),
         "TRAINYARD_WORKER_FAILURES": f"{config.faults.worker_failures}",
         "RAY_ADDRESS": address(),
         # `python` and `torchrun` are those that have Ray.
@@ -187,9 +207,7 @@ def _surroundings(config: CommandConfig, attempt: int) -> dict[str, str]:
 
 
 @contextmanager
-def _code(
-    config: CommandConfig, scratch: Path, surroundings: dict[str, str]
-) -> Iterator[Path | None]:
+def _code(config: Own, scratch: Path, surroundings: dict[str, str]) -> Iterator[Path | None]:
     """The folder with the run's code, in which the program runs; its workers get a copy from Ray."""
     if config.code_sha256 is None:
         yield None
@@ -202,12 +220,11 @@ def _code(
         yield Path(place)
 
 
-def _look(lease: Lease, output: Output, folder: RunFolder, snapshot: RaySnapshot) -> None:
+def _look(lease: Lease, snapshot: RaySnapshot) -> None:
     """What is looked after while the program runs. Raises Fenced."""
     if lease.is_fenced:
         lease.check()
     with suppress(OSError):  # the storage is away for a moment
-        output.flush(if_older_s=folder.flush_interval_s)
         snapshot.keep(if_older_s=LOOK_S)
 
 

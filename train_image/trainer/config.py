@@ -10,7 +10,8 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
+from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -341,6 +342,10 @@ Command = Annotated[
 """A program and its arguments, without a shell."""
 
 
+Function = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
+"""`module:callable`."""
+
+
 def fill_command(command: tuple[str, ...], values: Mapping[str, str]) -> list[str]:
     """`--num-workers {workers}` -> `--num-workers 2`; `{{workers}}` -> `{workers}`."""
 
@@ -404,6 +409,23 @@ class Storage(Section):
     endpoint: str | None = None
     """Address of an S3 server that is not AWS, such as `http://minio.storage:9000`."""
 
+    @property
+    def uri(self) -> str:
+        """As Ray and pyarrow take it: `s3://bucket/prefix?scheme=http&endpoint_override=host:9000`."""
+        if self.endpoint is None:
+            return self.path
+        server = urlsplit(self.endpoint)
+        return f"{self.path}?scheme={server.scheme}&endpoint_override={server.netloc}"
+
+    @classmethod
+    def of_uri(cls, uri: str) -> Storage:
+        """What `uri` gives, back again."""
+        path, _, query = uri.partition("?")
+        told = dict(parse_qsl(query))
+        if "endpoint_override" not in told:
+            return cls(path=path)
+        return cls(path=path, endpoint=f"{told['scheme']}://{told['endpoint_override']}")
+
 
 class AttemptConfig(Section):
     """What every attempt needs to know; travels as JSON in `TRAINYARD_CONFIG`."""
@@ -434,24 +456,49 @@ class TrainerConfig(AttemptConfig):
     """When the run is saved."""
 
 
-class CommandConfig(AttemptConfig):
+class OwnConfig(AttemptConfig):
+    """An attempt at code of one's own."""
+
+    code_sha256: str | None = None
+    """Of the archive in `TRAINYARD_CODE`, in which it runs; without it nothing travels."""
+
+
+class CommandConfig(OwnConfig):
     """An attempt at a program of one's own."""
 
     command: Command
     """The program and its arguments."""
 
-    code_sha256: str | None = None
-    """Of the archive in `TRAINYARD_CODE`, in which the program runs; without it nothing travels."""
+
+class FunctionConfig(OwnConfig):
+    """An attempt at a training function of one's own."""
+
+    function: Function
+    """What each Ray Train worker calls."""
+
+    train_loop_config: dict[str, Any] = Field(default_factory=dict)
+    """What it is called with."""
+
+    datasets: dict[str, str] = Field(default_factory=dict)
+    """Parquet files that Ray Data gives to it, by name."""
+
+
+KINDS: Mapping[str, type[TrainerConfig | CommandConfig | FunctionConfig]] = {
+    "train": TrainerConfig,
+    "command": CommandConfig,
+    "function": FunctionConfig,
+}
+"""Of an attempt, by the key that says what is run."""
 
 
 def read_config(
     environment: Mapping[str, str] = os.environ,
-) -> TrainerConfig | CommandConfig:
+) -> TrainerConfig | CommandConfig | FunctionConfig:
     """The config of this attempt, from `TRAINYARD_CONFIG`. Raises KeyError or pydantic's ValidationError."""
     text = environment[CONFIG_VARIABLE]
     document = from_json(text)
-    is_command = isinstance(document, dict) and "command" in document
-    return (CommandConfig if is_command else TrainerConfig).model_validate_json(text)
+    kinds = [kind for key, kind in KINDS.items() if isinstance(document, dict) and key in document]
+    return (kinds or [TrainerConfig])[0].model_validate_json(text)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

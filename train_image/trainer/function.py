@@ -1,0 +1,64 @@
+"""`python -m trainer.function`: Ray Train around the training function that `TRAINYARD_CONFIG` names."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import ray.data
+import ray.train
+import ray.train.torch
+
+from trainer.config import FunctionConfig, read_config
+from trainer.errors import ConfigError
+from trainer.own import run_config
+from trainer.ray_cluster import worker_resources
+
+
+def main() -> int:
+    config = read_config()
+    assert isinstance(config, FunctionConfig)
+    try:
+        function = find(config.function)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    scaling = config.scaling
+    result = ray.train.torch.TorchTrainer(
+        function,
+        train_loop_config=config.train_loop_config,
+        scaling_config=ray.train.ScalingConfig(
+            num_workers=scaling.num_workers,
+            use_gpu=scaling.use_gpu,
+            resources_per_worker=worker_resources(scaling),
+        ),
+        run_config=run_config(),
+        datasets={name: ray.data.read_parquet(path) for name, path in config.datasets.items()},
+    ).fit()
+    print(f"reported last: {result.metrics}", flush=True)
+    return 0
+
+
+def find(name: str) -> Callable[..., Any]:
+    """The callable of `module:callable`, from where the program runs. Raises ConfigError."""
+    module, _, path = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if f"{module}.".startswith(f"{error.name}."):
+            raise ConfigError(
+                f"function = {name}: there is no module {error.name} in the folder that `code` names, "
+                "nor in the image"
+            ) from None
+        raise
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise ConfigError(f"function = {name}: module {module} has no function {path}")
+    return found  # type: ignore[no-any-return]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
