@@ -62,6 +62,11 @@ def missed(report: Report, scenario: Scenario, every_s: float | None) -> tuple[s
         found.append(
             f"training went on after {recovery.again_s:.0f} s, not {scenario.within_s:.0f} s"
         )
+    if scenario.is_felt and report.is_recovered and recovery.again_s is None:
+        found.append(
+            "the run had ended before its workers had to start anew, so nothing was shown: train for "
+            "longer (train.epochs)"
+        )
     if scenario.has_notice and recovery.steps_lost:
         found.append(f"{recovery.steps_lost} steps lost, not 0")
     limit = None if every_s is None else every_s + SLACK_S

@@ -36,6 +36,8 @@ class Scenario:
     """How soon after it was noticed training must go on."""
     has_notice: bool = False
     """Workers hear of it before: no step may be lost."""
+    is_felt: bool = True
+    """Workers have to start anew: a drill whose run has ended before has shown nothing."""
     settings: Sequence[str] = ()
     """Keys of the run file that the drill changes."""
 

@@ -38,15 +38,21 @@ def check(result: Object, scenario: Scenario) -> None:
     assert result["is_recovered"], told
     assert result["has_equal_weights"], told
     assert not result["left_behind"], told
+    assert scenario.is_felt <= (result["recovery"]["again_s"] is not None), told
     assert not (scenario.has_notice and result["recovery"]["steps_lost"]), told
+
+
+def lengthened(folder: Path) -> tuple[Path, tuple[str, ...]]:
+    """The run file and the settings of a run that takes some minutes, under a name of its own."""
+    run_file = folder / "run.yaml"
+    run_file.write_text(yaml.safe_dump(yaml.safe_load(DIGITS.read_text()) | {"name": "long"}))
+    return run_file, (*SETTINGS, *LONG)
 
 
 def strike(team: Team, scenario: Scenario, folder: Path) -> Report:
     """The same drill as the command's, with a strike of our own."""
     is_long = LONG[0] in scenario.settings
-    run_file = folder / "run.yaml"
-    document = yaml.safe_load(DIGITS.read_text())
-    run_file.write_text(yaml.safe_dump(document | ({"name": "long"} if is_long else {})))
+    run_file, _ = lengthened(folder) if is_long else (DIGITS, SETTINGS)
     cluster = Cluster(team.namespace)
     platform = platform_of_config_map(cluster.get("ConfigMap", CONFIG_MAP), team.namespace)
 

@@ -14,12 +14,14 @@ from pathlib import Path
 
 import pytest
 from conftest import Team, cluster_py
-from drilling import DIGITS, LONG, SETTINGS, check, keep, strike
+from drilling import DIGITS, LONG, SETTINGS, check, keep, lengthened, strike
 
 from launcher.drill.scenarios import HEAD_S, SCENARIOS, WORKER_S, Scenario
 from launcher.drill.strikes import Target
 
 SOAK_MINUTES = "5"
+TAKE_TIME = ("worker-deleted", "worker-evicted")
+"""The pod may stay for so long that a short run ends before it goes."""
 OPERATOR_AWAY_S = 120.0
 API_AWAY_S = 60.0
 
@@ -33,9 +35,12 @@ def team(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.drills
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_run_survives_what_the_api_can_strike_it_with(team: Team, name: str) -> None:
-    settings = [option for setting in SETTINGS for option in ("--set", setting)]
-    ended = team.trainyard("drill", name, str(DIGITS), *settings, "--json")
+def test_a_run_survives_what_the_api_can_strike_it_with(
+    team: Team, name: str, tmp_path: Path
+) -> None:
+    run_file, own = lengthened(tmp_path) if name in TAKE_TIME else (DIGITS, SETTINGS)
+    settings = [option for setting in own for option in ("--set", setting)]
+    ended = team.trainyard("drill", name, str(run_file), *settings, "--json")
     assert ended.stdout, ended.stderr
     result = json.loads(ended.stdout)
     keep(result, SCENARIOS[name])
@@ -111,6 +116,7 @@ MACHINE = {
             strike=away("ray-operator", OPERATOR_AWAY_S),
             within_s=WORKER_S,
             has_notice=True,
+            is_felt=False,
         ),
         Scenario(
             name="api-server-down",
@@ -121,6 +127,7 @@ MACHINE = {
             strike=away("kube-apiserver", API_AWAY_S),
             within_s=WORKER_S,
             has_notice=True,
+            is_felt=False,
             settings=LONG,
         ),
         Scenario(
@@ -132,6 +139,7 @@ MACHINE = {
             strike=lambda target: cluster_py("restart", "etcd"),
             within_s=WORKER_S,
             has_notice=True,
+            is_felt=False,
         ),
         Scenario(
             name="helm-upgrade",
@@ -142,6 +150,7 @@ MACHINE = {
             strike=upgrade,
             within_s=WORKER_S,
             has_notice=True,
+            is_felt=False,
         ),
         Scenario(
             name="partition-short",
@@ -152,6 +161,7 @@ MACHINE = {
             strike=cut_off(30),
             within_s=WORKER_S,
             has_notice=True,
+            is_felt=False,
             settings=LONG,
         ),
         Scenario(

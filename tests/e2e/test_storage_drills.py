@@ -67,6 +67,7 @@ def test_a_run_outlasts_what_its_storage_suffers_from(
         strike=suffer,
         within_s=WORKER_S,
         has_notice=True,
+        is_felt=False,
     )
     result = strike(team, scenario, tmp_path).to_json()
     keep(result, scenario)

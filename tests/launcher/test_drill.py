@@ -289,6 +289,12 @@ def test_the_run_of_a_drill_has_a_name_of_its_own_that_a_run_may_have(scenario: 
     assert drill_name("digits", "undisturbed") == "digits-undisturbed"
 
 
+UNFELT = (
+    "the run had ended before its workers had to start anew, so nothing was shown: train for longer "
+    "(train.epochs)"
+)
+
+
 def report(**changes: Any) -> Report:
     recovery = {"noticed_s": 2.0, "noticed_by": "Ray Train", "again_s": 10.0, "phases": {}}
     lost = {"steps_lost": 5, "seconds_lost": 2.5}
@@ -320,6 +326,8 @@ def report(**changes: Any) -> Report:
         ("worker-killed", {"seconds_lost": 11.0}, ["11 s of training lost, not 10 s"]),
         ("worker-deleted", {}, ["5 steps lost, not 0"]),
         ("worker-killed", {"left_behind": ["Pod a"]}, ["left behind: Pod a"]),
+        ("worker-killed", {"again_s": None}, [UNFELT]),
+        ("worker-killed", {"again_s": None, "is_recovered": False}, []),
     ],
 )
 def test_a_bound_that_is_not_held_is_said_with_its_numbers(
