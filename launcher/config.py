@@ -34,6 +34,7 @@ from trainer.config import (
     Data,
     Faults,
     Function,
+    Launcher,
     RunName,
     Section,
     Train,
@@ -236,6 +237,10 @@ class CommandRun(OwnRun):
     command: Command
     """The program and its arguments, with a Ray cluster around it. `{workers}`, `{gpus}`, `{storage}`,
     `{run}` and `{attempt}` stand for what they say; `{{run}}` is the text `{run}`."""
+
+    launcher: Launcher | None = None
+    """`torchrun`: the command is a script and its arguments, which torchrun starts once for each worker, on
+    all nodes; for code that knows nothing of Ray. Without it the command is started once."""
 
 
 class FunctionRun(OwnRun):

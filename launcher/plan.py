@@ -213,7 +213,7 @@ def _own_config(
             **common,
         )
     assert isinstance(run, CommandRun)
-    return CommandConfig(command=run.command, **common)
+    return CommandConfig(command=run.command, launcher=run.launcher, **common)
 
 
 # What a run may ask for.

@@ -180,7 +180,10 @@ def _own_rows(plan: Plan) -> list[Row]:
         rows = [("function", config.function, "called by Ray Train on each worker")]
     else:
         assert isinstance(config, CommandConfig)
-        rows = [("command", shlex.join(config.command), "started once, on the head")]
+        why = (
+            "by torchrun, once for each worker" if config.launcher else "started once, on the head"
+        )
+        rows = [("command", shlex.join(config.command), why)]
     if plan.code is not None:
         size = f"{len(plan.code.text) / 1024:.0f} KiB"
         rows.append(("code", plan.code.sha256[:8], f"{size} of {LIMIT_KIB} KiB that may travel"))

@@ -168,6 +168,30 @@ def test_a_function_that_is_not_there_is_named(attempts: Attempts) -> None:
     assert "error: function = loop:trian: module loop has no function trian" in output
 
 
+def test_torchrun_starts_a_script_once_for_each_worker_and_a_retry_goes_on(
+    attempts: Attempts,
+) -> None:
+    changes, environment = with_code(EXAMPLE)
+
+    def trained(epochs: int) -> str:
+        command = ("ddp.py", "--epochs", f"{epochs}", "--checkpoint", "{storage}/{run}/state.pt")
+        config = command_config(attempts, *command, launcher="torchrun", **changes)
+        return attempts.finish(config, 0, environment)
+
+    assert "epoch 2 of 2 workers" in trained(2)
+    again = trained(3)
+    assert "epoch 3 of 2 workers" in again
+    assert "epoch 2 of" not in again
+
+
+def test_a_script_that_fails_under_torchrun_fails_the_run(attempts: Attempts) -> None:
+    faults = {"worker_failures": 0}
+    config = command_config(attempts, "no-such.py", launcher="torchrun", faults=faults)
+    output = attempts.finish(config, 1)
+    assert "can't open file" in output
+    assert "error: the command ended with exit code 1" in output
+
+
 @pytest.mark.parametrize(
     ("storage", "uri"),
     [

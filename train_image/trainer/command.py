@@ -39,6 +39,7 @@ from trainer.errors import ConfigError, RunError
 from trainer.folder import RunFolder
 from trainer.hold import say, storage_explained, under_way
 from trainer.lease import Lease
+from trainer.leash import leashed
 from trainer.output import Output, ProgressPrinter
 from trainer.ray_snapshot import RaySnapshot
 from trainer.versions import versions
@@ -49,14 +50,6 @@ STOP_WAIT_S = 20.0
 POLL_S = 1.0
 LOOK_S = 5.0
 """Between two looks at Ray Train's state, while the program runs."""
-
-LEASH = """
-import ctypes, os, signal, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-os.execvp(sys.argv[1], sys.argv[1:])
-"""
-"""Has the kernel end the program with this process (PR_SET_PDEATHSIG): a killed attempt must not write on."""
 
 Own = CommandConfig | FunctionConfig
 
@@ -119,7 +112,10 @@ def command_of(config: Own, attempt: int) -> list[str]:
     """The program and its arguments."""
     if isinstance(config, FunctionConfig):
         return ["python", "-m", "trainer.function"]
-    return fill_command(config.command, placeholders(config, attempt))
+    filled = fill_command(config.command, placeholders(config, attempt))
+    if config.launcher == "torchrun":
+        return ["python", "-m", "trainer.torchrun", *filled]
+    return filled
 
 
 def placeholders(config: Own, attempt: int) -> dict[str, str]:
@@ -147,7 +143,8 @@ def program_text(config: Own, attempt: int) -> str:
     """What is run, in a line."""
     if isinstance(config, FunctionConfig):
         return config.function
-    return shlex.join(command_of(config, attempt))
+    filled = fill_command(config.command, placeholders(config, attempt))
+    return shlex.join(filled if config.launcher is None else [config.launcher, *filled])
 
 
 def check_identity(folder: RunFolder, config: Own) -> None:
@@ -238,7 +235,8 @@ def _run_program(
     """Run it to its end, and say what it says. Raises RunError unless it ends with 0."""
     _require_program(command[0], place, surroundings)
     process = subprocess.Popen(
-        [sys.executable, "-c", LEASH, *command],
+        # A killed attempt must not write on beside the next one.
+        leashed(command),
         cwd=place,
         env=surroundings,
         stdout=subprocess.PIPE,

@@ -346,6 +346,9 @@ Function = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]
 """`module:callable`."""
 
 
+Launcher = Literal["torchrun"]
+
+
 def fill_command(command: tuple[str, ...], values: Mapping[str, str]) -> list[str]:
     """`--num-workers {workers}` -> `--num-workers 2`; `{{workers}}` -> `{workers}`."""
 
@@ -468,6 +471,9 @@ class CommandConfig(OwnConfig):
 
     command: Command
     """The program and its arguments."""
+
+    launcher: Launcher | None = None
+    """Who starts the workers; without it the program does."""
 
 
 class FunctionConfig(OwnConfig):

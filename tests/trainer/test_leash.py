@@ -1,0 +1,44 @@
+"""A leashed program ends with the process that started it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+from attempts import wait_for
+
+from trainer.leash import leashed
+
+PARENT = """
+import subprocess, sys
+from trainer.leash import leashed
+child = subprocess.Popen(leashed(["sleep", "600"]))
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+def is_running(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_it_ends_when_its_parent_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert is_running(child)
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+    assert wait_for(lambda: not is_running(child), 10)
+
+
+def test_it_is_the_program_itself_with_its_exit_code() -> None:
+    ended = subprocess.run(leashed(["sh", "-c", "echo $$; exit 7"]), capture_output=True, text=True)
+    assert ended.returncode == 7
+    assert int(ended.stdout) != os.getpid()

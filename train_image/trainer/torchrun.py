@@ -1,0 +1,112 @@
+"""`python -m trainer.torchrun SCRIPT ARGUMENT...`: torchrun on each Ray node, for code that knows no Ray.
+
+Ray gives the places and starts one agent per node; the agents meet at the first of them (c10d). A worker that
+fails is started again by torchrun, together with the others.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from trainer.config import CommandConfig, read_config
+from trainer.leash import leashed
+from trainer.ray_cluster import worker_resources
+
+PLACES_S = 300.0
+"""How long all workers may take to find their places."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    config = read_config()
+    assert isinstance(config, CommandConfig)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    ray.init(log_to_driver=True)
+    group = _places(config)
+    table = placement_group_table(group)["bundles_to_node_id"]
+    first = {node: bundle for bundle, node in sorted(table.items(), reverse=True)}
+    workers = Counter(table.values())
+    agents = {
+        node: Agent.options(
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                group, placement_group_bundle_index=bundle
+            ),
+            num_cpus=config.scaling.cpus_per_worker,
+            num_gpus=1 if config.scaling.use_gpu else 0,
+        ).remote()
+        for node, bundle in sorted(first.items(), key=lambda each: each[1])
+    }
+    host, *_ = agents.values()
+    endpoint = ray.get(host.endpoint.remote())
+    told = {name: value for name, value in os.environ.items() if name.startswith("TRAINYARD_")}
+    told["OMP_NUM_THREADS"] = f"{config.scaling.cpus_per_worker}"
+    running = [
+        agent.run.remote(
+            [
+                f"--nnodes={len(agents)}",
+                f"--nproc-per-node={workers[node]}",
+                f"--rdzv-id={config.name}-{os.environ['TRAINYARD_ATTEMPT']}",
+                "--rdzv-backend=c10d",
+                f"--rdzv-endpoint={endpoint}",
+                f"--rdzv-conf=is_host={int(agent is host)}",
+                f"--max-restarts={config.faults.worker_failures}",
+                *arguments,
+            ],
+            told,
+        )
+        for node, agent in agents.items()
+    ]
+    while running:
+        # The first that fails ends the others, which would wait for it.
+        ended, running = ray.wait(running)
+        if code := ray.get(ended[0]):
+            return code
+    return 0
+
+
+def _places(config: CommandConfig) -> PlacementGroup:
+    """A place for each worker, as few nodes as they fit on. Raises ray.exceptions.GetTimeoutError."""
+    each = worker_resources(config.scaling)
+    group = placement_group([each] * config.scaling.num_workers, strategy="PACK")
+    ray.get(group.ready(), timeout=PLACES_S)
+    return group
+
+
+@ray.remote(runtime_env={"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}})
+class Agent:
+    """Runs torchrun on its node, which has the GPUs of all its workers."""
+
+    def endpoint(self) -> str:
+        """An address of this node with a port that is free."""
+        with socket.socket() as found:
+            found.bind(("", 0))
+            return f"{ray.util.get_node_ip_address()}:{found.getsockname()[1]}"
+
+    def run(self, arguments: Sequence[str], told: Mapping[str, str]) -> int:
+        """Its exit code. SIGTERM reaches torchrun, and by it the workers, when this process is gone."""
+        command = [sys.executable, "-m", "torch.distributed.run", *arguments]
+        process = subprocess.Popen(
+            leashed(command, signal.SIGTERM),
+            env={**os.environ, **told},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+        return process.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
