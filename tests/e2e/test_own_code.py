@@ -34,13 +34,23 @@ def test_a_script_with_ray_train_runs_as_it_is_and_goes_on_where_it_stopped(team
     assert team.status("own")["summary"]["attempts"] == 2
 
 
+def test_a_function_and_a_plain_ddp_script_run_on_the_cluster(team: Team) -> None:
+    function = team.trainyard("submit", "examples/function.yaml")
+    assert function.returncode == 0, function.stderr
+    assert "succeeded: loop:train ended well" in function.stdout
+    assert "epoch 5, loss" in function.stdout
+    plain = team.trainyard("submit", "examples/torchrun.yaml")
+    assert plain.returncode == 0, plain.stderr
+    assert "epoch 3 of 2 workers" in team.trainyard("logs", "ddp").stdout
+
+
 def test_a_program_that_fails_is_tried_again_and_explained(team: Team) -> None:
     settings = ("--set", "command=[sh, -c, 'echo \"attempt {attempt}\"; exit 7']")
     ended = team.trainyard(
         *("submit", EXAMPLE, "--name", "failing", "--set", "faults.retries=1"), *settings
     )
     assert ended.returncode == 1
-    assert "the command ended with exit code 7" in ended.stderr
+    assert "the program ended with exit code 7" in ended.stderr
     assert team.status("failing")["summary"]["attempts"] == 2
     explained = team.trainyard("explain", "failing").stdout
     assert "exit code 7" in explained

@@ -62,8 +62,8 @@ def test_a_program_is_told_its_numbers_and_finds_its_ray(attempts: Attempts) -> 
 @pytest.mark.parametrize(
     ("command", "code", "error"),
     [
-        (("python", "-c", "raise SystemExit(7)"), 1, "the command ended with exit code 7"),
-        (("sh", "-c", "kill -9 $$"), 1, "the command ended with signal SIGKILL"),
+        (("python", "-c", "raise SystemExit(7)"), 1, "the program ended with exit code 7"),
+        (("sh", "-c", "kill -9 $$"), 1, "the program ended with signal SIGKILL"),
         (("no-such-program",), 2, "the command cannot be started"),
     ],
 )
@@ -189,7 +189,7 @@ def test_a_script_that_fails_under_torchrun_fails_the_run(attempts: Attempts) ->
     config = command_config(attempts, "no-such.py", launcher="torchrun", faults=faults)
     output = attempts.finish(config, 1)
     assert "can't open file" in output
-    assert "error: the command ended with exit code 1" in output
+    assert "error: the program ended with exit code 1" in output
 
 
 @pytest.mark.parametrize(

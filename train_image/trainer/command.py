@@ -5,14 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
-import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -35,19 +31,15 @@ from trainer.config import (
     FunctionConfig,
     fill_command,
 )
-from trainer.errors import ConfigError, RunError
+from trainer.errors import ConfigError
 from trainer.folder import RunFolder
 from trainer.hold import say, storage_explained, under_way
 from trainer.lease import Lease
-from trainer.leash import leashed
+from trainer.leash import run_program
 from trainer.output import Output, ProgressPrinter
 from trainer.ray_snapshot import RaySnapshot
 from trainer.versions import versions
 
-STOP_WAIT_S = 20.0
-"""How long the program may take to leave after SIGTERM; a pod has 30 s by default."""
-
-POLL_S = 1.0
 LOOK_S = 5.0
 """Between two looks at Ray Train's state, while the program runs."""
 
@@ -96,10 +88,11 @@ def run(config: Own, output: Output) -> None:
                         _code(config, scratch, surroundings) as place,
                         ProgressPrinter(folder, output, lease.attempt),
                     ):
-                        _run_program(
+                        run_program(
                             command,
                             place,
                             surroundings,
+                            say=say,
                             look=lambda: _look(lease, snapshot),
                         )
                 lease.check()
@@ -223,72 +216,3 @@ def _look(lease: Lease, snapshot: RaySnapshot) -> None:
         lease.check()
     with suppress(OSError):  # the storage is away for a moment
         snapshot.keep(if_older_s=LOOK_S)
-
-
-def _run_program(
-    command: list[str],
-    place: Path | None,
-    surroundings: Mapping[str, str],
-    *,
-    look: Callable[[], None],
-) -> None:
-    """Run it to its end, and say what it says. Raises RunError unless it ends with 0."""
-    _require_program(command[0], place, surroundings)
-    process = subprocess.Popen(
-        # A killed attempt must not write on beside the next one.
-        leashed(command),
-        cwd=place,
-        env=surroundings,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    reader = threading.Thread(target=_say_all, args=(process.stdout,), daemon=True)
-    reader.start()
-    try:
-        while process.poll() is None:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(POLL_S)
-            look()
-    finally:
-        _end(process)
-        # What a process that it has left behind holds open has no end.
-        reader.join(POLL_S)
-    if process.returncode != 0:
-        raise RunError(f"the command ended with {_ending(process.returncode)}")
-
-
-def _require_program(name: str, place: Path | None, surroundings: Mapping[str, str]) -> None:
-    """Raises ConfigError if there is no such program."""
-    # With a slash in it, it is a path from where it is started.
-    path = str((place or Path.cwd()) / name) if "/" in name else name
-    if shutil.which(path, path=surroundings["PATH"]) is None:
-        raise ConfigError(
-            f"the command cannot be started: there is no program {name}\n"
-            "       It must be one of the image, or of the folder that `code` names."
-        )
-
-
-def _say_all(lines: Iterable[str]) -> None:
-    for line in lines:
-        say(line.rstrip("\n"))
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """Ask the program to leave if it has not, and kill what is left of it and its children."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(STOP_WAIT_S)
-        except subprocess.TimeoutExpired:
-            say(f"the command has not left {STOP_WAIT_S:g} s after SIGTERM: it is killed")
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _ending(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
