@@ -31,10 +31,15 @@ drill --list` shows the scenarios, and the rights that each needs; exit code 0 s
 with equal weights and within the bounds. `make drills` runs all of them on the cluster of `tests/cluster`,
 those too that take the machine: parts of the cluster that are away.
 
+`trainyard soak RUN.yaml --minutes 90` (`make soak MINUTES=90`) strikes one run every 1 to 3 minutes with one
+of these after the other, and trains it on in rounds for as long as that lasts. It must end with the weights
+of a run that nobody has struck, with memory and checkpoints of the last third no larger than 1.25 times those
+of the first, and with nothing left behind. The tests on a cluster do 5 minutes of it each time.
+
 The figures are of one drill each, on a machine with 2 cores that holds the whole cluster: a ResNet-18 on
 two CPU workers, saved every 5 s. *Noticed* counts from the strike, *again* from then until the next step
 has been made; where training goes on after the fault, *noticed* is when the workers leave. The machine did
-other work beside, so an idle one needs less. All runs ended with the same bits as without a fault, unless a
+next to nothing else. All runs ended with the same bits as without a fault, unless a
 line says otherwise.
 
 """

@@ -132,6 +132,25 @@ def test_a_script_with_ray_train_goes_on_after_a_kill_from_a_state_that_was_cut_
     assert read_json(config, "summary.json")["attempts"] == 2
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (
+            ("ray_data.py", "--num-workers", "{workers}", "--storage-path", "{storage}"),
+            "after 2 epochs",
+        ),
+        (("single.py", "3"), "epoch 3: loss"),
+    ],
+    ids=["ray-data", "no-ray"],
+)
+def test_a_script_that_knows_nothing_of_us_runs_as_it_is(
+    attempts: Attempts, command: tuple[str, ...], said: str
+) -> None:
+    changes, environment = with_code(EXAMPLE)
+    config = command_config(attempts, "python", *command, **changes)
+    assert said in attempts.finish(config, 0, environment)
+
+
 def function_config(attempts: Attempts, function: str, **changes: Any) -> FunctionConfig:
     document = command_config(attempts, "true").model_dump(exclude={"command"})
     return FunctionConfig.model_validate(document | {"function": function} | changes)
