@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from conftest import ROOT, Object, Team
+from conftest import ROOT, Object, Team, kubectl, wait_for
 
 from launcher.cluster import Cluster
 from launcher.commands.drill import job_of
@@ -19,6 +19,8 @@ from launcher.platform import CONFIG_MAP, platform_of_config_map
 RESULTS = ROOT / "build/drills.json"
 DIGITS = ROOT / "examples/digits.yaml"
 SETTINGS = ("train.model.image_size=16", "train.epochs=20")
+CLAIM = "persistentvolumeclaim/trainyard-storage"
+GONE_LIMIT_S = 60.0
 LONG = ("train.epochs=120",)
 """For faults that last, and are to end before the run does; it has an undisturbed run of its own."""
 
@@ -40,6 +42,16 @@ def check(result: Object, scenario: Scenario) -> None:
     assert not result["left_behind"], told
     assert scenario.is_felt <= (result["recovery"]["again_s"] is not None), told
     assert not (scenario.has_notice and result["recovery"]["steps_lost"]), told
+
+
+def check_nothing_is_left(team: Team) -> None:
+    """Of all kinds that a run or its operator makes; a launcher may not list all of them."""
+
+    def left() -> list[str]:
+        kinds = "rayjobs,rayclusters,pods,persistentvolumeclaims,services,jobs,leases"
+        return kubectl("get", kinds, "-n", team.namespace, "-o", "name").split()
+
+    wait_for("the claim alone is left", lambda: left() == [CLAIM], GONE_LIMIT_S)
 
 
 def lengthened(folder: Path) -> tuple[Path, tuple[str, ...]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Team, cluster_py
-from drilling import DIGITS, LONG, SETTINGS, check, keep, lengthened, strike
+from drilling import DIGITS, LONG, SETTINGS, check, check_nothing_is_left, keep, lengthened, strike
 
 from launcher.drill.scenarios import HEAD_S, SCENARIOS, WORKER_S, Scenario
 from launcher.drill.strikes import Target
@@ -45,6 +45,7 @@ def test_a_run_survives_what_the_api_can_strike_it_with(
     result = json.loads(ended.stdout)
     keep(result, SCENARIOS[name])
     check(result, SCENARIOS[name])
+    check_nothing_is_left(team)
     assert ended.returncode == (0 if result["is_passed"] else 1)
 
 
@@ -55,6 +56,7 @@ def test_a_run_that_is_struck_again_and_again_ends_as_if_nobody_had(team: Team) 
     report = json.loads(ended.stdout)
     assert report["is_passed"], report["missed"]
     assert ended.returncode == 0
+    check_nothing_is_left(team)
 
 
 # What takes the machine.
@@ -185,3 +187,4 @@ def test_a_run_survives_what_happens_to_the_cluster(team: Team, name: str, tmp_p
     result = strike(team, scenario, tmp_path).to_json()
     keep(result, scenario)
     check(result, scenario)
+    check_nothing_is_left(team)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Team, get, wait_for
-from drilling import check, keep, strike
+from drilling import check, check_nothing_is_left, keep, strike
 from fault_folder import Fault, fault_folder
 
 from launcher.drill.scenarios import WORKER_S, Scenario
@@ -72,4 +72,5 @@ def test_a_run_outlasts_what_its_storage_suffers_from(
     result = strike(team, scenario, tmp_path).to_json()
     keep(result, scenario)
     check(result, scenario)
+    check_nothing_is_left(team)
     assert result["attempts"] == result["worker_groups"] == 1
