@@ -142,7 +142,8 @@ SCENARIOS: Mapping[str, Scenario] = {
         Scenario(
             name="node-drained",
             fault="the node of a worker is drained, and open again when it is empty",
-            answer="the workers save; all pods are made anew when there is a node",
+            answer="the workers save if the head on it lives for long enough; all pods are made anew when there "
+            "is a node",
             actor="KubeRay, trainer",
             rights="patch nodes, create pods/eviction",
             strike=strikes.drain_node,
@@ -151,7 +152,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         Scenario(
             name="suspended",
             fault="the run is suspended and resumed",
-            answer="the workers save, the cluster goes; another one goes on from there",
+            answer="the pods go at once; another cluster goes on from the last checkpoint",
             actor="whoever resumes it",
             rights=LAUNCHER_ROLE,
             strike=strikes.suspend_and_resume,

@@ -152,7 +152,7 @@ def test_a_script_that_knows_nothing_of_us_runs_as_it_is(
 
 
 def function_config(attempts: Attempts, function: str, **changes: Any) -> FunctionConfig:
-    document = command_config(attempts, "true").model_dump(exclude={"command"})
+    document = command_config(attempts, "true").model_dump(exclude={"command", "launcher"})
     return FunctionConfig.model_validate(document | {"function": function} | changes)
 
 

@@ -26,16 +26,18 @@ PROGRAM = """
 import ctypes, os, sys
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, int(sys.argv[1]))
-if os.getppid() != int(sys.argv[2]):
+if int(sys.argv[2]) not in (0, os.getppid()):
     sys.exit("the process that started this one is gone")
 os.execvp(sys.argv[3], sys.argv[3:])
 """
 """Asks for a signal at the parent's death (PR_SET_PDEATHSIG of prctl(2)), and becomes the program."""
 
 
-def leashed(command: Sequence[str], at_death: signal.Signals = signal.SIGKILL) -> list[str]:
-    """The command that starts it so: in this process, and in the thread that lives longest."""
-    return [sys.executable, "-c", PROGRAM, f"{at_death:d}", f"{os.getpid()}", *command]
+def leashed(command: Sequence[str], *, parent: int | None = None) -> list[str]:
+    """The command that starts it so: in this process (or another one, 0 for an unknown), and there in the
+    thread that lives longest. It is killed."""
+    known = os.getpid() if parent is None else parent
+    return [sys.executable, "-c", PROGRAM, f"{signal.SIGKILL:d}", f"{known}", *command]
 
 
 def run_program(

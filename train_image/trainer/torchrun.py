@@ -11,8 +11,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
@@ -24,6 +25,12 @@ from trainer.ray_cluster import worker_resources
 
 PLACES_S = 300.0
 """How long all workers may take to find their places."""
+
+WORDS = 40
+"""Lines that are told once more of a torchrun that has failed."""
+
+LEAVE_S = 15.0
+"""How long they may take to leave after SIGTERM; who has started this program waits for a little longer."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -42,6 +49,7 @@ def main(arguments: Sequence[str]) -> int:
             ),
             num_cpus=config.scaling.cpus_per_worker,
             num_gpus=1 if config.scaling.use_gpu else 0,
+            max_concurrency=2,  # `stop` while it runs
         ).remote()
         for node, bundle in sorted(first.items(), key=lambda each: each[1])
     }
@@ -59,17 +67,30 @@ def main(arguments: Sequence[str]) -> int:
                 f"--rdzv-endpoint={endpoint}",
                 f"--rdzv-conf=is_host={int(agent is host)}",
                 f"--max-restarts={config.faults.worker_failures}",
-                *arguments,
+                # The workers, too, are killed with who started them, which is torchrun.
+                "--no-python",
+                *leashed([sys.executable, "-u", *arguments], parent=0),
             ],
             told,
         )
         for node, agent in agents.items()
     ]
-    while running:
-        # The first that fails ends the others, which would wait for it.
-        ended, running = ray.wait(running)
-        if code := ray.get(ended[0]):
-            return code
+    try:
+        while running:
+            # The first that fails ends the others, which would wait for it.
+            ended, running = ray.wait(running)
+            ending: Ending = ray.get(ended[0])
+            if ending.code:
+                # What Ray has not brought here yet would be lost with this program.
+                print(
+                    f"torchrun on {ending.node} ended with exit code {ending.code}; it said last:"
+                )
+                print("".join(ending.last_words), flush=True)
+                return ending.code
+    except SystemExit:
+        ray.get([agent.stop.remote() for agent in agents.values()])
+        ray.wait(running, num_returns=len(running), timeout=LEAVE_S)
+        raise
     return 0
 
 
@@ -81,9 +102,21 @@ def _places(config: CommandConfig) -> PlacementGroup:
     return group
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How torchrun has ended on a node."""
+
+    node: str
+    code: int
+    last_words: tuple[str, ...]
+
+
 @ray.remote(runtime_env={"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}})
 class Agent:
     """Runs torchrun on its node, which has the GPUs of all its workers."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
 
     def endpoint(self) -> str:
         """An address of this node with a port that is free."""
@@ -91,11 +124,11 @@ class Agent:
             found.bind(("", 0))
             return f"{ray.util.get_node_ip_address()}:{found.getsockname()[1]}"
 
-    def run(self, arguments: Sequence[str], told: Mapping[str, str]) -> int:
-        """Its exit code. SIGTERM reaches torchrun, and by it the workers, when this process is gone."""
-        command = [sys.executable, "-m", "torch.distributed.run", *arguments]
-        process = subprocess.Popen(
-            leashed(command, signal.SIGTERM),
+    def run(self, arguments: Sequence[str], told: Mapping[str, str]) -> Ending:
+        """Say what it says, to its end."""
+        words: deque[str] = deque(maxlen=WORDS)
+        process = self._process = subprocess.Popen(
+            leashed([sys.executable, "-m", "torch.distributed.run", *arguments]),
             env={**os.environ, **told},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -105,7 +138,13 @@ class Agent:
         assert process.stdout is not None
         for line in process.stdout:
             print(line, end="", flush=True)
-        return process.wait()
+            words.append(line)
+        return Ending(ray.util.get_node_ip_address(), process.wait(), tuple(words))
+
+    def stop(self) -> None:
+        """SIGTERM for torchrun, which hands it on to its workers."""
+        if self._process is not None:
+            self._process.terminate()
 
 
 if __name__ == "__main__":
