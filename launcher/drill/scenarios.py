@@ -142,8 +142,8 @@ SCENARIOS: Mapping[str, Scenario] = {
         Scenario(
             name="node-drained",
             fault="the node of a worker is drained, and open again when it is empty",
-            answer="the workers save if the head on it lives for long enough; all pods are made anew when there "
-            "is a node",
+            answer="the workers save if the head on it lives for long enough; all pods are made anew "
+            "when there is a node",
             actor="KubeRay, trainer",
             rights="patch nodes, create pods/eviction",
             strike=strikes.drain_node,

@@ -502,7 +502,10 @@ def read_config(
 ) -> TrainerConfig | CommandConfig | FunctionConfig:
     """The config of this attempt, from `TRAINYARD_CONFIG`. Raises KeyError or pydantic's ValidationError."""
     text = environment[CONFIG_VARIABLE]
-    document = from_json(text)
+    try:
+        document = from_json(text)
+    except ValueError:
+        document = None  # the model says what is wrong with it
     kinds = [kind for key, kind in KINDS.items() if isinstance(document, dict) and key in document]
     return (kinds or [TrainerConfig])[0].model_validate_json(text)
 
