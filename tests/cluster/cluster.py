@@ -21,7 +21,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import build
 import machine
@@ -446,25 +445,26 @@ def _part(home: Home, name: str) -> Part:
     return every[name]
 
 
-def cut(address: str, other: str) -> None:
+def cut(home: Home, address: str, other: str) -> None:
     """Let no packet pass between a pod and another address, by a rule in the pod's own network namespace."""
-    with network_of(address) as inside:
+    with network_of(home, address) as inside:
         for chain, side in (("INPUT", "--source"), ("OUTPUT", "--destination")):
             run(*inside, "iptables", "--wait", "-A", chain, side, other, "--jump", "DROP")
     say(f"pod {address} is cut off from {other}")
 
 
-def heal(address: str) -> None:
+def heal(home: Home, address: str) -> None:
     """Take back what `cut` did to a pod: it has no rules but those."""
-    with network_of(address) as inside:
+    with network_of(home, address) as inside:
         run(*inside, "iptables", "--wait", "--flush")
     say(f"pod {address} is cut off from nobody")
 
 
 @contextmanager
-def network_of(address: str) -> Iterator[tuple[str, ...]]:
+def network_of(home: Home, address: str) -> Iterator[tuple[str, ...]]:
     """What runs a command in the network namespace of the pod with this address."""
-    for namespace in Path("/run/netns").glob("cni-*"):
+    states = (home.containerd_state, home.second.containerd_state)
+    for namespace in (each for state in states for each in state.glob("*/netns/cni-*")):
         inside = ("nsenter", f"--net={namespace}")
         shown = subprocess.run([*inside, "ip", "-4", "-oneline", "address"], capture_output=True)
         if f" {address}/".encode() in shown.stdout:
@@ -583,12 +583,14 @@ def commands_parser() -> argparse.ArgumentParser:
     cutting = command(
         "cut",
         "let no packet pass between a pod and another address",
-        lambda home, options: cut(options.address, options.other),
+        lambda home, options: cut(home, options.address, options.other),
     )
     cutting.add_argument("address", help="of the pod")
     cutting.add_argument("other", help="address of the other")
     command(
-        "heal", "let all packets of a pod pass again", lambda home, options: heal(options.address)
+        "heal",
+        "let all packets of a pod pass again",
+        lambda home, options: heal(home, options.address),
     ).add_argument("address", help="of the pod")
     return parser
 

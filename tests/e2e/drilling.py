@@ -54,17 +54,18 @@ def check_nothing_is_left(team: Team) -> None:
     wait_for("the claim alone is left", lambda: left() == [CLAIM], GONE_LIMIT_S)
 
 
-def lengthened(folder: Path) -> tuple[Path, tuple[str, ...]]:
+def lengthened(folder: Path, epochs: str) -> tuple[Path, tuple[str, ...]]:
     """The run file and the settings of a run that takes some minutes, under a name of its own."""
     run_file = folder / "run.yaml"
-    run_file.write_text(yaml.safe_dump(yaml.safe_load(DIGITS.read_text()) | {"name": "long"}))
-    return run_file, (*SETTINGS, *LONG)
+    name = f"long-{epochs.rpartition('=')[2]}"
+    run_file.write_text(yaml.safe_dump(yaml.safe_load(DIGITS.read_text()) | {"name": name}))
+    return run_file, (*SETTINGS, epochs)
 
 
 def strike(team: Team, scenario: Scenario, folder: Path) -> Report:
     """The same drill as the command's, with a strike of our own."""
     is_long = LONG[0] in scenario.settings
-    run_file, _ = lengthened(folder) if is_long else (DIGITS, SETTINGS)
+    run_file, _ = lengthened(folder, *LONG) if is_long else (DIGITS, SETTINGS)
     cluster = Cluster(team.namespace)
     platform = platform_of_config_map(cluster.get("ConfigMap", CONFIG_MAP), team.namespace)
 

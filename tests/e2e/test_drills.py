@@ -20,6 +20,7 @@ from launcher.drill.scenarios import HEAD_S, SCENARIOS, WORKER_S, Scenario
 from launcher.drill.strikes import Target
 
 SOAK_MINUTES = "5"
+LONGER = "train.epochs=80"
 TAKE_TIME = ("worker-deleted", "worker-evicted")
 """The pod may stay for so long that a short run ends before it goes."""
 OPERATOR_AWAY_S = 120.0
@@ -38,7 +39,7 @@ def team(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFact
 def test_a_run_survives_what_the_api_can_strike_it_with(
     team: Team, name: str, tmp_path: Path
 ) -> None:
-    run_file, own = lengthened(tmp_path) if name in TAKE_TIME else (DIGITS, SETTINGS)
+    run_file, own = lengthened(tmp_path, LONGER) if name in TAKE_TIME else (DIGITS, SETTINGS)
     settings = [option for setting in own for option in ("--set", setting)]
     ended = team.trainyard("drill", name, str(run_file), *settings, "--json")
     assert ended.stdout, ended.stderr
