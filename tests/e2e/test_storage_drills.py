@@ -19,7 +19,9 @@ pytestmark = pytest.mark.drills
 FAULT_S = 45.0
 FAULTS = {
     "storage-full": ("full", "the storage is full for 45 s", "training waits, and saving is tried again"),
-    "storage-read-only": ("read-only", "the storage is read-only for 45 s", "training waits, and saving is tried again"),
+    "storage-read-only": (
+        "read-only", "the storage is read-only for 45 s", "training waits, and saving is tried again",
+    ),
     "storage-slow": ("slow 100ms", "for 45 s each access to the storage takes 0.1 s", "saves take longer"),
 }  # fmt: skip
 
