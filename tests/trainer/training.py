@@ -20,6 +20,7 @@ from trainer.checkpoint import MODEL, Checkpoints
 from trainer.config import TrainerConfig
 from trainer.data.parquet import Prepared
 from trainer.folder import RunFolder
+from trainer.lease import Fence
 from trainer.progress import read_lines
 from trainer.startup import Startup
 from trainer.strategy import Worker
@@ -66,7 +67,11 @@ def open_folder(config: TrainerConfig) -> RunFolder:
 
 
 def task_of(config: TrainerConfig, attempt: int = 1) -> Task:
-    data = open_data(config, open_folder(config))
+    """What a driver would hand to its workers; its claim is there, and waits for nobody."""
+    folder = open_folder(config)
+    folder.write(f"{folder.lease}/a{attempt}.ended", "")
+    folder.create(Fence(folder, attempt).path, "{}")
+    data = open_data(config, folder)
     return Task(config=config, data=data, attempt=attempt, startup=Startup(began=time.time()))
 
 
