@@ -172,6 +172,7 @@ def test_a_function_is_called_by_ray_train_and_its_reports_are_the_progress(
         *((1, 1), (2, 2), (3, 3))
     ]
     assert lines(output, "progress")[-1] == records[-1]
+    assert len(list((attempts.storage / "own").glob("checkpoint_2*"))) == 2
 
 
 def test_a_function_that_is_not_there_is_named(attempts: Attempts) -> None:

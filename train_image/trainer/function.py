@@ -16,6 +16,9 @@ from trainer.errors import ConfigError
 from trainer.own import run_config
 from trainer.ray_cluster import worker_resources
 
+KEEP = 2
+"""How many of the newest checkpoints stay, as of a built-in recipe that says nothing else."""
+
 
 def main() -> int:
     config = read_config()
@@ -34,7 +37,10 @@ def main() -> int:
             use_gpu=scaling.use_gpu,
             resources_per_worker=worker_resources(scaling),
         ),
-        run_config=run_config(),
+        run_config=run_config(
+            checkpoint_config=ray.train.CheckpointConfig(num_to_keep=KEEP),
+            logging_config=ray.train.LoggingConfig(log_level="WARNING"),
+        ),
         datasets={name: ray.data.read_parquet(path) for name, path in config.datasets.items()},
     ).fit()
     print(f"reported last: {result.metrics}", flush=True)
