@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 from trainer import model, resume
@@ -82,10 +81,6 @@ def open_data(config: TrainerConfig, folder: RunFolder) -> Prepared:
 
 def with_absolute_path(config: TrainerConfig) -> TrainerConfig:
     """The same config for workers, which have another working directory."""
-
-    storage = config.storage
-    if "://" not in storage.path:
-        storage = storage.model_copy(update={"path": str(Path(storage.path).resolve())})
     data = config.data
     data = data.model_copy(
         update={
@@ -93,7 +88,7 @@ def with_absolute_path(config: TrainerConfig) -> TrainerConfig:
             "valid_source": data.valid_source and sources.absolute(data.valid_source),
         }
     )
-    return config.model_copy(update={"storage": storage, "data": data})
+    return config.model_copy(update={"storage": config.storage.absolute(), "data": data})
 
 
 # Checks.

@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.ray_cluster import (  # first: Ray reads some variables when it is imported
-    NODE_WAIT_S,
     address,
-    check_gpus,
     ray_running,
-    wait_for_capacity,
+    require_room,
 )
 
 # isort: split
@@ -52,7 +50,8 @@ JOB_CONFIG_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 def run(config: Own, output: Output) -> None:
     """Run the program until it ends well. Raises TrainerError."""
     began = time.monotonic()
-    config = _with_absolute_path(config)
+    # The program may have another working directory.
+    config = config.model_copy(update={"storage": config.storage.absolute()})
     folder = RunFolder.open(config.storage.path, config.name, config.storage.endpoint)
     with storage_explained(config.storage):
         check_identity(folder, config)
@@ -78,11 +77,7 @@ def run(config: Own, output: Output) -> None:
                 snapshot = RaySnapshot(folder)
                 snapshot.repair(say)
                 with ray_running(config.scaling) as scratch:
-                    wait_for_capacity(
-                        config.scaling, NODE_WAIT_S if "RAY_ADDRESS" in os.environ else 0.0
-                    )
-                    if config.scaling.use_gpu:
-                        check_gpus()
+                    require_room(config.scaling)
                     surroundings = _surroundings(config, lease.attempt)
                     with (
                         _code(config, scratch, surroundings) as place,
@@ -148,14 +143,6 @@ def check_identity(folder: RunFolder, config: Own) -> None:
             "recipe.\n       Give this one another name (--name), or set the old folder aside "
             "(--fresh)."
         )
-
-
-def _with_absolute_path(config: Own) -> Own:
-    """The program may have another working directory."""
-    if "://" in config.storage.path:
-        return config
-    path = str(Path(config.storage.path).resolve())
-    return config.model_copy(update={"storage": config.storage.model_copy(update={"path": path})})
 
 
 def _record(config: Own, folder: RunFolder, attempt: int) -> None:

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl, urlsplit
 
@@ -419,6 +420,12 @@ class Storage(Section):
             return self.path
         server = urlsplit(self.endpoint)
         return f"{self.path}?scheme={server.scheme}&endpoint_override={server.netloc}"
+
+    def absolute(self) -> Storage:
+        """The same from any working directory."""
+        if "://" in self.path:
+            return self
+        return self.model_copy(update={"path": str(Path(self.path).resolve())})
 
     @classmethod
     def of_uri(cls, uri: str) -> Storage:

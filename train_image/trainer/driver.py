@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainer.ray_cluster import (  # first: Ray reads some variables when it is imported
-    NODE_WAIT_S,
-    check_gpus,
     ray_running,
-    wait_for_capacity,
+    require_room,
     worker_resources,
 )
 
@@ -111,9 +109,7 @@ def aside(
 def run_workers(task: Task, folder: RunFolder, scratch: Path) -> Outcome:
     """Run the workers to their end, on a Ray that is large enough; again where they had to leave a node."""
     scaling = task.config.scaling
-    wait_for_capacity(scaling, NODE_WAIT_S if "RAY_ADDRESS" in os.environ else 0.0)
-    if scaling.use_gpu:
-        check_gpus()
+    require_room(scaling)
     logging.getLogger("ray.data").setLevel(logging.WARNING)
     if scaling.min_workers is not None:
         # So long an elastic group waits for a lost node before it goes on without it.

@@ -116,6 +116,13 @@ def start_local_ray(scaling: Scaling, scratch: Path) -> None:
     )
 
 
+def require_room(scaling: Scaling) -> None:
+    """Raises RunError where the workers find no place in the Ray in use, or torch no GPU."""
+    wait_for_capacity(scaling, NODE_WAIT_S if "RAY_ADDRESS" in os.environ else 0.0)
+    if scaling.use_gpu:
+        check_gpus()
+
+
 def wait_for_capacity(scaling: Scaling, timeout_s: float) -> None:
     """Raises RunError with the numbers if the workers do not fit in the cluster in time."""
     deadline = time.monotonic() + timeout_s
