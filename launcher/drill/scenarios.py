@@ -106,11 +106,12 @@ SCENARIOS: Mapping[str, Scenario] = {
         Scenario(
             name="head-deleted",
             fault="the head's pod is deleted",
-            answer="another head is made, and the job starts there once more",
+            answer="the workers save; another head is made, and the job starts there once more",
             actor="KubeRay, trainer",
             rights=LAUNCHER_ROLE,
             strike=strikes.delete_head_pod,
             within_s=HEAD_S,
+            has_notice=True,
         ),
         Scenario(
             name="head-lost",
@@ -142,21 +143,22 @@ SCENARIOS: Mapping[str, Scenario] = {
         Scenario(
             name="node-drained",
             fault="the node of a worker is drained, and open again when it is empty",
-            answer="the workers save if the head on it lives for long enough; all pods are made anew "
-            "when there is a node",
+            answer="the workers save; the pods are made anew where there is a node",
             actor="KubeRay, trainer",
             rights="patch nodes, create pods/eviction",
             strike=strikes.drain_node,
             within_s=HEAD_S,
+            has_notice=True,
         ),
         Scenario(
             name="suspended",
             fault="the run is suspended and resumed",
-            answer="the pods go at once; another cluster goes on from the last checkpoint",
+            answer="the workers save, the cluster goes; another one goes on from there",
             actor="whoever resumes it",
             rights=LAUNCHER_ROLE,
             strike=strikes.suspend_and_resume,
             within_s=HEAD_S,
+            has_notice=True,
         ),
         Scenario(
             name="resubmitted",
@@ -166,6 +168,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             rights=LAUNCHER_ROLE,
             strike=strikes.delete_and_submit,
             within_s=HEAD_S,
+            has_notice=True,
         ),
     )
 }

@@ -439,7 +439,7 @@ def start_part(home: Home, name: str) -> None:
 
 
 def _part(home: Home, name: str) -> Part:
-    every = {part.name: part for part in parts(home)}
+    every = {part.name: part for part in (*parts(home), *second_node(home))}
     if name not in every:
         raise ClusterError(f"there is no part {name}\n       there are: {', '.join(every)}")
     return every[name]

@@ -51,7 +51,7 @@ def check_nothing_is_left(team: Team) -> None:
         kinds = "rayjobs,rayclusters,pods,persistentvolumeclaims,services,jobs,leases"
         return kubectl("get", kinds, "-n", team.namespace, "-o", "name").split()
 
-    wait_for("the claim alone is left", lambda: left() == [CLAIM], GONE_LIMIT_S)
+    wait_for("nothing but the claim is left", lambda: left() in ([], [CLAIM]), GONE_LIMIT_S)
 
 
 def lengthened(folder: Path, epochs: str) -> tuple[Path, tuple[str, ...]]:

@@ -1,14 +1,15 @@
-"""docs/faults.md, and the README's table, from what the drills have shown.
+"""docs/faults.md, and the README's table, from what the drills and a soak have shown.
 
-    python -m tests.e2e.fault_table [RESULTS.json]
+    python -m tests.e2e.fault_table [--soak SOAK.json] [RESULTS.json]
 
-takes new results over into docs/faults.json first.
+takes new results over into docs/faults.json, and a soak's report into docs/soak.json first.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from launcher.drill.scenarios import SCENARIOS
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs/faults.json"
+SOAK = ROOT / "docs/soak.json"
 PAGE = ROOT / "docs/faults.md"
 README = ROOT / "README.md"
 BEGIN, END = "<!-- faults: `make fault-table` writes this -->", "<!-- end of faults -->"
@@ -104,8 +106,44 @@ def problems(result: Object) -> list[str]:
     return found
 
 
+def soak_section(report: Object) -> str:
+    """What a long soak has shown."""
+    strikes = [each for each in report["strikes"] if not each["why_not"]]
+    often = Counter(each["scenario"] for each in strikes)
+    names = ", ".join(f"{name} {times}" for name, times in often.most_common())
+    grown = ", ".join(f"{what} {by:.2f}" for what, by in report["grown"].items())
+    largest = {
+        key: max(each[key] for each in report["sizes"]) for key in ("head_bytes", "worker_bytes")
+    }
+    rows = {
+        "struck for": f"{report['minutes']:g} minutes, {len(strikes)} times: {names}",
+        "trained": f"{report['epochs']:,} epochs, {report['steps']:,} steps, in {report['rounds']} rounds",
+        "attempts, worker groups": f"{report['attempts']}, {report['worker_groups']}",
+        "steps trained twice": f"{report['steps_lost']:,}",
+        "weights": WEIGHTS[report["has_equal_weights"]],
+        "last third over the first": grown,
+        "most memory": f"head {gib(largest['head_bytes'])}, worker {gib(largest['worker_bytes'])}",
+        "left behind": ", ".join(report["left_behind"]) or "nothing",
+        "bounds missed": "; ".join(report["missed"]) or "none",
+    }
+    lines = "".join(f"| {what} | {found} |\n" for what, found in rows.items())
+    return f"\n## A long soak\n\n| what | found |\n|---|---|\n{lines}"
+
+
+WEIGHTS = {
+    True: "those of an undisturbed run, bit by bit",
+    False: "others than those of an undisturbed run",
+    None: "not compared: the undisturbed run of this length has not been trained to its end",
+}
+
+
+def gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
+
+
 def page(results: dict[str, Object]) -> str:
-    return HEAD + table(results) + BOUNDS + details(results)
+    soak = soak_section(json.loads(SOAK.read_text())) if SOAK.exists() else ""
+    return HEAD + table(results) + BOUNDS + details(results) + soak
 
 
 def readme(text: str, results: dict[str, Object]) -> str:
@@ -119,10 +157,16 @@ def load() -> dict[str, Object]:
     return results
 
 
-def main(arguments: list[str]) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.e2e.fault_table", allow_abbrev=False)
+    parser.add_argument("--soak", type=Path, help="what `trainyard soak --json` has printed")
+    parser.add_argument("results", type=Path, nargs="*", help="build/drills.json")
+    wanted = parser.parse_args()
     results = load() if RESULTS.exists() else {}
-    for file in arguments:
-        results |= json.loads(Path(file).read_text())
+    for file in wanted.results:
+        results |= json.loads(file.read_text())
+    if wanted.soak:
+        SOAK.write_text(json.dumps(json.loads(wanted.soak.read_text()), indent=1) + "\n")
     known = [*SCENARIOS, *sorted(results.keys() - SCENARIOS.keys())]
     ordered = {name: results[name] for name in known if name in results}
     RESULTS.write_text(json.dumps(ordered, indent=1) + "\n")
@@ -131,4 +175,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

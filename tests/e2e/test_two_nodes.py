@@ -1,11 +1,13 @@
-"""Two real nodes: a run spans both, and goes on without the one that is lost."""
+"""Two real nodes: a run spans both, goes on without one that is lost, and in spite of one that is cut off."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from conftest import (
+    CLUSTER_HOME,
     Object,
     Team,
     cluster_py,
@@ -14,6 +16,10 @@ from conftest import (
     require_test_cluster,
     wait_for,
 )
+from drilling import check, check_nothing_is_left, keep, strike
+
+from launcher.drill.scenarios import HEAD_S, Scenario
+from launcher.drill.strikes import Target, kill_driver
 
 pytestmark = pytest.mark.drills
 
@@ -89,6 +95,58 @@ def test_a_run_goes_on_when_the_node_of_its_workers_is_lost(team: Team, second_n
 def test_a_node_that_comes_back_is_used_again(second_node: str) -> None:
     cluster_py("nodes", "2")
     assert is_ready(second_node)
+
+
+OVERTAKEN = "attempt 2 has taken over"
+LOGS = "node-2/live/kubelet/pods/{pod}/volumes/kubernetes.io~empty-dir/tmp/ray/session_*/logs/**/*worker*"
+
+
+def cut_off(target: Target) -> None:
+    """The worker's node hears of nothing any more, and works on; then the driver is killed.
+
+    Its pod cannot be ended: only what lies in the run's folder tells the worker that it is overtaken.
+    """
+    namespace = target.cluster.namespace
+    worker, head = (get("pod", namespace, pod) for pod in (target.workers[0].pod, target.head))
+    node = worker["spec"]["nodeName"]
+    assert node != head["spec"]["nodeName"]
+    kubectl("cordon", node)
+    cluster_py("stop", "kubelet-2")
+    try:
+        cluster_py("cut", worker["status"]["podIP"], head["status"]["podIP"])
+        kill_driver(target)
+        said = wait_for("the worker hears of it", lambda: said_in(worker["metadata"]["uid"]))
+        target.say(f"the worker that was cut off: {said}")
+    finally:
+        cluster_py("start", "kubelet-2")
+        kubectl("uncordon", node)
+
+
+def said_in(pod: str) -> str:
+    """What a worker in a pod of the second node has said of being overtaken."""
+    for log in filter(Path.is_file, CLUSTER_HOME.glob(LOGS.format(pod=pod))):
+        said = [line for line in log.read_text(errors="replace").splitlines() if OVERTAKEN in line]
+        if said:
+            return said[0].strip()
+    return ""
+
+
+def test_a_straggler_that_nobody_can_reach_spoils_nothing(team: Team, tmp_path: Path) -> None:
+    scenario = Scenario(
+        name="straggler",
+        fault="a worker is cut off with its node and works on, while its attempt fails",
+        answer="the next attempt takes over; what the straggler still saves is not used, and it ends",
+        actor="KubeRay, trainer",
+        rights="the machine",
+        strike=cut_off,
+        within_s=HEAD_S,
+        settings=("resources.workers=1", "train.epochs=120", "checkpoint.every_s=2"),
+    )
+    result = strike(team, scenario, tmp_path).to_json()
+    keep(result, scenario)
+    check(result, scenario)
+    check_nothing_is_left(team)
+    assert result["attempts"] == 2
 
 
 def is_ready(node: str) -> bool:

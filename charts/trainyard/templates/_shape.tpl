@@ -22,10 +22,16 @@ headGroupSpec:
       {{- include "trainyard.shape.metadata" . | nindent 6 }}
     spec:
       {{- include "trainyard.shape.pod" (dict "chart" $chart "place" $head) | nindent 6 }}
-      terminationGracePeriodSeconds: 30
+      {{- /* The hook below, and then what the head takes to end. */}}
+      terminationGracePeriodSeconds: 60
       containers:
         - name: ray-head
           {{- include "trainyard.shape.container" $chart | nindent 10 }}
+          lifecycle:
+            preStop:
+              exec:
+                {{- /* Drivers that hold a run have their workers save, and give it back; see trainer.leaving. */}}
+                command: [sh, -c, touch "$TRAINYARD_LEAVING"; flock --timeout 45 "$TRAINYARD_LEAVING" true]
           ports:
             {{- /* Where ports are declared, the operator finds the dashboard by this name. */}}
             - {name: dashboard, containerPort: 8265}
@@ -41,6 +47,7 @@ headGroupSpec:
             - {name: RAY_JOB_STOP_WAIT_TIME_S, value: "40"}
             {{- /* The driver's lines also go to the container's output, for kubectl logs and log collectors. */}}
             - {name: TRAINYARD_LOG, value: /proc/1/fd/1}
+            - {name: TRAINYARD_LEAVING, value: /tmp/leaving}
 workerGroupSpecs:
   {{- range .groups }}
   {{- $pool := get $chart.Values.pools .pool }}
