@@ -1,1 +1,40 @@
-"""The launcher: run file -> plan -> objects -> cluster -> progress."""
+"""The launcher: run file -> plan -> objects -> cluster -> progress.
+
+From Python, for notebooks and pipelines, as docs/notebook.md shows. What is named here is imported when it
+is asked for: `import launcher` alone costs nothing.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # what `typing` has, without importing it
+if TYPE_CHECKING:
+    from typing import Any
+
+    from launcher.api import plan_run, render_run, submit_run, train_run, watch_run
+    from launcher.config import load_run
+    from launcher.run import Run
+
+__all__ = [
+    "Run",
+    "load_run",
+    "plan_run",
+    "render_run",
+    "submit_run",
+    "train_run",
+    "watch_run",
+]
+
+_PLACES = {"Run": "launcher.run", "load_run": "launcher.config"}
+"""Of what does not lie in `launcher.api`."""
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_PLACES.get(name, "launcher.api")), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -29,6 +29,7 @@ from launcher.network import Network
 from launcher.queue import Queue
 from trainer.config import (
     RUN_NAME_LIMIT,
+    AnyTrain,
     Checkpoint,
     Command,
     Data,
@@ -37,7 +38,8 @@ from trainer.config import (
     Launcher,
     RunName,
     Section,
-    Train,
+    recipe_named,
+    require_fit,
 )
 
 PART = r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*"
@@ -183,11 +185,16 @@ class RecipeRun(RunConfig):
     data: Data
     """What to train on."""
 
-    train: Train
+    train: AnyTrain
     """A built-in recipe."""
 
     checkpoint: Checkpoint = Checkpoint()
     """When the run is saved."""
+
+    @model_validator(mode="after")
+    def _recipe_fits_data(self) -> RecipeRun:
+        require_fit(self.data, self.train)
+        return self
 
     @model_validator(mode="after")
     def _data_nodes_are_used(self) -> RecipeRun:
@@ -339,34 +346,54 @@ def parse_overrides(settings: Iterable[str]) -> list[tuple[list[str], Any]]:
 
 
 def load_run(
-    path: Path,
+    source: Path | str | Mapping[str, Any],
     settings: Sequence[str] = (),
     *,
-    gpus: str | None = None,
-    workers: str | None = None,
+    gpus: int | str | None = None,
+    workers: int | str | None = None,
     name: str | None = None,
 ) -> RunConfig:
-    """The run of a file, with `--set`, `--gpus`, `--workers` and `--name` applied in this order.
+    """The run of a file, or of a mapping with the same keys, whose paths count from the current folder.
 
-    Raises ConfigError with every problem of the file: path, value, rule, and the nearest right key.
+    `settings` such as `train.epochs=3`, `gpus`, `workers` (a number, or `8:16`) and `name` change it, in
+    this order. Raises ConfigError with every problem: path, value, rule, and the nearest right key.
     """
-    document = read_yaml(path)
+    if isinstance(source, Mapping):
+        document, folder, said = _as_in_a_file(source), Path.cwd(), MAPPING
+    else:
+        document, folder, said = read_yaml(Path(source)), Path(source).parent, str(source)
     for keys, value in parse_overrides(settings):
         _assign(document, keys, value)
     if gpus is not None and workers is not None:
         raise ConfigError("--gpus and --workers exclude each other: one worker starts per GPU")
-    for resource, text, other in (("gpus", gpus, "workers"), ("workers", workers, "gpus")):
-        if text is not None:
-            _assign(document, ["resources", resource], parse_amount(text))
+    for resource, amount, other in (("gpus", gpus, "workers"), ("workers", workers, "gpus")):
+        if amount is not None:
+            _assign(document, ["resources", resource], parse_amount(str(amount)))
             document["resources"].pop(other, None)
     if name is not None:
         document["name"] = name
     # First of all: a message about another problem may show the value.
-    refuse_credentials(document, str(path))
-    run = validate(_kind_of_run(document, str(path)), document, str(path))
+    refuse_credentials(document, said)
+    run = validate(_kind_of_run(document, said), document, said)
     if isinstance(run, OwnRun) and run.code is not None:
-        return run.model_copy(update={"code": str((path.parent / run.code).resolve())})
+        return run.model_copy(update={"code": str((folder / run.code).resolve())})
     return run
+
+
+MAPPING = "the mapping"
+"""What messages call a run that comes from no file."""
+
+
+def _as_in_a_file(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file with the same keys holds, so that one set of rules is for both. Raises ConfigError."""
+    try:
+        text = yaml.safe_dump(dict(mapping))
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"{MAPPING} holds what no run file can: {error.args[-1]!r}",
+            "It takes str, int, float, bool, None, list and dict.",
+        ) from error
+    return parse_mapping(text, MAPPING)
 
 
 KINDS: dict[str, type[RunConfig]] = {
@@ -459,7 +486,8 @@ def _problem(model: type[BaseModel], detail: ErrorDetails) -> str:
         return f"{path}.name: is required"
     if detail["type"] == "union_tag_invalid":
         context = detail["ctx"]
-        return f"{path}.name = {context['tag']!r}: must be one of {context['expected_tags']}"
+        key = "name" if context["discriminator"] == "'name'" else "recipe"
+        return f"{path}.{key} = {context['tag']!r}: must be one of {context['expected_tags']}"
     rule = detail["msg"].replace("Input should be", "must be")
     return f"{path} = {value}: {rule[0].lower()}{rule[1:]}"
 
@@ -508,6 +536,14 @@ def _follow(
     return path, parents
 
 
+def section_of(annotation: Any, value: Any) -> type[BaseModel] | None:
+    """The model of a field, of several that of the recipe in its value; None for a field of another kind."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    named = recipe_named(value)
+    return next((model for model in _models(annotation) if _tag(model) == named), None)
+
+
 def _models(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
@@ -517,8 +553,8 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _tag(model: type[BaseModel]) -> str | None:
-    """The value of a model's `name: Literal[...]` field, by which pydantic tells a union apart."""
-    field = model.model_fields.get("name")
+    """The value of a model's `name` or `recipe: Literal[...]`, by which pydantic tells a union apart."""
+    field = model.model_fields.get("recipe") or model.model_fields.get("name")
     if field is None or get_origin(field.annotation) is not Literal:
         return None
     tag = get_args(field.annotation)[0]

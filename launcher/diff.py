@@ -15,6 +15,7 @@ from typing import Any, Literal
 from launcher.amounts import SUFFIXES, quantity
 from launcher.errors import ConfigError
 from launcher.queue import APPLICATION_LABEL, GANG_LABEL, PRIORITY_LABELS, QUEUE_LABELS
+from trainer import submission
 from trainer.config import CODE_VARIABLE, CONFIG_VARIABLE, MAY_CHANGE
 
 Object = dict[str, Any]
@@ -167,6 +168,7 @@ def _take_config(spec: Object) -> Any:
         environment = container.get("env") if isinstance(container, dict) else None
         if isinstance(environment, dict) and CONFIG_VARIABLE in environment:
             environment.pop(CODE_VARIABLE, None)  # the config has its SHA-256
+            environment.pop(submission.VARIABLE, None)  # it tells of the other fields
             text = environment.pop(CONFIG_VARIABLE).get("value", "")
             try:
                 return json.loads(text.replace("$$", "$"))

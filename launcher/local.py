@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Generator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal
 
@@ -92,7 +94,9 @@ def train_locally(
     environment = os.environ | {CONFIG_VARIABLE: config.model_dump_json()}
     if code is not None:
         environment[CODE_VARIABLE] = code.text
-    with stderr, stopped_like_ctrl_c():
+    # A pipeline may train in a thread of its own; signals are the main thread's alone.
+    is_main = threading.current_thread() is threading.main_thread()
+    with stderr, stopped_like_ctrl_c() if is_main else nullcontext():
         process = subprocess.Popen(
             program(config, way),
             env=environment,

@@ -11,6 +11,7 @@ from typing import Any
 from launcher.network import Fabric
 from launcher.plan import DataGroup, Plan, Size
 from launcher.platform import Platform
+from trainer import submission
 from trainer.config import CODE_VARIABLE, CONFIG_VARIABLE, DATA_LABELS, WORKER_RESOURCE
 
 Object = dict[str, Any]
@@ -21,7 +22,7 @@ GPU_OF_KUBERAY = re.compile(r".*gpu|nvidia\.com/mig-.*")
 
 
 def merge(job: Object, platform: Platform, plan: Plan) -> Object:
-    """The whole RayJob. The launcher fills replicas, sizes, image, labels and one variable.
+    """The whole RayJob. The launcher fills replicas, sizes, image, labels and the variables of the driver.
 
     A new volume, sidecar or node selector belongs into the chart.
     """
@@ -36,10 +37,8 @@ def merge(job: Object, platform: Platform, plan: Plan) -> Object:
 
     head = shape["headGroupSpec"]
     _fill(head, plan.image, plan.head, None, labels)
-    # Kubernetes expands $(NAME) in values; a doubled dollar is a dollar.
-    config = plan.trainer.model_dump_json().replace("$", "$$")
     head["template"]["spec"]["containers"][0].setdefault("env", []).append(
-        {"name": CONFIG_VARIABLE, "value": config}
+        {"name": CONFIG_VARIABLE, "value": _escaped(plan.trainer.model_dump_json())}
     )
     if plan.code is not None:
         head["template"]["spec"]["containers"][0]["env"].append(
@@ -60,6 +59,9 @@ def merge(job: Object, platform: Platform, plan: Plan) -> Object:
         _autoscale(shape, platform)
 
     merged["spec"]["rayClusterSpec"] = shape
+    head["template"]["spec"]["containers"][0]["env"].append(
+        {"name": submission.VARIABLE, "value": _escaped(_submission(merged, plan))}
+    )
     merged["metadata"] = {"name": f"{plan.run}-{object_hash(merged)}", **merged["metadata"]}
     return merged
 
@@ -68,6 +70,24 @@ def object_hash(nameless: Object) -> str:
     """The first digits of the SHA-256 of an object that has no name yet."""
     canonical = json.dumps(nameless, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:HASH_DIGITS]
+
+
+def _submission(nameless: Object, plan: Plan) -> str:
+    """What the driver leaves in the run's folder beside its config: the rest of the run file, and the hash
+    of each part of the RayJob, by which a change of the platform is told. A namespace changes no part."""
+    metadata = {key: value for key, value in nameless["metadata"].items() if key != "namespace"}
+    spec = dict(nameless["spec"])
+    shape = dict(spec.pop("rayClusterSpec"))
+    parts = {"head": shape.pop("headGroupSpec")}
+    parts |= {f"group {each['groupName']}": each for each in shape.pop("workerGroupSpecs")}
+    parts |= {"cluster": shape, "job": {**nameless, "metadata": metadata, "spec": spec}}
+    hashes = {name: object_hash(part) for name, part in parts.items()}
+    return json.dumps({"launch": plan.launch, "parts": hashes}, separators=(",", ":"))
+
+
+def _escaped(value: str) -> str:
+    """Kubernetes expands $(NAME) in values; a doubled dollar is a dollar."""
+    return value.replace("$", "$$")
 
 
 def _data_group(platform: Platform, data: DataGroup, image: str, labels: dict[str, str]) -> Object:

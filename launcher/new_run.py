@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from launcher.config import RecipeRun, parse_mapping, validate
+from launcher.config import RecipeRun, parse_mapping, section_of, validate
 from launcher.errors import ConfigError
 from launcher.plan import is_on_this_machine, plan_run, trainer_config
 from launcher.platform import Platform
@@ -59,8 +59,8 @@ def default_batch(amount: Any, unit: Literal["gpus", "workers"], platform: Platf
     return multiple * ceil(BATCH / multiple)
 
 
-FIRST = ("name", "image", "resources", "data", "train", "checkpoint")
-"""Keys of a run file that one reads before the others."""
+FIRST = ("name", "image", "resources", "data", "train", "checkpoint", "recipe", "strategy", "model")
+"""Keys of a run file and its sections that one reads before the others."""
 
 
 def run_text(answers: Mapping[str, Any]) -> str:
@@ -107,10 +107,10 @@ def _key(name: str, field: FieldInfo, answer: Any, indent: str) -> str:
         meaning, WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ",
         break_on_hyphens=False, break_long_words=False,
     )  # fmt: skip
-    model = field.annotation
+    model = section_of(field.annotation, answer)
     if answer is None:
         lines.append(f"{indent}# {name}: {_flow(field.get_default())}")
-    elif isinstance(model, type) and issubclass(model, BaseModel):
+    elif model is not None:
         lines += [f"{indent}{name}:", *_section(model, answer, f"{indent}  ")]
     else:
         lines.append(f"{indent}{name}: {_flow(answer)}")

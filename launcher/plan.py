@@ -87,6 +87,8 @@ class Plan:
     ttl_seconds_after_finished: int
     keep_head_seconds_after_failure: int
     trainer: TrainerConfig | CommandConfig | FunctionConfig
+    launch: dict[str, Any]
+    """See `launch_of`."""
     code: Overlay | None = None
 
     @property
@@ -157,6 +159,7 @@ def plan_run(
         ttl_seconds_after_finished=platform.job.ttl_seconds_after_finished,
         keep_head_seconds_after_failure=platform.job.keep_head_seconds_after_failure,
         code=code,
+        launch=launch_of(run, run.image or platform.image, pool, data),
         trainer=trainer_config(
             _reading_on_data_nodes(run) if isinstance(run, RecipeRun) and data is not None else run,
             Scaling(
@@ -214,6 +217,17 @@ def _own_config(
         )
     assert isinstance(run, CommandRun)
     return CommandConfig(command=run.command, launcher=run.launcher, **common)
+
+
+def launch_of(run: RunConfig, image: str, pool: Pool, data: DataGroup | None) -> dict[str, Any]:
+    """What a run file says that the trainer is not told, with image and pools as they were chosen: together
+    with the trainer's config it is a run file by which the same is planned again."""
+    nodes = run.resources.data
+    if nodes is not None and data is not None:
+        nodes = nodes.model_copy(update={"pool": data.pool})
+    resources = run.resources.model_copy(update={"pool": pool.name, "data": nodes})
+    chosen = run.model_copy(update={"image": image, "resources": resources})
+    return chosen.model_dump(mode="json", include={"image", "resources", "queue", "network"})
 
 
 # What a run may ask for.

@@ -196,13 +196,20 @@ def progress_text(progress: Object) -> str:
         if progress["accuracy"] is not None
         else "accuracy -",
         f"validation {val:.3f}" if val is not None else "validation -",
-        f"{progress['images_per_s']:.0f} images/s",
+        _speed_text(progress),
     ]
     if progress["eta_s"] is not None:
         parts.append(f"ETA {clock_text(progress['eta_s'])}")
     if progress.get("attempt", 1) > 1:
         parts.append(f"attempt {progress['attempt']}")
     return "  ".join(parts)
+
+
+def _speed_text(record: Object) -> str:
+    """In the recipe's own units."""
+    if "tokens_per_s" in record:
+        return f"{record['tokens_per_s']:,.0f} tokens/s"
+    return f"{record['images_per_s']:.0f} images/s"
 
 
 def _reported_text(progress: Object) -> str:
@@ -237,7 +244,7 @@ def summary_text(summary: Object) -> str:
     resumed = f", resumed from {summary['resumed_from']}" if summary["resumed_from"] else ""
     return (
         f"succeeded: validation accuracy {summary['val_accuracy']:.4f} after {summary['epochs']} "
-        f"epochs in {clock_text(summary['train_s'])} ({summary['images_per_s']:.0f} images/s"
+        f"epochs in {clock_text(summary['train_s'])} ({_speed_text(summary)}"
         f"{resumed}); model {summary['model']}, metrics {summary['metrics']}, "
         f"report {summary['report']}"
     )

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from launcher.commands import (
     check,
+    compare,
     diff,
     drill,
     explain,
@@ -18,9 +19,11 @@ from launcher.commands import (
     inside,
     look,
     platform,
+    reproduce,
     run_file,
     runs,
     steer,
+    sweep,
     tools,
     train,
 )
@@ -52,6 +55,7 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
     "A run on a cluster": {
         "preflight": explain.preflight,
         "submit": runs.submit,
+        "sweep": sweep.sweep,
         "watch": runs.watch,
         "explain": explain.explain,
         "stop": steer.stop,
@@ -60,6 +64,7 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
         "delete": steer.delete,
         "drill": drill.drill,
         "soak": drill.soak,
+        "reproduce": reproduce.reproduce,
     },
     "What is there": {
         "list": look.list_runs,
@@ -90,6 +95,7 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
             export=tools.checkpoints_export,
         ),
         "predict": tools.predict,
+        "compare": compare.compare,
     },
 }
 """All commands, in the order in which people meet them."""

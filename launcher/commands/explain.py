@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from launcher.commands.finding import folder_of, no_run
 from launcher.commands.options import (
     NAMESPACE,
     Gpus,
@@ -25,11 +24,11 @@ from launcher.commands.options import (
     run_name,
     yaml_text,
 )
+from launcher.run import scene_of
 
 if TYPE_CHECKING:
     from launcher.cluster import Cluster
     from launcher.config import RunConfig
-    from launcher.explain.scene import Scene
     from launcher.preflight import Facts
 
 
@@ -119,35 +118,6 @@ def _facts(cluster: Cluster, run: RunConfig | None, platform_file: Path | None) 
         refused = "" if facts.missing_kinds else would_refuse(cluster, job)
         facts = replace(facts, job=job, job_refused=refused)
     return replace(facts, probe=run_probe(cluster, platform, image))
-
-
-def scene_of(cluster: Cluster, run: str) -> Scene:
-    """What is to be seen of a run now. Raises ConfigError if there is no such run."""
-    from datetime import datetime, timezone
-
-    from launcher.gather import gather
-
-    scene = gather(
-        cluster,
-        run,
-        now=datetime.now(timezone.utc),
-        open_folder=lambda: folder_of(cluster, run),
-    )
-    is_known = scene.log or scene.summary or scene.missing_kinds or scene.unread
-    if scene.job is None and not is_known:
-        raise no_run(run, cluster.namespace)
-    return scene
-
-
-def why(cluster: Cluster, run: str) -> list[str]:
-    """Cause and remedy of a run that has failed, for the end of its watch."""
-    from launcher.explain.catalogue import explain as explain_scene
-
-    more = f"Where it shows: `trainyard explain {run} -n {cluster.namespace}`."
-    explanation = explain_scene(scene_of(cluster, run))
-    if explanation.finding is None:
-        return [*(seen.text for seen in explanation.known[:1]), more]
-    return [explanation.finding.cause, explanation.finding.remedy, more]
 
 
 def _write(path: Path, text: str) -> None:

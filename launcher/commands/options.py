@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
+
+from launcher.run import NAMESPACE as NAMESPACE
+from launcher.run import check_namespace
 
 if TYPE_CHECKING:
     from launcher.config import RunConfig
@@ -15,19 +17,9 @@ if TYPE_CHECKING:
     from launcher.plan import Plan
     from launcher.platform import Platform
 
-NAMESPACE = "trainyard"
-
 
 def _check_namespace(namespace: str) -> str:
-    """The namespace, if it can be one. Raises ConfigError."""
-    if re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", namespace):
-        return namespace
-    from launcher.errors import ConfigError
-
-    raise ConfigError(
-        f"--namespace = {namespace!r}: must be at most 63 lower case letters, digits and dashes, "
-        "with no dash at either end"
-    )
+    return check_namespace(namespace, "--namespace")
 
 
 RunFile = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run file.")]
@@ -94,44 +86,33 @@ def platform_of(
     path: Path | None, from_cluster: bool, namespace: str, cluster: Any = None
 ) -> Platform:
     """The platform asked for; says on standard error which one it is."""
+    from launcher.api import CLUSTER, find_platform
     from launcher.errors import ConfigError
-    from launcher.platform import CONFIG_MAP, load_platform, platform_of_config_map
+    from launcher.platform import CONFIG_MAP
 
     if path is not None and from_cluster:
         raise ConfigError("--platform and --from-cluster exclude each other")
-    if not from_cluster:
-        typer.echo(f"platform: {path or 'packaged (the chart at its default values)'}", err=True)
-        return load_platform(path)
-    if cluster is None:
-        from launcher.cluster import Cluster
-
-        cluster = Cluster(namespace)
-    typer.echo(f"platform: ConfigMap {namespace}/{CONFIG_MAP}", err=True)
-    return platform_of_config_map(cluster.get("ConfigMap", CONFIG_MAP), namespace)
+    packaged = "packaged (the chart at its default values)"
+    which = f"ConfigMap {namespace}/{CONFIG_MAP}" if from_cluster else path or packaged
+    typer.echo(f"platform: {which}", err=True)
+    return find_platform(CLUSTER if from_cluster else path, namespace, cluster)
 
 
 def objects_of(run: RunConfig, platform: Platform, namespace: str) -> tuple[Plan, dict[str, Any]]:
-    """The one path from run to RayJob that `render` and `submit` share; the RayJob obeys all rules."""
-    from launcher import rules
-    from launcher.merge import merge
-    from launcher.plan import plan_run
-    from launcher.render import render_job
+    """The one path from run to RayJob that `render` and `submit` share; says its warnings."""
+    from launcher import api
 
-    planned = plan_run(run, platform, namespace, code_of(run))
-    job = merge(render_job(planned), platform, planned)
-    for warning in rules.require(job, platform.kuberay, platform.ray_version):
-        typer.echo(f"warning: {warning}", err=True)
+    planned, job, doubts = api.objects_of(run, platform, namespace)
+    for doubt in doubts:
+        typer.echo(f"warning: {doubt}", err=True)
     return planned, job
 
 
 def code_of(run: RunConfig) -> Overlay | None:
     """The code that travels with the run, packed; None where there is none."""
-    from launcher.config import OwnRun
-    from launcher.overlay import pack
+    from launcher import api
 
-    if isinstance(run, OwnRun) and run.code is not None:
-        return pack(Path(run.code))
-    return None
+    return api.code_of(run)
 
 
 def yaml_text(document: Any) -> str:

@@ -18,7 +18,6 @@ from launcher.commands.options import (
     RunFile,
     Settings,
     Workers,
-    code_of,
     load_run,
     objects_of,
     platform_of,
@@ -43,7 +42,7 @@ def plan(
 ) -> None:
     """Print the numbers of a run, each with its reason; from a cluster also what is free there."""
     from launcher import show
-    from launcher.plan import plan_run
+    from launcher.api import plan_run
     from launcher.reasons import explain_plan
 
     run = load_run(run_file, settings, gpus, workers, name)
@@ -56,7 +55,7 @@ def plan(
         reasons = (*explain_plan(planned, run, platform), *_room(cluster, job))
     else:
         platform = platform_of(platform_file, from_cluster, namespace)
-        reasons = explain_plan(plan_run(run, platform, namespace, code_of(run)), run, platform)
+        reasons = explain_plan(plan_run(run, platform, namespace), run, platform)
     if as_json:
         print_json([{"name": row.name, "value": row.value, "why": row.why} for row in reasons])
     else:

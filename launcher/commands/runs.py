@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from launcher.commands.explain import why
-from launcher.commands.finding import last_job, no_run, summary_of
 from launcher.commands.options import (
     NAMESPACE,
     Fresh,
@@ -28,6 +26,7 @@ from launcher.commands.options import (
     yaml_text,
 )
 from launcher.commands.progress import show_progress
+from launcher.run import last_job, no_run, require_success, summary_of
 
 if TYPE_CHECKING:
     from launcher.cluster import Cluster
@@ -105,12 +104,9 @@ def watch(name: RunName, namespace: Namespace = NAMESPACE) -> None:
 
 
 def _set_aside(cluster: Cluster, platform: Platform, run: str) -> None:
-    from launcher import show
-    from launcher.reader import open_folder
+    from launcher import api, show
 
-    with open_folder(cluster, platform, run) as folder:
-        name = folder.set_aside()
-    show.set_aside(run, name)
+    show.set_aside(run, api.set_aside(cluster, platform, run))
 
 
 def _known(cluster: Cluster, job: dict[str, Any], fresh: bool) -> str:
@@ -142,7 +138,6 @@ def _dry(cluster: Cluster, job: dict[str, Any]) -> dict[str, Any]:
 def _watch(cluster: Cluster, run: str, submission: str) -> None:
     """Show a submission to its end; Ctrl-C leaves it running."""
     from launcher import show
-    from launcher.errors import RunFailed
     from launcher.watch import watch_run
 
     try:
@@ -150,11 +145,7 @@ def _watch(cluster: Cluster, run: str, submission: str) -> None:
     except KeyboardInterrupt:
         show.say(f"detached: the run goes on; `trainyard watch {run} -n {cluster.namespace}`")
         raise
-    logs = f"Logs: `trainyard logs {run} -n {cluster.namespace}`."
-    if last.phase == "stopped":
-        raise RunFailed(f"run {run} was stopped", logs)
-    if last.phase == "failed":
-        raise RunFailed(f"run {run} failed", *why(cluster, run), logs)
+    require_success(cluster, run, last)
     summary = summary_of(cluster, run, last) if last.ran else None
     if summary is not None:
         typer.echo(show.summary_text(summary))

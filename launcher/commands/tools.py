@@ -129,8 +129,26 @@ def checkpoints_export(
 def predict(
     run: AnyRun,
     images: Annotated[
-        list[str], typer.Argument(metavar="IMAGE...", help="Picture files, such as PNG or JPEG.")
-    ],
+        Optional[list[str]],
+        typer.Argument(metavar="[IMAGE...]", help="Picture files, such as PNG or JPEG."),
+    ] = None,
+    prompt: Annotated[
+        Optional[str], typer.Option(metavar="TEXT", help="Text that a language model continues.")
+    ] = None,
+    length: Annotated[
+        Optional[int],
+        typer.Option(metavar="N", min=1, help="Bytes of a continuation, at most.  [default: 200]"),
+    ] = None,
+    temperature: Annotated[
+        Optional[float],
+        typer.Option(
+            metavar="T", min=0, help="0 takes the likeliest byte each time.  [default: 0.8]"
+        ),
+    ] = None,
+    seed: Annotated[
+        Optional[int],
+        typer.Option(metavar="N", min=0, help="Another seed, another text.  [default: 0]"),
+    ] = None,
     top: Annotated[
         int,
         typer.Option(metavar="K", min=1, help="How many labels per image, the likeliest first."),
@@ -147,14 +165,25 @@ def predict(
     endpoint: Endpoint = None,
     as_json: Json = False,
 ) -> None:
-    """Print the labels that a run's model gives to images, and how sure it is."""
+    """Print the labels that a run's model gives to images, and how sure it is; or continue a text."""
+    if not images and prompt is None:
+        from launcher.errors import ConfigError
+
+        raise ConfigError(
+            "predict has nothing to look at",
+            "Name images, or give a language model its --prompt TEXT.",
+        )
     _tool(
         "predict",
         [],
-        [any_run(run), *images],
+        [any_run(run), *(images or [])],
         storage=storage,
         endpoint=endpoint,
         checkpoint=checkpoint,
+        prompt=prompt,
+        length=length,
+        temperature=temperature,
+        seed=seed,
         top=top,
         grid=grid,
         batch_size=batch_size,

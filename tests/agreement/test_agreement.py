@@ -25,6 +25,7 @@ from launcher.reader import NO_SUCH_FILE
 from launcher.render import render_job
 from launcher.watch import HEAD_CONTAINER
 from tests.e2e import fault_table
+from trainer import submission
 from trainer.config import CONFIG_VARIABLE, read_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,7 +66,8 @@ def test_the_pods_of_a_run_are_those_of_the_standing_cluster() -> None:
             part["template"]["metadata"]["labels"].pop("app.kubernetes.io/managed-by", None)
             part["template"]["spec"]["containers"][0].pop("resources")
         container = spec["headGroupSpec"]["template"]["spec"]["containers"][0]
-        container["env"] = [v for v in container["env"] if v["name"] != CONFIG_VARIABLE]
+        ours = (CONFIG_VARIABLE, submission.VARIABLE)
+        container["env"] = [v for v in container["env"] if v["name"] not in ours]
     assert run == standing
 
 

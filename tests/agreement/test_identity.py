@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
 
 from launcher.config import load_run
 from launcher.diff import diff_jobs
 from launcher.merge import merge
-from launcher.plan import plan_run
+from launcher.plan import Plan, plan_run
 from launcher.platform import load_platform
 from launcher.render import render_job
 from trainer import resume
@@ -26,7 +25,10 @@ from trainer.folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 PLATFORM = load_platform(None)
-PLAN = plan_run(load_run(ROOT / "examples/digits.yaml", workers="2"), PLATFORM, "team")
+PLAN, TEXT_PLAN = (
+    plan_run(load_run(ROOT / f"examples/{name}.yaml", workers="2"), PLATFORM, "team")
+    for name in ("digits", "language_model")
+)
 
 OTHERS: dict[str, Any] = {
     "data.source": "s3://bucket/other",
@@ -68,13 +70,27 @@ OTHERS: dict[str, Any] = {
     "scaling.num_workers": 4,
     "scaling.cpus_per_worker": 4,
 }
+TEXT_OTHERS: dict[str, Any] = {
+    "data.source": "s3://bucket/text",
+    "data.text_files": "*.md",
+    "data.valid_share": 0.5,
+    "train.model.layers": 7,
+    "train.model.heads": 8,
+    "train.model.width": 64,
+    "train.model.context_length": 64,
+    "train.model.dropout": 0.1,
+    "train.strategy": "fsdp2",
+    "train.optimizer.learning_rate": 0.5,
+    "train.micro_batch_size": 16,
+    "train.compile": True,
+}
 LOWER = {"train.epochs": 1}
-ONE_CHOICE = {"train.recipe", "train.strategy"}
-"""Fields that have one value so far."""
+TOGETHER = {"train.recipe", "train.fsdp2"}
+"""Fields that another one must change with."""
 
 
-def changed(changes: dict[str, Any]) -> TrainerConfig:
-    document = PLAN.trainer.model_dump(mode="json")
+def changed(changes: dict[str, Any], plan: Plan = PLAN) -> TrainerConfig:
+    document = plan.trainer.model_dump(mode="json")
     for path, value in changes.items():
         *parents, last = path.split(".")
         section = document
@@ -84,18 +100,18 @@ def changed(changes: dict[str, Any]) -> TrainerConfig:
     return TrainerConfig.model_validate(document)
 
 
-def refused_by_the_launcher(config: TrainerConfig) -> set[str]:
+def refused_by_the_launcher(config: TrainerConfig, plan: Plan = PLAN) -> set[str]:
     """The sections' fields, as `train.optimizer`."""
-    plans = (PLAN, replace(PLAN, trainer=config))
+    plans = (plan, replace(plan, trainer=config))
     before, after = (merge(render_job(plan), PLATFORM, plan) for plan in plans)
     changes = diff_jobs(before, after, live=False)
     return {_field(one.path.removeprefix("config.")) for one in changes if one.effect == "refused"}
 
 
-def refused_by_the_driver(config: TrainerConfig) -> set[str]:
+def refused_by_the_driver(config: TrainerConfig, plan: Plan = PLAN) -> set[str]:
     with tempfile.TemporaryDirectory() as path:
         folder = RunFolder.open(path, "digits")
-        folder.write(folder.run, PLAN.trainer.model_dump_json())
+        folder.write(folder.run, plan.trainer.model_dump_json())
         try:
             resume.check_identity(folder, config)
         except ConfigError as error:
@@ -117,6 +133,15 @@ def test_they_agree_about_each_field(path: str, value: Any) -> None:
     assert refused_by_the_launcher(config) == refused_by_the_driver(config)
 
 
+@pytest.mark.parametrize(("path", "value"), TEXT_OTHERS.items(), ids=lambda one: str(one))
+def test_they_agree_about_each_field_of_a_language_model(path: str, value: Any) -> None:
+    config = changed({path: value}, TEXT_PLAN)
+    assert config != TEXT_PLAN.trainer
+    refused = refused_by_the_launcher(config, TEXT_PLAN)
+    assert refused == refused_by_the_driver(config, TEXT_PLAN)
+    assert bool(refused) is (path not in ("train.micro_batch_size", "train.compile"))
+
+
 @given(st.sets(st.sampled_from(sorted(OTHERS)), max_size=6), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_they_agree_about_any_change(paths: set[str], lower: bool) -> None:
@@ -126,6 +151,6 @@ def test_they_agree_about_any_change(paths: set[str], lower: bool) -> None:
 
 @pytest.mark.parametrize("section", ["data", "train"])
 def test_every_field_of_the_identitys_sections_is_tried(section: str) -> None:
-    model: type[BaseModel] = TrainerConfig.model_fields[section].annotation  # type: ignore[assignment]
-    tried = {_field(path) for path in OTHERS} | ONE_CHOICE
-    assert {f"{section}.{name}" for name in model.model_fields} <= tried
+    models = [type(getattr(plan.trainer, section)) for plan in (PLAN, TEXT_PLAN)]
+    tried = {_field(path) for path in (*OTHERS, *TEXT_OTHERS)} | TOGETHER
+    assert {f"{section}.{name}" for model in models for name in model.model_fields} <= tried

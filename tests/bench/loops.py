@@ -78,7 +78,6 @@ def ours(settings: Settings) -> Callable[[Iterable[Batch]], Counted]:
     if settings.build != build_model:
         learner.network = settings.build(config.train.model)
         learner.optimizer = build_optimizer(learner.network, config.train, settings.worker.device)
-    learner.start()
 
     def learn(batches: Iterable[Batch], records: Records | None = None) -> Counted:
         counted = Counted(batches, settings)

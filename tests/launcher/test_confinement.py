@@ -32,6 +32,7 @@ from tests.launcher.random_runs import (
     documents,
     plausible,
 )
+from trainer import submission
 from trainer.config import CONFIG_VARIABLE, read_config
 
 NAMESPACE = "team"
@@ -101,7 +102,8 @@ def confined(document: dict[str, Any], platform: Platform = PLATFORM) -> None:
         assert platform.autoscaler is not None
         assert shape["autoscalerOptions"] == platform.autoscaler.options
     volumes = platform.autoscaler.volumes if planned.is_elastic and platform.autoscaler else ()
-    same_pod(shape["headGroupSpec"], given["headGroupSpec"], {CONFIG_VARIABLE}, volumes)
+    ours = {CONFIG_VARIABLE, submission.VARIABLE}
+    same_pod(shape["headGroupSpec"], given["headGroupSpec"], ours, volumes)
     for group in shape["workerGroupSpecs"]:
         pool = group["groupName"].removesuffix("-data")
         same_pod(group, platform.worker_group(pool), set(), ())

@@ -89,7 +89,10 @@ def test_flags_become_keys(init: Init, tmp_path: Path) -> None:
         (["--gpus", "2", "--workers", "2"], "exclude each other"),
         (["--name", "Digits"], "at most 38 characters"),
         (["--source", "s3://bucket/x"], "how many classes and channels s3://bucket/x has"),
-        (["--source", "mnist", "--classes", "9", "--channels", "1"], "must be digits, a path"),
+        (
+            ["--source", "mnist", "--classes", "9", "--channels", "1"],
+            "must be digits, stdlib, a path",
+        ),
         (["--epochs", "0"], "train.epochs = 0"),
         (["there.yaml"], "there.yaml exists already and is not overwritten"),
         (["none/run.yaml"], "cannot write none/run.yaml"),

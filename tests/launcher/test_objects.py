@@ -17,6 +17,7 @@ from launcher.merge import merge, object_hash
 from launcher.plan import Plan, plan_run
 from launcher.platform import Platform
 from launcher.render import render_job
+from trainer import submission
 from trainer.config import CONFIG_VARIABLE, TrainerConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,7 +90,8 @@ def test_only_the_named_places_of_the_shape_are_filled(platform: Platform) -> No
             container = side["template"]["spec"]["containers"][0]
             for place in ("resources", "image"):
                 container.pop(place)
-            container["env"] = [v for v in container["env"] if v["name"] != CONFIG_VARIABLE]
+            ours = (CONFIG_VARIABLE, submission.VARIABLE)
+            container["env"] = [v for v in container["env"] if v["name"] not in ours]
             for label in ("trainyard.io/run", "app.kubernetes.io/managed-by"):
                 side["template"]["metadata"]["labels"].pop(label, None)
             for key in ("replicas", "minReplicas", "maxReplicas"):

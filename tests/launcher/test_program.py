@@ -98,7 +98,7 @@ def test_what_was_typed_is_passed_on(tools: Path, typed: str, passed_on: str) ->
         (["checkpoints", "prune", "digits"], "Missing option '--keep'"),
         (["checkpoints", "prune", "digits", "--keep", "0"], "'--keep': Input should be greater"),
         (["checkpoints", "export", "digits", "--format", "h5"], "is not one of 'state_dict'"),
-        (["predict", "digits"], "Missing argument"),
+        (["predict", "digits"], "Name images, or give a language model its --prompt"),
         (["data", "prepare", "in/"], "Missing argument"),
     ],
 )

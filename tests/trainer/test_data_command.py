@@ -14,6 +14,7 @@ from PIL import Image
 from pyarrow import fs
 from training import open_folder, small_config
 
+from trainer.classification import Classification
 from trainer.config import Data, Model
 from trainer.data import sources
 from trainer.data.__main__ import main
@@ -176,7 +177,7 @@ def test_a_source_and_a_destination_may_lie_on_s3(
     prepared = sources.open_data(
         Data(source=dest),
         open_folder(small_config(tmp_path)),
-        model=Model(name="resnet18", in_channels=3, num_classes=3),
+        form=Classification().form(Model(name="resnet18", in_channels=3, num_classes=3)),
         storage_endpoint=endpoint,
         say=print,
     )

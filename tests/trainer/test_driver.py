@@ -154,6 +154,9 @@ class Waiting:
     def check(self) -> None:
         self.is_waited_for.set()
 
+    def ask(self, stopped: Stopped) -> None:
+        self.asked.set()
+
     def work(self) -> str:
         assert self.asked.wait(LIMIT_S)
         self.ended.set()
@@ -184,14 +187,14 @@ def test_what_the_work_returns_or_raises_comes_back(waiting: Waiting) -> None:
     assert (
         aside(
             lambda: "done",
-            ask_to_end=waiting.asked.set,
+            ask_to_end=waiting.ask,
             tell=waiting.told.append,
             check=waiting.check,
         )
         == "done"
     )
     with pytest.raises(RunError, match="of the work"):
-        aside(fail, ask_to_end=waiting.asked.set, tell=waiting.told.append, check=waiting.check)
+        aside(fail, ask_to_end=waiting.ask, tell=waiting.told.append, check=waiting.check)
     assert not waiting.asked.is_set()
 
 
@@ -199,7 +202,7 @@ def test_sigterm_asks_the_work_to_end_and_waits_for_that(waiting: Waiting) -> No
     with pytest.raises(Stopped):
         aside(
             waiting.get_signal,
-            ask_to_end=waiting.asked.set,
+            ask_to_end=waiting.ask,
             tell=waiting.told.append,
             check=waiting.check,
         )
@@ -214,7 +217,7 @@ def test_work_that_does_not_end_is_left_behind(
     with pytest.raises(Stopped):
         aside(
             waiting.get_signal,
-            ask_to_end=lambda: None,
+            ask_to_end=lambda stopped: None,
             tell=waiting.told.append,
             check=waiting.check,
         )
@@ -227,7 +230,7 @@ def test_an_attempt_that_was_taken_over_waits_no_longer(waiting: Waiting) -> Non
         raise Fenced("attempt 2 has taken over")
 
     with pytest.raises(Fenced, match="attempt 2 has taken over"):
-        aside(waiting.work, ask_to_end=waiting.asked.set, tell=waiting.told.append, check=check)
+        aside(waiting.work, ask_to_end=waiting.ask, tell=waiting.told.append, check=check)
     assert not waiting.asked.is_set()
 
 
@@ -236,7 +239,7 @@ def test_the_driver_asks_the_workers_to_stop_in_the_run_s_folder(
 ) -> None:
     config = small_config(tmp_path)
     folder = open_folder(config)
-    driver.ask_to_stop(task_of(config, attempt=3), folder)
+    driver.ask_to_stop(task_of(config, attempt=3), folder, Stopped())
     assert folder.exists(folder.stop(3))
     assert capsys.readouterr().out == "SIGTERM: the workers save a checkpoint and leave\n"
 

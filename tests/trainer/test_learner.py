@@ -51,9 +51,7 @@ def batch(digits: Prepared) -> Batch:
 def learner_of(digits: Prepared, *, device: torch.device = CPU, **changes: Any) -> Learner:
     config = small_config(Path("/unused"), **changes)
     length = Length.of(config, digits.num_train)
-    learner = Learner(config, digits.images, length, Worker(device=device))
-    learner.start()
-    return learner
+    return Learner(config, digits.images, length, Worker(device=device))
 
 
 def step(learner: Learner, batch: Batch, number: int = 0) -> float:
@@ -84,7 +82,7 @@ def test_the_loss_is_that_of_smoothed_labels(
 ) -> None:
     learner = learner_of(digits, train__label_smoothing=smoothing)
     learner.network.eval()
-    outputs = learner.network(learner.to_input(batch.pixels))
+    outputs = learner.network(learner.lesson.inputs(batch))
     # So much of each label is spread over all ten classes.
     labels = functional.one_hot(batch.labels, 10) * (1 - smoothing) + smoothing / 10
     expected = -(labels * outputs.log_softmax(dim=1)).sum(dim=1).mean()

@@ -150,7 +150,6 @@ def step_as_rank(
     task = worker.from_rank_zero(task_of(config) if rank == 0 else None)
     length = Length(epochs=1, num_samples=129, global_batch_size=128, drop_last=False)
     learner = Learner(config, task.data.images, length, worker)
-    learner.start()
     learner.network.eval()
     order = GlobalBatches(length, worker, shuffle=False, seed=0)
     images = decode(read_split(task.data), task.data.images)

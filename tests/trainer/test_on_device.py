@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional
 
 from trainer.config import Augment
-from trainer.data.batch import Batch
-from trainer.data.on_device import ToInput, augmented, moved, random_numbers
+from trainer.data.batch import Batch, moved
+from trainer.data.on_device import ToInput, augmented, random_numbers
 from trainer.data.parquet import Images
 
 CPU = torch.device("cpu")

@@ -17,6 +17,7 @@ import pytest
 from sklearn.datasets import load_digits
 from training import open_folder, small_config
 
+from trainer.classification import Classification
 from trainer.config import Data, Model
 from trainer.data import sources
 from trainer.data.find import open_source
@@ -291,7 +292,7 @@ def open_data(folder: RunFolder, model: Model | None = None, **data: Any) -> Pre
     return sources.open_data(
         Data(**data),
         folder,
-        model=model or Model(name="resnet18", in_channels=1, num_classes=10),
+        form=Classification().form(model or Model(name="resnet18", in_channels=1, num_classes=10)),
         storage_endpoint=None,
         say=lambda line: None,
     )

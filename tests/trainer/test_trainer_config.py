@@ -8,7 +8,7 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from trainer.config import Data, Model, Train, share_batch
+from trainer.config import Data, ImageClassification, Model, share_batch
 
 
 def test_config_imports_neither_torch_nor_ray() -> None:
@@ -22,9 +22,11 @@ def test_config_imports_neither_torch_nor_ray() -> None:
     assert answer.stdout == "[]\n"
 
 
-def train_section(size: int, micro: int | None = None) -> Train:
+def train_section(size: int, micro: int | None = None) -> ImageClassification:
     model = Model(name="resnet18", in_channels=1, num_classes=10)
-    return Train(model=model, epochs=1, global_batch_size=size, micro_batch_size=micro)
+    return ImageClassification(
+        model=model, epochs=1, global_batch_size=size, micro_batch_size=micro
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from training import Group, small_config, task_of
 from trainer.data.batch import Batch
 from trainer.data.torch_loader import ValidationBatches
 from trainer.strategy import Worker
-from trainer.validation import NUM_WORST, Answers, Mistake, Tally, Validation
+from trainer.validation import NUM_WORST, Answers, Judged, Mistake, Tally, Validation
 
 CPU = torch.device("cpu")
 ALONE = Worker(device=CPU)
@@ -140,11 +140,15 @@ def test_a_worker_without_images_changes_nothing() -> None:
 # In training.
 
 
+def told(loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor) -> Judged:
+    return Judged(loss=loss, hits=(outputs.argmax(dim=1) == labels).sum(), count=len(labels))
+
+
 def test_a_tally_tells_the_loss_since_it_was_asked_and_the_accuracy_since_it_began() -> None:
     tally = Tally(CPU)
-    tally.add(torch.tensor(2.0), outputs_for([0, 1], [1.0, 1.0]), torch.tensor([0, 0]))
+    tally.add(told(torch.tensor(2.0), outputs_for([0, 1], [1.0, 1.0]), torch.tensor([0, 0])))
     assert tally.since_last() == (2.0, 0.5)
-    tally.add(torch.tensor(4.0), outputs_for([1, 1], [1.0, 1.0]), torch.tensor([1, 1]))
+    tally.add(told(torch.tensor(4.0), outputs_for([1, 1], [1.0, 1.0]), torch.tensor([1, 1])))
     assert tally.since_last() == (4.0, 0.75)
     assert tally.since_last() == (0.0, 0.75)
     assert tally.total(ALONE).tolist() == [12.0, 3.0, 4.0]
@@ -153,12 +157,12 @@ def test_a_tally_tells_the_loss_since_it_was_asked_and_the_accuracy_since_it_beg
 def test_a_tally_goes_on_from_another() -> None:
     whole, cut = Tally(CPU), Tally(CPU)
     for tally in (whole, cut):
-        tally.add(torch.tensor(2.0), outputs_for([0, 1], [1.0, 1.0]), torch.tensor([0, 0]))
+        tally.add(told(torch.tensor(2.0), outputs_for([0, 1], [1.0, 1.0]), torch.tensor([0, 0])))
         tally.since_last()
     resumed = Tally(CPU)
     resumed.go_on_from(cut.total(ALONE))
     for tally in (whole, resumed):
-        tally.add(torch.tensor(4.0), outputs_for([1, 1], [1.0, 1.0]), torch.tensor([1, 1]))
+        tally.add(told(torch.tensor(4.0), outputs_for([1, 1], [1.0, 1.0]), torch.tensor([1, 1])))
     assert resumed.since_last() == whole.since_last() == (4.0, 0.75)
     assert torch.equal(resumed.sums, whole.sums)
 
@@ -167,7 +171,9 @@ def test_a_total_over_workers_leaves_each_tally_as_it_is() -> None:
     def count(worker: Worker) -> tuple[list[float], list[float]]:
         tally = Tally(CPU)
         labels = torch.zeros(worker.rank + 1, dtype=torch.int64)
-        tally.add(torch.tensor(1.0), outputs_for([0] * len(labels), [1.0] * len(labels)), labels)
+        tally.add(
+            told(torch.tensor(1.0), outputs_for([0] * len(labels), [1.0] * len(labels)), labels)
+        )
         return tally.total(worker).tolist(), tally.sums.tolist()
 
     first, second = Group(2).run(count)

@@ -13,8 +13,10 @@ from collections.abc import Mapping
 
 from pydantic import ValidationError
 
+from trainer import leaving
 from trainer.config import CONFIG_VARIABLE, OwnConfig, TrainerConfig, read_config
 from trainer.errors import ConfigError, TrainerError
+from trainer.hold import Leaving
 from trainer.output import Output
 
 LOG_VARIABLE = "TRAINYARD_LOG"
@@ -29,7 +31,8 @@ def main(arguments: list[str] | None = None, environment: Mapping[str, str] = os
         help="train in this process alone, or in those that torchrun has started",
     )
     wanted = parser.parse_args(arguments)
-    with Output(environment.get(LOG_VARIABLE)) as output:
+    leave = leaving.heeded(environment.get(leaving.VARIABLE))
+    with leave, Output(environment.get(LOG_VARIABLE)) as output:
         try:
             config = _config(environment)
             # Only now: torch and Ray take seconds, and a wrong config needs neither.
@@ -47,6 +50,9 @@ def main(arguments: list[str] | None = None, environment: Mapping[str, str] = os
                 from trainer import driver
 
                 driver.run(config, output)
+        except Leaving as error:
+            print(error, flush=True)
+            raise
         except TrainerError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
             return error.exit_code

@@ -6,9 +6,10 @@ import json
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 
-from trainer import model, resume
+from trainer import resume, submission
 from trainer.checkpoint import VALIDATION, Checkpoint, Checkpoints, Damaged, best_of
 from trainer.config import TrainerConfig, share_batch
 from trainer.data import sources
@@ -18,7 +19,8 @@ from trainer.folder import RunFolder
 from trainer.hold import say, storage_explained, under_way
 from trainer.lease import Lease
 from trainer.output import Output, ProgressPrinter
-from trainer.progress import SPENT, Length, Recorder, Trained, cleaned
+from trainer.progress import SPENT, Length, Recorder, Trained, cleaned, read_lines
+from trainer.recipe import recipe_of
 from trainer.saved import deliver
 from trainer.startup import Startup, process_age_s
 from trainer.versions import versions
@@ -52,7 +54,8 @@ def run(config: TrainerConfig, output: Output, fit: Fit) -> None:
 
                 trained = start.trained if start else Trained()
                 workers = config.scaling.num_workers
-                recorder = Recorder(folder, length, attempt=attempt, workers=workers)
+                speeds = partial(recipe_of(config.train).speeds, config.train.model, worker=None)
+                recorder = Recorder(folder, length, attempt=attempt, workers=workers, speeds=speeds)
                 recorder.show_start(trained)
                 resumed_from = start.name if start else None
                 if not trained.is_complete(config.train.epochs):
@@ -73,7 +76,7 @@ def open_data(config: TrainerConfig, folder: RunFolder) -> Prepared:
     return sources.open_data(
         config.data,
         folder,
-        model=config.train.model,
+        form=recipe_of(config.train).form(config.train.model),
         storage_endpoint=config.storage.endpoint,
         say=say,
     )
@@ -96,19 +99,24 @@ def with_absolute_path(config: TrainerConfig) -> TrainerConfig:
 
 def check(config: TrainerConfig, folder: RunFolder) -> int:
     """Number of the model's parameters. Raises ConfigError for what no attempt could mend."""
+    if config.train.fsdp2 and config.train.fsdp2.cpu_offload and not config.scaling.use_gpu:
+        raise ConfigError(
+            "train.fsdp2.cpu_offload = true takes weights off a GPU, and this run has none.\n"
+            "       Use false, or resources.gpus."
+        )
     try:
         for workers in config.scaling.sizes:
             share_batch(config.train, workers)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    parameters = model.check_model(config.train.model)
+    parameters = recipe_of(config.train).check(config.train.model)
     resume.check_identity(folder, config)
     return parameters
 
 
 def check_data(config: TrainerConfig, data: Prepared) -> Length:
     """How long the run is. Raises ConfigError if model and batches do not fit the data."""
-    model.check_fit(config.train.model, data.images)
+    recipe_of(config.train).check_fit(config.train.model, data.images)
     length = Length.of(config, data.num_train)
     for workers in config.scaling.sizes:
         check_share(config, length, workers)
@@ -116,16 +124,17 @@ def check_data(config: TrainerConfig, data: Prepared) -> Length:
 
 
 def check_share(config: TrainerConfig, length: Length, workers: int) -> None:
-    """Raises ConfigError if a worker of so many would learn from a single image and cannot."""
+    """Raises ConfigError if a worker of so many would learn from a single sample and cannot."""
     micro = share_batch(config.train, workers).micro_batch_size
     sizes = {micro}
     for size in {length.batch_size(0), length.batch_size(length.steps_per_epoch - 1)}:
         for share in {size // workers, -(-size // workers)}:
             sizes |= {share % micro} if share % micro else set()
-    if 1 in sizes and not model.takes_one_image(config.train.model):
+    recipe, model = recipe_of(config.train), config.train.model
+    if 1 in sizes and not recipe.takes_one_sample(model):
         raise ConfigError(
             f"train.global_batch_size = {length.global_batch_size} over {workers} workers leaves "
-            f"single images of the {length.num_samples} for a step, and {config.train.model.name} "
+            f"single {recipe.samples} of the {length.num_samples} for a step, and {recipe.title(model)} "
             "cannot learn from one alone (batch norm).\n"
             "       Use data.drop_last: true, another global_batch_size or micro_batch_size."
         )
@@ -144,13 +153,13 @@ def describe(
     start: Checkpoint | None,
 ) -> None:
     """Print what is about to happen, in numbers."""
-    images, workers = data.images, config.scaling.num_workers
+    recipe, workers = recipe_of(config.train), config.scaling.num_workers
     share = share_batch(config.train, workers)
     fewest = config.scaling.min_workers
     at_least = f", at least {fewest} of them," if fewest else ""
     passes = f" in {share.accumulation} passes" if share.accumulation > 1 else ""
     rest = (
-        f"; {length.dropped_per_epoch} images are left out of each epoch"
+        f"; {length.dropped_per_epoch} {recipe.samples} are left out of each epoch"
         if length.dropped_per_epoch
         else ""
     )
@@ -158,12 +167,11 @@ def describe(
     lines = (
         f"run {config.name}, attempt {attempt}: {folder.show(folder.root)}",
         "versions: " + ", ".join(f"{name} {version}" for name, version in versions().items()),
-        f"data: {images.source}, {data.num_train:,} training and {data.num_valid:,} validation "
-        f"images of {'x'.join(map(str, images.shape))}, {len(images.classes)} classes{bad}, "
-        f"by the {config.data.loader} loader",
-        f"model: {config.train.model.name}, {parameters:,} parameters",
+        f"data: {data.images.source}, {data.num_train:,} training and {data.num_valid:,} validation "
+        f"{recipe.describe(data.images)}{bad}, by the {config.data.loader} loader",
+        f"model: {recipe.title(config.train.model)}, {parameters:,} parameters",
         f"plan: {length.epochs} epochs of {length.steps_per_epoch} steps of "
-        f"{length.global_batch_size} images, {share.samples} on each of {workers} workers{at_least}"
+        f"{length.global_batch_size} {recipe.samples}, {share.samples} on each of {workers} workers{at_least}"
         f"{passes}{rest}",
         f"start: checkpoint {start.name}" if start else "start: from scratch",
     )
@@ -190,6 +198,7 @@ def record_attempt(
     }
     folder.append(folder.attempts, json.dumps(record) + "\n")
     folder.write(folder.run, config.model_dump_json(indent=2))
+    submission.keep(folder)
 
 
 # Ends.
@@ -252,6 +261,17 @@ def last_workers(config: TrainerConfig, folder: RunFolder) -> int:
     return workers
 
 
+def speeds_of(config: TrainerConfig, folder: RunFolder, trained: Trained) -> dict[str, float]:
+    """How fast it was in the recipe's own units; what only workers can tell, as in the last epoch."""
+    recipe, model = recipe_of(config.train), config.train.model
+    told = recipe.speeds(model, trained.images_per_s, worker=None)
+    speeds = {name: round(speed, 1) for name, speed in told.items()}
+    ended = [line for line in read_lines(folder, folder.metrics) if line["kind"] == "epoch"]
+    if ended and "mfu" in ended[-1]:
+        speeds["mfu"] = ended[-1]["mfu"]
+    return speeds
+
+
 def summarise(
     config: TrainerConfig,
     folder: RunFolder,
@@ -275,6 +295,7 @@ def summarise(
         "steps": trained.step,
         "samples_seen": trained.samples,
         "images_per_s": round(trained.images_per_s, 1),
+        **speeds_of(config, folder, trained),
         "attempts": attempt,
         "resumed_from": resumed_from,
         "train_s": round(trained.train_s, 1),

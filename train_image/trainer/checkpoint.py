@@ -29,6 +29,9 @@ STATE = "state.pt"
 VALIDATION = "validation.json"
 MANIFEST = "manifest.json"
 
+Facts = dict[str, Any]
+"""Size and SHA-256 of a file."""
+
 FORMAT = 2
 """Of the manifest; other numbers are of other versions of this program."""
 
@@ -124,27 +127,29 @@ class Checkpoints:
         group: int,
         contents: Mapping[str, Any],
         facts: Mapping[str, Any],
+        written: Mapping[str, Facts] | None = None,
         before_commit: Callable[[], None] = lambda: None,
     ) -> str:
         """Write a checkpoint and commit it, unless `before_commit` raises.
 
-        `contents` is what goes into each file, `facts` what the manifest tells of config and images.
+        `contents` is what goes into each file, `facts` what the manifest tells of config and images,
+        `written` what it tells of files that lie there already.
         """
         name = str(Name(trained.samples, attempt, group))
         files = {
             file: self._write(self.path(name, file), content) for file, content in contents.items()
-        }
+        } | dict(written or {})
         manifest = {"format": FORMAT, "files": files, "trained": asdict(trained), **facts}
         before_commit()
         self.folder.write(self.path(name, MANIFEST), json.dumps(manifest, indent=2))
         return name
 
-    def _write(self, path: str, content: Any) -> dict[str, Any]:
+    def _write(self, path: str, content: Any) -> Facts:
         """Write one file and return what its manifest says of it."""
         import torch  # takes seconds, which a list of checkpoints need not wait for
 
         with self.folder.writing(path) as stream:
-            measured = _Measured(stream.write)
+            measured = Measured(stream.write)
             if path.endswith(".json"):
                 measured.write(json.dumps(content).encode())
             else:
@@ -155,7 +160,7 @@ class Checkpoints:
                     if measured.error:
                         raise measured.error from None
                     raise
-        return {"size": measured.size, "sha256": measured.digest.hexdigest()}
+        return measured.facts
 
     def read_manifest(self, name: str) -> Checkpoint:
         """What the manifest says. Raises Damaged, or RunError if another version wrote it."""
@@ -302,7 +307,7 @@ def _ends(newest_first: list[Checkpoint]) -> list[Checkpoint]:
     return [ends[epoch] for epoch in sorted(ends)]
 
 
-class _Measured:
+class Measured:
     """Counts and hashes what is written through it, so that no file is held in memory or read again."""
 
     def __init__(self, write: Callable[[bytes], Any]) -> None:
@@ -310,6 +315,14 @@ class _Measured:
         self.error: BaseException | None = None
         self.size = 0
         self.digest = hashlib.sha256()
+
+    @property
+    def facts(self) -> Facts:
+        """Of what was written so far."""
+        return {"size": self.size, "sha256": self.digest.hexdigest()}
+
+    def tell(self) -> int:
+        return self.size
 
     def write(self, data: bytes) -> int:
         length = memoryview(data).nbytes
@@ -323,4 +336,7 @@ class _Measured:
         return length
 
     def flush(self) -> None:
-        """torch.save calls it; the stream's owner closes the stream."""
+        """torch calls it; the stream's owner closes the stream."""
+
+    def close(self) -> None:
+        """As `flush`."""

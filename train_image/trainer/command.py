@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shlex
@@ -21,7 +22,7 @@ from trainer.ray_cluster import (  # first: Ray reads some variables when it is 
 )
 
 # isort: split
-from trainer import overlay
+from trainer import overlay, submission
 from trainer.config import (
     CODE_VARIABLE,
     CONFIG_VARIABLE,
@@ -80,7 +81,7 @@ def run(config: Own, output: Output) -> None:
                     require_room(config.scaling)
                     surroundings = _surroundings(config, lease.attempt)
                     with (
-                        _code(config, scratch, surroundings) as place,
+                        _code(config, folder, scratch, surroundings) as place,
                         ProgressPrinter(folder, output, lease.attempt),
                     ):
                         run_program(
@@ -156,6 +157,7 @@ def _record(config: Own, folder: RunFolder, attempt: int) -> None:
     }
     folder.append(folder.attempts, json.dumps(record) + "\n")
     folder.write(folder.run, config.model_dump_json(indent=2))
+    submission.keep(folder)
 
 
 def _describe(config: Own, folder: RunFolder, attempt: int) -> None:
@@ -167,7 +169,8 @@ def _describe(config: Own, folder: RunFolder, attempt: int) -> None:
 
 def _surroundings(config: Own, attempt: int) -> dict[str, str]:
     """The program's environment."""
-    inherited = {name: value for name, value in os.environ.items() if name != CODE_VARIABLE}
+    ours = (CODE_VARIABLE, submission.VARIABLE)
+    inherited = {name: value for name, value in os.environ.items() if name not in ours}
     told = {
         f"TRAINYARD_{name.upper()}": value for name, value in placeholders(config, attempt).items()
     }
@@ -184,13 +187,17 @@ def _surroundings(config: Own, attempt: int) -> dict[str, str]:
 
 
 @contextmanager
-def _code(config: Own, scratch: Path, surroundings: dict[str, str]) -> Iterator[Path | None]:
+def _code(
+    config: Own, folder: RunFolder, scratch: Path, surroundings: dict[str, str]
+) -> Iterator[Path | None]:
     """The folder with the run's code, in which the program runs; its workers get a copy from Ray."""
     if config.code_sha256 is None:
         yield None
         return
     with tempfile.TemporaryDirectory(dir=scratch) as place:
-        overlay.unpack(os.environ.get(CODE_VARIABLE, ""), config.code_sha256, Path(place))
+        packed = os.environ.get(CODE_VARIABLE, "")
+        overlay.unpack(packed, config.code_sha256, Path(place))
+        submission.keep_code(folder, base64.b64decode(packed))
         job = json.loads(surroundings.get(JOB_CONFIG_VARIABLE, "{}"))
         job["runtime_env"] = {**(job.get("runtime_env") or {}), "working_dir": place}
         surroundings[JOB_CONFIG_VARIABLE] = json.dumps(job)

@@ -11,17 +11,20 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
     NonNegativeInt,
     PositiveInt,
     StringConstraints,
+    Tag,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError, from_json
 
@@ -61,8 +64,8 @@ MAY_CHANGE = {
 """Keys of the sections that make a run's identity, but do not belong to it themselves. `epochs` may only
 be raised."""
 
-BUILT_IN = ("digits",)
-"""Data sets that come with a package."""
+BUILT_IN = {"digits": "image_classification", "stdlib": "language_model"}
+"""Data sets that come with a package, and the recipe that learns each."""
 
 
 class Section(BaseModel):
@@ -79,7 +82,7 @@ def _require_source(source: str) -> str:
         return source
     raise PydanticCustomError(
         "source",
-        f"must be {' or '.join(BUILT_IN)}, a path with a slash in it such as ./{source}, "
+        f"must be {', '.join(BUILT_IN)}, a path with a slash in it such as ./{source}, "
         "or s3://bucket/prefix",
     )
 
@@ -98,15 +101,21 @@ class Data(Section):
     """What to train on, and who feeds it."""
 
     source: Annotated[str, AfterValidator(_require_source)]
-    """`digits` (1,797 handwritten digits that come with scikit-learn), or a path or `s3://` URL: of what
-    `trainyard data prepare` made, idx files, a folder with a sub-folder per class, a CSV or JSONL
-    manifest, or Parquet files."""
+    """`digits` (1,797 handwritten digits that come with scikit-learn), `stdlib` (a mebibyte of Python's own
+    modules, as text), or a path or `s3://` URL: of what `trainyard data prepare` made, idx files, a folder
+    with a sub-folder per class, a CSV or JSONL manifest, or Parquet files; for `language_model` of a text
+    file or a folder of text files."""
+
+    text_files: Annotated[str, StringConstraints(min_length=1)] | None = None
+    """Which files of a folder are text, by their names, such as `*.md`; without it `*.txt`. Those in
+    sub-folders count, too."""
 
     valid_source: Annotated[str, AfterValidator(_require_source)] | None = None
-    """Validation images; without them, `valid_share` of the source."""
+    """Validation images or text; without them, `valid_share` of the source."""
 
     valid_share: Annotated[float, Field(gt=0, lt=1, strict=False)] = 0.2
-    """Share of each class that is kept for validation where the source has no part for it."""
+    """Share of each class, or of the end of each text file, that is kept for validation where the source
+    has no part for it."""
 
     endpoint: str | None = None
     """Address of the sources' S3 server, if it is neither AWS nor the storage's own."""
@@ -155,6 +164,36 @@ class Model(Section):
 
     image_size: PositiveInt = 32
     """Side in pixels to which images are resized on the device."""
+
+
+class Gpt(Section):
+    """A transformer that reads bytes and tells the next one."""
+
+    layers: PositiveInt
+    """Blocks, each of attention and a network of two layers."""
+
+    heads: PositiveInt
+    """Heads of each attention; they share the width evenly."""
+
+    width: PositiveInt
+    """Numbers by which a byte is known between blocks."""
+
+    context_length: Annotated[int, Field(ge=2, le=2**16)]
+    """Bytes that the model looks back on at most, and bytes of a sample."""
+
+    dropout: Fraction = 0.0
+    """Share of the numbers between layers that are set to 0 at random in training."""
+
+    @model_validator(mode="after")
+    def _heads_share_the_width(self) -> Gpt:
+        if self.width % self.heads:
+            below = self.width // self.heads * self.heads or self.heads
+            raise PydanticCustomError(
+                "one_of",
+                f"width = {self.width} cannot be shared evenly by heads = {self.heads}; "
+                f"use a width of {below} or {below + self.heads}",
+            )
+        return self
 
 
 class Sgd(Section):
@@ -236,20 +275,44 @@ class EarlyStopping(Section):
     """Changes up to this size are no improvement."""
 
 
-class Train(Section):
-    """One built-in recipe and its settings."""
+class Fsdp2(Section):
+    """How `strategy: fsdp2` shares a model out over workers."""
 
-    recipe: Literal["image_classification"] = "image_classification"
+    reshard_after_forward: bool = True
+    """Give gathered weights up between the forward and the backward pass: less memory, and one exchange
+    more."""
+
+    param_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Numbers that weights are gathered and computed in; each worker keeps its share in fp32."""
+
+    reduce_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Numbers that gradients are added up in."""
+
+    cpu_offload: bool = False
+    """Keep weights, gradients and optimiser in host memory, and each on the GPU only while it is needed."""
+
+
+Optimizer = Annotated[Sgd | AdamW, Field(discriminator="name")]
+
+
+class Train(Section):
+    """What every built-in recipe has."""
+
+    no_use_for: ClassVar[tuple[str, ...]] = ()
+    """Keys of `data` that mean nothing to the recipe."""
+
+    recipe: str
     """What is learnt."""
 
-    strategy: Literal["ddp"] = "ddp"
-    """How the model is spread over workers: `ddp` copies it to each."""
+    strategy: Literal["ddp", "fsdp2"] = "ddp"
+    """How the model is spread over workers: `ddp` copies it to each, with `fsdp2` each keeps a share of its
+    weights, gradients and optimiser."""
 
-    model: Model
-    """The network."""
+    fsdp2: Fsdp2 | None = None
+    """Settings of `strategy: fsdp2`."""
 
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    """Seed of initial weights, sample order and augmentation."""
+    """Seed of initial weights, sample order and all that is drawn at random."""
 
     epochs: PositiveInt
     """How often each sample is seen."""
@@ -261,7 +324,7 @@ class Train(Section):
     """Samples that a worker computes at once; gradients of several such parts are added up. It must divide a
     worker's share of the global batch; without it that share is computed at once."""
 
-    optimizer: Sgd | AdamW = Field(default=Sgd(name="sgd"), discriminator="name")
+    optimizer: Optimizer = Sgd(name="sgd")
     """How weights follow gradients: `{name: sgd, ...}` or `{name: adamw, ...}`."""
 
     schedule: Cosine | Steps | Constant = Field(default=Cosine(name="cosine"), discriminator="name")
@@ -271,23 +334,96 @@ class Train(Section):
     clip_norm: PositiveNumber | None = None
     """Longest gradient, over all weights together (2-norm); longer ones are shortened to it."""
 
-    label_smoothing: Fraction = 0.0
-    """Share of each label that is spread over all classes."""
-
     ema_decay: Annotated[float, Field(gt=0, lt=1, strict=False)] | None = None
     """Validate and deliver a moving average of the weights, which keeps so much of itself at each step."""
 
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     """Numbers of the forward pass; `auto` is bf16 on a GPU that has it, fp32 elsewhere."""
 
-    channels_last: bool = False
-    """Keep the channels of a pixel side by side in memory: faster convolutions on most GPUs."""
-
     compile: bool = False
     """Compile the model with torch.compile: slower to start, faster afterwards on GPUs."""
 
     early_stopping: EarlyStopping | None = None
     """End the run before its last epoch."""
+
+    @model_validator(mode="after")
+    def _fits_its_strategy(self) -> Train:
+        if self.fsdp2 is not None and self.strategy != "fsdp2":
+            raise PydanticCustomError(
+                "strategy", f"has settings of fsdp2, and strategy is {self.strategy}"
+            )
+        if self.strategy == "fsdp2" and self.precision == "fp16":
+            raise PydanticCustomError(
+                "strategy",
+                "precision = fp16 scales the loss, which strategy fsdp2 does not do; use bf16, or ddp",
+            )
+        return self
+
+
+class ImageClassification(Train):
+    """A torchvision model learns which class an image is of."""
+
+    no_use_for = ("text_files",)
+
+    recipe: Literal["image_classification"] = "image_classification"
+    """What is learnt: the class of an image."""
+
+    model: Model
+    """The network."""
+
+    label_smoothing: Fraction = 0.0
+    """Share of each label that is spread over all classes."""
+
+    channels_last: bool = False
+    """Keep the channels of a pixel side by side in memory: faster convolutions on most GPUs."""
+
+
+class LanguageModel(Train):
+    """A transformer learns which byte of a text comes next."""
+
+    no_use_for = ("augment", "image_column", "label_column", "max_bad_samples")
+
+    recipe: Literal["language_model"]
+    """What is learnt: the next byte of a text."""
+
+    model: Gpt
+    """The network."""
+
+    optimizer: Optimizer = AdamW(name="adamw")
+    """How weights follow gradients: `{name: sgd, ...}` or `{name: adamw, ...}`."""
+
+
+def recipe_named(train: Any) -> str:
+    """The recipe that a `train` section names, read or not; without a name that of images."""
+    if isinstance(train, Train):
+        return train.recipe
+    named = train.get("recipe") if isinstance(train, Mapping) else None
+    return "image_classification" if named is None else str(named)
+
+
+AnyTrain = Annotated[
+    Annotated[ImageClassification, Tag("image_classification")]
+    | Annotated[LanguageModel, Tag("language_model")],
+    Discriminator(recipe_named),
+]
+"""One built-in recipe and its settings."""
+
+
+def require_fit(data: Data, train: Train) -> None:
+    """Raises PydanticCustomError if `data` has what the recipe has no use for."""
+    for key in train.no_use_for:
+        if getattr(data, key) != Data.model_fields[key].get_default():
+            raise PydanticCustomError(
+                "one_of", f"data.{key} means nothing to train.recipe = {train.recipe}: remove it"
+            )
+    for key in ("source", "valid_source"):
+        word = getattr(data, key)
+        if BUILT_IN.get(word, train.recipe) != train.recipe:
+            raise PydanticCustomError(
+                "one_of",
+                f"data.{key} = {word} is for train.recipe = {BUILT_IN[word]}, not for {train.recipe}: "
+                "use another source, or another recipe",
+            )
 
 
 class Checkpoint(Section):
@@ -459,11 +595,16 @@ class TrainerConfig(AttemptConfig):
     data: Data
     """What to train on."""
 
-    train: Train
+    train: AnyTrain
     """The recipe."""
 
     checkpoint: Checkpoint = Checkpoint()
     """When the run is saved."""
+
+    @model_validator(mode="after")
+    def _recipe_fits_data(self) -> TrainerConfig:
+        require_fit(self.data, self.train)
+        return self
 
 
 class OwnConfig(AttemptConfig):

@@ -60,22 +60,22 @@ def fit(task: Task, folder: RunFolder, lease: Lease) -> Outcome:
         task.startup.reach("ray")
         return aside(
             lambda: run_workers(task, folder, scratch),
-            ask_to_end=lambda: ask_to_stop(task, folder),
+            ask_to_end=lambda stopped: ask_to_stop(task, folder, stopped),
             tell=lambda outcome: print(f"{SAVED}{outcome.trained.step}", flush=True),
             check=lambda: lease.check() if lease.is_fenced else None,
         )
 
 
-def ask_to_stop(task: Task, folder: RunFolder) -> None:
+def ask_to_stop(task: Task, folder: RunFolder, stopped: Stopped) -> None:
     """Have the workers save and leave; they look for this file about every second."""
-    print("SIGTERM: the workers save a checkpoint and leave", flush=True)
+    print(f"{stopped.notice}: the workers save a checkpoint and leave", flush=True)
     folder.write(folder.stop(task.attempt), "")
 
 
 def aside(
     work: Callable[[], T],
     *,
-    ask_to_end: Callable[[], None],
+    ask_to_end: Callable[[Stopped], None],
     tell: Callable[[T], None],
     check: Callable[[], None],
 ) -> T:
@@ -98,8 +98,8 @@ def aside(
     try:
         while not wait([outcome], timeout=SIGNAL_POLL_S).done:
             check()
-    except Stopped:
-        ask_to_end()
+    except Stopped as stopped:
+        ask_to_end(stopped)
         if wait([outcome], timeout=STOP_WAIT_S).done and outcome.exception() is None:
             tell(outcome.result())
         raise

@@ -68,6 +68,11 @@ def write(saved: Saved, file: Path, kind: str) -> None:
         with file.open("wb") as stream:  # given a path, torch would write its name into the file
             torch.save(saved.weights, stream)
         return
+    if saved.facts["input"]["dtype"] != "float32":
+        raise ConfigError(
+            f"--format {kind} is for models that take images. Use --format state_dict: model.json beside it "
+            "says how the network is built."
+        )
     writers: dict[str, Callable[[nn.Module, torch.Tensor, Path], None]] = {
         "torchscript": _to_torchscript,
         "pt2": _to_pt2,
@@ -80,7 +85,7 @@ def write(saved: Saved, file: Path, kind: str) -> None:
         writers[kind](network, images[:TRACED], file)
     except RuntimeError as error:
         raise RunError(
-            f"{saved.config.name} cannot be written as {kind}: {str(error).splitlines()[0]}\n"
+            f"{saved.recipe.title(saved.config)} cannot be written as {kind}: {str(error).splitlines()[0]}\n"
             "       Use --format state_dict, which every model allows."
         ) from error
     if kind != "onnx":

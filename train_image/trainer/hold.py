@@ -44,8 +44,8 @@ def under_way(
         # Until this attempt has ended, the run has no outcome.
         folder.delete(folder.summary)
         yield
-    except Fenced:
-        raise  # The folder is another attempt's.
+    except (Fenced, Leaving):
+        raise  # The folder is another attempt's, or soon will be.
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             error = RunError("the run was interrupted; started again, it goes on from there")
@@ -56,19 +56,38 @@ def under_way(
 
 def fail_on_sigterm() -> None:
     """Turn the first SIGTERM into an error of the main thread, which leaves in good order."""
+    signal.signal(signal.SIGTERM, _leave)
 
-    def stop(signum: int, frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise Stopped
 
-    signal.signal(signal.SIGTERM, stop)
+def fail_on_sigusr1() -> None:
+    """The same for what `trainer.leaving` sends."""
+    signal.signal(signal.SIGUSR1, _leave)
+
+
+def _leave(signum: int, frame: object) -> None:
+    """For one reason only: the second signal of the two would disturb what the first has begun."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    raise Leaving if signum == signal.SIGUSR1 else Stopped
 
 
 class Stopped(RunError):
     """SIGTERM came."""
 
+    notice = "SIGTERM"
+    """What came, before it is said what comes of it."""
+
     def __init__(self) -> None:
         super().__init__("the run was stopped by SIGTERM; started again, it goes on from there")
+
+
+class Leaving(Stopped):
+    """The pod of this process is about to go."""
+
+    notice = "this pod goes away"
+
+    def __init__(self) -> None:
+        RunError.__init__(self, "this pod goes away: the run is given back, and goes on in another")
 
 
 def say(line: str) -> None:

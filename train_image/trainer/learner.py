@@ -2,77 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from trainer.config import TrainerConfig, share_batch
-from trainer.data.batch import Batch
-from trainer.data.on_device import ToInput, augmented, moved
+from trainer.data.batch import Batch, moved
 from trainer.data.parquet import Images
-from trainer.model import build_model
 from trainer.optimize import Precision, average_of, build_optimizer, learning_rate
 from trainer.progress import Length
-from trainer.strategy import STRATEGIES, Worker
-from trainer.validation import Answers, Tally, Validation
-
-EMPTY_SHARE = 2
-"""Images that stand in for a share of none: batch norm wants more than one."""
+from trainer.recipe import recipe_of
+from trainer.strategy import Worker, local, strategy_of
+from trainer.validation import Tally, Validation
 
 
 class Learner:
-    """One worker's copy of the model with everything that changes by training."""
+    """One worker's copy or share of the model, with everything that changes by training."""
 
     def __init__(
         self, config: TrainerConfig, images: Images, length: Length, worker: Worker
     ) -> None:
         self.train_config = config.train
-        self.augment = config.data.augment
-        self.images = images
         self.length = length
         self.worker = worker
         self.micro_batch_size = share_batch(config.train, worker.world_size).micro_batch_size
-        self.to_input = ToInput(images, config.train.model.image_size, worker.device)
         self.precision = Precision.of(config.train.precision, worker.device)
         self.precision.set_for_process()
-        self.layout = torch.channels_last if config.train.channels_last else torch.contiguous_format
+        self.lesson = recipe_of(config.train).lesson(config, images, worker.device)
 
         torch.manual_seed(config.train.seed)
-        network = build_model(config.train.model)
-        self.network = network.to(worker.device, memory_format=self.layout)
+        self.network = self.lesson.build().to(worker.device)
         self.average = (
             average_of(self.network, config.train.ema_decay) if config.train.ema_decay else None
         )
-        self.optimizer = build_optimizer(self.network, config.train, worker.device)
+        # Spread the model over the workers.
+        self.strategy = strategy_of(config.train)
+        if self.average and self.strategy.is_sharded:
+            self.strategy.wrap(self.average.module, worker)
+        self.wrapped = self.strategy.wrap(self.network, worker)
+        self.model: nn.Module = (
+            torch.compile(self.wrapped) if config.train.compile else self.wrapped
+        )
+        self.optimizer = build_optimizer(
+            self.network, config.train, worker.device, is_sharded=self.strategy.is_sharded
+        )
         self.scaler = torch.amp.GradScaler(worker.device.type, enabled=self.precision.is_scaled)
 
+    # What is saved: by one worker all, or where weights are shared out, by each its shares.
+
+    def state(self) -> dict[str, Any]:
+        """All that a resumed run needs beside the weights and beside shares."""
+        if self.strategy.is_sharded:
+            return {"scaler": self.scaler.state_dict()}
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "average": self.average.state_dict() if self.average else {},
+        }
+
+    def shares(self) -> dict[str, Any]:
+        """This worker's part of weights, optimiser and average: training changes these very tensors."""
+        return {
+            "model": self.network.state_dict(),
+            "optimizer": get_optimizer_state_dict(self.network, self.optimizer)["state"],
+            "average": self.average.state_dict() if self.average else {},
+        }
+
     def load(self, weights: dict[str, Any], state: dict[str, Any]) -> None:
-        """Go on from a checkpoint. Before `start`, since workers compare their weights there."""
+        """Go on from what one worker has saved."""
         self.network.load_state_dict(weights)
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         if self.average:
             self.average.load_state_dict(state["average"])
 
-    def start(self) -> None:
-        """Spread the model over the workers."""
-        self.strategy = STRATEGIES[self.train_config.strategy]
-        self.wrapped = self.strategy.wrap(self.network, self.worker)
-        self.model: nn.Module = (
-            torch.compile(self.wrapped) if self.train_config.compile else self.wrapped
-        )
-
-    def state(self) -> dict[str, Any]:
-        """All that a resumed run needs beside the weights."""
-        return {
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self.scaler.state_dict(),
-            "average": self.average.state_dict() if self.average else {},
-        }
+    def load_shares(self, fill: Callable[[dict[str, Any]], None], state: dict[str, Any]) -> None:
+        """Go on from what each worker has saved; `fill` brings it into tensors, in place."""
+        fill(self.shares())
+        self.scaler.load_state_dict(state["scaler"])
 
     def delivered(self) -> nn.Module:
         """The network whose weights are validated and delivered."""
@@ -96,45 +107,40 @@ class Learner:
         seed_generators(worker.device, train.seed, samples, worker.rank)
 
         self.optimizer.zero_grad(set_to_none=True)
-        parts = list(self._parts(moved(batch, worker.device)))
+        parts = list(self._parts(moved(batch, worker.device), global_samples))
         for index, part in enumerate(parts):
             is_last = index == len(parts) - 1
             alone = nullcontext() if is_last else self.strategy.without_exchange(self.wrapped)
             with alone:
-                pixels = augmented(part, self.augment, seed=train.seed, epoch=epoch)
-                loss = self._loss(pixels, part, tally)
+                if not len(part.labels):
+                    self._take_part()
+                    continue
+                outputs = self._forward(self.model, self.lesson.inputs(part, epoch=epoch))
+                judged = self.lesson.judged(outputs, part)
+                tally.add(judged)
                 # Workers' gradients are averaged; what counts is each sample of the global batch once.
                 share = worker.world_size * len(part.labels) / global_samples
-                self.scaler.scale(loss * share).backward()
-        if not parts:
-            self._take_part()
+                self.scaler.scale(judged.loss * share).backward()
         self._move()
         return rate
 
-    def _parts(self, batch: Batch) -> Iterator[Batch]:
-        for start in range(0, len(batch.labels), self.micro_batch_size):
+    def _parts(self, batch: Batch, global_samples: int) -> Iterator[Batch]:
+        """At least one, which may be empty; where all workers take part in each pass, the same number."""
+        most = len(batch.labels)
+        if self.strategy.is_sharded:
+            most = -(-global_samples // self.worker.world_size)
+        for start in range(0, max(most, 1), self.micro_batch_size):
             yield Batch(*(column[start : start + self.micro_batch_size] for column in batch))
 
-    def _loss(self, pixels: torch.Tensor, part: Batch, tally: Tally) -> torch.Tensor:
-        """Mean loss of a part; its sum goes to the tally."""
-        outputs = self._forward(self.model, pixels)
-        smoothing = self.train_config.label_smoothing
-        loss = functional.cross_entropy(outputs, part.labels, label_smoothing=smoothing)
-        tally.add(loss, outputs, part.labels)
-        return loss
-
-    def _forward(self, model: nn.Module, pixels: torch.Tensor) -> torch.Tensor:
+    def _forward(self, model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
         """Outputs in float32."""
-        inputs = self.to_input(pixels).to(memory_format=self.layout)
         with self.precision.autocast(self.worker.device):
             outputs = model(inputs)
         return outputs.float()
 
     def _take_part(self) -> None:
         """Help to average the others' gradients, with none of one's own."""
-        shape = (EMPTY_SHARE, *self.images.shape)
-        pixels = torch.zeros(shape, dtype=torch.uint8, device=self.worker.device)
-        loss = self._forward(self.model, pixels).sum()
+        loss = self._forward(self.model, self.lesson.no_inputs()).sum()
         self.scaler.scale(loss * 0).backward()
 
     def _move(self) -> None:
@@ -152,22 +158,30 @@ class Learner:
     # Validation.
 
     def validate(self, batches: Iterable[Batch]) -> Validation:
-        """What the network says of the validation images of all workers, each counted once."""
+        """What the network says of the validation samples of all workers, each counted once.
+
+        All workers give the same number of batches, of which some may be empty.
+        """
         network = self.delivered().eval()
         self.strategy.agree(network, self.worker)
-        answers = Answers(len(self.images.classes), self.worker)
-        with torch.inference_mode():
+        answers = self.lesson.answers(self.worker)
+        # Not inference mode: weights that are gathered in it are of no use for training afterwards.
+        with torch.no_grad():
             for batch in batches:
                 here = moved(batch, self.worker.device)
-                answers.add(self._forward(network, here.pixels), here)
+                if len(here.labels):
+                    answers.add(self._forward(network, self.lesson.inputs(here)), here)
+                elif self.strategy.is_sharded:
+                    self._forward(network, self.lesson.no_inputs())
         network.train()
+        self.strategy.rest(network)
         return answers.over_all()
 
     def is_finite(self) -> bool:
-        """Whether all weights are numbers."""
-        return bool(
-            torch.stack([p.detach().isfinite().all() for p in self.network.parameters()]).all()
-        )
+        """Whether all weights are numbers; all workers ask together."""
+        shares = [local(each.detach()) for each in self.network.parameters()]
+        bad = torch.stack([~share.isfinite().all() for share in shares]).sum()
+        return not self.worker.sum(bad)
 
 
 def seed_generators(device: torch.device, seed: int, samples: int, rank: int) -> None:

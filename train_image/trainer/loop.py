@@ -25,10 +25,10 @@ REPORT_INTERVAL_S = 1.0
 
 
 class Records(Protocol):
-    """What rank 0 leaves in the run's folder."""
+    """What a worker leaves in the run's folder."""
 
     def report(self, report: Report) -> None:
-        """Put a report on record."""
+        """Put a report on record; rank 0 has some."""
 
     def save(
         self,
@@ -37,7 +37,7 @@ class Records(Protocol):
         extra: dict[str, Any],
         validation: Validation | None,
     ) -> None:
-        """Begin to save; waits while an earlier save is under way."""
+        """Begin to save; waits while an earlier save is under way. All workers begin alike."""
 
     def is_saving(self) -> bool:
         """Whether a save is under way."""
@@ -47,7 +47,7 @@ class Records(Protocol):
 
 
 class NoRecords:
-    """The records of all ranks but the first."""
+    """The records of a worker that leaves none."""
 
     def report(self, report: Report) -> None: ...
 
@@ -143,10 +143,9 @@ def train(
                     extra = {"tally": tally.total(worker), "batches": batches.state()}
                     if not learner.is_finite():
                         raise diverged(interval.step, now.step)
-                    if is_first:
-                        records.save(so_far(), learner, extra, None)
-                        if order.is_urgent:
-                            records.finish_saving()
+                    records.save(so_far(), learner, extra, None)
+                    if order.is_urgent:
+                        records.finish_saving()
             if order.is_stop:
                 return now
 
@@ -203,7 +202,7 @@ def train(
             is_saving = is_first and records.is_saving()
             order = talk.hold(trained, is_saving=is_saving, is_bad=False)
         is_wanted = trained.epoch % config.checkpoint.every_epochs == 0 or is_last
-        if is_first and (is_wanted or (order and order.is_save)):
+        if is_wanted or (order and order.is_save):
             with spent.on("checkpoint"):
                 records.save(replace(trained, seconds=spent.snapshot()), learner, {}, verdict)
                 if order and order.is_urgent:
@@ -211,8 +210,7 @@ def train(
         if order and order.is_stop:
             return trained
         talk.note_epoch(trained)
-    if is_first:
-        records.finish_saving()
+    records.finish_saving()
     return trained
 
 

@@ -57,6 +57,11 @@ def takes_one_image(config: Model) -> bool:
 
 def check_fit(config: Model, images: Images) -> None:
     """Raises ConfigError if the model is for other images than the data has."""
+    if images.kind != "images":
+        raise ConfigError(
+            f"{images.source} is {images.kind}, and train.recipe = image_classification learns from images. "
+            "Use images, or train.recipe: language_model."
+        )
     problems = [
         f"train.model.{field} = {wanted}, but {images.source} has {what}: use {found}."
         for field, wanted, found, what in (

@@ -11,10 +11,13 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from trainer.config import Cosine, Sgd, Steps, Train
 from trainer.errors import ConfigError
+from trainer.strategy import local
 
 
-def build_optimizer(model: nn.Module, train: Train, device: torch.device) -> torch.optim.Optimizer:
-    """The optimiser, with all its arithmetic in one kernel where the device has that."""
+def build_optimizer(
+    model: nn.Module, train: Train, device: torch.device, *, is_sharded: bool = False
+) -> torch.optim.Optimizer:
+    """The optimiser, with all its arithmetic in one kernel where there is one."""
     wanted = train.optimizer
     is_fused = device.type in ("cpu", "cuda")
     if isinstance(wanted, Sgd):
@@ -23,7 +26,7 @@ def build_optimizer(model: nn.Module, train: Train, device: torch.device) -> tor
             lr=wanted.learning_rate,
             momentum=wanted.momentum,
             weight_decay=wanted.weight_decay,
-            fused=is_fused,
+            fused=is_fused and not is_sharded,  # torch has none of SGD for DTensors
         )
     return torch.optim.AdamW(
         model.parameters(),
@@ -103,6 +106,8 @@ def average_of(network: nn.Module, decay: float) -> AveragedModel:
     def update(average: list[Tensor], current: list[Tensor], num_averaged: Tensor) -> None:
         count = int(num_averaged)
         kept = min(decay, (1 + count) / (10 + count))
-        get_ema_multi_avg_fn(kept)(average, current, num_averaged)
+        # Of weights that are shared out each worker averages its share; buffers are whole.
+        shares = [[local(tensor) for tensor in tensors] for tensors in (average, current)]
+        get_ema_multi_avg_fn(kept)(*shares, num_averaged)
 
     return AveragedModel(network, multi_avg_fn=update, use_buffers=True)

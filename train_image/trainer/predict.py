@@ -1,11 +1,13 @@
-"""What a run's model says of pictures: they go the way that validation images go.
+"""What a run's model says of pictures, which go the way that validation images go, or how it continues text.
 
 python -m trainer.predict RUN IMAGE... [--top K] [--grid FILE.png] [--checkpoint NAME]
+python -m trainer.predict RUN --prompt TEXT [--length N] [--temperature T] [--seed N] [--checkpoint NAME]
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,13 +18,25 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from trainer.config import recipe_named
+from trainer.continuation import continued
 from trainer.data.on_device import ToInput
 from trainer.data.pictures import UnreadableError, load
+from trainer.data.text import SEPARATOR
 from trainer.errors import ConfigError
 from trainer.saved import DELIVERED, Saved, read_saved
 from trainer.terminal import Arguments, Bar, add_run, exit_code_of, open_run, table_text
 
 SHOWN_PROBLEMS = 20
+
+GIVEN = {
+    "image_classification": "pictures: trainyard predict RUN IMAGE...",
+    "language_model": "text: trainyard predict RUN --prompt TEXT",
+}
+"""What the models of a recipe are asked about."""
+
+LENGTH, TEMPERATURE = 200, 0.8
+"""Of a continuation, where nobody says other numbers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,8 +55,9 @@ def predict(
 ) -> list[Answer]:
     """Answers in the order of the files.
 
-    Raises ConfigError with all files that are no pictures.
+    Raises ConfigError with all files that are no pictures, and for a model of text.
     """
+    _require_recipe(saved, "image_classification")
     images = saved.images
     network = saved.build().to(device)
     to_input = ToInput(images, saved.config.image_size, device)
@@ -78,6 +93,42 @@ def predict(
             + (f"\n       and {more} more" if more > 0 else "")
         )
     return answers
+
+
+def continued_text(
+    saved: Saved,
+    prompt: str,
+    *,
+    length: int,
+    temperature: float,
+    seed: int,
+    device: torch.device,
+) -> str:
+    """What a language model writes behind the prompt, in at most so many bytes; the same for the same seed.
+
+    Raises ConfigError for a model of images, and for a prompt that is none.
+    """
+    _require_recipe(saved, "language_model")
+    given = prompt.encode()
+    if SEPARATOR in given:
+        raise ConfigError("--prompt has a byte 0, which ends a document. Leave it out.")
+    (found,) = continued(
+        saved.build().to(device),
+        given,
+        length=length,
+        context_length=saved.config.context_length,
+        temperature=temperature,
+        seed=seed,
+    )
+    return found.decode(errors="replace")
+
+
+def _require_recipe(saved: Saved, recipe: str) -> None:
+    found = recipe_named(saved.facts)
+    if found != recipe:
+        raise ConfigError(
+            f"{saved.facts['run']} is a run of train.recipe = {found}, which takes {GIVEN[found]}."
+        )
 
 
 def _batches(
@@ -144,7 +195,11 @@ def write_grid(answers: Sequence[Answer], file: Path) -> None:
 def main(arguments: list[str] | None = None) -> int:
     parser = Arguments(prog="python -m trainer.predict")
     add_run(parser)
-    parser.add_argument("images", nargs="+", help="picture files")
+    parser.add_argument("images", nargs="*", help="picture files")
+    parser.add_argument("--prompt", help="text to continue")
+    parser.add_argument("--length", type=int, default=LENGTH, help="bytes behind it, at most")
+    parser.add_argument("--temperature", type=float, default=TEMPERATURE, help="0: the likeliest")
+    parser.add_argument("--seed", type=int, default=0, help="of what is drawn")
     parser.add_argument("--checkpoint", default=DELIVERED, help="delivered, last, best or a name")
     parser.add_argument("--top", type=int, default=1, help="labels per picture")
     parser.add_argument("--batch-size", type=int, default=64, help="pictures at once")
@@ -153,10 +208,27 @@ def main(arguments: list[str] | None = None) -> int:
     wanted = parser.parse_args(arguments)
     if min(wanted.top, wanted.batch_size) < 1:
         parser.error("--top and --batch-size must be at least 1")
+    if (wanted.prompt is None) != bool(wanted.images):
+        parser.error("give either pictures or --prompt")
+    if wanted.length < 1 or not 0 <= wanted.temperature < math.inf or wanted.seed < 0:
+        parser.error("--length must be at least 1, --temperature and --seed at least 0")
     folder = open_run(wanted.run, wanted.storage, wanted.endpoint)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    saved = read_saved(folder, wanted.checkpoint)
+    if wanted.prompt is not None:
+        text = continued_text(
+            saved,
+            wanted.prompt,
+            length=wanted.length,
+            temperature=wanted.temperature,
+            seed=wanted.seed,
+            device=device,
+        )
+        record = {"prompt": wanted.prompt, "text": text}
+        print(json.dumps(record, indent=2) if wanted.json else wanted.prompt + text)
+        return 0
     answers = predict(
-        read_saved(folder, wanted.checkpoint),
+        saved,
         wanted.images,
         top=wanted.top,
         batch_size=wanted.batch_size,

@@ -129,7 +129,7 @@ class Report:
     """Since the epoch began."""
     learning_rate: float
     images_per_s: float
-    """Of all workers together."""
+    """Samples, of whichever recipe, of all workers together."""
     eta_s: float | None
     data_wait_s: float | None
     """Seconds per step that rank 0 waited for its batch, as is `step_s` for what followed."""
@@ -197,13 +197,16 @@ class Recorder:
         *,
         attempt: int,
         workers: int,
+        speeds: Callable[[float], dict[str, float]] = lambda images_per_s: {},
         also: Callable[[dict[str, Any]], None] = lambda record: None,
     ) -> None:
-        """`also` hears of each record and of what progress.json says, in the same thread."""
+        """`speeds` gives the speed in the recipe's own units; `also` hears of each record and of what
+        progress.json says, in the same thread."""
         self.folder = folder
         self.length = length
         self.attempt = attempt
         self.workers = workers
+        self._speeds = speeds
         self._also = also
         self._pending: list[str] = []
         self._flushed = time.monotonic()
@@ -228,7 +231,7 @@ class Recorder:
 
     def _write(self, report: Report, before: Future[None]) -> None:
         before.result()  # what went wrong once is told until it is heard
-        record = asdict(report) | {"attempt": self.attempt}
+        record = asdict(report) | self._speeds(report.images_per_s) | {"attempt": self.attempt}
         if report.kind == "interval":
             del record["val_loss"], record["val_accuracy"]
         self._pending.append(to_json(record) + "\n")
@@ -255,6 +258,7 @@ class Recorder:
             "accuracy": report.accuracy,
             "val_accuracy": report.val_accuracy,
             "images_per_s": report.images_per_s,
+            **self._speeds(report.images_per_s),
             "attempt": self.attempt,
             "workers": self.workers,
         }

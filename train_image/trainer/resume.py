@@ -29,6 +29,7 @@ class Start:
     """The checkpoint; None for the seed."""
     trained: Trained = field(default_factory=Trained)
     weights: dict[str, torch.Tensor] | None = None
+    """None, too, where each worker has saved its share."""
     state: dict[str, Any] | None = None
 
     @classmethod
@@ -37,10 +38,11 @@ class Start:
         if name is None:
             return cls()
         checkpoints = Checkpoints(folder)
+        manifest = checkpoints.read_manifest(name)
         return cls(
             name=name,
-            trained=checkpoints.read_manifest(name).trained,
-            weights=checkpoints.load(name, MODEL),
+            trained=manifest.trained,
+            weights=checkpoints.load(name, MODEL) if MODEL in manifest.files else None,
             state=checkpoints.load(name, STATE),
         )
 

@@ -11,11 +11,12 @@ from torch import nn
 
 from trainer.checkpoint import MODEL, STATE, Checkpoint, Checkpoints, Damaged, load
 from trainer.checkpoints import best_name, judge, newest_name, result_of
-from trainer.config import Model
+from trainer.config import Section, recipe_named
 from trainer.data.parquet import Images, to_images
 from trainer.errors import ConfigError, RunError
 from trainer.folder import RunFolder
-from trainer.model import build_model
+from trainer.recipe import RECIPES, Recipe
+from trainer.shards import whole
 from trainer.terminal import Bar
 
 DELIVERED, LAST, BEST = "delivered", "last", "best"
@@ -31,8 +32,14 @@ class Saved:
     weights: dict[str, torch.Tensor]
 
     @property
-    def config(self) -> Model:
-        return Model.model_validate(self.facts["model"])
+    def recipe(self) -> Recipe:
+        return RECIPES[recipe_named(self.facts)]
+
+    @property
+    def config(self) -> Any:
+        """What `train.model` was."""
+        model: Section = self.recipe.settings.model_validate(self.facts["model"])
+        return model
 
     @property
     def images(self) -> Images:
@@ -40,30 +47,21 @@ class Saved:
 
     def build(self) -> nn.Module:
         """The network, ready to be asked."""
-        network = build_model(self.config)
+        network = self.recipe.build(self.config)
         network.load_state_dict(self.weights)
         return network.eval()
 
 
 def facts_of(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What whoever uses a model must know: its network, its classes, and how images become its input."""
-    images = checkpoint.images
-    model = checkpoint.config["train"]["model"]
-    channels, rows, columns = images["shape"]
-    side = model["image_size"]
+    """What whoever uses a model must know: its network, what it says, and what becomes its input."""
+    train = checkpoint.config["train"]
     return {
         "run": checkpoint.config["name"],
         "checkpoint": checkpoint.name,
-        "weights": "moving average" if checkpoint.config["train"]["ema_decay"] else "trained",
-        "model": model,
-        "images": images,
-        "input": {"shape": [None, channels, side, side], "dtype": "float32"},
-        "preprocessing": [
-            f"decode to 8 bits and {channels} channel{'s' if channels > 1 else ''}",
-            f"resize to cover {rows} x {columns} and crop the centre to it",
-            "divide by 255, subtract images.mean and divide by images.spread, per channel",
-            f"resize to {side} x {side}: bilinear, with antialiasing",
-        ],
+        "weights": "moving average" if train["ema_decay"] else "trained",
+        "recipe": train["recipe"],
+        "model": train["model"],
+        **RECIPES[train["recipe"]].facts(train["model"], checkpoint.images),
         "trained": result_of(checkpoint.trained),
     }
 
@@ -101,17 +99,20 @@ def _name_of(checkpoints: Checkpoints, which: str) -> str | None:
 
 def deliver(folder: RunFolder, checkpoints: Checkpoints, checkpoint: Checkpoint) -> None:
     """Make a checkpoint's model the run's own: model.pt, and model.json with what is known of it."""
-    if checkpoint.config["train"]["ema_decay"]:
+    if MODEL in checkpoint.files and not checkpoint.config["train"]["ema_decay"]:
+        folder.copy(checkpoints.path(checkpoint.name, MODEL), folder.model)
+    else:
         with folder.writing(folder.model) as stream:
             torch.save(_weights(checkpoints, checkpoint), stream)
-    else:
-        folder.copy(checkpoints.path(checkpoint.name, MODEL), folder.model)
     folder.write(folder.model_facts, json.dumps(facts_of(checkpoint), indent=2))
 
 
 def _weights(checkpoints: Checkpoints, checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
     """Those that were validated: their moving average, where the run has one."""
-    if not checkpoint.config["train"]["ema_decay"]:
+    is_averaged = checkpoint.config["train"]["ema_decay"]
+    if MODEL not in checkpoint.files:
+        return whole(checkpoints, checkpoint.name, "average.module" if is_averaged else "model")
+    if not is_averaged:
         return checkpoints.load(checkpoint.name, MODEL)
     average = checkpoints.load(checkpoint.name, STATE)["learner"]["average"]
     return {

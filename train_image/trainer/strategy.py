@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+
+from trainer import config as wanted
 
 EXCHANGE_SAMPLE_STEPS = 20
 """DDP times one step in so many."""
+
+UNIT_PARAMETERS = 10_000
+"""Smaller blocks are gathered with what is around them: each exchange takes its time."""
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +66,9 @@ class Worker:
 class Strategy(Protocol):
     """What the loop asks of `ddp`, and of whatever comes beside it."""
 
+    is_sharded: bool
+    """Each worker has a share of the weights alone: all take part in every pass, and in every save."""
+
     def wrap(self, network: nn.Module, worker: Worker) -> nn.Module:
         """The model whose backward pass exchanges gradients, around the network on the worker's device."""
 
@@ -57,12 +78,17 @@ class Strategy(Protocol):
     def agree(self, network: nn.Module, worker: Worker) -> None:
         """Give all workers the same buffers, before they validate or save."""
 
+    def rest(self, network: nn.Module) -> None:
+        """Give up, after a validation, what it has gathered."""
+
     def exchange_s(self, model: nn.Module) -> float:
         """Seconds per step for which the exchange was not hidden behind the backward pass."""
 
 
 class Ddp:
     """A copy of the model on each worker; gradients are averaged."""
+
+    is_sharded = False
 
     def wrap(self, network: nn.Module, worker: Worker) -> nn.Module:
         if worker.world_size == 1:
@@ -79,10 +105,9 @@ class Ddp:
         return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
     def agree(self, network: nn.Module, worker: Worker) -> None:
-        # Batch norm statistics are of a worker's own last batch until the next forward pass.
-        if worker.world_size > 1:
-            for buffer in network.buffers():
-                distributed.broadcast(buffer, src=0)
+        agree_on_buffers(network, worker)
+
+    def rest(self, network: nn.Module) -> None: ...
 
     def exchange_s(self, model: nn.Module) -> float:
         if not isinstance(model, DistributedDataParallel):
@@ -94,4 +119,91 @@ class Ddp:
         return max(measured["avg_backward_comm_time"] - hidden, 0) / 1e9
 
 
-STRATEGIES: dict[str, Strategy] = {"ddp": Ddp()}
+class Fsdp2:
+    """A share of each weight on each worker (torch's `fully_shard`); the weights of one unit after the other
+    are gathered for its forward and backward pass."""
+
+    is_sharded = True
+
+    def __init__(self, options: wanted.Fsdp2) -> None:
+        self._options = options
+
+    def wrap(self, network: nn.Module, worker: Worker) -> nn.Module:
+        """The network itself: its weights are DTensors from now on."""
+        options = self._options
+        if not distributed.is_initialized():
+            # A group of one, which takes checkpoints of larger ones all the same.
+            distributed.init_process_group(store=distributed.HashStore(), rank=0, world_size=1)
+        # What a block returns may be a view: changed in place, it would lose its gradients.
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
+        for module in network.modules():
+            if hasattr(module, "inplace"):
+                module.inplace = False
+        mesh = init_device_mesh(worker.device.type, (worker.world_size,))
+        dtype = DTYPES[options.param_dtype]
+        for unit in (*units(network), network):
+            fully_shard(
+                unit,
+                mesh=mesh,
+                reshard_after_forward=options.reshard_after_forward,
+                mp_policy=MixedPrecisionPolicy(
+                    param_dtype=None if dtype == torch.float32 else dtype,
+                    reduce_dtype=DTYPES[options.reduce_dtype],
+                ),
+                offload_policy=CPUOffloadPolicy() if options.cpu_offload else OffloadPolicy(),
+            )
+        return network
+
+    @contextmanager
+    def without_exchange(self, model: nn.Module) -> Iterator[None]:
+        assert isinstance(model, FSDPModule)
+        model.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            model.set_requires_gradient_sync(True)
+
+    def agree(self, network: nn.Module, worker: Worker) -> None:
+        agree_on_buffers(network, worker)
+
+    def rest(self, network: nn.Module) -> None:
+        # The root keeps what it has gathered for a backward pass, which a validation has not.
+        for module in network.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    def exchange_s(self, model: nn.Module) -> float:
+        """Nobody measures it."""
+        return 0.0
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This worker's share of a tensor that is shared out, else the tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def strategy_of(train: wanted.Train) -> Strategy:
+    return Fsdp2(train.fsdp2 or wanted.Fsdp2()) if train.strategy == "fsdp2" else Ddp()
+
+
+def agree_on_buffers(network: nn.Module, worker: Worker) -> None:
+    """Batch norm statistics are of a worker's own last batch until the next forward pass."""
+    if worker.world_size > 1:
+        for buffer in network.buffers():
+            distributed.broadcast(buffer, src=0)
+
+
+def units(network: nn.Module) -> Iterator[nn.Module]:
+    """The blocks of which a network is a row: what lies in its sequences and lists, and is large enough."""
+    for name, module in network.named_children():
+        if _is_row(module):
+            yield from units(module)
+        elif _is_row(network) and name:
+            if sum(each.numel() for each in module.parameters()) >= UNIT_PARAMETERS:
+                yield module
+        else:
+            yield from units(module)
+
+
+def _is_row(module: nn.Module) -> bool:
+    return type(module) in (nn.Sequential, nn.ModuleList)

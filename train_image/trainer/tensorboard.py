@@ -20,6 +20,8 @@ from trainer.folder import RunFolder
 BOTH = {
     "train/learning_rate": "learning_rate",
     "speed/images_per_s": "images_per_s",
+    "speed/tokens_per_s": "tokens_per_s",
+    "speed/mfu": "mfu",
     "speed/data_wait_s": "data_wait_s",
     "speed/step_s": "step_s",
     "speed/checkpoint_stall_s": "checkpoint_stall_s",
@@ -60,7 +62,7 @@ class TensorBoard:
         values = [
             Summary.Value(tag=curve, simple_value=record[key])
             for curve, key in CURVES[record["kind"]].items()
-            if record[key] is not None
+            if record.get(key) is not None
         ]
         self._add(record["samples"], summary=Summary(value=values))
         is_due = self.now() - self.flushed >= self.folder.flush_interval_s

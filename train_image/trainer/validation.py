@@ -1,9 +1,9 @@
-"""How well a model does: sums over samples that stay on the device, and the mistakes worth looking at."""
+"""How well a model does: sums that stay on the device, and the mistakes worth looking at."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -26,7 +26,7 @@ class Mistake:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Validation:
-    """What a model says of all validation images."""
+    """What a model says of all validation samples."""
 
     num_samples: int
     loss: float
@@ -40,20 +40,29 @@ class Validation:
         return asdict(self)
 
 
+class Judged(NamedTuple):
+    """What a model's outputs for some samples are worth."""
+
+    loss: torch.Tensor
+    """The mean."""
+    hits: torch.Tensor
+    count: int
+    """Of what was judged: images, or bytes of text."""
+
+
 class Tally:
     """Loss and hits, summed on the device: reading them makes the host wait, so it is done rarely."""
 
     def __init__(self, device: torch.device) -> None:
-        # Loss times samples, hits, samples. In float64, which counts samples without rounding.
+        # Loss times count, hits, count. In float64, which counts without rounding.
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)
         self.last = (0.0, 0.0)
 
-    def add(self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor) -> None:
-        """`loss` is the mean of the batch."""
+    def add(self, judged: Judged) -> None:
         with torch.no_grad():
-            self.sums[0] += loss.detach() * len(labels)
-            self.sums[1] += (outputs.argmax(dim=1) == labels).sum()
-            self.sums[2] += len(labels)
+            self.sums[0] += judged.loss.detach() * judged.count
+            self.sums[1] += judged.hits
+            self.sums[2] += judged.count
 
     def go_on_from(self, sums: torch.Tensor) -> None:
         """With what was summed before the run was cut."""

@@ -7,15 +7,16 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from trainer import failures, loop, resume
-from trainer.checkpoint import MODEL, STATE, VALIDATION, Checkpoints
+from trainer.checkpoint import MODEL, STATE, VALIDATION, Checkpoints, Facts, Name
 from trainer.config import TrainerConfig
 from trainer.data.batch import Batches
 from trainer.data.parquet import Prepared
@@ -25,8 +26,10 @@ from trainer.folder import RunFolder
 from trainer.learner import Learner
 from trainer.lease import Fence
 from trainer.progress import Length, Recorder, Report, Trained
+from trainer.recipe import recipe_of
 from trainer.resume import Start
 from trainer.saver import Saver
+from trainer.shards import Shards
 from trainer.startup import Startup, Watched
 from trainer.strategy import Worker
 from trainer.talk import Notices
@@ -103,18 +106,25 @@ def work(
         folder.write(folder.workers, json.dumps(workers), is_durable=False)
 
     learner = Learner(config, task.data.images, length, worker)
-    if start.weights is not None and start.state is not None:
-        learner.load(start.weights, start.state["learner"])
-    learner.start()
+    checkpoints = Checkpoints(folder)
+    shards = Shards(checkpoints) if learner.strategy.is_sharded else None
+    if start.name is not None and start.state is not None:
+        if start.weights is not None:
+            learner.load(start.weights, start.state["learner"])
+        elif shards:
+            learner.load_shares(partial(shards.load, start.name), start.state["learner"])
     startup.reach("model")
+    group = worker.from_rank_zero(fence.group if fence else None)
     with ExitStack() as stack:
         records: loop.Records = loop.NoRecords()
         is_stopping: Callable[[], bool] = lambda: False  # noqa: E731
         if fence:
             records = stack.enter_context(
-                _records(task, folder, length, start.trained, fence, worker, gauges)
+                _records(task, checkpoints, shards, length, start.trained, fence, worker, gauges)
             )
             is_stopping = stack.enter_context(_stop_heard(folder, task.attempt))
+        elif shards:
+            records = stack.enter_context(_Shares(shards, task.attempt, group))
         try:
             trained = loop.train(
                 config,
@@ -158,13 +168,19 @@ class _Records:
     """What rank 0 leaves in the run's folder, behind its fence."""
 
     def __init__(
-        self, task: Task, folder: RunFolder, fence: Fence, recorder: Recorder, worker: Worker
+        self,
+        task: Task,
+        checkpoints: Checkpoints,
+        shards: Shards | None,
+        fence: Fence,
+        recorder: Recorder,
     ) -> None:
         self.task = task
+        self.checkpoints = checkpoints
+        self.shards = shards
         self.fence = fence
         self.recorder = recorder
         self.saver = Saver(self._save)
-        self.checkpoints = Checkpoints(folder)
 
     def report(self, report: Report) -> None:
         self.recorder(report)
@@ -172,10 +188,13 @@ class _Records:
     def save(
         self, trained: Trained, learner: Learner, extra: Record, validation: Validation | None
     ) -> None:
+        contents = {STATE: {"learner": learner.state(), "begun": extra}}
+        if not self.shards:
+            contents[MODEL] = learner.network.state_dict()
         self.saver.start(
             trained=trained,
-            model=learner.network.state_dict(),
-            state={"learner": learner.state(), "begun": extra},
+            contents=contents,
+            shares=learner.shares() if self.shards else {},
             validation=validation,
         )
 
@@ -187,20 +206,25 @@ class _Records:
 
     def _save(self, content: Record) -> None:
         """In the saver's thread."""
-        contents = {MODEL: content["model"], STATE: content["state"]}
+        trained, contents = content["trained"], content["contents"]
         if content["validation"]:
             contents[VALIDATION] = content["validation"].to_json()
         # A checkpoint whose metrics are missing could not be explained.
         self.recorder.flush()
-        self.checkpoints.folder.outlast(lambda: self._commit(content, contents))
+        written = {}
+        if self.shards:
+            name = str(Name(trained.samples, self.fence.attempt, self.fence.group))
+            written = self.shards.save(name, content["shares"])
+        self.checkpoints.folder.outlast(lambda: self._commit(trained, contents, written))
 
-    def _commit(self, content: Record, contents: Record) -> None:
+    def _commit(self, trained: Trained, contents: Record, written: Mapping[str, Facts]) -> None:
         self.fence.check()
         name = self.checkpoints.save(
-            content["trained"],
+            trained,
             attempt=self.fence.attempt,
             group=self.fence.group,
             contents=contents,
+            written=written,
             facts={
                 "config": self.task.config.model_dump(mode="json"),
                 "images": asdict(self.task.data.images),
@@ -210,24 +234,63 @@ class _Records:
         self.checkpoints.prune(self.task.config.checkpoint, name)
 
 
+class _Shares(loop.NoRecords):
+    """What the other ranks leave where each has a share: rank 0 commits it."""
+
+    def __init__(self, shards: Shards, attempt: int, group: int) -> None:
+        self.shards = shards
+        self.attempt, self.group = attempt, group
+        self.saver = Saver(self._save)
+
+    def __enter__(self) -> _Shares:
+        self.saver.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.saver.__exit__(*error)
+
+    def save(
+        self, trained: Trained, learner: Learner, extra: Record, validation: Validation | None
+    ) -> None:
+        self.saver.start(trained=trained, shares=learner.shares())
+
+    def finish_saving(self) -> None:
+        self.saver.wait()
+
+    def _save(self, content: Record) -> None:
+        """In the saver's thread."""
+        name = str(Name(content["trained"].samples, self.attempt, self.group))
+        self.shards.save(name, content["shares"])
+
+
 @contextmanager
 def _records(
     task: Task,
-    folder: RunFolder,
+    checkpoints: Checkpoints,
+    shards: Shards | None,
     length: Length,
     trained: Trained,
     fence: Fence,
     worker: Worker,
     gauges: Callable[[Record], None],
 ) -> Iterator[_Records]:
+    folder = checkpoints.folder
     board = TensorBoard(folder, samples=trained.samples)
 
     def also(record: Record) -> None:
         board(record)
         gauges(record)
 
-    recorder = Recorder(folder, length, attempt=task.attempt, workers=worker.world_size, also=also)
-    records = _Records(task, folder, fence, recorder, worker)
+    train = task.config.train
+    recorder = Recorder(
+        folder,
+        length,
+        attempt=task.attempt,
+        workers=worker.world_size,
+        speeds=partial(recipe_of(train).speeds, train.model, worker=worker),
+        also=also,
+    )
+    records = _Records(task, checkpoints, shards, fence, recorder)
     with records.saver:
         yield records
     recorder.close()

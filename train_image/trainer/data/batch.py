@@ -15,11 +15,16 @@ class Batch(NamedTuple):
     """One worker's share of one global batch."""
 
     pixels: torch.Tensor
-    """(N, C, H, W) uint8."""
+    """(N, C, H, W) uint8; of text (N, 1, 1, bytes)."""
     labels: torch.Tensor
     """(N,) int64."""
     ids: torch.Tensor
     """(N,) int64: the samples' row numbers in their split."""
+
+
+def moved(batch: Batch, device: torch.device) -> Batch:
+    """The batch on the device; from pinned memory without waiting for it."""
+    return Batch(*(column.to(device, non_blocking=True) for column in batch))
 
 
 class Batches(Protocol):

@@ -23,8 +23,11 @@ UNDERSTOOD = (
     "Understood are: idx files such as train-images-idx3-ubyte.gz beside train-labels-idx1-ubyte.gz; "
     "Parquet files; a sub-folder of pictures per class, perhaps below train/ and valid/; "
     "a manifest, named itself, that ends in " + ", ".join(MANIFESTS) + "; "
-    "and what `trainyard data prepare` has written."
+    "and what `trainyard data prepare` has written. "
+    "Text is prepared by the runs that learn from it (train.recipe: language_model)."
 )
+
+DIGITS = "digits"
 
 SHOWN_KINDS = 5
 
@@ -44,15 +47,17 @@ def open_source(
     say: Callable[[str], None],
 ) -> Source:
     """Raises ConfigError if there is nothing, or nothing that is understood."""
-    if path in BUILT_IN:
+    if path == DIGITS:
         return _open_digits()
+    if path in BUILT_IN:
+        raise ConfigError(f"{path} is text, and no data set of images.\n       {UNDERSTOOD}")
     filesystem, root = open_filesystem(path, endpoint, names=KEYS)
     info = filesystem.get_file_info(root)
     if info.type == fs.FileType.NotFound:
         raise ConfigError(f"there is no {path}" + (f" at {endpoint}." if endpoint else "."))
     if info.type == fs.FileType.File:
         return _open_file(path, filesystem, info, image_column, label_column, say)
-    infos = _list(filesystem, root)
+    infos = list_all(filesystem, root)
     names = {info.path: info.base_name for info in infos if info.type == fs.FileType.File}
     if f"{root}/{DATASET}" in names:
         raise ConfigError(
@@ -96,7 +101,7 @@ def _open_file(
     raise ConfigError(f"{path} is no file of a known kind.\n       {UNDERSTOOD}")
 
 
-def _list(filesystem: fs.FileSystem, root: str) -> list[fs.FileInfo]:
+def list_all(filesystem: fs.FileSystem, root: str) -> list[fs.FileInfo]:
     """All files and folders below the root, in the order of their names, but none that is hidden."""
     infos = filesystem.get_file_info(fs.FileSelector(root, recursive=True))
     return sorted(
@@ -130,10 +135,10 @@ def _open_digits() -> Source:
     samples = HeldSamples(
         images=pixels[:, None],
         labels=pa.array(digits.target.astype(np.int64)),
-        file="digits",
+        file=DIGITS,
     )
     return Source(
-        path="digits",
+        path=DIGITS,
         kind="built in",
         splits={ALL: samples},
         class_names=tuple(map(str, digits.target_names)),

@@ -62,6 +62,11 @@ def look_at(
 
 def _look_at_prepared(folder: RunFolder, path: str, endpoint: str | None) -> Facts:
     prepared = read_prepared(folder, path=path, endpoint=endpoint)
+    if prepared.images.kind == "text":
+        raise ConfigError(
+            f"{path} is text in rows of {prepared.images.bytes_per_image} bytes: {prepared.num_train:,} for "
+            f"training and {prepared.num_valid:,} for validation. Only images are looked at here."
+        )
     known = read_known(folder)
     images = known["images"]
     splits = {}

@@ -34,11 +34,6 @@ class ToInput:
         return functional.interpolate(inputs, size=size, mode="bilinear", antialias=True)
 
 
-def moved(batch: Batch, device: torch.device) -> Batch:
-    """The batch on the device; from pinned memory without waiting for it."""
-    return Batch(*(column.to(device, non_blocking=True) for column in batch))
-
-
 def augmented(batch: Batch, augment: Augment, *, seed: int, epoch: int) -> torch.Tensor:
     """The batch's pixels, each image changed in its own way."""
     pixels = batch.pixels

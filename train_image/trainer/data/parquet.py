@@ -4,8 +4,8 @@
     <path>/train/part-00000.parquet     samples in random order, row groups of a few MB
     <path>/valid/part-00000.parquet
 
-An image is its pixels, uint8, in the order channel, row, column, or a plain picture file (see pictures.py). A
-sample's id is its row number in its split.
+An image is its pixels, uint8, in the order channel, row, column, or a plain picture file (see pictures.py); a
+row of text is its bytes (see text.py). A sample's id is its row number in its split.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ ROW_GROUPS = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Images:
-    """What all images of a data set have in common."""
+    """What all images of a data set have in common, or all rows of its text."""
 
     source: str
     shape: tuple[int, int, int]
-    """Channels, rows, columns of each image, once it is decoded."""
+    """Channels, rows, columns of each image, once it is decoded. Bytes of text lie as one line of pixels."""
+    kind: Literal["images", "text"] = "images"
     encoding: Literal["raw", "encoded"] = "raw"
     """Pixels, or picture files."""
     classes: tuple[str, ...]

@@ -41,6 +41,10 @@ class Options:
     num_classes: int | None = None
     seed: int = 0
     """Of the split and of the order."""
+    row_bytes: int | None = None
+    """Of text, which becomes rows of so many bytes; None for images."""
+    text_files: str | None = None
+    """Which files of a folder are text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

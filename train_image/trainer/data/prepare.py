@@ -1,4 +1,4 @@
-"""Any source of images -> Parquet that trains fast: checked, split, in random order, in files of a good size.
+"""Any source of images or text -> Parquet that trains fast: checked, split, in random order, in good files.
 
 A killed preparation goes on where it was, and ends with the same bytes as one that nobody disturbed:
 
@@ -23,6 +23,7 @@ from trainer.data.labels import Numbered, number_labels
 from trainer.data.parquet import DATASET, FORMAT, Images, header_of, read_known
 from trainer.data.plan import Options, Part, Plan, make_plan
 from trainer.data.samples import TRAIN, VALID, Cached, Place, Samples, Source
+from trainer.data.text import open_text
 from trainer.data.work import STATE, Finished, Work, Written, state_path
 from trainer.errors import ConfigError
 from trainer.folder import ASIDE, RunFolder
@@ -146,16 +147,27 @@ def _clear(dest: RunFolder) -> None:
 def _open_sources(options: Options, means: Means) -> dict[str, Source]:
     paths = {TRAIN: options.source, VALID: options.valid_source}
     return {
-        name: open_source(
+        name: _open_source(path, options, means) for name, path in paths.items() if path is not None
+    }
+
+
+def _open_source(path: str, options: Options, means: Means) -> Source:
+    if options.row_bytes is not None:
+        return open_text(
             path,
             endpoint=means.endpoint,
-            image_column=options.image_column,
-            label_column=options.label_column,
+            pattern=options.text_files,
+            row_bytes=options.row_bytes,
+            valid_share=0.0 if options.valid_source else options.valid_share,
             say=means.say,
         )
-        for name, path in paths.items()
-        if path is not None
-    }
+    return open_source(
+        path,
+        endpoint=means.endpoint,
+        image_column=options.image_column,
+        label_column=options.label_column,
+        say=means.say,
+    )
 
 
 def _divide(
@@ -291,6 +303,7 @@ def _commit(
     images = Images(
         source=options.source,
         shape=plan.form.shape,
+        kind="images" if options.row_bytes is None else "text",
         encoding=plan.form.encoding,
         classes=plan.classes,
         mean=sums.mean,

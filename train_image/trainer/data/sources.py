@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from trainer.config import BUILT_IN, Data, Model
+from trainer.config import BUILT_IN, Data
 from trainer.data.find import open_prepared
 from trainer.data.parquet import Prepared, is_prepared, read_prepared
 from trainer.data.plan import Options
@@ -26,11 +27,12 @@ def open_data(
     data: Data,
     folder: RunFolder,
     *,
-    model: Model,
+    form: Mapping[str, Any],
     storage_endpoint: str | None,
     say: Callable[[str], None],
 ) -> Prepared:
-    """The run's data set, prepared first if it is not, or not completely.
+    """The run's data set, prepared first if it is not, or not completely; `form` has the options that its
+    recipe decides.
 
     Raises ConfigError for a source that is none, or has bad samples; it names them.
     """
@@ -51,9 +53,8 @@ def open_data(
             valid_share=data.valid_share,
             image_column=data.image_column,
             label_column=data.label_column,
-            fallback_size=model.image_size,
-            channels=model.in_channels,
-            num_classes=model.num_classes,
+            text_files=data.text_files,
+            **form,
         )
         means = Means(
             endpoint=endpoint,
@@ -89,4 +90,4 @@ class _Teller:
         now = time.monotonic()
         if now - self._told >= TELL_S:
             self._told = now
-            self._say(f"{stage}: {done:,} of {total:,} images")
+            self._say(f"{stage}: {done:,} of {total:,} samples")

@@ -83,15 +83,17 @@ class TorchBatches:
 
 
 class ValidationBatches:
-    """Every world_size-th validation image, from the rank-th on: together the workers see each once."""
+    """Every world_size-th validation image, from the rank-th on: together the workers see each once.
+
+    All workers have the same number of batches; those at the end may be empty.
+    """
 
     def __init__(self, prepared: Prepared, worker: Worker, config: TrainerConfig) -> None:
         self.indices = np.arange(worker.rank, prepared.num_valid, worker.world_size)
         # Without gradients there is room for more than in training.
         size = 2 * share_batch(config.train, worker.world_size).micro_batch_size
-        batches = [
-            self.indices[start : start + size] for start in range(0, len(self.indices), size)
-        ]
+        most = -(-prepared.num_valid // worker.world_size)
+        batches = [self.indices[start : start + size] for start in range(0, most, size)]
         processes = decode_workers(config.data, config.scaling, prepared.images)
         rows = Rows(prepared, prepared.valid, is_pinned=worker.device.type == "cuda")
         self.loader = load(rows, batches, processes, worker)

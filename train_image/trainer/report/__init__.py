@@ -1,4 +1,4 @@
-"""The report of a run: one HTML file with its verdict, curves and pictures, readable without a network."""
+"""The report of a run: one HTML file with its verdict, curves and samples, readable without a network."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from trainer.config import TrainerConfig
 from trainer.data.parquet import Prepared
 from trainer.folder import RunFolder
 from trainer.progress import read_lines
+from trainer.recipe import recipe_of
 from trainer.report.page import Findings, render
-from trainer.report.pictures import find_mistakes, predict
 from trainer.report.verdict import judge
 
 
@@ -29,9 +29,6 @@ def write_report(
         metrics=read_lines(folder, folder.metrics),
         attempts=read_lines(folder, folder.attempts),
         verdict=judge(summary["seconds"], config, epochs=summary["epochs"], images=data.images),
-        predictions=predict(folder, config.train.model, data),
-        mistakes=find_mistakes(data, validation["worst"]),
-        accuracy=validation["accuracy"],
-        confusion=validation["confusion"],
+        own=recipe_of(config.train).findings(folder, config, data, summary, validation),
     )
     folder.write(folder.report, render(config, data, findings))

@@ -89,8 +89,11 @@ class Metrics:
         ]
 
 
-def curves(metrics: Metrics, best_epoch: int | None) -> Iterator[Chart]:
-    """What was learnt; how fast, and with how much memory. Nothing before the first epoch ends."""
+def curves(metrics: Metrics, best_epoch: int | None, speed: tuple[str, str]) -> Iterator[Chart]:
+    """What was learnt; how fast, and with how much memory. Nothing before the first epoch ends.
+
+    `speed` is a title, and a key in metrics.jsonl.
+    """
     if not metrics.epochs:
         return
     for title, key in (("Loss", "loss"), ("Accuracy", "accuracy")):
@@ -107,7 +110,8 @@ def curves(metrics: Metrics, best_epoch: int | None) -> Iterator[Chart]:
             best_epoch=best_epoch,
         )
     yield _single("Learning rate", metrics.points("learning_rate"))
-    yield _single("Images per second", metrics.points("images_per_s"))
+    title, key = speed
+    yield _single(title, metrics.points(key))
     yield Chart(
         title="Milliseconds per step",
         lines=[

@@ -8,16 +8,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from html import escape
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainer.config import TrainerConfig
 from trainer.data.parquet import Prepared
 from trainer.report.charts import Chart, Metrics, curves, draw
-from trainer.report.classes import class_table, confusion
-from trainer.report.confusion import Confusion, per_class
 from trainer.report.elements import count, duration, table
-from trainer.report.gallery import gallery, mistakes
-from trainer.report.pictures import Prediction
 from trainer.report.verdict import Verdict
 
 PARTS = {
@@ -31,6 +27,31 @@ PARTS = {
 """Names and meanings of the parts of `progress.SPENT`."""
 
 
+class Tile(NamedTuple):
+    """A figure in large print."""
+
+    name: str
+    value: str
+    more: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Own:
+    """What a recipe brings to the page."""
+
+    title: str
+    """The model in a few words."""
+    result: Tile
+    """How well the delivered model does."""
+    speed: tuple[Tile, ...]
+    speed_curve: tuple[str, str]
+    """Its title, and its key in metrics.jsonl."""
+    sections: tuple[tuple[str, str], ...]
+    """Titles and HTML."""
+    facts: tuple[tuple[str, str], ...]
+    """Of the data."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Findings:
     """All that the page shows of a run beside its config and its data."""
@@ -39,25 +60,19 @@ class Findings:
     metrics: list[dict[str, Any]]
     attempts: list[dict[str, Any]]
     verdict: Verdict
-    predictions: list[Prediction]
-    mistakes: list[Prediction]
-    accuracy: float
-    """Of the delivered model, on the validation images, as is `confusion`."""
-    confusion: Confusion
+    own: Own
 
 
 def render(config: TrainerConfig, data: Prepared, findings: Findings) -> str:
     """The whole page as text."""
-    summary, classes = findings.summary, data.images.classes
+    summary, own = findings.summary, findings.own
+    drawn = curves(Metrics(findings.metrics), summary["best_epoch"], own.speed_curve)
     style = resources.files(__package__).joinpath("style.css").read_text(encoding="utf-8")
     sections = (
         section("What bounds it", verdict_card(findings.verdict) + time_card(summary["seconds"])),
-        section("Curves", charts(curves(Metrics(findings.metrics), summary["best_epoch"]))),
-        section("Predictions on validation images", gallery(findings.predictions)),
-        section("Worst mistakes", mistakes(findings.mistakes)),
-        section("What is taken for what", confusion(findings.confusion, classes)),
-        section("Accuracy of each class", class_table(per_class(findings.confusion), classes)),
-        section("Data and outcome", facts(config, data, summary)),
+        section("Curves", charts(drawn)),
+        *(section(title, content) for title, content in own.sections),
+        section("Data and outcome", facts(config, own, summary)),
         section("Attempts", attempts(findings.attempts)),
         section("Settings", table(("setting", "value"), flat(config.model_dump(mode="json")))),
     )
@@ -71,8 +86,8 @@ def render(config: TrainerConfig, data: Prepared, findings: Findings) -> str:
 </head>
 <body>
 <main>
-<header><h1>{escape(config.name)}</h1><p>{escape(subtitle(config, data, summary))}</p></header>
-{tiles(summary, findings.accuracy)}
+<header><h1>{escape(config.name)}</h1><p>{escape(subtitle(config, data, own, summary))}</p></header>
+{tiles(summary, own)}
 {"".join(sections)}
 </main>
 </body>
@@ -87,7 +102,7 @@ def section(title: str, content: str) -> str:
 # How it went.
 
 
-def subtitle(config: TrainerConfig, data: Prepared, summary: Mapping[str, Any]) -> str:
+def subtitle(config: TrainerConfig, data: Prepared, own: Own, summary: Mapping[str, Any]) -> str:
     scaling = config.scaling
     device = "GPU" if scaling.use_gpu else "CPU"
     epochs = count(summary["epochs"], "epoch")
@@ -95,21 +110,18 @@ def subtitle(config: TrainerConfig, data: Prepared, summary: Mapping[str, Any]) 
         epochs = f"stopped early after {epochs} of {config.train.epochs}"
     ends = f" at the end, of {scaling.min_workers} to {scaling.num_workers}"
     return (
-        f"{config.train.model.name} on {data.images.source}, {epochs}, "
+        f"{own.title} on {data.images.source}, {epochs}, "
         f"{count(summary['workers'], f'{device} worker')}{ends if scaling.min_workers else ''}"
     )
 
 
-def tiles(summary: Mapping[str, Any], accuracy: float) -> str:
-    best = ""
-    if summary["best_epoch"] is not None:
-        best = f"best: {summary['best_val_accuracy']:.2%} in epoch {summary['best_epoch']}"
+def tiles(summary: Mapping[str, Any], own: Own) -> str:
+    attempts = summary["attempts"]
     headline = (
-        ("validation accuracy", f"{accuracy:.2%}", best),
-        ("training time", duration(summary["train_s"]), ""),
-        ("images per second", f"{summary['images_per_s']:,.0f}", ""),
-        ("images seen", f"{summary['samples_seen']:,}", f"in {count(summary['steps'], 'step')}"),
-        ("attempt" if summary["attempts"] == 1 else "attempts", f"{summary['attempts']}", ""),
+        own.result,
+        Tile("training time", duration(summary["train_s"])),
+        *own.speed,
+        Tile("attempt" if attempts == 1 else "attempts", f"{attempts}"),
     )
     cards = "".join(
         f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span>'
@@ -160,16 +172,11 @@ def charts(drawn: Iterable[Chart]) -> str:
 # What it was.
 
 
-def facts(config: TrainerConfig, data: Prepared, summary: Mapping[str, Any]) -> str:
-    images = data.images
+def facts(config: TrainerConfig, own: Own, summary: Mapping[str, Any]) -> str:
     return table(
         (),
         (
-            ("training images", f"{data.num_train:,}"),
-            ("validation images", f"{data.num_valid:,}"),
-            ("an image", " x ".join(map(str, images.shape)) + f", {images.encoding}"),
-            ("classes", f"{len(images.classes):,}"),
-            ("left out because they could not be read", f"{summary['bad_samples']:,}"),
+            *own.facts,
             ("left over in each epoch (data.drop_last)", f"{summary['dropped_per_epoch']:,}"),
             ("best epoch", f"{summary['best_epoch'] or 'unknown'}, by {config.checkpoint.best}"),
             ("delivered checkpoint", f"{summary['checkpoint']} ({config.checkpoint.deliver})"),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from trainer.config import TrainerConfig
+from trainer.config import ImageClassification, TrainerConfig
 from trainer.data.parquet import Images
 from trainer.data.torch_loader import decode_workers
 
@@ -147,8 +147,8 @@ def _validation(share: float, config: TrainerConfig) -> Verdict:
     return Verdict(
         kind="validation-bound",
         share=share,
-        sentence=f"Validation took {share:.0%} of the time after start-up. Half as many validation "
-        "images take half as long.",
+        sentence=f"Validation took {share:.0%} of the time after start-up. Half as much validation "
+        "data takes half as long.",
         remedy=remedy,
     )
 
@@ -159,7 +159,7 @@ def _compute(share: float, config: TrainerConfig) -> Verdict:
         faster, remedy = "A GPU computes them many times faster.", "resources.gpus: 1"
     elif train.precision in ("fp32", "tf32"):
         faster, remedy = "Shorter numbers are faster on most GPUs.", "train.precision: bf16"
-    elif not train.channels_last:
+    elif isinstance(train, ImageClassification) and not train.channels_last:
         faster = "Another order of pixels in memory makes convolutions faster on most GPUs."
         remedy = "train.channels_last: true"
     elif not train.compile:

@@ -1,0 +1,82 @@
+"""A run on a real cluster from Python, as a notebook has it: submit, watch, result, predict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Team
+
+from launcher import Run, load_run, render_run, submit_run, watch_run
+from launcher.errors import ConfigError, RunFailed
+
+pytestmark = pytest.mark.full
+
+EPOCHS = 3
+
+
+@pytest.fixture(scope="module")
+def team(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFactory) -> Team:
+    team = make_team("api")
+    team.install(tmp_path_factory.mktemp("values"))
+    return team
+
+
+def test_a_notebook_submits_watches_and_predicts(team: Team, tmp_path: Path) -> None:
+    from sklearn.datasets import load_digits
+
+    digits = load_run(ROOT / "examples/digits.yaml", [f"train.epochs={EPOCHS}"], name="notebook")
+    run = submit_run(digits, team.namespace)
+    submit_run(digits, team.namespace)
+    (job,) = team.rayjobs()
+    rendered = render_run(digits, "cluster", team.namespace)
+    assert job["metadata"]["name"] == rendered["metadata"]["name"]
+
+    sights = list(watch_run("notebook", team.namespace))
+    assert sights[-1].phase == "succeeded"
+    assert "running" in [sight.phase for sight in sights]
+
+    result = run.result()
+    frame = result.metrics_dataframe
+    assert list(frame[frame.kind == "epoch"].epoch) == list(range(1, EPOCHS + 1))
+    summary = team.status("notebook")["summary"]
+    assert result.summary == summary
+    assert result.metrics["val_accuracy"] == summary["val_accuracy"]
+    assert result.last_checkpoint is not None
+    assert result.last_checkpoint.step == summary["steps"]
+    assert result.best_checkpoint is not None
+    assert result.best_checkpoint.metrics["val_accuracy"] == summary["best_val_accuracy"]
+
+    data = load_digits()
+    told = result.predict((data.images * (255 / 16)).astype("uint8"))
+    right = [int(each.label) == label for each, label in zip(told, data.target, strict=True)]
+    assert sum(right) / len(right) > 0.8
+    (model,) = result.download(tmp_path / "model.pt")
+    copied = team.trainyard("cp", "notebook:model.pt", str(tmp_path / "copied.pt"))
+    assert copied.returncode == 0, copied.stderr
+    assert model.read_bytes() == (tmp_path / "copied.pt").read_bytes()
+
+
+def test_a_run_is_found_by_its_name_when_its_rayjob_is_gone(team: Team) -> None:
+    deleted = team.trainyard("delete", "notebook", "--yes")
+    assert deleted.returncode == 0, deleted.stderr
+    run = Run("notebook", namespace=team.namespace)
+    assert run.status().phase == "succeeded"
+    assert run.result().metrics["epoch"] == EPOCHS
+    with pytest.raises(ConfigError, match="there is no run none"):
+        Run("none", namespace=team.namespace).status()
+
+
+def test_a_run_that_fails_raises_what_explain_says(team: Team) -> None:
+    failing = load_run(
+        {
+            "name": "failing",
+            "resources": {"workers": 1},
+            "faults": {"retries": 0},
+            "command": ["sh", "-c", "exit 7"],
+        }
+    )
+    with pytest.raises(RunFailed, match="run failing failed") as raised:
+        submit_run(failing, team.namespace).result()
+    assert "exit code 7" in str(raised.value)

@@ -1,0 +1,70 @@
+"""Each way to spread a model over workers, once on the cluster: killed in the midst, and whole at the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Team
+from drilling import DIGITS, check, check_nothing_is_left, strike
+
+from launcher.drill.scenarios import SCENARIOS
+
+pytestmark = pytest.mark.full
+
+
+@pytest.fixture(scope="module")
+def team(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFactory) -> Team:
+    team = make_team("strategies")
+    team.install(tmp_path_factory.mktemp("values"))
+    return team
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2"])
+def test_a_run_is_trained_saved_in_shares_and_delivered_whole(
+    team: Team, strategy: str, tmp_path: Path
+) -> None:
+    settings = (f"train.strategy={strategy}", "train.epochs=2")
+    options = [word for setting in settings for word in ("--set", setting)]
+    ended = team.trainyard("submit", str(DIGITS), "--workers", "2", "--name", strategy, *options)
+    assert ended.returncode == 0, ended.stderr
+    assert team.status(strategy)["summary"]["outcome"] == "succeeded"
+    listed = team.trainyard("cp", f"{strategy}:checkpoints").stdout
+    assert "shards/__1_0.distcp" in listed
+    for file in ("model.pt", "model.json"):
+        assert team.trainyard("cp", f"{strategy}:{file}", str(tmp_path)).returncode == 0
+    weights = torch.load(tmp_path / "model.pt", weights_only=True)
+    facts = json.loads((tmp_path / "model.json").read_text())
+    assert weights["fc.weight"].shape == (facts["model"]["num_classes"], 512)
+
+
+def test_a_language_model_is_trained_and_delivered(team: Team, tmp_path: Path) -> None:
+    example = DIGITS.with_name("language_model.yaml")
+    ended = team.trainyard(
+        "submit", str(example), "--workers", "2", "--name", "text", "--set", "train.epochs=1"
+    )
+    assert ended.returncode == 0, ended.stderr
+    summary = team.status("text")["summary"]
+    assert summary["outcome"] == "succeeded"
+    assert summary["tokens_per_s"] > 0
+    for file in ("model.pt", "model.json", "report.html"):
+        assert team.trainyard("cp", f"text:{file}", str(tmp_path)).returncode == 0
+    weights = torch.load(tmp_path / "model.pt", weights_only=True)
+    facts = json.loads((tmp_path / "model.json").read_text())
+    assert facts["recipe"] == "language_model"
+    assert weights["bytes.weight"].shape == (256, facts["model"]["width"])
+    assert "What it writes" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2"])
+def test_a_run_that_loses_a_worker_ends_as_if_it_had_not(
+    team: Team, strategy: str, tmp_path: Path
+) -> None:
+    scenario = replace(SCENARIOS["worker-killed"], settings=(f"train.strategy={strategy}",))
+    result = strike(team, scenario, tmp_path).to_json()
+    check(result, scenario)
+    check_nothing_is_left(team)

@@ -1,0 +1,213 @@
+"""Weights shared out over workers: the same training as with copies, saved and resumed share by share."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attempts import Attempts, check_metrics, committed, ray_config, wait_for
+from saved_run import damage
+from torch import distributed, multiprocessing, nn
+from training import metrics, open_folder, same, small_config, task_of, train_as_rank
+
+from trainer import resume
+from trainer.checkpoint import Checkpoints
+from trainer.config import TrainerConfig
+from trainer.errors import RunError
+from trainer.learner import Learner
+from trainer.model import build_model
+from trainer.progress import Length
+from trainer.saved import LAST, deliver, read_saved
+from trainer.shards import METADATA, whole
+from trainer.strategy import Worker, local, units
+
+PLAIN: dict[str, Any] = {
+    # Of two workers one has a batch of validation images more.
+    "data__valid_share": 0.15,
+    "train__micro_batch_size": 67,
+    "train__global_batch_size": 268,
+}
+ALL_STATE: dict[str, Any] = {
+    # Without batch norm; and in the last step of an epoch one of two workers has a pass more.
+    "train__model__name": "squeezenet1_1",
+    "train__model__image_size": 32,
+    "data__valid_share": 0.33,
+    "data__drop_last": False,
+    "train__micro_batch_size": 86,
+    "train__global_batch_size": 344,
+    "train__optimizer": {"name": "adamw"},
+    "train__schedule": {"name": "constant"},
+    "train__ema_decay": 0.9,
+    "train__clip_norm": 1.0,
+}
+"""A run with all that is shared out."""
+
+
+def fsdp2(storage: Path, workers: int = 2, **changes: Any) -> TrainerConfig:
+    return small_config(
+        storage, **{"train__strategy": "fsdp2", "scaling__num_workers": workers, **changes}
+    )
+
+
+def train(config: TrainerConfig, attempt: int = 1) -> None:
+    """With processes of their own, as many as the config says."""
+    workers = config.scaling.num_workers
+    storage = Path(config.storage.path)
+    storage.mkdir(exist_ok=True)
+    meet = str(storage / f"meet-{attempt}")
+    multiprocessing.spawn(train_as_rank, (workers, meet, config, attempt), nprocs=workers)
+
+
+def final_weights(config: TrainerConfig) -> dict[str, torch.Tensor]:
+    return read_saved(open_folder(config), LAST).weights
+
+
+def losses(config: TrainerConfig) -> list[float]:
+    ended = metrics(config, "epoch")
+    return [record[key] for record in ended for key in ("loss", "val_loss")]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [pytest.param(PLAIN, marks=pytest.mark.slow), ALL_STATE],
+    ids=["plain", "all state"],
+)
+def test_it_learns_what_ddp_learns(tmp_path: Path, changes: dict[str, Any]) -> None:
+    shared = fsdp2(tmp_path / "fsdp2", **changes, train__epochs=1)
+    copied = fsdp2(tmp_path / "ddp", **changes, train__epochs=1, train__strategy="ddp")
+    train(shared)
+    train(copied)
+    assert losses(shared) == pytest.approx(losses(copied), rel=1e-3)
+    weights = final_weights(shared)
+    assert weights.keys() == final_weights(copied).keys()
+    for name, weight in final_weights(copied).items():
+        torch.testing.assert_close(weights[name], weight, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("workers", [2, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_run_goes_on_from_the_shares_with_the_same_and_with_another_number_of_workers(
+    tmp_path: Path, workers: int
+) -> None:
+    undisturbed = fsdp2(tmp_path / "whole", **ALL_STATE)
+    train(undisturbed)
+    train(fsdp2(tmp_path / "cut", **ALL_STATE, train__epochs=1))
+    resumed = fsdp2(tmp_path / "cut", workers, **ALL_STATE)
+    train(resumed, attempt=2)
+    assert [record["epoch"] for record in metrics(resumed, "epoch")] == [1, 2]
+    if workers == 2:
+        assert same(final_weights(resumed), final_weights(undisturbed))
+    else:
+        assert losses(resumed) == pytest.approx(losses(undisturbed), rel=0.05)
+
+
+def test_what_is_delivered_is_whole_and_needs_nothing_of_us(tmp_path: Path) -> None:
+    config = fsdp2(tmp_path, **ALL_STATE, train__epochs=1)
+    train(config)
+    folder = open_folder(config)
+    checkpoints = Checkpoints(folder)
+    newest = resume.choose(folder)
+    assert newest is not None
+    assert {"shards/.metadata", "shards/__0_0.distcp", "shards/__1_0.distcp", "state.pt"} <= set(
+        newest.files
+    )
+    deliver(folder, checkpoints, newest)
+    network = build_model(config.train.model)
+    network.load_state_dict(torch.load(folder.model, weights_only=True))
+    assert same(dict(network.state_dict()), final_weights(config))
+    # The weights that were trained are there, too; and torch's own tools read them.
+    trained = whole(checkpoints, newest.name, "model")
+    assert trained.keys() == network.state_dict().keys()
+    assert not same(trained, dict(network.state_dict()))
+    template = {f"model.{name}": torch.empty_like(weight) for name, weight in trained.items()}
+    path = Path(checkpoints.path(newest.name, "shards"))
+    distributed.checkpoint.load(template, checkpoint_id=path, no_dist=True)
+    assert same({name.removeprefix("model."): each for name, each in template.items()}, trained)
+
+
+@pytest.mark.slow
+def test_a_share_that_was_changed_is_passed_over(tmp_path: Path) -> None:
+    config = fsdp2(tmp_path, **PLAIN, train__epochs=2)
+    train(config)
+    folder = open_folder(config)
+    older, newer = sorted(Checkpoints(folder).names())
+    damage(folder, newer, "shards/__1_0.distcp")
+    chosen = resume.choose(folder)
+    assert chosen is not None
+    assert chosen.name == older
+
+
+class Program:
+    """Leaves a trace if it is unpickled."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.trace,))
+
+
+def test_nothing_of_what_somebody_put_in_place_of_the_shares_is_run(tmp_path: Path) -> None:
+    folder = open_folder(small_config(tmp_path))
+    checkpoints = Checkpoints(folder)
+    folder.write(checkpoints.path("c", METADATA), pickle.dumps(Program(tmp_path / "trace")))
+    with pytest.raises(RunError, match="is no metadata of tensors: it names pathlib"):
+        whole(checkpoints, "c", "model")
+    assert not (tmp_path / "trace").exists()
+
+
+def look_at_shares(rank: int, meeting_point: str, config: TrainerConfig, result: str) -> None:
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=2
+    )
+    worker = Worker(rank=rank, world_size=2, device=torch.device("cpu"))
+    task = worker.from_rank_zero(task_of(config) if rank == 0 else None)
+    learner = Learner(config, task.data.images, Length.of(config, task.data.num_train), worker)
+    shares = [local(each).numel() for each in learner.network.parameters()]
+    weights = [each.numel() for each in learner.network.parameters()]
+    if rank == 0:
+        torch.save((sum(shares), sum(weights)), result)
+    distributed.destroy_process_group()
+
+
+def test_each_of_two_workers_keeps_half_of_the_weights(tmp_path: Path) -> None:
+    result = str(tmp_path / "result")
+    config = fsdp2(tmp_path)
+    multiprocessing.spawn(look_at_shares, (str(tmp_path / "meet"), config, result), nprocs=2)
+    share, all_of_them = torch.load(result)
+    assert share / all_of_them == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("resnet18", 8), ("vit_b_16", 12), ("convnext_tiny", 21), ("swin_t", 15)]
+)
+def test_blocks_are_gathered_one_after_the_other(name: str, count: int) -> None:
+    changes = {"train__model__name": name, "train__model__image_size": 32}
+    network = build_model(small_config(Path("/unused"), **changes).train.model)
+    found = list(units(network))
+    assert len(found) == count
+    inside = [module for unit in found for module in unit.modules()]
+    assert len({id(module) for module in inside}) == len(inside), "blocks lie in each other"
+    assert not any(
+        isinstance(unit, nn.Sequential) and type(unit) is nn.Sequential for unit in found
+    )
+
+
+@pytest.mark.slow
+def test_workers_on_ray_that_lose_one_go_on_from_the_shares(attempts: Attempts) -> None:
+    config = ray_config(attempts, train__strategy="fsdp2", train__epochs=8, checkpoint__keep=99)
+    driver = attempts.start(config)
+    assert wait_for(lambda: committed(config), 120)
+    os.kill(attempts.processes("RayTrainWorker")[0], signal.SIGKILL)
+    output, _ = driver.communicate()
+    assert driver.returncode == 0, output
+    check_metrics(config, 8)
+    assert {name.partition("-")[2] for name in committed(config)} == {"a1.1", "a1.2"}
+    undisturbed = ray_config(attempts, train__strategy="fsdp2", train__epochs=8, name="undisturbed")
+    attempts.finish(undisturbed)
+    weights = [torch.load(attempts.storage / run / "model.pt") for run in ("small", "undisturbed")]
+    assert same(*weights)

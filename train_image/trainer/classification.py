@@ -1,0 +1,139 @@
+"""The recipe `image_classification`: which class an image is of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from trainer import config as wanted
+from trainer import model as models
+from trainer.data.batch import Batch
+from trainer.data.on_device import ToInput, augmented
+from trainer.data.parquet import Images, Prepared
+from trainer.folder import RunFolder
+from trainer.strategy import Worker
+from trainer.validation import Answers, Judged
+
+if TYPE_CHECKING:
+    from trainer.report.page import Own
+
+EMPTY_SHARE = 2
+"""Images that stand in for none: batch norm wants more than one."""
+
+
+class Classification:
+    """A torchvision model on images with labels."""
+
+    samples = "images"
+    settings = wanted.Model
+
+    def form(self, model: wanted.Model) -> dict[str, Any]:
+        return {
+            "fallback_size": model.image_size,
+            "channels": model.in_channels,
+            "num_classes": model.num_classes,
+        }
+
+    def build(self, model: wanted.Model) -> nn.Module:
+        return models.build_model(model)
+
+    def check(self, model: wanted.Model) -> int:
+        return models.check_model(model)
+
+    def check_fit(self, model: wanted.Model, images: Images) -> None:
+        models.check_fit(model, images)
+
+    def takes_one_sample(self, model: wanted.Model) -> bool:
+        return models.takes_one_image(model)
+
+    def title(self, model: wanted.Model) -> str:
+        return model.name
+
+    def describe(self, images: Images) -> str:
+        return f"images of {'x'.join(map(str, images.shape))}, {len(images.classes)} classes"
+
+    def facts(self, model: dict[str, Any], images: dict[str, Any]) -> dict[str, Any]:
+        channels, rows, columns = images["shape"]
+        side = model["image_size"]
+        return {
+            "images": images,
+            "input": {"shape": [None, channels, side, side], "dtype": "float32"},
+            "preprocessing": [
+                f"decode to 8 bits and {channels} channel{'s' if channels > 1 else ''}",
+                f"resize to cover {rows} x {columns} and crop the centre to it",
+                "divide by 255, subtract images.mean and divide by images.spread, per channel",
+                f"resize to {side} x {side}: bilinear, with antialiasing",
+            ],
+        }
+
+    def lesson(
+        self, config: wanted.TrainerConfig, images: Images, device: torch.device
+    ) -> ImageLesson:
+        assert isinstance(config.train, wanted.ImageClassification)
+        return ImageLesson(config.train, config.data.augment, images, device)
+
+    def speeds(
+        self, model: wanted.Model, samples_per_s: float, worker: Worker | None
+    ) -> dict[str, float]:
+        """None beside images per second, which every recipe has."""
+        return {}
+
+    def findings(
+        self,
+        folder: RunFolder,
+        config: wanted.TrainerConfig,
+        data: Prepared,
+        summary: dict[str, Any],
+        validation: dict[str, Any],
+    ) -> Own:
+        from trainer.report.classification import find  # matplotlib comes with it
+
+        return find(folder, config, data, summary, validation)
+
+
+class ImageLesson:
+    """Images become the network's input on the device, and labels are what is right."""
+
+    def __init__(
+        self,
+        train: wanted.ImageClassification,
+        augment: wanted.Augment,
+        images: Images,
+        device: torch.device,
+    ) -> None:
+        self.train = train
+        self.augment = augment
+        self.images = images
+        self.device = device
+        self.to_input = ToInput(images, train.model.image_size, device)
+        self.layout = torch.channels_last if train.channels_last else torch.contiguous_format
+
+    def build(self) -> nn.Module:
+        return models.build_model(self.train.model).to(memory_format=self.layout)
+
+    def inputs(self, batch: Batch, *, epoch: int | None = None) -> torch.Tensor:
+        pixels = batch.pixels
+        if epoch is not None:
+            pixels = augmented(batch, self.augment, seed=self.train.seed, epoch=epoch)
+        return self._to_input(pixels)
+
+    def no_inputs(self) -> torch.Tensor:
+        shape = (EMPTY_SHARE, *self.images.shape)
+        return self._to_input(torch.zeros(shape, dtype=torch.uint8, device=self.device))
+
+    def judged(self, outputs: torch.Tensor, batch: Batch) -> Judged:
+        labels, smoothing = batch.labels, self.train.label_smoothing
+        return Judged(
+            loss=functional.cross_entropy(outputs, labels, label_smoothing=smoothing),
+            hits=(outputs.argmax(dim=1) == labels).sum(),
+            count=len(labels),
+        )
+
+    def answers(self, worker: Worker) -> Answers:
+        return Answers(len(self.images.classes), worker)
+
+    def _to_input(self, pixels: torch.Tensor) -> torch.Tensor:
+        return self.to_input(pixels).to(memory_format=self.layout)

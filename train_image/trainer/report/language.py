@@ -1,0 +1,111 @@
+"""What `language_model` brings to the report: bits per byte, and text that the model has written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from trainer.checkpoint import load
+from trainer.config import TrainerConfig
+from trainer.continuation import continued
+from trainer.data.parquet import Prepared
+from trainer.data.text import SEPARATOR
+from trainer.folder import RunFolder
+from trainer.recipe import recipe_of
+from trainer.report.elements import count
+from trainer.report.page import Own, Tile
+from trainer.report.pictures import read_pixels
+
+TEMPERATURES = (0.7, 1.0)
+"""Near what is likeliest, and as the model has learnt it."""
+
+TEXTS = 3
+"""Of each temperature."""
+
+LENGTH = 240
+"""Bytes of a text, at most."""
+
+PROMPT = 60
+"""Bytes of validation text in front of it, at most."""
+
+
+def find(
+    folder: RunFolder,
+    config: TrainerConfig,
+    data: Prepared,
+    summary: dict[str, Any],
+    validation: dict[str, Any],
+) -> Own:
+    model = config.train.model
+    recipe = recipe_of(config.train)
+    network = recipe.build(model).eval()
+    network.load_state_dict(load(folder, folder.model))
+    prompt = prompt_of(read_pixels(data, [0]).tobytes(), min(PROMPT, model.context_length // 2))
+    written = [
+        (
+            temperature,
+            continued(
+                network,
+                prompt,
+                count=TEXTS,
+                length=LENGTH,
+                context_length=model.context_length,
+                temperature=temperature,
+                seed=config.train.seed,
+            ),
+        )
+        for temperature in TEMPERATURES
+    ]
+    tokens, mfu = summary["tokens_per_s"], summary.get("mfu")
+    seen = summary["samples_seen"] * model.context_length
+    next_bytes = f"next byte right: {validation['accuracy']:.2%}"
+    return Own(
+        title=recipe.title(model),
+        result=Tile(
+            "validation bits per byte", f"{validation['loss'] / math.log(2):.3f}", next_bytes
+        ),
+        speed=(
+            Tile("tokens per second", f"{tokens:,.0f}", f"{mfu:.1%} MFU" if mfu else ""),
+            Tile("tokens seen", f"{seen:,}", f"in {count(summary['steps'], 'step')}"),
+        ),
+        speed_curve=("Tokens per second", "tokens_per_s"),
+        sections=(("What it writes", texts(prompt, written)),),
+        facts=(
+            ("training rows", f"{data.num_train:,}"),
+            ("validation rows", f"{data.num_valid:,}"),
+            ("a row", f"{model.context_length:,} bytes, each a token, and the one before them"),
+            ("validation loss", f"{validation['loss']:.4f} nats per byte"),
+        ),
+    )
+
+
+def prompt_of(row: bytes, length: int) -> bytes:
+    """The beginning of the longest stretch of one document in a row, in whole characters and words."""
+    documents = row.split(bytes([SEPARATOR]))
+    document = max(documents, key=len)
+    cut = document[:length]
+    if len(document) > length:
+        cut = cut[: cut.rfind(b" ")] if b" " in cut[1:] else cut
+    return cut.decode(errors="ignore").encode()
+
+
+def texts(prompt: bytes, written: Sequence[tuple[float, Sequence[bytes]]]) -> str:
+    """The prompt from validation text in soft letters, and what the model has put behind it."""
+    shown = escape(prompt.decode(errors="replace"))
+    cards = "".join(
+        f'<div class="card"><h3>temperature {temperature:g}</h3>'
+        f"<pre><span>{shown}</span>{escape(readable(text))}</pre></div>"
+        for temperature, found in written
+        for text in found
+    )
+    return f'<div class="written">{cards}</div>'
+
+
+def readable(text: bytes) -> str:
+    """As people can read it: what is neither UTF-8 nor printed becomes a mark."""
+    letters = text.decode(errors="replace")
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else "\ufffd" for letter in letters
+    )
