@@ -143,11 +143,12 @@ drills: setup cluster-up image push ## Strike small runs with every fault there;
 	$(IN_CLUSTER) $(BIN)/pytest tests/e2e/test_drills.py tests/e2e/test_storage_drills.py tests/e2e/test_two_nodes.py --e2e --timeout 1500 --durations 0 --image $(IMAGE)
 
 soak: setup cluster-up image push platform ## Strike a run every 1 to 3 minutes:  make soak MINUTES=90
-	$(IN_CLUSTER) $(TRAINYARD) soak $(RUN) --minutes '$(MINUTES)' $(RESOURCES) --namespace $(NAMESPACE)
+	@mkdir -p build
+	$(IN_CLUSTER) $(TRAINYARD) soak $(RUN) --minutes '$(MINUTES)' --report build/soak.json $(RESOURCES) --namespace $(NAMESPACE)
 
 ##@ The project itself
 
-.PHONY: golden lock bench fault-table clean
+.PHONY: golden lock bench compare fault-table clean
 golden: setup ## Rewrite the golden files, the packaged platform and the JSON Schemas
 	$(BIN)/python -m tests.golden.golden
 
@@ -158,8 +159,11 @@ lock: ## Compile the locked requirements from pyproject.toml
 bench: setup ## Measure speed, start-up and memory, as docs/performance.md says:  make bench BENCH=training
 	$(BIN)/python -m tests.bench $(BENCH)
 
-fault-table: setup ## Take the results of `make drills` over into docs/faults.md and the README
-	$(BIN)/python -m tests.e2e.fault_table build/drills.json
+compare: setup ## Train in each way that there is, and write docs/ways.md
+	$(BIN)/python -m tests.bench.ways --write
+
+fault-table: setup ## Take what `make drills` and `make soak` found over into docs/faults.md and the README
+	$(BIN)/python -m tests.e2e.fault_table $(if $(wildcard build/soak.json),--soak build/soak.json) build/drills.json
 
 clean: ## Remove what `setup` made
 	rm -rf .venv build dist

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -25,6 +26,7 @@ from launcher.commands.options import (
 if TYPE_CHECKING:
     from launcher.config import RecipeRun, RunConfig
     from launcher.drill.pursuit import Job
+    from launcher.drill.soak_report import SoakReport
     from launcher.platform import Platform
 
 RANDOM = "random"
@@ -112,6 +114,14 @@ def soak(
     namespace: Namespace = NAMESPACE,
     seed: Annotated[int, typer.Option(metavar="N", help="Of the strikes and their times.")] = 0,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the run's folder to look at.")] = False,
+    report_file: Annotated[
+        Optional[Path],
+        typer.Option(
+            "--report",
+            metavar="FILE",
+            help="Write the report there as JSON; without the weights before they are compared.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Strike a run of its own every 1 to 3 minutes; exit code 1 if that shows in its weights or sizes.
@@ -130,6 +140,10 @@ def soak(
         own = [*(settings or ()), *SETTINGS, f"train.epochs={so_many}"]
         return job_of(run_file, own, gpus, workers, word, platform, namespace)
 
+    def write(report: SoakReport) -> None:
+        if report_file is not None:
+            report_file.write_text(json.dumps(report.to_json(), indent=2) + "\n")
+
     report = soak_run(
         cluster,
         platform,
@@ -139,7 +153,9 @@ def soak(
         seed=seed,
         keep=keep,
         say=show.say,
+        known=write,
     )
+    write(report)
     if as_json:
         print_json(report.to_json())
     else:

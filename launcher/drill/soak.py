@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launcher.cluster import Cluster
@@ -70,10 +70,12 @@ def soak_run(
     seed: int = 0,
     keep: bool = False,
     say: Say,
+    known: Callable[[SoakReport], None],
 ) -> SoakReport:
     """Train rounds of so many epochs for so long, striking all the while, and compare the weights.
 
-    `make_job` makes the job of a name's last word and of a number of epochs.
+    `make_job` makes the job of a name's last word and of a number of epochs. `known` hears of all that is
+    known before the undisturbed run, which takes as long as all rounds together.
     """
     rayjobs = RayjobApi(cluster)
     run = make_job(SOAK, epochs).run
@@ -99,14 +101,7 @@ def soak_run(
         records = read_records(folder)
         left += left_in_folder(folder)
         found = None if why_not else folder.sum("model.pt")
-    is_equal = None
-    if found is not None:
-        job = make_job(UNDISTURBED, rounds * epochs)
-        is_equal = found == train_undisturbed(cluster, platform, job, say)
-    if not keep:
-        with open_folder(cluster, platform, run) as folder:
-            folder.delete()
-    return SoakReport(
+    report = SoakReport(
         run=run,
         minutes=minutes,
         epochs=rounds * epochs,
@@ -117,11 +112,20 @@ def soak_run(
         strikes=soak.strikes,
         steps_lost=steps_lost(records, 0.0),
         why_not=why_not,
-        has_equal_weights=is_equal,
+        has_equal_weights=None,
         left_behind=left,
         sizes=soak.sizes,
         grown=growth(soak.sizes),
     )
+    known(report)
+    if found is not None:
+        job = make_job(UNDISTURBED, rounds * epochs)
+        undisturbed = train_undisturbed(cluster, platform, job, say)
+        report = replace(report, has_equal_weights=found == undisturbed)
+    if not keep:
+        with open_folder(cluster, platform, run) as folder:
+            folder.delete()
+    return report
 
 
 @dataclass(slots=True)

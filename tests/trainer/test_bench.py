@@ -27,7 +27,10 @@ QUICK = {"launcher", "step"}
         pytest.param([name], id=name, marks=[] if name in QUICK else pytest.mark.slow)
         for name in bench.BENCHES
     ]
-    + [pytest.param(["gpu", "--device=cpu"], id="gpu on the CPU", marks=pytest.mark.slow)],
+    + [
+        pytest.param(["gpu", "--device=cpu"], id="gpu on the CPU", marks=pytest.mark.slow),
+        pytest.param(["ways", "--only=one process"], id="a way to train", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.timeout(900)
 def test_each_bench_runs_to_its_end(arguments: list[str], tmp_path: Path) -> None:

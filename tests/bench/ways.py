@@ -1,0 +1,380 @@
+"""Every way to train, side by side: what it needs, how fast it is, and what is left of it after a SIGKILL.
+
+    python -m tests.bench.ways [--write]
+
+`make compare` writes docs/ways.md with it. Each way is run as a user would, by `trainyard train`, twice: once
+to its end, and once killed with all its processes after its second epoch and then started again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from tests.bench.processes import descendants
+from tests.bench.rounds import BUILD, ROOT, Options, Row, Section, main, say
+from tests.bench.runs import FAIR
+
+TRAINYARD = str(ROOT / ".venv/bin/trainyard")
+PAGE = ROOT / "docs/ways.md"
+STORAGE = BUILD / "ways"
+LOOK_S = 0.25
+KILL_AT = 2
+"""The epoch after whose end a run is killed."""
+DIGITS = 1_438
+"""Images of scikit-learn's digits that are trained on; all of them, or less each fifth."""
+ALL_DIGITS = 1_797
+IS_CUDA = torch.cuda.is_available()
+
+EPOCH = re.compile(r"\bepoch['\"]?:? (\d+)")
+"""How all of them tell of an epoch: of those from `trainyard` while it is under way, else once it is over."""
+STEP = re.compile(r"\bstep ([1-9]\d*)/")
+
+RESNET18 = "train.model={name: resnet18, in_channels: 1, num_classes: 10, image_size: 8}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Way:
+    """A way to train, by the run file of an example."""
+
+    title: str
+    learns: str
+    """What it learns from what."""
+    example: str
+    settings: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    epochs: str = "train.epochs={}"
+    """The setting that says how many."""
+    samples: int = DIGITS
+    """Of an epoch."""
+    code: str | None = None
+    """The file of one's own code."""
+    word: str = "RayTrainWorker"
+    """What stands in the command line of a worker."""
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        return "ways-" + re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
+
+    @property
+    def lines(self) -> tuple[int, int]:
+        """Of the run file, and of one's own code; neither comments nor empty ones."""
+        return (
+            _lines(ROOT / "examples" / self.example),
+            0 if self.code is None else _lines(ROOT / "examples/byo" / self.code),
+        )
+
+
+DIGITS_8X8 = "ResNet-18, digits 8x8"
+MLP = "two linear layers, digits"
+PLACES = ("--gpus" if IS_CUDA else "--workers", "2")
+
+
+def built_in(title: str, *settings: str, flags: tuple[str, ...] = (), **more: str) -> Way:
+    return Way(
+        title=title,
+        learns=DIGITS_8X8,
+        example="digits.yaml",
+        settings=(RESNET18, *settings),
+        flags=flags,
+        **more,
+    )
+
+
+ON_CPU = "For models that one GPU cannot hold: a CPU shows that it works, not what it is worth."
+
+WAYS = (
+    built_in("one process", flags=("--without-ray",), word="trainer --without-ray"),
+    built_in("torchrun", flags=("--torchrun",), word="trainer --without-ray"),
+    built_in("Ray Train, torch loader"),
+    built_in("Ray Train, Ray Data", "data.loader=ray"),
+    built_in("FSDP2", "train.strategy=fsdp2", note=ON_CPU),
+    Way(
+        title="language model",
+        learns="GPT of 3 blocks, Python's modules",
+        example="language_model.yaml",
+    ),
+    Way(
+        title="own script, plain torch",
+        learns=MLP,
+        example="command.yaml",
+        settings=("code=byo",),
+        epochs="command=[python, single.py, '{}']",
+        samples=ALL_DIGITS,
+        code="single.py",
+        word="single.py",
+    ),
+    Way(
+        title="own script, torchrun",
+        learns=MLP,
+        example="torchrun.yaml",
+        epochs="command=[ddp.py, --epochs, '{}', --checkpoint, '{{storage}}/{{run}}/state.pt']",
+        samples=ALL_DIGITS,
+        code="ddp.py",
+        word="ddp.py",
+    ),
+    Way(
+        title="own script, TorchTrainer",
+        learns=DIGITS_8X8,
+        example="command.yaml",
+        epochs="command=[python, ray_train.py, --num-workers, '2', --epochs, '{}']",
+        code="ray_train.py",
+    ),
+    Way(
+        title="own script, TorchTrainer and Ray Data",
+        learns=MLP,
+        example="command.yaml",
+        epochs="command=[python, ray_data.py, --num-workers, '2', --epochs, '{}']",
+        samples=ALL_DIGITS,
+        code="ray_data.py",
+    ),
+    Way(
+        title="own function",
+        learns="a line of 100 points",
+        example="function.yaml",
+        epochs="train_loop_config={{epochs: {}, learning_rate: 0.1}}",
+        samples=100,
+        code="loop.py",
+    ),
+)
+
+
+@dataclass(slots=True)
+class Seen:
+    """A run of `trainyard train`, as one sees it from outside."""
+
+    began: float
+    lines: list[tuple[float, str]] = field(default_factory=list)
+    peak_bytes: int = 0
+    """Of the largest worker."""
+
+    @property
+    def epochs(self) -> dict[int, float]:
+        """When each epoch was named first, in seconds."""
+        found: dict[int, float] = {}
+        for at, line in self.lines:
+            if named := EPOCH.search(line):
+                found.setdefault(int(named[1]), at)
+        return found
+
+    def first_step_s(self) -> float:
+        """Of a recipe: when it tells of a step; of own code: an epoch before the end of the first one."""
+        for at, line in self.lines:
+            if STEP.search(line):
+                return at
+        times = sorted(self.epochs.values())
+        return max(0.0, times[0] - self.epoch_s())
+
+    def epoch_s(self) -> float:
+        times = sorted(self.epochs.values())
+        return (times[-1] - times[0]) / max(1, len(times) - 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """What a way has shown."""
+
+    start_s: float
+    samples_per_s: float
+    peak_bytes: int
+    again_s: float
+    """From the start after the SIGKILL until training went on."""
+    again_epochs: int
+    """That were trained a second time."""
+
+
+def measure_way(way: Way, epochs: int) -> Found:
+    """Raises RuntimeError if a run fails."""
+    shutil.rmtree(STORAGE / way.name, ignore_errors=True)
+    with started(way, epochs) as (process, seen):
+        if process.wait():
+            raise RuntimeError(f"{way.title} failed:\n" + "\n".join(line for _, line in seen.lines))
+    shutil.rmtree(STORAGE / way.name)
+    with started(way, epochs) as (process, killed):
+        while process.poll() is None and max(killed.epochs, default=0) <= KILL_AT:
+            time.sleep(LOOK_S)
+        kill(process)
+    last = max(killed.epochs)
+    with started(way, epochs) as (process, again):
+        if process.wait():
+            raise RuntimeError(
+                f"{way.title} failed:\n" + "\n".join(line for _, line in again.lines)
+            )
+    found = Found(
+        start_s=seen.first_step_s(),
+        samples_per_s=speed_of(way, seen),
+        peak_bytes=seen.peak_bytes,
+        again_s=again.first_step_s(),
+        again_epochs=sum(1 for epoch in again.epochs if epoch < last),
+    )
+    say(f"  {way.title}: {found}")
+    return found
+
+
+def speed_of(way: Way, seen: Seen) -> float:
+    """A recipe's own account of its steps, else the time between epochs."""
+    if way.code is not None:
+        return way.samples / seen.epoch_s()
+    lines = (STORAGE / way.name / "metrics.jsonl").read_text().splitlines()
+    epochs = [record for line in lines if (record := json.loads(line))["kind"] == "epoch"]
+    return statistics.median(record["images_per_s"] for record in epochs[1:])
+
+
+@contextmanager
+def started(way: Way, epochs: int) -> Iterator[tuple[subprocess.Popen[str], Seen]]:
+    """A process that is watched until it has ended."""
+    settings = (*way.settings, way.epochs.format(epochs))
+    command = [TRAINYARD, "train", str(ROOT / "examples" / way.example), "--name", way.name]
+    command += [*PLACES, "--storage", str(STORAGE), *way.flags]
+    command += [word for setting in settings for word in ("--set", setting)]
+    seen = Seen(began=time.monotonic())
+    process = subprocess.Popen(
+        command,
+        env=os.environ | FAIR,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+    def read() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            seen.lines.append((time.monotonic() - seen.began, line.rstrip("\n")))
+
+    def look() -> None:
+        while process.poll() is None:
+            for each in descendants(process.pid):
+                if way.word in each.command:
+                    seen.peak_bytes = max(seen.peak_bytes, each.own_bytes)
+            time.sleep(LOOK_S)
+
+    threads = [threading.Thread(target=read), threading.Thread(target=look)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield process, seen
+    finally:
+        kill(process)
+        for thread in threads:
+            thread.join()
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """With all that it has started, at one stroke."""
+    if process.poll() is None:
+        for each in [*(found.pid for found in descendants(process.pid)), process.pid]:
+            try:
+                os.kill(each, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+    process.wait()
+
+
+def _lines(path: Path) -> int:
+    kept = (line.strip() for line in path.read_text().splitlines())
+    return sum(1 for line in kept if line and not line.startswith("#"))
+
+
+def table(found: dict[Way, list[Found]]) -> str:
+    """A row for each way: medians of its rounds."""
+    lines = [
+        "| way | learns | lines: run file, own code | start | samples/s | a worker's memory "
+        "| killed: again after | epochs twice |",
+        "|" + "---|" * 8,
+    ]
+    for way, rounds in found.items():
+        run_file, code = way.lines
+        cells = (
+            way.title,
+            way.learns,
+            f"{run_file}, {code or '-'}",
+            f"{_median(rounds, 'start_s'):.0f} s",
+            f"{_median(rounds, 'samples_per_s'):,.0f}",
+            f"{_median(rounds, 'peak_bytes') / 1e6:,.0f} MB",
+            f"{_median(rounds, 'again_s'):.0f} s",
+            f"{_median(rounds, 'again_epochs'):.0f}",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    notes = {way.note: [] for way in found if way.note}
+    for way in found:
+        if way.note:
+            notes[way.note].append(way.title)
+    return "\n".join(
+        [*lines, "", *(f"* {', '.join(ways)}: {note}" for note, ways in notes.items())]
+    )
+
+
+def page(found: dict[Way, list[Found]]) -> str:
+    rounds = max(map(len, found.values()))
+    device = "2 GPUs" if IS_CUDA else "2 CPU workers"
+    return f"""\
+# Ways to train
+
+`make compare` runs each of them with `trainyard train` and writes this page. What changes from one to the
+next is a line of the run file, or the code that you bring along.
+
+{table(found)}
+
+* *start*: from the command until training begins. *samples/s*: of all workers together; a recipe's own
+  account of its steps, of own code the time from one epoch to the next, with all that is done in it.
+* *memory*: the most that a worker has held of its own, without files and what is shared.
+* *killed*: after its second epoch, with all its processes, by SIGKILL; then the same command once more. A
+  recipe goes on exactly where its last checkpoint is, own code with the epoch that it finds, if it looks.
+* One process has both cores of the machine, a worker one.
+
+Medians of {rounds} round{"s" if rounds > 1 else ""}, {device}, {os.cpu_count()} CPUs.
+"""
+
+
+def _median(rounds: list[Found], what: str) -> float:
+    return statistics.median(getattr(each, what) for each in rounds)
+
+
+def measure(options: Options) -> list[Section]:
+    epochs = options.choose(8, 4)
+    ways = [way for way in WAYS if not options.more.only or options.more.only in way.title]
+    found: dict[Way, list[Found]] = {way: [] for way in ways}
+    for _ in range(options.rounds_or(3)):
+        for way in ways:
+            found[way].append(measure_way(way, epochs))
+    if options.more.write:
+        PAGE.write_text(page(found))
+    units = {
+        "start_s": "s",
+        "samples_per_s": "/s",
+        "peak_bytes": "B",
+        "again_s": "s",
+        "again_epochs": "",
+    }
+    rows = tuple(
+        Row(
+            what=f"{way.title}: {what}",
+            unit=unit,
+            values=tuple(float(getattr(each, what)) for each in rounds),
+        )
+        for way, rounds in found.items()
+        for what, unit in units.items()
+    )
+    return [Section(title="Ways to train", rows=rows)]
+
+
+if __name__ == "__main__":
+    main(
+        measure,
+        write={"action": "store_true", "help": "write docs/ways.md"},
+        only={"default": "", "help": "ways with this in their title"},
+    )
