@@ -21,6 +21,8 @@ FOLLOW    ?=
 KUBECONFIG ?=
 TRAINYARD_CLUSTER_HOME ?=
 TEST      ?=
+# That run tests at a time; 0 for the one that pytest itself is.
+TEST_PROCESSES ?= 2
 BENCH     ?=
 MINUTES   ?= 90
 # Which of the tests on a cluster: see the markers in pyproject.toml.
@@ -67,7 +69,7 @@ train: setup ## Train RUN on a local Ray:  make train RUN=examples/digits.yaml
 	$(TRAINYARD) train $(RUN) $(RESOURCES)
 
 test: setup lint ## Run the quick tests that need no cluster:  make test TEST=tests/launcher
-	$(BIN)/pytest -m "not slow" $(if $(TEST),$(TEST),tests)
+	$(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadfile -m "not slow" $(if $(TEST),$(TEST),tests)
 
 test-slow: setup ## Run the others, which take many seconds each
 	$(BIN)/pytest -m slow $(if $(TEST),$(TEST),tests)
