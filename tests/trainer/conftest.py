@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import fsspec
 import pytest
 from attempts import Attempts
+from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow import fs
 from s3_server import CREDENTIALS, Bucket, running_bucket
 
@@ -44,6 +46,25 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str | 
     return f"{bucket.path}/{uuid.uuid4().hex}", bucket.endpoint
 
 
+class Objects(MemoryFileSystem):
+    """A store with little to offer: no rename, no append, no conditional writes.
+
+    Whoever reads has a place of their own in the file: fsspec's readers share one, and a lease is read by
+    two threads.
+    """
+
+    cachable = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store: dict[str, io.BytesIO] = {}
+        self.pseudo_dirs = [""]
+
+    def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> io.BytesIO:
+        file: io.BytesIO = super()._open(path, mode, **kwargs)
+        return io.BytesIO(file.getvalue()) if mode == "rb" else file
+
+
 @pytest.fixture(params=["disk", "objects", "s3"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> RunFolder:
     """A run's folder on each kind of storage: a disk, a store with little to offer, an S3 server."""
@@ -52,10 +73,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> RunFolder:
     if request.param == "s3":
         bucket = request.getfixturevalue("bucket")
         return RunFolder.open(f"{bucket.path}/{uuid.uuid4().hex}", "small", bucket.endpoint)
-    # No rename, no append, no conditional writes.
-    store = fsspec.filesystem("memory")
-    store.store.clear()
-    return RunFolder(fs.PyFileSystem(fs.FSSpecHandler(store)), "/bucket/small")
+    return RunFolder(fs.PyFileSystem(fs.FSSpecHandler(Objects())), "/bucket/small")
 
 
 @pytest.fixture
