@@ -134,7 +134,7 @@ cluster-down: ## Stop exactly what `cluster` started
 	python3 tests/cluster/cluster.py down
 
 e2e-full: E2E = not drills
-e2e-full: e2e ## The same, and each way to train once
+e2e-full: e2e ## The same, each way to train, and what else takes minutes
 
 e2e: setup ## Prove the whole way on a real cluster: this one, or the one of KUBECONFIG
 	@$(if $(OTHER_CLUSTER),$(if $(filter 127.0.0.1:%,$(IMAGE)),$(error KUBECONFIG names a cluster of yours: say with IMAGE= where its nodes can pull the image)),$(MAKE) --no-print-directory cluster-up)

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import pytest
 from conftest import Team
 
+pytestmark = pytest.mark.full
+
 RUN = (
     *("examples/digits.yaml", "--name", "fed", "--workers", "1"),
     *("--set", "data.loader=ray", "--set", "resources.data={nodes: 1}"),

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from conftest import Object, Team, kubectl, run, wait_for
 
+pytestmark = pytest.mark.full
+
 LIMIT_S = 600.0
 GLOBAL_BATCH = 64
 TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount/token"

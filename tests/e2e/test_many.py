@@ -22,6 +22,8 @@ from conftest import (
 )
 from dashboards import Dashboards, answering
 
+pytestmark = pytest.mark.full
+
 RUNS = 50
 TWICE = 10
 """So many of them are submitted by two people in the same moment."""

@@ -149,6 +149,7 @@ def test_the_pods_write_into_the_bucket_and_mount_no_volume(
     story.texts |= everything(team)
 
 
+@pytest.mark.full
 def test_a_bucket_that_answers_503_or_late_and_resets_lines_does_not_stop_a_run(
     team: Team, bucket: Bucket, story: Story
 ) -> None:
@@ -162,6 +163,7 @@ def test_a_bucket_that_answers_503_or_late_and_resets_lines_does_not_stop_a_run(
     assert {pod["metadata"]["uid"] for pod in team.pods(is_ray_node="yes")} == under_way
 
 
+@pytest.mark.full
 def test_a_run_outlives_keys_that_expire_and_are_renewed(
     team: Team, bucket: Bucket, story: Story
 ) -> None:
