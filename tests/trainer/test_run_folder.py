@@ -205,6 +205,18 @@ def test_a_store_that_refuses_conditions_is_told_with_its_reason(
 # Where folders lie.
 
 
+def test_a_file_is_its_bytes_whatever_its_name_says(folder: RunFolder) -> None:
+    """pyarrow would pack and unpack by the ending of a name."""
+    one, two = f"{folder.root}/a.tar.gz", f"{folder.root}/b.bz2"
+    folder.write(one, b"no archive")
+    folder.copy(one, two)
+    assert folder.read(one) == folder.read(two) == b"no archive"
+    assert folder.size(one) == len(b"no archive")
+    assert folder.sha256(two) == hashlib.sha256(b"no archive").hexdigest()
+    folder.append(two, b" at all")
+    assert folder.read(two) == b"no archive at all"
+
+
 @pytest.mark.parametrize(
     ("path", "endpoint"),
     [("gs://bucket", None), ("s3://bucket", "minio:9000"), ("s3://b", "ftp://m")],

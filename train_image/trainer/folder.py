@@ -213,13 +213,13 @@ class RunFolder:
 
     def read(self, path: str) -> bytes:
         """Raises FileNotFoundError."""
-        with self.filesystem.open_input_stream(path) as stream:
+        with self.filesystem.open_input_stream(path, compression=None) as stream:
             return stream.read()
 
     def sha256(self, path: str, read: Callable[[int], None] = lambda size: None) -> str:
         """Of a file's bytes; `read` hears of each piece. Raises FileNotFoundError."""
         digest = hashlib.sha256()
-        with self.filesystem.open_input_stream(path) as stream:
+        with self.filesystem.open_input_stream(path, compression=None) as stream:
             while chunk := stream.read(2**24):
                 digest.update(chunk)
                 read(len(chunk))
@@ -238,7 +238,7 @@ class RunFolder:
         later: what an exception cut short is deleted there.
         """
         if not self.is_local:
-            stream = self.filesystem.open_output_stream(path)
+            stream = self.filesystem.open_output_stream(path, compression=None)
             try:
                 yield stream
             except BaseException:
@@ -250,7 +250,7 @@ class RunFolder:
         aside = _aside(path)
         self.filesystem.create_dir(_parent(path))
         try:
-            with self.filesystem.open_output_stream(aside) as stream:
+            with self.filesystem.open_output_stream(aside, compression=None) as stream:
                 yield stream
             if is_durable:
                 _to_disk(aside)
@@ -367,7 +367,7 @@ class RunFolder:
         self.filesystem.create_dir(_parent(path))
         before = self.size(path) or 0
         try:
-            with self.filesystem.open_append_stream(path) as stream:
+            with self.filesystem.open_append_stream(path, compression=None) as stream:
                 stream.write(data)
         except OSError:
             with suppress(OSError):  # where nothing can be changed, nothing was
@@ -383,7 +383,10 @@ class RunFolder:
         if not self.is_local:
             self.filesystem.copy_file(source, target)
             return
-        with self.filesystem.open_input_stream(source) as stream, self.writing(target) as copy:
+        with (
+            self.filesystem.open_input_stream(source, compression=None) as stream,
+            self.writing(target) as copy,
+        ):
             while chunk := stream.read(2**24):
                 copy.write(chunk)
 
@@ -478,7 +481,7 @@ def _to_disk(path: str) -> None:
 
 
 def _print_file(folder: RunFolder, file: str, output: IO[bytes]) -> None:
-    with folder.filesystem.open_input_stream(f"{folder.root}/{file}") as stream:
+    with folder.filesystem.open_input_stream(f"{folder.root}/{file}", compression=None) as stream:
         while chunk := stream.read(2**20):
             output.write(chunk)
     output.flush()
@@ -511,7 +514,7 @@ def _print_archive(folder: RunFolder, names: list[str], below: str, output: IO[b
             entry = tarfile.TarInfo(str(PurePosixPath(name).relative_to(below)))
             # A file that grows meanwhile is taken as it was.
             entry.size = folder.size(path) or 0
-            with folder.filesystem.open_input_stream(path) as stream:
+            with folder.filesystem.open_input_stream(path, compression=None) as stream:
                 archive.addfile(entry, stream)
     return summed.close()
 
