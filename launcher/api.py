@@ -13,16 +13,18 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from launcher import plan as planning
 from launcher.config import OwnRun, RunConfig
-from launcher.overlay import Overlay, pack
+from launcher.overlay import UPLOAD_LIMIT_MIB, Overlay, pack, require_to_travel
 from launcher.plan import Plan
 from launcher.platform import Platform, load_platform
 from launcher.run import NAMESPACE, Run, check_namespace, local_storage, published_platform
 from launcher.watch import Sight
+from trainer import submission
 
 if TYPE_CHECKING:
     from launcher.cluster import Cluster
@@ -50,10 +52,12 @@ def render_run(
 ) -> Object:
     """The RayJob of a run: what `submit_run` sends with the same platform. It obeys all rules of KubeRay.
 
-    Raises ConfigError as `plan_run` does; what may fail later is warned of.
+    Raises ConfigError as `plan_run` does, and for code that only `submit_run` can bring along; what may fail
+    later is warned of.
     """
     found = find_platform(platform, check_namespace(namespace))
-    _, job, doubts = objects_of(run, found, namespace)
+    planned, job, doubts = objects_of(run, found, namespace)
+    require_to_travel(planned.code)
     _warn(doubts)
     return job
 
@@ -76,13 +80,14 @@ def submit_run(
 
     cluster = Cluster(check_namespace(namespace))
     found = find_platform(platform, namespace, cluster)
-    _, job, doubts = objects_of(run, found, namespace)
+    planned, job, doubts = objects_of(run, found, namespace)
     _warn(doubts)
 
     def clear() -> None:
         set_aside(cluster, found, run.name)
 
-    send(RayjobApi(cluster), job, clear if fresh else None)
+    upload = upload_of(cluster, found, run.name, planned.code)
+    send(RayjobApi(cluster), job, clear if fresh else None, upload)
     return Run(run.name, namespace=namespace)
 
 
@@ -110,7 +115,7 @@ def train_run(
     """
     from launcher import local
 
-    folder, code = local_storage(storage), code_of(run)
+    folder, code = local_storage(storage), code_of(run, None)
     config = local.local_config(run, folder, os.cpu_count() or 1, code=code)
     if fresh:
         local.set_aside(config)
@@ -152,11 +157,40 @@ def objects_of(
     return planned, job, tuple(map(str, doubts))
 
 
-def code_of(run: RunConfig) -> Overlay | None:
+def code_of(run: RunConfig, limit_mib: int | None = UPLOAD_LIMIT_MIB) -> Overlay | None:
     """The code that travels with the run, packed; None where there is none."""
     if isinstance(run, OwnRun) and run.code is not None:
-        return pack(Path(run.code))
+        return pack(Path(run.code), limit_mib)
     return None
+
+
+def upload_of(
+    cluster: Cluster,
+    platform: Platform,
+    run: str,
+    code: Overlay | None,
+    told: Callable[[int, int], object] = lambda arrived, length: None,
+) -> Callable[[], None] | None:
+    """What brings the run's code to its folder; None where it travels in the RayJob."""
+    if code is None or not code.is_uploaded:
+        return None
+    return partial(_upload, cluster, platform, run, code, told)
+
+
+def _upload(
+    cluster: Cluster,
+    platform: Platform,
+    run: str,
+    code: Overlay,
+    told: Callable[[int, int], object],
+) -> None:
+    """Nothing is sent where it lies there already; `told` hears what has come, and of how much."""
+    from launcher.reader import open_folder
+
+    file, length = submission.code_file(code.sha256), len(code.archive)
+    with open_folder(cluster, platform, run) as folder:
+        if folder.sum(file) != code.sha256:
+            folder.put(file, code.archive, code.sha256, lambda arrived: told(arrived, length))
 
 
 def set_aside(cluster: Cluster, platform: Platform, run: str) -> str | None:

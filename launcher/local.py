@@ -27,6 +27,7 @@ from trainer.config import (
     Storage,
     TrainerConfig,
 )
+from trainer.submission import code_file
 
 NEEDED = ("ray", "torch", "torchvision", "sklearn", "matplotlib", "obstore", "tensorboardX")
 CONFIG_ERROR = 2
@@ -92,7 +93,9 @@ def train_locally(
             "Name a folder that you may write to with --storage DIR.",
         ) from error
     environment = os.environ | {CONFIG_VARIABLE: config.model_dump_json()}
-    if code is not None:
+    if code is not None and code.is_uploaded:
+        _put(config, code)
+    elif code is not None:
         environment[CODE_VARIABLE] = code.text
     # A pipeline may train in a thread of its own; signals are the main thread's alone.
     is_main = threading.current_thread() is threading.main_thread()
@@ -145,6 +148,18 @@ def set_aside(config: AttemptConfig) -> str | None:
             f"the folder of run {config.name} could not be set aside", *error_of(ended.stderr)
         )
     return ended.stdout.strip() or None
+
+
+def _put(config: AttemptConfig, code: Overlay) -> None:
+    """Put code that is too large for a variable into the run's folder. Raises RunFailed."""
+    command = [sys.executable, "-m", "trainer.folder", "--path", config.storage.path, "--put"]
+    command += [f"{len(code.archive)}", code.sha256, config.name, code_file(code.sha256)]
+    ended = subprocess.run(command, input=code.archive, capture_output=True)
+    if ended.returncode != 0:
+        raise RunFailed(
+            f"the code of run {config.name} could not be put into its folder",
+            *error_of(ended.stderr.decode(errors="replace")),
+        )
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -40,7 +40,7 @@ def merge(job: Object, platform: Platform, plan: Plan) -> Object:
     head["template"]["spec"]["containers"][0].setdefault("env", []).append(
         {"name": CONFIG_VARIABLE, "value": _escaped(plan.trainer.model_dump_json())}
     )
-    if plan.code is not None:
+    if plan.code is not None and not plan.code.is_uploaded:
         head["template"]["spec"]["containers"][0]["env"].append(
             {"name": CODE_VARIABLE, "value": plan.code.text}
         )

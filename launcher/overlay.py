@@ -1,4 +1,5 @@
-"""A folder of code -> the archive that travels with a run, in a variable of the Ray head."""
+"""A folder of code -> the archive that travels with a run: in a variable of the Ray head, or, where it is
+too large for that, through the run's folder, to which `submit` uploads it."""
 
 from __future__ import annotations
 
@@ -8,16 +9,21 @@ import hashlib
 import io
 import os
 import tarfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import IO, Any
 
 from pathspec import GitIgnoreSpec
 
 from launcher.errors import ConfigError
+from trainer.submission import unpacked_limit
 
 LIMIT_KIB = 96
 """Of the archive in base64: Linux takes no variable above 128 KiB, and etcd no object above 1.5 MiB."""
+
+UPLOAD_LIMIT_MIB = 100
+"""Of the archive that is uploaded: what is larger is data, or belongs into an image."""
 
 NEVER = (".git", "__pycache__")
 """Names that no program of one's own needs."""
@@ -29,13 +35,28 @@ SHOWN = 5
 class Overlay:
     """A packed folder."""
 
-    text: str
-    """The tar.gz in base64."""
+    archive: bytes = field(repr=False)
+    """The tar.gz."""
     sha256: str
     """Of the tar.gz; the same for the same names and contents."""
 
+    @property
+    def text(self) -> str:
+        """The tar.gz in base64, as a variable holds it."""
+        return base64.b64encode(self.archive).decode()
 
-def pack(folder: Path) -> Overlay:
+    @property
+    def text_bytes(self) -> int:
+        """The length of `text`."""
+        return (len(self.archive) + 2) // 3 * 4
+
+    @property
+    def is_uploaded(self) -> bool:
+        """Whether it is too large for a variable."""
+        return self.text_bytes > LIMIT_KIB * 1024
+
+
+def pack(folder: Path, limit_mib: int | None = UPLOAD_LIMIT_MIB) -> Overlay:
     """The files of a folder but for what .gitignore names. Raises ConfigError with what is large.
 
     Times, owners and groups stay behind, so that equal code is an equal submission.
@@ -48,22 +69,74 @@ def pack(folder: Path) -> Overlay:
     files = sorted(_files(folder))
     if not files:
         raise ConfigError(f"code = {folder}: the folder holds no file that travels")
-    stream = io.BytesIO()
-    with (
-        gzip.GzipFile(fileobj=stream, mode="wb", filename="", mtime=0) as zipped,
-        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
-    ):
-        for name in files:
-            content = (folder / name).read_bytes()
-            member = tarfile.TarInfo(str(name))
-            member.size = len(content)
-            member.mode = 0o755 if os.access(folder / name, os.X_OK) else 0o644
-            archive.addfile(member, io.BytesIO(content))
+    stream = io.BytesIO() if limit_mib is None else _Bounded(limit_mib * 2**20)
+    unpacked = 0
+    try:
+        with (
+            gzip.GzipFile(fileobj=stream, mode="wb", filename="", mtime=0) as zipped,
+            tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
+        ):
+            for name in files:
+                with (folder / name).open("rb") as content:
+                    unpacked += _add(archive, str(name), content)
+    except _Full:
+        raise _too_large(folder, files, f"more than {limit_mib} MiB packed") from None
     packed = stream.getvalue()
-    text = base64.b64encode(packed).decode()
-    if len(text) > LIMIT_KIB * 1024:
-        raise _too_large(folder, files, len(text))
-    return Overlay(text=text, sha256=hashlib.sha256(packed).hexdigest())
+    if unpacked > unpacked_limit(len(packed)):
+        raise _too_large(
+            folder,
+            files,
+            f"{size_text(unpacked)}, and as {size_text(len(packed))} packed at most "
+            f"{size_text(unpacked_limit(len(packed)))} are unpacked",
+        )
+    return Overlay(archive=packed, sha256=hashlib.sha256(packed).hexdigest())
+
+
+def require_to_travel(code: Overlay | None) -> None:
+    """Raises ConfigError for code that is not in the RayJob, and so must be uploaded by `submit`."""
+    if code is None or not code.is_uploaded:
+        return
+    with tarfile.open(fileobj=io.BytesIO(code.archive)) as archive:
+        sizes = [(member.size, member.name) for member in archive]
+    raise ConfigError(
+        f"code: its {len(sizes)} files are {size_text(code.text_bytes)} packed, and at most {LIMIT_KIB} KiB "
+        "travel in a RayJob: what is rendered would not have them",
+        f"The largest: {_largest(sizes)}.",
+        "`trainyard submit` uploads it to the run's folder. Or name what the program does not need in "
+        ".gitignore, or build an image with the code in it (docs/own-code.md).",
+    )
+
+
+def size_text(size: int) -> str:
+    """Bytes for people: `35 KiB`, `12.3 MiB`."""
+    return f"{size / 1024:,.0f} KiB" if size < 2**20 else f"{size / 2**20:,.1f} MiB"
+
+
+class _Full(Exception):
+    """The archive has become too large."""
+
+
+class _Bounded(io.BytesIO):
+    """Bytes in memory, and no more than these. Raises _Full."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self._limit = limit
+
+    def write(self, data: Any, /) -> int:
+        if self.tell() + len(data) > self._limit:
+            raise _Full
+        return super().write(data)
+
+
+def _add(archive: tarfile.TarFile, name: str, content: IO[bytes]) -> int:
+    """Bytes of a file that is added as anybody's, of no time."""
+    status = os.fstat(content.fileno())
+    member = tarfile.TarInfo(name)
+    member.size = status.st_size
+    member.mode = 0o755 if status.st_mode & 0o111 else 0o644
+    archive.addfile(member, content)
+    return member.size
 
 
 def _files(folder: Path) -> Iterator[PurePosixPath]:
@@ -103,15 +176,17 @@ def _is_ignored(
     return False
 
 
-def _too_large(folder: Path, files: list[PurePosixPath], length: int) -> ConfigError:
-    sizes = sorted(((folder / name).stat().st_size, str(name)) for name in files)
-    largest = ", ".join(
-        f"{name} ({size / 1024:,.0f} KiB)" for size, name in sizes[: -SHOWN - 1 : -1]
-    )
+def _too_large(folder: Path, files: list[PurePosixPath], what: str) -> ConfigError:
+    sizes = [((folder / name).stat().st_size, str(name)) for name in files]
     return ConfigError(
-        f"code = {folder}: its {len(files)} files are {length / 1024:,.0f} KiB packed, and at most "
-        f"{LIMIT_KIB} KiB travel with a run",
-        f"The largest: {largest}.",
+        f"code = {folder}: its {len(files)} files are {what}",
+        f"The largest: {_largest(sizes)}.",
         "Name what the program does not need in .gitignore, read data from the storage, or build an "
         "image with the code in it (docs/own-code.md).",
+    )
+
+
+def _largest(sizes: Iterable[tuple[int, str]]) -> str:
+    return ", ".join(
+        f"{name} ({size_text(size)})" for size, name in sorted(sizes)[: -SHOWN - 1 : -1]
     )

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
-from launcher.errors import ClusterError, ConfigError
+from launcher.errors import ClusterError, ClusterUnreachable, ConfigError
 from launcher.kuberay import OWNER_LABELS, RUN_LABEL
 from launcher.platform import Platform
 from launcher.watch import HEAD_CONTAINER
@@ -35,6 +35,12 @@ LIFE_S = 3600
 POLL_S = 0.5
 CONTAINER = "reader"
 STDOUT = 1
+PIECE = 2**15
+"""Bytes that are sent at once."""
+AHEAD = 2**21
+"""Bytes that may be under way: of these alone it is not known whether they have come."""
+SILENCE_S = 60.0
+"""Between two looks at a pod that says nothing."""
 _NOTHING = bytes(2 * tarfile.BLOCKSIZE)
 """An archive without a file."""
 
@@ -44,6 +50,9 @@ class Process(Protocol):
 
     def __enter__(self) -> Process: ...
     def __exit__(self, *error: Any) -> None: ...
+    @property
+    def is_open(self) -> bool: ...
+    def read(self, timeout_s: float) -> Iterator[tuple[int, bytes]]: ...
     def output(self) -> Iterator[tuple[int, bytes]]: ...
     def write(self, data: bytes) -> None: ...
     @property
@@ -163,6 +172,25 @@ class Folder:
                     *stream.errors.removeprefix("error: ").strip().splitlines()[-3:],
                 )
         return name or None
+
+    def put(
+        self,
+        file: str,
+        data: bytes,
+        sha256: str,
+        told: Callable[[int], object] = lambda arrived: None,
+    ) -> None:
+        """Write a file, whole or not at all; `told` hears how many of its bytes have come there.
+
+        Raises ClusterError if they are not there as they were sent.
+        """
+        with self._program("folder", "--put", f"{len(data)}", sha256, self.run, file) as process:
+            errors = _send(process, data, told)
+            if process.exit_code != 0:
+                raise ClusterError(
+                    f"{file} could not be written to the folder of run {self.run} in pod {self._pod}",
+                    *errors.removeprefix("error: ").strip().splitlines()[-3:],
+                )
 
     def copy(self, path: str, target: Path) -> list[Path]:
         """Copy a file, a folder or the whole to this machine, checked by its sum; what was written.
@@ -386,6 +414,32 @@ class _Stream(io.RawIOBase):
         if told and self.length >= told[0]:
             self._is_acknowledged = True
             self._process.write(b"\n")
+
+
+def _send(process: Process, data: bytes, told: Callable[[int], object]) -> str:
+    """Send it all as fast as it arrives; what the command says on standard error until its end.
+
+    The command says how many bytes it has, and 0 before it reads: one that cannot start is sent nothing.
+    """
+    sent, arrived, is_reading = 0, 0, False
+    errors, said = "", b""
+    while process.is_open:
+        may_send = is_reading and sent < len(data) and sent - arrived < AHEAD
+        if may_send:
+            try:
+                process.write(data[sent : sent + PIECE])
+                sent += PIECE
+            except ClusterUnreachable:
+                sent = len(data)  # it takes no more, and may have said why
+        for channel, piece in process.read(0 if may_send else SILENCE_S):
+            if channel != STDOUT:
+                errors += piece.decode(errors="replace")
+                continue
+            *numbers, said = (said + piece).split(b"\n")
+            if numbers:
+                is_reading, arrived = True, int(numbers[-1])
+                told(arrived)
+    return errors
 
 
 def _unpack(archive: tarfile.TarFile, path: str, target: Path) -> list[Path]:

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 
 from launcher.config import RecipeRun, RunConfig
-from launcher.overlay import LIMIT_KIB
+from launcher.overlay import LIMIT_KIB, size_text
 from launcher.plan import (
     MIB_PER_GIB,
     OBJECT_STORE_LIMIT_MIB,
@@ -185,8 +185,13 @@ def _own_rows(plan: Plan) -> list[Row]:
         )
         rows = [("command", shlex.join(config.command), why)]
     if plan.code is not None:
-        size = f"{len(plan.code.text) / 1024:.0f} KiB"
-        rows.append(("code", plan.code.sha256[:8], f"{size} of {LIMIT_KIB} KiB that may travel"))
+        size = size_text(plan.code.text_bytes)
+        how = (
+            f"{size}, and {LIMIT_KIB} KiB may travel: `submit` uploads it to the run's folder"
+            if plan.code.is_uploaded
+            else f"{size} of {LIMIT_KIB} KiB that may travel"
+        )
+        rows.append(("code", plan.code.sha256[:8], how))
     return rows
 
 

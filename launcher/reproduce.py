@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
@@ -114,9 +113,9 @@ def code_of_archive(archive: bytes, sha256: str) -> Overlay:
     found = hashlib.sha256(archive).hexdigest()
     if found != sha256:
         raise ConfigError(
-            f"{submission.CODE_FILE} has the SHA-256 {found[:8]}, and {sha256[:8]} was submitted"
+            f"{submission.code_file(sha256)} has the SHA-256 {found[:8]}, and {sha256[:8]} was submitted"
         )
-    return Overlay(text=base64.b64encode(archive).decode(), sha256=sha256)
+    return Overlay(archive=archive, sha256=sha256)
 
 
 def make_again(

@@ -19,6 +19,7 @@ from launcher.capacity import GpuNode, Holder
 from launcher.drill.report import Report
 from launcher.drill.soak_report import SoakReport
 from launcher.drill.timeline import Recovery
+from launcher.overlay import size_text
 from launcher.reasons import Reason
 from launcher.watch import ENDED, PROGRESS, SUMMARY, Phase, Sight, record_of
 
@@ -257,6 +258,21 @@ def log_line(line: str) -> str:
     if (summary := record_of(line, SUMMARY)) is not None:
         return summary_text(summary)
     return line
+
+
+class UploadView:
+    """How much of a run's code has come to its folder: a line now and then, and one at the end."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._said_at = time.monotonic()
+
+    def __call__(self, arrived: int, length: int) -> None:
+        now, is_all = time.monotonic(), arrived == length
+        if is_all or now - self._said_at >= PLAIN_LINE_S:
+            self._said_at = now
+            come = size_text(length) if is_all else f"{size_text(arrived)} of {size_text(length)}"
+            say(f"code: {come} uploaded to the folder of run {self._run}")
 
 
 class ProgressView:

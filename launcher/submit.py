@@ -20,13 +20,17 @@ POLL_S = 0.5
 
 
 def submit_run(
-    rayjobs: RayjobApi, job: Object, set_aside: Callable[[], None] | None = None
+    rayjobs: RayjobApi,
+    job: Object,
+    set_aside: Callable[[], None] | None = None,
+    upload: Callable[[], None] | None = None,
 ) -> Submitted:
     """Create the RayJob, or find that it is live already.
 
     An ended one of the same name makes room and the run goes on where it stopped; or begins anew, after
-    `set_aside` has cleared its folder. Raises ClusterError if the run is live as another submission, or
-    the name belongs to someone else, and ConfigError if the run trains another model.
+    `set_aside` has cleared its folder. `upload` puts there what the driver will look for. Raises ClusterError
+    if the run is live as another submission, or the name belongs to someone else, and ConfigError if the
+    run trains another model.
     """
     name, run = job["metadata"]["name"], job["metadata"]["labels"][RUN_LABEL]
     existing = find_same(rayjobs, job, is_fresh=set_aside is not None)
@@ -36,6 +40,8 @@ def submit_run(
         delete_and_wait(rayjobs, name)
     if set_aside is not None:
         set_aside()
+    if upload is not None:
+        upload()
     try:
         created = rayjobs.submit_job(job)
     except ClusterError as error:

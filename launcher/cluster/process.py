@@ -82,7 +82,12 @@ class Process:
 
     def write(self, data: bytes) -> None:
         """Give it something to read."""
-        self._websocket.write_channel(STDIN, data)
+        from websocket import WebSocketException
+
+        try:
+            self._websocket.write_channel(STDIN, data)
+        except (WebSocketException, OSError) as error:
+            raise ClusterUnreachable(f"the connection to {self._what} broke", str(error)) from error
 
     def end_input(self) -> None:
         """There is nothing more to read for it."""

@@ -109,10 +109,10 @@ def objects_of(run: RunConfig, platform: Platform, namespace: str) -> tuple[Plan
 
 
 def code_of(run: RunConfig) -> Overlay | None:
-    """The code that travels with the run, packed; None where there is none."""
+    """The code of a run of this machine, packed, however large; None where there is none."""
     from launcher import api
 
-    return api.code_of(run)
+    return api.code_of(run, None)
 
 
 def yaml_text(document: Any) -> str:

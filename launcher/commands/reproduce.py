@@ -26,6 +26,7 @@ from launcher.commands.tools import Endpoint
 if TYPE_CHECKING:
     from launcher.cluster import Cluster
     from launcher.overlay import Overlay
+    from launcher.platform import Platform
     from launcher.reader import Folder
     from launcher.reproduce import Rendered, Submission
 
@@ -79,6 +80,7 @@ def _render_again(
     name: str, new_name: str | None, namespace: str, platform_file: Path | None, submit: bool
 ) -> None:
     from launcher.cluster import Cluster
+    from launcher.overlay import require_to_travel
     from launcher.reader import open_folder
     from launcher.reproduce import make_again, renamed
 
@@ -93,10 +95,12 @@ def _render_again(
     _tell_changes(kept, rendered)
     if new_name is not None:
         rendered = make_again(renamed(kept.run, new_name), code, platform, namespace)
+        if not submit:
+            require_to_travel(code)
     for warning in rendered.warnings:
         typer.echo(f"warning: {warning}", err=True)
     if submit:
-        _submit(cluster, rendered, new_name or name)
+        _submit(cluster, platform, rendered, new_name or name, code)
     else:
         typer.echo(yaml_text(rendered.job), nl=False)
 
@@ -119,7 +123,8 @@ def _left_in(folder: Folder, namespace: str) -> tuple[Submission, Overlay | None
     if kept.code_sha256 is None:
         return kept, None
     with tempfile.TemporaryDirectory() as place:
-        (archive,) = folder.copy(submission.CODE_FILE, Path(place) / submission.CODE_FILE)
+        file = submission.code_file(kept.code_sha256)
+        (archive,) = folder.copy(file, Path(place) / "code.tar.gz")
         return kept, code_of_archive(archive.read_bytes(), kept.code_sha256)
 
 
@@ -133,13 +138,17 @@ def _tell_changes(kept: Submission, rendered: Rendered) -> None:
         show.say(f"as it was submitted: RayJob {rendered.job['metadata']['name']}")
 
 
-def _submit(cluster: Cluster, rendered: Rendered, run: str) -> None:
+def _submit(
+    cluster: Cluster, platform: Platform, rendered: Rendered, run: str, code: Overlay | None
+) -> None:
     from launcher import show
+    from launcher.api import upload_of
     from launcher.kuberay import RayjobApi
     from launcher.submit import submit_run
 
     job = rendered.job
-    submitted = submit_run(RayjobApi(cluster), job)
+    upload = upload_of(cluster, platform, run, code, show.UploadView(run))
+    submitted = submit_run(RayjobApi(cluster), job, upload=upload)
     show.say(f"RayJob {cluster.namespace}/{job['metadata']['name']}: {submitted}")
     watch(run, cluster.namespace)
 
@@ -161,7 +170,8 @@ def _print_run_file(name: str, new_name: str | None, storage: str, endpoint: str
     code = None if kept.code_sha256 is None else f"{name}-code"
     typer.echo(yaml_text(run_file(renamed(kept.run, new_name), code)), nl=False)
     if code is not None:
-        archive = f"{storage.rstrip('/')}/{name}/{submission.CODE_FILE}"
+        assert kept.code_sha256 is not None
+        archive = f"{storage.rstrip('/')}/{name}/{submission.code_file(kept.code_sha256)}"
         show.say(f"its code: mkdir {code} && tar -xzf {archive} -C {code}")
 
 

@@ -91,7 +91,10 @@ def render(
     namespace: Namespace = NAMESPACE,
 ) -> None:
     """Write the objects of a run as YAML: what `submit` sends, for `kubectl apply -f`."""
+    from launcher.overlay import require_to_travel
+
     run = load_run(run_file, settings, gpus, workers, name)
     platform = platform_of(platform_file, from_cluster, namespace)
-    _, job = objects_of(run, platform, namespace)
+    planned, job = objects_of(run, platform, namespace)
+    require_to_travel(planned.code)
     typer.echo(yaml_text(job), nl=False)

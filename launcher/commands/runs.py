@@ -56,6 +56,7 @@ def submit(
 ) -> None:
     """Show the plan, send the run to the cluster, and watch it to its end."""
     from launcher import show
+    from launcher.api import upload_of
     from launcher.cluster import Cluster
     from launcher.errors import ConfigError
     from launcher.kuberay import RayjobApi
@@ -71,12 +72,15 @@ def submit(
     job_name = job["metadata"]["name"]
     if dry_run is not None:
         known = "" if dry_run == "client" else _known(cluster, job, fresh)
+        if planned.code is not None and planned.code.is_uploaded:
+            known += "; its code was not uploaded, without which it cannot run"
         typer.echo(yaml_text(_dry(cluster, job) if dry_run == "server" else job), nl=False)
         show.say(f"RayJob {namespace}/{job_name} was not created (dry run: {dry_run}){known}")
         return
     show.plan_table(explain_plan(planned, run, platform))
     set_aside = partial(_set_aside, cluster, platform, run.name) if fresh else None
-    submitted = submit_run(RayjobApi(cluster), job, set_aside)
+    upload = upload_of(cluster, platform, run.name, planned.code, show.UploadView(run.name))
+    submitted = submit_run(RayjobApi(cluster), job, set_aside, upload)
     show.say(
         {
             "created": f"RayJob {namespace}/{job_name} created",

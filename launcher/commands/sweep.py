@@ -32,11 +32,14 @@ if TYPE_CHECKING:
     from launcher.cluster import Cluster
     from launcher.errors import LauncherError
     from launcher.kuberay import RayjobApi
+    from launcher.overlay import Overlay
     from launcher.platform import Platform
     from launcher.sweep import Change, Combination, Goal, Outcome, Sweep
 
 Object = dict[str, Any]
 T = TypeVar("T")
+Upload = Optional[Callable[[], None]]
+"""What brings the code of a run to its folder, where it does not travel in the RayJob."""
 
 AT_ONCE = 4
 STORAGE = Path("runs")
@@ -130,6 +133,7 @@ def _train_on_cluster(
 ) -> Mapping[str, Outcome]:
     """How each run has ended. All of them are planned and checked before the first is submitted."""
     from launcher import show
+    from launcher.api import upload_of
     from launcher.cluster import Cluster
     from launcher.kuberay import RayjobApi
     from launcher.sweep import Sweep, naming
@@ -137,11 +141,16 @@ def _train_on_cluster(
     cluster = Cluster(namespace)
     platform = platform_of(platform_file, platform_file is None, namespace, cluster)
     jobs: dict[str, Object] = {}
+    uploads: dict[str, Upload] = {}
+    codes: dict[str, Overlay] = {}  # large, and most runs have the same
     configs: dict[str, Object] = {}
     for combination in combinations:
         with naming(combination):
             planned, jobs[combination.name] = objects_of(combination.run, platform, namespace)
         configs[combination.name] = planned.trainer.model_dump(mode="json")
+        code = planned.code and codes.setdefault(planned.code.sha256, planned.code)
+        told = show.UploadView(combination.name)
+        uploads[combination.name] = upload_of(cluster, platform, combination.name, code, told)
     story = Story(cluster, platform, combinations, goal)
     others = _other_submissions(RayjobApi(cluster), combinations, jobs)
     story.note_trained_before(others, configs)
@@ -149,7 +158,7 @@ def _train_on_cluster(
     show.say(f"a sweep of {len(jobs)} runs, at most {at_once} of them at once")
     its = Sweep(runs, at_once)
     try:
-        carry_out(cluster, its, jobs, story)
+        carry_out(cluster, its, jobs, uploads, story)
     except KeyboardInterrupt:
         show.say(
             f"detached: {len(its.live)} runs go on (`trainyard list -n {namespace}`), "
@@ -192,6 +201,7 @@ def carry_out(
     cluster: Any,
     its: Sweep,
     jobs: Mapping[str, Object],
+    uploads: Mapping[str, Upload],
     story: Story,
     *,
     clock: Callable[[], float] = time.monotonic,
@@ -221,7 +231,8 @@ def carry_out(
                 break
         for run in its.due:
             try:
-                how = patiently(partial(submit_run, rayjobs, jobs[run]), clock, sleep)
+                send = partial(submit_run, rayjobs, jobs[run], upload=uploads[run])
+                how = patiently(send, clock, sleep)
             except ClusterUnreachable:
                 raise
             except (ClusterError, ConfigError) as error:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from bucket import USER, keys, running_bucket, secret
 from conftest import Team
 
 pytestmark = pytest.mark.full
@@ -18,6 +23,21 @@ def team(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFact
     team = make_team("own-code")
     team.install(tmp_path_factory.mktemp("values"))
     return team
+
+
+@pytest.fixture(params=["claim", "s3"])
+def where(
+    request: pytest.FixtureRequest, team: Team, make_team: Callable[[str], Team], tmp_path: Path
+) -> Iterator[Team]:
+    """A team whose runs lie on a claim, and one whose runs lie in a bucket."""
+    if request.param == "claim":
+        yield team
+        return
+    with running_bucket(tmp_path / "server") as bucket:
+        on_s3 = make_team("own-code-s3")
+        secret(on_s3, "bucket", **keys(USER, bucket.secret))
+        on_s3.install(tmp_path, storage={"claim": None, "s3": bucket.values})
+        yield on_s3
 
 
 def test_a_script_with_ray_train_runs_as_it_is_and_goes_on_where_it_stopped(team: Team) -> None:
@@ -42,6 +62,46 @@ def test_a_function_and_a_plain_ddp_script_run_on_the_cluster(team: Team) -> Non
     plain = team.trainyard("submit", "examples/torchrun.yaml")
     assert plain.returncode == 0, plain.stderr
     assert "epoch 3 of 2 workers" in team.trainyard("logs", "ddp").stdout
+
+
+def large_code(folder: Path) -> str:
+    """A run file whose code is 20 MiB packed and checks itself."""
+    noise = random.Random(7).randbytes(20 * 2**20)
+    (folder / "src").mkdir()
+    (folder / "src/noise").write_bytes(noise)
+    read = "hashlib.sha256(open('noise', 'rb').read()).hexdigest()"
+    script = f"import hashlib, sys; sys.exit({read} != sys.argv[1])"
+    document = {
+        "name": "large",
+        "resources": {"workers": 2},
+        "code": "src",
+        "command": ["python", "-c", script, hashlib.sha256(noise).hexdigest()],
+    }
+    (folder / "large.yaml").write_text(json.dumps(document))
+    return str(folder / "large.yaml")
+
+
+def test_large_code_goes_through_the_run_s_folder(where: Team, tmp_path: Path) -> None:
+    file = large_code(tmp_path)
+    assert "`trainyard submit` uploads it" in where.trainyard("render", file).stderr
+    first = where.trainyard("submit", file)
+    assert first.returncode == 0, first.stderr
+    assert "MiB uploaded to the folder of run large" in first.stderr
+    assert "succeeded: python -c" in first.stdout
+    (archive,) = (
+        name for name in where.trainyard("cp", "large:").stdout.split() if "code/" in name
+    )
+    again = where.trainyard("submit", file)
+    assert again.returncode == 0, again.stderr
+    assert "uploaded" not in again.stderr
+    fresh = where.trainyard("submit", file, "--fresh")
+    assert fresh.returncode == 0, fresh.stderr
+    assert where.status("large")["summary"]["attempts"] == 3
+    assert archive in where.trainyard("cp", "large-old-1:").stdout
+    other = where.trainyard("reproduce", "large", "--name", "larger", "--submit")
+    assert other.returncode == 0, other.stderr
+    assert archive in where.trainyard("cp", "larger:").stdout
+    assert not [pod for pod in where.pods() if "reader" in pod["metadata"]["name"]]
 
 
 def test_a_program_that_fails_is_tried_again_and_explained(team: Team) -> None:

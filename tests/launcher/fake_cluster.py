@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import selectors
+import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -33,6 +36,53 @@ class FakeProcess:
 
     def write(self, data: bytes) -> None:
         self.read = data
+
+
+class LocalProcess:
+    """A command that runs on this machine, as one does in a pod."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0)
+        self._selector = selectors.DefaultSelector()
+        for channel, stream in ((1, self._process.stdout), (2, self._process.stderr)):
+            assert stream is not None
+            self._selector.register(stream, selectors.EVENT_READ, channel)
+
+    def __enter__(self) -> LocalProcess:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._selector.close()
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._selector.get_map())
+
+    @property
+    def exit_code(self) -> int:
+        return self._process.wait()
+
+    def output(self) -> Iterator[tuple[int, bytes]]:
+        while self.is_open:
+            yield from self.read(60)
+
+    def read(self, timeout_s: float) -> Iterator[tuple[int, bytes]]:
+        for key, _ in self._selector.select(timeout_s):
+            if data := os.read(key.fd, 2**16):
+                yield key.data, data
+            else:
+                self._selector.unregister(key.fileobj)
+
+    def write(self, data: bytes) -> None:
+        assert self._process.stdin is not None
+        try:
+            while data:  # a pipe may take a part of it
+                data = data[self._process.stdin.write(data) :]
+        except BrokenPipeError as error:
+            raise ClusterUnreachable("it reads no more") from error
 
 
 class FakeCluster:
@@ -183,7 +233,7 @@ class FakeCluster:
 
     def execute(
         self, pod: str, container: str, command: Sequence[str], *, stdin: bool = False
-    ) -> FakeProcess:
+    ) -> FakeProcess | LocalProcess:
         self.commands.append((pod, *command))
         return self.processes.pop(0)
 

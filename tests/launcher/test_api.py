@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -16,7 +18,7 @@ from typing import Any
 
 import pytest
 import yaml
-from fake_cluster import FakeCluster, FakeProcess
+from fake_cluster import FakeCluster, LocalProcess
 
 import launcher
 from launcher import (
@@ -70,10 +72,10 @@ class LaptopCluster(FakeCluster):
 
     def execute(
         self, pod: str, container: str, command: Sequence[str], *, stdin: bool = False
-    ) -> FakeProcess:
+    ) -> LocalProcess:
         here = [str(self.storage) if word == STORAGE else word for word in command[1:]]
-        ended = subprocess.run([sys.executable, *here], input=b"\n", capture_output=True)
-        return FakeProcess(ended.stdout, ended.stderr.decode(), ended.returncode)
+        self.commands.append((pod, *here))
+        return LocalProcess([sys.executable, *here])
 
 
 @pytest.fixture
@@ -243,6 +245,52 @@ def test_a_fresh_run_sets_its_old_folder_aside(cluster: LaptopCluster, tmp_path:
         pass
     submit_run(load_run(DIGITS), "team", fresh=True)
     assert not (tmp_path / "runs/digits/summary.json").exists()
+
+
+def test_large_code_is_in_the_folder_before_its_rayjob_is_created(
+    cluster: LaptopCluster, tmp_path: Path
+) -> None:
+    (tmp_path / "src").mkdir()
+    document = {"name": "own", "resources": {"workers": 2}, "command": ["true"]}
+    document |= {"code": str(tmp_path / "src")}
+
+    def submit(noise: int, *, fresh: bool = False) -> list[str]:
+        """Sent twice, which changes nothing: the archives in the folder, and how often one was put there."""
+        (tmp_path / "src/noise").write_bytes(random.Random(noise).randbytes(100_000))
+        cluster.commands.clear()
+        run = submit_run(load_run(document), "team", fresh=fresh)
+        assert cluster.calls[-1][:2] == ("create", "RayJob")
+        submit_run(load_run(document), "team")
+        for _ in watch_run(run):
+            pass
+        put = [word for command in cluster.commands for word in command if word == "--put"]
+        folder = tmp_path / "runs/own/code"
+        for file in folder.iterdir():
+            assert file.name == f"{hashlib.sha256(file.read_bytes()).hexdigest()}.tar.gz"
+        return [*sorted(file.name for file in folder.iterdir()), *put]
+
+    one = submit(1)
+    assert len(one) == 2
+    assert submit(1) == one[:1]  # it ended, and goes on with what lies there
+    assert len(submit(2)) == 3  # the old one goes when a driver has taken the run over
+    write(tmp_path / "runs/own/run.json", "{}")
+    assert len(submit(3, fresh=True)) == 4
+    assert (tmp_path / "runs/own-old-1/code" / one[0]).exists()
+    assert [name for kind, name in cluster.objects if kind == "Pod"] == []
+
+
+@pytest.mark.slow
+def test_large_code_runs_on_this_machine_from_the_run_s_folder(tmp_path: Path) -> None:
+    noise = random.Random(3).randbytes(300_000)
+    write(
+        tmp_path / "src/main.py", "import sys; sys.exit(len(open('noise', 'rb').read()) != 300_000)"
+    )
+    (tmp_path / "src/noise").write_bytes(noise)
+    document = {"name": "own", "resources": {"workers": 1}, "command": ["python", "main.py"]}
+    run = train_run(load_run(document | {"code": str(tmp_path / "src")}), tmp_path / "runs")
+    assert run.result().summary["outcome"] == "succeeded"
+    (archive,) = (tmp_path / "runs/own/code").iterdir()
+    assert archive.name == f"{hashlib.sha256(archive.read_bytes()).hexdigest()}.tar.gz"
 
 
 def test_a_run_is_watched_to_its_end(cluster: LaptopCluster) -> None:

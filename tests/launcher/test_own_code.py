@@ -6,14 +6,17 @@ import base64
 import io
 import json
 import os
+import random
 import tarfile
 from pathlib import Path
 
 import pytest
 import yaml
 
+from launcher.api import render_run
 from launcher.commands.options import code_of, objects_of
-from launcher.config import CommandRun, load_run
+from launcher.commands.run_file import render
+from launcher.config import CommandRun, RunConfig, load_run
 from launcher.diff import diff_jobs
 from launcher.errors import ConfigError
 from launcher.local import local_config
@@ -209,11 +212,62 @@ def test_equal_code_is_an_equal_archive_whenever_it_was_written(tmp_path: Path) 
 
 def test_code_that_is_too_large_is_refused_with_what_is_large(tmp_path: Path) -> None:
     folder_of(tmp_path, main_py="print()")
-    (tmp_path / "weights.bin").write_bytes(os.urandom(200_000))
+    (tmp_path / "weights.bin").write_bytes(os.urandom(1_500_000))
     with pytest.raises(ConfigError) as error:
+        pack(tmp_path, limit_mib=1)
+    assert "its 2 files are more than 1 MiB packed" in str(error.value)
+    assert "weights.bin (1.4 MiB), main.py (0 KiB)" in str(error.value)
+    assert len(pack(tmp_path, limit_mib=None).archive) > 1_500_000  # as on this machine
+
+
+def test_code_that_no_driver_would_unpack_is_refused_when_it_is_packed(tmp_path: Path) -> None:
+    folder_of(tmp_path, main_py="print()")
+    with (tmp_path / "zeros.bin").open("wb") as file:
+        file.truncate(65 * 2**20)
+    with pytest.raises(ConfigError, match=r"are 65.0 MiB, and as .* at most 64.0 MiB are unpacked"):
         pack(tmp_path)
-    assert "its 2 files are 261 KiB packed, and at most 96 KiB" in str(error.value)
-    assert "weights.bin (195 KiB), main.py (0 KiB)" in str(error.value)
+
+
+# Code that is too large for a variable.
+
+
+def large_run(folder: Path, size: int = 100_000) -> RunConfig:
+    folder_of(folder / "src", main_py="print()")
+    (folder / "src/weights.bin").write_bytes(random.Random(size).randbytes(size))
+    return load_run(write(folder / "run.yaml", code="src"))
+
+
+def test_large_code_is_in_the_rayjob_by_its_sum_alone(tmp_path: Path) -> None:
+    platform = load_platform(None)
+    plan, job = objects_of(large_run(tmp_path), platform, "team")
+    assert plan.code is not None
+    assert plan.code.is_uploaded
+    assert CODE_VARIABLE not in str(job)
+    assert plan.code.sha256 in str(job)
+    assert objects_of(large_run(tmp_path), platform, "team")[1] == job
+    other = objects_of(large_run(tmp_path, 100_001), platform, "team")[1]
+    assert other["metadata"]["name"] != job["metadata"]["name"]
+    (row,) = [
+        row for row in explain_plan(plan, large_run(tmp_path), platform) if row.name == "code"
+    ]
+    assert row.why == "131 KiB, and 96 KiB may travel: `submit` uploads it to the run's folder"
+
+
+def test_large_code_is_not_rendered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    large_run(tmp_path)
+    with pytest.raises(ConfigError) as error:
+        render(tmp_path / "run.yaml")
+    assert "its 2 files are 131 KiB packed, and at most 96 KiB travel in a RayJob" in str(
+        error.value
+    )
+    assert "The largest: weights.bin (98 KiB), main.py (0 KiB)." in str(error.value)
+    assert "`trainyard submit` uploads it" in str(error.value)
+    assert capsys.readouterr().out == ""
+    with pytest.raises(ConfigError, match="travel in a RayJob"):
+        render_run(load_run(tmp_path / "run.yaml"))
+
+
+# What an archive holds.
 
 
 def test_a_link_is_refused_unless_it_stays_behind(tmp_path: Path) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import random
+import sys
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_cluster import FakeCluster, FakeProcess
+from fake_cluster import FakeCluster, FakeProcess, LocalProcess
 
 from launcher.errors import ClusterError, ConfigError
 from launcher.platform import Platform
-from launcher.reader import Folder, open_folder, reader_pod, worker_of
+from launcher.reader import AHEAD, Folder, open_folder, reader_pod, worker_of
 
 Object = dict[str, Any]
 
@@ -219,6 +222,55 @@ def test_a_file_that_does_not_fit_is_refused_by_the_size_that_it_announces(
     with pytest.raises(ClusterError, match=r"huge has 1,152,921,504,606,846,976 bytes"):
         copying(platform, sent(bomb)).copy("", tmp_path / "new")
     assert list(tmp_path.iterdir()) == []
+
+
+# Writing a file, by the program that does so in a pod.
+
+
+class Here(FakeCluster):
+    """A cluster in which each command runs on this machine, over a folder of it."""
+
+    def __init__(self, storage: Path) -> None:
+        super().__init__()
+        self.storage = storage
+
+    def execute(
+        self, pod: str, container: str, command: Sequence[str], *, stdin: bool = False
+    ) -> LocalProcess:
+        here = [str(self.storage) if word == "/mnt/trainyard" else word for word in command[1:]]
+        return LocalProcess([sys.executable, *here])
+
+
+@pytest.mark.parametrize("size", [0, 1, 3 * AHEAD + 7])
+def test_a_file_arrives_whole_and_how_much_has_come_is_told(
+    platform: Platform, tmp_path: Path, size: int
+) -> None:
+    data, told = random.Random(size).randbytes(size), list[int]()
+    folder = Folder(Here(tmp_path), platform, "own", "pod", "reader")
+    sha256 = hashlib.sha256(data).hexdigest()
+    folder.put("code/x.tar.gz", data, sha256, told.append)
+    assert (tmp_path / "own/code/x.tar.gz").read_bytes() == data
+    assert (told[0], told[-1]) == (0, size)
+    assert told == sorted(told)
+
+
+def test_a_file_that_is_not_what_was_sent_does_not_appear(
+    platform: Platform, tmp_path: Path
+) -> None:
+    folder = Folder(Here(tmp_path), platform, "own", "pod", "reader")
+    with pytest.raises(ClusterError, match="could not be written") as error:
+        folder.put("code/x.tar.gz", b"data", "0" * 64)
+    assert "4 bytes of SHA-256 3a6eb079" in str(error.value)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_storage_that_takes_nothing_is_told_by_its_error(
+    platform: Platform, tmp_path: Path
+) -> None:
+    (tmp_path / "own").write_text("a file in place of the folder")
+    folder = Folder(Here(tmp_path), platform, "own", "pod", "reader")
+    with pytest.raises(ClusterError, match="Not a directory"):
+        folder.put("code/x.tar.gz", bytes(2 * AHEAD), "0" * 64)
 
 
 # Which pod has which rank.

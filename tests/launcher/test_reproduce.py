@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import io
 import json
+import random
 import subprocess
 import sys
 import tarfile
@@ -38,6 +38,7 @@ from launcher.reproduce import (
 )
 from trainer import submission
 from trainer.config import CONFIG_VARIABLE
+from trainer.submission import code_file
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
@@ -52,7 +53,7 @@ def rendered(run: RunConfig, platform: Platform) -> dict[str, Any]:
 def left_by(job: dict[str, Any]) -> str:
     """The submission.json that the driver of a RayJob writes."""
     folder = Kept()
-    submission.keep(folder, environment_of(job))
+    submission.keep(folder, None, environment_of(job))
     return str(folder.files[f"{folder.root}/{submission.FILE}"])
 
 
@@ -70,6 +71,9 @@ class Kept:
     def delete(self, path: str) -> None:
         self.files.pop(path, None)
 
+    def file_names(self, path: str) -> list[str]:
+        return [name.rpartition("/")[2] for name in self.files if name.startswith(f"{path}/")]
+
 
 def again(job: dict[str, Any], run: RunConfig, platform: Platform) -> dict[str, Any]:
     """The same from what its driver would leave: a file, and the code as bytes."""
@@ -78,7 +82,7 @@ def again(job: dict[str, Any], run: RunConfig, platform: Platform) -> dict[str, 
     code = None
     if kept.code_sha256 is not None:
         assert travelled is not None
-        code = code_of_archive(base64.b64decode(travelled.text), kept.code_sha256)
+        code = code_of_archive(travelled.archive, kept.code_sha256)
     return make_again(kept.run, code, platform, "team").job
 
 
@@ -178,10 +182,9 @@ def test_another_name_is_another_run(platform: Platform) -> None:
 
 def test_code_that_is_not_what_was_submitted_is_refused() -> None:
     code = pack(ROOT / "examples/byo")
-    archive = base64.b64decode(code.text)
-    assert code_of_archive(archive, code.sha256) == code
+    assert code_of_archive(code.archive, code.sha256) == code
     with pytest.raises(ConfigError, match="SHA-256"):
-        code_of_archive(archive + b"x", code.sha256)
+        code_of_archive(code.archive + b"x", code.sha256)
 
 
 @pytest.mark.parametrize(
@@ -214,8 +217,17 @@ def test_what_the_trainer_is_told_already_is_not_told_twice(platform: Platform) 
 
 def test_an_attempt_that_nobody_submitted_leaves_no_submission() -> None:
     folder = Kept(**{submission.FILE: "{}"})
-    submission.keep(folder, {CONFIG_VARIABLE: "{}"})
+    submission.keep(folder, None, {CONFIG_VARIABLE: "{}"})
     assert folder.files == {}
+
+
+@pytest.mark.parametrize(("sha256", "left"), [("b", ["code/b.tar.gz"]), (None, [])])
+def test_code_that_the_last_submission_does_not_need_goes(
+    sha256: str | None, left: list[str]
+) -> None:
+    folder = Kept(**{submission.code_file(each): "" for each in "abc"})
+    submission.keep(folder, sha256, {CONFIG_VARIABLE: "{}"})
+    assert [path.removeprefix(f"{folder.root}/") for path in folder.files] == left
 
 
 # The command, on a cluster.
@@ -256,12 +268,28 @@ def test_the_command_prints_what_render_printed(
     job = rendered(run, platform)
     cluster.processes = [sent("submission.json", left_by(job).encode())]
     if (code := code_of(run)) is not None:
-        cluster.processes.append(sent("code.tar.gz", base64.b64decode(code.text)))
+        cluster.processes.append(sent("code.tar.gz", code.archive))
     reproduce(run.name, namespace="team")
     printed = capsys.readouterr()
     assert printed.out == yaml_text(job)
     assert f"as it was submitted: RayJob {job['metadata']['name']}" in printed.err
     assert f"run {run.name} goes on where it stopped; --name NEW begins anew" in printed.err
+
+
+def test_large_code_is_under_its_own_name_alone_until_it_is_submitted_under_another(
+    cluster: FakeCluster, platform: Platform, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "noise").write_bytes(random.Random(1).randbytes(100_000))
+    run = load_run(ROOT / "examples/command.yaml", (f"code={tmp_path}",))
+    job, code = rendered(run, platform), code_of(run)
+    assert code is not None
+    for _ in range(2):
+        cluster.processes.append(sent("submission.json", left_by(job).encode()))
+        cluster.processes.append(sent("code.tar.gz", code.archive))
+    reproduce("own", namespace="team")
+    assert capsys.readouterr().out == yaml_text(job)
+    with pytest.raises(ConfigError, match="`trainyard submit` uploads it"):
+        reproduce("own", namespace="team", new_name="second")
 
 
 def test_with_another_platform_the_command_tells_what_differs(
@@ -306,7 +334,9 @@ def left_locally(folder: Path, run: RunConfig) -> None:
     config = local_config(run, folder, 4, code=code)
     (place / "run.json").write_text(config.model_dump_json(indent=2))
     if code is not None:
-        (place / "code.tar.gz").write_bytes(base64.b64decode(code.text))
+        file = place / code_file(code.sha256)
+        file.parent.mkdir()
+        file.write_bytes(code.archive)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)

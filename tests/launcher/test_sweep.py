@@ -783,7 +783,7 @@ def test_a_cluster_that_stays_away_ends_the_sweep() -> None:
 
 def test_a_sweep_with_nothing_to_do_asks_nothing() -> None:
     cluster = FakeCluster()
-    carry_out(cluster, Sweep([], 2), {}, None)  # type: ignore[arg-type]
+    carry_out(cluster, Sweep([], 2), {}, {}, None)  # type: ignore[arg-type]
     assert cluster.calls == []
 
 

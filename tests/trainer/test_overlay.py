@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from trainer import overlay
+from trainer import overlay, submission
+from trainer.config import CODE_VARIABLE
 from trainer.errors import ConfigError
+from trainer.folder import RunFolder
 
 
 def packed(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
@@ -31,8 +33,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.
 
 
 def unpack(archive: bytes, folder: Path) -> None:
-    text, sha256 = base64.b64encode(archive).decode(), hashlib.sha256(archive).hexdigest()
-    overlay.unpack(text, sha256, folder)
+    overlay.unpack(archive, hashlib.sha256(archive).hexdigest(), folder, "the archive")
 
 
 def test_files_arrive_with_their_contents_and_rights(tmp_path: Path) -> None:
@@ -68,20 +69,53 @@ def test_what_is_no_file_below_the_folder_is_refused(
 
 
 def test_a_bomb_is_refused_before_it_fills_the_disk(tmp_path: Path) -> None:
-    zeros = bytes(overlay.SIZE_LIMIT // 2)
+    zeros = bytes(submission.ROOM // 2)
     archive = packed((member("a"), zeros), (member("b"), zeros), (member("c"), b"x"))
     with pytest.raises(ConfigError, match="unpacks to more than 64 MiB"):
         unpack(archive, tmp_path)
     assert not (tmp_path / "c").exists()
 
 
+def test_code_comes_from_a_variable_and_is_kept_or_was_uploaded(
+    folder: RunFolder, tmp_path: Path
+) -> None:
+    archive = packed((member("main.py"), b"print()"))
+    sha256 = hashlib.sha256(archive).hexdigest()
+    sent = {CODE_VARIABLE: base64.b64encode(archive).decode()}
+    for number, environment in enumerate((sent, {})):
+        overlay.fetch(folder, sha256, tmp_path / f"{number}", environment)
+        assert (tmp_path / f"{number}/main.py").read_bytes() == b"print()"
+    assert folder.files() == [submission.code_file(sha256)]
+
+
 @pytest.mark.parametrize(
-    ("text", "problem"),
-    [("%", "is no base64"), (base64.b64encode(b"other").decode(), "SHA-256 differs")],
+    ("sent", "uploaded", "problem"),
+    [
+        ("%", b"", "TRAINYARD_CODE is no base64"),
+        (
+            base64.b64encode(b"other").decode(),
+            b"",
+            "TRAINYARD_CODE is not the archive .*SHA-256 differs",
+        ),
+        (None, b"other", r"code/\w+.tar.gz is not the archive .*SHA-256 differs"),
+        (
+            None,
+            None,
+            r"code/\w+.tar.gz, the code that was uploaded, is not there. Submit the run again",
+        ),
+    ],
 )
-def test_what_was_not_sent_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+def test_what_was_not_sent_is_refused(
+    tmp_path: Path, sent: str | None, uploaded: bytes | None, problem: str
+) -> None:
+    folder, sha256 = RunFolder.open(str(tmp_path), "own"), hashlib.sha256(b"sent").hexdigest()
+    if uploaded is not None:
+        folder.write(f"{folder.root}/{submission.code_file(sha256)}", uploaded)
     with pytest.raises(ConfigError, match=problem):
-        overlay.unpack(text, hashlib.sha256(b"sent").hexdigest(), tmp_path)
+        overlay.fetch(
+            folder, sha256, tmp_path / "to", {} if sent is None else {CODE_VARIABLE: sent}
+        )
+    assert not (tmp_path / "to").exists()
 
 
 @pytest.mark.parametrize("archive", [b"no archive", gzip.compress(b"no archive"), b""])

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import obstore
 import pytest
+from attempts import wait_for
 from pyarrow import fs
 from s3_server import Bucket
 
 from trainer.errors import ConfigError
-from trainer.folder import NOT_FOUND, RunFolder
+from trainer.folder import NOT_FOUND, PIECE, RunFolder
 
 
 def read(*arguments: str) -> subprocess.CompletedProcess[bytes]:
@@ -327,6 +328,70 @@ def test_the_reader_lists_files_with_their_bytes(tmp_path: Path) -> None:
     assert answer.stdout == b"5 logs/attempt-1.log\n2 run.json\n"
     assert read("--path", str(tmp_path), "--sizes", "small", "run.json").returncode == 2
     assert read("--path", str(tmp_path), "--sizes", "none").returncode == NOT_FOUND
+
+
+def put(
+    storage: tuple[str, str | None], data: bytes, length: int, sha256: str, file: str = "code/x.gz"
+) -> subprocess.CompletedProcess[bytes]:
+    path, endpoint = storage
+    where = ("--path", path, *(("--endpoint", endpoint) if endpoint else ()))
+    command = [sys.executable, "-m", "trainer.folder", *where, "--put", f"{length}", sha256]
+    return subprocess.run([*command, "small", file], input=data, capture_output=True, check=False)
+
+
+def test_a_file_is_written_from_standard_input_whole_or_not_at_all(
+    storage: tuple[str, str | None],
+) -> None:
+    data = os.urandom(3 * PIECE + 1)
+    sha256 = hashlib.sha256(data).hexdigest()
+    folder = RunFolder.open(storage[0], "small", storage[1])
+    cut, changed = (
+        put(storage, data[:-1], len(data), sha256),
+        put(storage, data[::-1], len(data), sha256),
+    )
+    for answer in (cut, changed):
+        assert answer.returncode == 1
+        assert answer.stderr.startswith(b"error: code/x.gz of run small was not written: ")
+    assert b"786,432 bytes of SHA-256" in cut.stderr
+    assert folder.files() == []
+    for _ in range(2):
+        answer = put(storage, data + b"what follows", len(data), sha256)
+        assert answer.returncode == 0, answer.stderr
+        told = [int(line) for line in answer.stdout.split()]
+        assert told == [0, PIECE, 2 * PIECE, 3 * PIECE, len(data)]
+    assert folder.files() == ["code/x.gz"]
+    assert folder.read(f"{folder.root}/code/x.gz") == data
+
+
+def test_a_writer_that_is_killed_leaves_no_file_but_one_that_is_swept(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "trainer.folder",
+        "--path",
+        str(tmp_path),
+        "--put",
+        "9",
+        "0" * 64,
+    ]
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*command, "small", "code/x"], stdin=pipe, stdout=pipe) as writer:
+        assert writer.stdin is not None
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"0\n"
+        (aside,) = wait_for(lambda: [*tmp_path.rglob("x.*")], 10)
+        writer.kill()
+    folder = RunFolder.open(str(tmp_path), "small")
+    assert folder.files() == [f"code/{aside.name}"]
+    folder.sweep()
+    assert folder.files() == []
+
+
+@pytest.mark.parametrize("words", [("--put", "x", "0"), ("--put", "1")])
+def test_a_file_that_is_written_has_a_length_and_a_sum(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    assert read("--path", str(tmp_path), *words, "small", "x").returncode == 2
 
 
 def test_the_reader_removes_one_run_and_no_other(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from trainer.config import RUN_NAME_LIMIT
 from trainer.errors import RunError
 from trainer.folder import RunFolder
 from trainer.lease import Fenced, Lease
+from trainer.submission import code_file
 
 pytestmark = pytest.mark.usefixtures("no_rest")
 
@@ -39,6 +40,19 @@ def test_all_that_a_run_had_lies_under_another_name(folder: RunFolder) -> None:
         assert name == f"small-old-{number}"
         assert held(folder.sibling(name)) == FILES
         assert held(folder) == {}
+
+
+def test_code_lies_under_both_names_since_the_next_submission_may_be_what_brought_it(
+    folder: RunFolder,
+) -> None:
+    file = code_file("a" * 64)
+    folder.write(f"{folder.root}/{file}", "archive")
+    assert set_aside.set_aside(folder) is None  # code alone is no run
+    fill(folder)
+    assert set_aside.set_aside(folder) == "small-old-1"
+    assert held(folder) == {file: "archive"}
+    assert held(folder.sibling("small-old-1")) == FILES | {file: "archive"}
+    assert set_aside.set_aside(folder) is None
 
 
 def test_a_run_that_has_nothing_is_left_alone(folder: RunFolder) -> None:

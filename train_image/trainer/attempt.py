@@ -198,7 +198,7 @@ def record_attempt(
     }
     folder.append(folder.attempts, json.dumps(record) + "\n")
     folder.write(folder.run, config.model_dump_json(indent=2))
-    submission.keep(folder)
+    submission.keep(folder, None)
 
 
 # Ends.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shlex
@@ -157,7 +156,7 @@ def _record(config: Own, folder: RunFolder, attempt: int) -> None:
     }
     folder.append(folder.attempts, json.dumps(record) + "\n")
     folder.write(folder.run, config.model_dump_json(indent=2))
-    submission.keep(folder)
+    submission.keep(folder, config.code_sha256)
 
 
 def _describe(config: Own, folder: RunFolder, attempt: int) -> None:
@@ -195,9 +194,7 @@ def _code(
         yield None
         return
     with tempfile.TemporaryDirectory(dir=scratch) as place:
-        packed = os.environ.get(CODE_VARIABLE, "")
-        overlay.unpack(packed, config.code_sha256, Path(place))
-        submission.keep_code(folder, base64.b64decode(packed))
+        overlay.fetch(folder, config.code_sha256, Path(place))
         job = json.loads(surroundings.get(JOB_CONFIG_VARIABLE, "{}"))
         job["runtime_env"] = {**(job.get("runtime_env") or {}), "working_dir": place}
         surroundings[JOB_CONFIG_VARIABLE] = json.dumps(job)

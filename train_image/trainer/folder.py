@@ -1,9 +1,10 @@
 """The folder of a run: every file that it has, on any filesystem that pyarrow knows.
 
-    python -m trainer.folder --path PATH [--endpoint URL] [--archive | --delete | --sizes | --sum] NAME [FILE]
+    python -m trainer.folder --path PATH [--endpoint URL]
+        [--archive | --delete | --put LENGTH SHA256 | --sizes | --sum] NAME [FILE]
 
 prints one file of the run NAME, or its SHA-256, or lists them all, on request with their sizes; as an
-archive, prints a file, a folder or the whole; or removes the whole.
+archive, prints a file, a folder or the whole; writes a file; or removes the whole.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ PATIENCE_S = 120.0
 """How long a storage may refuse what it took before: keys are renewed, a policy is mended, room is made."""
 
 PATIENCE_POLL_S = 2.0
+
+PIECE = 2**18
+"""Bytes after which whoever sends a file hears that they have come."""
 
 SETTLE_S = 1.0
 """How long a new object rests before it is read back, where the store itself cannot refuse a second one."""
@@ -357,6 +361,38 @@ class RunFolder:
                 is_said = True
                 time.sleep(PATIENCE_POLL_S)
 
+    def put(
+        self,
+        path: str,
+        source: IO[bytes],
+        length: int,
+        sha256: str,
+        read: Callable[[int], None] = lambda size: None,
+    ) -> None:
+        """Write a file of so many bytes from a stream; `read` hears how many of them have come, from 0 on.
+
+        It appears when its SHA-256 is right: an object store, too, gets it under a name of its own first.
+        Raises ValueError where other bytes have come.
+        """
+        aside = _aside(path)
+        digest, left = hashlib.sha256(), length
+        try:
+            with self.writing(aside) as stream:
+                read(0)
+                while chunk := source.read(min(left, PIECE)):
+                    stream.write(chunk)
+                    digest.update(chunk)
+                    left -= len(chunk)
+                    read(length - left)
+            if left or digest.hexdigest() != sha256:
+                raise ValueError(
+                    f"{length - left:,} bytes of SHA-256 {digest.hexdigest()} have come, and not "
+                    f"{length:,} of {sha256}"
+                )
+            self.move(aside, path)
+        finally:
+            self.delete(aside)
+
     def append(self, path: str, data: bytes | str) -> None:
         """Lengthen a file by all or nothing. An object store can only replace it: see `flush_interval_s`."""
         data = data.encode() if isinstance(data, str) else data
@@ -487,6 +523,20 @@ def _print_file(folder: RunFolder, file: str, output: IO[bytes]) -> None:
     output.flush()
 
 
+def _put(folder: RunFolder, file: str, length: int, sha256: str) -> int:
+    """Write a file from standard input; what has come of it is said, and 0 when it is awaited."""
+
+    def told(size: int) -> None:
+        print(size, flush=True)
+
+    try:
+        folder.put(f"{folder.root}/{file}", sys.stdin.buffer, length, sha256, told)
+    except (OSError, ValueError) as error:
+        print(f"error: {file} of run {folder.name} was not written: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
 class _Summed:
     """What passes through to a stream, its SHA-256 and its length."""
 
@@ -531,6 +581,12 @@ def main(arguments: list[str] | None = None) -> int:
         "and length are the last line of standard error",
     )
     how.add_argument("--delete", action="store_true", help="remove the run's folder")
+    how.add_argument(
+        "--put",
+        nargs=2,
+        metavar=("LENGTH", "SHA256"),
+        help="write FILE from standard input; how many bytes have come is printed meanwhile",
+    )
     how.add_argument("--sizes", action="store_true", help="list all files, each after its bytes")
     how.add_argument("--sum", action="store_true", help="print the SHA-256 of FILE")
     parser.add_argument("name", help="the run")
@@ -545,6 +601,10 @@ def main(arguments: list[str] | None = None) -> int:
     except ConfigError as error:
         parser.error(str(error))
 
+    if wanted.put:
+        if wanted.file is None or not wanted.put[0].isdecimal():
+            parser.error("--put LENGTH SHA256 writes one FILE of so many bytes")
+        return _put(folder, wanted.file, int(wanted.put[0]), wanted.put[1])
     sizes = folder.sizes() if wanted.file is None or wanted.archive else {}
     files = sorted(sizes)
     if wanted.sum and wanted.file is None:

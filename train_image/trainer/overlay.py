@@ -1,4 +1,5 @@
-"""The code that travels with a run: an archive in an environment variable -> a folder of this machine."""
+"""The code that travels with a run: an archive in an environment variable, or in the run's folder -> a folder
+of this machine."""
 
 from __future__ import annotations
 
@@ -6,48 +7,77 @@ import base64
 import binascii
 import hashlib
 import io
+import os
+import shutil
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
+from trainer import submission
 from trainer.config import CODE_VARIABLE
 from trainer.errors import ConfigError
-
-SIZE_LIMIT = 64 * 2**20
-"""Bytes that an archive may unpack to: what fits into a variable and unpacks to more is no code."""
+from trainer.folder import RunFolder
 
 
-def unpack(text: str, sha256: str, folder: Path) -> None:
-    """Unpack the archive into an empty folder. Raises ConfigError where it is not what was sent."""
+def fetch(
+    folder: RunFolder, sha256: str, target: Path, environment: Mapping[str, str] = os.environ
+) -> None:
+    """Unpack a run's code into an empty folder; its archive lies in the run's folder then.
+
+    Raises ConfigError where it is not what was submitted.
+    """
+    path = f"{folder.root}/{submission.code_file(sha256)}"
+    if CODE_VARIABLE in environment:
+        archive = decode(environment[CODE_VARIABLE])
+        unpack(archive, sha256, target, CODE_VARIABLE)
+        folder.write(path, archive)
+        return
     try:
-        archive = base64.b64decode(text, validate=True)
+        archive = folder.read(path)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{folder.show(path)}, the code that was uploaded, is not there. "
+            "Submit the run again: that uploads it."
+        ) from None
+    unpack(archive, sha256, target, folder.show(path))
+
+
+def decode(text: str) -> bytes:
+    """The archive that a variable holds. Raises ConfigError."""
+    try:
+        return base64.b64decode(text, validate=True)
     except binascii.Error as error:
         raise ConfigError(f"{CODE_VARIABLE} is no base64: {error}") from None
+
+
+def unpack(archive: bytes, sha256: str, folder: Path, what: str) -> None:
+    """Unpack an archive into an empty folder. Raises ConfigError where it is not what was sent; `what` is
+    where it came in."""
     if hashlib.sha256(archive).hexdigest() != sha256:
-        raise ConfigError(
-            f"{CODE_VARIABLE} is not the archive that was submitted (SHA-256 differs)"
-        )
+        raise ConfigError(f"{what} is not the archive that was submitted (SHA-256 differs)")
+    limit = room = submission.unpacked_limit(len(archive))
     try:
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as members:
-            room = SIZE_LIMIT
             for member in members:
                 room -= member.size
                 if room < 0:
-                    raise ConfigError(
-                        f"{CODE_VARIABLE} unpacks to more than {SIZE_LIMIT // 2**20} MiB"
-                    )
-                _unpack_file(members, member, folder)
+                    raise ConfigError(f"{what} unpacks to more than {limit // 2**20} MiB")
+                _unpack_file(members, member, folder, what)
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise ConfigError(f"{CODE_VARIABLE} cannot be unpacked: {error}") from None
+        raise ConfigError(f"{what} cannot be unpacked: {error}") from None
 
 
-def _unpack_file(members: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+def _unpack_file(
+    members: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, what: str
+) -> None:
     """Files alone, and below the folder alone: nothing else is ever packed."""
     path = PurePosixPath(member.name)
     if not member.isreg() or path.is_absolute() or ".." in path.parts:
-        raise ConfigError(f"{CODE_VARIABLE} holds {member.name}, which is no file below its folder")
+        raise ConfigError(f"{what} holds {member.name}, which is no file below its folder")
     source = members.extractfile(member)
     assert source is not None
     target = folder / path
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(source.read())
+    with target.open("wb") as file:
+        shutil.copyfileobj(source, file)
     target.chmod(0o755 if member.mode & 0o100 else 0o644)

@@ -3,7 +3,8 @@
     python -m trainer.set_aside --path PATH [--endpoint URL] NAME
 
 prints that name, or nothing where there is nothing to set aside. The leases stay: attempts count on, so
-whatever an old one still writes is fenced off by the next.
+whatever an old one still writes is fenced off by the next. Code stays, too, and is copied: it may have been
+uploaded for the submission that begins anew.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from trainer.config import RUN_NAME_LIMIT
 from trainer.errors import ConfigError, TrainerError
 from trainer.folder import ASIDE, RunFolder
 from trainer.lease import Lease
+from trainer.submission import CODE
 
 
 def set_aside(folder: RunFolder) -> str | None:
@@ -42,10 +44,13 @@ def move_all(folder: RunFolder, lease: Lease) -> str:
         folder.write(folder.set_aside, name)
     target = folder.sibling(name)
     lease.check()
+    for file in folder.file_names(f"{folder.root}/{CODE}"):
+        if not file.endswith(ASIDE):
+            folder.copy(f"{folder.root}/{CODE}/{file}", f"{target.root}/{CODE}/{file}")
     for file in _to_move(folder):
         folder.move(f"{folder.root}/{file}", f"{target.root}/{file}")
     for left in folder.subfolders(folder.root):
-        if f"{folder.root}/{left}" != folder.lease:
+        if f"{folder.root}/{left}" != folder.lease and left != CODE:
             folder.delete(f"{folder.root}/{left}")
     folder.delete(folder.set_aside)
     return name
@@ -56,7 +61,9 @@ def _to_move(folder: RunFolder) -> list[str]:
     return [
         file
         for file in folder.files()
-        if not file.startswith("lease/") and not file.endswith(ASIDE) and file != marker
+        if not file.startswith(("lease/", f"{CODE}/"))
+        and not file.endswith(ASIDE)
+        and file != marker
     ]
 
 

@@ -19,8 +19,11 @@ and the hash of each part of the RayJob."""
 FILE = "submission.json"
 """Both together, in the run's folder."""
 
-CODE_FILE = "code.tar.gz"
-"""The code that travelled with it, in the run's folder."""
+CODE = "code"
+"""The folder of the code that travelled with it, in the run's folder."""
+
+ROOM = 64 * 2**20
+RATIO = 20
 
 
 class Folder(Protocol):
@@ -30,10 +33,28 @@ class Folder(Protocol):
 
     def write(self, path: str, data: bytes | str) -> None: ...
     def delete(self, path: str) -> None: ...
+    def file_names(self, path: str) -> list[str]: ...
 
 
-def keep(folder: Folder, environment: Mapping[str, str] = os.environ) -> None:
-    """Put it into the run's folder. Where nothing was submitted, as on a laptop, none is left there."""
+def code_file(sha256: str) -> str:
+    """The archive of that SHA-256, in the run's folder. It goes by its content: what one submission needs
+    is never overwritten by the next, which may be uploaded before the last driver has ended."""
+    return f"{CODE}/{sha256}.tar.gz"
+
+
+def unpacked_limit(packed: int) -> int:
+    """Bytes to which an archive of so many bytes may unpack: what unpacks to more is no code."""
+    return max(ROOM, RATIO * packed)
+
+
+def keep(
+    folder: Folder, code_sha256: str | None, environment: Mapping[str, str] = os.environ
+) -> None:
+    """Put it into the run's folder, and remove the code of earlier ones. Where nothing was submitted, as on
+    a laptop, none is left there."""
+    for name in folder.file_names(f"{folder.root}/{CODE}"):
+        if code_sha256 is None or f"{CODE}/{name}" != code_file(code_sha256):
+            folder.delete(f"{folder.root}/{CODE}/{name}")
     path = f"{folder.root}/{FILE}"
     if VARIABLE not in environment:
         folder.delete(path)
@@ -41,8 +62,3 @@ def keep(folder: Folder, environment: Mapping[str, str] = os.environ) -> None:
     submitted = {"config": json.loads(environment[CONFIG_VARIABLE])}
     submitted |= json.loads(environment[VARIABLE])
     folder.write(path, json.dumps(submitted, indent=2))
-
-
-def keep_code(folder: Folder, archive: bytes) -> None:
-    """Put the code into the run's folder."""
-    folder.write(f"{folder.root}/{CODE_FILE}", archive)
