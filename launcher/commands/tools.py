@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Optional
+from typing import Annotated, Literal, NoReturn, Optional
 
 import typer
 
@@ -149,6 +149,29 @@ def predict(
         Optional[int],
         typer.Option(metavar="N", min=0, help="Another seed, another text.  [default: 0]"),
     ] = None,
+    data: Annotated[
+        Optional[str],
+        typer.Option(
+            metavar="PATH",
+            help="Label all rows of Parquet files, as `data prepare` writes them or with a column of "
+            "images; s3://bucket/prefix, too.",
+        ),
+    ] = None,
+    out: Annotated[
+        Optional[str],
+        typer.Option(metavar="PATH", help="Where the predictions of --data go; s3://, too."),
+    ] = None,
+    image_column: Annotated[
+        Optional[str],
+        typer.Option(metavar="NAME", help="Column of the images of --data.  [default: image]"),
+    ] = None,
+    label_column: Annotated[
+        Optional[str],
+        typer.Option(
+            metavar="NAME",
+            help="Column of --data to compare with, where it is there.  [default: label]",
+        ),
+    ] = None,
     top: Annotated[
         int,
         typer.Option(metavar="K", min=1, help="How many labels per image, the likeliest first."),
@@ -166,12 +189,42 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Print the labels that a run's model gives to images, and how sure it is; or continue a text."""
-    if not images and prompt is None:
-        from launcher.errors import ConfigError
+    from launcher.errors import ConfigError
 
+    if data is not None or out is not None:
+        texts = {
+            "--prompt": prompt,
+            "--length": length,
+            "--temperature": temperature,
+            "--seed": seed,
+        }
+        others = {"IMAGE": images or None, "--grid": grid, **texts}
+        if given := [name for name, value in others.items() if value is not None]:
+            raise ConfigError(f"--data and {given[0]} exclude each other: leave one out")
+        if data is None or out is None:
+            raise ConfigError(
+                "--data PATH and --out PATH belong together: what is read, and written"
+            )
+        _predict_data(
+            any_run(run),
+            storage=storage,
+            endpoint=endpoint,
+            data=data,
+            out=out,
+            image_column=image_column,
+            label_column=label_column,
+            checkpoint=checkpoint,
+            top=top,
+            batch_size=batch_size,
+            json=as_json,
+        )
+    if image_column is not None or label_column is not None:
+        raise ConfigError("--image-column and --label-column are of --data PATH")
+    if not images and prompt is None:
         raise ConfigError(
             "predict has nothing to look at",
-            "Name images, or give a language model its --prompt TEXT.",
+            "Name images, or a data set with --data PATH --out PATH, or give a language model its "
+            "--prompt TEXT.",
         )
     _tool(
         "predict",
@@ -189,6 +242,14 @@ def predict(
         batch_size=batch_size,
         json=as_json,
     )
+
+
+def _predict_data(run: str, **options: object) -> NoReturn:
+    """Label a data set with Ray Data, on a Ray of this machine."""
+    from launcher.program import require_packages
+
+    require_packages(["ray", "obstore"], "`predict --data`")
+    _tool("predict_data", [], [run], **options)
 
 
 def data_prepare(
@@ -305,7 +366,7 @@ def data_inspect(
     )
 
 
-def _tool(module: str, command: list[str], words: list[str], **options: object) -> None:
+def _tool(module: str, command: list[str], words: list[str], **options: object) -> NoReturn:
     """Run a tool of the trainer on words and on the options that were given; end with its exit code."""
     from launcher.program import run_tool
 

@@ -41,7 +41,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (package / "__init__.py").touch()
     # The launcher reads the real one.
     (package / "config.py").write_text((ROOT / "train_image/trainer/config.py").read_text())
-    for module in ("checkpoints", "export", "predict", "data"):
+    for module in ("checkpoints", "export", "predict", "predict_data", "data"):
         (package / f"{module}.py").write_text(SHOW_ARGUMENTS)
     return package
 
@@ -77,6 +77,11 @@ def trainyard(*arguments: str) -> subprocess.CompletedProcess[str]:
             "--storage=runs --checkpoint=delivered --top=3 --grid=g.png --json -- digits a.png b.png",
         ),
         (
+            "predict digits --data s3://b/in --out s3://b/out --image-column photo --batch-size 8",
+            "--storage=runs --data=s3://b/in --out=s3://b/out --image-column=photo "
+            "--checkpoint=delivered --top=1 --batch-size=8 -- digits",
+        ),
+        (
             "data prepare in/ out --size 64 --valid-share 0.1 --encoding raw",
             "prepare --valid-share=0.1 --size=64 --encoding=raw -- in/ out",
         ),
@@ -98,7 +103,14 @@ def test_what_was_typed_is_passed_on(tools: Path, typed: str, passed_on: str) ->
         (["checkpoints", "prune", "digits"], "Missing option '--keep'"),
         (["checkpoints", "prune", "digits", "--keep", "0"], "'--keep': Input should be greater"),
         (["checkpoints", "export", "digits", "--format", "h5"], "is not one of 'state_dict'"),
-        (["predict", "digits"], "Name images, or give a language model its --prompt"),
+        (
+            ["predict", "digits"],
+            "Name images, or a data set with --data PATH --out PATH, or give a",
+        ),
+        (["predict", "digits", "--data", "in"], "--data PATH and --out PATH belong together"),
+        (["predict", "digits", "a.png", "--data", "in", "--out", "x"], "--data and IMAGE exclude"),
+        (["predict", "digits", "--data=in", "--out=x", "--seed=1"], "--data and --seed exclude"),
+        (["predict", "digits", "a.png", "--label-column", "x"], "are of --data PATH"),
         (["data", "prepare", "in/"], "Missing argument"),
     ],
 )

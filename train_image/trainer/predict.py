@@ -39,15 +39,44 @@ LENGTH, TEMPERATURE = 200, 0.8
 """Of a continuation, where nobody says other numbers."""
 
 
+Top = tuple[tuple[str, float], ...]
+"""Labels with their confidence, the likeliest first."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
     """What the model says of one picture."""
 
     file: str
-    top: tuple[tuple[str, float], ...]
-    """Labels with their confidence, the likeliest first."""
+    top: Top
     pixels: np.ndarray
     """(C, H, W) uint8, as the model's data has them."""
+
+
+class Oracle:
+    """A saved model of images on a device. Raises ConfigError for a model of text."""
+
+    def __init__(self, saved: Saved, device: torch.device) -> None:
+        require_pictures(saved)
+        self.images = saved.images
+        self._network = saved.build().to(device)
+        self._to_input = ToInput(self.images, saved.config.image_size, device)
+        self._device = device
+
+    def __call__(self, pixels_NCHW: np.ndarray, top: int) -> list[Top]:
+        """What is likeliest of each image, uint8 as the model's data has them."""
+        classes = self.images.classes
+        with torch.inference_mode():
+            pixels = torch.from_numpy(pixels_NCHW).to(self._device)
+            shares = self._network(self._to_input(pixels)).softmax(dim=1)
+            best = shares.topk(min(top, len(classes)), dim=1)
+        return [
+            tuple(
+                (classes[label], round(confidence, 6))
+                for label, confidence in zip(labels, confidences, strict=True)
+            )
+            for labels, confidences in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
 
 
 def predict(
@@ -57,32 +86,19 @@ def predict(
 
     Raises ConfigError with all files that are no pictures, and for a model of text.
     """
-    _require_recipe(saved, "image_classification")
-    images = saved.images
-    network = saved.build().to(device)
-    to_input = ToInput(images, saved.config.image_size, device)
+    oracle = Oracle(saved, device)
     answers: list[Answer] = []
     problems: list[str] = []
-    with Bar("pictures", len(files)) as bar, torch.inference_mode():
-        for names, loaded in _batches(files, images.shape, batch_size):
+    with Bar("pictures", len(files)) as bar:
+        for names, loaded in _batches(files, oracle.images.shape, batch_size):
             bar.advance(len(names))
             problems += [each for each in loaded if isinstance(each, str)]
             if problems:  # What else is wrong is still to be found.
                 continue
-            pixels_NCHW = torch.from_numpy(np.stack(loaded)).to(device)
-            shares = network(to_input(pixels_NCHW)).softmax(dim=1)
-            best = shares.topk(min(top, len(images.classes)), dim=1)
             answers += [
-                Answer(
-                    file=file,
-                    pixels=pixels,
-                    top=tuple(
-                        (images.classes[label], round(confidence, 6))
-                        for label, confidence in zip(labels, confidences, strict=True)
-                    ),
-                )
-                for file, pixels, labels, confidences in zip(
-                    names, loaded, best.indices.tolist(), best.values.tolist(), strict=True
+                Answer(file=file, pixels=pixels, top=likeliest)
+                for file, pixels, likeliest in zip(
+                    names, loaded, oracle(np.stack(loaded), top), strict=True
                 )
             ]
     if problems:
@@ -121,6 +137,11 @@ def continued_text(
         seed=seed,
     )
     return found.decode(errors="replace")
+
+
+def require_pictures(saved: Saved) -> None:
+    """Raises ConfigError for a model of text."""
+    _require_recipe(saved, "image_classification")
 
 
 def _require_recipe(saved: Saved, recipe: str) -> None:

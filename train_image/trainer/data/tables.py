@@ -87,7 +87,7 @@ def open_tables(
     for table in tables:
         _check_same(image_column, first, first.image_field.type, table, table.image_field.type)
         _check_same(label_column, first, first.labels.type, table, table.labels.type)
-    layout = _find_layout(filesystem, first, image_column)
+    layout = find_layout(filesystem, first.path, first.image_field)
     if layout and len(layout.stored) == 1:
         sizes = " x ".join(map(str, layout.shape))
         say(f"{path}: {image_column} is read as pixels, {sizes}: channels, rows, columns")
@@ -136,7 +136,7 @@ def _open_file(
         size=info.size,
         labels=_to_labels(labels, info.path, label_column),
         image_field=file.schema_arrow.field(image_column),
-        class_names=_class_names(file.schema_arrow, label_column),
+        class_names=class_names_of(file.schema_arrow, label_column),
         num_bytes=sum(_image_bytes(group, image_column) for group in groups),
         group_rows=tuple(group.num_rows for group in groups),
     )
@@ -170,7 +170,7 @@ def _in_one(column: pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
-def _class_names(schema: pa.Schema, label_column: str) -> tuple[str, ...] | None:
+def class_names_of(schema: pa.Schema, label_column: str) -> tuple[str, ...] | None:
     """Names of the classes that Hugging Face's `datasets` writes beside their numbers."""
     known = (schema.metadata or {}).get(b"huggingface")
     if known is None:
@@ -198,24 +198,25 @@ def _split_files(
 # What a column of images holds.
 
 
-def _find_layout(filesystem: fs.FileSystem, table: TableFile, column: str) -> PixelLayout | None:
-    """How the pixels lie; None for picture files. Raises ConfigError for anything else."""
-    kind, tensor_shape = _storage(table.image_field)
+def find_layout(filesystem: fs.FileSystem, path: str, image_field: pa.Field) -> PixelLayout | None:
+    """How the pixels lie in a file; None for picture files. Raises ConfigError for anything else."""
+    column = image_field.name
+    kind, tensor_shape = _storage(image_field)
     if _is_bytes(kind):
-        return _sniff(filesystem, table, column)
+        return _sniff(filesystem, path, image_field)
     if not _is_list(kind):
         raise ConfigError(
-            f"{table.path}: column {column} is of type {table.image_field.type}, where bytes (of "
+            f"{path}: column {column} is of type {image_field.type}, where bytes (of "
             "picture files or of pixels), lists or tensors of integers, or {bytes, path} are right."
         )
     if tensor_shape is not None:
-        return _layout_of(tensor_shape, table.path, column)
-    first = next((value for value in _first_values(filesystem, table, column) if value), None)
+        return _layout_of(tensor_shape, path, column)
+    first = next((value for value in _first_values(filesystem, path, image_field) if value), None)
     sizes = []
     while isinstance(first, list):
         sizes.append(len(first))
         first = first[0] if first else None
-    return _layout_of(tuple(sizes), table.path, column)
+    return _layout_of(tuple(sizes), path, column)
 
 
 def _storage(image_field: pa.Field) -> tuple[pa.DataType, tuple[int, ...] | None]:
@@ -257,19 +258,19 @@ def _is_list(kind: pa.DataType) -> bool:
     return _is_list(kind.value_type) or pa.types.is_integer(kind.value_type)
 
 
-def _first_values(filesystem: fs.FileSystem, table: TableFile, column: str) -> list:
+def _first_values(filesystem: fs.FileSystem, path: str, image_field: pa.Field) -> list:
     """The images of the first rows that have one, as Python values."""
-    with filesystem.open_input_file(table.path) as stream:
+    with filesystem.open_input_file(path) as stream:
         file = pq.ParquetFile(stream, pre_buffer=False, buffer_size=2**20)
-        batches = file.iter_batches(batch_size=SNIFFED_ROWS, columns=[column])
+        batches = file.iter_batches(batch_size=SNIFFED_ROWS, columns=[image_field.name])
         first = next(batches, None)
     if first is None:
         return []
-    values = _plain(first.column(0), table.image_field)
+    values = plain(first.column(0))
     return [value for value in values.to_pylist() if value is not None]
 
 
-def _plain(values: pa.Array, image_field: pa.Field) -> pa.Array:
+def plain(values: pa.Array) -> pa.Array:
     """Without extension and struct around the bytes or lists."""
     if isinstance(values, pa.ExtensionArray):
         values = values.storage
@@ -278,11 +279,11 @@ def _plain(values: pa.Array, image_field: pa.Field) -> pa.Array:
     return values
 
 
-def _sniff(filesystem: fs.FileSystem, table: TableFile, column: str) -> PixelLayout | None:
+def _sniff(filesystem: fs.FileSystem, path: str, image_field: pa.Field) -> PixelLayout | None:
     # torch comes with it, which nobody needs who has other columns.
     from trainer.data.pictures import UnreadableError, read_header
 
-    values = _first_values(filesystem, table, column)
+    values = _first_values(filesystem, path, image_field)
     for value in values:
         try:
             read_header(value)
@@ -291,7 +292,7 @@ def _sniff(filesystem: fs.FileSystem, table: TableFile, column: str) -> PixelLay
         return None
     if not values:
         return None
-    return _layout_of((len(values[0]),), table.path, column)
+    return _layout_of((len(values[0]),), path, image_field.name)
 
 
 def _layout_of(stored: tuple[int, ...], path: str, column: str) -> PixelLayout:
@@ -363,7 +364,7 @@ class TableSamples:
         is_in_order = np.array_equal(order, np.arange(len(rows)))
         values = found if is_in_order else found.take(pa.array(place_of))
         if self.layout:
-            return _to_pixels(values, self.layout)
+            return to_pixels(values, self.layout)
         images = values.to_pylist()
         problems = {place: NO_IMAGE for place, image in enumerate(images) if not image}
         return Read(images, problems)
@@ -405,7 +406,6 @@ class _Stream:
     ) -> None:
         self._file = stream
         self._batches = batches
-        self._field = table.image_field
         self._path = table.path
         self._batch: pa.Array | None = None
         self.start = start
@@ -442,7 +442,7 @@ class _Stream:
     def _peek(self) -> pa.Array:
         if self._batch is None:
             try:
-                self._batch = _plain(next(self._batches).column(0), self._field)
+                self._batch = plain(next(self._batches).column(0))
             except pa.ArrowInvalid as error:
                 raise ConfigError(f"{self._path} is no intact Parquet file: {error}") from error
             except OSError as error:
@@ -453,7 +453,7 @@ class _Stream:
         self._file.close()
 
 
-def _to_pixels(values: pa.Array, layout: PixelLayout) -> Read:
+def to_pixels(values: pa.Array, layout: PixelLayout) -> Read:
     """Bytes or lists of integers as pixels, without a step per row where all is well."""
     images = np.zeros((len(values), *layout.shape), np.uint8)
     problems: dict[int, str] = {}

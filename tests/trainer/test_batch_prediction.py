@@ -1,0 +1,319 @@
+"""Labels for all rows of Parquet files: each row is accounted for, and says what `predict` says."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+from pyarrow import fs
+
+from tests.trainer.saved_run import IMAGES, open_small, save, weights_of
+from trainer import batch_prediction as batch
+from trainer.checkpoint import Checkpoints
+from trainer.data.parquet import header_of, pixels_to_values, write_part
+from trainer.errors import ConfigError
+from trainer.folder import RunFolder
+from trainer.predict import Oracle, predict
+from trainer.saved import deliver, read_saved
+
+CPU = torch.device("cpu")
+COUNT = 23
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    folder = open_small(tmp_path / "runs")
+    name = save(folder, 1, weights=weights_of(1))
+    deliver(folder, Checkpoints(folder), Checkpoints(folder).read_manifest(name))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pixels() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (COUNT, *IMAGES.shape), dtype=np.uint8)
+
+
+def png(pixels_CHW: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(pixels_CHW[0]).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def expected(run: RunFolder, pixels: np.ndarray, folder: Path, top: int = 2) -> list[Any]:
+    """What `predict` says of the same pictures."""
+    folder.mkdir(exist_ok=True)
+    files = [str(folder / f"{number}.png") for number in range(len(pixels))]
+    for file, image in zip(files, pixels, strict=True):
+        Path(file).write_bytes(png(image))
+    saved = read_saved(run, "delivered")
+    return [answer.top for answer in predict(saved, files, top=top, batch_size=64, device=CPU)]
+
+
+def predicted(
+    run: RunFolder, data: Path, out: Path, *, top: int = 2, **columns: str
+) -> tuple[batch.Writer, list[dict[str, Any]]]:
+    """What is written of a data set by all parts that need no Ray."""
+    saved = read_saved(run, "delivered")
+    inputs = batch.open_inputs(str(data), None, columns.get("image_column", "image"))
+    writer = batch.Writer(
+        inputs=inputs,
+        filesystem=fs.LocalFileSystem(),
+        out=RunFolder(fs.LocalFileSystem(), str(out)),
+        classes=IMAGES.classes,
+        top=top,
+        label_column=columns.get("label_column", "label"),
+    )
+    oracle = Oracle(saved, CPU)
+    for stretch in batch.stretches_of(inputs, IMAGES.bytes_per_image):
+        file = inputs[stretch.file]
+        for rows in batch.read_stretch(file, stretch, fs.LocalFileSystem(), IMAGES.shape):
+            writer.add(batch.answers_to(oracle, rows, top=top, batch_size=64))
+    writer.finish()
+    written = [pq.read_table(out / file.name) for file in inputs]
+    return writer, [row for table in written for row in table.to_pylist()]
+
+
+def tops(rows: list[dict[str, Any]]) -> list[Any]:
+    return [tuple((each["class"], each["probability"]) for each in row["top"]) for row in rows]
+
+
+def check_same(found: list[Any], wanted: list[Any]) -> None:
+    """The last digits of an answer are those of the pictures that are computed together."""
+    for one, other in zip(found, wanted, strict=True):
+        assert [label for label, _ in one] == [label for label, _ in other]
+        assert [sure for _, sure in one] == pytest.approx([sure for _, sure in other], abs=1e-5)
+
+
+def write(path: Path, rows_per_group: int = 5, **columns: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path, row_group_size=rows_per_group)
+    return path
+
+
+def nested(pixels: np.ndarray) -> pa.Array:
+    return pa.array(pixels[:, 0].tolist(), pa.list_(pa.list_(pa.uint8())))
+
+
+@pytest.mark.parametrize("form", ["pictures", "struct", "pixels", "lists", "prepared"])
+def test_a_row_gets_what_its_picture_gets(
+    run: RunFolder, pixels: np.ndarray, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "PART_BYTES", 7 * IMAGES.bytes_per_image)
+    data, names = tmp_path / "data", [f"row {number}" for number in range(COUNT)]
+    images = {
+        "pictures": pa.array([png(image) for image in pixels]),
+        "struct": pa.array([{"bytes": png(image), "path": None} for image in pixels]),
+        "pixels": pixels_to_values(pixels),
+        "lists": nested(pixels),
+    }
+    if form == "prepared":
+        header = header_of("digits", IMAGES.shape, "raw", ("two", "one", "zero"))
+        (data / "train").mkdir(parents=True)
+        for number, (start, end) in enumerate([(0, 9), (9, COUNT)]):
+            part = write_part(
+                header,
+                "a file",
+                start,
+                pixels_to_values(pixels[start:end]),
+                np.zeros(end - start, int),
+            )
+            (data / f"train/part-{number:05}.parquet").write_bytes(part)
+    else:
+        for number, (start, end) in enumerate([(0, 9), (9, 9), (9, COUNT)]):
+            part = {"image": images[form].slice(start, end - start), "name": names[start:end]}
+            write(data / f"deep/{number}.parquet", **part)
+    writer, rows = predicted(run, data, tmp_path / "out")
+    wanted = expected(run, pixels, tmp_path / "pictures")
+    check_same(tops(rows), wanted)
+    assert [(row["predicted"], row["probability"]) for row in rows] == [
+        top[0] for top in tops(rows)
+    ]
+    assert {row["error"] for row in rows} == {None}
+    if form == "prepared":
+        assert [row["id"] for row in rows] == [*range(COUNT)]
+        # The file's own names count, not the model's: its class 0 is `two`.
+        assert writer.labelled_rows == COUNT
+        assert writer.agreeing_rows == sum(top[0][0] == "two" for top in wanted)
+    else:
+        assert [row["name"] for row in rows] == names
+        assert [*rows[0]] == ["name", "predicted", "probability", "top", "error"]
+
+
+def test_rows_without_an_image_that_can_be_used_say_why(
+    run: RunFolder, pixels: np.ndarray, tmp_path: Path
+) -> None:
+    pictures = [png(image) for image in pixels]
+    pictures[3], pictures[4], pictures[20] = b"no picture", None, pictures[20][:40]  # type: ignore[call-overload]
+    labels = ["zero"] * 10 + [None] * 13
+    write(tmp_path / "data.parquet", photo=pictures, truth=labels)
+    columns = {"image_column": "photo", "label_column": "truth"}
+    writer, rows = predicted(run, tmp_path / "data.parquet", tmp_path / "out", top=1, **columns)
+    assert len(rows) == COUNT
+    bad = {number: row["error"] for number, row in enumerate(rows) if row["predicted"] is None}
+    assert [*bad] == [3, 4, 20]
+    assert bad[3] == "it is no picture of a known format"
+    assert bad[4] == "it has no image"
+    assert [number for number, row in enumerate(rows) if row["error"]] == [3, 4, 20]
+    assert [*rows[0]] == ["truth", "predicted", "probability", "error"]
+    good = [row["predicted"] for number, row in enumerate(rows) if number not in bad]
+    assert good == [
+        top[0][0] for n, top in enumerate(expected(run, pixels, tmp_path / "p")) if n not in bad
+    ]
+    summary = batch.summary_of(writer, 2.0)
+    assert (summary["rows"], summary["rows_without_prediction"]) == (COUNT, 3)
+    assert (summary["labelled_rows"], summary["rows_per_second"]) == (8, 11.5)
+    assert summary["agreement"] == sum(row["predicted"] == "zero" for row in rows[:10]) / 8
+    assert "3 of them have no prediction" in batch.summary_text(summary, "truth")
+    assert "agreement with column truth: " in batch.summary_text(summary, "truth")
+
+
+def test_pixels_of_another_size_or_colour_go_the_way_of_their_picture(
+    run: RunFolder, tmp_path: Path
+) -> None:
+    colours = np.random.default_rng(1).integers(0, 256, (4, 20, 12, 3), dtype=np.uint8)
+    kind = pa.list_(pa.list_(pa.list_(pa.uint8())))
+    write(tmp_path / "data.parquet", image=pa.array(colours.tolist(), kind))
+    _, rows = predicted(run, tmp_path / "data.parquet", tmp_path / "out")
+    files = [str(tmp_path / f"{number}.png") for number in range(4)]
+    for file, image in zip(files, colours, strict=True):
+        Image.fromarray(image).save(file)
+    saved = read_saved(run, "delivered")
+    answers = predict(saved, files, top=2, batch_size=64, device=CPU)
+    # The same pictures are computed together here and there: not a bit is another one.
+    assert tops(rows) == [answer.top for answer in answers]
+
+
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        (None, "there is nothing"),
+        ({"picture": [b"x"]}, "has no column image; its columns are picture"),
+        ({"image": ["text"]}, "column image is of type string"),
+        ({"image": [b"x"], "error": [1]}, "has a column error already"),
+    ],
+)
+def test_what_is_no_data_set_of_images_is_told(
+    tmp_path: Path, columns: dict[str, Any] | None, problem: str
+) -> None:
+    if columns:
+        write(tmp_path / "data.parquet", **columns)
+    with pytest.raises(ConfigError, match=problem):
+        batch.open_inputs(str(tmp_path / "data.parquet"), None, "image")
+
+
+def test_a_column_of_labels_that_was_named_must_be_there(tmp_path: Path) -> None:
+    write(tmp_path / "data.parquet", image=[png(np.zeros((1, 8, 8), np.uint8))])
+    with pytest.raises(ConfigError, match=r"has no column truth \(--label-column\)"):
+        batch.open_inputs(str(tmp_path), None, "image", "truth")
+
+
+def test_a_folder_without_parquet_files_and_a_file_that_is_cut_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no Parquet file"):
+        batch.open_inputs(str(tmp_path), None, "image")
+    (tmp_path / "cut.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ConfigError, match="no intact Parquet file"):
+        batch.open_inputs(str(tmp_path), None, "image")
+
+
+def test_rows_that_come_twice_or_not_at_all_are_an_error(tmp_path: Path) -> None:
+    write(tmp_path / "data.parquet", image=[png(np.zeros((1, 8, 8), np.uint8))] * 3)
+    writer = batch.Writer(
+        inputs=batch.open_inputs(str(tmp_path / "data.parquet"), None, "image"),
+        filesystem=fs.LocalFileSystem(),
+        out=RunFolder(fs.LocalFileSystem(), str(tmp_path / "out")),
+        classes=(),
+        top=1,
+        label_column="label",
+    )
+    row = {"row": [0], **{name: [None] for name in batch.ANSWER.names}}
+    answer = pa.table(row, schema=pa.schema([("row", pa.int64()), *batch.ANSWER]))
+    writer.add(answer)
+    with pytest.raises(ValueError, match="rows 1 and on are to come"):
+        writer.add(answer)
+    with pytest.raises(ValueError, match=r"data\.parquet lacks rows"):
+        writer.finish()
+
+
+# The command, with Ray.
+
+
+def command(*words: str, code: int = 0) -> str:
+    """Both streams of `trainyard predict ...`."""
+    called = [sys.executable, "-m", "launcher", "predict", *words]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    ended = subprocess.run(
+        called, capture_output=True, text=True, env=environment | {"CUDA_VISIBLE_DEVICES": ""}
+    )
+    assert ended.returncode == code, ended.stdout + ended.stderr
+    return ended.stdout + ended.stderr
+
+
+def test_what_cannot_be_is_refused_before_ray_starts(run: RunFolder, tmp_path: Path) -> None:
+    write(tmp_path / "data/a.parquet", image=[png(np.zeros((1, 8, 8), np.uint8))])
+    options = ("--data", str(tmp_path / "data"), "--out", str(tmp_path / "data"))
+    said = command(run.root, *options, code=2)
+    assert (
+        said == f"error: --out = {tmp_path}/data exists already. Name another one, or remove it.\n"
+    )
+
+
+@pytest.mark.slow
+def test_ray_data_labels_a_bucket_in_the_order_of_its_rows(
+    run: RunFolder, pixels: np.ndarray, storage: tuple[str, str | None], tmp_path: Path
+) -> None:
+    path, endpoint = storage
+    data = RunFolder.open(path, "data", endpoint)
+    pictures: list[bytes | None] = [png(image) for image in pixels]
+    pictures[5] = b"no picture"
+    for number, (start, end) in enumerate([(0, 9), (9, COUNT)]):
+        file = write(
+            tmp_path / "part.parquet",
+            image=pictures[start:end],
+            label=[0] * (end - start),
+            name=[f"row {row}" for row in range(start, end)],
+        )
+        data.write(f"{data.root}/deep/{number}.parquet", file.read_bytes())
+    where = ("--endpoint", endpoint) if endpoint else ()
+    options = ("--data", f"{path}/data", "--out", f"{path}/labels", "--top", "2", "--json", *where)
+    said = command(run.root, *options)
+    summary = json.loads(said[said.index("{") : said.rindex("}") + 1])
+    out = data.sibling("labels")
+    assert json.loads(out.read(f"{out.root}/predictions.json")) == summary
+    assert (summary["rows"], summary["rows_without_prediction"]) == (COUNT, 1)
+    tables = [
+        pq.read_table(pa.BufferReader(out.read(f"{out.root}/deep/{number}.parquet")))
+        for number in range(2)
+    ]
+    rows = pa.concat_tables(tables).to_pylist()
+    assert [row["name"] for row in rows] == [f"row {row}" for row in range(COUNT)]
+    assert rows[5]["error"] == "it is no picture of a known format"
+    wanted = expected(run, pixels, tmp_path / "pictures")
+    check_same(tops(rows[:5] + rows[6:]), wanted[:5] + wanted[6:])
+    agreeing = sum(row["predicted"] == "zero" for row in rows)
+    assert summary["agreement"] == pytest.approx(agreeing / (COUNT - 1), abs=1e-6)
+    assert "exists already" in command(run.root, *options, code=2)
+
+
+def test_a_model_of_text_takes_no_data_set(tmp_path: Path) -> None:
+    folder = open_small(tmp_path / "runs")
+    language = {"context_length": 8, "width": 8, "depth": 1, "heads": 1}
+    facts = {"run": "small", "recipe": "language_model", "model": language}
+    folder.write(folder.model_facts, json.dumps(facts))
+    with folder.writing(folder.model) as stream:
+        torch.save({}, stream)
+    write(tmp_path / "data/a.parquet", image=[png(np.zeros((1, 8, 8), np.uint8))])
+    options = ("--data", str(tmp_path / "data"), "--out", str(tmp_path / "out"))
+    assert "takes text: trainyard predict RUN --prompt TEXT" in command(
+        folder.root, *options, code=2
+    )
