@@ -86,17 +86,20 @@ class Damaged(Exception):
     """A checkpoint that must not be used, and why."""
 
 
-def load(folder: RunFolder, path: str) -> dict[str, Any]:
+def load(folder: RunFolder, path: str, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Tensors and plain values of a file, on the CPU. No code of the file's is run.
 
+    `known` has what is made for each of the classes, by their full names, that it may hold beside them.
     Raises RunError if it holds anything else: whoever can write into a run's folder could otherwise run
     programs as whoever reads it.
     """
     import torch  # takes seconds, which a list of checkpoints need not wait for
 
     data = io.BytesIO(folder.read(path))
+    classes = [(made, name) for name, made in (known or {}).items()]
     try:
-        return torch.load(data, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals(classes):
+            return torch.load(data, map_location="cpu", weights_only=True)
     except (UnpicklingError, RuntimeError, EOFError) as error:
         reason = str(error).splitlines()[0] if str(error) else "it is empty"
         raise RunError(
@@ -137,14 +140,14 @@ class Checkpoints:
         """
         name = str(Name(trained.samples, attempt, group))
         files = {
-            file: self._write(self.path(name, file), content) for file, content in contents.items()
+            file: self.write(self.path(name, file), content) for file, content in contents.items()
         } | dict(written or {})
         manifest = {"format": FORMAT, "files": files, "trained": asdict(trained), **facts}
         before_commit()
         self.folder.write(self.path(name, MANIFEST), json.dumps(manifest, indent=2))
         return name
 
-    def _write(self, path: str, content: Any) -> Facts:
+    def write(self, path: str, content: Any) -> Facts:
         """Write one file and return what its manifest says of it."""
         import torch  # takes seconds, which a list of checkpoints need not wait for
 
@@ -233,13 +236,13 @@ class Checkpoints:
     def is_committed(self, name: str) -> bool:
         return self.folder.exists(self.path(name, MANIFEST))
 
-    def load(self, name: str, file: str) -> dict[str, Any]:
-        """A file's content; tensors on the CPU."""
+    def load(self, name: str, file: str, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """A file's content; tensors on the CPU. `known` as for `load`."""
         path = self.path(name, file)
         return (
             json.loads(self.folder.read(path))
             if file.endswith(".json")
-            else load(self.folder, path)
+            else load(self.folder, path, known)
         )
 
     def delete(self, name: str) -> None:

@@ -292,6 +292,25 @@ class Fsdp2(Section):
     """Keep weights, gradients and optimiser in host memory, and each on the GPU only while it is needed."""
 
 
+class DeepSpeed(Section):
+    """How `strategy: deepspeed` shares a model out over workers (its ZeRO)."""
+
+    stage: Literal[1, 2, 3] = 3
+    """What each worker keeps a share of alone: 1 the optimiser, 2 gradients, too, 3 weights, too."""
+
+    offload: Literal["none", "optimizer", "all"] = "none"
+    """What is kept in host memory: nothing, the optimiser, or with stage 3 the weights, too."""
+
+    @model_validator(mode="after")
+    def _offloads_what_is_shared_out(self) -> DeepSpeed:
+        if self.offload == "all" and self.stage != 3:
+            raise PydanticCustomError(
+                "strategy",
+                f"offload = all needs stage 3, which shares weights out; with stage {self.stage} use optimizer",
+            )
+        return self
+
+
 Optimizer = Annotated[Sgd | AdamW, Field(discriminator="name")]
 
 
@@ -304,12 +323,15 @@ class Train(Section):
     recipe: str
     """What is learnt."""
 
-    strategy: Literal["ddp", "fsdp2"] = "ddp"
+    strategy: Literal["ddp", "fsdp2", "deepspeed"] = "ddp"
     """How the model is spread over workers: `ddp` copies it to each, with `fsdp2` each keeps a share of its
-    weights, gradients and optimiser."""
+    weights, gradients and optimiser, with `deepspeed` of as much of that as its stage says."""
 
     fsdp2: Fsdp2 | None = None
     """Settings of `strategy: fsdp2`."""
+
+    deepspeed: DeepSpeed | None = None
+    """Settings of `strategy: deepspeed`."""
 
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Seed of initial weights, sample order and all that is drawn at random."""
@@ -348,14 +370,21 @@ class Train(Section):
 
     @model_validator(mode="after")
     def _fits_its_strategy(self) -> Train:
-        if self.fsdp2 is not None and self.strategy != "fsdp2":
-            raise PydanticCustomError(
-                "strategy", f"has settings of fsdp2, and strategy is {self.strategy}"
-            )
-        if self.strategy == "fsdp2" and self.precision == "fp16":
+        for name in ("fsdp2", "deepspeed"):
+            if getattr(self, name) is not None and self.strategy != name:
+                raise PydanticCustomError(
+                    "strategy", f"has settings of {name}, and strategy is {self.strategy}"
+                )
+        if self.strategy != "ddp" and self.precision == "fp16":
             raise PydanticCustomError(
                 "strategy",
-                "precision = fp16 scales the loss, which strategy fsdp2 does not do; use bf16, or ddp",
+                f"precision = fp16 scales the loss, which strategy {self.strategy} does not do; "
+                "use bf16, or ddp",
+            )
+        if self.strategy == "deepspeed" and (self.ema_decay is not None or self.compile):
+            unfit = "compile" if self.compile else "ema_decay"
+            raise PydanticCustomError(
+                "strategy", f"{unfit} does not fit strategy deepspeed; remove it, or use fsdp2"
             )
         return self
 

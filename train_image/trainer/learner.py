@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from trainer.config import TrainerConfig, share_batch
 from trainer.data.batch import Batch, moved
@@ -40,15 +39,16 @@ class Learner:
             average_of(self.network, config.train.ema_decay) if config.train.ema_decay else None
         )
         # Spread the model over the workers.
-        self.strategy = strategy_of(config.train)
+        self.strategy = strategy_of(config.train, self.precision.dtype)
         if self.average and self.strategy.is_sharded:
             self.strategy.wrap(self.average.module, worker)
-        self.wrapped = self.strategy.wrap(self.network, worker)
+        wrapped = self.strategy.wrap(self.network, worker)
+        optimizer = build_optimizer(
+            self.network, config.train, worker.device, is_sharded=self.strategy.is_sharded
+        )
+        self.wrapped, self.optimizer = self.strategy.tie(wrapped, optimizer, worker)
         self.model: nn.Module = (
             torch.compile(self.wrapped) if config.train.compile else self.wrapped
-        )
-        self.optimizer = build_optimizer(
-            self.network, config.train, worker.device, is_sharded=self.strategy.is_sharded
         )
         self.scaler = torch.amp.GradScaler(worker.device.type, enabled=self.precision.is_scaled)
 
@@ -64,14 +64,6 @@ class Learner:
             "average": self.average.state_dict() if self.average else {},
         }
 
-    def shares(self) -> dict[str, Any]:
-        """This worker's part of weights, optimiser and average: training changes these very tensors."""
-        return {
-            "model": self.network.state_dict(),
-            "optimizer": get_optimizer_state_dict(self.network, self.optimizer)["state"],
-            "average": self.average.state_dict() if self.average else {},
-        }
-
     def load(self, weights: dict[str, Any], state: dict[str, Any]) -> None:
         """Go on from what one worker has saved."""
         self.network.load_state_dict(weights)
@@ -80,9 +72,8 @@ class Learner:
         if self.average:
             self.average.load_state_dict(state["average"])
 
-    def load_shares(self, fill: Callable[[dict[str, Any]], None], state: dict[str, Any]) -> None:
-        """Go on from what each worker has saved; `fill` brings it into tensors, in place."""
-        fill(self.shares())
+    def load_beside_shares(self, state: dict[str, Any]) -> None:
+        """Go on from what one worker has saved, where each has saved its share."""
         self.scaler.load_state_dict(state["scaler"])
 
     def delivered(self) -> nn.Module:
@@ -120,7 +111,7 @@ class Learner:
                 tally.add(judged)
                 # Workers' gradients are averaged; what counts is each sample of the global batch once.
                 share = worker.world_size * len(part.labels) / global_samples
-                self.scaler.scale(judged.loss * share).backward()
+                self._backward(judged.loss * share)
         self._move()
         return rate
 
@@ -141,15 +132,16 @@ class Learner:
     def _take_part(self) -> None:
         """Help to average the others' gradients, with none of one's own."""
         loss = self._forward(self.model, self.lesson.no_inputs()).sum()
-        self.scaler.scale(loss * 0).backward()
+        self._backward(loss * 0)
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        self.strategy.backward(self.wrapped, self.scaler.scale(loss))
 
     def _move(self) -> None:
         """Change the weights by their gradients."""
         if self.train_config.clip_norm:
             self.scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(
-                self.network.parameters(), self.train_config.clip_norm, foreach=True
-            )
+            self.strategy.clip(self.network, self.train_config.clip_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         if self.average:
@@ -179,7 +171,7 @@ class Learner:
 
     def is_finite(self) -> bool:
         """Whether all weights are numbers; all workers ask together."""
-        shares = [local(each.detach()) for each in self.network.parameters()]
+        shares = [local(each).detach() for each in self.network.parameters()]
         bad = torch.stack([~share.isfinite().all() for share in shares]).sum()
         return not self.worker.sum(bad)
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainer import shards, zero
 from trainer.checkpoint import MODEL, STATE, Checkpoint, Checkpoints, Damaged, load
 from trainer.checkpoints import best_name, judge, newest_name, result_of
 from trainer.config import Section, recipe_named
@@ -16,7 +17,6 @@ from trainer.data.parquet import Images, to_images
 from trainer.errors import ConfigError, RunError
 from trainer.folder import RunFolder
 from trainer.recipe import RECIPES, Recipe
-from trainer.shards import whole
 from trainer.terminal import Bar
 
 DELIVERED, LAST, BEST = "delivered", "last", "best"
@@ -111,7 +111,10 @@ def _weights(checkpoints: Checkpoints, checkpoint: Checkpoint) -> dict[str, torc
     """Those that were validated: their moving average, where the run has one."""
     is_averaged = checkpoint.config["train"]["ema_decay"]
     if MODEL not in checkpoint.files:
-        return whole(checkpoints, checkpoint.name, "average.module" if is_averaged else "model")
+        if checkpoint.config["train"]["strategy"] == "deepspeed":
+            return zero.whole(checkpoints, checkpoint.name)
+        part = "average.module" if is_averaged else "model"
+        return shards.whole(checkpoints, checkpoint.name, part)
     if not is_averaged:
         return checkpoints.load(checkpoint.name, MODEL)
     average = checkpoints.load(checkpoint.name, STATE)["learner"]["average"]

@@ -10,7 +10,7 @@ import io
 import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
@@ -19,10 +19,14 @@ from torch.distributed.checkpoint import metadata as md
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemBase
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from trainer.checkpoint import Checkpoints, Facts, Measured
 from trainer.errors import RunError
 from trainer.folder import RunFolder
+
+if TYPE_CHECKING:
+    from trainer.learner import Learner
 
 SHARDS = "shards"
 """The folder of a checkpoint in which they lie."""
@@ -59,6 +63,16 @@ class Shards:
         # They are saved beside training, whose own exchanges must not get in between.
         self._group = distributed.new_group(backend="gloo")
 
+    def shares(self, learner: Learner) -> dict[str, Any]:
+        """This worker's part of weights, optimiser and average: training changes these very tensors."""
+        network, optimizer, average = learner.network, learner.optimizer, learner.average
+        assert isinstance(optimizer, torch.optim.Optimizer)
+        return {
+            "model": network.state_dict(),
+            "optimizer": get_optimizer_state_dict(network, optimizer)["state"],
+            "average": average.state_dict() if average else {},
+        }
+
     def save(self, name: str, tensors: Mapping[str, Any]) -> dict[str, Facts]:
         """Write this worker's share; what the manifest is to say of all files. Raises OSError."""
         files = _Files(self._checkpoints.folder)
@@ -71,11 +85,11 @@ class Shards:
         distributed.all_gather_object(written, files.written, group=self._group)
         return {f"{SHARDS}/{file}": facts for each in written for file, facts in each.items()}
 
-    def load(self, name: str, tensors: Mapping[str, Any]) -> None:
-        """Fill tensors, in place, with what was saved under their names. Raises OSError or RunError."""
+    def load(self, name: str, learner: Learner) -> None:
+        """Fill its tensors, in place, with what was saved under their names. Raises OSError or RunError."""
         reader = _Reader(_Files(self._checkpoints.folder), self._checkpoints.path(name, SHARDS))
         try:
-            dcp.load(dict(tensors), storage_reader=reader, process_group=self._group)
+            dcp.load(self.shares(learner), storage_reader=reader, process_group=self._group)
         except CheckpointException as error:
             raise _as_os_error(error) from error
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
 from typing import Any, Protocol
 
 import torch
@@ -22,12 +24,16 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer import config as wanted
+from trainer.errors import ConfigError
 
 EXCHANGE_SAMPLE_STEPS = 20
 """DDP times one step in so many."""
 
 UNIT_PARAMETERS = 10_000
 """Smaller blocks are gathered with what is around them: each exchange takes its time."""
+
+BUCKET_PARAMETERS = 2**23
+"""What DeepSpeed exchanges at once, and gathers ahead: 32 MiB of float32, about what DDP exchanges."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -63,6 +69,16 @@ class Worker:
         return values
 
 
+class Mover(Protocol):
+    """What the loop asks of an optimiser."""
+
+    param_groups: list[dict[str, Any]]
+
+    def zero_grad(self, set_to_none: bool = True) -> None: ...
+
+    def step(self) -> Any: ...
+
+
 class Strategy(Protocol):
     """What the loop asks of `ddp`, and of whatever comes beside it."""
 
@@ -71,6 +87,17 @@ class Strategy(Protocol):
 
     def wrap(self, network: nn.Module, worker: Worker) -> nn.Module:
         """The model whose backward pass exchanges gradients, around the network on the worker's device."""
+
+    def tie(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, worker: Worker
+    ) -> tuple[nn.Module, Mover]:
+        """Both as the loop is to use them: DeepSpeed makes one thing of the two."""
+
+    def backward(self, model: nn.Module, loss: torch.Tensor) -> None:
+        """Add up the gradients of one pass."""
+
+    def clip(self, network: nn.Module, norm: float) -> None:
+        """Shorten the gradients of a step, over all weights together, to this 2-norm."""
 
     def without_exchange(self, model: nn.Module) -> AbstractContextManager[None]:
         """Backward passes in it only add up gradients."""
@@ -85,7 +112,25 @@ class Strategy(Protocol):
         """Seconds per step for which the exchange was not hidden behind the backward pass."""
 
 
-class Ddp:
+class _Torch:
+    """What torch itself does in the same way however the weights are spread."""
+
+    def tie(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, worker: Worker
+    ) -> tuple[nn.Module, Mover]:
+        return model, optimizer
+
+    def backward(self, model: nn.Module, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def clip(self, network: nn.Module, norm: float) -> None:
+        nn.utils.clip_grad_norm_(network.parameters(), norm, foreach=True)
+
+    def agree(self, network: nn.Module, worker: Worker) -> None:
+        agree_on_buffers(network, worker)
+
+
+class Ddp(_Torch):
     """A copy of the model on each worker; gradients are averaged."""
 
     is_sharded = False
@@ -104,9 +149,6 @@ class Ddp:
     def without_exchange(self, model: nn.Module) -> AbstractContextManager[None]:
         return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
-    def agree(self, network: nn.Module, worker: Worker) -> None:
-        agree_on_buffers(network, worker)
-
     def rest(self, network: nn.Module) -> None: ...
 
     def exchange_s(self, model: nn.Module) -> float:
@@ -119,7 +161,7 @@ class Ddp:
         return max(measured["avg_backward_comm_time"] - hidden, 0) / 1e9
 
 
-class Fsdp2:
+class Fsdp2(_Torch):
     """A share of each weight on each worker (torch's `fully_shard`); the weights of one unit after the other
     are gathered for its forward and backward pass."""
 
@@ -131,14 +173,9 @@ class Fsdp2:
     def wrap(self, network: nn.Module, worker: Worker) -> nn.Module:
         """The network itself: its weights are DTensors from now on."""
         options = self._options
-        if not distributed.is_initialized():
-            # A group of one, which takes checkpoints of larger ones all the same.
-            distributed.init_process_group(store=distributed.HashStore(), rank=0, world_size=1)
-        # What a block returns may be a view: changed in place, it would lose its gradients.
+        _require_group()
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
-        for module in network.modules():
-            if hasattr(module, "inplace"):
-                module.inplace = False
+        _compute_out_of_place(network)
         mesh = init_device_mesh(worker.device.type, (worker.world_size,))
         dtype = DTYPES[options.param_dtype]
         for unit in (*units(network), network):
@@ -163,9 +200,6 @@ class Fsdp2:
         finally:
             model.set_requires_gradient_sync(True)
 
-    def agree(self, network: nn.Module, worker: Worker) -> None:
-        agree_on_buffers(network, worker)
-
     def rest(self, network: nn.Module) -> None:
         # The root keeps what it has gathered for a backward pass, which a validation has not.
         for module in network.modules():
@@ -177,13 +211,155 @@ class Fsdp2:
         return 0.0
 
 
+class Zero(_Torch):
+    """DeepSpeed's ZeRO: on each worker a share of the optimiser, from stage 2 of gradients, too, and from stage 3
+    of weights, too."""
+
+    is_sharded = True
+
+    def __init__(
+        self, options: wanted.DeepSpeed, *, clip_norm: float, dtype: torch.dtype | None
+    ) -> None:
+        """`clip_norm` 0 for none; `dtype` that of autocast, which DeepSpeed switches on and off itself."""
+        self._options = options
+        self._clip_norm = clip_norm
+        self._dtype = dtype
+
+    def wrap(self, network: nn.Module, worker: Worker) -> nn.Module:
+        """The network itself: DeepSpeed takes it with its optimiser."""
+        _require_group()
+        _compute_out_of_place(network)
+        return network
+
+    def tie(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, worker: Worker
+    ) -> tuple[nn.Module, Mover]:
+        """DeepSpeed's engine, and what moves its weights."""
+        deepspeed = _deepspeed_on(worker.device)
+        deepspeed.init_distributed(dist_init_required=False)
+        os.environ.setdefault(
+            "LOCAL_RANK", "0"
+        )  # it wants one, and then takes the device it is told
+        engine, *_ = deepspeed.initialize(
+            args=SimpleNamespace(device_rank=worker.device.index or 0),
+            model=model,
+            optimizer=optimizer,
+            config=self._settings(sum(weight.numel() for weight in model.parameters())),
+        )
+        return engine, ZeroMover(engine)
+
+    def _settings(self, parameters: int) -> dict[str, Any]:
+        """What DeepSpeed calls its config."""
+        options = self._options
+        bucket = min(BUCKET_PARAMETERS, parameters)
+        zero: dict[str, Any] = {
+            "stage": options.stage,
+            "reduce_bucket_size": bucket,
+            "allgather_bucket_size": bucket,
+            "stage3_prefetch_bucket_size": bucket,
+            # Of a model with fewer weights than these usually say, none would ever be given up.
+            "stage3_max_reuse_distance": 0,
+            "stage3_param_persistence_threshold": UNIT_PARAMETERS,
+        }
+        if options.offload != "none":
+            zero["offload_optimizer"] = {"device": "cpu"}
+        if options.offload == "all":
+            zero["offload_param"] = {"device": "cpu"}
+        return {
+            "zero_optimization": zero,
+            "zero_allow_untested_optimizer": True,  # SGD; the tests compare it with DDP
+            "zero_force_ds_cpu_optimizer": False,  # torch's own needs no native op
+            "train_micro_batch_size_per_gpu": 1,  # it only counts with it
+            "managed_gradient_accumulation": False,  # a step ends where the loop says so
+            "gradient_clipping": self._clip_norm,
+            "torch_autocast": {
+                "enabled": self._dtype is not None,
+                "dtype": str(self._dtype or torch.bfloat16).removeprefix("torch."),
+                "lower_precision_safe_modules": [],  # of what is exchanged none is rounded
+            },
+        }
+
+    def backward(self, model: nn.Module, loss: torch.Tensor) -> None:
+        model.backward(loss, scale_wrt_gas=False)  # type: ignore[operator]
+
+    def clip(self, network: nn.Module, norm: float) -> None:
+        """The engine does it, in its step."""
+
+    def without_exchange(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Of stage 1 the exchange is part of the step; the others keep no more than a share of gradients."""
+        return nullcontext()
+
+    def rest(self, network: nn.Module) -> None: ...
+
+    def exchange_s(self, model: nn.Module) -> float:
+        """Nobody measures it."""
+        return 0.0
+
+
+class ZeroMover:
+    """The optimiser of DeepSpeed's engine."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        groups: list[dict[str, Any]] = self._engine.optimizer.param_groups
+        return groups
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self._engine.optimizer.zero_grad(set_to_none)
+
+    def step(self) -> None:
+        self._engine.step()
+
+
+def _deepspeed_on(device: torch.device) -> ModuleType:
+    """The library, which takes seconds to load. Raises ConfigError if it is not there."""
+    os.environ["DS_ACCELERATOR"] = device.type
+    try:
+        import deepspeed
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"train.strategy = deepspeed needs DeepSpeed, and there is no module {error.name}. "
+            "Install trainyard[deepspeed], or use strategy fsdp2."
+        ) from error
+    from deepspeed import git_version_info, ops
+
+    # An op of its own that is not built is done without: nothing is compiled when a run starts.
+    ops.__compatible_ops__.update(git_version_info.installed_ops)
+    return deepspeed
+
+
+def _require_group() -> None:
+    """A process group, if only of one worker."""
+    if not distributed.is_initialized():
+        distributed.init_process_group(store=distributed.HashStore(), rank=0, world_size=1)
+
+
+def _compute_out_of_place(network: nn.Module) -> None:
+    """Where weights are gathered, what a block returns may be a view: changed in place, it loses gradients."""
+    for module in network.modules():
+        if hasattr(module, "inplace"):
+            module.inplace = False
+
+
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """This worker's share of a tensor that is shared out, else the tensor itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if isinstance(tensor, DTensor):
+        return tensor.to_local()
+    share: torch.Tensor = getattr(tensor, "ds_tensor", tensor)  # ZeRO's, of a weight
+    return share
 
 
-def strategy_of(train: wanted.Train) -> Strategy:
-    return Fsdp2(train.fsdp2 or wanted.Fsdp2()) if train.strategy == "fsdp2" else Ddp()
+def strategy_of(train: wanted.Train, dtype: torch.dtype | None) -> Strategy:
+    """`dtype` is that of autocast."""
+    if train.strategy == "fsdp2":
+        return Fsdp2(train.fsdp2 or wanted.Fsdp2())
+    if train.strategy == "deepspeed":
+        options = train.deepspeed or wanted.DeepSpeed()
+        return Zero(options, clip_norm=train.clip_norm or 0.0, dtype=dtype)
+    return Ddp()
 
 
 def agree_on_buffers(network: nn.Module, worker: Worker) -> None:

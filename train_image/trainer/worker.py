@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -35,6 +35,7 @@ from trainer.strategy import Worker
 from trainer.talk import Notices
 from trainer.tensorboard import TensorBoard
 from trainer.validation import Validation
+from trainer.zero import ZeroShards
 
 STOP_POLL_S = 1.0
 
@@ -107,12 +108,13 @@ def work(
 
     learner = Learner(config, task.data.images, length, worker)
     checkpoints = Checkpoints(folder)
-    shards = Shards(checkpoints) if learner.strategy.is_sharded else None
+    shards = shards_of(config, checkpoints)
     if start.name is not None and start.state is not None:
         if start.weights is not None:
             learner.load(start.weights, start.state["learner"])
         elif shards:
-            learner.load_shares(partial(shards.load, start.name), start.state["learner"])
+            shards.load(start.name, learner)
+            learner.load_beside_shares(start.state["learner"])
     startup.reach("model")
     group = worker.from_rank_zero(fence.group if fence else None)
     with ExitStack() as stack:
@@ -154,6 +156,13 @@ def work(
     return Outcome(resumed_from=start.name, trained=trained, startup=startup, is_stopped=is_stopped)
 
 
+def shards_of(config: TrainerConfig, checkpoints: Checkpoints) -> Sharded | None:
+    """None where one worker saves all."""
+    if config.train.strategy == "ddp":
+        return None
+    return (Shards if config.train.strategy == "fsdp2" else ZeroShards)(checkpoints)
+
+
 def place(rank: int, ray_worker: str) -> Record:
     """Where a worker can be found: its node, which on Kubernetes is a pod, and its process there."""
     node = os.environ.get("RAY_CLOUD_INSTANCE_ID") or socket.gethostname()
@@ -164,6 +173,19 @@ def torch_batches(task: Task, length: Length, start: Start, worker: Worker) -> B
     return TorchBatches(task.data, length, start.trained, worker, task.config)
 
 
+class Sharded(Protocol):
+    """Checkpoints of which each worker writes its share; all workers do everything alike."""
+
+    def shares(self, learner: Learner) -> Record:
+        """What is to be saved of this worker; a step later it is something else."""
+
+    def save(self, name: str, shares: Record) -> dict[str, Facts]:
+        """Write it, beside training; what the manifest is to say of all files."""
+
+    def load(self, name: str, learner: Learner) -> None:
+        """Go on from what was saved."""
+
+
 class _Records:
     """What rank 0 leaves in the run's folder, behind its fence."""
 
@@ -171,7 +193,7 @@ class _Records:
         self,
         task: Task,
         checkpoints: Checkpoints,
-        shards: Shards | None,
+        shards: Sharded | None,
         fence: Fence,
         recorder: Recorder,
     ) -> None:
@@ -194,7 +216,7 @@ class _Records:
         self.saver.start(
             trained=trained,
             contents=contents,
-            shares=learner.shares() if self.shards else {},
+            shares=self.shards.shares(learner) if self.shards else {},
             validation=validation,
         )
 
@@ -237,7 +259,7 @@ class _Records:
 class _Shares(loop.NoRecords):
     """What the other ranks leave where each has a share: rank 0 commits it."""
 
-    def __init__(self, shards: Shards, attempt: int, group: int) -> None:
+    def __init__(self, shards: Sharded, attempt: int, group: int) -> None:
         self.shards = shards
         self.attempt, self.group = attempt, group
         self.saver = Saver(self._save)
@@ -252,7 +274,7 @@ class _Shares(loop.NoRecords):
     def save(
         self, trained: Trained, learner: Learner, extra: Record, validation: Validation | None
     ) -> None:
-        self.saver.start(trained=trained, shares=learner.shares())
+        self.saver.start(trained=trained, shares=self.shards.shares(learner))
 
     def finish_saving(self) -> None:
         self.saver.wait()
@@ -267,7 +289,7 @@ class _Shares(loop.NoRecords):
 def _records(
     task: Task,
     checkpoints: Checkpoints,
-    shards: Shards | None,
+    shards: Sharded | None,
     length: Length,
     trained: Trained,
     fence: Fence,
