@@ -40,6 +40,7 @@ from trainer.config import (
     Section,
     recipe_named,
     require_fit,
+    require_one_size,
 )
 
 PART = r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*"
@@ -192,8 +193,10 @@ class RecipeRun(RunConfig):
     """When the run is saved."""
 
     @model_validator(mode="after")
-    def _recipe_fits_data(self) -> RecipeRun:
+    def _recipe_fits(self) -> RecipeRun:
         require_fit(self.data, self.train)
+        unit = f"resources.{self.resources.unit}"
+        require_one_size(self.train, unit, is_elastic=self.resources.is_elastic)
         return self
 
     @model_validator(mode="after")

@@ -16,13 +16,16 @@ from launcher.amounts import SUFFIXES, quantity
 from launcher.errors import ConfigError
 from launcher.queue import APPLICATION_LABEL, GANG_LABEL, PRIORITY_LABELS, QUEUE_LABELS
 from trainer import submission
-from trainer.config import CODE_VARIABLE, CONFIG_VARIABLE, MAY_CHANGE
+from trainer.config import CODE_VARIABLE, CONFIG_VARIABLE, MAY_CHANGE, has_fixed_workers
 
 Object = dict[str, Any]
 Effect = Literal["no effect", "at once", "next attempt", "new submission", "refused"]
 
 CONFIG = "config"
 """The path of the run's config, which travels as one variable of the head."""
+
+NUM_WORKERS = f"{CONFIG}.scaling.num_workers"
+FIXED_WORKERS = "checkpoints of its strategy are for as many workers as have written them"
 
 AT_ONCE = {"suspend", "activeDeadlineSeconds", "preRunningDeadlineSeconds", "backoffLimit"}
 AT_THE_END = {"shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "deletionStrategy"}
@@ -69,8 +72,19 @@ class Change:
 
 def diff_jobs(before: Object, after: Object, *, live: bool) -> tuple[Change, ...]:
     """What differs between a RayJob of the cluster and one that is rendered now."""
-    values = differences(_comparable(before), _comparable(after))
-    return tuple(_classify(path, old, new, live) for path, old, new in values)
+    before, after = _comparable(before), _comparable(after)
+    is_fixed = _has_fixed_workers(before) and _has_fixed_workers(after)
+    return tuple(
+        Change(path=path, before=old, after=new, effect="refused", why=FIXED_WORKERS)
+        if path == NUM_WORKERS and is_fixed
+        else _classify(path, old, new, live)
+        for path, old, new in differences(before, after)
+    )
+
+
+def _has_fixed_workers(job: Object) -> bool:
+    config = job.get(CONFIG)
+    return isinstance(config, dict) and has_fixed_workers(config.get("train"))
 
 
 def differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:

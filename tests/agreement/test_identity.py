@@ -85,7 +85,7 @@ TEXT_OTHERS: dict[str, Any] = {
     "train.compile": True,
 }
 LOWER = {"train.epochs": 1}
-TOGETHER = {"train.recipe", "train.fsdp2"}
+TOGETHER = {"train.recipe", "train.fsdp2", "train.deepspeed"}
 """Fields that another one must change with."""
 
 
@@ -140,6 +140,20 @@ def test_they_agree_about_each_field_of_a_language_model(path: str, value: Any) 
     refused = refused_by_the_launcher(config, TEXT_PLAN)
     assert refused == refused_by_the_driver(config, TEXT_PLAN)
     assert bool(refused) is (path not in ("train.micro_batch_size", "train.compile"))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "refused"),
+    [
+        ("deepspeed", {"scaling.num_workers"}),
+        ("fsdp2", set()),
+    ],
+)
+def test_they_agree_about_another_number_of_workers(strategy: str, refused: set[str]) -> None:
+    before = changed({"train.strategy": strategy})
+    plan = replace(PLAN, trainer=before)
+    config = changed({"scaling.num_workers": 4}, plan)
+    assert refused_by_the_launcher(config, plan) == refused_by_the_driver(config, plan) == refused
 
 
 @given(st.sets(st.sampled_from(sorted(OTHERS)), max_size=6), st.booleans())

@@ -24,9 +24,12 @@ def team(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFact
     return team
 
 
-@pytest.mark.parametrize("strategy", ["fsdp2"])
+@pytest.mark.parametrize(
+    ("strategy", "share"),
+    [("fsdp2", "__1_0.distcp"), ("deepspeed", "zero_pp_rank_1_mp_rank_00_optim_states.pt")],
+)
 def test_a_run_is_trained_saved_in_shares_and_delivered_whole(
-    team: Team, strategy: str, tmp_path: Path
+    team: Team, strategy: str, share: str, tmp_path: Path
 ) -> None:
     settings = (f"train.strategy={strategy}", "train.epochs=2")
     options = [word for setting in settings for word in ("--set", setting)]
@@ -34,7 +37,7 @@ def test_a_run_is_trained_saved_in_shares_and_delivered_whole(
     assert ended.returncode == 0, ended.stderr
     assert team.status(strategy)["summary"]["outcome"] == "succeeded"
     listed = team.trainyard("cp", f"{strategy}:checkpoints").stdout
-    assert "shards/__1_0.distcp" in listed
+    assert f"shards/{share}" in listed
     for file in ("model.pt", "model.json"):
         assert team.trainyard("cp", f"{strategy}:{file}", str(tmp_path)).returncode == 0
     weights = torch.load(tmp_path / "model.pt", weights_only=True)
@@ -60,7 +63,7 @@ def test_a_language_model_is_trained_and_delivered(team: Team, tmp_path: Path) -
     assert "What it writes" in (tmp_path / "report.html").read_text()
 
 
-@pytest.mark.parametrize("strategy", ["fsdp2"])
+@pytest.mark.parametrize("strategy", ["fsdp2", "deepspeed"])
 def test_a_run_that_loses_a_worker_ends_as_if_it_had_not(
     team: Team, strategy: str, tmp_path: Path
 ) -> None:

@@ -69,6 +69,10 @@ def test_a_wrong_value_names_its_path_and_the_rule(setting: str, problem: str) -
         ),
         (["resources.data={nodes: 0}"], "resources.data.nodes = 0"),
         (["resources={gpus: {min: 8, max: 8}}"], "resources.gpus: min must be below max"),
+        (
+            ["resources={gpus: {min: 8, max: 16}}", "train.strategy=deepspeed"],
+            "make resources.gpus one number, or use strategy fsdp2",
+        ),
         (["resources={gpus: {min: 8, mx: 9}}"], "resources.gpus.mx: unknown key; did you mean max"),
     ],
 )

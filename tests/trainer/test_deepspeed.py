@@ -1,19 +1,37 @@
-"""DeepSpeed's ZeRO: the same training as with copies, saved in its own format, resumed and delivered whole."""
+"""DeepSpeed's ZeRO: the same training as with copies, saved in its own format and delivered whole."""
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import multiprocessing
-from training import metrics, open_folder, same, small_config, train_as_rank
+from attempts import Attempts, check_metrics, committed, ray_config, wait_for
+from pydantic import ValidationError
+from test_fsdp2 import Program, final_weights, losses, train
+from torch import distributed, multiprocessing
+from training import metrics, open_folder, same, small_config, task_of
 
+from trainer import attempt, resume
+from trainer.checkpoint import Checkpoints
 from trainer.config import TrainerConfig
-from trainer.saved import LAST, read_saved
+from trainer.errors import ConfigError, RunError
+from trainer.learner import Learner
+from trainer.progress import Length, Trained
+from trainer.shards import SHARDS
+from trainer.strategy import Worker, local
+from trainer.worker import work
+from trainer.zero import OF_MODEL, OF_OPTIMIZER, ONE_FOR_ALL, ZeroShards, whole
 
-ALL_STATE: dict[str, Any] = {
+CONSTANT = {"train__schedule": {"name": "constant"}}
+"""So that the first epoch of two is what the only one is."""
+
+IMAGES: dict[str, Any] = {
     # Without batch norm; and in the last step of an epoch one of two workers has a pass more.
     "train__model__name": "squeezenet1_1",
     "train__model__image_size": 32,
@@ -22,67 +40,239 @@ ALL_STATE: dict[str, Any] = {
     "train__micro_batch_size": 86,
     "train__global_batch_size": 344,
     "train__optimizer": {"name": "adamw"},
-    "train__schedule": {"name": "constant"},
     "train__clip_norm": 1.0,
+    **CONSTANT,
+}
+BATCH_NORM: dict[str, Any] = {
+    # With batch norm; of two workers one has a batch of validation images more.
+    "data__valid_share": 0.15,
+    "train__micro_batch_size": 67,
+    "train__global_batch_size": 268,
+    **CONSTANT,
+}
+TEXT: dict[str, Any] = {
+    # The table of bytes is used twice, and large enough to be shared out.
+    "train__recipe": "language_model",
+    "train__model": {"layers": 2, "heads": 2, "width": 64, "context_length": 16},
+    "train__global_batch_size": 60,
+    "train__micro_batch_size": 15,
+    "train__optimizer": {"name": "adamw"},
+    "train__clip_norm": 1.0,
+    "data__drop_last": False,
+    **CONSTANT,
 }
 
 
-def zero(storage: Path, workers: int = 2, stage: int = 3, **changes: Any) -> TrainerConfig:
+def zero(storage: Path, stage: int = 3, offload: str = "none", **changes: Any) -> TrainerConfig:
+    """A run of two workers; their number is not changed."""
     return small_config(
         storage,
         **{
-            "train__strategy": "deepspeed",
-            "train__deepspeed": {"stage": stage},
-            "scaling__num_workers": workers,
+            "scaling__num_workers": 2,
             **changes,
+            "train__strategy": "deepspeed",
+            "train__deepspeed": {"stage": stage, "offload": offload},
         },
     )
 
 
-def train(config: TrainerConfig, attempt: int = 1) -> None:
-    """With processes of their own, as many as the config says."""
-    workers = config.scaling.num_workers
-    storage = Path(config.storage.path)
-    storage.mkdir(exist_ok=True)
-    meet = str(storage / f"meet-{attempt}")
-    multiprocessing.spawn(train_as_rank, (workers, meet, config, attempt), nprocs=workers)
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    """The same run in four ways."""
+
+    undisturbed: TrainerConfig
+    cut: TrainerConfig
+    """Its first epoch."""
+    resumed: TrainerConfig
+    """The second one, after that."""
+    copied: TrainerConfig
+    """With `ddp`."""
+
+    @classmethod
+    def of(cls, folder: Path, stage: int, offload: str, **changes: Any) -> Runs:
+        return cls(
+            undisturbed=zero(folder / "zero", stage, offload, **changes),
+            cut=zero(folder / "cut", stage, offload, **changes, train__epochs=1),
+            resumed=zero(folder / "cut", stage, offload, **changes),
+            copied=small_config(folder / "ddp", **changes, scaling__num_workers=2),
+        )
+
+    def train(self, folder: Path) -> list[list[int]]:
+        """With two processes, which train one run after the other.
+
+        How many numbers each worker keeps of the weights of the model, and of its optimiser's.
+        """
+        multiprocessing.spawn(train_all, (folder, self), nprocs=2)
+        return [torch.load(folder / f"kept-{rank}") for rank in range(2)]
 
 
-def final_weights(config: TrainerConfig) -> dict[str, torch.Tensor]:
-    return read_saved(open_folder(config), LAST).weights
-
-
-def losses(config: TrainerConfig) -> list[float]:
-    ended = metrics(config, "epoch")
-    return [record[key] for record in ended for key in ("loss", "val_loss")]
-
-
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_it_learns_what_ddp_learns(tmp_path: Path, stage: int) -> None:
-    shared = zero(tmp_path / "zero", stage=stage, **ALL_STATE, train__epochs=1)
-    copied = zero(
-        tmp_path / "ddp",
-        **ALL_STATE,
-        train__epochs=1,
-        train__strategy="ddp",
-        train__deepspeed=None,
+def train_all(rank: int, folder: Path, runs: Runs) -> None:
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2
     )
-    train(shared)
-    train(copied)
-    print(losses(shared), losses(copied))
-    assert losses(shared) == pytest.approx(losses(copied), rel=1e-3)
-    weights = final_weights(shared)
-    assert weights.keys() == final_weights(copied).keys()
-    for name, weight in final_weights(copied).items():
-        torch.testing.assert_close(weights[name], weight, rtol=1e-3, atol=1e-4)
+    worker = Worker(rank=rank, world_size=2, device=torch.device("cpu"))
+    for config in (runs.undisturbed, runs.cut, runs.resumed, runs.copied):
+        Path(config.storage.path).mkdir(exist_ok=True)
+        number = 2 if config is runs.resumed else 1
+        task = worker.from_rank_zero(task_of(config, number) if rank == 0 else None)
+        work(task, worker)
+    config = runs.undisturbed
+    learner = Learner(config, task.data.images, Length.of(config, task.data.num_train), worker)
+    shares = ZeroShards(Checkpoints(open_folder(config))).shares(learner)
+    optimizer = shares[OF_OPTIMIZER.format(rank)]["optimizer_state_dict"]
+    is_whole = "single_partition_of_fp32_groups" in optimizer
+    groups = optimizer["single_partition_of_fp32_groups" if is_whole else "fp32_flat_groups"]
+    kept = [
+        sum(local(each).numel() for each in learner.network.parameters()),
+        sum(group.numel() for group in groups),
+    ]
+    torch.save(kept, folder / f"kept-{rank}")
+    distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_resume(tmp_path: Path, stage: int) -> None:
-    undisturbed = zero(tmp_path / "whole", stage=stage, **ALL_STATE)
-    train(undisturbed)
-    train(zero(tmp_path / "cut", stage=stage, **ALL_STATE, train__epochs=1))
-    resumed = zero(tmp_path / "cut", stage=stage, **ALL_STATE)
-    train(resumed, attempt=2)
-    assert [record["epoch"] for record in metrics(resumed, "epoch")] == [1, 2]
-    assert same(final_weights(resumed), final_weights(undisturbed))
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """4 kB of numbers and spaces."""
+    file = tmp_path_factory.mktemp("text") / "cubes.txt"
+    file.write_text(" ".join(str(number**3) for number in range(500)))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("stage", "offload", "changes"),
+    [
+        pytest.param(3, "none", TEXT, id="3"),
+        pytest.param(1, "optimizer", TEXT, id="1-offload", marks=pytest.mark.slow),
+        pytest.param(3, "all", TEXT, id="3-offload", marks=pytest.mark.slow),
+        pytest.param(1, "none", IMAGES, id="1", marks=pytest.mark.slow),
+        pytest.param(2, "none", IMAGES, id="2", marks=pytest.mark.slow),
+        pytest.param(3, "none", BATCH_NORM, id="3-batch-norm", marks=pytest.mark.slow),
+        pytest.param(
+            3, "none", {**TEXT, "train__precision": "bf16"}, id="3-bf16", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_it_learns_what_ddp_learns_and_goes_on_with_the_same_bits(
+    tmp_path: Path, text: Path, stage: int, offload: str, changes: dict[str, Any]
+) -> None:
+    if "train__recipe" in changes:
+        changes = {**changes, "data__source": str(text)}
+    runs = Runs.of(tmp_path, stage, offload, **changes)
+    kept = runs.train(tmp_path)
+    # As DDP, but sums come in another order, and Adam takes whole steps where gradients are about 0.
+    assert losses(runs.undisturbed) == pytest.approx(losses(runs.copied), rel=1e-3)
+    atol = 5e-3 if runs.copied.train.precision == "bf16" else 5e-4
+    weights, copied = final_weights(runs.undisturbed), final_weights(runs.copied)
+    assert weights.keys() == copied.keys()
+    for name, weight in copied.items():
+        torch.testing.assert_close(weights[name], weight, rtol=1e-3, atol=atol)
+    # The same bits after a resume.
+    assert [record["epoch"] for record in metrics(runs.resumed, "epoch")] == [1, 2]
+    assert same(final_weights(runs.resumed), weights)
+    # What each worker keeps.
+    count = sum(weight.numel() for name, weight in copied.items() if not is_buffer(name))
+    shares = [each / count for of_one in kept for each in of_one]
+    assert shares == pytest.approx([0.5 if stage == 3 else 1.0, 0.5] * 2, abs=0.02)
+    # DeepSpeed's own tool finds the same weights in its files.
+    from deepspeed.utils import zero_to_fp32  # takes seconds, which no other test needs
+
+    (newest, *_) = Checkpoints(open_folder(runs.resumed)).names()
+    path = Checkpoints(open_folder(runs.resumed)).path(newest)
+    found = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(path, tag=SHARDS)
+    assert same(found, weights)
+
+
+def is_buffer(name: str) -> bool:
+    return name.endswith(("running_mean", "running_var", "num_batches_tracked"))
+
+
+def test_its_shards_are_for_as_many_workers_as_have_written_them(tmp_path: Path) -> None:
+    folder = open_folder(zero(tmp_path))
+    folder.write(folder.run, zero(tmp_path).model_dump_json())
+    resume.check_identity(folder, zero(tmp_path))
+    with pytest.raises(ConfigError, match=r"num_workers: 2 -> 4 .*\n +Go on with 2 workers\."):
+        resume.check_identity(folder, zero(tmp_path, scaling__num_workers=4))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"scaling__min_workers": 1}, "make scaling.num_workers one number, or use strategy fsdp2"),
+        ({"train__ema_decay": 0.9}, "ema_decay does not fit strategy deepspeed"),
+        ({"train__compile": True}, "compile does not fit strategy deepspeed"),
+        ({"train__precision": "fp16"}, "strategy deepspeed does not do; use bf16, or ddp"),
+        ({"stage": 2, "offload": "all"}, "offload = all needs stage 3"),
+    ],
+)
+def test_what_does_not_fit_it_is_refused(
+    tmp_path: Path, changes: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        zero(tmp_path, **changes)
+
+
+def test_what_is_missing_is_named_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="offload = all takes weights off a GPU"):
+        attempt.check(zero(tmp_path, offload="all"), open_folder(zero(tmp_path)))
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    with pytest.raises(ConfigError, match=r"pip install 'trainyard\[deepspeed\]'"):
+        attempt.check(zero(tmp_path), open_folder(zero(tmp_path)))
+
+
+@pytest.mark.parametrize("file", [ONE_FOR_ALL, OF_MODEL.format(0)])
+def test_nothing_of_what_somebody_put_in_place_of_its_files_is_run(
+    tmp_path: Path, file: str
+) -> None:
+    checkpoints = Checkpoints(open_folder(small_config(tmp_path)))
+    name = checkpoints.save(
+        Trained(),
+        attempt=1,
+        group=1,
+        contents={file: Program(tmp_path / "trace")},
+        facts={"config": {}, "images": {}},
+    )
+    with pytest.raises(RunError, match="holds no weights that may be loaded"):
+        whole(checkpoints, name)
+    assert not (tmp_path / "trace").exists()
+
+
+@pytest.mark.slow
+def test_a_worker_of_stage_3_needs_less_memory_than_one_of_ddp(tmp_path: Path, text: Path) -> None:
+    # 76 million parameters: with gradients and Adam's two averages 1.2 GB; and a single step.
+    model = {"layers": 6, "heads": 8, "width": 1024, "context_length": 8}
+    changes = {
+        **TEXT,
+        "data__source": str(text),
+        "train__model": model,
+        "train__epochs": 1,
+        "train__global_batch_size": 352,
+        "train__micro_batch_size": 44,
+    }
+    most = []
+    for config in (
+        zero(tmp_path / "zero", **changes),
+        small_config(tmp_path / "ddp", **changes, scaling__num_workers=2),
+    ):
+        train(config)
+        (epoch,) = metrics(config, "epoch")
+        most.append(epoch["memory_bytes"])
+    assert most[0] < most[1] - 300 * 2**20
+
+
+@pytest.mark.slow
+def test_workers_on_ray_that_lose_one_go_on_from_the_shards(attempts: Attempts) -> None:
+    changes = {"train__strategy": "deepspeed", "train__epochs": 6, "checkpoint__every_samples": 500}
+    config = ray_config(attempts, **changes, checkpoint__keep=99)
+    driver = attempts.start(config)
+    assert wait_for(lambda: committed(config), 240)
+    os.kill(attempts.processes("RayTrainWorker")[0], signal.SIGKILL)
+    output, _ = driver.communicate()
+    assert driver.returncode == 0, output
+    check_metrics(config, 6)
+    assert {name.partition("-")[2] for name in committed(config)} == {"a1.1", "a1.2"}
+    undisturbed = ray_config(attempts, **changes, name="undisturbed")
+    attempts.finish(undisturbed)
+    weights = [torch.load(attempts.storage / run / "model.pt") for run in ("small", "undisturbed")]
+    assert same(*weights)

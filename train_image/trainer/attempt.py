@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime, timezone
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 from trainer import resume, submission
@@ -99,10 +100,21 @@ def with_absolute_path(config: TrainerConfig) -> TrainerConfig:
 
 def check(config: TrainerConfig, folder: RunFolder) -> int:
     """Number of the model's parameters. Raises ConfigError for what no attempt could mend."""
-    if config.train.fsdp2 and config.train.fsdp2.cpu_offload and not config.scaling.use_gpu:
+    train = config.train
+    if train.fsdp2 and train.fsdp2.cpu_offload and not config.scaling.use_gpu:
         raise ConfigError(
             "train.fsdp2.cpu_offload = true takes weights off a GPU, and this run has none.\n"
             "       Use false, or resources.gpus."
+        )
+    if train.deepspeed and train.deepspeed.offload != "none" and not config.scaling.use_gpu:
+        raise ConfigError(
+            f"train.deepspeed.offload = {train.deepspeed.offload} takes weights off a GPU, and this run has "
+            "none.\n       Use none, or resources.gpus."
+        )
+    if train.strategy == "deepspeed" and find_spec("deepspeed") is None:
+        raise ConfigError(
+            "train.strategy = deepspeed needs DeepSpeed, which is not installed here.\n"
+            "       pip install 'trainyard[deepspeed]', or use strategy fsdp2."
         )
     try:
         for workers in config.scaling.sizes:

@@ -62,7 +62,7 @@ MAY_CHANGE = {
     "train": {"channels_last", "compile", "epochs", "micro_batch_size"},
 }
 """Keys of the sections that make a run's identity, but do not belong to it themselves. `epochs` may only
-be raised."""
+be raised. The number of workers belongs to it, too, where `has_fixed_workers`."""
 
 BUILT_IN = {"digits": "image_classification", "stdlib": "language_model"}
 """Data sets that come with a package, and the recipe that learns each."""
@@ -306,7 +306,7 @@ class DeepSpeed(Section):
         if self.offload == "all" and self.stage != 3:
             raise PydanticCustomError(
                 "strategy",
-                f"offload = all needs stage 3, which shares weights out; with stage {self.stage} use optimizer",
+                f"offload = all needs stage 3, which shares weights out; with {self.stage} use optimizer",
             )
         return self
 
@@ -453,6 +453,23 @@ def require_fit(data: Data, train: Train) -> None:
                 f"data.{key} = {word} is for train.recipe = {BUILT_IN[word]}, not for {train.recipe}: "
                 "use another source, or another recipe",
             )
+
+
+def has_fixed_workers(train: Any) -> bool:
+    """Whether a `train` section, read or not, has a run keep its number of workers for good."""
+    if isinstance(train, Train):
+        return train.strategy == "deepspeed"
+    return isinstance(train, Mapping) and train.get("strategy") == "deepspeed"
+
+
+def require_one_size(train: Train, unit: str, *, is_elastic: bool) -> None:
+    """Raises PydanticCustomError if workers may come and go in a run that cannot change their number."""
+    if is_elastic and has_fixed_workers(train):
+        raise PydanticCustomError(
+            "one_of",
+            f"train.strategy = {train.strategy} cannot change its number of workers: "
+            f"make {unit} one number, or use strategy fsdp2",
+        )
 
 
 class Checkpoint(Section):
@@ -631,8 +648,10 @@ class TrainerConfig(AttemptConfig):
     """When the run is saved."""
 
     @model_validator(mode="after")
-    def _recipe_fits_data(self) -> TrainerConfig:
+    def _recipe_fits(self) -> TrainerConfig:
         require_fit(self.data, self.train)
+        is_elastic = self.scaling.min_workers is not None
+        require_one_size(self.train, "scaling.num_workers", is_elastic=is_elastic)
         return self
 
 

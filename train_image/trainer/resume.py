@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trainer.checkpoint import MODEL, STATE, Checkpoint, Checkpoints, Name
-from trainer.config import MAY_CHANGE, TrainerConfig
+from trainer.config import MAY_CHANGE, TrainerConfig, has_fixed_workers
 from trainer.errors import ConfigError
 from trainer.folder import RunFolder
 from trainer.lease import Fence
@@ -145,6 +145,14 @@ def refuse_other(checkpoint: Checkpoint, config: TrainerConfig) -> None:
 def _refuse(before: dict[str, Any], config: TrainerConfig, where: str) -> None:
     now = config.model_dump(mode="json")
     changes = differences(_identity(before), _identity(now))
+    remedy = "Give this one another name (--name), or set the old folder aside (--fresh)."
+    workers, wanted = (each["scaling"]["num_workers"] for each in (before, now))
+    if workers != wanted and all(has_fixed_workers(each["train"]) for each in (before, now)):
+        changes.append(
+            f"scaling.num_workers: {workers} -> {wanted} "
+            f"(checkpoints of {config.train.strategy} are for as many workers as have written them)"
+        )
+        remedy = f"Go on with {workers} workers. {remedy}"
     if before["train"]["epochs"] > now["train"]["epochs"]:
         changes.append(
             f"train.epochs: {before['train']['epochs']} -> {now['train']['epochs']} "
@@ -154,7 +162,7 @@ def _refuse(before: dict[str, Any], config: TrainerConfig, where: str) -> None:
         raise ConfigError(
             f"the run {config.name} exists in {where} and is another one:\n"
             + "".join(f"       {change}\n" for change in changes)
-            + "       Give this one another name (--name), or set the old folder aside (--fresh)."
+            + f"       {remedy}"
         )
 
 

@@ -24,7 +24,6 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer import config as wanted
-from trainer.errors import ConfigError
 
 EXCHANGE_SAMPLE_STEPS = 20
 """DDP times one step in so many."""
@@ -83,7 +82,7 @@ class Strategy(Protocol):
     """What the loop asks of `ddp`, and of whatever comes beside it."""
 
     is_sharded: bool
-    """Each worker has a share of the weights alone: all take part in every pass, and in every save."""
+    """Each worker keeps something of the model alone: all take part in every pass, and in every save."""
 
     def wrap(self, network: nn.Module, worker: Worker) -> nn.Module:
         """The model whose backward pass exchanges gradients, around the network on the worker's device."""
@@ -212,8 +211,8 @@ class Fsdp2(_Torch):
 
 
 class Zero(_Torch):
-    """DeepSpeed's ZeRO: on each worker a share of the optimiser, from stage 2 of gradients, too, and from stage 3
-    of weights, too."""
+    """DeepSpeed's ZeRO: on each worker a share of the optimiser, from stage 2 of gradients, with stage 3 of
+    weights, too."""
 
     is_sharded = True
 
@@ -228,6 +227,7 @@ class Zero(_Torch):
     def wrap(self, network: nn.Module, worker: Worker) -> nn.Module:
         """The network itself: DeepSpeed takes it with its optimiser."""
         _require_group()
+        warnings.filterwarnings("ignore", "`torch.distributed.* is deprecated", FutureWarning)
         _compute_out_of_place(network)
         return network
 
@@ -237,9 +237,8 @@ class Zero(_Torch):
         """DeepSpeed's engine, and what moves its weights."""
         deepspeed = _deepspeed_on(worker.device)
         deepspeed.init_distributed(dist_init_required=False)
-        os.environ.setdefault(
-            "LOCAL_RANK", "0"
-        )  # it wants one, and then takes the device it is told
+        # It wants one, and then takes the device that it is told.
+        os.environ.setdefault("LOCAL_RANK", "0")
         engine, *_ = deepspeed.initialize(
             args=SimpleNamespace(device_rank=worker.device.index or 0),
             model=model,
@@ -315,19 +314,13 @@ class ZeroMover:
 
 
 def _deepspeed_on(device: torch.device) -> ModuleType:
-    """The library, which takes seconds to load. Raises ConfigError if it is not there."""
+    """The library, which takes seconds to load."""
     os.environ["DS_ACCELERATOR"] = device.type
-    try:
-        import deepspeed
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"train.strategy = deepspeed needs DeepSpeed, and there is no module {error.name}. "
-            "Install trainyard[deepspeed], or use strategy fsdp2."
-        ) from error
+    import deepspeed
     from deepspeed import git_version_info, ops
 
-    # An op of its own that is not built is done without: nothing is compiled when a run starts.
-    ops.__compatible_ops__.update(git_version_info.installed_ops)
+    # Of its native ops those that were built where it was installed: nothing is compiled when a run starts.
+    ops.__compatible_ops__ = git_version_info.installed_ops
     return deepspeed
 
 
@@ -338,7 +331,7 @@ def _require_group() -> None:
 
 
 def _compute_out_of_place(network: nn.Module) -> None:
-    """Where weights are gathered, what a block returns may be a view: changed in place, it loses gradients."""
+    """Where weights are gathered, a block may return a view: changed in place, it loses its gradients."""
     for module in network.modules():
         if hasattr(module, "inplace"):
             module.inplace = False
