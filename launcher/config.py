@@ -28,8 +28,12 @@ from launcher.errors import ConfigError
 from launcher.network import Network
 from launcher.queue import Queue
 from trainer.config import (
+    BOOSTING,
+    RECIPES,
     RUN_NAME_LIMIT,
     AnyTrain,
+    Boosting,
+    BoostingCheckpoint,
     Checkpoint,
     Command,
     Data,
@@ -38,7 +42,10 @@ from trainer.config import (
     Launcher,
     RunName,
     Section,
+    Table,
+    kinds_of,
     recipe_named,
+    require_boosting_fit,
     require_fit,
     require_one_size,
 )
@@ -181,7 +188,7 @@ class RunConfig(Section):
 
 
 class RecipeRun(RunConfig):
-    """The run file of a built-in recipe."""
+    """The run file of a recipe that trains a network."""
 
     data: Data
     """What to train on."""
@@ -211,6 +218,43 @@ class RecipeRun(RunConfig):
         if self.data.ray_nodes is not None:
             raise PydanticCustomError(
                 "one_of", "resources.data says where the Ray loader reads: remove data.ray_nodes"
+            )
+        return self
+
+
+class BoostingRun(RunConfig):
+    """The run file of `gradient_boosting`."""
+
+    data: Table
+    """What to train on."""
+
+    train: Boosting
+    """The trees."""
+
+    checkpoint: BoostingCheckpoint = BoostingCheckpoint()
+    """When the run is saved."""
+
+    @model_validator(mode="after")
+    def _sections_fit(self) -> BoostingRun:
+        require_boosting_fit(self.data, self.train, self.checkpoint)
+        resources = self.resources
+        if resources.unit == "gpus":
+            raise PydanticCustomError(
+                "one_of",
+                "resources.gpus is not for train.recipe = gradient_boosting, which the image trains on CPUs "
+                "alone: use resources.workers (--workers N)",
+            )
+        if resources.is_elastic:
+            raise PydanticCustomError(
+                "one_of",
+                "resources.workers must be a number for train.recipe = gradient_boosting: its workers share "
+                "out the rows once, when they start",
+            )
+        if resources.data is not None:
+            raise PydanticCustomError(
+                "one_of",
+                "resources.data is for the Ray loader, which train.recipe = gradient_boosting does not "
+                "have: remove it",
             )
         return self
 
@@ -401,10 +445,11 @@ def _as_in_a_file(mapping: Mapping[str, Any]) -> dict[str, Any]:
 
 KINDS: dict[str, type[RunConfig]] = {
     "train": RecipeRun,
+    BOOSTING: BoostingRun,
     "command": CommandRun,
     "function": FunctionRun,
 }
-"""Of a run file, by the key that says what is run."""
+"""Of a run file, by what `kinds_of` says."""
 
 
 def _kind_of_run(document: dict[str, Any], source: str) -> type[RunConfig]:
@@ -412,10 +457,11 @@ def _kind_of_run(document: dict[str, Any], source: str) -> type[RunConfig]:
 
     Raises ConfigError for a file that says several things.
     """
-    named = [key for key in KINDS if key in document]
+    named = kinds_of(document)
     if len(named) > 1:
+        keys = [key for key in document if key in ("train", "command", "function")]
         raise ConfigError(
-            f"{source} has {' and '.join(named)}: a run is one of a built-in recipe (train), of a "
+            f"{source} has {' and '.join(keys)}: a run is one of a built-in recipe (train), of a "
             "program (command), or of a training function (function)",
             "Remove all but one.",
         )
@@ -489,8 +535,10 @@ def _problem(model: type[BaseModel], detail: ErrorDetails) -> str:
         return f"{path}.name: is required"
     if detail["type"] == "union_tag_invalid":
         context = detail["ctx"]
-        key = "name" if context["discriminator"] == "'name'" else "recipe"
-        return f"{path}.{key} = {context['tag']!r}: must be one of {context['expected_tags']}"
+        if context["discriminator"] != "'name'":
+            recipes = ", ".join(map(repr, RECIPES))
+            return f"{path}.recipe = {context['tag']!r}: must be one of {recipes}"
+        return f"{path}.name = {context['tag']!r}: must be one of {context['expected_tags']}"
     rule = detail["msg"].replace("Input should be", "must be")
     return f"{path} = {value}: {rule[0].lower()}{rule[1:]}"
 

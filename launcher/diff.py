@@ -16,7 +16,7 @@ from launcher.amounts import SUFFIXES, quantity
 from launcher.errors import ConfigError
 from launcher.queue import APPLICATION_LABEL, GANG_LABEL, PRIORITY_LABELS, QUEUE_LABELS
 from trainer import submission
-from trainer.config import CODE_VARIABLE, CONFIG_VARIABLE, MAY_CHANGE, has_fixed_workers
+from trainer.config import CODE_VARIABLE, CONFIG_VARIABLE, LENGTHS, MAY_CHANGE, has_fixed_workers
 
 Object = dict[str, Any]
 Effect = Literal["no effect", "at once", "next attempt", "new submission", "refused"]
@@ -219,7 +219,7 @@ def _effect(path: str, before: Any, after: Any) -> tuple[Effect, str]:
 def _config_effect(keys: list[str], before: Any, after: Any) -> tuple[Effect, str]:
     section, *rest = keys or [""]
     key = rest[0] if rest else ""
-    if keys == ["train", "epochs"]:
+    if section == "train" and key in LENGTHS:
         if isinstance(before, int) and isinstance(after, int) and after < before:
             return "refused", "it may only be raised"
         return "next attempt", "the run goes on for longer"

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal
 
-from launcher.config import OwnRun, RunConfig
+from launcher.config import BoostingRun, OwnRun, RunConfig
 from launcher.errors import ConfigError, RunFailed
 from launcher.overlay import Overlay
 from launcher.plan import trainer_config
@@ -20,12 +20,11 @@ from launcher.watch import PROGRESS, SUMMARY, Phase, Sight, error_lines, record_
 from trainer.config import (
     CODE_VARIABLE,
     CONFIG_VARIABLE,
+    AnyConfig,
     AttemptConfig,
-    CommandConfig,
-    FunctionConfig,
+    BoostingConfig,
     Scaling,
     Storage,
-    TrainerConfig,
 )
 from trainer.submission import code_file
 
@@ -43,7 +42,7 @@ def local_config(
     cpus: int,
     way: Way = "ray",
     code: Overlay | None = None,
-) -> TrainerConfig | CommandConfig | FunctionConfig:
+) -> AnyConfig:
     """The run for this machine: as many workers as on a cluster, its CPUs shared among them.
 
     One machine does not grow: an elastic run has its fewest workers. Nor has it other nodes for data.
@@ -52,6 +51,11 @@ def local_config(
         raise ConfigError(
             f"run {run.name} has code of its own, which is started once, on Ray: --without-ray and "
             "--torchrun are for built-in recipes"
+        )
+    if isinstance(run, BoostingRun) and way == "torchrun":
+        raise ConfigError(
+            f"run {run.name} trains no network: --torchrun is for recipes that do",
+            "Use Ray, or --without-ray for one process.",
         )
     workers = 1 if way == "alone" else run.resources.ends[0]
     scaling = Scaling(
@@ -81,7 +85,8 @@ def train_locally(
 
     Raises ConfigError if its packages are missing or it refuses the config, RunFailed if it fails.
     """
-    require_packages(NEEDED, "training")
+    library = (config.train.library,) if isinstance(config, BoostingConfig) else ()
+    require_packages([*NEEDED, *library], "training")
     folder = Path(config.storage.path) / config.name
     noise = folder / "ray.log"
     try:

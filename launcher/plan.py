@@ -8,7 +8,15 @@ from itertools import groupby
 from math import ceil, lcm
 from typing import Any
 
-from launcher.config import WORKER_LIMIT, CommandRun, FunctionRun, OwnRun, RecipeRun, RunConfig
+from launcher.config import (
+    WORKER_LIMIT,
+    BoostingRun,
+    CommandRun,
+    FunctionRun,
+    OwnRun,
+    RecipeRun,
+    RunConfig,
+)
 from launcher.errors import ConfigError
 from launcher.network import Fabric, Network, fabric_of
 from launcher.overlay import Overlay
@@ -17,7 +25,9 @@ from launcher.queue import System, queue_labels
 from trainer.config import (
     DATA_CPUS,
     DATA_LABELS,
+    AnyConfig,
     BatchShare,
+    BoostingConfig,
     CommandConfig,
     FunctionConfig,
     Scaling,
@@ -86,7 +96,7 @@ class Plan:
     pre_running_deadline_seconds: int
     ttl_seconds_after_finished: int
     keep_head_seconds_after_failure: int
-    trainer: TrainerConfig | CommandConfig | FunctionConfig
+    trainer: AnyConfig
     launch: dict[str, Any]
     """See `launch_of`."""
     code: Overlay | None = None
@@ -130,8 +140,9 @@ def plan_run(
     leaves a rest, or if the workers cannot share a batch.
     """
     pool = _pool(run, platform)
-    if isinstance(run, RecipeRun):
+    if isinstance(run, RecipeRun | BoostingRun):
         _require_shared_source(run)
+    if isinstance(run, RecipeRun):
         _require_data_nodes(run, pool, platform)
     data = _data_group(run, platform)
     low, high = _fits(run, pool, platform)
@@ -180,22 +191,22 @@ def plan_run(
 
 def trainer_config(
     run: RunConfig, scaling: Scaling, storage: Storage, code: Overlay | None = None
-) -> TrainerConfig | CommandConfig | FunctionConfig:
+) -> AnyConfig:
     """What of a run travels to the trainer. Raises ConfigError if workers cannot share a batch."""
     if isinstance(run, OwnRun):
         return _own_config(run, scaling, storage, code)
+    common: dict[str, Any] = {
+        "name": run.name,
+        "faults": run.faults,
+        "scaling": scaling,
+        "storage": storage,
+    }
+    if isinstance(run, BoostingRun):
+        return BoostingConfig(data=run.data, train=run.train, checkpoint=run.checkpoint, **common)
     assert isinstance(run, RecipeRun)
     for workers in scaling.sizes:
         batch_share(run, workers)
-    return TrainerConfig(
-        name=run.name,
-        data=run.data,
-        train=run.train,
-        checkpoint=run.checkpoint,
-        faults=run.faults,
-        scaling=scaling,
-        storage=storage,
-    )
+    return TrainerConfig(data=run.data, train=run.train, checkpoint=run.checkpoint, **common)
 
 
 def _own_config(
@@ -238,7 +249,7 @@ def is_on_this_machine(source: str) -> bool:
     return "/" in source and "://" not in source and not source.startswith("/")
 
 
-def _require_shared_source(run: RecipeRun) -> None:
+def _require_shared_source(run: RecipeRun | BoostingRun) -> None:
     """Raises ConfigError for data that lies beside the run file, where pods cannot see it."""
     for key in ("source", "valid_source"):
         path = getattr(run.data, key)

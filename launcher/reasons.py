@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from launcher.config import RecipeRun, RunConfig
+from launcher.config import BoostingRun, RecipeRun, RunConfig
 from launcher.overlay import LIMIT_KIB, size_text
 from launcher.plan import (
     MIB_PER_GIB,
@@ -35,7 +35,7 @@ def explain_plan(plan: Plan, run: RunConfig, platform: Platform) -> tuple[Reason
         *_node_rows(plan, run, platform),
         *_head_rows(plan, platform),
         *_data_rows(plan, run, platform),
-        *(_batch_rows(plan, run) if isinstance(run, RecipeRun) else _own_rows(plan)),
+        *_rows_of_what_is_run(plan, run),
         ("attempts", f"{run.faults.retries + 1}", f"1 + faults.retries {run.faults.retries}"),
         *_cluster_reasons(plan, run, platform.pool(plan.pool)),
         ("image", plan.image, "the run's" if run.image else "the platform's"),
@@ -45,6 +45,15 @@ def explain_plan(plan: Plan, run: RunConfig, platform: Platform) -> tuple[Reason
 
 
 Row = tuple[str, str, str]
+
+
+def _rows_of_what_is_run(plan: Plan, run: RunConfig) -> list[Row]:
+    if isinstance(run, RecipeRun):
+        return _batch_rows(plan, run)
+    if isinstance(run, BoostingRun):
+        why = "each worker holds its share of the rows in memory, and tells sums over it"
+        return [("rows per worker", f"1/{plan.workers}", why)]
+    return _own_rows(plan)
 
 
 def _node_rows(plan: Plan, run: RunConfig, platform: Platform) -> list[Row]:

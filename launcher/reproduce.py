@@ -17,7 +17,7 @@ from launcher.plan import plan_run
 from launcher.platform import Platform
 from launcher.render import render_job
 from trainer import submission
-from trainer.config import Section
+from trainer.config import Section, kinds_of
 
 Object = dict[str, Any]
 
@@ -92,7 +92,7 @@ def _parse(text: str, source: str) -> Object:
 def _submission(
     config: Object, launch: Object, parts: Mapping[str, str], source: str
 ) -> Submission:
-    kind = KINDS[next((key for key in KINDS if key in config), "train")]
+    kind = KINDS[next(iter(kinds_of(config)), "train")]
     document = {key: value for key, value in config.items() if key in kind.model_fields} | launch
     if issubclass(kind, OwnRun):
         document["faults"] = _without(document["faults"], "collective_timeout_s")

@@ -139,13 +139,13 @@ class Result:
         rows = [{**_metrics_of(each), "attempt": each.get("attempt")} for each in self.records]
         return import_module("pandas").DataFrame(rows)
 
-    def download(self, target: str | Path, path: str = MODEL) -> list[Path]:
-        """Copy a file or folder of the run's folder, by default its model.pt; the files that were written.
+    def download(self, target: str | Path, path: str | None = None) -> list[Path]:
+        """Copy a file or folder of the run's folder, by default its model; the files that were written.
 
         From a cluster it is checked by SHA-256. Raises ConfigError if the run has no such path.
         """
         with self.open_files() as files:
-            return files.copy(path.strip("/"), Path(target))
+            return files.copy(self._model_file if path is None else path.strip("/"), Path(target))
 
     def model(self) -> Any:
         """The network with the weights that the run has delivered: a torch module, ready to be asked.
@@ -183,9 +183,19 @@ class Result:
             for answer in answers
         ]
 
+    @property
+    def _model_file(self) -> str:
+        """`model.pt`; of gradient_boosting as its library calls it."""
+        return Path(self.summary.get("model", MODEL)).name
+
     @cached_property
     def _saved(self) -> Any:
         """The model as `trainer.saved` reads it, from a copy of its files."""
+        if self._model_file != MODEL:
+            raise ConfigError(
+                f"run {self.run} has no network, but the trees of {self._model_file}",
+                "download() gets them, and their own library loads them.",
+            )
         require_packages([*NEEDED, "obstore"], "a model")
         with TemporaryDirectory() as scratch, self.open_files() as files:
             for name in (MODEL, FACTS):

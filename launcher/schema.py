@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from launcher.config import CommandRun, FunctionRun, RecipeRun
+from launcher.config import BoostingRun, CommandRun, FunctionRun, RecipeRun
 from launcher.platform import Platform
 
 Kind = Literal["run", "platform"]
@@ -25,7 +25,11 @@ TITLES: dict[Kind, str] = {
 
 def schema_of(kind: Kind) -> dict[str, Any]:
     """The JSON Schema of a kind of file."""
-    schema = _either(RecipeRun, CommandRun, FunctionRun) if kind == "run" else _plain(Platform)
+    schema = (
+        _either(RecipeRun, BoostingRun, CommandRun, FunctionRun)
+        if kind == "run"
+        else _plain(Platform)
+    )
     if kind == "run":
         _exactly_one(schema["$defs"]["Resources"], "gpus", "workers")
     return {"$schema": DRAFT, **schema, "title": TITLES[kind]}
@@ -41,14 +45,22 @@ def _either(*models: type[BaseModel]) -> dict[str, Any]:
     schemas = [_plain(model) for model in models]
     together: dict[str, Any] = {**schemas[0], "properties": {}, "$defs": {}, "required": []}
     del together["description"]
+    shapes: dict[str, list[Any]] = {}
     for schema in schemas:
-        together["properties"] |= schema["properties"]
         together["$defs"] |= schema["$defs"]
+        for key, shape in schema["properties"].items():
+            shapes.setdefault(key, [])
+            shapes[key] += [shape] if shape not in shapes[key] else []
+    together["properties"] = {
+        key: found[0] if len(found) == 1 else {"anyOf": found} for key, found in shapes.items()
+    }
     together["oneOf"] = [
         {
             "required": schema["required"],
             "properties": {
-                key: False for key in together["properties"] if key not in schema["properties"]
+                key: schema["properties"].get(key, False)
+                for key, found in shapes.items()
+                if key not in schema["properties"] or len(found) > 1
             },
         }
         for schema in schemas

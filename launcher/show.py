@@ -188,15 +188,10 @@ def progress_text(progress: Object) -> str:
     """Epoch, step, loss, accuracy, speed and what is left, in one line."""
     if "reports" in progress:  # of own code
         return _reported_text(progress)
-    val = progress["val_accuracy"]
     parts = [
-        f"epoch {progress['epoch']}/{progress['epochs']}",
-        f"step {progress['step']}/{progress['steps']}",
-        f"loss {progress['loss']:.4f}" if progress["loss"] is not None else "loss -",
-        f"accuracy {progress['accuracy']:.3f}"
-        if progress["accuracy"] is not None
-        else "accuracy -",
-        f"validation {val:.3f}" if val is not None else "validation -",
+        *_how_far(progress),
+        _figure("loss", progress["loss"], ".4f"),
+        *_how_well(progress),
         _speed_text(progress),
     ]
     if progress["eta_s"] is not None:
@@ -206,8 +201,30 @@ def progress_text(progress: Object) -> str:
     return "  ".join(parts)
 
 
+def _how_well(progress: Object) -> list[str]:
+    if "val_rmse" in progress:  # of a regression, which has no accuracy
+        return [_figure("validation RMSE", progress["val_rmse"], ".4g")]
+    return [
+        _figure("accuracy", progress["accuracy"], ".3f"),
+        _figure("validation", progress["val_accuracy"], ".3f"),
+    ]
+
+
+def _figure(name: str, value: float | None, form: str) -> str:
+    return f"{name} -" if value is None else f"{name} {value:{form}}"
+
+
+def _how_far(progress: Object) -> list[str]:
+    done = f"{progress['epoch']}/{progress['epochs']}"
+    if "rows_per_s" in progress:  # trees, of which a round sees each row once
+        return [f"round {done}"]
+    return [f"epoch {done}", f"step {progress['step']}/{progress['steps']}"]
+
+
 def _speed_text(record: Object) -> str:
     """In the recipe's own units."""
+    if "rows_per_s" in record:
+        return f"{record['rows_per_s']:,.0f} rows/s"
     if "tokens_per_s" in record:
         return f"{record['tokens_per_s']:,.0f} tokens/s"
     return f"{record['images_per_s']:.0f} images/s"
@@ -243,10 +260,17 @@ def summary_text(summary: Object) -> str:
             f"{f' ({reported})' if reported else ''}; folder {summary['folder']}"
         )
     resumed = f", resumed from {summary['resumed_from']}" if summary["resumed_from"] else ""
+    unit = "rounds" if "rounds" in summary else "epochs"
+    accuracy = summary["val_accuracy"]
+    result = (
+        f"validation RMSE {summary['val_rmse']:.4g}"
+        if accuracy is None
+        else f"validation accuracy {accuracy:.4f}"
+    )
     return (
-        f"succeeded: validation accuracy {summary['val_accuracy']:.4f} after {summary['epochs']} "
-        f"epochs in {clock_text(summary['train_s'])} ({_speed_text(summary)}"
-        f"{resumed}); model {summary['model']}, metrics {summary['metrics']}, "
+        f"succeeded: {result} after {summary['epochs']} {unit} "
+        f"in {clock_text(summary['train_s'])} ({_speed_text(summary)}{resumed}); "
+        f"model {summary['model']}, metrics {summary['metrics']}, "
         f"report {summary['report']}"
     )
 

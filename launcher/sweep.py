@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from launcher.config import RecipeRun, RunConfig, load_run, parse_overrides, read_yaml
+from launcher.config import OwnRun, RunConfig, load_run, parse_overrides, read_yaml
 from launcher.errors import ClusterError, ClusterUnreachable, ConfigError
 from launcher.watch import ENDED, Phase, record_of
-from trainer.config import MAY_CHANGE, RUN_NAME_LIMIT, AttemptConfig
+from trainer.config import LENGTHS, MAY_CHANGE, RUN_NAME_LIMIT, AttemptConfig
 
 Object = dict[str, Any]
 
@@ -277,7 +277,7 @@ def goal_of(text: str, runs: Sequence[RunConfig] = ()) -> Goal:
     metric = text.removeprefix("-")
     if not metric:
         raise ConfigError("--metric is empty: give the name of what is to be best")
-    if metric not in RECIPE_METRICS and any(isinstance(run, RecipeRun) for run in runs):
+    if metric not in RECIPE_METRICS and any(not isinstance(run, OwnRun) for run in runs):
         raise ConfigError(
             f"--metric {metric}: a built-in recipe does not tell that",
             f"It tells: {', '.join(RECIPE_METRICS)}.",
@@ -368,7 +368,7 @@ def _learnt(config: Object) -> Object:
         section: {key: value for key, value in config[section].items() if key not in free}
         for section, free in MAY_CHANGE.items()
     }
-    return identity | {"epochs": config["train"]["epochs"]}
+    return identity | {key: config["train"].get(key) for key in LENGTHS}
 
 
 def rows_of(

@@ -173,12 +173,12 @@ def job_of(
     namespace: str,
 ) -> Job:
     """The run file's run under a name for drills."""
-    from launcher.config import load_name
     from launcher.drill.drill import SETTINGS, drill_name
     from launcher.drill.pursuit import Job
     from trainer.config import TrainerConfig
 
-    name = drill_name(load_name(run_file), word)
+    # Other runs have no such settings: they are refused for what they are.
+    name = drill_name(_recipe_of(load_run(run_file, settings, gpus, workers, None)).name, word)
     run = _recipe_of(load_run(run_file, [*SETTINGS, *settings], gpus, workers, name))
     planned, rayjob = objects_of(run, platform, namespace)
     assert isinstance(planned.trainer, TrainerConfig)
@@ -186,14 +186,14 @@ def job_of(
 
 
 def _recipe_of(run: RunConfig) -> RecipeRun:
-    """Raises ConfigError for own code, of which nobody knows what its weights should be."""
-    from launcher.config import RecipeRun
+    """Raises ConfigError for own code, of which nobody knows what its weights should be, and for trees."""
+    from launcher.config import BoostingRun, RecipeRun
     from launcher.errors import ConfigError
 
     if not isinstance(run, RecipeRun):
+        what = "trains no network" if isinstance(run, BoostingRun) else "has code of its own"
         raise ConfigError(
-            f"run {run.name} has code of its own: a drill compares weights, which it needs a built-in "
-            "recipe for",
+            f"run {run.name} {what}: a drill compares weights, which it needs a recipe with a network for",
             "Use examples/digits.yaml: what it shows of the cluster holds for other runs, too.",
         )
     return run

@@ -19,15 +19,15 @@ from launcher.plan import Plan, plan_run
 from launcher.platform import load_platform
 from launcher.render import render_job
 from trainer import resume
-from trainer.config import TrainerConfig
+from trainer.config import RecipeConfig
 from trainer.errors import ConfigError
 from trainer.folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 PLATFORM = load_platform(None)
-PLAN, TEXT_PLAN = (
+PLAN, TEXT_PLAN, TREES_PLAN = (
     plan_run(load_run(ROOT / f"examples/{name}.yaml", workers="2"), PLATFORM, "team")
-    for name in ("digits", "language_model")
+    for name in ("digits", "language_model", "gradient_boosting")
 )
 
 OTHERS: dict[str, Any] = {
@@ -84,12 +84,43 @@ TEXT_OTHERS: dict[str, Any] = {
     "train.micro_batch_size": 16,
     "train.compile": True,
 }
+TREES_OTHERS: dict[str, Any] = {
+    "data.source": "s3://bucket/table",
+    "data.valid_source": "s3://bucket/valid",
+    "data.valid_share": 0.5,
+    "data.endpoint": "http://elsewhere:9000",
+    "data.label_column": "class",
+    "data.feature_columns": ["a", "b"],
+    "train.library": "lightgbm",
+    "train.objective": "multiclass",
+    "train.seed": 7,
+    "train.rounds": 99,
+    "train.learning_rate": 0.5,
+    "train.max_depth": 3,
+    "train.max_leaves": 5,
+    "train.min_child_weight": 2.0,
+    "train.min_split_gain": 0.5,
+    "train.reg_alpha": 0.5,
+    "train.reg_lambda": 0.5,
+    "train.subsample": 0.5,
+    "train.colsample_bytree": 0.5,
+    "train.max_bin": 63,
+    "checkpoint.every_rounds": 3,
+}
+FREE = {
+    "train.micro_batch_size",
+    "train.compile",
+    "train.rounds",
+    "data.endpoint",
+    "checkpoint.every_rounds",
+}
+"""What another one of is the same run."""
 LOWER = {"train.epochs": 1}
 TOGETHER = {"train.recipe", "train.fsdp2", "train.deepspeed"}
 """Fields that another one must change with."""
 
 
-def changed(changes: dict[str, Any], plan: Plan = PLAN) -> TrainerConfig:
+def changed(changes: dict[str, Any], plan: Plan = PLAN) -> RecipeConfig:
     document = plan.trainer.model_dump(mode="json")
     for path, value in changes.items():
         *parents, last = path.split(".")
@@ -97,10 +128,10 @@ def changed(changes: dict[str, Any], plan: Plan = PLAN) -> TrainerConfig:
         for part in parents:
             section = section[part]
         section[last] = copy.deepcopy(value)
-    return TrainerConfig.model_validate(document)
+    return type(plan.trainer).model_validate(document)
 
 
-def refused_by_the_launcher(config: TrainerConfig, plan: Plan = PLAN) -> set[str]:
+def refused_by_the_launcher(config: RecipeConfig, plan: Plan = PLAN) -> set[str]:
     """The sections' fields, as `train.optimizer`."""
     plans = (plan, replace(plan, trainer=config))
     before, after = (merge(render_job(plan), PLATFORM, plan) for plan in plans)
@@ -108,7 +139,7 @@ def refused_by_the_launcher(config: TrainerConfig, plan: Plan = PLAN) -> set[str
     return {_field(one.path.removeprefix("config.")) for one in changes if one.effect == "refused"}
 
 
-def refused_by_the_driver(config: TrainerConfig, plan: Plan = PLAN) -> set[str]:
+def refused_by_the_driver(config: RecipeConfig, plan: Plan = PLAN) -> set[str]:
     with tempfile.TemporaryDirectory() as path:
         folder = RunFolder.open(path, "digits")
         folder.write(folder.run, plan.trainer.model_dump_json())
@@ -133,13 +164,20 @@ def test_they_agree_about_each_field(path: str, value: Any) -> None:
     assert refused_by_the_launcher(config) == refused_by_the_driver(config)
 
 
-@pytest.mark.parametrize(("path", "value"), TEXT_OTHERS.items(), ids=lambda one: str(one))
-def test_they_agree_about_each_field_of_a_language_model(path: str, value: Any) -> None:
-    config = changed({path: value}, TEXT_PLAN)
-    assert config != TEXT_PLAN.trainer
-    refused = refused_by_the_launcher(config, TEXT_PLAN)
-    assert refused == refused_by_the_driver(config, TEXT_PLAN)
-    assert bool(refused) is (path not in ("train.micro_batch_size", "train.compile"))
+@pytest.mark.parametrize(
+    ("plan", "path", "value"),
+    [
+        *((TEXT_PLAN, *one) for one in TEXT_OTHERS.items()),
+        *((TREES_PLAN, *one) for one in (*TREES_OTHERS.items(), ("train.rounds", 1))),
+    ],
+    ids=lambda one: one.trainer.name if isinstance(one, Plan) else str(one),
+)
+def test_they_agree_about_each_field_of_other_recipes(plan: Plan, path: str, value: Any) -> None:
+    config = changed({path: value}, plan)
+    assert config != plan.trainer
+    refused = refused_by_the_launcher(config, plan)
+    assert refused == refused_by_the_driver(config, plan)
+    assert bool(refused) is (path not in FREE or value == 1)
 
 
 @pytest.mark.parametrize(
@@ -165,6 +203,7 @@ def test_they_agree_about_any_change(paths: set[str], lower: bool) -> None:
 
 @pytest.mark.parametrize("section", ["data", "train"])
 def test_every_field_of_the_identitys_sections_is_tried(section: str) -> None:
-    models = [type(getattr(plan.trainer, section)) for plan in (PLAN, TEXT_PLAN)]
-    tried = {_field(path) for path in (*OTHERS, *TEXT_OTHERS)} | TOGETHER
+    plans = (PLAN, TEXT_PLAN, TREES_PLAN)
+    models = [type(getattr(plan.trainer, section)) for plan in plans]
+    tried = {_field(path) for path in (*OTHERS, *TEXT_OTHERS, *TREES_OTHERS)} | TOGETHER
     assert {f"{section}.{name}" for model in models for name in model.model_fields} <= tried

@@ -1,7 +1,8 @@
-"""Each way to spread a model over workers, once on the cluster: killed in the midst, and whole at the end."""
+"""Each way to spread a model over workers, and each recipe, once on the cluster."""
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -61,6 +62,29 @@ def test_a_language_model_is_trained_and_delivered(team: Team, tmp_path: Path) -
     assert facts["recipe"] == "language_model"
     assert weights["bytes.weight"].shape == (256, facts["model"]["width"])
     assert "What it writes" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("library", "file", "count"),
+    [("xgboost", "model.ubj", "num_features"), ("lightgbm", "model.txt", "num_feature")],
+)
+def test_trees_are_grown_by_two_workers_and_delivered(
+    team: Team, library: str, file: str, count: str, tmp_path: Path
+) -> None:
+    example = DIGITS.with_name("gradient_boosting.yaml")
+    settings = (f"train.library={library}", "train.rounds=10")
+    options = [word for setting in settings for word in ("--set", setting)]
+    ended = team.trainyard("submit", str(example), "--name", library, *options)
+    assert ended.returncode == 0, ended.stderr
+    summary = team.status(library)["summary"]
+    assert (summary["outcome"], summary["rounds"], summary["workers"]) == ("succeeded", 10, 2)
+    for each in (file, "model.json", "report.html"):
+        assert team.trainyard("cp", f"{library}:{each}", str(tmp_path)).returncode == 0
+    facts = json.loads((tmp_path / "model.json").read_text())
+    assert facts["file"] == file
+    booster = importlib.import_module(library).Booster(model_file=str(tmp_path / file))
+    assert getattr(booster, count)() == 30
+    assert "What the trees ask for" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize("strategy", ["fsdp2", "deepspeed"])

@@ -53,6 +53,7 @@ EXAMPLES = {
     "digits": tuple(CASES),
     "command": ("workers-2", "gpus-16", "gpus-16-kueue"),
     "function": ("workers-2", "gpus-16"),
+    "gradient_boosting": ("workers-2",),
     "language_model": ("workers-2", "gpus-16"),
     "torchrun": ("workers-2", "gpus-16"),
 }

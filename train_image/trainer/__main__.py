@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pydantic import ValidationError
 
 from trainer import leaving
-from trainer.config import CONFIG_VARIABLE, OwnConfig, TrainerConfig, read_config
+from trainer.config import CONFIG_VARIABLE, AnyConfig, BoostingConfig, OwnConfig, read_config
 from trainer.errors import ConfigError, TrainerError
 from trainer.hold import Leaving
 from trainer.output import Output
@@ -42,6 +42,10 @@ def main(arguments: list[str] | None = None, environment: Mapping[str, str] = os
                 from trainer import command
 
                 command.run(config, output)
+            elif isinstance(config, BoostingConfig):
+                from trainer.boosting import attempt
+
+                attempt.run(config, output, environment, without_ray=wanted.without_ray)
             elif wanted.without_ray:
                 from trainer import baseline
 
@@ -62,7 +66,7 @@ def main(arguments: list[str] | None = None, environment: Mapping[str, str] = os
     return 0
 
 
-def _config(environment: Mapping[str, str]) -> TrainerConfig | OwnConfig:
+def _config(environment: Mapping[str, str]) -> AnyConfig:
     """Raises ConfigError."""
     try:
         return read_config(environment)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from functools import partial
 from importlib.util import find_spec
@@ -12,7 +12,7 @@ from typing import Any
 
 from trainer import resume, submission
 from trainer.checkpoint import VALIDATION, Checkpoint, Checkpoints, Damaged, best_of
-from trainer.config import TrainerConfig, share_batch
+from trainer.config import RecipeConfig, TrainerConfig, share_batch
 from trainer.data import sources
 from trainer.data.parquet import Prepared
 from trainer.errors import ConfigError, Diverged, RunError
@@ -24,7 +24,7 @@ from trainer.progress import SPENT, Length, Recorder, Trained, cleaned, read_lin
 from trainer.recipe import recipe_of
 from trainer.saved import deliver
 from trainer.startup import Startup, process_age_s
-from trainer.versions import versions
+from trainer.versions import NETWORKS, versions
 from trainer.worker import Outcome, Task
 
 Fit = Callable[[Task, RunFolder, Lease], Outcome]
@@ -191,11 +191,12 @@ def describe(
 
 
 def record_attempt(
-    config: TrainerConfig,
+    config: RecipeConfig,
     folder: RunFolder,
     attempt: int,
     start: Checkpoint | None,
     startup: Startup,
+    packages: Sequence[str] = NETWORKS,
 ) -> None:
     record = {
         "attempt": attempt,
@@ -206,7 +207,7 @@ def record_attempt(
         "reached_step": resume.reached_step(folder),
         "resumed_from": start.name if start else None,
         "workers": config.scaling.num_workers,
-        "versions": versions(),
+        "versions": versions(packages),
     }
     folder.append(folder.attempts, json.dumps(record) + "\n")
     folder.write(folder.run, config.model_dump_json(indent=2))
@@ -251,7 +252,7 @@ def finish(
     return summary
 
 
-def best_intact(checkpoints: Checkpoints, config: TrainerConfig) -> Checkpoint:
+def best_intact(checkpoints: Checkpoints, config: RecipeConfig) -> Checkpoint:
     """The best checkpoint. Raises RunError if it is damaged: the next best may be far from it."""
     best = best_of(resume.descended(checkpoints.folder), config.checkpoint.best)
     assert best is not None  # the last one is there

@@ -32,6 +32,8 @@ MANIFEST = "manifest.json"
 Facts = dict[str, Any]
 """Size and SHA-256 of a file."""
 
+Rule = wanted.Checkpoint | wanted.BoostingCheckpoint
+
 FORMAT = 2
 """Of the manifest; other numbers are of other versions of this program."""
 
@@ -71,9 +73,9 @@ class Checkpoint:
     name: str
     trained: Trained
     config: dict[str, Any]
-    """The whole TrainerConfig under which it was written."""
+    """The whole TrainerConfig or BoostingConfig under which it was written."""
     images: dict[str, Any]
-    """What the data's images have in common, for whoever uses the model."""
+    """What the data's images, or the rows of a table, have in common, for whoever uses the model."""
     files: dict[str, dict[str, Any]]
     """Size and SHA-256 of each."""
 
@@ -155,6 +157,8 @@ class Checkpoints:
             measured = Measured(stream.write)
             if path.endswith(".json"):
                 measured.write(json.dumps(content).encode())
+            elif isinstance(content, bytes):
+                measured.write(content)
             else:
                 try:
                     torch.save(content, measured)
@@ -237,7 +241,7 @@ class Checkpoints:
         return self.folder.exists(self.path(name, MANIFEST))
 
     def load(self, name: str, file: str, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """A file's content; tensors on the CPU. `known` as for `load`."""
+        """A file's content; tensors on the CPU. One of bytes is for `folder.read`. `known` as for `load`."""
         path = self.path(name, file)
         return (
             json.loads(self.folder.read(path))
@@ -250,7 +254,7 @@ class Checkpoints:
         self.folder.delete(self.path(name, MANIFEST))
         self.folder.delete(self.path(name))
 
-    def prune(self, rule: wanted.Checkpoint, newest: str) -> list[str]:
+    def prune(self, rule: Rule, newest: str) -> list[str]:
         """Remove what the rule does not keep, up to the newest; returns the names of what went.
 
         What lies there with a later name is of an older group that woke up once more: it takes no
@@ -268,7 +272,7 @@ class Checkpoints:
         return gone
 
 
-def kept_by(rule: wanted.Checkpoint, newest_first: list[Checkpoint]) -> set[str]:
+def kept_by(rule: Rule, newest_first: list[Checkpoint]) -> set[str]:
     """Names of the newest, of the best, and of one for each so many epochs."""
     kept = {checkpoint.name for checkpoint in newest_first[: rule.keep]}
     if best := best_of(newest_first, rule.best):

@@ -55,16 +55,24 @@ RunName = Annotated[
 PositiveNumber = Annotated[float, Field(gt=0, strict=False, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, strict=False, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1, strict=False)]
+Share = Annotated[float, Field(gt=0, le=1, strict=False)]
 Metric = Literal["val_accuracy", "val_loss"]
 
 MAY_CHANGE = {
     "data": {"decode_workers", "endpoint", "max_bad_samples", "ray_nodes"},
-    "train": {"channels_last", "compile", "epochs", "micro_batch_size"},
+    "train": {"channels_last", "compile", "epochs", "micro_batch_size", "rounds"},
 }
-"""Keys of the sections that make a run's identity, but do not belong to it themselves. `epochs` may only
-be raised. The number of workers belongs to it, too, where `has_fixed_workers`."""
+"""Keys of the sections that make a run's identity, but do not belong to it themselves. Those of LENGTHS may
+only be raised. The number of workers belongs to it, too, where `has_fixed_workers`."""
 
-BUILT_IN = {"digits": "image_classification", "stdlib": "language_model"}
+LENGTHS = ("epochs", "rounds")
+"""Keys of `train` that say how long a recipe trains; each recipe has one of them."""
+
+BUILT_IN = {
+    "breast_cancer": "gradient_boosting",
+    "digits": "image_classification",
+    "stdlib": "language_model",
+}
 """Data sets that come with a package, and the recipe that learns each."""
 
 
@@ -148,6 +156,29 @@ class Data(Section):
 
     max_bad_samples: NonNegativeInt = 0
     """How many samples that cannot be read may be left out, in all."""
+
+
+class Table(Section):
+    """The rows that `gradient_boosting` learns from."""
+
+    source: Annotated[str, AfterValidator(_require_source)]
+    """`breast_cancer` (569 rows of 30 columns that come with scikit-learn; the label is `diagnosis`), or a
+    path or `s3://` URL: of a Parquet file, or of a folder with Parquet files."""
+
+    valid_source: Annotated[str, AfterValidator(_require_source)] | None = None
+    """Rows for validation, with the same columns; without them, `valid_share` of the source."""
+
+    valid_share: Annotated[float, Field(gt=0, lt=1, strict=False)] = 0.2
+    """Share of the rows that is kept for validation, drawn with the run's seed."""
+
+    endpoint: str | None = None
+    """Address of the sources' S3 server, if it is neither AWS nor the storage's own."""
+
+    label_column: str = "label"
+    """What is learnt: numbers, or for classes names, too."""
+
+    feature_columns: Annotated[tuple[str, ...], Field(min_length=1, strict=False)] | None = None
+    """What it is learnt from: columns of numbers; without it all but the label's."""
 
 
 class Model(Section):
@@ -315,7 +346,7 @@ Optimizer = Annotated[Sgd | AdamW, Field(discriminator="name")]
 
 
 class Train(Section):
-    """What every built-in recipe has."""
+    """What every recipe has that trains a network."""
 
     no_use_for: ClassVar[tuple[str, ...]] = ()
     """Keys of `data` that mean nothing to the recipe."""
@@ -422,9 +453,63 @@ class LanguageModel(Train):
     """How weights follow gradients: `{name: sgd, ...}` or `{name: adamw, ...}`."""
 
 
+Objective = Literal["binary", "multiclass", "regression"]
+
+
+class Boosting(Section):
+    """Trees are added one after the other, each to mend what those before it get wrong."""
+
+    recipe: Literal["gradient_boosting"]
+    """What is learnt: a column of a table, from its other columns."""
+
+    library: Literal["xgboost", "lightgbm"]
+    """Who grows the trees, spread over all workers."""
+
+    objective: Objective
+    """What the label is: one of two classes (log loss), one of several (log loss), or a number (squared
+    error)."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Seed of the rows kept for validation, and of all that is drawn at random."""
+
+    rounds: PositiveInt
+    """How often trees are added: one in each round, with `multiclass` one for each class."""
+
+    learning_rate: PositiveNumber = 0.1
+    """How much of what a tree says is taken over."""
+
+    max_depth: Annotated[int, Field(ge=1, le=16)] = 6
+    """Longest way from the root of a tree to a leaf."""
+
+    max_leaves: Annotated[int, Field(ge=2, le=2**16)] | None = None
+    """Most leaves of a tree, which then grows where that gains the most; without it as many as its depth
+    allows."""
+
+    min_child_weight: NotNegative = 1.0
+    """Least sum of second derivatives in a leaf: with `regression`, of rows."""
+
+    min_split_gain: NotNegative = 0.0
+    """Least gain for which a leaf is split."""
+
+    reg_alpha: NotNegative = 0.0
+    """L1 penalty on what leaves say."""
+
+    reg_lambda: NotNegative = 1.0
+    """L2 penalty on what leaves say."""
+
+    subsample: Share = 1.0
+    """Share of the rows that each round sees, drawn at random."""
+
+    colsample_bytree: Share = 1.0
+    """Share of the columns that each tree sees, drawn at random."""
+
+    max_bin: Annotated[int, Field(ge=2, le=2**16)] = 255
+    """Most steps into which a column's values are put."""
+
+
 def recipe_named(train: Any) -> str:
     """The recipe that a `train` section names, read or not; without a name that of images."""
-    if isinstance(train, Train):
+    if isinstance(train, Train | Boosting):
         return train.recipe
     named = train.get("recipe") if isinstance(train, Mapping) else None
     return "image_classification" if named is None else str(named)
@@ -435,7 +520,13 @@ AnyTrain = Annotated[
     | Annotated[LanguageModel, Tag("language_model")],
     Discriminator(recipe_named),
 ]
-"""One built-in recipe and its settings."""
+"""A recipe that trains a network, and its settings."""
+
+RECIPES = ("image_classification", "language_model", "gradient_boosting")
+"""All that `train.recipe` may name."""
+
+BOOSTING = RECIPES[-1]
+"""The one without a network, whose runs have other sections."""
 
 
 def require_fit(data: Data, train: Train) -> None:
@@ -445,12 +536,17 @@ def require_fit(data: Data, train: Train) -> None:
             raise PydanticCustomError(
                 "one_of", f"data.{key} means nothing to train.recipe = {train.recipe}: remove it"
             )
+    require_known(data, train.recipe)
+
+
+def require_known(data: Data | Table, recipe: str) -> None:
+    """Raises PydanticCustomError for a built-in data set that another recipe learns."""
     for key in ("source", "valid_source"):
         word = getattr(data, key)
-        if BUILT_IN.get(word, train.recipe) != train.recipe:
+        if BUILT_IN.get(word, recipe) != recipe:
             raise PydanticCustomError(
                 "one_of",
-                f"data.{key} = {word} is for train.recipe = {BUILT_IN[word]}, not for {train.recipe}: "
+                f"data.{key} = {word} is for train.recipe = {BUILT_IN[word]}, not for {recipe}: "
                 "use another source, or another recipe",
             )
 
@@ -470,6 +566,26 @@ def require_one_size(train: Train, unit: str, *, is_elastic: bool) -> None:
             f"train.strategy = {train.strategy} cannot change its number of workers: "
             f"make {unit} one number, or use strategy fsdp2",
         )
+
+
+def require_boosting_fit(data: Table, train: Boosting, checkpoint: BoostingCheckpoint) -> None:
+    """Raises PydanticCustomError for sections of `gradient_boosting` that contradict each other."""
+    require_known(data, train.recipe)
+    if train.objective == "regression" and checkpoint.best == "val_accuracy":
+        raise PydanticCustomError(
+            "one_of",
+            "checkpoint.best = val_accuracy is of classes, and a regression has none: use val_loss",
+        )
+    if data.feature_columns is not None:
+        columns = data.feature_columns
+        twice = sorted({column for column in columns if columns.count(column) > 1})
+        if twice or data.label_column in columns:
+            raise PydanticCustomError(
+                "one_of",
+                f"data.feature_columns has {', '.join(twice)} twice"
+                if twice
+                else f"data.feature_columns has {data.label_column}, which is data.label_column",
+            )
 
 
 class Checkpoint(Section):
@@ -495,6 +611,33 @@ class Checkpoint(Section):
 
     deliver: Literal["last", "best"] = "last"
     """Whose weights become model.pt at the end."""
+
+
+class BoostingCheckpoint(Section):
+    """When a run of `gradient_boosting` is saved, and what stays."""
+
+    # A round sees each row once: it is an epoch of one step to all that knows no rounds.
+    every_samples: ClassVar[None] = None
+    keep_every_epochs: ClassVar[None] = None
+
+    every_rounds: PositiveInt = 10
+    """Save after each so many rounds, and at the end."""
+
+    every_s: PositiveNumber | None = 300.0
+    """Save after a round, too, when the last checkpoint is so many seconds old; null for never."""
+
+    keep: PositiveInt = 2
+    """How many of the newest checkpoints stay."""
+
+    best: Metric = "val_loss"
+    """The best checkpoint by this always stays: `val_loss` the lowest, `val_accuracy` the highest."""
+
+    deliver: Literal["last", "best"] = "last"
+    """Which checkpoint becomes the run's model at the end."""
+
+    @property
+    def every_epochs(self) -> int:
+        return self.every_rounds
 
 
 PLACEHOLDERS = ("workers", "gpus", "storage", "run", "attempt")
@@ -636,7 +779,7 @@ class AttemptConfig(Section):
 
 
 class TrainerConfig(AttemptConfig):
-    """An attempt at a built-in recipe."""
+    """An attempt at a recipe that trains a network."""
 
     data: Data
     """What to train on."""
@@ -652,6 +795,24 @@ class TrainerConfig(AttemptConfig):
         require_fit(self.data, self.train)
         is_elastic = self.scaling.min_workers is not None
         require_one_size(self.train, "scaling.num_workers", is_elastic=is_elastic)
+        return self
+
+
+class BoostingConfig(AttemptConfig):
+    """An attempt at `gradient_boosting`."""
+
+    data: Table
+    """What to train on."""
+
+    train: Boosting
+    """The trees."""
+
+    checkpoint: BoostingCheckpoint = BoostingCheckpoint()
+    """When the run is saved."""
+
+    @model_validator(mode="after")
+    def _sections_fit(self) -> BoostingConfig:
+        require_boosting_fit(self.data, self.train, self.checkpoint)
         return self
 
 
@@ -685,25 +846,39 @@ class FunctionConfig(OwnConfig):
     """Parquet files that Ray Data gives to it, by name."""
 
 
-KINDS: Mapping[str, type[TrainerConfig | CommandConfig | FunctionConfig]] = {
+RecipeConfig = TrainerConfig | BoostingConfig
+"""An attempt at a built-in recipe."""
+
+AnyConfig = TrainerConfig | BoostingConfig | CommandConfig | FunctionConfig
+
+KINDS: Mapping[str, type[AnyConfig]] = {
     "train": TrainerConfig,
+    BOOSTING: BoostingConfig,
     "command": CommandConfig,
     "function": FunctionConfig,
 }
-"""Of an attempt, by the key that says what is run."""
+"""Of an attempt, by what `kinds_of` says."""
+
+
+def kinds_of(document: Mapping[str, Any]) -> list[str]:
+    """What a run file or a config says is run: the keys among `train`, `command` and `function`, of which
+    there should be one; `train` of another shape by its recipe."""
+    kinds = [key for key in ("train", "command", "function") if key in document]
+    is_boosting = recipe_named(document.get("train")) == BOOSTING
+    return [BOOSTING if kind == "train" and is_boosting else kind for kind in kinds]
 
 
 def read_config(
     environment: Mapping[str, str] = os.environ,
-) -> TrainerConfig | CommandConfig | FunctionConfig:
+) -> AnyConfig:
     """The config of this attempt, from `TRAINYARD_CONFIG`. Raises KeyError or pydantic's ValidationError."""
     text = environment[CONFIG_VARIABLE]
     try:
         document = from_json(text)
     except ValueError:
         document = None  # the model says what is wrong with it
-    kinds = [kind for key, kind in KINDS.items() if isinstance(document, dict) and key in document]
-    return (kinds or [TrainerConfig])[0].model_validate_json(text)
+    kinds = kinds_of(document) if isinstance(document, dict) else []
+    return KINDS[(kinds or ["train"])[0]].model_validate_json(text)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

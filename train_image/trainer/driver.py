@@ -36,7 +36,7 @@ from trainer.output import Output
 from trainer.progress import Length
 from trainer.resume import Start
 from trainer.strategy import Worker
-from trainer.worker import Outcome, Task, torch_batches, work
+from trainer.worker import AnyTask, Outcome, Task, torch_batches, work
 
 T = TypeVar("T")
 
@@ -54,19 +54,35 @@ def run(config: TrainerConfig, output: Output) -> None:
     attempt.run(config, output, fit)
 
 
-def fit(task: Task, folder: RunFolder, lease: Lease) -> Outcome:
+MakeTrainer = Callable[..., Any]
+"""A trainer of Ray Train for a task, with its scaling and run config; its workers return plain outcomes."""
+
+
+def torch_trainer(task: Task, **common: Any) -> ray.train.torch.TorchTrainer:
+    timeout_s = task.config.faults.collective_timeout_s
+    return ray.train.torch.TorchTrainer(
+        train_worker,
+        train_loop_config={"task": task},
+        torch_config=ray.train.torch.TorchConfig(timeout_s=timeout_s),
+        **common,
+    )
+
+
+def fit(
+    task: AnyTask, folder: RunFolder, lease: Lease, make_trainer: MakeTrainer = torch_trainer
+) -> Outcome:
     """Train on Ray, with as many workers as the config says."""
     with ray_running(task.config.scaling) as scratch:
         task.startup.reach("ray")
         return aside(
-            lambda: run_workers(task, folder, scratch),
+            lambda: run_workers(task, folder, scratch, make_trainer),
             ask_to_end=lambda stopped: ask_to_stop(task, folder, stopped),
             tell=lambda outcome: print(f"{SAVED}{outcome.trained.step}", flush=True),
             check=lambda: lease.check() if lease.is_fenced else None,
         )
 
 
-def ask_to_stop(task: Task, folder: RunFolder, stopped: Stopped) -> None:
+def ask_to_stop(task: AnyTask, folder: RunFolder, stopped: Stopped) -> None:
     """Have the workers save and leave; they look for this file about every second."""
     print(f"{stopped.notice}: the workers save a checkpoint and leave", flush=True)
     folder.write(folder.stop(task.attempt), "")
@@ -106,7 +122,9 @@ def aside(
     return outcome.result()
 
 
-def run_workers(task: Task, folder: RunFolder, scratch: Path) -> Outcome:
+def run_workers(
+    task: AnyTask, folder: RunFolder, scratch: Path, make_trainer: MakeTrainer
+) -> Outcome:
     """Run the workers to their end, on a Ray that is large enough; again where they had to leave a node."""
     scaling = task.config.scaling
     require_room(scaling)
@@ -119,7 +137,7 @@ def run_workers(task: Task, folder: RunFolder, scratch: Path) -> Outcome:
     os.environ["RAY_TRAIN_COLLECTIVE_TIMEOUT_S"] = timeout_s
     os.environ["RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"] = timeout_s
     for number in itertools.count(1):
-        outcome = fit_workers(task, scratch / f"train-{number}")
+        outcome = fit_workers(task, scratch / f"train-{number}", make_trainer)
         if not outcome.is_stopped or folder.exists(folder.stop(task.attempt)):
             break
         print(
@@ -130,12 +148,11 @@ def run_workers(task: Task, folder: RunFolder, scratch: Path) -> Outcome:
     return outcome
 
 
-def fit_workers(task: Task, storage: Path) -> Outcome:
+def fit_workers(task: AnyTask, storage: Path, make_trainer: MakeTrainer) -> Outcome:
     """Run one worker group after another, until the run has ended or a group has left."""
     config, scaling = task.config, task.config.scaling
-    trainer = ray.train.torch.TorchTrainer(
-        train_worker,
-        train_loop_config={"task": task},
+    trainer = make_trainer(
+        task,
         scaling_config=ray.train.ScalingConfig(
             num_workers=(scaling.min_workers, scaling.num_workers)
             if scaling.min_workers is not None
@@ -143,7 +160,6 @@ def fit_workers(task: Task, storage: Path) -> Outcome:
             use_gpu=scaling.use_gpu,
             resources_per_worker=worker_resources(scaling),
         ),
-        torch_config=ray.train.torch.TorchConfig(timeout_s=config.faults.collective_timeout_s),
         run_config=ray.train.RunConfig(
             name=f"{config.name}-a{task.attempt}",
             # Ray Train's own state must not outlive the attempt: ours lies in the run's folder.
@@ -168,7 +184,7 @@ def fit_workers(task: Task, storage: Path) -> Outcome:
 class Failures(ray.train.UserCallback):
     """Puts down and prints when workers have failed. Ray Train's controller has one."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: AnyTask) -> None:
         self.config = task.config
         self.attempt = task.attempt
 
@@ -221,7 +237,7 @@ def seconds_until_drain() -> float | None:
 class Gauges:
     """Tells Ray's metrics endpoint of a record; Prometheus finds it there. Rank 0 has one."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: AnyTask) -> None:
         labels = {"run": task.config.name, "attempt": str(task.attempt)}
         self.gauges = {}
         for gauge in gauges.GAUGES:

@@ -171,6 +171,10 @@ class RunFolder:
     def model(self) -> str:
         return f"{self.root}/model.pt"
 
+    def trees(self, file: str) -> str:
+        """The model of `gradient_boosting`, in its library's own format."""
+        return f"{self.root}/{file}"
+
     @property
     def model_facts(self) -> str:
         """What is known of the model: its network, its classes, and how images become its input."""

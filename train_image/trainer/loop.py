@@ -271,6 +271,9 @@ class Spent:
         finally:
             self._seconds[what] += clock.seconds()
 
+    def add(self, what: str, seconds: float) -> None:
+        self._seconds[what] += seconds
+
     def waiting(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The same batches; waiting for them is time spent on data."""
         while True:

@@ -220,6 +220,10 @@ class Recorder:
             self._last.result()
         self._last = self._thread.submit(self._write, report, self._last)
 
+    def own(self, report: Report) -> dict[str, float]:
+        """What the recipe tells beside the figures of all recipes."""
+        return self._speeds(report.images_per_s)
+
     def flush(self) -> None:
         """Until all reports are written, as they must be before a checkpoint is."""
         self._last.result()
@@ -231,7 +235,7 @@ class Recorder:
 
     def _write(self, report: Report, before: Future[None]) -> None:
         before.result()  # what went wrong once is told until it is heard
-        record = asdict(report) | self._speeds(report.images_per_s) | {"attempt": self.attempt}
+        record = asdict(report) | self.own(report) | {"attempt": self.attempt}
         if report.kind == "interval":
             del record["val_loss"], record["val_accuracy"]
         self._pending.append(to_json(record) + "\n")
@@ -246,7 +250,13 @@ class Recorder:
 
     def show(self, report: Report) -> dict[str, Any]:
         """Write progress.json alone; returns what it holds."""
-        record = {
+        record = self.standing(report)
+        self.folder.write(self.folder.progress, to_json(record), is_durable=False)
+        return record
+
+    def standing(self, report: Report) -> dict[str, Any]:
+        """What progress.json says."""
+        return {
             "percent": percent(report.samples, self.length.samples),
             "eta_s": report.eta_s,
             "epoch": report.epoch,
@@ -258,12 +268,10 @@ class Recorder:
             "accuracy": report.accuracy,
             "val_accuracy": report.val_accuracy,
             "images_per_s": report.images_per_s,
-            **self._speeds(report.images_per_s),
+            **self.own(report),
             "attempt": self.attempt,
             "workers": self.workers,
         }
-        self.folder.write(self.folder.progress, to_json(record), is_durable=False)
-        return record
 
     def show_start(self, trained: Trained) -> None:
         """Write progress.json as it stands before the first step of an attempt."""

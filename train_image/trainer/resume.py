@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trainer.checkpoint import MODEL, STATE, Checkpoint, Checkpoints, Name
-from trainer.config import MAY_CHANGE, TrainerConfig, has_fixed_workers
+from trainer.config import LENGTHS, MAY_CHANGE, RecipeConfig, has_fixed_workers
 from trainer.errors import ConfigError
 from trainer.folder import RunFolder
 from trainer.lease import Fence
@@ -48,7 +48,7 @@ class Start:
 
 
 def begin(
-    folder: RunFolder, config: TrainerConfig, fence: Fence, say: Callable[[str], None]
+    folder: RunFolder, config: RecipeConfig, fence: Fence, say: Callable[[str], None]
 ) -> str | None:
     """The checkpoint to start from, in a folder that is put back to that moment.
 
@@ -131,18 +131,18 @@ def cut_metrics(folder: RunFolder, samples: int) -> None:
     folder.write(folder.metrics, "".join(to_json(record) + "\n" for record in kept))
 
 
-def check_identity(folder: RunFolder, config: TrainerConfig) -> None:
+def check_identity(folder: RunFolder, config: RecipeConfig) -> None:
     """Raises ConfigError if the folder belongs to a run that learns something else."""
     if folder.exists(folder.run):
         _refuse(json.loads(folder.read(folder.run)), config, f"{folder.show(folder.root)}")
 
 
-def refuse_other(checkpoint: Checkpoint, config: TrainerConfig) -> None:
+def refuse_other(checkpoint: Checkpoint, config: RecipeConfig) -> None:
     """Raises ConfigError if the checkpoint is of a run that learns something else."""
     _refuse(checkpoint.config, config, f"checkpoint {checkpoint.name}")
 
 
-def _refuse(before: dict[str, Any], config: TrainerConfig, where: str) -> None:
+def _refuse(before: dict[str, Any], config: RecipeConfig, where: str) -> None:
     now = config.model_dump(mode="json")
     changes = differences(_identity(before), _identity(now))
     remedy = "Give this one another name (--name), or set the old folder aside (--fresh)."
@@ -150,14 +150,13 @@ def _refuse(before: dict[str, Any], config: TrainerConfig, where: str) -> None:
     if workers != wanted and all(has_fixed_workers(each["train"]) for each in (before, now)):
         changes.append(
             f"scaling.num_workers: {workers} -> {wanted} "
-            f"(checkpoints of {config.train.strategy} are for as many workers as have written them)"
+            f"(checkpoints of {now['train']['strategy']} are for as many workers as have written them)"
         )
         remedy = f"Go on with {workers} workers. {remedy}"
-    if before["train"]["epochs"] > now["train"]["epochs"]:
-        changes.append(
-            f"train.epochs: {before['train']['epochs']} -> {now['train']['epochs']} "
-            "(it may only be raised)"
-        )
+    for key in before["train"].keys() & now["train"].keys() & set(LENGTHS):
+        old, new = before["train"][key], now["train"][key]
+        if old > new:
+            changes.append(f"train.{key}: {old} -> {new} (it may only be raised)")
     if changes:
         raise ConfigError(
             f"the run {config.name} exists in {where} and is another one:\n"

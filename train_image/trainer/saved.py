@@ -12,7 +12,7 @@ from torch import nn
 from trainer import shards, zero
 from trainer.checkpoint import MODEL, STATE, Checkpoint, Checkpoints, Damaged, load
 from trainer.checkpoints import best_name, judge, newest_name, result_of
-from trainer.config import Section, recipe_named
+from trainer.config import BOOSTING, Section, recipe_named
 from trainer.data.parquet import Images, to_images
 from trainer.errors import ConfigError, RunError
 from trainer.folder import RunFolder
@@ -85,7 +85,18 @@ def read_saved(folder: RunFolder, which: str) -> Saved:
             f"checkpoint {name} of {folder.show(folder.root)} cannot be used: {reason}.\n"
             "       `trainyard checkpoints ls` shows what there is."
         ) from None
+    _require_network(checkpoint.config["train"], checkpoint.config["name"])
     return Saved(facts=facts_of(checkpoint), weights=_weights(checkpoints, checkpoint))
+
+
+def _require_network(train: dict[str, Any], run: str) -> None:
+    """Raises ConfigError for trees; `train` names the recipe and the library."""
+    if recipe_named(train) == BOOSTING:
+        raise ConfigError(
+            f"{run} is a run of train.recipe = {BOOSTING}, which has trees and no network: "
+            f"{train['library']} itself loads them.\n       `trainyard cp` gets the file that model.json names; "
+            "docs/gradient-boosting.md shows how to ask it."
+        )
 
 
 def _name_of(checkpoints: Checkpoints, which: str) -> str | None:
@@ -128,6 +139,7 @@ def _weights(checkpoints: Checkpoints, checkpoint: Checkpoint) -> dict[str, torc
 def _delivered(folder: RunFolder) -> Saved:
     try:
         facts = json.loads(folder.read(folder.model_facts))
+        _require_network(facts, facts["run"])
         weights = load(folder, folder.model)
     except FileNotFoundError:
         raise RunError(

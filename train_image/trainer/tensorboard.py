@@ -49,9 +49,16 @@ class TensorBoard:
     """
 
     def __init__(
-        self, folder: RunFolder, *, samples: int, now: Callable[[], float] = time.monotonic
+        self,
+        folder: RunFolder,
+        *,
+        samples: int,
+        shows_epochs: bool = True,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`shows_epochs`: each epoch at once, where they are no matter of milliseconds."""
         self.folder = folder
+        self.shows_epochs = shows_epochs
         self.now = now
         self.flushed = now()
         self.path = folder.events(_next_number(folder))
@@ -66,7 +73,7 @@ class TensorBoard:
         ]
         self._add(record["samples"], summary=Summary(value=values))
         is_due = self.now() - self.flushed >= self.folder.flush_interval_s
-        if is_due or record["kind"] == "epoch":
+        if is_due or (self.shows_epochs and record["kind"] == "epoch"):
             self._flush()
 
     def _add(self, samples: int, **content: Any) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import metadata
 
+NETWORKS = ("ray", "torch", "torchvision")
+"""What decides what a network learns."""
 
-def versions() -> dict[str, str]:
+
+def versions(packages: Sequence[str] = NETWORKS) -> dict[str, str]:
     """Of Python and of the packages that decide what is learnt; Ray may be missing."""
     found = {"python": platform.python_version()}
-    for name in ("ray", "torch", "torchvision"):
+    for name in packages:
         with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found

@@ -17,7 +17,7 @@ import torch
 
 from trainer import failures, loop, resume
 from trainer.checkpoint import MODEL, STATE, VALIDATION, Checkpoints, Facts, Name
-from trainer.config import TrainerConfig
+from trainer.config import RecipeConfig, TrainerConfig
 from trainer.data.batch import Batches
 from trainer.data.parquet import Prepared
 from trainer.data.torch_loader import TorchBatches, ValidationBatches
@@ -53,6 +53,17 @@ class Task:
     startup: Startup
 
 
+class AnyTask(Protocol):
+    """What a worker is told, of whichever recipe."""
+
+    @property
+    def config(self) -> RecipeConfig: ...
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def startup(self) -> Startup: ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
     """How a worker's loop ended, when it did not fail."""
@@ -85,26 +96,12 @@ def work(
     ray_worker: str = "",
 ) -> Outcome:
     """Train this worker's part of the run to its end. `ray_worker` is its id in Ray's own logs."""
-    config, startup = task.config, task.startup
-    entered = time.time()
+    config = task.config
     torch.set_num_threads(config.scaling.cpus_per_worker)
-    folder = RunFolder.open(config.storage.path, config.name, config.storage.endpoint)
     length = Length.of(config, task.data.num_train)
-
-    # The driver's: it may be on another machine.
-    Fence(folder, task.attempt).check_in_sight()
-    # Rank 0 claims the folder for this group, and decides for all where to start.
-    fence = Fence.claim(folder, task.attempt) if worker.rank == 0 else None
-    if fence and fence.group > 1:
-        noticed = failures.noticed_at(folder, fence.attempt, fence.group - 1)
-        startup = Startup(began=noticed or entered)
-    startup.reach("workers", entered)
-    name = resume.begin(folder, config, fence, print) if fence else None
-    start = Start.of(folder, worker.from_rank_zero(name))
-    places = worker.gathered(place(worker.rank, ray_worker))
-    if fence:
-        workers = {"attempt": task.attempt, "workers": places}
-        folder.write(folder.workers, json.dumps(workers), is_durable=False)
+    entered = enter(task, worker, ray_worker)
+    folder, fence, startup = entered.folder, entered.fence, entered.startup
+    start = Start.of(folder, entered.name)
 
     learner = Learner(config, task.data.images, length, worker)
     checkpoints = Checkpoints(folder)
@@ -124,7 +121,7 @@ def work(
             records = stack.enter_context(
                 _records(task, checkpoints, shards, length, start.trained, fence, worker, gauges)
             )
-            is_stopping = stack.enter_context(_stop_heard(folder, task.attempt))
+            is_stopping = stack.enter_context(stop_heard(folder, task.attempt))
         elif shards:
             records = stack.enter_context(_Shares(shards, task.attempt, group))
         try:
@@ -161,6 +158,38 @@ def shards_of(config: TrainerConfig, checkpoints: Checkpoints) -> Sharded | None
     if config.train.strategy == "ddp":
         return None
     return (Shards if config.train.strategy == "fsdp2" else ZeroShards)(checkpoints)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entered:
+    """A worker's place in the run's folder."""
+
+    folder: RunFolder
+    fence: Fence | None
+    """Rank 0 has one."""
+    startup: Startup
+    name: str | None
+    """The checkpoint to start from."""
+
+
+def enter(task: AnyTask, worker: Worker, ray_worker: str) -> Entered:
+    """Claim the folder for this worker's group, and agree on where to start."""
+    config, startup, now = task.config, task.startup, time.time()
+    folder = RunFolder.open(config.storage.path, config.name, config.storage.endpoint)
+    # The driver's: it may be on another machine.
+    Fence(folder, task.attempt).check_in_sight()
+    # Rank 0 claims the folder for this group, and decides for all where to start.
+    fence = Fence.claim(folder, task.attempt) if worker.rank == 0 else None
+    if fence and fence.group > 1:
+        noticed = failures.noticed_at(folder, fence.attempt, fence.group - 1)
+        startup = Startup(began=noticed or now)
+    startup.reach("workers", now)
+    name = worker.from_rank_zero(resume.begin(folder, config, fence, print) if fence else None)
+    places = worker.gathered(place(worker.rank, ray_worker))
+    if fence:
+        workers = {"attempt": task.attempt, "workers": places}
+        folder.write(folder.workers, json.dumps(workers), is_durable=False)
+    return Entered(folder=folder, fence=fence, startup=startup, name=name)
 
 
 def place(rank: int, ray_worker: str) -> Record:
@@ -320,7 +349,7 @@ def _records(
 
 
 @contextmanager
-def _stop_heard(folder: RunFolder, attempt: int) -> Iterator[Callable[[], bool]]:
+def stop_heard(folder: RunFolder, attempt: int) -> Iterator[Callable[[], bool]]:
     """Whether the driver has asked the workers to save and leave; looked up beside training."""
     heard, ended = threading.Event(), threading.Event()
 

@@ -268,7 +268,15 @@ def _gather(found: Iterator[Line], file: str, image_column: str, label_column: s
     return lines
 
 
-def check_columns(file: str, found: Iterable[str], *needed: str) -> None:
+IMAGE_COLUMNS = (
+    "Set data.image_column and data.label_column (--image-column and --label-column of "
+    "`trainyard data`)."
+)
+
+
+def check_columns(
+    file: str, found: Iterable[str], *needed: str, remedy: str = IMAGE_COLUMNS
+) -> None:
     """Raises ConfigError that names the nearest column."""
     names = list(found)
     for column in needed:
@@ -277,8 +285,7 @@ def check_columns(file: str, found: Iterable[str], *needed: str) -> None:
         near = difflib.get_close_matches(column, names, 1)
         hint = f" Did you mean {near[0]}?" if near else ""
         raise ConfigError(
-            f"{file} has no column {column}: it has {', '.join(names)}.{hint} Set data.image_column "
-            "and data.label_column (--image-column and --label-column of `trainyard data`)."
+            f"{file} has no column {column}: it has {', '.join(names)}.{hint} {remedy}"
         )
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -96,7 +96,7 @@ def open_tables(
         kind=f"Parquet files of {'pixels' if layout else 'pictures'}",
         splits={
             name: TableSamples(filesystem, root, tuple(chosen), image_column, layout)
-            for name, chosen in _split_files(path, root, tables, say).items()
+            for name, chosen in split_files(path, root, tables, say).items()
         },
         class_names=first.class_names,
         stamp=stamp_of([(table.path, table.size) for table in tables]),
@@ -180,9 +180,17 @@ def class_names_of(schema: pa.Schema, label_column: str) -> tuple[str, ...] | No
     return tuple(names) if names else None
 
 
-def _split_files(
-    path: str, root: str, tables: list[TableFile], say: Callable[[str], None]
-) -> dict[str, list[TableFile]]:
+class HasPath(Protocol):
+    @property
+    def path(self) -> str: ...
+
+
+F = TypeVar("F", bound=HasPath)
+
+
+def split_files(
+    path: str, root: str, tables: list[F], say: Callable[[str], None]
+) -> dict[str, list[F]]:
     """By the names of folders or of files: `train/0.parquet`, `data/train-00000-of-00002.parquet`."""
     named: dict[str | None, list[TableFile]] = {}
     for table in tables:

@@ -63,6 +63,8 @@ class Chart:
     falls: bool = False
     """By factors, as a loss does: an even scale would show all but its start on the ground."""
     best_epoch: int | None = None
+    unit: str = "epoch"
+    """Of what goes to the right."""
 
 
 class Metrics:
@@ -147,28 +149,49 @@ def draw(chart: Chart) -> str:
     is_steep = chart.falls and min(values, default=0) > 0 and max(values) > STEEP * min(values)
     with rc_context(PLAIN):
         figure = Figure(figsize=(5.2, 2.7), layout="constrained")
-        axes = figure.add_subplot(xlabel="epoch", yscale="log" if is_steep else "linear")
+        axes = figure.add_subplot(xlabel=chart.unit, yscale="log" if is_steep else "linear")
         for line in chart.lines:
             marker = "o" if line.has_dots else ""
             x, y = zip(*line.points, strict=True) if line.points else ((), ())
             axes.plot(x, y, color=line.colour, label=line.name, marker=marker, markersize=3)
         if chart.best_epoch is not None:
             axes.axvline(
-                chart.best_epoch, color=GREY, linestyle=":", linewidth=1.2, label="best epoch"
+                chart.best_epoch,
+                color=GREY,
+                linestyle=":",
+                linewidth=1.2,
+                label=f"best {chart.unit}",
             )
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if not is_steep:
             axes.set_ylim(bottom=0, top=max(1.08 * max(values, default=0), 1e-9))
         if len(chart.lines) > 1:
             axes.legend()
-        text = io.StringIO()
-        figure.savefig(
-            text,
-            format="svg",
-            transparent=True,
-            metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")),
-        )
+        return _svg(figure, chart.title)
+
+
+def draw_bars(title: str, bars: Sequence[tuple[str, float]]) -> str:
+    """Names with their values as bars that lie, the first one on top, as SVG."""
+    names, values = zip(*reversed(bars), strict=True)
+    with rc_context(PLAIN | {"axes.grid.axis": "x"}):
+        figure = Figure(figsize=(8, 0.6 + 0.24 * len(bars)), layout="constrained")
+        axes = figure.add_subplot(xlabel=title)
+        # By their places: two columns may have the same name once it is shortened.
+        axes.barh(range(len(bars)), values, color=BLUE, height=0.7)
+        axes.set_yticks(range(len(bars)), names, parse_math=False)
+        axes.margins(y=0.01)
+        return _svg(figure, title)
+
+
+def _svg(figure: Figure, title: str) -> str:
+    text = io.StringIO()
+    figure.savefig(
+        text,
+        format="svg",
+        transparent=True,
+        metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")),
+    )
     svg = text.getvalue()
     return svg[svg.index("<svg") :].replace(
-        "<svg", f'<svg role="img" aria-label="{escape(chart.title)}"', 1
+        "<svg", f'<svg role="img" aria-label="{escape(title)}"', 1
     )

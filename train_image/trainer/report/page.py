@@ -67,7 +67,6 @@ def render(config: TrainerConfig, data: Prepared, findings: Findings) -> str:
     """The whole page as text."""
     summary, own = findings.summary, findings.own
     drawn = curves(Metrics(findings.metrics), summary["best_epoch"], own.speed_curve)
-    style = resources.files(__package__).joinpath("style.css").read_text(encoding="utf-8")
     sections = (
         section("What bounds it", verdict_card(findings.verdict) + time_card(summary["seconds"])),
         section("Curves", charts(drawn)),
@@ -76,18 +75,25 @@ def render(config: TrainerConfig, data: Prepared, findings: Findings) -> str:
         section("Attempts", attempts(findings.attempts)),
         section("Settings", table(("setting", "value"), flat(config.model_dump(mode="json")))),
     )
+    headline = tiles(own.result, summary["train_s"], own.speed, attempts_so_far=summary["attempts"])
+    return document(config.name, subtitle(config, data, own, summary), headline, sections)
+
+
+def document(name: str, about: str, headline: str, sections: Iterable[str]) -> str:
+    """The page of a run, of whichever recipe."""
+    style = resources.files(__package__).joinpath("style.css").read_text(encoding="utf-8")
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(config.name)} - trainyard</title>
+<title>{escape(name)} - trainyard</title>
 <style>{style}</style>
 </head>
 <body>
 <main>
-<header><h1>{escape(config.name)}</h1><p>{escape(subtitle(config, data, own, summary))}</p></header>
-{tiles(summary, own)}
+<header><h1>{escape(name)}</h1><p>{escape(about)}</p></header>
+{headline}
 {"".join(sections)}
 </main>
 </body>
@@ -115,13 +121,12 @@ def subtitle(config: TrainerConfig, data: Prepared, own: Own, summary: Mapping[s
     )
 
 
-def tiles(summary: Mapping[str, Any], own: Own) -> str:
-    attempts = summary["attempts"]
+def tiles(result: Tile, train_s: float, speed: Iterable[Tile], *, attempts_so_far: int) -> str:
     headline = (
-        own.result,
-        Tile("training time", duration(summary["train_s"])),
-        *own.speed,
-        Tile("attempt" if attempts == 1 else "attempts", f"{attempts}"),
+        result,
+        Tile("training time", duration(train_s)),
+        *speed,
+        Tile("attempt" if attempts_so_far == 1 else "attempts", f"{attempts_so_far}"),
     )
     cards = "".join(
         f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span>'
