@@ -42,8 +42,8 @@ class Task:
     valid: Rows
     worker: Worker
     threads: int
-    network: Settings
-    """How LightGBM's workers find each other."""
+    network: Callable[[], Settings]
+    """Says how LightGBM's workers find each other."""
 
 
 EachRound = Callable[[Figures, Callable[[], bytes]], bool]
@@ -201,7 +201,9 @@ class LightGBM:
 
         def draw(env: Any) -> None:
             # Draws go on from round to round, and another seed alone is no new beginning for those of rows.
-            seed = (train.seed * 1_000_003 + env.iteration) % 2**31
+            # Its own count of rounds leaves out those in which no tree could be grown.
+            number = begin + env.iteration - env.begin_iteration
+            seed = (train.seed * 1_000_003 + number) % 2**31
             if train.subsample < 1:
                 env.model.reset_parameter({"bagging_fraction": 1.0, "bagging_freq": 0})
             env.model.reset_parameter(
@@ -262,7 +264,7 @@ class LightGBM:
         if train.objective == "multiclass":
             settings["num_class"] = len(task.table.classes)
         if task.worker.world_size > 1:
-            settings |= {"tree_learner": "data", "pre_partition": True, **task.network}
+            settings |= {"tree_learner": "data", "pre_partition": True, **task.network()}
         return settings
 
     def _figures(self, task: Task, told: list[Any]) -> Figures:

@@ -109,7 +109,7 @@ def work(
                 valid=valid,
                 worker=worker,
                 threads=config.scaling.cpus_per_worker,
-                network=network() if worker.world_size > 1 else {},
+                network=network,
             ),
             model,
             trained.epoch,

@@ -50,7 +50,7 @@ def open_source(
     if path == DIGITS:
         return _open_digits()
     if path in BUILT_IN:
-        raise ConfigError(f"{path} is text, and no data set of images.\n       {UNDERSTOOD}")
+        raise ConfigError(f"{path} is no data set of images.\n       {UNDERSTOOD}")
     filesystem, root = open_filesystem(path, endpoint, names=KEYS)
     info = filesystem.get_file_info(root)
     if info.type == fs.FileType.NotFound:
