@@ -459,7 +459,7 @@ def _kind_of_run(document: dict[str, Any], source: str) -> type[RunConfig]:
     """
     named = kinds_of(document)
     if len(named) > 1:
-        keys = [key for key in document if key in ("train", "command", "function")]
+        keys = [key for key in ("train", "command", "function") if key in document]
         raise ConfigError(
             f"{source} has {' and '.join(keys)}: a run is one of a built-in recipe (train), of a "
             "program (command), or of a training function (function)",

@@ -52,7 +52,10 @@ def _either(*models: type[BaseModel]) -> dict[str, Any]:
             shapes.setdefault(key, [])
             shapes[key] += [shape] if shape not in shapes[key] else []
     together["properties"] = {
-        key: found[0] if len(found) == 1 else {"anyOf": found} for key, found in shapes.items()
+        key: found[0]
+        if len(found) == 1
+        else {"description": found[0]["description"], "anyOf": found}
+        for key, found in shapes.items()
     }
     together["oneOf"] = [
         {

@@ -1,7 +1,8 @@
 """XGBoost and LightGBM behind one small interface: rounds of boosting, from a model on.
 
-Both are told what is drawn at random by the number of the round alone, not by what was drawn before it. So what
-XGBoost goes on with becomes the model that it would have become; LightGBM may grow other trees for many classes.
+Both are told what is drawn at random by the number of the round alone, not by what was drawn before it. So
+what XGBoost goes on with becomes the model that it would have become; LightGBM may grow other trees for
+many classes.
 """
 
 from __future__ import annotations
