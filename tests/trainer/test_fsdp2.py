@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import signal
@@ -13,6 +14,7 @@ import torch
 from attempts import Attempts, check_metrics, committed, ray_config, wait_for
 from saved_run import damage
 from torch import distributed, multiprocessing, nn
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 from training import metrics, open_folder, same, small_config, task_of, train_as_rank
 
 from trainer import resume
@@ -23,7 +25,7 @@ from trainer.learner import Learner
 from trainer.model import build_model
 from trainer.progress import Length
 from trainer.saved import LAST, deliver, read_saved
-from trainer.shards import METADATA, whole
+from trainer.shards import METADATA, _Unpickler, whole
 from trainer.strategy import Worker, local, units
 
 PLAIN: dict[str, Any] = {
@@ -158,6 +160,30 @@ def test_nothing_of_what_somebody_put_in_place_of_the_shares_is_run(tmp_path: Pa
     with pytest.raises(RunError, match="is no metadata of tensors: it names pathlib"):
         whole(checkpoints, "c", "model")
     assert not (tmp_path / "trace").exists()
+
+
+class Attribute:
+    """Pickled as an attribute of something else, as some Pythons pickle a member of an Enum."""
+
+    def __init__(self, of: Any, name: str) -> None:
+        self.of, self.name = of, name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (getattr, (self.of, self.name))
+
+
+def test_metadata_that_names_members_of_enums_as_attributes_is_read() -> None:
+    pickled = pickle.dumps(Attribute(_MEM_FORMAT_ENCODING, "TORCH_CONTIGUOUS_FORMAT"))
+    read = _Unpickler(io.BytesIO(pickled)).load()
+    assert read is _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT
+
+
+@pytest.mark.parametrize(
+    ("of", "name"), [(torch.Size, "__class__"), (_MEM_FORMAT_ENCODING, "__subclasses__")]
+)
+def test_other_attributes_are_not_read(of: Any, name: str) -> None:
+    with pytest.raises(pickle.UnpicklingError, match="it asks"):
+        _Unpickler(io.BytesIO(pickle.dumps(Attribute(of, name)))).load()
 
 
 def look_at_shares(rank: int, meeting_point: str, config: TrainerConfig, result: str) -> None:

@@ -10,6 +10,7 @@ import io
 import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from enum import Enum
 from typing import IO, TYPE_CHECKING, Any
 
 import torch
@@ -193,9 +194,18 @@ class _Unpickler(pickle.Unpickler):
     """Makes nothing but what torch's metadata of tensors is made of."""
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         if name not in KNOWN.get(module, ()):
             raise pickle.UnpicklingError(f"it names {module}.{name}")
         return super().find_class(module, name)
+
+
+def _member(kind: Any, name: Any) -> Any:
+    """A member of an Enum, which some Pythons, 3.11.2 among them, pickle as an attribute of its class."""
+    if isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__:
+        return kind[name]
+    raise pickle.UnpicklingError(f"it asks {kind!r} for {name!r}")
 
 
 def _require_tensors(found: md.Metadata) -> None:
