@@ -179,9 +179,9 @@ def plan_run(
                 workers_per_node=high.per_node if run.resources.is_elastic else 1,
                 use_gpu=uses_gpus,
                 cpus_per_worker=high.cpus_per_worker,
-                # GPUs count places. CPUs do not: a node may have enough for one worker more, and
-                # nodes for data have some, too.
-                has_worker_places=not uses_gpus and (run.resources.is_elastic or data is not None),
+                # GPUs count places. CPUs do not: those that a node has for data would do for a worker more,
+                # for which there is no memory.
+                has_worker_places=not uses_gpus,
             ),
             platform.storage,
             code,

@@ -61,6 +61,7 @@ def test_the_pods_of_a_run_are_those_of_the_standing_cluster() -> None:
     for spec in (run, standing):
         (group,) = spec["workerGroupSpecs"]
         group["rayStartParams"].pop("object-store-memory", None)
+        group.pop("resources", None)  # a run counts places for its workers
         for part in (spec["headGroupSpec"], group):
             part["template"]["metadata"]["labels"].pop("trainyard.io/run", None)
             part["template"]["metadata"]["labels"].pop("app.kubernetes.io/managed-by", None)

@@ -39,8 +39,9 @@ DIGITS = 1_438
 ALL_DIGITS = 1_797
 IS_CUDA = torch.cuda.is_available()
 
-EPOCH = re.compile(r"\bepoch['\"]?:? (\d+)")
-"""How all of them tell of an epoch: of those from `trainyard` while it is under way, else once it is over."""
+EPOCH = re.compile(r"\b(?:epoch|round)['\"]?:? (\d+)")
+"""How all of them tell of an epoch, or of a round of trees: a recipe while it is under way, else once it
+is over."""
 STEP = re.compile(r"\bstep ([1-9]\d*)/")
 
 RESNET18 = "train.model={name: resnet18, in_channels: 1, num_classes: 10, image_size: 8}"
@@ -64,6 +65,7 @@ class Way:
     """The file of one's own code."""
     word: str = "RayTrainWorker"
     """What stands in the command line of a worker."""
+    places: tuple[str, str] = ("--gpus" if IS_CUDA else "--workers", "2")
     note: str = ""
 
     @property
@@ -81,7 +83,6 @@ class Way:
 
 DIGITS_8X8 = "ResNet-18, digits 8x8"
 MLP = "two linear layers, digits"
-PLACES = ("--gpus" if IS_CUDA else "--workers", "2")
 
 
 def built_in(title: str, *settings: str, flags: tuple[str, ...] = (), **more: str) -> Way:
@@ -97,17 +98,36 @@ def built_in(title: str, *settings: str, flags: tuple[str, ...] = (), **more: st
 
 ON_CPU = "For models that one GPU cannot hold: a CPU shows that it works, not what it is worth."
 
+DEEPSPEED = ("train.strategy=deepspeed",)
+
+
+def trees(title: str, library: str) -> Way:
+    return Way(
+        title=title,
+        learns="trees, 569 rows of 30 numbers",
+        example="gradient_boosting.yaml",
+        settings=(f"train.library={library}",),
+        places=("--workers", "2"),
+        epochs="train.rounds={}00",
+        note="It learns in rounds, each from all rows; of what was trained twice, rounds are told.",
+    )
+
+
 WAYS = (
     built_in("one process", flags=("--without-ray",), word="trainer --without-ray"),
     built_in("torchrun", flags=("--torchrun",), word="trainer --without-ray"),
     built_in("Ray Train, torch loader"),
     built_in("Ray Train, Ray Data", "data.loader=ray"),
     built_in("FSDP2", "train.strategy=fsdp2", note=ON_CPU),
+    built_in("DeepSpeed, ZeRO 1", *DEEPSPEED, "train.deepspeed={stage: 1}", note=ON_CPU),
+    built_in("DeepSpeed, ZeRO 3", *DEEPSPEED, note=ON_CPU),
     Way(
         title="language model",
         learns="GPT of 3 blocks, Python's modules",
         example="language_model.yaml",
     ),
+    trees("XGBoost", "xgboost"),
+    trees("LightGBM", "lightgbm"),
     Way(
         title="own script, plain torch",
         learns=MLP,
@@ -239,7 +259,7 @@ def started(way: Way, epochs: int) -> Iterator[tuple[subprocess.Popen[str], Seen
     """A process that is watched until it has ended."""
     settings = (*way.settings, way.epochs.format(epochs))
     command = [TRAINYARD, "train", str(ROOT / "examples" / way.example), "--name", way.name]
-    command += [*PLACES, "--storage", str(STORAGE), *way.flags]
+    command += [*way.places, "--storage", str(STORAGE), *way.flags]
     command += [word for setting in settings for word in ("--set", setting)]
     seen = Seen(began=time.monotonic())
     process = subprocess.Popen(

@@ -78,13 +78,10 @@ def test_a_run_is_exact_at_each_of_its_sizes(
     assert [problem for problem in problems if problem not in message] == []
 
 
-def test_cpu_workers_count_their_places(platform: Platform) -> None:
-    elastic, fixed = (
-        plan_run(digits("train.global_batch_size=12", workers=workers), platform, "team")
-        for workers in ("1:4", "4")
-    )
-    assert elastic.trainer.scaling.has_worker_places
-    assert not fixed.trainer.scaling.has_worker_places
+@pytest.mark.parametrize("workers", ["1:4", "4"])
+def test_cpu_workers_count_their_places(platform: Platform, workers: str) -> None:
+    run = digits("train.global_batch_size=12", workers=workers)
+    assert plan_run(run, platform, "team").trainer.scaling.has_worker_places
 
 
 @pytest.mark.parametrize(
