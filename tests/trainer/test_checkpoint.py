@@ -71,13 +71,13 @@ class Mortal:
         self.change()
         self.real.delete_dir(path)
 
-    def open_output_stream(self, path: str) -> MortalStream:
+    def open_output_stream(self, path: str, compression: None) -> MortalStream:
         self.change()
-        return MortalStream(self.real.open_output_stream(path), self)
+        return MortalStream(self.real.open_output_stream(path, compression), self)
 
-    def open_append_stream(self, path: str) -> MortalStream:
+    def open_append_stream(self, path: str, compression: None) -> MortalStream:
         self.change()
-        return MortalStream(self.real.open_append_stream(path), self)
+        return MortalStream(self.real.open_append_stream(path, compression), self)
 
 
 class MortalStream:
