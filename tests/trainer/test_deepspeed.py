@@ -13,7 +13,7 @@ import pytest
 import torch
 from attempts import Attempts, check_metrics, committed, ray_config, wait_for
 from pydantic import ValidationError
-from test_fsdp2 import Program, final_weights, losses, train
+from test_fsdp2 import Attribute, Program, final_weights, losses, train
 from torch import distributed, multiprocessing
 from training import metrics, open_folder, same, small_config, task_of
 
@@ -23,10 +23,10 @@ from trainer.config import TrainerConfig
 from trainer.errors import ConfigError, RunError
 from trainer.learner import Learner
 from trainer.progress import Length, Trained
-from trainer.shards import SHARDS
+from trainer.shards import SHARDS, enum_member
 from trainer.strategy import Worker, local
 from trainer.worker import work
-from trainer.zero import OF_MODEL, OF_OPTIMIZER, ONE_FOR_ALL, ZeroShards, whole
+from trainer.zero import GETATTR, OF_MODEL, OF_OPTIMIZER, ONE_FOR_ALL, ZeroShards, whole
 
 CONSTANT = {"train__schedule": {"name": "constant"}}
 """So that the first epoch of two is what the only one is."""
@@ -236,6 +236,23 @@ def test_nothing_of_what_somebody_put_in_place_of_its_files_is_run(
     with pytest.raises(RunError, match="holds no weights that may be loaded"):
         whole(checkpoints, name)
     assert not (tmp_path / "trace").exists()
+
+
+def test_files_of_a_python_that_pickles_enum_members_as_attributes_are_read(tmp_path: Path) -> None:
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+
+    checkpoints = Checkpoints(open_folder(small_config(tmp_path)))
+    content = {"module": {"w": torch.ones(2)}, "stage": Attribute(ZeroStageEnum, "weights")}
+    name = checkpoints.save(
+        Trained(),
+        attempt=1,
+        group=1,
+        contents={ONE_FOR_ALL: content},
+        facts={"config": {}, "images": {}},
+    )
+    assert whole(checkpoints, name)["w"].tolist() == [1, 1]
+    known = {"deepspeed.runtime.zero.config.ZeroStageEnum": ZeroStageEnum, GETATTR: enum_member}
+    assert checkpoints.load(name, ONE_FOR_ALL, known)["stage"] is ZeroStageEnum.weights
 
 
 @pytest.mark.slow

@@ -195,14 +195,17 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("builtins", "getattr"):
-            return _member
+            return enum_member
         if name not in KNOWN.get(module, ()):
             raise pickle.UnpicklingError(f"it names {module}.{name}")
         return super().find_class(module, name)
 
 
-def _member(kind: Any, name: Any) -> Any:
-    """A member of an Enum, which some Pythons, 3.11.2 among them, pickle as an attribute of its class."""
+def enum_member(kind: Any, name: Any) -> Any:
+    """A member of an Enum, which some Pythons, 3.11.2 among them, pickle as an attribute of its class.
+
+    Raises UnpicklingError for any other attribute.
+    """
     if isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__:
         return kind[name]
     raise pickle.UnpicklingError(f"it asks {kind!r} for {name!r}")

@@ -18,7 +18,7 @@ import torch
 from torch import distributed
 
 from trainer.checkpoint import Checkpoints, Facts
-from trainer.shards import SHARDS
+from trainer.shards import SHARDS, enum_member
 
 if TYPE_CHECKING:
     from trainer.learner import Learner
@@ -29,6 +29,9 @@ FOREIGN = (
     "deepspeed.utils.tensor_fragment.fragment_address",
 )
 """Classes of DeepSpeed's in its files, none of which matters to weights in float32."""
+
+GETATTR = "builtins.getattr"
+"""What some Pythons pickle the member of an Enum with; nothing else is got by it."""
 
 ONE_FOR_ALL = f"{SHARDS}/mp_rank_00_model_states.pt"
 """Of stages 1 and 2: all weights, which each worker has."""
@@ -78,7 +81,7 @@ class ZeroShards:
 
     def load(self, name: str, learner: Learner) -> None:
         """Go on from what was saved. Raises OSError or RunError."""
-        known = {path: _named(path) for path in FOREIGN}
+        known = {path: _named(path) for path in FOREIGN} | {GETATTR: enum_member}
 
         def read(path: str) -> Any:
             return self._checkpoints.load(name, f"{SHARDS}/{Path(path).name}", known)
@@ -96,7 +99,7 @@ class ZeroShards:
 def whole(checkpoints: Checkpoints, name: str) -> dict[str, torch.Tensor]:
     """The weights of a checkpoint, put together in one process without DeepSpeed. Raises RunError."""
     files = checkpoints.read_manifest(name).files
-    known = dict.fromkeys(FOREIGN, _Foreign)
+    known = {**dict.fromkeys(FOREIGN, _Foreign), GETATTR: _Foreign}
     if ONE_FOR_ALL in files:
         weights: dict[str, torch.Tensor] = checkpoints.load(name, ONE_FOR_ALL, known)["module"]
         return weights
