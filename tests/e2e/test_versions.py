@@ -20,6 +20,8 @@ from conftest import (
     wait_for,
 )
 
+pytestmark = pytest.mark.full
+
 DIGITS = "examples/digits.yaml"
 OLD = ROOT / "tests/e2e/old_kuberay"
 MODULE = "github.com/ray-project/kuberay/ray-operator"
