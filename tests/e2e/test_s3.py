@@ -196,6 +196,7 @@ def test_a_run_is_stopped_looked_at_and_resumed_in_a_bucket(
     story.texts |= {"submit again": resumed.stdout + resumed.stderr} | everything(team)
 
 
+@pytest.mark.full
 def test_nothing_is_lost_and_nothing_is_counted_twice(
     team: Team, bucket: Bucket, undisturbed: str, tmp_path: Path
 ) -> None:

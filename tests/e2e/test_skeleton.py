@@ -213,7 +213,7 @@ def test_stop_leaves_the_folder_and_the_next_deploy_resumes(team: Team, tmp_path
     team.trainyard("cp", "long:checkpoints", str(tmp_path))
     manifests = [json.loads(file.read_text()) for file in tmp_path.rglob("manifest.json")]
     assert int(saved[1]) in [manifest["trained"]["step"] for manifest in manifests]
-    settings = ("name=paused", "train.epochs=12", QUICK)
+    settings = ("name=paused", "train.epochs=8", QUICK)
     options = [option for setting in settings for option in ("--set", setting)]
     assert team.trainyard("submit", DIGITS, *options, "--detach").returncode == 0
     wait_for(
@@ -226,7 +226,7 @@ def test_stop_leaves_the_folder_and_the_next_deploy_resumes(team: Team, tmp_path
     assert resumed.returncode == 0, resumed.stderr
     summary = team.status("paused")["summary"]
     assert summary["resumed_from"] is not None
-    assert (summary["attempts"], summary["epochs"]) == (2, 12)
+    assert (summary["attempts"], summary["epochs"]) == (2, 8)
 
 
 def test_a_run_that_begins_anew_sets_aside_what_it_had(team: Team, tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_a_run_that_begins_anew_sets_aside_what_it_had(team: Team, tmp_path: Pat
     summary = team.status("paused")["summary"]
     assert (summary["epochs"], summary["resumed_from"]) == (1, None)
     team.trainyard("cp", "paused-old-1:summary.json", str(tmp_path / "old.json"))
-    assert json.loads((tmp_path / "old.json").read_text())["epochs"] == 12
+    assert json.loads((tmp_path / "old.json").read_text())["epochs"] == 8
 
 
 def test_gpus_are_requested_scheduled_and_counted_and_a_missing_cuda_is_said(
