@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeVar
 
-from trainer import resume, submission
+from trainer import hold, resume, submission
 from trainer.checkpoint import VALIDATION, Checkpoint, Checkpoints, Damaged, best_of
-from trainer.config import RecipeConfig, TrainerConfig, share_batch
+from trainer.config import BoostingConfig, RecipeConfig, TrainerConfig, share_batch
 from trainer.data import sources
 from trainer.data.parquet import Prepared
 from trainer.errors import ConfigError, Diverged, RunError
@@ -29,6 +30,8 @@ from trainer.worker import Outcome, Task
 
 Fit = Callable[[Task, RunFolder, Lease], Outcome]
 """Trains what is left of a run with as many workers as its config says, while the lease holds."""
+
+AnyRecipe = TypeVar("AnyRecipe", TrainerConfig, BoostingConfig)
 
 
 def run(config: TrainerConfig, output: Output, fit: Fit) -> None:
@@ -53,20 +56,13 @@ def run(config: TrainerConfig, output: Output, fit: Fit) -> None:
                 record_attempt(config, folder, attempt, start, startup)
                 describe(config, folder, data, length, parameters, attempt, start)
 
-                trained = start.trained if start else Trained()
                 workers = config.scaling.num_workers
                 speeds = partial(recipe_of(config.train).speeds, config.train.model, worker=None)
                 recorder = Recorder(folder, length, attempt=attempt, workers=workers, speeds=speeds)
-                recorder.show_start(trained)
-                resumed_from = start.name if start else None
-                if not trained.is_complete(config.train.epochs):
-                    task = Task(config=config, data=data, attempt=attempt, startup=startup)
-                    startup.reach("prepare")
-                    with ProgressPrinter(folder, output, attempt):
-                        outcome = fit(task, folder, lease)
-                    if outcome.diverged:
-                        raise Diverged(outcome.diverged)
-                    resumed_from, startup = outcome.resumed_from, outcome.startup
+                task = Task(config=config, data=data, attempt=attempt, startup=startup)
+                resumed_from, startup = train_what_is_left(
+                    start, recorder, startup, output, lambda: fit(task, folder, lease)
+                )
                 lease.check()
                 summary = finish(config, folder, data, length, attempt, resumed_from, startup)
     print(f"summary {json.dumps(summary)}", flush=True)
@@ -83,7 +79,7 @@ def open_data(config: TrainerConfig, folder: RunFolder) -> Prepared:
     )
 
 
-def with_absolute_path(config: TrainerConfig) -> TrainerConfig:
+def with_absolute_path(config: AnyRecipe) -> AnyRecipe:
     """The same config for workers, which have another working directory."""
     data = config.data
     data = data.model_copy(
@@ -93,6 +89,38 @@ def with_absolute_path(config: TrainerConfig) -> TrainerConfig:
         }
     )
     return config.model_copy(update={"storage": config.storage.absolute(), "data": data})
+
+
+def train_what_is_left(
+    start: Checkpoint | None,
+    recorder: Recorder,
+    startup: Startup,
+    output: Output,
+    fit: Callable[[], Outcome],
+) -> tuple[str | None, Startup]:
+    """The checkpoint that the run went on from, and what its start took. Raises Diverged."""
+    trained = start.trained if start else Trained()
+    recorder.show_start(trained)
+    if trained.is_complete(recorder.length.epochs):
+        return start.name if start else None, startup
+    startup.reach("prepare")
+    with ProgressPrinter(recorder.folder, output, recorder.attempt):
+        outcome = fit()
+    if outcome.diverged:
+        raise Diverged(outcome.diverged)
+    return outcome.resumed_from, outcome.startup
+
+
+def fit_here(work: Callable[[], Outcome], folder: RunFolder, attempt: int) -> Outcome:
+    """Work in this process, which a first SIGTERM has save and leave. Raises Stopped if it did."""
+    # From here on SIGTERM is a notice: the loop takes a checkpoint and leaves.
+    stop = folder.stop(attempt)
+    signal.signal(signal.SIGTERM, lambda signum, frame: folder.write(stop, ""))
+    outcome = work()
+    hold.fail_on_sigterm()
+    if outcome.is_stopped:
+        raise hold.Stopped
+    return outcome
 
 
 # Checks.
@@ -230,14 +258,7 @@ def finish(
     from trainer.report import write_report  # it imports matplotlib, which no start need wait for
 
     checkpoints = Checkpoints(folder)
-    last = resume.choose(folder, print)
-    if last is None or not last.trained.is_complete(config.train.epochs):
-        raise RunError(
-            f"training ended, but the last intact checkpoint in {folder.show(folder.checkpoints)} "
-            f"is {f'{last.name} of epoch {last.trained.epoch}' if last else 'missing'}. "
-            "Start the run again: it goes on from there."
-        )
-    delivered = last if config.checkpoint.deliver == "last" else best_intact(checkpoints, config)
+    last, delivered = last_and_delivered(checkpoints, config, config.train.epochs, "epoch")
     deliver(folder, checkpoints, delivered)
     summary = summarise(config, folder, last, attempt, resumed_from, error=None)
     summary |= {
@@ -250,6 +271,25 @@ def finish(
     write_report(folder, config, data, summary, validation)
     folder.write(folder.summary, json.dumps(summary, indent=2))
     return summary
+
+
+def last_and_delivered(
+    checkpoints: Checkpoints, config: RecipeConfig, epochs: int, unit: str
+) -> tuple[Checkpoint, Checkpoint]:
+    """The checkpoint at the end of training, and the one whose weights the run delivers.
+
+    Raises RunError if the former is missing, or either is damaged.
+    """
+    folder = checkpoints.folder
+    last = resume.choose(folder, print)
+    if last is None or not last.trained.is_complete(epochs):
+        raise RunError(
+            f"training ended, but the last intact checkpoint in {folder.show(folder.checkpoints)} "
+            f"is {f'{last.name} of {unit} {last.trained.epoch}' if last else 'missing'}. "
+            "Start the run again: it goes on from there."
+        )
+    is_last = config.checkpoint.deliver == "last"
+    return last, last if is_last else best_intact(checkpoints, config)
 
 
 def best_intact(checkpoints: Checkpoints, config: RecipeConfig) -> Checkpoint:
@@ -296,7 +336,34 @@ def summarise(
 ) -> dict[str, Any]:
     """What summary.json holds."""
     trained = last.trained if last else Trained()
-    best = best_of(resume.descended(folder), config.checkpoint.best)
+    return summary_of(
+        config,
+        folder,
+        trained,
+        best_of(resume.descended(folder), config.checkpoint.best),
+        attempt,
+        resumed_from,
+        own=speeds_of(config, folder, trained),
+        workers=last_workers(config, folder),
+        model=folder.model,
+        error=error,
+    )
+
+
+def summary_of(
+    config: RecipeConfig,
+    folder: RunFolder,
+    trained: Trained,
+    best: Checkpoint | None,
+    attempt: int,
+    resumed_from: str | None,
+    *,
+    own: dict[str, Any],
+    workers: int,
+    model: str,
+    error: str | None,
+) -> dict[str, Any]:
+    """What the summaries of all recipes hold, and `own` of one of them."""
     summary = {
         "name": config.name,
         "outcome": "failed" if error else "succeeded",
@@ -308,13 +375,13 @@ def summarise(
         "steps": trained.step,
         "samples_seen": trained.samples,
         "images_per_s": round(trained.images_per_s, 1),
-        **speeds_of(config, folder, trained),
+        **own,
         "attempts": attempt,
         "resumed_from": resumed_from,
         "train_s": round(trained.train_s, 1),
         "seconds": {name: round(trained.seconds.get(name, 0.0), 3) for name in SPENT},
-        "workers": last_workers(config, folder),
-        "model": folder.show(folder.model),
+        "workers": workers,
+        "model": folder.show(model),
         "metrics": folder.show(folder.metrics),
         "report": folder.show(folder.report),
         "error": error,

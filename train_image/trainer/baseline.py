@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import torch
 from torch import distributed
 
-from trainer import attempt, hold
+from trainer import attempt
 from trainer.config import TrainerConfig
 from trainer.errors import ConfigError
 from trainer.folder import RunFolder
@@ -81,16 +81,13 @@ class Leader:
                 self.worker.from_rank_zero(None)
 
     def fit(self, task: Task, folder: RunFolder, lease: Lease) -> Outcome:
-        # From here on SIGTERM is a notice: the loop takes a checkpoint and leaves.
-        stop = folder.stop(task.attempt)
-        signal.signal(signal.SIGTERM, lambda signum, frame: folder.write(stop, ""))
-        self.is_working = True
-        outcome = work(self.worker.from_rank_zero(task), self.worker)
-        self.is_working = False
-        hold.fail_on_sigterm()
-        if outcome.is_stopped:
-            raise hold.Stopped
-        return outcome
+        def work_with_others() -> Outcome:
+            self.is_working = True
+            outcome = work(self.worker.from_rank_zero(task), self.worker)
+            self.is_working = False
+            return outcome
+
+        return attempt.fit_here(work_with_others, folder, task.attempt)
 
 
 def follow(worker: Worker) -> None:

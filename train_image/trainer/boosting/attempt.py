@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from trainer import hold, resume
-from trainer.attempt import best_intact, record_attempt
+from trainer import resume
+from trainer.attempt import (
+    fit_here,
+    last_and_delivered,
+    record_attempt,
+    summary_of,
+    train_what_is_left,
+    with_absolute_path,
+)
 from trainer.boosting.libraries import LIBRARIES, Library
 from trainer.boosting.rounds import RoundRecorder, Task, length_of, work
 from trainer.boosting.table import Prepared, check_shares, prepare
 from trainer.checkpoint import Checkpoint, Checkpoints, best_of
 from trainer.checkpoints import result_of
-from trainer.config import BoostingConfig, Table
-from trainer.data.sources import absolute
-from trainer.errors import ConfigError, Diverged, RunError
+from trainer.config import BoostingConfig
+from trainer.errors import ConfigError
 from trainer.folder import RunFolder
 from trainer.hold import say, storage_explained, under_way
 from trainer.lease import Lease
-from trainer.output import Output, ProgressPrinter
-from trainer.progress import SPENT, Trained, cleaned
+from trainer.output import Output
+from trainer.progress import Trained
 from trainer.startup import Startup
 from trainer.strategy import Worker
 from trainer.versions import versions
@@ -73,37 +78,19 @@ def run(
                 record_attempt(config, folder, attempt, start, startup, packages)
                 describe(config, folder, table, attempt, start)
 
-                trained = start.trained if start else Trained()
                 recorder = RoundRecorder(
                     folder,
                     length_of(config, table),
                     attempt=attempt,
                     workers=config.scaling.num_workers,
                 )
-                recorder.show_start(trained)
-                resumed_from = start.name if start else None
-                if not trained.is_complete(config.train.rounds):
-                    task = Task(config=config, table=table, attempt=attempt, startup=startup)
-                    startup.reach("prepare")
-                    with ProgressPrinter(folder, output, attempt):
-                        outcome = fit(task, folder, lease)
-                    if outcome.diverged:
-                        raise Diverged(outcome.diverged)
-                    resumed_from, startup = outcome.resumed_from, outcome.startup
+                task = Task(config=config, table=table, attempt=attempt, startup=startup)
+                resumed_from, startup = train_what_is_left(
+                    start, recorder, startup, output, lambda: fit(task, folder, lease)
+                )
                 lease.check()
                 summary = finish(config, folder, table, attempt, resumed_from, startup)
     say(f"summary {json.dumps(summary)}")
-
-
-def with_absolute_path(config: BoostingConfig) -> BoostingConfig:
-    """The same config for workers, which have another working directory."""
-    data: Table = config.data.model_copy(
-        update={
-            "source": absolute(config.data.source),
-            "valid_source": config.data.valid_source and absolute(config.data.valid_source),
-        }
-    )
-    return config.model_copy(update={"storage": config.storage.absolute(), "data": data})
 
 
 # Without Ray.
@@ -121,14 +108,7 @@ def require_one_process(config: BoostingConfig, environment: Mapping[str, str]) 
 
 def fit_alone(task: Task, folder: RunFolder, lease: Lease) -> Outcome:
     """Boost in this process."""
-    # From here on SIGTERM is a notice: the loop takes a checkpoint and leaves.
-    stop = folder.stop(task.attempt)
-    signal.signal(signal.SIGTERM, lambda signum, frame: folder.write(stop, ""))
-    outcome = work(task, Worker(device=torch.device("cpu")))
-    hold.fail_on_sigterm()
-    if outcome.is_stopped:
-        raise hold.Stopped
-    return outcome
+    return fit_here(lambda: work(task, Worker(device=torch.device("cpu"))), folder, task.attempt)
 
 
 # Checks and records.
@@ -189,14 +169,7 @@ def finish(
     from trainer.report.boosting import write_report  # matplotlib comes with it
 
     checkpoints = Checkpoints(folder)
-    last = resume.choose(folder, print)
-    if last is None or not last.trained.is_complete(config.train.rounds):
-        raise RunError(
-            f"training ended, but the last intact checkpoint in {folder.show(folder.checkpoints)} "
-            f"is {f'{last.name} of round {last.trained.epoch}' if last else 'missing'}. "
-            "Start the run again: it goes on from there."
-        )
-    delivered = last if config.checkpoint.deliver == "last" else best_intact(checkpoints, config)
+    last, delivered = last_and_delivered(checkpoints, config, config.train.rounds, "round")
     library = LIBRARIES[config.train.library]
     model = folder.read(checkpoints.path(delivered.name, library.file))
     folder.write(folder.trees(library.file), model)
@@ -250,30 +223,21 @@ def summarise(
         for part, loss in (("", trained.loss), ("val_", trained.val_loss))
         if is_regression
     }
-    summary = {
-        "name": config.name,
-        "outcome": "failed" if error else "succeeded",
-        "val_accuracy": trained.val_accuracy,
-        "best_val_accuracy": best.trained.val_accuracy if best else None,
-        "val_loss": trained.val_loss,
-        "best_val_loss": best.trained.val_loss if best else None,
-        **rooted,
-        "best_epoch": best.trained.epoch if best else None,
-        "rounds": trained.epoch,
-        "epochs": trained.epoch,
-        "stopped_early": False,
-        "steps": trained.step,
-        "samples_seen": trained.samples,
-        "images_per_s": round(trained.images_per_s, 1),
-        "rows_per_s": round(trained.images_per_s, 1),
-        "attempts": attempt,
-        "resumed_from": resumed_from,
-        "train_s": round(trained.train_s, 1),
-        "seconds": {name: round(trained.seconds.get(name, 0.0), 3) for name in SPENT},
-        "workers": config.scaling.num_workers,
-        "model": folder.show(folder.trees(LIBRARIES[config.train.library].file)),
-        "metrics": folder.show(folder.metrics),
-        "report": folder.show(folder.report),
-        "error": error,
-    }
-    return cleaned(summary)
+    return summary_of(
+        config,
+        folder,
+        trained,
+        best,
+        attempt,
+        resumed_from,
+        own={
+            "val_loss": trained.val_loss,
+            "best_val_loss": best.trained.val_loss if best else None,
+            **rooted,
+            "rounds": trained.epoch,
+            "rows_per_s": round(trained.images_per_s, 1),
+        },
+        workers=config.scaling.num_workers,
+        model=folder.trees(LIBRARIES[config.train.library].file),
+        error=error,
+    )
