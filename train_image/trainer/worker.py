@@ -113,7 +113,6 @@ def work(
             shards.load(start.name, learner)
             learner.load_beside_shares(start.state["learner"])
     startup.reach("model")
-    group = worker.from_rank_zero(fence.group if fence else None)
     with ExitStack() as stack:
         records: loop.Records = loop.NoRecords()
         is_stopping: Callable[[], bool] = lambda: False  # noqa: E731
@@ -123,7 +122,7 @@ def work(
             )
             is_stopping = stack.enter_context(stop_heard(folder, task.attempt))
         elif shards:
-            records = stack.enter_context(_Shares(shards, task.attempt, group))
+            records = stack.enter_context(_Shares(shards, task.attempt, entered.group))
         try:
             trained = loop.train(
                 config,
@@ -167,6 +166,8 @@ class Entered:
     folder: RunFolder
     fence: Fence | None
     """Rank 0 has one."""
+    group: int
+    """The number of the worker group."""
     startup: Startup
     name: str | None
     """The checkpoint to start from."""
@@ -184,12 +185,13 @@ def enter(task: AnyTask, worker: Worker, ray_worker: str) -> Entered:
         noticed = failures.noticed_at(folder, fence.attempt, fence.group - 1)
         startup = Startup(began=noticed or now)
     startup.reach("workers", now)
-    name = worker.from_rank_zero(resume.begin(folder, config, fence, print) if fence else None)
+    begun = (resume.begin(folder, config, fence, print), fence.group) if fence else None
+    name, group = worker.from_rank_zero(begun)
     places = worker.gathered(place(worker.rank, ray_worker))
     if fence:
         workers = {"attempt": task.attempt, "workers": places}
         folder.write(folder.workers, json.dumps(workers), is_durable=False)
-    return Entered(folder=folder, fence=fence, startup=startup, name=name)
+    return Entered(folder=folder, fence=fence, group=group, startup=startup, name=name)
 
 
 def place(rank: int, ray_worker: str) -> Record:
@@ -266,23 +268,43 @@ class _Records:
         if self.shards:
             name = str(Name(trained.samples, self.fence.attempt, self.fence.group))
             written = self.shards.save(name, content["shares"])
-        self.checkpoints.folder.outlast(lambda: self._commit(trained, contents, written))
-
-    def _commit(self, trained: Trained, contents: Record, written: Mapping[str, Facts]) -> None:
-        self.fence.check()
-        name = self.checkpoints.save(
+        commit(
+            self.checkpoints,
+            self.fence,
+            self.task.config,
             trained,
-            attempt=self.fence.attempt,
-            group=self.fence.group,
+            contents,
+            images=asdict(self.task.data.images),
+            written=written,
+        )
+
+
+def commit(
+    checkpoints: Checkpoints,
+    fence: Fence,
+    config: RecipeConfig,
+    trained: Trained,
+    contents: Record,
+    *,
+    images: Record,
+    written: Mapping[str, Facts] | None = None,
+) -> None:
+    """Save behind the fence, as soon as the storage takes it, and remove what need not stay."""
+
+    def save() -> None:
+        fence.check()
+        name = checkpoints.save(
+            trained,
+            attempt=fence.attempt,
+            group=fence.group,
             contents=contents,
             written=written,
-            facts={
-                "config": self.task.config.model_dump(mode="json"),
-                "images": asdict(self.task.data.images),
-            },
-            before_commit=self.fence.check,
+            facts={"config": config.model_dump(mode="json"), "images": images},
+            before_commit=fence.check,
         )
-        self.checkpoints.prune(self.task.config.checkpoint, name)
+        checkpoints.prune(config.checkpoint, name)
+
+    checkpoints.folder.outlast(save)
 
 
 class _Shares(loop.NoRecords):
@@ -325,26 +347,33 @@ def _records(
     worker: Worker,
     gauges: Callable[[Record], None],
 ) -> Iterator[_Records]:
-    folder = checkpoints.folder
-    board = TensorBoard(folder, samples=trained.samples)
+    train = task.config.train
+    with shown_also(TensorBoard(checkpoints.folder, samples=trained.samples), gauges) as also:
+        recorder = Recorder(
+            checkpoints.folder,
+            length,
+            attempt=task.attempt,
+            workers=worker.world_size,
+            speeds=partial(recipe_of(train).speeds, train.model, worker=worker),
+            also=also,
+        )
+        records = _Records(task, checkpoints, shards, fence, recorder)
+        with records.saver:
+            yield records
+        recorder.close()
+
+
+@contextmanager
+def shown_also(
+    board: TensorBoard, gauges: Callable[[Record], None]
+) -> Iterator[Callable[[Record], None]]:
+    """Hands each record to both; the board is whole once its last one has come."""
 
     def also(record: Record) -> None:
         board(record)
         gauges(record)
 
-    train = task.config.train
-    recorder = Recorder(
-        folder,
-        length,
-        attempt=task.attempt,
-        workers=worker.world_size,
-        speeds=partial(recipe_of(train).speeds, train.model, worker=worker),
-        also=also,
-    )
-    records = _Records(task, checkpoints, shards, fence, recorder)
-    with records.saver:
-        yield records
-    recorder.close()
+    yield also
     board.close()
 
 

@@ -16,7 +16,6 @@ from trainer.boosting.libraries import LIBRARIES, Figures
 from trainer.boosting.table import Prepared, read_share
 from trainer.checkpoint import VALIDATION, Checkpoints
 from trainer.config import BoostingConfig
-from trainer.folder import RunFolder
 from trainer.lease import Fence
 from trainer.loop import REPORT_INTERVAL_S, Clock, Spent, peak_memory_bytes
 from trainer.progress import Length, Recorder, Report, Trained, eta_s, per_second
@@ -26,7 +25,7 @@ from trainer.startup import Startup
 from trainer.strategy import Worker
 from trainer.talk import Notices, Talk
 from trainer.tensorboard import TensorBoard
-from trainer.worker import Outcome, enter, stop_heard
+from trainer.worker import Outcome, commit, enter, shown_also, stop_heard
 
 Record = dict[str, Any]
 
@@ -235,9 +234,9 @@ class RoundRecorder(Recorder):
 class Records:
     """What rank 0 leaves in the run's folder, behind its fence."""
 
-    def __init__(self, task: Task, folder: RunFolder, fence: Fence, recorder: Recorder) -> None:
+    def __init__(self, task: Task, fence: Fence, recorder: Recorder) -> None:
         self.task = task
-        self.checkpoints = Checkpoints(folder)
+        self.checkpoints = Checkpoints(fence.folder)
         self.fence = fence
         self.recorder = recorder
         self.saver = Saver(self._save)
@@ -253,26 +252,13 @@ class Records:
         """In the saver's thread."""
         # A checkpoint whose metrics are missing could not be explained.
         self.recorder.flush()
-        self.checkpoints.folder.outlast(lambda: self._commit(content["trained"], content["model"]))
-
-    def _commit(self, trained: Trained, model: bytes) -> None:
-        config = self.task.config
-        self.fence.check()
-        name = self.checkpoints.save(
-            trained,
-            attempt=self.fence.attempt,
-            group=self.fence.group,
-            contents={
-                LIBRARIES[config.train.library].file: model,
-                VALIDATION: {"loss": trained.val_loss, "accuracy": trained.val_accuracy},
-            },
-            facts={
-                "config": config.model_dump(mode="json"),
-                "images": self.task.table.to_json(),
-            },
-            before_commit=self.fence.check,
-        )
-        self.checkpoints.prune(config.checkpoint, name)
+        config, trained = self.task.config, content["trained"]
+        contents = {
+            LIBRARIES[config.train.library].file: content["model"],
+            VALIDATION: {"loss": trained.val_loss, "accuracy": trained.val_accuracy},
+        }
+        images = self.task.table.to_json()
+        commit(self.checkpoints, self.fence, config, trained, contents, images=images)
 
 
 @contextmanager
@@ -283,22 +269,16 @@ def _records(
     worker: Worker,
     gauges: Callable[[Record], None],
 ) -> Iterator[Records]:
-    folder = fence.folder
-    board = TensorBoard(folder, samples=trained.samples, shows_epochs=False)
-
-    def also(record: Record) -> None:
-        board(record)
-        gauges(record)
-
-    recorder = RoundRecorder(
-        folder,
-        length_of(task.config, task.table),
-        attempt=task.attempt,
-        workers=worker.world_size,
-        also=also,
-    )
-    records = Records(task, folder, fence, recorder)
-    with records.saver:
-        yield records
-    recorder.close()
-    board.close()
+    board = TensorBoard(fence.folder, samples=trained.samples, shows_epochs=False)
+    with shown_also(board, gauges) as also:
+        recorder = RoundRecorder(
+            fence.folder,
+            length_of(task.config, task.table),
+            attempt=task.attempt,
+            workers=worker.world_size,
+            also=also,
+        )
+        records = Records(task, fence, recorder)
+        with records.saver:
+            yield records
+        recorder.close()
