@@ -146,15 +146,10 @@ def find_platform(
 def objects_of(
     run: RunConfig, platform: Platform, namespace: str
 ) -> tuple[Plan, Object, tuple[str, ...]]:
-    """The one path from run to RayJob, which obeys all rules; and the warnings that go with it."""
-    from launcher import rules
-    from launcher.merge import merge
-    from launcher.render import render_job
+    """Plan, RayJob and warnings of a run with its code as it lies here now."""
+    from launcher import objects
 
-    planned = planning.plan_run(run, platform, namespace, code_of(run))
-    job = merge(render_job(planned), platform, planned)
-    doubts = rules.require(job, platform.kuberay, platform.ray_version)
-    return planned, job, tuple(map(str, doubts))
+    return objects.objects_of(run, code_of(run), platform, namespace)
 
 
 def code_of(run: RunConfig, limit_mib: int | None = UPLOAD_LIMIT_MIB) -> Overlay | None:

@@ -8,14 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from launcher import rules
 from launcher.config import KINDS, OwnRun, RunConfig, validate
 from launcher.errors import ConfigError
-from launcher.merge import merge
+from launcher.objects import objects_of
 from launcher.overlay import Overlay
-from launcher.plan import plan_run
 from launcher.platform import Platform
-from launcher.render import render_job
 from trainer import submission
 from trainer.config import Section, kinds_of
 
@@ -122,14 +119,9 @@ def make_again(
     run: RunConfig, code: Overlay | None, platform: Platform, namespace: str
 ) -> Rendered:
     """The RayJob of a run whose code is packed already; it obeys all rules. Raises ConfigError."""
-    planned = plan_run(run, platform, namespace, code)
-    job = merge(render_job(planned), platform, planned)
-    warnings = rules.require(job, platform.kuberay, platform.ray_version)
-    return Rendered(
-        job=job,
-        parts=json.loads(environment_of(job)[submission.VARIABLE])["parts"],
-        warnings=tuple(str(warning) for warning in warnings),
-    )
+    _, job, warnings = objects_of(run, code, platform, namespace)
+    parts = json.loads(environment_of(job)[submission.VARIABLE])["parts"]
+    return Rendered(job=job, parts=parts, warnings=warnings)
 
 
 def environment_of(job: Object) -> dict[str, str]:

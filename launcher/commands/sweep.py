@@ -384,18 +384,6 @@ def outcome_text(outcome: Outcome, goal: Goal, *, is_new: bool) -> str:
 # On this machine.
 
 
-class LocalFolder:
-    """The folder of a run on this machine."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def read(self, file: str) -> str | None:
-        """The text of a file, or None if it is not there."""
-        path = self._path / file
-        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
-
-
 def _train_here(
     combinations: Sequence[Combination], goal: Goal, storage: Path
 ) -> Mapping[str, Outcome]:
@@ -403,6 +391,7 @@ def _train_here(
     from launcher import show
     from launcher.local import NEEDED, local_config
     from launcher.program import require_packages
+    from launcher.result import LocalFiles
     from launcher.sweep import Outcome, completed, has_trained, naming
 
     require_packages(NEEDED, "training")
@@ -415,7 +404,7 @@ def _train_here(
     show.say(f"a sweep of {len(attempts)} runs, one after the other")
     outcomes: dict[str, Outcome] = {}
     for combination, config, code in attempts:
-        folder = LocalFolder(storage / combination.name)
+        folder = LocalFiles(storage / combination.name)
         is_new = not has_trained(folder, _as_kept(config.model_dump(mode="json")))
         if is_new:
             show.say(f"{combination.name} ({combination}): running")

@@ -13,7 +13,15 @@ import pytest
 import torch
 from attempts import Attempts, check_metrics, committed, ray_config, wait_for
 from pydantic import ValidationError
-from test_fsdp2 import Attribute, Program, final_weights, losses, train
+from test_fsdp2 import (
+    UNEVEN_STEPS,
+    UNEVEN_VALIDATION,
+    Attribute,
+    Program,
+    final_weights,
+    losses,
+    train,
+)
 from torch import distributed, multiprocessing
 from training import metrics, open_folder, same, small_config, task_of
 
@@ -31,25 +39,8 @@ from trainer.zero import GETATTR, OF_MODEL, OF_OPTIMIZER, ONE_FOR_ALL, ZeroShard
 CONSTANT = {"train__schedule": {"name": "constant"}}
 """So that the first epoch of two is what the only one is."""
 
-IMAGES: dict[str, Any] = {
-    # Without batch norm; and in the last step of an epoch one of two workers has a pass more.
-    "train__model__name": "squeezenet1_1",
-    "train__model__image_size": 32,
-    "data__valid_share": 0.33,
-    "data__drop_last": False,
-    "train__micro_batch_size": 86,
-    "train__global_batch_size": 344,
-    "train__optimizer": {"name": "adamw"},
-    "train__clip_norm": 1.0,
-    **CONSTANT,
-}
-BATCH_NORM: dict[str, Any] = {
-    # With batch norm; of two workers one has a batch of validation images more.
-    "data__valid_share": 0.15,
-    "train__micro_batch_size": 67,
-    "train__global_batch_size": 268,
-    **CONSTANT,
-}
+IMAGES = UNEVEN_STEPS | CONSTANT
+BATCH_NORM = UNEVEN_VALIDATION | CONSTANT
 TEXT: dict[str, Any] = {
     # The table of bytes is used twice, and large enough to be shared out.
     "train__recipe": "language_model",

@@ -28,13 +28,13 @@ from trainer.saved import LAST, deliver, read_saved
 from trainer.shards import METADATA, _Unpickler, whole
 from trainer.strategy import Worker, local, units
 
-PLAIN: dict[str, Any] = {
+UNEVEN_VALIDATION: dict[str, Any] = {
     # Of two workers one has a batch of validation images more.
     "data__valid_share": 0.15,
     "train__micro_batch_size": 67,
     "train__global_batch_size": 268,
 }
-ALL_STATE: dict[str, Any] = {
+UNEVEN_STEPS: dict[str, Any] = {
     # Without batch norm; and in the last step of an epoch one of two workers has a pass more.
     "train__model__name": "squeezenet1_1",
     "train__model__image_size": 32,
@@ -43,9 +43,11 @@ ALL_STATE: dict[str, Any] = {
     "train__micro_batch_size": 86,
     "train__global_batch_size": 344,
     "train__optimizer": {"name": "adamw"},
+    "train__clip_norm": 1.0,
+}
+ALL_STATE: dict[str, Any] = UNEVEN_STEPS | {
     "train__schedule": {"name": "constant"},
     "train__ema_decay": 0.9,
-    "train__clip_norm": 1.0,
 }
 """A run with all that is shared out."""
 
@@ -76,7 +78,7 @@ def losses(config: TrainerConfig) -> list[float]:
 
 @pytest.mark.parametrize(
     "changes",
-    [pytest.param(PLAIN, marks=pytest.mark.slow), ALL_STATE],
+    [pytest.param(UNEVEN_VALIDATION, marks=pytest.mark.slow), ALL_STATE],
     ids=["plain", "all state"],
 )
 def test_it_learns_what_ddp_learns(tmp_path: Path, changes: dict[str, Any]) -> None:
@@ -133,7 +135,7 @@ def test_what_is_delivered_is_whole_and_needs_nothing_of_us(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_a_share_that_was_changed_is_passed_over(tmp_path: Path) -> None:
-    config = fsdp2(tmp_path, **PLAIN, train__epochs=2)
+    config = fsdp2(tmp_path, **UNEVEN_VALIDATION, train__epochs=2)
     train(config)
     folder = open_folder(config)
     older, newer = sorted(Checkpoints(folder).names())

@@ -118,7 +118,11 @@ def test_what_was_not_sent_is_refused(
     assert not (tmp_path / "to").exists()
 
 
-@pytest.mark.parametrize("archive", [b"no archive", gzip.compress(b"no archive"), b""])
+@pytest.mark.parametrize(
+    "archive",
+    [b"no archive", gzip.compress(b"no archive"), b""],
+    ids=["plain bytes", "compressed bytes", "nothing"],
+)
 def test_what_is_no_archive_is_refused(tmp_path: Path, archive: bytes) -> None:
     with pytest.raises(ConfigError, match="cannot be unpacked"):
         unpack(archive, tmp_path)
