@@ -1,8 +1,7 @@
 """XGBoost and LightGBM behind one small interface: rounds of boosting, from a model on.
 
 Both are told what is drawn at random by the number of the round alone, not by what was drawn before it. So
-what XGBoost goes on with becomes the model that it would have become; LightGBM may grow other trees for
-many classes.
+what they go on with becomes the model that it would have become.
 """
 
 from __future__ import annotations
@@ -201,16 +200,17 @@ class LightGBM:
         valid = rows.create_valid(task.valid.features, task.valid.labels, params=settings)
 
         def draw(env: Any) -> None:
-            # Draws go on from round to round, and another seed alone is no new beginning for those of rows.
+            # Draws go on from round to round. What draws rows heeds another seed only together with another
+            # number of rounds between draws. (Drawing must not be switched off in between: LightGBM 4.7 then
+            # compares with settings that it has freed, and may leave it off.)
             # Its own count of rounds leaves out those in which no tree could be grown.
             number = begin + env.iteration - env.begin_iteration
             seed = (train.seed * 1_000_003 + number) % 2**31
             if train.subsample < 1:
-                env.model.reset_parameter({"bagging_fraction": 1.0, "bagging_freq": 0})
+                env.model.reset_parameter({"bagging_freq": 2})
             env.model.reset_parameter(
                 {
-                    "bagging_fraction": train.subsample,
-                    "bagging_freq": 1 if train.subsample < 1 else 0,
+                    "bagging_freq": settings["bagging_freq"],
                     "bagging_seed": seed,
                     "feature_fraction_seed": seed,
                 }
