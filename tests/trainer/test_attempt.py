@@ -276,6 +276,16 @@ def test_the_last_or_the_best_model_is_delivered(
     assert found["seconds"]["compute"] == 3.0
 
 
+@pytest.mark.parametrize("strategy", ["fsdp2", "deepspeed"])
+def test_an_exchange_that_nobody_measures_is_not_told(tmp_path: Path, strategy: str) -> None:
+    found = run(small_config(tmp_path, train__strategy=strategy), saving(0.5, 0.9))
+    assert found["seconds"].keys() == set(SPENT) - {"communication"}
+    report = open_folder(small_config(tmp_path)).read(f"{tmp_path}/small/report.html").decode()
+    assert "the steps, with what workers exchange in them" in report
+    assert "The steps, with what workers exchange in them, took" in report
+    assert "Communication" not in report
+
+
 def test_a_best_model_that_is_damaged_is_not_replaced_in_silence(tmp_path: Path) -> None:
     config = small_config(tmp_path, train__epochs=3, checkpoint__deliver="best")
 

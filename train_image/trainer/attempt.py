@@ -21,7 +21,7 @@ from trainer.folder import RunFolder
 from trainer.hold import say, storage_explained, under_way
 from trainer.lease import Lease
 from trainer.output import Output, ProgressPrinter
-from trainer.progress import SPENT, Length, Recorder, Trained, cleaned, read_lines
+from trainer.progress import Length, Recorder, Trained, cleaned, read_lines, told_apart
 from trainer.recipe import recipe_of
 from trainer.saved import deliver
 from trainer.startup import Startup, process_age_s
@@ -379,7 +379,7 @@ def summary_of(
         "attempts": attempt,
         "resumed_from": resumed_from,
         "train_s": round(trained.train_s, 1),
-        "seconds": {name: round(trained.seconds.get(name, 0.0), 3) for name in SPENT},
+        "seconds": {name: round(trained.seconds.get(name, 0.0), 3) for name in told_apart(config)},
         "workers": workers,
         "model": folder.show(model),
         "metrics": folder.show(folder.metrics),

@@ -222,7 +222,7 @@ def per_step(run: Run, parts: Sequence[str], keys: Sequence[str]) -> float | Non
     """Seconds per step: by these parts of the summary, or by these keys of metrics while there is none."""
     if run.summary.get("steps"):
         spent = run.summary["seconds"]
-        return per_second(sum(spent[part] for part in parts), run.summary["steps"])
+        return per_second(sum(spent.get(part, 0.0) for part in parts), run.summary["steps"])
     seconds, steps = 0.0, 0
     for before, record in pairwise([{"step": 0}, *run.metrics]):
         values = [record[key] for key in keys]

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from trainer.config import TrainerConfig
+from trainer.config import RecipeConfig, TrainerConfig
 from trainer.errors import ConfigError
 from trainer.folder import RunFolder
 
@@ -112,6 +112,12 @@ class Trained:
 SPENT = ("startup", "data", "compute", "communication", "checkpoint", "validation")
 """Where time goes: start of an attempt to its first step, waiting for batches, the steps, what of their
 gradients' exchange was not hidden behind them, waiting for checkpoints, validation."""
+
+
+def told_apart(config: RecipeConfig) -> tuple[str, ...]:
+    """The parts of SPENT that are measured: without DDP the exchange is part of the steps."""
+    is_ddp = isinstance(config, TrainerConfig) and config.train.strategy == "ddp"
+    return tuple(part for part in SPENT if is_ddp or part != "communication")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

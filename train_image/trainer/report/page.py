@@ -19,12 +19,15 @@ from trainer.report.verdict import Verdict
 PARTS = {
     "startup": ("Start-up", "from the start of an attempt to its first step"),
     "data": ("Data", "waiting for batches"),
-    "compute": ("Compute", "forward, backward and update"),
+    "compute": ("Compute", "the steps themselves"),
     "communication": ("Communication", "gradients' exchange that was not hidden behind the steps"),
     "checkpoint": ("Checkpoints", "training stood still for them"),
     "validation": ("Validation", "after each epoch"),
 }
 """Names and meanings of the parts of `progress.SPENT`."""
+
+WITH_EXCHANGE = "the steps, with what workers exchange in them"
+"""What is computing where `communication` is not told apart."""
 
 
 class Tile(NamedTuple):
@@ -147,18 +150,22 @@ def verdict_card(verdict: Verdict) -> str:
 
 
 def time_card(seconds: Mapping[str, float]) -> str:
-    """Where the time went, as a bar and in figures."""
+    """Where the time went, as a bar and in figures, by the parts that are told apart."""
     whole = sum(seconds.values())
-    shares = {part: seconds[part] / whole for part in PARTS}
+    shares = {part: seconds[part] / whole for part in PARTS if part in seconds}
+    meanings = {part: meaning for part, (_, meaning) in PARTS.items()}
+    if "communication" not in seconds:
+        meanings["compute"] = WITH_EXCHANGE
     bar = "".join(
         f'<i class="{part}" style="flex-grow:{share:.5f}" title="{PARTS[part][0]} {share:.1%}"></i>'
         for part, share in shares.items()
         if share > 0
     )
     rows = "".join(
-        f'<tr><td><i class="{part}"></i>{escape(name)}</td><td class="number">{share:.1%}</td>'
-        f'<td class="number">{duration(seconds[part])}</td><td class="soft">{escape(meaning)}</td></tr>'
-        for (part, share), (name, meaning) in zip(shares.items(), PARTS.values(), strict=True)
+        f'<tr><td><i class="{part}"></i>{escape(PARTS[part][0])}</td><td class="number">{share:.1%}</td>'
+        f'<td class="number">{duration(seconds[part])}</td>'
+        f'<td class="soft">{escape(meanings[part])}</td></tr>'
+        for part, share in shares.items()
     )
     return (
         f'<div class="card time"><h3>Where the time went<em>{duration(whole)}, rank 0</em></h3>'

@@ -61,16 +61,16 @@ def judge(
 ) -> Verdict:
     """The largest part that is above its limit; if none is, the steps themselves.
 
-    `seconds` has the keys of `progress.SPENT`, and not all of them are zero; `epochs` were trained.
+    `seconds` has the parts that are told apart, and not all of them are zero; `epochs` were trained.
     """
     whole = sum(seconds.values())
     running = whole - seconds["startup"]
     if seconds["startup"] >= STARTUP_LIMIT * whole:
         return _startup(seconds["startup"] / whole, config)
-    shares = {part: seconds[part] / running for part in LIMITS}
+    shares = {part: seconds[part] / running for part in LIMITS if part in seconds}
     too_much = [part for part, share in shares.items() if share >= LIMITS[part]]
     if not too_much:
-        return _compute(seconds["compute"] / running, config)
+        return _compute(seconds, running, config)
     largest = max(too_much, key=lambda part: shares[part])
     share = shares[largest]
     if largest == "data":
@@ -153,7 +153,10 @@ def _validation(share: float, config: TrainerConfig) -> Verdict:
     )
 
 
-def _compute(share: float, config: TrainerConfig) -> Verdict:
+def _compute(seconds: Mapping[str, float], running: float, config: TrainerConfig) -> Verdict:
+    share = seconds["compute"] / running
+    is_apart = "communication" in seconds
+    steps = "The steps themselves" if is_apart else "The steps, with what workers exchange in them,"
     train, scaling = config.train, config.scaling
     if not scaling.use_gpu:
         faster, remedy = "A GPU computes them many times faster.", "resources.gpus: 1"
@@ -170,7 +173,7 @@ def _compute(share: float, config: TrainerConfig) -> Verdict:
     return Verdict(
         kind="compute-bound",
         share=share,
-        sentence=f"The steps themselves took {share:.0%} of the time after start-up, and nothing "
-        f"else is in their way. {faster}",
+        sentence=f"{steps} took {share:.0%} of the time after start-up, and nothing else is in their "
+        f"way. {faster}",
         remedy=remedy,
     )
