@@ -22,7 +22,7 @@ from trainer.hold import say, storage_explained, under_way
 from trainer.lease import Lease
 from trainer.output import Output, ProgressPrinter
 from trainer.progress import Length, Recorder, Trained, cleaned, read_lines, told_apart
-from trainer.recipe import recipe_of
+from trainer.recipe import recipe_of, speeds_in
 from trainer.saved import deliver
 from trainer.startup import Startup, process_age_s
 from trainer.versions import NETWORKS, versions
@@ -57,8 +57,8 @@ def run(config: TrainerConfig, output: Output, fit: Fit) -> None:
                 describe(config, folder, data, length, parameters, attempt, start)
 
                 workers = config.scaling.num_workers
-                speeds = partial(recipe_of(config.train).speeds, config.train.model, worker=None)
-                recorder = Recorder(folder, length, attempt=attempt, workers=workers, speeds=speeds)
+                own = partial(speeds_in, config, worker=None)
+                recorder = Recorder(folder, length, attempt=attempt, workers=workers, own=own)
                 task = Task(config=config, data=data, attempt=attempt, startup=startup)
                 resumed_from, startup = train_what_is_left(
                     start, recorder, startup, output, lambda: fit(task, folder, lease)

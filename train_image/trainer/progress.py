@@ -203,16 +203,16 @@ class Recorder:
         *,
         attempt: int,
         workers: int,
-        speeds: Callable[[float], dict[str, float]] = lambda images_per_s: {},
+        own: Callable[[Report], dict[str, float]] = lambda report: {},
         also: Callable[[dict[str, Any]], None] = lambda record: None,
     ) -> None:
-        """`speeds` gives the speed in the recipe's own units; `also` hears of each record and of what
-        progress.json says, in the same thread."""
+        """`own` is what the recipe tells beside the figures of all recipes; `also` hears of each record and
+        of what progress.json says, in the same thread."""
         self.folder = folder
         self.length = length
         self.attempt = attempt
         self.workers = workers
-        self._speeds = speeds
+        self._own = own
         self._also = also
         self._pending: list[str] = []
         self._flushed = time.monotonic()
@@ -226,10 +226,6 @@ class Recorder:
             self._last.result()
         self._last = self._thread.submit(self._write, report, self._last)
 
-    def own(self, report: Report) -> dict[str, float]:
-        """What the recipe tells beside the figures of all recipes."""
-        return self._speeds(report.images_per_s)
-
     def flush(self) -> None:
         """Until all reports are written, as they must be before a checkpoint is."""
         self._last.result()
@@ -241,7 +237,7 @@ class Recorder:
 
     def _write(self, report: Report, before: Future[None]) -> None:
         before.result()  # what went wrong once is told until it is heard
-        record = asdict(report) | self.own(report) | {"attempt": self.attempt}
+        record = asdict(report) | self._own(report) | {"attempt": self.attempt}
         if report.kind == "interval":
             del record["val_loss"], record["val_accuracy"]
         self._pending.append(to_json(record) + "\n")
@@ -274,7 +270,7 @@ class Recorder:
             "accuracy": report.accuracy,
             "val_accuracy": report.val_accuracy,
             "images_per_s": report.images_per_s,
-            **self.own(report),
+            **self._own(report),
             "attempt": self.attempt,
             "workers": self.workers,
         }

@@ -14,6 +14,7 @@ from trainer.data.batch import Batch
 from trainer.data.parquet import Images, Prepared
 from trainer.folder import RunFolder
 from trainer.language import Language
+from trainer.progress import Report
 from trainer.strategy import Worker
 from trainer.validation import Judged, Validation
 
@@ -106,3 +107,8 @@ RECIPES: Mapping[str, Recipe] = {
 
 def recipe_of(train: Train) -> Recipe:
     return RECIPES[train.recipe]
+
+
+def speeds_in(config: TrainerConfig, report: Report, worker: Worker | None) -> dict[str, float]:
+    """A report's speed in the recipe's own units."""
+    return recipe_of(config.train).speeds(config.train.model, report.images_per_s, worker)

@@ -26,7 +26,7 @@ from trainer.folder import RunFolder
 from trainer.learner import Learner
 from trainer.lease import Fence
 from trainer.progress import Length, Recorder, Report, Trained
-from trainer.recipe import recipe_of
+from trainer.recipe import speeds_in
 from trainer.resume import Start
 from trainer.saver import Saver
 from trainer.shards import Shards
@@ -347,14 +347,13 @@ def _records(
     worker: Worker,
     gauges: Callable[[Record], None],
 ) -> Iterator[_Records]:
-    train = task.config.train
     with shown_also(TensorBoard(checkpoints.folder, samples=trained.samples), gauges) as also:
         recorder = Recorder(
             checkpoints.folder,
             length,
             attempt=task.attempt,
             workers=worker.world_size,
-            speeds=partial(recipe_of(train).speeds, train.model, worker=worker),
+            own=partial(speeds_in, task.config, worker=worker),
             also=also,
         )
         records = _Records(task, checkpoints, shards, fence, recorder)

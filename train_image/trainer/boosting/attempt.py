@@ -20,7 +20,7 @@ from trainer.attempt import (
     with_absolute_path,
 )
 from trainer.boosting.libraries import LIBRARIES, Library
-from trainer.boosting.rounds import RoundRecorder, Task, length_of, work
+from trainer.boosting.rounds import RoundRecorder, Task, work
 from trainer.boosting.table import Prepared, check_shares, prepare
 from trainer.checkpoint import Checkpoint, Checkpoints, best_of
 from trainer.checkpoints import result_of
@@ -78,13 +78,8 @@ def run(
                 record_attempt(config, folder, attempt, start, startup, packages)
                 describe(config, folder, table, attempt, start)
 
-                recorder = RoundRecorder(
-                    folder,
-                    length_of(config, table),
-                    attempt=attempt,
-                    workers=config.scaling.num_workers,
-                )
                 task = Task(config=config, table=table, attempt=attempt, startup=startup)
+                recorder = RoundRecorder(folder, task, config.scaling.num_workers)
                 resumed_from, startup = train_what_is_left(
                     start, recorder, startup, output, lambda: fit(task, folder, lease)
                 )

@@ -16,6 +16,7 @@ from trainer.boosting.libraries import LIBRARIES, Figures
 from trainer.boosting.table import Prepared, read_share
 from trainer.checkpoint import VALIDATION, Checkpoints
 from trainer.config import BoostingConfig
+from trainer.folder import RunFolder
 from trainer.lease import Fence
 from trainer.loop import REPORT_INTERVAL_S, Clock, Spent, peak_memory_bytes
 from trainer.progress import Length, Recorder, Report, Trained, eta_s, per_second
@@ -217,11 +218,9 @@ class RoundRecorder(Recorder):
 
     shown_at = -math.inf
 
-    def own(self, report: Report) -> dict[str, float]:
-        told = {"rows_per_s": report.images_per_s}
-        if report.accuracy is None and report.loss is not None and report.val_loss is not None:
-            told |= {"rmse": math.sqrt(report.loss), "val_rmse": math.sqrt(report.val_loss)}
-        return told
+    def __init__(self, folder: RunFolder, task: Task, workers: int, **also: Any) -> None:
+        length = length_of(task.config, task.table)
+        super().__init__(folder, length, attempt=task.attempt, workers=workers, own=_own, **also)
 
     def show(self, report: Report) -> Record:
         now = time.monotonic()
@@ -229,6 +228,13 @@ class RoundRecorder(Recorder):
             return self.standing(report)
         self.shown_at = now
         return super().show(report)
+
+
+def _own(report: Report) -> dict[str, float]:
+    told = {"rows_per_s": report.images_per_s}
+    if report.accuracy is None and report.loss is not None and report.val_loss is not None:
+        told |= {"rmse": math.sqrt(report.loss), "val_rmse": math.sqrt(report.val_loss)}
+    return told
 
 
 class Records:
@@ -271,13 +277,7 @@ def _records(
 ) -> Iterator[Records]:
     board = TensorBoard(fence.folder, samples=trained.samples, shows_epochs=False)
     with shown_also(board, gauges) as also:
-        recorder = RoundRecorder(
-            fence.folder,
-            length_of(task.config, task.table),
-            attempt=task.attempt,
-            workers=worker.world_size,
-            also=also,
-        )
+        recorder = RoundRecorder(fence.folder, task, worker.world_size, also=also)
         records = Records(task, fence, recorder)
         with records.saver:
             yield records
