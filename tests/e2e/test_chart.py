@@ -304,6 +304,7 @@ def test_models_outlive_the_chart(release: Release, first_claim: dict[str, str])
     assert release.claims() == first_claim
 
 
+@pytest.mark.full
 def test_the_claim_goes_when_told_so(release: Release, first_claim: dict[str, str]) -> None:
     release.install({"storage": {"claim": {"keep": False}}})
     assert release.claims() == first_claim

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from conftest import Team, wait_for
 
 WINDOW_S = 45
 
 
+@pytest.mark.full
 def test_after_a_failure_the_workers_go_at_once_and_the_head_stays_for_its_window(
     make_team: Callable[[str], Team], tmp_path: Path
 ) -> None:

@@ -7,7 +7,7 @@ import json
 import re
 import shlex
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -272,6 +272,14 @@ ALONE = (
 )  # fmt: skip
 """They start Ray, too, and get the machine to themselves."""
 
+LONG = ("small-disk", "own-disks")
+"""These take minutes."""
+
+
+def params(cases: Sequence[Case]) -> list[Any]:
+    marks = dict.fromkeys(LONG, pytest.mark.full)
+    return [pytest.param(case, id=case.name, marks=marks.get(case.name, ())) for case in cases]
+
 
 def broken(case: Case, platform: Platform, namespace: str) -> Object:
     """The RayJob of a run of one worker, broken in the case's way."""
@@ -435,7 +443,7 @@ def explanation(team: Team, run: str) -> Object:
     return found
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", params(CASES))
 def test_a_broken_run_is_explained_by_its_cause(submitted: dict[str, Team], case: Case) -> None:
     wait_for_explanation(submitted[case.namespace], case)
 
@@ -454,7 +462,7 @@ def wait_for_explanation(team: Team, case: Case) -> None:
     assert last["unread"] == []
 
 
-@pytest.mark.parametrize("case", ALONE, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", params(ALONE))
 def test_a_run_that_is_broken_once_ray_has_started_is_explained(
     submitted: dict[str, Team], case: Case
 ) -> None:

@@ -175,19 +175,28 @@ def test_a_run_outlives_keys_that_expire_and_are_renewed(
     assert {pod["metadata"]["uid"] for pod in team.pods(is_ray_node="yes")} == under_way
 
 
-def test_a_run_is_stopped_looked_at_and_resumed_in_a_bucket(
-    team: Team, bucket: Bucket, story: Story, tmp_path: Path
+def test_a_run_is_stopped_and_looked_at_in_a_bucket(
+    team: Team, story: Story, tmp_path: Path
 ) -> None:
     stopped = team.trainyard("stop", "same")
     assert stopped.returncode == 0, stopped.stderr
     assert "SIGTERM: the workers save a checkpoint" in log(team, "same")
-    listed = team.trainyard("cp", "same:checkpoints").stdout.splitlines()
-    manifest = next(name for name in reversed(listed) if name.endswith("manifest.json"))
-    checkpoint = manifest.removesuffix("/manifest.json")
+    checkpoint = newest_checkpoint(team)
     assert team.trainyard("cp", f"same:{checkpoint}", str(tmp_path / "c")).returncode == 0
     told = json.loads((tmp_path / "c/manifest.json").read_text())["files"]["model.pt"]["sha256"]
     assert hashlib.sha256((tmp_path / "c/model.pt").read_bytes()).hexdigest() == told
 
+
+def newest_checkpoint(team: Team) -> str:
+    """Its path in the run's folder."""
+    listed = team.trainyard("cp", "same:checkpoints").stdout.splitlines()
+    manifest = next(name for name in reversed(listed) if name.endswith("manifest.json"))
+    return manifest.removesuffix("/manifest.json")
+
+
+@pytest.mark.full
+def test_a_stopped_run_goes_on_in_its_bucket(team: Team, story: Story) -> None:
+    checkpoint = newest_checkpoint(team)
     resumed = team.trainyard("submit", DIGITS, *OPTIONS, "--name", "same")
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     summary = team.status("same")["summary"]
@@ -211,12 +220,10 @@ def test_nothing_is_lost_and_nothing_is_counted_twice(
 def test_no_secret_is_to_be_seen_anywhere(
     team: Team, bucket: Bucket, story: Story, password: str
 ) -> None:
-    """Seeded secrets, in objects, events, logs, commands, the run's folder and its report."""
+    """Seeded secrets, in objects, events, logs, commands and the run's folder, with a report if it ended."""
     texts = dict(story.texts)
     files = bucket.files("same")
-    assert {"report.html", "metrics.jsonl", "run.json", "attempt-1.log"} <= {
-        path.name for path in files
-    }
+    assert {"metrics.jsonl", "run.json", "attempt-1.log"} <= {path.name for path in files}
     contents = {str(path): path.read_bytes() for path in files}
     contents |= {name: text.encode() for name, text in texts.items()}
     login = base64.b64encode(f"ada:{password}".encode()).decode()
@@ -229,6 +236,7 @@ def test_no_secret_is_to_be_seen_anywhere(
     assert b"same" in contents["explain same"]
 
 
+@pytest.mark.full
 def test_a_run_reads_data_from_a_bucket_and_its_folder_goes_on_request(
     team: Team, bucket: Bucket, story: Story
 ) -> None:

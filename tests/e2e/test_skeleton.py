@@ -229,6 +229,7 @@ def test_stop_leaves_the_folder_and_the_next_deploy_resumes(team: Team, tmp_path
     assert (summary["attempts"], summary["epochs"]) == (2, 8)
 
 
+@pytest.mark.full
 def test_a_run_that_begins_anew_sets_aside_what_it_had(team: Team, tmp_path: Path) -> None:
     settings = ("name=paused", "train.epochs=1", QUICK)
     options = [option for setting in settings for option in ("--set", setting)]
