@@ -91,7 +91,8 @@ def test_trees_are_grown_by_two_workers_and_delivered(
 def test_a_run_that_loses_a_worker_ends_as_if_it_had_not(
     team: Team, strategy: str, tmp_path: Path
 ) -> None:
-    scenario = replace(SCENARIOS["worker-killed"], settings=(f"train.strategy={strategy}",))
+    settings = (f"train.strategy={strategy}", "train.epochs=6")
+    scenario = replace(SCENARIOS["worker-killed"], settings=settings)
     result = strike(team, scenario, tmp_path).to_json()
     check(result, scenario)
     check_nothing_is_left(team)
