@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -30,6 +30,7 @@ from tests.bench.runs import FAIR
 
 TRAINYARD = str(ROOT / ".venv/bin/trainyard")
 PAGE = ROOT / "docs/ways.md"
+KEPT = BUILD / "ways.json"
 STORAGE = BUILD / "ways"
 LOOK_S = 0.25
 KILL_AT = 2
@@ -338,8 +339,9 @@ def table(found: dict[Way, list[Found]]) -> str:
     )
 
 
-def page(found: dict[Way, list[Found]]) -> str:
+def page(found: dict[Way, list[Found]], epochs: int) -> str:
     rounds = max(map(len, found.values()))
+    often = f"Medians of {rounds} rounds" if rounds > 1 else "One round"
     device = "2 GPUs" if IS_CUDA else "2 CPU workers"
     return f"""\
 # Ways to train
@@ -356,7 +358,7 @@ next is a line of the run file, or the code that you bring along.
   recipe goes on exactly where its last checkpoint is, own code with the epoch that it finds, if it looks.
 * One process has both cores of the machine, a worker one.
 
-Medians of {rounds} round{"s" if rounds > 1 else ""}, {device}, {os.cpu_count()} CPUs.
+{often} of {epochs} epochs (of trees as many hundred rounds), {device}, {os.cpu_count()} CPUs.
 """
 
 
@@ -367,12 +369,18 @@ def _median(rounds: list[Found], what: str) -> float:
 def measure(options: Options) -> list[Section]:
     epochs = options.choose(8, 4)
     ways = [way for way in WAYS if not options.more.only or options.more.only in way.title]
-    found: dict[Way, list[Found]] = {way: [] for way in ways}
+    # It takes long: what has been found is kept, and --only adds to it.
+    kept = json.loads(KEPT.read_text()) if options.more.only and KEPT.exists() else {}
+    kept |= {way.title: [] for way in ways}
     for _ in range(options.rounds_or(3)):
         for way in ways:
-            found[way].append(measure_way(way, epochs))
+            kept[way.title].append(asdict(measure_way(way, epochs)))
+            KEPT.write_text(json.dumps(kept, indent=2))
+    found = {
+        way: [Found(**each) for each in kept[way.title]] for way in WAYS if kept.get(way.title)
+    }
     if options.more.write:
-        PAGE.write_text(page(found))
+        PAGE.write_text(page(found, epochs))
     units = {
         "start_s": "s",
         "samples_per_s": "/s",
@@ -387,6 +395,7 @@ def measure(options: Options) -> list[Section]:
             values=tuple(float(getattr(each, what)) for each in rounds),
         )
         for way, rounds in found.items()
+        if way in ways
         for what, unit in units.items()
     )
     return [Section(title="Ways to train", rows=rows)]
@@ -396,5 +405,5 @@ if __name__ == "__main__":
     main(
         measure,
         write={"action": "store_true", "help": "write docs/ways.md"},
-        only={"default": "", "help": "ways with this in their title"},
+        only={"default": "", "help": "ways with this in their title, beside those found before"},
     )
