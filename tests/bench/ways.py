@@ -33,6 +33,8 @@ PAGE = ROOT / "docs/ways.md"
 KEPT = BUILD / "ways.json"
 STORAGE = BUILD / "ways"
 LOOK_S = 0.25
+NAME_LENGTH = 38
+"""Of a run, at most."""
 KILL_AT = 2
 """The epoch after whose end a run is killed."""
 DIGITS = 1_438
@@ -43,7 +45,7 @@ IS_CUDA = torch.cuda.is_available()
 EPOCH = re.compile(r"\b(?:epoch|round)['\"]?:? (\d+)")
 """How all of them tell of an epoch, or of a round of trees: a recipe while it is under way, else once it
 is over."""
-STEP = re.compile(r"\bstep ([1-9]\d*)/")
+STEP = re.compile(r"\bstep (\d+)/")
 
 RESNET18 = "train.model={name: resnet18, in_channels: 1, num_classes: 10, image_size: 8}"
 
@@ -71,7 +73,8 @@ class Way:
 
     @property
     def name(self) -> str:
-        return "ways-" + re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
+        words = re.sub(r"[^a-z0-9]+", "-", self.title.lower())
+        return f"ways-{words}"[:NAME_LENGTH].strip("-")
 
     @property
     def lines(self) -> tuple[int, int]:
@@ -109,7 +112,7 @@ def trees(title: str, library: str) -> Way:
         example="gradient_boosting.yaml",
         settings=(f"train.library={library}",),
         places=("--workers", "2"),
-        epochs="train.rounds={}00",
+        epochs="train.rounds={}000",
         note="It learns in rounds, each from all rows; of what was trained twice, rounds are told.",
     )
 
@@ -193,9 +196,11 @@ class Seen:
         return found
 
     def first_step_s(self) -> float:
-        """Of a recipe: when it tells of a step; of own code: an epoch before the end of the first one."""
-        for at, line in self.lines:
-            if STEP.search(line):
+        """Of a recipe: when it tells of another step than at first, which is the one that it has gone on
+        from; of own code: an epoch before the end of the first one."""
+        told = [(at, int(named[1])) for at, line in self.lines if (named := STEP.search(line))]
+        for at, step in told:
+            if step > told[0][1]:
                 return at
         times = sorted(self.epochs.values())
         return max(0.0, times[0] - self.epoch_s())
@@ -358,7 +363,7 @@ next is a line of the run file, or the code that you bring along.
   recipe goes on exactly where its last checkpoint is, own code with the epoch that it finds, if it looks.
 * One process has both cores of the machine, a worker one.
 
-{often} of {epochs} epochs (of trees as many hundred rounds), {device}, {os.cpu_count()} CPUs.
+{often} of {epochs} epochs (of trees as many thousand rounds), {device}, {os.cpu_count()} CPUs.
 """
 
 
