@@ -27,14 +27,12 @@ import torch
 from tests.bench.processes import descendants
 from tests.bench.rounds import BUILD, ROOT, Options, Row, Section, main, say
 from tests.bench.runs import FAIR
+from trainer.config import RUN_NAME_LIMIT
 
 TRAINYARD = str(ROOT / ".venv/bin/trainyard")
 PAGE = ROOT / "docs/ways.md"
-KEPT = BUILD / "ways.json"
 STORAGE = BUILD / "ways"
 LOOK_S = 0.25
-NAME_LENGTH = 38
-"""Of a run, at most."""
 KILL_AT = 2
 """The epoch after whose end a run is killed."""
 DIGITS = 1_438
@@ -74,7 +72,7 @@ class Way:
     @property
     def name(self) -> str:
         words = re.sub(r"[^a-z0-9]+", "-", self.title.lower())
-        return f"ways-{words}"[:NAME_LENGTH].strip("-")
+        return f"ways-{words}"[:RUN_NAME_LIMIT].strip("-")
 
     @property
     def lines(self) -> tuple[int, int]:
@@ -374,13 +372,14 @@ def _median(rounds: list[Found], what: str) -> float:
 def measure(options: Options) -> list[Section]:
     epochs = options.choose(8, 4)
     ways = [way for way in WAYS if not options.more.only or options.more.only in way.title]
-    # It takes long: what has been found is kept, and --only adds to it.
-    kept = json.loads(KEPT.read_text()) if options.more.only and KEPT.exists() else {}
+    # It takes long: what has been found is kept, and --only adds to what was of as many epochs.
+    file = BUILD / f"ways-{epochs}.json"
+    kept = json.loads(file.read_text()) if options.more.only and file.exists() else {}
     kept |= {way.title: [] for way in ways}
     for _ in range(options.rounds_or(3)):
         for way in ways:
             kept[way.title].append(asdict(measure_way(way, epochs)))
-            KEPT.write_text(json.dumps(kept, indent=2))
+            file.write_text(json.dumps(kept, indent=2))
     found = {
         way: [Found(**each) for each in kept[way.title]] for way in WAYS if kept.get(way.title)
     }

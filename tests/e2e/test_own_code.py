@@ -96,7 +96,8 @@ def test_large_code_goes_through_the_run_s_folder(where: Team, tmp_path: Path) -
     assert "uploaded" not in again.stderr
     fresh = where.trainyard("submit", file, "--fresh")
     assert fresh.returncode == 0, fresh.stderr
-    assert where.status("large")["summary"]["outcome"] == "succeeded"
+    # Setting the folder aside takes a number, too.
+    assert where.status("large")["summary"]["attempts"] == 4
     assert archive in where.trainyard("cp", "large-old-1:").stdout
     other = where.trainyard("reproduce", "large", "--name", "larger", "--submit")
     assert other.returncode == 0, other.stderr

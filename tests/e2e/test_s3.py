@@ -195,13 +195,14 @@ def newest_checkpoint(team: Team) -> str:
 
 
 @pytest.mark.full
-def test_a_stopped_run_goes_on_in_its_bucket(team: Team, story: Story) -> None:
+def test_a_stopped_run_goes_on_in_its_bucket(team: Team, bucket: Bucket, story: Story) -> None:
     checkpoint = newest_checkpoint(team)
     resumed = team.trainyard("submit", DIGITS, *OPTIONS, "--name", "same")
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     summary = team.status("same")["summary"]
     assert (summary["outcome"], summary["epochs"], summary["attempts"]) == ("succeeded", EPOCHS, 2)
     assert summary["resumed_from"] == checkpoint.removeprefix("checkpoints/")
+    assert "report.html" in {path.name for path in bucket.files("same")}
     story.texts |= {"submit again": resumed.stdout + resumed.stderr} | everything(team)
 
 
