@@ -32,23 +32,17 @@ from trainer.config import (
     RECIPES,
     RUN_NAME_LIMIT,
     AnyTrain,
-    Boosting,
-    BoostingCheckpoint,
-    Checkpoint,
-    Command,
-    Data,
     Faults,
-    Function,
-    Launcher,
     RunName,
-    Section,
-    Table,
     kinds_of,
     recipe_named,
-    require_boosting_fit,
-    require_fit,
-    require_one_size,
 )
+from trainer.config.boosting import Boosting, require_boosting_fit
+from trainer.config.checkpoint import BoostingCheckpoint, Checkpoint
+from trainer.config.data import Data, Table
+from trainer.config.own import Command, Function, Launcher
+from trainer.config.section import Section
+from trainer.config.train import require_fit, require_one_size
 
 PART = r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*"
 IMAGE = re.compile(

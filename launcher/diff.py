@@ -16,7 +16,8 @@ from launcher.amounts import SUFFIXES, quantity
 from launcher.errors import ConfigError
 from launcher.queue import APPLICATION_LABEL, GANG_LABEL, PRIORITY_LABELS, QUEUE_LABELS
 from trainer import submission
-from trainer.config import CODE_VARIABLE, CONFIG_VARIABLE, LENGTHS, MAY_CHANGE, has_fixed_workers
+from trainer.config import CODE_VARIABLE, CONFIG_VARIABLE, LENGTHS, MAY_CHANGE
+from trainer.config.train import has_fixed_workers
 
 Object = dict[str, Any]
 Effect = Literal["no effect", "at once", "next attempt", "new submission", "refused"]

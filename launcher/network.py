@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import PositiveInt, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
-from trainer.config import Section
+from trainer.config.section import Section
 
 Interface = Annotated[str, StringConstraints(pattern=r"^\^?=?[A-Za-z0-9][A-Za-z0-9.,_-]*$")]
 Resource = Annotated[

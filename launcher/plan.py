@@ -26,15 +26,14 @@ from trainer.config import (
     DATA_CPUS,
     DATA_LABELS,
     AnyConfig,
-    BatchShare,
     BoostingConfig,
     CommandConfig,
     FunctionConfig,
     Scaling,
     Storage,
     TrainerConfig,
-    share_batch,
 )
+from trainer.config.train import BatchShare, share_batch
 
 MIB_PER_GIB = 1024
 OBJECT_STORE_LIMIT_MIB = 200 * 10**9 // 2**20

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import StringConstraints
 
 from launcher.errors import ConfigError
-from trainer.config import Section
+from trainer.config.section import Section
 
 System = Literal["none", "kueue", "volcano", "yunikorn", "kai"]
 QueueName = Annotated[

@@ -189,10 +189,9 @@ def _own_rows(plan: Plan) -> list[Row]:
         rows = [("function", config.function, "called by Ray Train on each worker")]
     else:
         assert isinstance(config, CommandConfig)
-        why = (
-            "by torchrun, once for each worker" if config.launcher else "started once, on the head"
-        )
-        rows = [("command", shlex.join(config.command), why)]
+        # The command stands last: in a column of its own it would push all others aside.
+        where = "by torchrun, for each worker" if config.launcher else "once, on the head"
+        rows = [("command", where, shlex.join(config.command))]
     if plan.code is not None:
         size = size_text(plan.code.text_bytes)
         how = (

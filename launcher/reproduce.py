@@ -14,7 +14,8 @@ from launcher.objects import objects_of
 from launcher.overlay import Overlay
 from launcher.platform import Platform
 from trainer import submission
-from trainer.config import Section, kinds_of
+from trainer.config import kinds_of
+from trainer.config.section import Section
 
 Object = dict[str, Any]
 

@@ -14,19 +14,17 @@ import yaml
 from helm_chart import only, platform_of, render
 from pydantic import BaseModel
 
-import launcher.config
-import launcher.platform
-import trainer.config
 from launcher.config import load_run
 from launcher.merge import merge
 from launcher.plan import plan_run
-from launcher.platform import Platform, load_platform, parse_platform
+from launcher.platform import Platform, PlatformSection, load_platform, parse_platform
 from launcher.reader import NO_SUCH_FILE
 from launcher.render import render_job
 from launcher.watch import HEAD_CONTAINER
 from tests.e2e import fault_table
 from trainer import submission
 from trainer.config import CONFIG_VARIABLE, read_config
+from trainer.config.section import Section
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
@@ -151,12 +149,11 @@ def test_the_laptop_side_loads_neither_torch_nor_ray(module: str) -> None:
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
 
 
-SECTIONS = {
-    section
-    for module in (trainer.config, launcher.config, launcher.platform)
-    for section in vars(module).values()
-    if isinstance(section, type) and issubclass(section, BaseModel)
-}
+def with_subclasses(model: type[BaseModel]) -> set[type[BaseModel]]:
+    return {model}.union(*map(with_subclasses, model.__subclasses__()))
+
+
+SECTIONS = with_subclasses(Section) | with_subclasses(PlatformSection)
 
 
 @pytest.mark.parametrize(

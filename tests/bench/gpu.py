@@ -25,7 +25,8 @@ from torchvision.io import ImageReadMode, decode_image, read_file
 from tests.bench import data, runs
 from tests.bench.loops import Settings, again_and_again, by_hand, ours, same_batch
 from tests.bench.rounds import Options, Row, Section, alternate, main, ratios, say
-from trainer.config import Model, TrainerConfig
+from trainer.config import TrainerConfig
+from trainer.config.train import Model
 from trainer.data.batch import Batch
 from trainer.data.parquet import Prepared
 from trainer.data.torch_loader import TorchBatches

@@ -12,7 +12,8 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer import loop
-from trainer.config import Model, TrainerConfig
+from trainer.config import TrainerConfig
+from trainer.config.train import Model
 from trainer.data.batch import Batch
 from trainer.data.parquet import Images
 from trainer.learner import Learner

@@ -17,7 +17,7 @@ from torch import nn
 from tests.bench import runs
 from tests.bench.loops import Counted, Settings, again_and_again, by_hand, ours, same_batch
 from tests.bench.rounds import Options, Row, Section, alternate, main, ratios
-from trainer.config import Model
+from trainer.config.train import Model
 from trainer.data.parquet import Images
 from trainer.strategy import Worker
 

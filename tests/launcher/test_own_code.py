@@ -30,9 +30,9 @@ from trainer.config import (
     CONFIG_VARIABLE,
     CommandConfig,
     FunctionConfig,
-    fill_command,
     read_config,
 )
+from trainer.config.own import fill_command
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples/command.yaml"

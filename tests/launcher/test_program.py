@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,7 +41,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     package.mkdir()
     (package / "__init__.py").touch()
     # The launcher reads the real one.
-    (package / "config.py").write_text((ROOT / "train_image/trainer/config.py").read_text())
+    shutil.copytree(ROOT / "train_image/trainer/config", package / "config")
     for module in ("checkpoints", "export", "predict", "predict_data", "data"):
         (package / f"{module}.py").write_text(SHOW_ARGUMENTS)
     return package

@@ -25,8 +25,8 @@ from trainer.checkpoint import (
     Name,
     best_of,
 )
-from trainer.config import Checkpoint as Rule
 from trainer.config import TrainerConfig
+from trainer.config.checkpoint import Checkpoint as Rule
 from trainer.errors import RunError
 from trainer.folder import RunFolder
 from trainer.lease import Fence, Fenced

@@ -15,7 +15,8 @@ from pyarrow import fs
 from training import open_folder, small_config
 
 from trainer.classification import Classification
-from trainer.config import Data, Model
+from trainer.config.data import Data
+from trainer.config.train import Model
 from trainer.data import sources
 from trainer.data.__main__ import main
 from trainer.data.parquet import decode

@@ -13,7 +13,7 @@ import torch
 from tests.trainer.saved_run import config_of, damage, open_small, save, weights_of
 from trainer import export
 from trainer.checkpoint import Checkpoints
-from trainer.config import Model
+from trainer.config.train import Model
 from trainer.errors import ConfigError, RunError
 from trainer.folder import RunFolder
 from trainer.model import build_model

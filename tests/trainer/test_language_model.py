@@ -28,7 +28,8 @@ from training import final_weights, metrics, open_folder, same, small_config, ta
 
 from launcher.show import progress_text, summary_text
 from trainer import attempt, predict
-from trainer.config import Gpt, TrainerConfig
+from trainer.config import TrainerConfig
+from trainer.config.train import Gpt
 from trainer.continuation import continued
 from trainer.data.batch import Batch
 from trainer.data.find import open_source

@@ -24,7 +24,8 @@ from training import (
 )
 
 from trainer.checkpoint import Checkpoints
-from trainer.config import EarlyStopping, TrainerConfig
+from trainer.config import TrainerConfig
+from trainer.config.train import EarlyStopping
 from trainer.data.batch import Batch
 from trainer.data.parquet import decode
 from trainer.data.torch_loader import GlobalBatches

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainer.config import Model
+from trainer.config.train import Model
 from trainer.data.parquet import Images
 from trainer.errors import ConfigError
 from trainer.model import build_model, check_fit, check_model, takes_one_image

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from trainer.config import Augment
+from trainer.config.data import Augment
 from trainer.data.batch import Batch, moved
 from trainer.data.on_device import ToInput, augmented, random_numbers
 from trainer.data.parquet import Images

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from training import small_config
 
-from trainer.config import Train
+from trainer.config.train import Train
 from trainer.errors import ConfigError
 from trainer.optimize import Precision, average_of, build_optimizer, learning_rate
 

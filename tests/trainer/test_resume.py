@@ -12,7 +12,10 @@ from training import open_folder, small_config
 
 from trainer import resume
 from trainer.checkpoint import MANIFEST, MODEL, STATE, Checkpoints
-from trainer.config import MAY_CHANGE, Boosting, Data, ImageClassification, TrainerConfig
+from trainer.config import MAY_CHANGE, TrainerConfig
+from trainer.config.boosting import Boosting
+from trainer.config.data import Data
+from trainer.config.train import ImageClassification
 from trainer.errors import ConfigError
 from trainer.folder import RunFolder
 from trainer.lease import Fence

@@ -18,7 +18,8 @@ from sklearn.datasets import load_digits
 from training import open_folder, small_config
 
 from trainer.classification import Classification
-from trainer.config import Data, Model
+from trainer.config.data import Data
+from trainer.config.train import Model
 from trainer.data import sources
 from trainer.data.find import open_source
 from trainer.data.parquet import Prepared, Split, decode, read_prepared

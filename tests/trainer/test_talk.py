@@ -13,7 +13,7 @@ from training import Group, ThreadWorker, open_folder, small_config, train_here
 
 from trainer import worker
 from trainer.checkpoint import Checkpoints
-from trainer.config import Checkpoint
+from trainer.config.checkpoint import Checkpoint
 from trainer.progress import Length, Trained
 from trainer.strategy import Worker
 from trainer.talk import LAST_CALL_S, Notices, Order, Talk

@@ -8,7 +8,8 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from trainer.config import Data, ImageClassification, Model, share_batch
+from trainer.config.data import Data
+from trainer.config.train import ImageClassification, Model, share_batch
 
 
 def test_config_imports_neither_torch_nor_ray() -> None:

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 from trainer import hold, resume, submission
 from trainer.checkpoint import VALIDATION, Checkpoint, Checkpoints, Damaged, best_of
-from trainer.config import BoostingConfig, RecipeConfig, TrainerConfig, share_batch
+from trainer.config import BoostingConfig, RecipeConfig, TrainerConfig
+from trainer.config.train import share_batch
 from trainer.data import sources
 from trainer.data.parquet import Prepared
 from trainer.errors import ConfigError, Diverged, RunError

@@ -19,7 +19,8 @@ from functools import total_ordering
 from pickle import UnpicklingError
 from typing import Any
 
-from trainer import config as wanted
+from trainer.config import checkpoint as wanted
+from trainer.config.section import Metric
 from trainer.errors import RunError
 from trainer.folder import RunFolder
 from trainer.progress import Trained
@@ -289,14 +290,14 @@ def of_every(epochs: int | None, newest_first: list[Checkpoint]) -> set[str]:
     }
 
 
-def best_of(newest_first: list[Checkpoint], metric: wanted.Metric) -> Checkpoint | None:
+def best_of(newest_first: list[Checkpoint], metric: Metric) -> Checkpoint | None:
     """The one with the highest `val_accuracy` or the lowest `val_loss`; of equals the earliest."""
     return max(
         _ends(newest_first), key=lambda checkpoint: _worth(checkpoint.trained, metric), default=None
     )
 
 
-def _worth(trained: Trained, metric: wanted.Metric) -> float:
+def _worth(trained: Trained, metric: Metric) -> float:
     """The more the better; what is no number is the worst."""
     value = trained.val_accuracy if metric == "val_accuracy" else trained.val_loss
     if value is None or not math.isfinite(value):

@@ -8,8 +8,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from trainer import config as wanted
 from trainer import model as models
+from trainer.config import TrainerConfig
+from trainer.config.data import Augment
+from trainer.config.train import ImageClassification, Model
 from trainer.data.batch import Batch
 from trainer.data.on_device import ToInput, augmented
 from trainer.data.parquet import Images, Prepared
@@ -28,28 +30,28 @@ class Classification:
     """A torchvision model on images with labels."""
 
     samples = "images"
-    settings = wanted.Model
+    settings = Model
 
-    def form(self, model: wanted.Model) -> dict[str, Any]:
+    def form(self, model: Model) -> dict[str, Any]:
         return {
             "fallback_size": model.image_size,
             "channels": model.in_channels,
             "num_classes": model.num_classes,
         }
 
-    def build(self, model: wanted.Model) -> nn.Module:
+    def build(self, model: Model) -> nn.Module:
         return models.build_model(model)
 
-    def check(self, model: wanted.Model) -> int:
+    def check(self, model: Model) -> int:
         return models.check_model(model)
 
-    def check_fit(self, model: wanted.Model, images: Images) -> None:
+    def check_fit(self, model: Model, images: Images) -> None:
         models.check_fit(model, images)
 
-    def takes_one_sample(self, model: wanted.Model) -> bool:
+    def takes_one_sample(self, model: Model) -> bool:
         return models.takes_one_image(model)
 
-    def title(self, model: wanted.Model) -> str:
+    def title(self, model: Model) -> str:
         return model.name
 
     def describe(self, images: Images) -> str:
@@ -69,22 +71,18 @@ class Classification:
             ],
         }
 
-    def lesson(
-        self, config: wanted.TrainerConfig, images: Images, device: torch.device
-    ) -> ImageLesson:
-        assert isinstance(config.train, wanted.ImageClassification)
+    def lesson(self, config: TrainerConfig, images: Images, device: torch.device) -> ImageLesson:
+        assert isinstance(config.train, ImageClassification)
         return ImageLesson(config.train, config.data.augment, images, device)
 
-    def speeds(
-        self, model: wanted.Model, samples_per_s: float, worker: Worker | None
-    ) -> dict[str, float]:
+    def speeds(self, model: Model, samples_per_s: float, worker: Worker | None) -> dict[str, float]:
         """None beside images per second, which every recipe has."""
         return {}
 
     def findings(
         self,
         folder: RunFolder,
-        config: wanted.TrainerConfig,
+        config: TrainerConfig,
         data: Prepared,
         summary: dict[str, Any],
         validation: dict[str, Any],
@@ -99,8 +97,8 @@ class ImageLesson:
 
     def __init__(
         self,
-        train: wanted.ImageClassification,
-        augment: wanted.Augment,
+        train: ImageClassification,
+        augment: Augment,
         images: Images,
         device: torch.device,
     ) -> None:

@@ -22,13 +22,8 @@ from trainer.ray_cluster import (  # first: Ray reads some variables when it is 
 
 # isort: split
 from trainer import overlay, submission
-from trainer.config import (
-    CODE_VARIABLE,
-    CONFIG_VARIABLE,
-    CommandConfig,
-    FunctionConfig,
-    fill_command,
-)
+from trainer.config import CODE_VARIABLE, CONFIG_VARIABLE, CommandConfig, FunctionConfig
+from trainer.config.own import fill_command
 from trainer.errors import ConfigError
 from trainer.folder import RunFolder
 from trainer.hold import say, storage_explained, under_way

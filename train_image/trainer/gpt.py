@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from trainer.config import Gpt
+from trainer.config.train import Gpt
 from trainer.data.text import SEPARATOR
 
 BYTES = 256

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from trainer import config as wanted
+from trainer.config import TrainerConfig
+from trainer.config.train import Gpt, LanguageModel
 from trainer.data.batch import Batch
 from trainer.data.parquet import Images, Prepared
 from trainer.errors import ConfigError
@@ -42,18 +43,18 @@ class Language:
     """A transformer on bytes of text."""
 
     samples = "rows"
-    settings = wanted.Gpt
+    settings = Gpt
 
-    def form(self, model: wanted.Gpt) -> dict[str, Any]:
+    def form(self, model: Gpt) -> dict[str, Any]:
         return {"row_bytes": model.context_length + 1}
 
-    def build(self, model: wanted.Gpt) -> nn.Module:
+    def build(self, model: Gpt) -> nn.Module:
         return Transformer(model)
 
-    def check(self, model: wanted.Gpt) -> int:
+    def check(self, model: Gpt) -> int:
         return parameters_of(model)
 
-    def check_fit(self, model: wanted.Gpt, images: Images) -> None:
+    def check_fit(self, model: Gpt, images: Images) -> None:
         if images.kind != "text":
             raise ConfigError(
                 f"{images.source} has images, and train.recipe = language_model learns from text. "
@@ -66,10 +67,10 @@ class Language:
                 f"{found}: use {found}, or prepare it again."
             )
 
-    def takes_one_sample(self, model: wanted.Gpt) -> bool:
+    def takes_one_sample(self, model: Gpt) -> bool:
         return True
 
-    def title(self, model: wanted.Gpt) -> str:
+    def title(self, model: Gpt) -> str:
         return f"{model.layers} layers of width {model.width} over {model.context_length} bytes"
 
     def describe(self, images: Images) -> str:
@@ -85,15 +86,11 @@ class Language:
             ],
         }
 
-    def lesson(
-        self, config: wanted.TrainerConfig, images: Images, device: torch.device
-    ) -> TextLesson:
-        assert isinstance(config.train, wanted.LanguageModel)
+    def lesson(self, config: TrainerConfig, images: Images, device: torch.device) -> TextLesson:
+        assert isinstance(config.train, LanguageModel)
         return TextLesson(config.train.model, device)
 
-    def speeds(
-        self, model: wanted.Gpt, samples_per_s: float, worker: Worker | None
-    ) -> dict[str, float]:
+    def speeds(self, model: Gpt, samples_per_s: float, worker: Worker | None) -> dict[str, float]:
         """`tokens_per_s`, of which each byte is one; and `mfu` on GPUs whose peak is known.
 
         MFU is the share of that peak that the model's own arithmetic takes (Chowdhery et al.: PaLM, 2022,
@@ -109,7 +106,7 @@ class Language:
     def findings(
         self,
         folder: RunFolder,
-        config: wanted.TrainerConfig,
+        config: TrainerConfig,
         data: Prepared,
         summary: dict[str, Any],
         validation: dict[str, Any],
@@ -122,7 +119,7 @@ class Language:
 class TextLesson:
     """All bytes of a row but the last are the network's input, all but the first are what is right."""
 
-    def __init__(self, model: wanted.Gpt, device: torch.device) -> None:
+    def __init__(self, model: Gpt, device: torch.device) -> None:
         self.model = model
         self.device = device
 
@@ -180,12 +177,12 @@ def rows_of(batch: Batch) -> torch.Tensor:
 
 
 @cache
-def parameters_of(model: wanted.Gpt) -> int:
+def parameters_of(model: Gpt) -> int:
     with torch.device("meta"):
         return sum(weight.numel() for weight in Transformer(model).parameters())
 
 
-def flops_per_token(model: wanted.Gpt) -> int:
+def flops_per_token(model: Gpt) -> int:
     """Of a forward and backward pass: 6 per parameter, and 12 per layer, width and byte of context."""
     return 6 * parameters_of(model) + 12 * model.layers * model.width * model.context_length
 

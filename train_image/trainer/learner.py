@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer.config import TrainerConfig, share_batch
+from trainer.config import TrainerConfig
+from trainer.config.train import share_batch
 from trainer.data.batch import Batch, moved
 from trainer.data.parquet import Images
 from trainer.optimize import Precision, average_of, build_optimizer, learning_rate

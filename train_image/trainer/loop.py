@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
-from trainer.config import EarlyStopping, TrainerConfig
+from trainer.config import TrainerConfig
+from trainer.config.train import EarlyStopping
 from trainer.data.batch import Batch, Batches
 from trainer.errors import Diverged
 from trainer.learner import Learner

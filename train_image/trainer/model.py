@@ -8,7 +8,7 @@ import torch
 import torchvision
 from torch import nn
 
-from trainer.config import Model
+from trainer.config.train import Model
 from trainer.data.parquet import Images
 from trainer.errors import ConfigError
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from trainer.config import Cosine, Sgd, Steps, Train
+from trainer.config.train import Cosine, Sgd, Steps, Train
 from trainer.errors import ConfigError
 from trainer.strategy import local
 

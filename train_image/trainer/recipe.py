@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from trainer.classification import Classification
-from trainer.config import Section, Train, TrainerConfig
+from trainer.config import TrainerConfig
+from trainer.config.section import Section
+from trainer.config.train import Train
 from trainer.data.batch import Batch
 from trainer.data.parquet import Images, Prepared
 from trainer.folder import RunFolder

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trainer.checkpoint import MODEL, STATE, Checkpoint, Checkpoints, Name
-from trainer.config import LENGTHS, MAY_CHANGE, RecipeConfig, has_fixed_workers
+from trainer.config import LENGTHS, MAY_CHANGE, RecipeConfig
+from trainer.config.train import has_fixed_workers
 from trainer.errors import ConfigError
 from trainer.folder import RunFolder
 from trainer.lease import Fence

@@ -12,7 +12,8 @@ from torch import nn
 from trainer import shards, zero
 from trainer.checkpoint import MODEL, STATE, Checkpoint, Checkpoints, Damaged, load
 from trainer.checkpoints import best_name, judge, newest_name, result_of
-from trainer.config import BOOSTING, Section, recipe_named
+from trainer.config import BOOSTING, recipe_named
+from trainer.config.section import Section
 from trainer.data.parquet import Images, to_images
 from trainer.errors import ConfigError, RunError
 from trainer.folder import RunFolder

@@ -23,7 +23,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer import config as wanted
+from trainer.config import train as wanted
 
 EXCHANGE_SAMPLE_STEPS = 20
 """DDP times one step in so many."""

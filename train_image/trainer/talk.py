@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from trainer.config import Checkpoint
+from trainer.config.checkpoint import Checkpoint
 from trainer.progress import Length, Trained
 from trainer.strategy import Worker
 

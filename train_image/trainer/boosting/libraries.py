@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from trainer.boosting.table import Prepared, Rows
-from trainer.config import Boosting
+from trainer.config.boosting import Boosting
 from trainer.strategy import Worker
 
 Settings = dict[str, Any]

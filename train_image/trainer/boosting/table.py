@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from trainer.config import BUILT_IN, Boosting, Table
+from trainer.config.boosting import Boosting
+from trainer.config.data import BUILT_IN, Table
 from trainer.data.find import KEYS, list_all
 from trainer.data.picture_files import check_columns
 from trainer.data.samples import ALL, TRAIN, VALID, stamp_of

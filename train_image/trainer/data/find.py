@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import fs
 
-from trainer.config import BUILT_IN
+from trainer.config.data import BUILT_IN
 from trainer.data.idx import is_idx_images, open_idx
 from trainer.data.parquet import DATASET
 from trainer.data.picture_files import MANIFESTS, has_classes, open_folder, open_manifest

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from trainer.config import Augment
+from trainer.config.data import Augment
 from trainer.data.batch import Batch
 from trainer.data.parquet import Images
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.config import BUILT_IN, Data
+from trainer.config.data import BUILT_IN, Data
 from trainer.data.find import open_prepared
 from trainer.data.parquet import Prepared, is_prepared, read_prepared
 from trainer.data.plan import Options

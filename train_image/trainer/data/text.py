@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import fs
 
-from trainer.config import BUILT_IN
+from trainer.config.data import BUILT_IN
 from trainer.data.find import KEYS, list_all
 from trainer.data.samples import ALL, TRAIN, VALID, Place, Read, Source, stamp_of
 from trainer.errors import ConfigError

@@ -12,7 +12,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from trainer.config import Data, Scaling, TrainerConfig, share_batch
+from trainer.config import Scaling, TrainerConfig
+from trainer.config.data import Data
+from trainer.config.train import share_batch
 from trainer.data.batch import Batch, order_of_epoch, parts_of_epoch
 from trainer.data.chunks import Ahead
 from trainer.data.local_copy import Rows

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import torch
 
 from trainer.checkpoint import load
-from trainer.config import Model
+from trainer.config.train import Model
 from trainer.data.on_device import ToInput
 from trainer.data.parquet import Prepared, decode
 from trainer.folder import RunFolder

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from trainer.config import ImageClassification, TrainerConfig
+from trainer.config import TrainerConfig
+from trainer.config.train import ImageClassification
 from trainer.data.parquet import Images
 from trainer.data.torch_loader import decode_workers
 

@@ -1,0 +1,51 @@
+"""`command` and `function`: code of one's own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, StringConstraints
+from pydantic_core import PydanticCustomError
+
+PLACEHOLDERS = ("workers", "gpus", "storage", "run", "attempt")
+"""What a command's arguments may name in braces."""
+
+_BRACES = re.compile(r"\{\{(\w+)\}\}|\{(\w+)\}")
+
+
+def _require_placeholders(command: tuple[str, ...]) -> tuple[str, ...]:
+    """A misspelled name in braces would reach the program as it is."""
+    for argument in command:
+        for _, name in _BRACES.findall(argument):
+            if name and name not in PLACEHOLDERS:
+                raise PydanticCustomError(
+                    "placeholder",
+                    f"{{{name}}} is none of "
+                    f"{', '.join(f'{{{known}}}' for known in PLACEHOLDERS)}; "
+                    f"write {{{{{name}}}}} for the text {{{name}}}",
+                )
+    return command
+
+
+Command = Annotated[
+    tuple[Annotated[str, Field(min_length=1)], ...],
+    Field(min_length=1, strict=False),
+    AfterValidator(_require_placeholders),
+]
+"""A program and its arguments, without a shell."""
+
+Function = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
+"""`module:callable`."""
+
+Launcher = Literal["torchrun"]
+
+
+def fill_command(command: tuple[str, ...], values: Mapping[str, str]) -> list[str]:
+    """`--num-workers {workers}` -> `--num-workers 2`; `{{workers}}` -> `{workers}`."""
+
+    def fill(found: re.Match[str]) -> str:
+        return f"{{{found[1]}}}" if found[1] else values[found[2]]
+
+    return [_BRACES.sub(fill, argument) for argument in command]
