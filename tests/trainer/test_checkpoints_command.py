@@ -155,6 +155,13 @@ def test_a_damaged_best_makes_room_for_the_next_best(tmp_path: Path) -> None:
     assert Checkpoints(folder).names() == [names[3], names[1]]
 
 
+def test_before_the_first_epoch_has_ended_none_is_the_best(tmp_path: Path) -> None:
+    folder = open_small(tmp_path)
+    _, newest = (save(folder, 0, steps_in_epoch=step) for step in (2, 4))
+    run(folder, "prune", "--keep", "1", "--keep-best")
+    assert Checkpoints(folder).names() == [newest]
+
+
 def test_nothing_goes_where_nothing_is_intact(tmp_path: Path) -> None:
     folder = open_small(tmp_path)
     name = save(folder, 1)

@@ -141,7 +141,7 @@ def test_a_worker_without_images_changes_nothing() -> None:
 
 
 def told(loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor) -> Judged:
-    return Judged(loss=loss, hits=(outputs.argmax(dim=1) == labels).sum(), count=len(labels))
+    return Judged(loss=loss, hits=(outputs.argmax(dim=1) == labels).sum(), total=len(labels))
 
 
 def test_a_tally_tells_the_loss_since_it_was_asked_and_the_accuracy_since_it_began() -> None:

@@ -137,14 +137,13 @@ def _open(filesystem: fs.FileSystem, root: str, path: str, image_column: str) ->
             f"{path} has a column {taken[0]} already, which a prediction would add. Rename it."
         )
     header = json.loads((schema.metadata or {}).get(METADATA_KEY, b"{}"))
+    layout: PixelLayout | None = None
     if image_column == "image" and header.get("encoding") == "raw":
         channels, height, width = header["shape"]
         shape = (channels, height, width)
         layout = PixelLayout((channels * height * width,), shape, is_channel_last=False)
     elif metadata.num_rows:
         layout = find_layout(filesystem, path, schema.field(image_column))
-    else:
-        layout = None
     groups = range(metadata.num_row_groups)
     return Input(
         path=path,

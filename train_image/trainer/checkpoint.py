@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import total_ordering
 from pickle import UnpicklingError
-from typing import Any
+from typing import IO, Any, cast
 
 from trainer.config import checkpoint as wanted
 from trainer.config.section import Metric
@@ -55,6 +55,13 @@ class Name:
     def parse(cls, text: str) -> Name | None:
         match = cls.PATTERN.fullmatch(text)
         return cls(*map(int, match.groups())) if match else None
+
+    @classmethod
+    def known(cls, text: str) -> Name:
+        """The same of a checkpoint that there is."""
+        name = cls.parse(text)
+        assert name is not None, text
+        return name
 
     def __str__(self) -> str:
         return f"s{self.samples:012d}-a{self.attempt}.{self.group}"
@@ -99,7 +106,7 @@ def load(folder: RunFolder, path: str, known: Mapping[str, Any] | None = None) -
     import torch  # takes seconds, which a list of checkpoints need not wait for
 
     data = io.BytesIO(folder.read(path))
-    classes = [(made, name) for name, made in (known or {}).items()]
+    classes: list[Any] = [(made, name) for name, made in (known or {}).items()]
     try:
         with torch.serialization.safe_globals(classes):
             return torch.load(data, map_location="cpu", weights_only=True)
@@ -162,7 +169,7 @@ class Checkpoints:
                 measured.write(content)
             else:
                 try:
-                    torch.save(content, measured)
+                    torch.save(content, cast(IO[bytes], measured))
                 except RuntimeError:
                     # torch puts its own error before that of a full disk.
                     if measured.error:
@@ -264,7 +271,7 @@ class Checkpoints:
         there = [
             checkpoint
             for checkpoint in self.committed()
-            if Name.parse(checkpoint.name) <= Name.parse(newest)
+            if Name.known(checkpoint.name) <= Name.known(newest)
         ]
         kept = kept_by(rule, there)
         gone = [checkpoint.name for checkpoint in there if checkpoint.name not in kept]

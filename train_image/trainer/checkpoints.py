@@ -25,12 +25,15 @@ AGES = ((86_400, "d"), (3_600, "h"), (60, "min"))
 """Seconds of each unit in which an age is told."""
 
 
+State = Literal["intact", "damaged", "overtaken", "uncommitted", "other version"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judged:
     """A checkpoint, and whether it can be used."""
 
     name: str
-    state: Literal["intact", "damaged", "overtaken", "uncommitted", "other version"]
+    state: State
     problem: str | None = None
     checkpoint: Checkpoint | None = None
     """What its manifest says, where that can be read."""
@@ -48,7 +51,7 @@ def judge(checkpoints: Checkpoints, name: str, *, is_thorough: bool) -> Judged:
             with Bar(name, checkpoint.bytes) as bar:
                 checkpoints.check(name, bar.advance)
     except Damaged as reason:
-        state = "damaged" if checkpoints.is_committed(name) else "uncommitted"
+        state: State = "damaged" if checkpoints.is_committed(name) else "uncommitted"
         return Judged(name=name, state=state, problem=str(reason), checkpoint=checkpoint)
     except RunError as reason:
         return Judged(name=name, state="other version", problem=str(reason))
@@ -255,7 +258,9 @@ def _without_best(
     checkpoints: Checkpoints, kept: list[Judged], others: list[Judged]
 ) -> list[Judged]:
     """The others without the best of all, if that is among them and its bytes are right, too."""
-    while (best := best_name([*kept, *others])) not in {judged.name for judged in kept}:
+    while best := best_name([*kept, *others]):
+        if best in {judged.name for judged in kept}:
+            break
         place = [judged.name for judged in others].index(best)
         others[place] = judge(checkpoints, others[place].name, is_thorough=True)
         if others[place].state == "intact":

@@ -110,7 +110,7 @@ class ImageLesson:
         self.layout = torch.channels_last if train.channels_last else torch.contiguous_format
 
     def build(self) -> nn.Module:
-        return models.build_model(self.train.model).to(memory_format=self.layout)
+        return models.build_model(self.train.model).to(memory_format=self.layout)  # type: ignore[call-overload]
 
     def inputs(self, batch: Batch, *, epoch: int | None = None) -> torch.Tensor:
         pixels = batch.pixels
@@ -127,7 +127,7 @@ class ImageLesson:
         return Judged(
             loss=functional.cross_entropy(outputs, labels, label_smoothing=smoothing),
             hits=(outputs.argmax(dim=1) == labels).sum(),
-            count=len(labels),
+            total=len(labels),
         )
 
     def answers(self, worker: Worker) -> Answers:

@@ -63,7 +63,7 @@ def torch_trainer(task: Task, **common: Any) -> ray.train.torch.TorchTrainer:
     return ray.train.torch.TorchTrainer(
         train_worker,
         train_loop_config={"task": task},
-        torch_config=ray.train.torch.TorchConfig(timeout_s=timeout_s),
+        torch_config=ray.train.torch.TorchConfig(timeout_s=timeout_s),  # type: ignore[arg-type]
         **common,
     )
 
@@ -151,22 +151,24 @@ def run_workers(
 def fit_workers(task: AnyTask, storage: Path, make_trainer: MakeTrainer) -> Outcome:
     """Run one worker group after another, until the run has ended or a group has left."""
     config, scaling = task.config, task.config.scaling
+    # Type checkers read Ray Train's first version, in whose place the second is imported.
+    train: Any = ray.train
     trainer = make_trainer(
         task,
-        scaling_config=ray.train.ScalingConfig(
+        scaling_config=train.ScalingConfig(
             num_workers=(scaling.min_workers, scaling.num_workers)
             if scaling.min_workers is not None
             else scaling.num_workers,
             use_gpu=scaling.use_gpu,
             resources_per_worker=worker_resources(scaling),
         ),
-        run_config=ray.train.RunConfig(
+        run_config=train.RunConfig(
             name=f"{config.name}-a{task.attempt}",
             # Ray Train's own state must not outlive the attempt: ours lies in the run's folder.
             storage_path=str(storage),
             callbacks=[Failures(task)],
-            failure_config=ray.train.FailureConfig(max_failures=config.faults.worker_failures),
-            logging_config=ray.train.LoggingConfig(log_level="WARNING"),
+            failure_config=train.FailureConfig(max_failures=config.faults.worker_failures),
+            logging_config=train.LoggingConfig(log_level="WARNING"),
         ),
     )
     try:
@@ -201,7 +203,7 @@ class Failures(ray.train.UserCallback):
         print("\n".join(lines), flush=True)
 
 
-def train_worker(told: dict[str, Task]) -> dict[str, Any]:
+def train_worker(told: dict[str, Task]) -> Any:
     """What each Ray Train worker runs: its work, with its place in the group and Ray's own tools."""
     task = told["task"]
     context = ray.train.get_context()

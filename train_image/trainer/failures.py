@@ -37,8 +37,13 @@ def record(folder: RunFolder, attempt: int, errors: Mapping[int, BaseException])
 
 def note_leaving(folder: RunFolder, attempt: int) -> None:
     """Put down that a worker group has left a machine that goes away."""
-    leaving = {"attempt": attempt, "group": newest_group(folder, attempt)}
-    leaving |= {"time": round(time.time(), 3), "rank": None, "error": None}
+    leaving = {
+        "attempt": attempt,
+        "group": newest_group(folder, attempt),
+        "time": round(time.time(), 3),
+        "rank": None,
+        "error": None,
+    }
     folder.append(folder.failures, json.dumps(leaving) + "\n")
 
 

@@ -405,13 +405,13 @@ class RunFolder:
             self.write(path, before + data)
             return
         self.filesystem.create_dir(_parent(path))
-        before = self.size(path) or 0
+        size = self.size(path) or 0
         try:
             with self.filesystem.open_append_stream(path, compression=None) as stream:
                 stream.write(data)
         except OSError:
             with suppress(OSError):  # where nothing can be changed, nothing was
-                os.truncate(path, before)
+                os.truncate(path, size)
             raise
 
     @property

@@ -63,7 +63,7 @@ def find(name: str) -> Callable[..., Any]:
         found = getattr(found, part, None)
     if not callable(found):
         raise ConfigError(f"function = {name}: module {module} has no function {path}")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 if __name__ == "__main__":

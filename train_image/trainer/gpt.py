@@ -53,12 +53,13 @@ class Transformer(nn.Module):
         self.bytes = nn.Embedding(BYTES, config.width)
         self.positions = nn.Embedding(config.context_length, config.width)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        blocks = [Block(config) for _ in range(config.layers)]
+        self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(config.width)
         self.apply(_init)
         # What blocks add up grows with their number: Radford et al.: Language models are unsupervised
         # multitask learners, 2019, section 2.3.
-        for block in self.blocks:
+        for block in blocks:
             for last in (block.attention.out, block.narrow):
                 nn.init.normal_(last.weight, std=SPREAD / (2 * config.layers) ** 0.5)
 

@@ -137,7 +137,7 @@ class TextLesson:
         return Judged(
             loss=functional.cross_entropy(outputs.flatten(0, 1), right.flatten()),
             hits=(outputs.argmax(dim=2) == right).sum(),
-            count=right.numel(),
+            total=right.numel(),
         )
 
     def answers(self, worker: Worker) -> TextAnswers:
@@ -155,9 +155,9 @@ class TextAnswers:
 
     def add(self, outputs: torch.Tensor, batch: Batch) -> None:
         judged = self.lesson.judged(outputs, batch)
-        self.sums[0] += judged.loss * judged.count
+        self.sums[0] += judged.loss * judged.total
         self.sums[1] += judged.hits
-        self.sums[2] += judged.count
+        self.sums[2] += judged.total
         self.sums[3] += len(batch.pixels)
 
     def over_all(self) -> Validation:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -49,7 +49,7 @@ class Learner:
         )
         self.wrapped, self.optimizer = self.strategy.tie(wrapped, optimizer, worker)
         self.model: nn.Module = (
-            torch.compile(self.wrapped) if config.train.compile else self.wrapped
+            cast(nn.Module, torch.compile(self.wrapped)) if config.train.compile else self.wrapped
         )
         self.scaler = torch.amp.GradScaler(worker.device.type, enabled=self.precision.is_scaled)
 

@@ -198,17 +198,17 @@ def train(
                 )
             )
         # Epochs of a single step leave no other moment to hear that the run is to stop.
-        order = None
+        at_end = None
         if talk.is_due(trained.step) and not is_last:
             is_saving = is_first and records.is_saving()
-            order = talk.hold(trained, is_saving=is_saving, is_bad=False)
+            at_end = talk.hold(trained, is_saving=is_saving, is_bad=False)
         is_wanted = trained.epoch % config.checkpoint.every_epochs == 0 or is_last
-        if is_wanted or (order and order.is_save):
+        if is_wanted or (at_end and at_end.is_save):
             with spent.on("checkpoint"):
                 records.save(replace(trained, seconds=spent.snapshot()), learner, {}, verdict)
-                if order and order.is_urgent:
+                if at_end and at_end.is_urgent:
                     records.finish_saving()
-        if order and order.is_stop:
+        if at_end and at_end.is_stop:
             return trained
         talk.note_epoch(trained)
     records.finish_saving()

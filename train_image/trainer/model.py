@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from typing import Any
 
 import torch
 import torchvision
@@ -112,17 +113,17 @@ def _first_convolution(model: nn.Module, name: str) -> tuple[str, nn.Conv2d]:
 
 
 def _with_channels(first: nn.Conv2d, in_channels: int) -> nn.Conv2d:
-    new = nn.Conv2d(
-        in_channels,
-        first.out_channels,
-        first.kernel_size,
-        first.stride,
-        first.padding,
-        first.dilation,
-        first.groups,
-        first.bias is not None,
-        first.padding_mode,
+    kept = (
+        "out_channels",
+        "kernel_size",
+        "stride",
+        "padding",
+        "dilation",
+        "groups",
+        "padding_mode",
     )
+    options: dict[str, Any] = {key: getattr(first, key) for key in kept}
+    new = nn.Conv2d(in_channels, bias=first.bias is not None, **options)
     nn.init.kaiming_normal_(new.weight, mode="fan_out", nonlinearity="relu")
     return new
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -103,7 +104,9 @@ def average_of(network: nn.Module, decay: float) -> AveragedModel:
     ExponentialMovingAverage does: initial weights would weigh on a short run for long.
     """
 
-    def update(average: list[Tensor], current: list[Tensor], num_averaged: Tensor) -> None:
+    def update(
+        average: Sequence[Tensor], current: Sequence[Tensor], num_averaged: Tensor | int
+    ) -> None:
         count = int(num_averaged)
         kept = min(decay, (1 + count) / (10 + count))
         # Of weights that are shared out each worker averages its share; buffers are whole.

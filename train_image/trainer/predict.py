@@ -95,10 +95,11 @@ def predict(
             problems += [each for each in loaded if isinstance(each, str)]
             if problems:  # What else is wrong is still to be found.
                 continue
+            pictures = np.stack(loaded)
             answers += [
                 Answer(file=file, pixels=pixels, top=likeliest)
                 for file, pixels, likeliest in zip(
-                    names, loaded, oracle(np.stack(loaded), top), strict=True
+                    names, pictures, oracle(pictures, top), strict=True
                 )
             ]
     if problems:

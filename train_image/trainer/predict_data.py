@@ -91,7 +91,7 @@ def answers(
     scaling: Scaling,
 ) -> Iterator[pa.Table]:
     """What the model says of all rows, in their order. Raises RunError."""
-    stretches = list(stretches_of(inputs, saved.images.bytes_per_image))
+    stretches: Sequence[Stretch] = list(stretches_of(inputs, saved.images.bytes_per_image))
     if not stretches:
         return
     DataContext.get_current().execution_options.preserve_order = True

@@ -56,8 +56,10 @@ class Recipe(Protocol):
 
     samples: str
     """What is learnt from, in one word."""
-    settings: type[Section]
-    """Of `train.model`."""
+
+    @property
+    def settings(self) -> type[Section]:
+        """Of `train.model`."""
 
     def form(self, model: Any) -> dict[str, Any]:
         """Options of a preparation that follow from the model."""

@@ -62,7 +62,7 @@ def begin(
     if start:
         refuse_other(start, config)
     for name in checkpoints.names():
-        is_newer = not start or Name.parse(name) > Name.parse(start.name)
+        is_newer = not start or Name.known(name) > Name.known(start.name)
         if is_newer or not checkpoints.is_committed(name):
             checkpoints.delete(name)
     trained = start.trained if start else Trained()
@@ -111,8 +111,7 @@ def descended(folder: RunFolder) -> list[Checkpoint]:
 
 def why_overtaken(text: str, starts: list[dict[str, Any]]) -> str | None:
     """Why a checkpoint does not belong to the run's line of descent; None if it does."""
-    name = Name.parse(text)
-    assert name is not None
+    name = Name.known(text)
     for start in starts:
         is_later = (start["attempt"], start["group"]) > (name.attempt, name.group)
         if is_later and start["samples"] < name.samples:

@@ -13,7 +13,7 @@ import torch
 class Saver:
     """Does one save at a time in a thread of its own. Rank 0 has one."""
 
-    def __init__(self, save: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(self, save: Callable[[dict[str, Any]], None]) -> None:
         """`save` gets the contents of the checkpoint's files and whatever else was given to `start`."""
         self._save = save
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")

@@ -11,7 +11,7 @@ import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
@@ -67,7 +67,6 @@ class Shards:
     def shares(self, learner: Learner) -> dict[str, Any]:
         """This worker's part of weights, optimiser and average: training changes these very tensors."""
         network, optimizer, average = learner.network, learner.optimizer, learner.average
-        assert isinstance(optimizer, torch.optim.Optimizer)
         return {
             "model": network.state_dict(),
             "optimizer": get_optimizer_state_dict(network, optimizer)["state"],
@@ -99,11 +98,11 @@ def whole(checkpoints: Checkpoints, name: str, part: str) -> dict[str, torch.Ten
     """The tensors of one part of a checkpoint, put together in one process. Raises RunError."""
     reader = _Reader(_Files(checkpoints.folder), checkpoints.path(name, SHARDS))
     known = reader.read_metadata().state_dict_metadata
-    tensors = {
-        path: torch.empty(each.size, dtype=each.properties.dtype)
-        for path, each in known.items()
-        if path.startswith(f"{part}.")
-    }
+    tensors = {}
+    for path, each in known.items():
+        if path.startswith(f"{part}."):
+            assert isinstance(each, md.TensorStorageMetadata)
+            tensors[path] = torch.empty(each.size, dtype=each.properties.dtype)
     dcp.load(tensors, storage_reader=reader, no_dist=True)
     return {path.removeprefix(f"{part}."): tensor for path, tensor in tensors.items()}
 
@@ -125,14 +124,14 @@ class _Files(FileSystemBase):
         """Size and SHA-256 of each file, by its name."""
 
     @contextmanager
-    def create_stream(self, path: Any, mode: str) -> Iterator[IO[bytes]]:
+    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
         if mode == "rb":
             # In one piece: tensor by tensor, a bucket would be asked thousands of times.
             yield io.BytesIO(self.folder.read(path))
             return
         with self.folder.writing(path) as stream:
             measured = Measured(stream.write)
-            yield measured  # type: ignore[misc]
+            yield measured
         self.written[_name(path)] = measured.facts
 
     def concat_path(self, path: Any, suffix: str) -> str:
@@ -162,7 +161,8 @@ class _Files(FileSystemBase):
 class _Writer(dcp.FileSystemWriter):
     def __init__(self, files: _Files, path: str) -> None:
         super().__init__(path, sync_files=False)  # our folder sees to that
-        self.fs, self.path = files, path
+        self.fs: Any = files
+        self.path = path
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
         """Each worker waits for a storage that refuses its share; the others wait for it."""
@@ -173,7 +173,8 @@ class _Writer(dcp.FileSystemWriter):
 class _Reader(dcp.FileSystemReader):
     def __init__(self, files: _Files, path: str) -> None:
         super().__init__(path)
-        self.fs, self.path = files, path
+        self.fs: Any = files
+        self.path = path
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> md.Metadata:
         """Raises RunError if it holds anything but what is known of tensors: nothing of it is run."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import distributed, nn
@@ -68,16 +68,6 @@ class Worker:
         return values
 
 
-class Mover(Protocol):
-    """What the loop asks of an optimiser."""
-
-    param_groups: list[dict[str, Any]]
-
-    def zero_grad(self, set_to_none: bool = True) -> None: ...
-
-    def step(self) -> Any: ...
-
-
 class Strategy(Protocol):
     """What the loop asks of `ddp`, and of whatever comes beside it."""
 
@@ -89,7 +79,7 @@ class Strategy(Protocol):
 
     def tie(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, worker: Worker
-    ) -> tuple[nn.Module, Mover]:
+    ) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Both as the loop is to use them: DeepSpeed makes one thing of the two."""
 
     def backward(self, model: nn.Module, loss: torch.Tensor) -> None:
@@ -116,7 +106,7 @@ class _Torch:
 
     def tie(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, worker: Worker
-    ) -> tuple[nn.Module, Mover]:
+    ) -> tuple[nn.Module, torch.optim.Optimizer]:
         return model, optimizer
 
     def backward(self, model: nn.Module, loss: torch.Tensor) -> None:
@@ -233,7 +223,7 @@ class Zero(_Torch):
 
     def tie(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, worker: Worker
-    ) -> tuple[nn.Module, Mover]:
+    ) -> tuple[nn.Module, torch.optim.Optimizer]:
         """DeepSpeed's engine, and what moves its weights."""
         deepspeed = _deepspeed_on(worker.device)
         deepspeed.init_distributed(dist_init_required=False)
@@ -245,7 +235,7 @@ class Zero(_Torch):
             optimizer=optimizer,
             config=self._settings(sum(weight.numel() for weight in model.parameters())),
         )
-        return engine, ZeroMover(engine)
+        return engine, cast(torch.optim.Optimizer, ZeroMover(engine))
 
     def _settings(self, parameters: int) -> dict[str, Any]:
         """What DeepSpeed calls its config."""
@@ -292,7 +282,7 @@ class Zero(_Torch):
 
 
 class ZeroMover:
-    """The optimiser of DeepSpeed's engine."""
+    """The optimiser of DeepSpeed's engine: what a learner asks of one whose state is shared out."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -330,7 +320,7 @@ def _compute_out_of_place(network: nn.Module) -> None:
     """Where weights are gathered, a block may return a view: changed in place, it loses its gradients."""
     for module in network.modules():
         if hasattr(module, "inplace"):
-            module.inplace = False
+            module.inplace = False  # type: ignore[assignment]
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

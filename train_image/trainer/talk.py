@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from trainer.config.checkpoint import Checkpoint
+from trainer.checkpoint import Rule
 from trainer.progress import Length, Trained
 from trainer.strategy import Worker
 
@@ -48,7 +48,7 @@ class Talk:
 
     def __init__(
         self,
-        rule: Checkpoint,
+        rule: Rule,
         worker: Worker,
         notices: Notices,
         length: Length,

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     first = {node: bundle for bundle, node in sorted(table.items(), reverse=True)}
     workers = Counter(table.values())
     agents = {
-        node: Agent.options(
+        node: Agent.options(  # type: ignore[attr-defined]
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 group, placement_group_bundle_index=bundle
             ),

@@ -46,7 +46,7 @@ class Judged(NamedTuple):
     loss: torch.Tensor
     """The mean."""
     hits: torch.Tensor
-    count: int
+    total: int
     """Of what was judged: images, or bytes of text."""
 
 
@@ -60,9 +60,9 @@ class Tally:
 
     def add(self, judged: Judged) -> None:
         with torch.no_grad():
-            self.sums[0] += judged.loss.detach() * judged.count
+            self.sums[0] += judged.loss.detach() * judged.total
             self.sums[1] += judged.hits
-            self.sums[2] += judged.count
+            self.sums[2] += judged.total
 
     def go_on_from(self, sums: torch.Tensor) -> None:
         """With what was summed before the run was cut."""

@@ -104,7 +104,7 @@ def whole(checkpoints: Checkpoints, name: str) -> dict[str, torch.Tensor]:
         weights: dict[str, torch.Tensor] = checkpoints.load(name, ONE_FOR_ALL, known)["module"]
         return weights
     model = checkpoints.load(name, OF_MODEL.format(0), known)
-    shares = []
+    shares: list[Any] = []
     while (file := OF_OPTIMIZER.format(len(shares))) in files:
         optimizer = checkpoints.load(name, file, known)["optimizer_state_dict"]
         shares.append(torch.cat([group.flatten() for group in optimizer["fp32_flat_groups"]]))

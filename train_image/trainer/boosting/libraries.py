@@ -163,8 +163,8 @@ class XGBoost:
         import xgboost
 
         booster = xgboost.Booster(model_file=bytearray(model))
-        gains = booster.get_score(importance_type="total_gain")
-        splits = booster.get_score(importance_type="weight")
+        gains: dict[str, Any] = booster.get_score(importance_type="total_gain")
+        splits: dict[str, Any] = booster.get_score(importance_type="weight")
         return [
             Importance(
                 column=column, gain=float(gains.get(name, 0.0)), splits=int(splits.get(name, 0))

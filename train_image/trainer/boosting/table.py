@@ -381,7 +381,7 @@ def _classes(part: Part, label: str, objective: str, endpoint: str | None) -> tu
         raise ConfigError(
             f"column {label} of {part.source} has one label alone, {_some(found)}: there is nothing to learn."
         )
-    return tuple(sorted(found))  # type: ignore[type-var]
+    return tuple(sorted(found))
 
 
 def _some(labels: set[Label]) -> str:

@@ -41,7 +41,7 @@ def make_trainer(task: Task, **common: Any) -> Any:
     return LightGBMTrainer(train_worker, **told)
 
 
-def train_worker(told: dict[str, Task]) -> dict[str, Any]:
+def train_worker(told: dict[str, Task]) -> Any:
     """What each Ray Train worker runs: its work, with its place in the group and Ray's own tools."""
     task = told["task"]
     with joined(task) as worker:

@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 import numpy as np
 import torch
@@ -119,7 +119,7 @@ class Ahead(Generic[T]):
         if error is not None:
             self._made.put((None, error))  # again, whenever it is asked
             raise error
-        return item
+        return cast(T, item)
 
     def __del__(self) -> None:
         self._is_left.set()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -103,6 +103,7 @@ def convert(
     if samples.pixel_shape is None:
         return _convert_pictures(samples, rows, form, pool, note)
     images, problems = samples.read(rows, pool)
+    assert isinstance(images, np.ndarray)
     places = _good_places(len(rows), problems)
     pixels = _to_channels(images if len(places) == len(rows) else images[places], form.shape[0])
     if pixels.shape[1:] != form.shape:
@@ -126,7 +127,7 @@ def _to_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
         return pixels
     if channels == 3:
         return np.repeat(pixels, 3, axis=1)
-    grey = sum(pixels[:, band].astype(np.uint32) * part for band, part in enumerate(LUMA))
+    grey: Any = sum(pixels[:, band].astype(np.uint32) * part for band, part in enumerate(LUMA))
     return ((grey + 2**15) >> 16).astype(np.uint8)[:, None]
 
 
@@ -148,6 +149,7 @@ def _convert_pictures(
     problems: dict[int, str] = {}
     for start in range(0, len(rows), PICTURES_AT_ONCE):
         images, bad = samples.read(rows[start : start + PICTURES_AT_ONCE], pool)
+        assert isinstance(images, list)
         good = _good_places(len(images), bad)
         kept = []
         for place, found in zip(good, _convert_each(images, good, form, pool), strict=True):

@@ -7,7 +7,6 @@ import io
 import math
 import zlib
 from collections.abc import Callable
-from typing import IO
 
 import numpy as np
 import pyarrow as pa
@@ -47,7 +46,7 @@ def open_idx(
         splits=splits,
         stamp=stamp_of(
             *(
-                (split, zlib.crc32(samples.images), samples.labels.to_pylist())
+                (split, zlib.crc32(samples.images), samples.labels.to_pylist())  # type: ignore[arg-type]
                 for split, samples in splits.items()
             )
         ),
@@ -100,7 +99,7 @@ def _find_labels(filesystem: fs.FileSystem, images_file: str) -> str:
 def _read(filesystem: fs.FileSystem, path: str, magic: int) -> tuple:
     """The sizes and then the bytes of an idx file. Raises ConfigError."""
     with filesystem.open_input_stream(path, compression=None) as stream:
-        packed: IO[bytes] = io.BytesIO(stream.read())
+        packed: io.BufferedIOBase = io.BytesIO(stream.read())
     try:
         with gzip.open(packed) if path.endswith(".gz") else packed as content:
             return _parse(content, path, magic)
@@ -108,7 +107,7 @@ def _read(filesystem: fs.FileSystem, path: str, magic: int) -> tuple:
         raise ConfigError(f"{path} cannot be decompressed: {error}.") from error
 
 
-def _parse(content: IO[bytes], path: str, magic: int) -> tuple:
+def _parse(content: io.BufferedIOBase, path: str, magic: int) -> tuple:
     """Not more is unpacked than the file says that it holds. Raises ConfigError."""
     begin = content.read(4)
     if int.from_bytes(begin, "big") != magic or len(begin) < 4:

@@ -213,9 +213,10 @@ def read_prepared(folder: RunFolder, *, path: str, endpoint: str | None) -> Prep
 
 def to_images(known: dict[str, Any]) -> Images:
     """From JSON, which has lists where we have tuples."""
-    return Images(
-        **{key: tuple(value) if isinstance(value, list) else value for key, value in known.items()}
-    )
+    told: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in known.items()
+    }
+    return Images(**told)
 
 
 def _check_files(folder: RunFolder, files: Sequence[dict[str, Any]]) -> None:

@@ -212,9 +212,17 @@ class Lines:
     problems: dict[int, str] = field(default_factory=dict)
 
     def take(self, rows: list[int]) -> Lines:
-        columns = (self.numbers, self.paths, self.labels, self.splits)
+        def at_rows(column: list[Any]) -> list[Any]:
+            return [column[row] for row in rows]
+
         problems = {new: self.problems[row] for new, row in enumerate(rows) if row in self.problems}
-        return Lines(*([column[row] for row in rows] for column in columns), problems)
+        return Lines(
+            at_rows(self.numbers),
+            at_rows(self.paths),
+            at_rows(self.labels),
+            at_rows(self.splits),
+            problems,
+        )
 
 
 def open_manifest(
@@ -381,7 +389,7 @@ def _is_number(text: str) -> bool:
 def _of_one_type(lines: Lines, file: str, column: str) -> pa.Array:
     """Numbers or names, as the first label is; others are problems. Raises ConfigError."""
     known = [row for row, label in enumerate(lines.labels) if label is not None]
-    first = lines.labels[known[0]] if known else ""
+    first: Any = lines.labels[known[0]] if known else ""
     if type(first) not in (int, str):
         raise ConfigError(
             f"{file}, line {lines.numbers[known[0]]}: {column} is {first!r}, and neither a number "

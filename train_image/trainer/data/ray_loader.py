@@ -8,7 +8,7 @@ tasks end. So a run that goes on in mid-epoch must know which samples were hande
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -251,7 +251,7 @@ def read_all(work: Work) -> Arrays:
     pixels = np.empty((samples, *images.shape), np.uint8)
     labels = np.empty(samples, np.int64)
     times = np.zeros(samples, np.int64)
-    tables = read(work, np.arange(samples), seed=[0]).iter_batches(
+    tables: Iterable[pa.Table] = read(work, np.arange(samples), seed=[0]).iter_batches(
         batch_size=None, batch_format="pyarrow"
     )
     for table in ahead(tables, work.config.data.ray_nodes):
@@ -324,8 +324,11 @@ def all_chunks(source: Streams, work: Work, rank: int, *, is_pinned: bool) -> It
     """A worker's part of the streams of all epochs, one after the other, and no sample more."""
     for epoch in range(work.start.epoch, work.length.epochs):
         due = sum(work.streamed(epoch))
+        if not due:
+            continue
         streams = source.rest if work.first_step(epoch) else source.full
-        for chunk in stream(streams[rank], work, epoch, rank, is_pinned=is_pinned) if due else ():
+        assert streams is not None
+        for chunk in stream(streams[rank], work, epoch, rank, is_pinned=is_pinned):
             part = Batch(*(column[:due] for column in chunk))
             due -= len(part.ids)
             yield part
@@ -368,12 +371,12 @@ def no_samples(images: Images) -> Batch:
     return Batch(torch.empty(0, *images.shape, dtype=torch.uint8), none, none)
 
 
-def ahead(items: Iterator[T], nodes: dict[str, str] | None) -> Ahead[T]:
+def ahead(items: Iterable[T], nodes: dict[str, str] | None) -> Ahead[T]:
     """What comes from Ray's tasks on these nodes, made by a thread of its own."""
     return Ahead(from_ray(items), CHUNKS_AHEAD, silence_s=WAIT_S, on_silence=lambda: silence(nodes))
 
 
-def from_ray(items: Iterator[T]) -> Iterator[T]:
+def from_ray(items: Iterable[T]) -> Iterator[T]:
     try:
         yield from items
     except ray.exceptions.RayError as error:

@@ -192,13 +192,13 @@ def split_files(
     path: str, root: str, tables: list[F], say: Callable[[str], None]
 ) -> dict[str, list[F]]:
     """By the names of folders or of files: `train/0.parquet`, `data/train-00000-of-00002.parquet`."""
-    named: dict[str | None, list[TableFile]] = {}
+    named: dict[str, list[F]] = {}
     for table in tables:
         *folders, file = table.path.removeprefix(root).strip("/").split("/")
         words = [*folders, file.replace(".", "-").replace("_", "-").split("-")[0]]
-        name = next((word for word in words if is_split_name(word)), None)
+        name = next((word for word in words if is_split_name(word)), "")
         named.setdefault(name, []).append(table)
-    if len(tables) == 1 or None in named:
+    if len(tables) == 1 or "" in named:
         return {ALL: tables}
     return {split: named[name] for split, name in choose_splits(named, path, say).items()}
 
@@ -476,9 +476,9 @@ def to_pixels(values: pa.Array, layout: PixelLayout) -> Read:
     values = leave_out(_nulls(values), NO_IMAGE)
     sizes = " x ".join(map(str, layout.stored))
     values = leave_out(_wrong_sizes(values, layout.stored), f"it has not {sizes} values")
-    numbers = _flatten(values).reshape(len(values), math.prod(layout.stored))
+    numbers: np.ndarray = _flatten(values).reshape(len(values), math.prod(layout.stored))
     if numbers.dtype != np.uint8:
-        is_out = ((numbers < 0) | (numbers > 255)).any(axis=1)
+        is_out: np.ndarray = np.any((numbers < 0) | (numbers > 255), axis=1)
         values = leave_out(is_out, "it has pixels that are not from 0 to 255")
         numbers = numbers[~is_out].astype(np.uint8)
     images[places] = layout.to_images(numbers)

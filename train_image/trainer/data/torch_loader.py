@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
+from typing import Any
 
 import numpy as np
 import torch
@@ -115,7 +116,7 @@ def load(
     rows: Rows, batches: Sampler[np.ndarray] | list[np.ndarray], processes: int, worker: Worker
 ) -> DataLoader[Batch]:
     """A loader of batches, given the indices of each."""
-    several = {}
+    several: dict[str, Any] = {}
     if processes:
         # To fork a process that has threads, as Ray's workers do, may hang; importing torch takes seconds.
         context = multiprocessing.get_context("forkserver")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainer.config import TrainerConfig
+from trainer.config.train import ImageClassification
 from trainer.data.parquet import Prepared
 from trainer.folder import RunFolder
 from trainer.report.classes import class_table, confusion
@@ -22,6 +23,7 @@ def find(
     summary: dict[str, Any],
     validation: dict[str, Any],
 ) -> Own:
+    assert isinstance(config.train, ImageClassification)
     images, found = data.images, validation["confusion"]
     best = ""
     if summary["best_epoch"] is not None:

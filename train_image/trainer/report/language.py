@@ -9,6 +9,7 @@ from typing import Any
 
 from trainer.checkpoint import load
 from trainer.config import TrainerConfig
+from trainer.config.train import LanguageModel
 from trainer.continuation import continued
 from trainer.data.parquet import Prepared
 from trainer.data.text import SEPARATOR
@@ -38,6 +39,7 @@ def find(
     summary: dict[str, Any],
     validation: dict[str, Any],
 ) -> Own:
+    assert isinstance(config.train, LanguageModel)
     model = config.train.model
     recipe = recipe_of(config.train)
     network = recipe.build(model).eval()
