@@ -99,8 +99,8 @@ def require_to_travel(code: Overlay | None) -> None:
     with tarfile.open(fileobj=io.BytesIO(code.archive)) as archive:
         sizes = [(member.size, member.name) for member in archive]
     raise ConfigError(
-        f"code: its {len(sizes)} files are {size_text(code.text_bytes)} packed, and at most {LIMIT_KIB} KiB "
-        "travel in a RayJob: what is rendered would not have them",
+        f"code: its {len(sizes)} files are {size_text(code.text_bytes)} of packed text, and at most "
+        f"{LIMIT_KIB} KiB travel in a RayJob: what is rendered would not have them",
         f"The largest: {_largest(sizes)}.",
         "`trainyard submit` uploads it to the run's folder. Or name what the program does not need in "
         ".gitignore, or build an image with the code in it (docs/own-code.md).",

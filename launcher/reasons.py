@@ -193,11 +193,11 @@ def _own_rows(plan: Plan) -> list[Row]:
         where = "by torchrun, for each worker" if config.launcher else "once, on the head"
         rows = [("command", where, shlex.join(config.command))]
     if plan.code is not None:
-        size = size_text(plan.code.text_bytes)
+        size = f"{size_text(plan.code.text_bytes)} of packed text"
         how = (
             f"{size}, and {LIMIT_KIB} KiB may travel: `submit` uploads it to the run's folder"
             if plan.code.is_uploaded
-            else f"{size} of {LIMIT_KIB} KiB that may travel"
+            else f"{size}, of {LIMIT_KIB} KiB that may travel"
         )
         rows.append(("code", plan.code.sha256[:8], how))
     return rows

@@ -76,10 +76,11 @@ def test_a_command_is_planned_without_a_batch() -> None:
     run = load_run(EXAMPLE, gpus="16")
     code, platform = code_of(run), load_platform(None)
     plan = plan_run(run, platform, "team", code)
-    rows = {row.name: row.value for row in explain_plan(plan, run, platform)}
-    assert rows["command"].startswith("python ray_train.py --num-workers '{workers}'")
+    rows = {row.name: row for row in explain_plan(plan, run, platform)}
+    assert rows["command"].value == "once, on the head"
+    assert rows["command"].why == "python ray_train.py --num-workers '{workers}' --epochs 3"
     assert code is not None
-    assert rows["code"] == code.sha256[:8]
+    assert rows["code"].value == code.sha256[:8]
     assert "batch per worker" not in rows
     with pytest.raises(ConfigError) as error:
         plan_run(load_run(EXAMPLE, gpus="17"), platform, "team")
@@ -250,14 +251,17 @@ def test_large_code_is_in_the_rayjob_by_its_sum_alone(tmp_path: Path) -> None:
     (row,) = [
         row for row in explain_plan(plan, large_run(tmp_path), platform) if row.name == "code"
     ]
-    assert row.why == "131 KiB, and 96 KiB may travel: `submit` uploads it to the run's folder"
+    assert (
+        row.why
+        == "131 KiB of packed text, and 96 KiB may travel: `submit` uploads it to the run's folder"
+    )
 
 
 def test_large_code_is_not_rendered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     large_run(tmp_path)
     with pytest.raises(ConfigError) as error:
         render(tmp_path / "run.yaml")
-    assert "its 2 files are 131 KiB packed, and at most 96 KiB travel in a RayJob" in str(
+    assert "its 2 files are 131 KiB of packed text, and at most 96 KiB travel in a RayJob" in str(
         error.value
     )
     assert "The largest: weights.bin (98 KiB), main.py (0 KiB)." in str(error.value)
