@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from launcher.kuberay import RayjobApi
     from launcher.overlay import Overlay
     from launcher.platform import Platform
-    from launcher.sweep import Change, Combination, Goal, Outcome, Sweep
+    from launcher.sweep.combinations import Combination
+    from launcher.sweep.course import Change, Sweep
+    from launcher.sweep.outcomes import Goal, Outcome
 
 Object = dict[str, Any]
 T = TypeVar("T")
@@ -85,7 +87,8 @@ def sweep(
     """Train each combination of some values as a run of its own, and compare them; again, it goes on."""
     from launcher import show
     from launcher.errors import ConfigError
-    from launcher.sweep import goal_of, load_sweep, rows_of, table_of_rows
+    from launcher.sweep.combinations import load_sweep
+    from launcher.sweep.outcomes import goal_of, rows_of, table_of_rows
 
     if here and max_parallel not in (None, 1):
         raise ConfigError(
@@ -136,7 +139,8 @@ def _train_on_cluster(
     from launcher.api import upload_of
     from launcher.cluster import Cluster
     from launcher.kuberay import RayjobApi
-    from launcher.sweep import Sweep, naming
+    from launcher.sweep.combinations import naming
+    from launcher.sweep.course import Sweep
 
     cluster = Cluster(namespace)
     platform = platform_of(platform_file, platform_file is None, namespace, cluster)
@@ -178,7 +182,7 @@ def _other_submissions(
     """
     from launcher.kuberay import RUN_LABEL
     from launcher.submit import find_same
-    from launcher.sweep import naming
+    from launcher.sweep.combinations import naming
     from launcher.watch import phase_of
 
     phases: dict[str, dict[str, str]] = {}
@@ -286,7 +290,7 @@ class Story:
         self._say(run, words.get(how, "live already"))
 
     def note_refused(self, run: str, error: LauncherError) -> None:
-        from launcher.sweep import Outcome
+        from launcher.sweep.outcomes import Outcome
 
         self.outcomes[run] = Outcome(phase="failed", message=f"not submitted: {error.what}")
         self._say(run, self.outcomes[run].message)
@@ -307,7 +311,7 @@ class Story:
     def note_trained_before(self, runs: Sequence[str], configs: Mapping[str, Object]) -> None:
         """Those of the runs whose folders say that just this was trained are not trained again."""
         from launcher.reader import open_folder
-        from launcher.sweep import Outcome, completed, has_trained
+        from launcher.sweep.outcomes import Outcome, completed, has_trained
 
         if not runs:
             return
@@ -324,7 +328,7 @@ class Story:
         from launcher import show
         from launcher.errors import ClusterError
         from launcher.reader import open_folder
-        from launcher.sweep import completed
+        from launcher.sweep.outcomes import completed
 
         runs = [run for run, outcome in self.outcomes.items() if outcome.lacks(self._goal)]
         if not runs:
@@ -340,7 +344,7 @@ class Story:
     def _ended(self, change: Change, job: Object | None) -> Outcome:
         from launcher.errors import ClusterError, ClusterUnreachable
         from launcher.reader import open_folder
-        from launcher.sweep import Outcome, completed
+        from launcher.sweep.outcomes import Outcome, completed
         from launcher.watch import head_pod, look, sight_of
 
         if job is None:
@@ -392,7 +396,8 @@ def _train_here(
     from launcher.local import NEEDED, local_config
     from launcher.program import require_packages
     from launcher.result import LocalFiles
-    from launcher.sweep import Outcome, completed, has_trained, naming
+    from launcher.sweep.combinations import naming
+    from launcher.sweep.outcomes import Outcome, completed, has_trained
 
     require_packages(NEEDED, "training")
     attempts = []
@@ -434,7 +439,7 @@ def _train_one(config: Any, code: Any) -> Outcome:
     from launcher import show
     from launcher.errors import ConfigError, RunFailed
     from launcher.local import train_locally
-    from launcher.sweep import Outcome
+    from launcher.sweep.outcomes import Outcome
 
     try:
         with closing(train_locally(config, "ray", code)) as sights:

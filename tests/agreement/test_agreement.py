@@ -190,6 +190,7 @@ def test_the_readmes_tree_names_every_module_and_template() -> None:
         "launcher/*.*",
         "launcher/commands/*.py",
         "launcher/drill/*.py",
+        "launcher/sweep/*.py",
         "launcher/rules/*.py",
         "launcher/explain/*.py",
         "train_image/trainer/**/*.py",

@@ -22,20 +22,22 @@ from launcher.commands.sweep import carry_out, patiently
 from launcher.config import load_run
 from launcher.errors import ClusterError, ClusterUnreachable, ConfigError
 from launcher.submit import is_live
-from launcher.sweep import (
+from launcher.sweep.combinations import (
     COMBINATION_LIMIT,
+    load_sweep,
+    parse_words,
+    run_name,
+    split_values,
+)
+from launcher.sweep.course import Sweep
+from launcher.sweep.outcomes import (
     Goal,
     Outcome,
-    Sweep,
     best_of,
     completed,
     goal_of,
     has_trained,
-    load_sweep,
-    parse_words,
     rows_of,
-    run_name,
-    split_values,
     table_of_rows,
 )
 from launcher.watch import Phase
