@@ -140,7 +140,7 @@ def test_a_straggler_that_nobody_can_reach_spoils_nothing(team: Team, tmp_path: 
         rights="the machine",
         strike=cut_off,
         within_s=HEAD_S,
-        settings=("resources.workers=1", "train.epochs=120", "checkpoint.every_s=2"),
+        settings=("resources.workers=1", "train.epochs=60"),
     )
     result = strike(team, scenario, tmp_path).to_json()
     keep(result, scenario)
