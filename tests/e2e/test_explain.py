@@ -395,6 +395,9 @@ class FakeNode:
     def __exit__(self, *error: object) -> None:
         self.fall_silent()
         kubectl("delete", "node", FAKE, "--ignore-not-found")
+        # No kubelet ends its pods, and the cluster collects them only a minute after their node.
+        its = f"--field-selector=spec.nodeName={FAKE}"
+        kubectl("delete", "pods", "--all-namespaces", its, "--force", "--grace-period=0")
 
     def fall_silent(self) -> None:
         """Like a machine that loses its power."""
