@@ -58,10 +58,12 @@ def _rounded(node: Any) -> Any:
 def missed(report: Report, scenario: Scenario, every_s: float | None) -> tuple[str, ...]:
     """The bounds that a drill did not hold, in words."""
     recovery, found = report.recovery, []
-    if recovery.again_s is not None and recovery.again_s > scenario.within_s:
-        found.append(
-            f"training went on after {recovery.again_s:.0f} s, not {scenario.within_s:.0f} s"
-        )
+    if recovery.again_s is not None and recovery.noticed_s is not None:
+        since_end_s = recovery.again_s + min(0.0, recovery.noticed_s - scenario.lasts_s)
+        if since_end_s > scenario.within_s:
+            found.append(
+                f"training went on after {since_end_s:.0f} s, not {scenario.within_s:.0f} s"
+            )
     if scenario.is_felt and report.is_recovered and recovery.again_s is None:
         found.append(
             "the run had ended before its workers had to start anew, so nothing was shown: train for "

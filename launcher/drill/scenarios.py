@@ -34,6 +34,8 @@ class Scenario:
     strike: Strike = field(repr=False)
     within_s: float
     """How soon after it was noticed training must go on."""
+    lasts_s: float = 0.0
+    """How long it keeps workers from starting; the bound counts from its end, where that comes later."""
     has_notice: bool = False
     """Workers hear of it before: no step may be lost."""
     is_felt: bool = True

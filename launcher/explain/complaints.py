@@ -48,9 +48,10 @@ class Complaint:
 def complaints(scene: Scene) -> Iterator[Complaint]:
     """What is wrong now; where nothing is there any more, what was said last.
 
-    A pod that is ready complains of nothing, whatever was said before. Events of pods that are gone
-    count for an attempt that never came to its driver, and where several ended in one way while another
-    is being made: KubeRay deletes a pod that was evicted at once.
+    A pod that is ready complains of nothing, whatever was said before, and nobody who could not create
+    what is there since. Events of pods that are gone count for an attempt that never came to its driver,
+    and where several ended in one way while another is being made: KubeRay deletes a pod that was evicted
+    at once.
     """
     unready = [pod for pod in scene.pods if not is_ready(pod)]
     for pod in unready:
@@ -78,6 +79,8 @@ def complaints(scene: Scene) -> Iterator[Complaint]:
         is_gone_pod = kind == "Pod" and name not in there
         if kind == "Pod" and name in there and name not in waiting:
             continue
+        if _is_made_since(scene, event):
+            continue
         if is_gone_pod and not (
             ends[reason] > 1 if unready else scene.never_ran or scene.is_broken
         ):
@@ -98,6 +101,24 @@ def find(scene: Scene, pattern: str, reasons: tuple[str, ...] = ()) -> Complaint
         if (not reasons or complaint.reason in reasons) and re.search(pattern, complaint.text):
             return complaint
     return None
+
+
+def _is_made_since(scene: Scene, event: Object) -> bool:
+    """Whether it could not create what there is by now.
+
+    KubeRay keeps in condition ReplicaFailure which pods it cannot create now. A RayCluster that it asked
+    for twice, as its cache lags behind, "already exists".
+    """
+    about, reason = event.get("involvedObject", {}), event.get("reason", "")
+    if reason == "FailedToCreateRayCluster":
+        return bool(scene.ray_clusters)
+    if reason not in ("FailedToCreateHeadPod", "FailedToCreateWorkerPod"):
+        return False
+    return any(
+        name_of(each) == about.get("name")
+        and condition(each, "ReplicaFailure").get("status") != "True"
+        for each in scene.ray_clusters
+    )
 
 
 def _of_pod(pod: Object) -> Iterator[Complaint]:

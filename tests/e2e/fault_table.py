@@ -46,9 +46,10 @@ line says otherwise.
 
 """
 BOUNDS = """
-Bounds: a lost worker costs 45 s from the moment it is noticed, whatever takes the driver 150 s; no more
-than an interval between checkpoints and 5 s of training are lost, and nothing where a notice comes first;
-nothing of the run is left in the cluster or in its folder.
+Bounds: a lost worker costs 45 s from the moment it is noticed, or from the end of what keeps it from
+starting, and whatever takes the driver 150 s; no more than an interval between checkpoints and 5 s of
+training are lost, and nothing where a notice comes first; nothing of the run is left in the cluster or in
+its folder.
 """
 
 

@@ -16,7 +16,7 @@ import pytest
 from conftest import Team, cluster_py
 from drilling import DIGITS, LONG, SETTINGS, check, check_nothing_is_left, keep, lengthened, strike
 
-from launcher.drill.scenarios import HEAD_S, SCENARIOS, WORKER_S, Scenario
+from launcher.drill.scenarios import SCENARIOS, WORKER_S, Scenario
 from launcher.drill.strikes import Target
 
 SOAK_MINUTES = "5"
@@ -25,6 +25,7 @@ TAKE_TIME = ("worker-deleted", "worker-evicted")
 """The pod may stay for so long that a short run ends before it goes."""
 OPERATOR_AWAY_S = 120.0
 API_AWAY_S = 60.0
+CUT_OFF_S = 300.0
 
 
 @pytest.fixture(scope="module")
@@ -170,11 +171,13 @@ MACHINE = {
         Scenario(
             name="partition-long",
             fault="a worker's pod and the head are cut off from each other for 5 minutes",
-            answer="Ray gives the node up; its container starts again, and the worker group anew",
+            answer="Ray gives the node up; when they hear of each other, its container starts again, and the "
+            "worker group anew",
             actor="Ray Train",
             rights="the machine",
-            strike=cut_off(300),
-            within_s=HEAD_S,
+            strike=cut_off(CUT_OFF_S),
+            within_s=WORKER_S,
+            lasts_s=CUT_OFF_S,
             settings=LONG,
         ),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -334,6 +335,22 @@ def test_a_bound_that_is_not_held_is_said_with_its_numbers(
     scenario: str, changes: Object, words: list[str]
 ) -> None:
     assert missed(report(**changes), SCENARIOS[scenario], every_s=5.0) == tuple(words)
+
+
+@pytest.mark.parametrize(
+    ("noticed_s", "again_s", "words"),
+    [
+        (60.0, 250.0, []),
+        (60.0, 290.0, ["training went on after 50 s, not 45 s"]),
+        (310.0, 40.0, []),
+    ],
+)
+def test_what_keeps_workers_from_starting_counts_from_its_end(
+    noticed_s: float, again_s: float, words: list[str]
+) -> None:
+    scenario = replace(SCENARIOS["worker-killed"], lasts_s=300.0)
+    shown = report(noticed_s=noticed_s, again_s=again_s)
+    assert missed(shown, scenario, every_s=5.0) == tuple(words)
 
 
 @pytest.mark.parametrize(
