@@ -1,1 +1,1 @@
-"""Many runs of one run file. Nothing in it knows a cluster or the time: `launcher.commands.sweep` does."""
+"""Many runs of one run file: combinations, their course and their outcomes, on a cluster or here."""

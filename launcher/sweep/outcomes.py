@@ -199,3 +199,12 @@ def table_of_rows(rows: Sequence[Object], goal: Goal) -> tuple[list[str], list[l
 def _cell(row: Object, metric: str) -> str:
     value = row["metrics"].get(metric)
     return "-" if value is None else f"{value:.4g}"
+
+
+def outcome_text(outcome: Outcome, goal: Goal, *, is_new: bool) -> str:
+    """How a run has ended, in a line."""
+    if outcome.phase != "succeeded":
+        return f"{outcome.phase}: {outcome.message}".removesuffix(": ")
+    value = outcome.metrics.get(goal.metric)
+    told = "" if value is None else f": {goal.metric} {value:.4g}"
+    return f"succeeded{'' if is_new else ' before'}{told}"

@@ -18,7 +18,6 @@ from fake_cluster import FakeCluster
 
 from launcher import local
 from launcher.__main__ import run as trainyard
-from launcher.commands.sweep import carry_out, patiently
 from launcher.config import load_run
 from launcher.errors import ClusterError, ClusterUnreachable, ConfigError
 from launcher.submit import is_live
@@ -30,6 +29,7 @@ from launcher.sweep.combinations import (
     split_values,
 )
 from launcher.sweep.course import Sweep
+from launcher.sweep.on_cluster import carry_out, patiently
 from launcher.sweep.outcomes import (
     Goal,
     Outcome,
@@ -663,7 +663,7 @@ def test_where_no_head_is_left_one_reader_pod_tells_of_all(
     yard = Yard()
     yard.has_heads = False
     folders = Folders(summary_json=SUMMARY, progress_json=PROGRESS)
-    monkeypatch.setattr("launcher.reader.open_folder", folders.open)
+    monkeypatch.setattr("launcher.sweep.on_cluster.open_folder", folders.open)
     code, rows, _ = sweep_on(yard)
     assert code == 0
     assert folders.opened == [None]
@@ -675,7 +675,7 @@ def test_a_loss_that_no_log_tells_is_read_through_the_head(
 ) -> None:
     yard = Yard()
     folders = Folders(metrics_jsonl=EPOCHS)
-    monkeypatch.setattr("launcher.reader.open_folder", folders.open)
+    monkeypatch.setattr("launcher.sweep.on_cluster.open_folder", folders.open)
     _, rows, said = sweep_on(yard, "--metric=val_loss")
     assert len(folders.opened) == 3
     assert None not in folders.opened
@@ -692,7 +692,7 @@ def test_folders_that_cannot_be_read_cost_the_metrics_alone(
     def refused(*_: Any) -> Any:
         raise ClusterError("no room for a reader pod", reason="Timeout")
 
-    monkeypatch.setattr("launcher.reader.open_folder", refused)
+    monkeypatch.setattr("launcher.sweep.on_cluster.open_folder", refused)
     code, rows, said = sweep_on(yard)
     assert code == 0
     assert [row["metrics"] for row in rows] == [{}] * 3
@@ -707,7 +707,7 @@ def test_a_run_that_another_platform_has_trained_is_not_trained_again(
     sweep_on(yard)
     config = config_of(next(job for job in yard.jobs if job["metadata"]["name"].startswith(ONE)))
     folders = Folders(summary_json=SUMMARY, run_json=config)
-    monkeypatch.setattr("launcher.reader.open_folder", folders.open)
+    monkeypatch.setattr("launcher.sweep.on_cluster.open_folder", folders.open)
     document = yaml.safe_load((ROOT / "launcher/platform.yaml").read_text())
     upgraded = tmp_path / "platform.yaml"
     upgraded.write_text(yaml.safe_dump(document | {"image": "registry/trainyard:next"}))
@@ -725,7 +725,7 @@ def test_a_run_that_is_to_be_longer_is_gone_on_with(
     yard = Yard()
     sweep_on(yard)
     folders = Folders(summary_json=SUMMARY, run_json=config_of(yard.jobs[0]))
-    monkeypatch.setattr("launcher.reader.open_folder", folders.open)
+    monkeypatch.setattr("launcher.sweep.on_cluster.open_folder", folders.open)
     yard.calls.clear()
     code, _, _ = sweep_on(yard, "--set=train.epochs=13")
     assert code == 0
@@ -785,7 +785,7 @@ def test_a_cluster_that_stays_away_ends_the_sweep() -> None:
 
 def test_a_sweep_with_nothing_to_do_asks_nothing() -> None:
     cluster = FakeCluster()
-    carry_out(cluster, Sweep([], 2), {}, {}, None)  # type: ignore[arg-type]
+    carry_out(cluster, Sweep([], 2), {}, None)  # type: ignore[arg-type]
     assert cluster.calls == []
 
 
@@ -834,6 +834,7 @@ def here(
 ) -> Callable[[int], tuple[int, str, str]]:
     """Exit code, output and what was said of a sweep with a program that fails for one seed."""
     monkeypatch.setattr(local, "NEEDED", ())
+    monkeypatch.setattr("launcher.sweep.here.NEEDED", ())
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     package = tmp_path / "trainer"
     package.mkdir()
@@ -873,7 +874,7 @@ def test_ctrl_c_here_says_that_the_same_command_goes_on(
         yield "hello"
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(local, "train_locally", interrupted)
+    monkeypatch.setattr("launcher.sweep.here.train_locally", interrupted)
     code, table, said = here(0)
     assert (code, table) == (130, "")
     assert f"run {ONE} was interrupted: the same command goes on with the sweep" in said
