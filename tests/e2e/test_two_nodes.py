@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from conftest import (
     CLUSTER_HOME,
-    Object,
     Team,
     cluster_py,
     get,
@@ -18,14 +17,12 @@ from conftest import (
 )
 from drilling import check, check_nothing_is_left, keep, strike
 
-from launcher.drill.scenarios import HEAD_S, Scenario
+from launcher.drill.scenarios import HEAD_S, WORKER_S, Scenario
 from launcher.drill.strikes import Target, kill_driver
 
 pytestmark = pytest.mark.drills
 
 PREFERRED = "trainyard.io/e2e-last=resort:PreferNoSchedule"
-LONG = ("examples/digits.yaml", "--workers", "2", "--name", "spread", "--detach")
-SETTINGS = ("train.model.image_size=16", "train.epochs=40", "checkpoint.every_s=5")
 
 
 @pytest.fixture(scope="module")
@@ -49,47 +46,36 @@ def team(
     return team
 
 
-def nodes_of(team: Team, node_type: str) -> list[str]:
-    pods = team.pods(cluster=cluster_of(team), node_type=node_type)
-    return [pod["spec"].get("nodeName", "") for pod in pods if is_running(pod)]
-
-
-def cluster_of(team: Team) -> str:
-    (job,) = team.rayjobs()
-    name: str = job["status"].get("rayClusterName", "")
+def node_of(target: Target, pod: str) -> str:
+    name: str = get("pod", target.cluster.namespace, pod)["spec"]["nodeName"]
     return name
 
 
-def is_running(pod: Object) -> bool:
-    running: bool = pod["status"]["phase"] == "Running"
-    return running
-
-
-def progress_of(team: Team) -> Object:
-    progress: Object | None = team.status("spread")["submissions"][-1]["progress"]
-    return progress or {"step": 0, "epoch": 0}
-
-
-def test_a_run_goes_on_when_the_node_of_its_workers_is_lost(team: Team, second_node: str) -> None:
-    options = [option for setting in SETTINGS for option in ("--set", setting)]
-    submitted = team.trainyard("submit", *LONG, *options)
-    assert submitted.returncode == 0, submitted.stderr
-    wait_for("some epochs are trained", lambda: progress_of(team)["epoch"] > 3)
-    assert nodes_of(team, "head") == ["node-1"]
-    assert nodes_of(team, "worker") == [second_node, second_node]
-    # What the head on one node reads was written by a worker on the other.
-    before = progress_of(team)["step"]
-
+def lose_node(target: Target) -> None:
+    """Kubelet and containers of the workers' node end; noticed, its Node goes as by a cloud's controller."""
+    (node,) = {node_of(target, worker.pod) for worker in target.workers}
+    assert node != node_of(target, target.head)
     cluster_py("lose-node")
-    wait_for("it is noticed", lambda: not is_ready(second_node))
-    kubectl("delete", "node", second_node)  # as a cloud's controller does
-    watched = team.trainyard("watch", "spread")
-    assert watched.returncode == 0, watched.stderr
-    summary = team.status("spread")["summary"]
-    assert (summary["outcome"], summary["epochs"]) == ("succeeded", 40)
-    assert summary["resumed_from"] is not None
-    assert summary["steps"] > before
-    assert nodes_of(team, "worker") in ([], ["node-1", "node-1"])
+    wait_for("it is noticed", lambda: not is_ready(node))
+    kubectl("delete", "node", node)
+
+
+def test_a_run_survives_the_loss_of_the_node_with_all_its_workers(
+    team: Team, tmp_path: Path
+) -> None:
+    scenario = Scenario(
+        name="node-lost",
+        fault="the node of all workers is lost, and then its Node object deleted",
+        answer="other pods are made where there is a node, once Kubernetes has given up those of before",
+        actor="KubeRay, Ray Train",
+        rights="the machine",
+        strike=lose_node,
+        within_s=WORKER_S,
+    )
+    result = strike(team, scenario, tmp_path).to_json()
+    keep(result, scenario)
+    check(result, scenario)
+    check_nothing_is_left(team)
 
 
 def test_a_node_that_comes_back_is_used_again(second_node: str) -> None:
@@ -108,8 +94,8 @@ def cut_off(target: Target) -> None:
     """
     namespace = target.cluster.namespace
     worker, head = (get("pod", namespace, pod) for pod in (target.workers[0].pod, target.head))
-    node = worker["spec"]["nodeName"]
-    assert node != head["spec"]["nodeName"]
+    node = node_of(target, target.workers[0].pod)
+    assert node != node_of(target, target.head)
     kubectl("cordon", node)
     cluster_py("stop", "kubelet-2")
     try:
