@@ -21,7 +21,7 @@ from launcher.render import render_job
 from trainer import resume
 from trainer.config import RecipeConfig
 from trainer.errors import ConfigError
-from trainer.folder import RunFolder
+from trainer.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 PLATFORM = load_platform(None)

@@ -18,9 +18,9 @@ import torch
 from tests.bench import data, runs
 from tests.bench.loops import Settings, again_and_again, ours, same_batch
 from tests.bench.rounds import BUILD, Options, Row, Section, alternate, main, ratios, say
-from trainer.folder import RunFolder
 from trainer.loop import NoRecords
 from trainer.progress import Recorder, Report
+from trainer.run_folder import RunFolder
 from trainer.strategy import Worker
 from trainer.tensorboard import TensorBoard
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from tests.bench.rounds import BUILD, ROOT, say
 from trainer.data.parquet import Prepared, read_prepared
-from trainer.folder import RunFolder
+from trainer.run_folder import RunFolder
 
 CLASSES = 10
 TRAINYARD = str(ROOT / ".venv/bin/trainyard")

@@ -527,7 +527,7 @@ def made_model(storage: Path) -> None:
     """The same, with a small model that the run has delivered."""
     from tests.trainer.saved_run import save, weights_of
     from trainer.checkpoint import Checkpoints
-    from trainer.folder import RunFolder
+    from trainer.run_folder import RunFolder
     from trainer.saved import deliver
 
     made_run(storage / "digits")

@@ -12,9 +12,9 @@ import torch
 from trainer.checkpoint import MODEL, STATE, Checkpoints
 from trainer.config import TrainerConfig
 from trainer.data.parquet import Images
-from trainer.folder import RunFolder
 from trainer.model import build_model
 from trainer.progress import Trained
+from trainer.run_folder import RunFolder
 
 IMAGES = Images(
     source="digits",

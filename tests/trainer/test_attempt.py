@@ -23,12 +23,12 @@ from trainer.checkpoint import MODEL, STATE, VALIDATION, Checkpoints
 from trainer.config import TrainerConfig
 from trainer.data.parquet import Images, Prepared, Split
 from trainer.errors import ConfigError, Diverged, RunError, TrainerError
-from trainer.folder import RunFolder
 from trainer.hold import Stopped
 from trainer.lease import Fenced, Lease
 from trainer.model import build_model
 from trainer.output import Output
 from trainer.progress import SPENT, Trained, read_lines
+from trainer.run_folder import RunFolder
 from trainer.strategy import Worker
 from trainer.worker import Outcome, Task, work
 

@@ -23,8 +23,8 @@ from trainer import batch_prediction as batch
 from trainer.checkpoint import Checkpoints
 from trainer.data.parquet import header_of, pixels_to_values, write_part
 from trainer.errors import ConfigError
-from trainer.folder import RunFolder
 from trainer.predict import Oracle, predict
+from trainer.run_folder import RunFolder
 from trainer.saved import deliver, read_saved
 
 CPU = torch.device("cpu")

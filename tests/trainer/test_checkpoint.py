@@ -28,9 +28,9 @@ from trainer.checkpoint import (
 from trainer.config import TrainerConfig
 from trainer.config.checkpoint import Checkpoint as Rule
 from trainer.errors import RunError
-from trainer.folder import RunFolder
 from trainer.lease import Fence, Fenced
 from trainer.progress import Trained, read_lines
+from trainer.run_folder import RunFolder
 
 
 class Killed(BaseException):

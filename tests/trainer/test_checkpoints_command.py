@@ -12,8 +12,8 @@ from tests.trainer.saved_run import damage, open_small, save
 from trainer import checkpoints as command
 from trainer.checkpoint import MANIFEST, MODEL, Checkpoints
 from trainer.errors import ConfigError, RunError
-from trainer.folder import RunFolder
 from trainer.lease import Lease
+from trainer.run_folder import RunFolder
 from trainer.saved import deliver
 
 

@@ -12,8 +12,8 @@ from attempts import Attempts, lines, read_json, read_records, wait_for
 
 from launcher.overlay import pack
 from trainer.config import CODE_VARIABLE, CommandConfig, FunctionConfig, Storage
-from trainer.folder import RunFolder
 from trainer.ray_snapshot import NAME
+from trainer.run_folder import RunFolder
 
 EXAMPLE = Path(__file__).parents[2] / "examples/byo"
 TELL = """

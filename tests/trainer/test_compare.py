@@ -14,7 +14,7 @@ from launcher.commands.compare import COMPARED, compare
 from launcher.errors import ConfigError as LauncherConfigError
 from trainer import compare as command
 from trainer.errors import ConfigError
-from trainer.folder import RunFolder
+from trainer.run_folder import RunFolder
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -20,7 +20,7 @@ from trainer.config.train import Model
 from trainer.data import sources
 from trainer.data.__main__ import main
 from trainer.data.parquet import decode
-from trainer.folder import open_filesystem
+from trainer.storage import open_filesystem
 
 COUNT = 60
 

@@ -15,8 +15,8 @@ from trainer import export
 from trainer.checkpoint import Checkpoints
 from trainer.config.train import Model
 from trainer.errors import ConfigError, RunError
-from trainer.folder import RunFolder
 from trainer.model import build_model
+from trainer.run_folder import RunFolder
 from trainer.saved import deliver, read_saved
 
 

@@ -9,9 +9,9 @@ import pytest
 from training import open_folder, small_config
 
 from trainer import failures
-from trainer.folder import RunFolder
 from trainer.lease import Fence
 from trainer.progress import read_lines
+from trainer.run_folder import RunFolder
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import trainer.folder as folders
-from trainer.folder import RunFolder
+from trainer.run_folder import RunFolder
 
 ROOM = 2**20
 
@@ -50,7 +49,7 @@ def test_room_that_is_made_is_waited_for(
 ) -> None:
     path, before = f"{folder.root}/log", resource.getrlimit(resource.RLIMIT_FSIZE)
     monkeypatch.setattr(
-        folders.time, "sleep", lambda _: resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        "trainer.storage.time.sleep", lambda _: resource.setrlimit(resource.RLIMIT_FSIZE, before)
     )
     with no_more_room():
         folder.outlast(lambda: folder.append(path, b"x" * 2 * ROOM))

@@ -29,10 +29,10 @@ from trainer.checkpoints import main as checkpoints_command
 from trainer.config import BoostingConfig
 from trainer.errors import ConfigError
 from trainer.export import main as export_command
-from trainer.folder import RunFolder
 from trainer.lease import Fence
 from trainer.output import Output
 from trainer.predict import main as predict_command
+from trainer.run_folder import RunFolder
 from trainer.startup import Startup
 from trainer.strategy import Worker
 from trainer.worker import Outcome

@@ -38,13 +38,14 @@ from trainer.data.parquet import Prepared, Split, decode
 from trainer.data.prepare import Means
 from trainer.data.text import SEPARATOR, STDLIB_BYTES, open_text
 from trainer.errors import ConfigError
-from trainer.folder import RunFolder, open_filesystem
 from trainer.gpt import Memory, Transformer, layout
 from trainer.language import Language, flops_per_token, parameters_of, peak_flops
 from trainer.learner import Learner
 from trainer.progress import Length
 from trainer.report.language import prompt_of, readable, texts
+from trainer.run_folder import RunFolder
 from trainer.saved import read_saved
+from trainer.storage import open_filesystem
 from trainer.strategy import Worker, units
 from trainer.validation import Tally
 

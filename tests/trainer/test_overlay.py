@@ -14,7 +14,7 @@ import pytest
 from trainer import overlay, submission
 from trainer.config import CODE_VARIABLE
 from trainer.errors import ConfigError
-from trainer.folder import RunFolder
+from trainer.run_folder import RunFolder
 
 
 def packed(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:

@@ -14,7 +14,8 @@ import pytest
 from trainer.data import pictures
 from trainer.data.parquet import Images, decode, header_of, read_prepared, to_table, write_part
 from trainer.errors import ConfigError, RunError
-from trainer.folder import RunFolder, open_filesystem
+from trainer.run_folder import RunFolder
+from trainer.storage import open_filesystem
 
 
 def images_of(shape: tuple[int, int, int], encoding: str = "raw") -> Images:

@@ -16,8 +16,8 @@ from trainer import predict as command
 from trainer.checkpoint import Checkpoints
 from trainer.data.on_device import ToInput
 from trainer.errors import ConfigError
-from trainer.folder import RunFolder
 from trainer.grid import MOST, draw_grid, shortened
+from trainer.run_folder import RunFolder
 from trainer.saved import deliver, read_saved
 
 CPU = torch.device("cpu")

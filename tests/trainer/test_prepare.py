@@ -21,7 +21,8 @@ from trainer.data.parquet import METADATA_KEY, Prepared, Split, decode, read_pre
 from trainer.data.plan import Options
 from trainer.data.prepare import Means, prepare
 from trainer.errors import ConfigError
-from trainer.folder import RunFolder, open_filesystem
+from trainer.run_folder import RunFolder
+from trainer.storage import open_filesystem
 
 COUNT = 600
 

@@ -11,7 +11,7 @@ from pyarrow import fs
 
 from tests.trainer.s3_server import CREDENTIALS, Bucket, running_bucket
 from trainer import probe
-from trainer.folder import open_filesystem
+from trainer.storage import open_filesystem
 
 OK = {"write": "ok", "read": "ok", "list": "ok", "delete": "ok"}
 

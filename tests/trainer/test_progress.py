@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 from training import metrics, open_folder, small_config, train_here
 
-import trainer.folder as folders
 from trainer.checkpoint import Checkpoints
 from trainer.config import TrainerConfig
 from trainer.errors import ConfigError
-from trainer.folder import RunFolder
 from trainer.progress import (
     Length,
     Recorder,
@@ -28,6 +26,7 @@ from trainer.progress import (
     read_lines,
     to_json,
 )
+from trainer.run_folder import RunFolder
 
 LENGTH = Length(epochs=4, num_samples=325, global_batch_size=32, drop_last=True)
 LIMIT_S = 30.0
@@ -252,7 +251,7 @@ def test_a_report_that_could_not_be_written_surfaces_at_the_next_use(
     tmp_path: Path, use: Callable[[Recorder], None], later: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After all patience; also if more reports were given before it was known."""
-    monkeypatch.setattr(folders, "PATIENCE_S", 0.0)
+    monkeypatch.setattr("trainer.storage.PATIENCE_S", 0.0)
     folder = FullDisk(small_config(tmp_path))
     record = Recorder(folder, LENGTH, attempt=1, workers=1)
     for step in range(1 + later):

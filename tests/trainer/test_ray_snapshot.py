@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.folder import RunFolder
 from trainer.ray_snapshot import NAME, RaySnapshot
+from trainer.run_folder import RunFolder
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from training import open_folder, small_config
 
 from trainer.config import TrainerConfig
 from trainer.data.parquet import Images, Prepared, Split, to_table
-from trainer.folder import RunFolder
 from trainer.model import build_model
 from trainer.report import write_report
 from trainer.report.charts import MOST_POINTS, Chart, Line, draw, thinned
@@ -25,6 +24,7 @@ from trainer.report.confusion import per_class
 from trainer.report.elements import duration
 from trainer.report.gallery import source
 from trainer.report.pictures import read_labels, read_pixels, varied
+from trainer.run_folder import RunFolder
 
 CLASSES = tuple(f"<{digit}>" for digit in range(10))
 

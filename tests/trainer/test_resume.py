@@ -17,10 +17,10 @@ from trainer.config.boosting import Boosting
 from trainer.config.data import Data
 from trainer.config.train import ImageClassification
 from trainer.errors import ConfigError
-from trainer.folder import RunFolder
 from trainer.lease import Fence
 from trainer.progress import Trained, read_lines
 from trainer.resume import Start
+from trainer.run_folder import RunFolder
 from trainer.startup import Startup
 
 

@@ -17,7 +17,9 @@ from pyarrow import fs
 from s3_server import Bucket
 
 from trainer.errors import ConfigError
-from trainer.folder import NOT_FOUND, PIECE, RunFolder
+from trainer.folder import NOT_FOUND
+from trainer.run_folder import RunFolder
+from trainer.storage import PIECE
 
 
 def read(*arguments: str) -> subprocess.CompletedProcess[bytes]:
@@ -90,7 +92,7 @@ def test_files_are_copied_and_folders_deleted(folder: RunFolder) -> None:
 
 RACE = """
 import sys
-from trainer.folder import RunFolder
+from trainer.run_folder import RunFolder
 path, endpoint, name = sys.argv[1:]
 folder = RunFolder.open(path, "small", endpoint or None)
 print("ready", flush=True)
@@ -101,7 +103,7 @@ for round in map(str.strip, sys.stdin):
 
 @pytest.fixture
 def _no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.folder.SETTLE_S", 0.0)
+    monkeypatch.setattr("trainer.storage.SETTLE_S", 0.0)
 
 
 @pytest.mark.usefixtures("_no_rest")

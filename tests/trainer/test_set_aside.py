@@ -11,8 +11,8 @@ from training import small_config
 from trainer import set_aside
 from trainer.config import RUN_NAME_LIMIT
 from trainer.errors import RunError
-from trainer.folder import RunFolder
 from trainer.lease import Fenced, Lease
+from trainer.run_folder import RunFolder
 from trainer.submission import code_file
 
 pytestmark = pytest.mark.usefixtures("no_rest")

@@ -26,7 +26,8 @@ from trainer.data.parquet import Prepared, Split, decode, read_prepared
 from trainer.data.plan import Options
 from trainer.data.prepare import Means, prepare, split
 from trainer.errors import ConfigError
-from trainer.folder import RunFolder, open_filesystem
+from trainer.run_folder import RunFolder
+from trainer.storage import open_filesystem
 
 COUNT = 30
 PIXELS = made.pixels(COUNT)

@@ -13,11 +13,10 @@ from training import small_config
 
 from tests.trainer.s3_proxy import Fault, Proxy, running_proxy
 from tests.trainer.s3_server import ALL, CREDENTIALS, Server, running_server
-from trainer import folder as folders
 from trainer import probe
 from trainer.config import Storage
-from trainer.folder import RunFolder
 from trainer.output import Output, ProgressPrinter
+from trainer.run_folder import RunFolder
 
 ADA = {"AWS_ACCESS_KEY_ID": "ada", "AWS_SECRET_ACCESS_KEY": "ada-secret"}
 
@@ -102,7 +101,7 @@ def test_keys_that_have_expired_are_waited_for_until_they_are_renewed(
         refused.set()
         server.change_secret(*ADA.values())
 
-    monkeypatch.setattr(folders.time, "sleep", renew)
+    monkeypatch.setattr("trainer.storage.time.sleep", renew)
     server.change_secret("ada", "another-secret")
     folder.outlast(lambda: folder.append(f"{folder.root}/log", "a line\n"))
     assert refused.is_set()
@@ -115,7 +114,7 @@ def test_keys_that_have_expired_are_waited_for_until_they_are_renewed(
 def test_patience_ends_with_the_bucket_s_own_words(
     server: Server, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folders, "PATIENCE_S", 0.0)
+    monkeypatch.setattr("trainer.storage.PATIENCE_S", 0.0)
     server.allow("runs", "ada", "s3:ListBucket")
     with pytest.raises(OSError, match="ACCESS_DENIED"):
         folder.outlast(lambda: folder.write(f"{folder.root}/log", "a line\n"))

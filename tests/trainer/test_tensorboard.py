@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from trainer.folder import RunFolder
+from trainer.run_folder import RunFolder
 from trainer.tensorboard import TensorBoard
 
 

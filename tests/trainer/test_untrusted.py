@@ -18,8 +18,8 @@ from tests.trainer.saved_run import open_small, save, weights_of
 from trainer import export, predict
 from trainer.checkpoint import MODEL, STATE, Checkpoints
 from trainer.errors import RunError
-from trainer.folder import RunFolder
 from trainer.resume import Start
+from trainer.run_folder import RunFolder
 from trainer.saved import deliver, read_saved
 
 ROOT = Path(__file__).resolve().parents[2]

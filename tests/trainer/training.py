@@ -19,9 +19,9 @@ from trainer.attempt import open_data
 from trainer.checkpoint import MODEL, Checkpoints
 from trainer.config import TrainerConfig
 from trainer.data.parquet import Prepared
-from trainer.folder import RunFolder
 from trainer.lease import Fence
 from trainer.progress import read_lines
+from trainer.run_folder import RunFolder
 from trainer.startup import Startup
 from trainer.strategy import Worker
 from trainer.worker import Outcome, Task, work

@@ -18,12 +18,12 @@ from trainer.config.train import share_batch
 from trainer.data import sources
 from trainer.data.parquet import Prepared
 from trainer.errors import ConfigError, Diverged, RunError
-from trainer.folder import RunFolder
 from trainer.hold import say, storage_explained, under_way
 from trainer.lease import Lease
 from trainer.output import Output, ProgressPrinter
 from trainer.progress import Length, Recorder, Trained, cleaned, read_lines, told_apart
 from trainer.recipe import recipe_of, speeds_in
+from trainer.run_folder import RunFolder
 from trainer.saved import deliver
 from trainer.startup import Startup, process_age_s
 from trainer.versions import NETWORKS, versions

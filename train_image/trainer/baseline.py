@@ -18,9 +18,9 @@ from torch import distributed
 from trainer import attempt
 from trainer.config import TrainerConfig
 from trainer.errors import ConfigError
-from trainer.folder import RunFolder
 from trainer.lease import Lease
 from trainer.output import Output
+from trainer.run_folder import RunFolder
 from trainer.strategy import Worker
 from trainer.worker import Outcome, Task, work
 

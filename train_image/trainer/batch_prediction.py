@@ -36,8 +36,9 @@ from trainer.data.tables import (
     to_pixels,
 )
 from trainer.errors import ConfigError
-from trainer.folder import RunFolder, open_filesystem
 from trainer.predict import Oracle
+from trainer.run_folder import RunFolder
+from trainer.storage import open_filesystem
 
 PART_BYTES = 2**24
 """Pixels that are read at once, about."""

@@ -22,8 +22,8 @@ from typing import IO, Any, cast
 from trainer.config import checkpoint as wanted
 from trainer.config.section import Metric
 from trainer.errors import RunError
-from trainer.folder import RunFolder
 from trainer.progress import Trained
+from trainer.run_folder import RunFolder
 
 MODEL = "model.pt"
 STATE = "state.pt"

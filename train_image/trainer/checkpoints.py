@@ -15,10 +15,10 @@ from pyarrow import fs
 
 from trainer.checkpoint import MANIFEST, Checkpoint, Checkpoints, Damaged, best_of, of_every
 from trainer.errors import RunError
-from trainer.folder import RunFolder
 from trainer.lease import refuse_if_live
 from trainer.progress import Trained, read_lines
 from trainer.resume import why_overtaken
+from trainer.run_folder import RunFolder
 from trainer.terminal import Arguments, Bar, add_run, exit_code_of, open_run, size_text, table_text
 
 AGES = ((86_400, "d"), (3_600, "h"), (60, "min"))

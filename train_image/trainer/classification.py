@@ -15,7 +15,7 @@ from trainer.config.train import ImageClassification, Model
 from trainer.data.batch import Batch
 from trainer.data.on_device import ToInput, augmented
 from trainer.data.parquet import Images, Prepared
-from trainer.folder import RunFolder
+from trainer.run_folder import RunFolder
 from trainer.strategy import Worker
 from trainer.validation import Answers, Judged
 

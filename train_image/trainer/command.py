@@ -25,12 +25,12 @@ from trainer import overlay, submission
 from trainer.config import CODE_VARIABLE, CONFIG_VARIABLE, CommandConfig, FunctionConfig
 from trainer.config.own import fill_command
 from trainer.errors import ConfigError
-from trainer.folder import RunFolder
 from trainer.hold import say, storage_explained, under_way
 from trainer.lease import Lease
 from trainer.leash import run_program
 from trainer.output import Output, ProgressPrinter
 from trainer.ray_snapshot import RaySnapshot
+from trainer.run_folder import RunFolder
 from trainer.versions import versions
 
 LOOK_S = 5.0

@@ -16,8 +16,9 @@ from typing import Any, TypeGuard
 
 from trainer import submission
 from trainer.errors import ConfigError
-from trainer.folder import RunFolder, open_filesystem
 from trainer.progress import SPENT, per_second, read_lines
+from trainer.run_folder import RunFolder
+from trainer.storage import open_filesystem
 from trainer.terminal import Arguments, exit_code_of, table_text
 
 Record = dict[str, Any]

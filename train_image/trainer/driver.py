@@ -29,12 +29,12 @@ from trainer.config import TrainerConfig
 from trainer.data.batch import Batches
 from trainer.data.ray_loader import RayBatches
 from trainer.errors import RunError
-from trainer.folder import RunFolder
 from trainer.hold import Stopped
 from trainer.lease import Lease
 from trainer.output import Output
 from trainer.progress import Length
 from trainer.resume import Start
+from trainer.run_folder import RunFolder
 from trainer.strategy import Worker
 from trainer.worker import AnyTask, Outcome, Task, torch_batches, work
 

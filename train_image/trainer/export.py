@@ -18,8 +18,9 @@ from pyarrow import fs
 from torch import nn
 
 from trainer.errors import ConfigError, RunError
-from trainer.folder import RunFolder, open_filesystem
+from trainer.run_folder import RunFolder
 from trainer.saved import DELIVERED, Saved, read_saved
+from trainer.storage import open_filesystem
 from trainer.terminal import Arguments, add_run, exit_code_of, open_run
 
 SUFFIXES = {"state_dict": "pt", "torchscript": "torchscript.pt", "pt2": "pt2", "onnx": "onnx"}

@@ -11,9 +11,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.folder import RunFolder
 from trainer.lease import newest_group
 from trainer.progress import read_lines
+from trainer.run_folder import RunFolder
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 

@@ -11,9 +11,9 @@ from typing import Any
 from trainer import set_aside
 from trainer.config import Storage
 from trainer.errors import RunError
-from trainer.folder import RunFolder
 from trainer.lease import Fenced, Lease
 from trainer.output import Output
+from trainer.run_folder import RunFolder
 
 
 @contextmanager

@@ -14,8 +14,8 @@ from trainer.config.train import Gpt, LanguageModel
 from trainer.data.batch import Batch
 from trainer.data.parquet import Images, Prepared
 from trainer.errors import ConfigError
-from trainer.folder import RunFolder
 from trainer.gpt import Transformer
+from trainer.run_folder import RunFolder
 from trainer.strategy import Worker
 from trainer.validation import Judged, Validation
 

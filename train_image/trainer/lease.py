@@ -38,8 +38,8 @@ from pathlib import Path
 from types import TracebackType
 
 from trainer.errors import RunError
-from trainer.folder import RunFolder
 from trainer.progress import read_lines
+from trainer.run_folder import RunFolder
 
 CLAIM = re.compile(r"a(\d+)(?:\.(\d+))?\.json")
 

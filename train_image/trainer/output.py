@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
-from trainer.folder import RunFolder
+from trainer.run_folder import RunFolder
 
 POLL_S = 1.0
 

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from trainer import submission
 from trainer.config import CODE_VARIABLE
 from trainer.errors import ConfigError
-from trainer.folder import RunFolder
+from trainer.run_folder import RunFolder
 
 
 def fetch(

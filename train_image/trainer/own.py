@@ -16,8 +16,8 @@ from typing import Any
 import ray.train
 
 from trainer.config import Storage
-from trainer.folder import RunFolder
 from trainer.progress import cleaned
+from trainer.run_folder import RunFolder
 
 
 def run_config(**others: Any) -> ray.train.RunConfig:

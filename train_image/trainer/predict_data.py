@@ -39,9 +39,10 @@ from trainer.batch_prediction import (
 from trainer.config import DATA_CPUS, Scaling
 from trainer.data.ray_loader import from_ray
 from trainer.errors import ConfigError
-from trainer.folder import RunFolder, open_filesystem
 from trainer.predict import Oracle, require_pictures
+from trainer.run_folder import RunFolder
 from trainer.saved import DELIVERED, Saved, read_saved
+from trainer.storage import open_filesystem
 from trainer.terminal import Arguments, Bar, add_run, exit_code_of, open_run
 
 SUMMARY = "predictions.json"

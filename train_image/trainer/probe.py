@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trainer.errors import ConfigError
-from trainer.folder import RunFolder
+from trainer.run_folder import RunFolder
 from trainer.versions import versions
 
 NEEDED = ("bash", "python", "ray")

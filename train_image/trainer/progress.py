@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from trainer.config import RecipeConfig, TrainerConfig
 from trainer.errors import ConfigError
-from trainer.folder import RunFolder
+from trainer.run_folder import RunFolder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

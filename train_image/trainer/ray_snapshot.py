@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable
 
-from trainer.folder import RunFolder
+from trainer.run_folder import RunFolder
 
 NAME = "checkpoint_manager_snapshot.json"
 

@@ -14,9 +14,9 @@ from trainer.config.section import Section
 from trainer.config.train import Train
 from trainer.data.batch import Batch
 from trainer.data.parquet import Images, Prepared
-from trainer.folder import RunFolder
 from trainer.language import Language
 from trainer.progress import Report
+from trainer.run_folder import RunFolder
 from trainer.strategy import Worker
 from trainer.validation import Judged, Validation
 

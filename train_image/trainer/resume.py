@@ -12,9 +12,9 @@ from trainer.checkpoint import MODEL, STATE, Checkpoint, Checkpoints, Name
 from trainer.config import LENGTHS, MAY_CHANGE, RecipeConfig
 from trainer.config.train import has_fixed_workers
 from trainer.errors import ConfigError
-from trainer.folder import RunFolder
 from trainer.lease import Fence
 from trainer.progress import Trained, read_lines, to_json
+from trainer.run_folder import RunFolder
 
 if TYPE_CHECKING:
     import torch

@@ -16,8 +16,8 @@ from trainer.config import BOOSTING, recipe_named
 from trainer.config.section import Section
 from trainer.data.parquet import Images, to_images
 from trainer.errors import ConfigError, RunError
-from trainer.folder import RunFolder
 from trainer.recipe import RECIPES, Recipe
+from trainer.run_folder import RunFolder
 from trainer.terminal import Bar
 
 DELIVERED, LAST, BEST = "delivered", "last", "best"

@@ -16,8 +16,9 @@ from pathlib import PurePosixPath
 
 from trainer.config import RUN_NAME_LIMIT
 from trainer.errors import ConfigError, TrainerError
-from trainer.folder import ASIDE, RunFolder
 from trainer.lease import Lease
+from trainer.run_folder import RunFolder
+from trainer.storage import ASIDE
 from trainer.submission import CODE
 
 

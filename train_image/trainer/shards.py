@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from trainer.checkpoint import Checkpoints, Facts, Measured
 from trainer.errors import RunError
-from trainer.folder import RunFolder
+from trainer.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from trainer.learner import Learner

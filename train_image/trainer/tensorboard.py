@@ -15,7 +15,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import masked_crc32c
 
-from trainer.folder import RunFolder
+from trainer.run_folder import RunFolder
 
 BOTH = {
     "train/learning_rate": "learning_rate",

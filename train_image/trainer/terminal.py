@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from trainer.errors import ConfigError, TrainerError
-from trainer.folder import RunFolder, open_filesystem
+from trainer.run_folder import RunFolder
+from trainer.storage import open_filesystem
 
 USAGE = 2
 """Exit code for wrong input, as errors.ConfigError has it."""

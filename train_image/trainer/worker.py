@@ -22,12 +22,12 @@ from trainer.data.batch import Batches
 from trainer.data.parquet import Prepared
 from trainer.data.torch_loader import TorchBatches, ValidationBatches
 from trainer.errors import Diverged
-from trainer.folder import RunFolder
 from trainer.learner import Learner
 from trainer.lease import Fence
 from trainer.progress import Length, Recorder, Report, Trained
 from trainer.recipe import speeds_in
 from trainer.resume import Start
+from trainer.run_folder import RunFolder
 from trainer.saver import Saver
 from trainer.shards import Shards
 from trainer.startup import Startup, Watched

@@ -26,11 +26,11 @@ from trainer.checkpoint import Checkpoint, Checkpoints, best_of
 from trainer.checkpoints import result_of
 from trainer.config import BoostingConfig
 from trainer.errors import ConfigError
-from trainer.folder import RunFolder
 from trainer.hold import say, storage_explained, under_way
 from trainer.lease import Lease
 from trainer.output import Output
 from trainer.progress import Trained
+from trainer.run_folder import RunFolder
 from trainer.startup import Startup
 from trainer.strategy import Worker
 from trainer.versions import versions

@@ -16,11 +16,11 @@ from trainer.boosting.libraries import LIBRARIES, Figures
 from trainer.boosting.table import Prepared, read_share
 from trainer.checkpoint import VALIDATION, Checkpoints
 from trainer.config import BoostingConfig
-from trainer.folder import RunFolder
 from trainer.lease import Fence
 from trainer.loop import REPORT_INTERVAL_S, Clock, Spent, peak_memory_bytes
 from trainer.progress import Length, Recorder, Report, Trained, eta_s, per_second
 from trainer.resume import note_started
+from trainer.run_folder import RunFolder
 from trainer.saver import Saver
 from trainer.startup import Startup
 from trainer.strategy import Worker

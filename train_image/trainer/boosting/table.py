@@ -26,7 +26,7 @@ from trainer.data.picture_files import check_columns
 from trainer.data.samples import ALL, TRAIN, VALID, stamp_of
 from trainer.data.tables import split_files
 from trainer.errors import ConfigError, RunError
-from trainer.folder import open_filesystem
+from trainer.storage import open_filesystem
 
 MOST_CLASSES = 1000
 """More different labels than these are no classes, but numbers to be learnt by `regression`."""

@@ -18,8 +18,8 @@ import torch
 from torch import distributed
 
 from trainer.boosting.rounds import Task, work
-from trainer.folder import RunFolder
 from trainer.lease import Lease
+from trainer.run_folder import RunFolder
 from trainer.strategy import Worker
 from trainer.worker import Outcome
 

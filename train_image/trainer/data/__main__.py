@@ -12,7 +12,8 @@ from trainer.data.parquet import read_prepared
 from trainer.data.plan import Options
 from trainer.data.prepare import Means, is_finished, prepare
 from trainer.data.sources import absolute, default_threads
-from trainer.folder import RunFolder, open_filesystem
+from trainer.run_folder import RunFolder
+from trainer.storage import open_filesystem
 from trainer.terminal import Arguments, Bar, exit_code_of, size_text
 
 TELL_S = 5.0

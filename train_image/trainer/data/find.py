@@ -17,7 +17,8 @@ from trainer.data.picture_files import MANIFESTS, has_classes, open_folder, open
 from trainer.data.samples import ALL, HeldSamples, Source, stamp_of
 from trainer.data.tables import open_tables
 from trainer.errors import ConfigError
-from trainer.folder import RunFolder, open_filesystem
+from trainer.run_folder import RunFolder
+from trainer.storage import open_filesystem
 
 UNDERSTOOD = (
     "Understood are: idx files such as train-images-idx3-ubyte.gz beside train-labels-idx1-ubyte.gz; "

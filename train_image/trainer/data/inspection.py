@@ -18,8 +18,8 @@ from trainer.data.plan import look_at_first
 from trainer.data.samples import ALL, TRAIN, Samples
 from trainer.data.sources import default_threads
 from trainer.errors import ConfigError
-from trainer.folder import RunFolder
 from trainer.grid import MOST, draw_grid
+from trainer.run_folder import RunFolder
 from trainer.terminal import size_text, table_text
 
 MOST_PER_CLASS = 10

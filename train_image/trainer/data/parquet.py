@@ -25,7 +25,8 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from trainer.errors import ConfigError, RunError
-from trainer.folder import RunFolder, open_filesystem
+from trainer.run_folder import RunFolder
+from trainer.storage import open_filesystem
 
 METADATA_KEY = b"trainyard"
 

@@ -26,7 +26,8 @@ from trainer.data.samples import TRAIN, VALID, Cached, Place, Samples, Source
 from trainer.data.text import open_text
 from trainer.data.work import STATE, Finished, Work, Written, state_path
 from trainer.errors import ConfigError
-from trainer.folder import ASIDE, RunFolder
+from trainer.run_folder import RunFolder
+from trainer.storage import ASIDE
 
 MEMORY_BYTES = 256 * 2**20
 """A source that gives its rows only one after the other is read into memory up to this size."""

@@ -14,7 +14,7 @@ from trainer.data.parquet import Prepared, is_prepared, read_prepared
 from trainer.data.plan import Options
 from trainer.data.prepare import Means, prepare
 from trainer.errors import ConfigError
-from trainer.folder import RunFolder
+from trainer.run_folder import RunFolder
 
 TELL_S = 10.0
 """Between two lines about how far a preparation is."""

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainer.data.convert import Converted
-from trainer.folder import RunFolder
+from trainer.run_folder import RunFolder
 
 SCHEMA = pa.schema([("position", pa.int64()), ("image", pa.binary())])
 

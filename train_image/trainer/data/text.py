@@ -23,7 +23,7 @@ from trainer.config.data import BUILT_IN
 from trainer.data.find import KEYS, list_all
 from trainer.data.samples import ALL, TRAIN, VALID, Place, Read, Source, stamp_of
 from trainer.errors import ConfigError
-from trainer.folder import open_filesystem
+from trainer.storage import open_filesystem
 
 SEPARATOR = 0
 """The byte behind each document."""

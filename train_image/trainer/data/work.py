@@ -17,7 +17,7 @@ from trainer.data.parquet import write_part
 from trainer.data.plan import Part, Plan
 from trainer.data.samples import Place
 from trainer.data.spill import Runs, pack_run
-from trainer.folder import RunFolder
+from trainer.run_folder import RunFolder
 
 STATE = ".prepare"
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from trainer.config import TrainerConfig
 from trainer.data.parquet import Prepared
-from trainer.folder import RunFolder
 from trainer.progress import read_lines
 from trainer.recipe import recipe_of
 from trainer.report.page import Findings, render
 from trainer.report.verdict import judge
+from trainer.run_folder import RunFolder
 
 
 def write_report(

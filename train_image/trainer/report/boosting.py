@@ -10,11 +10,11 @@ from typing import Any
 from trainer.boosting.libraries import Importance
 from trainer.boosting.table import Prepared
 from trainer.config import BoostingConfig
-from trainer.folder import RunFolder
 from trainer.progress import Trained, read_lines
 from trainer.report.charts import BLUE, ORANGE, Chart, Line, Metrics, draw_bars
 from trainer.report.elements import count, table
 from trainer.report.page import Tile, attempts, charts, document, flat, section, tiles, time_card
+from trainer.run_folder import RunFolder
 
 MOST_BARS = 30
 """Columns in the chart; the table below it has them all."""

@@ -7,13 +7,13 @@ from typing import Any
 from trainer.config import TrainerConfig
 from trainer.config.train import ImageClassification
 from trainer.data.parquet import Prepared
-from trainer.folder import RunFolder
 from trainer.report.classes import class_table, confusion
 from trainer.report.confusion import per_class
 from trainer.report.elements import count
 from trainer.report.gallery import gallery, mistakes
 from trainer.report.page import Own, Tile
 from trainer.report.pictures import find_mistakes, predict
+from trainer.run_folder import RunFolder
 
 
 def find(

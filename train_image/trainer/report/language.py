@@ -13,11 +13,11 @@ from trainer.config.train import LanguageModel
 from trainer.continuation import continued
 from trainer.data.parquet import Prepared
 from trainer.data.text import SEPARATOR
-from trainer.folder import RunFolder
 from trainer.recipe import recipe_of
 from trainer.report.elements import count
 from trainer.report.page import Own, Tile
 from trainer.report.pictures import read_pixels
+from trainer.run_folder import RunFolder
 
 TEMPERATURES = (0.7, 1.0)
 """Near what is likeliest, and as the model has learnt it."""

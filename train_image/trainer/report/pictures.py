@@ -16,8 +16,8 @@ from trainer.checkpoint import load
 from trainer.config.train import Model
 from trainer.data.on_device import ToInput
 from trainer.data.parquet import Prepared, decode
-from trainer.folder import RunFolder
 from trainer.model import build_model
+from trainer.run_folder import RunFolder
 
 NUM_PREDICTIONS = 9
 
