@@ -166,7 +166,6 @@ MACHINE = {
             within_s=WORKER_S,
             has_notice=True,
             is_felt=False,
-            settings=LONG,
         ),
         Scenario(
             name="partition-long",
