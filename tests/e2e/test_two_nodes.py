@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import signal
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -83,50 +89,102 @@ def test_a_node_that_comes_back_is_used_again(second_node: str) -> None:
     assert is_ready(second_node)
 
 
-OVERTAKEN = "attempt 2 has taken over"
-LOGS = "node-2/live/kubelet/pods/{pod}/volumes/kubernetes.io~empty-dir/tmp/ray/session_*/logs/**/*worker*"
+LOGS = "node-2/live/kubelet/pods/{pod}/volumes/kubernetes.io~empty-dir/tmp/ray/session_*/logs/train/*app*"
+LEFT = "Error in training function"
+MANIFEST = "manifest.json"
 
 
-def cut_off(target: Target) -> None:
-    """The worker's node hears of nothing any more, and works on; then the driver is killed.
+def strand(target: Target) -> None:
+    """A worker stops in the middle of a save, cut off with its node; its attempt fails, and the next one has
+    taken over when it goes on.
 
-    Its pod cannot be ended: only what lies in the run's folder tells the worker that it is overtaken.
+    Its pod cannot be ended: only what lies in the run's folder can tell it that it is overtaken.
     """
     namespace = target.cluster.namespace
     worker, head = (get("pod", namespace, pod) for pod in (target.workers[0].pod, target.head))
     node = node_of(target, target.workers[0].pod)
     assert node != node_of(target, target.head)
+    process = process_of(node, target.processes[0])
+    folder = volume_of(namespace) / target.run
+    attempt = last_attempt(folder)
     kubectl("cordon", node)
     cluster_py("stop", "kubelet-2")
     try:
+        unfinished = stop_in_a_save(process, folder / "checkpoints")
         cluster_py("cut", worker["status"]["podIP"], head["status"]["podIP"])
         kill_driver(target)
-        said = wait_for("the worker hears of it", lambda: said_in(worker["metadata"]["uid"]))
-        target.say(f"the worker that was cut off: {said}")
+        wait_for("the next attempt trains", lambda: last_attempt(folder) > attempt)
+        os.kill(process, signal.SIGCONT)
+        wait_for("the straggler leaves", lambda: has_left(worker["metadata"]["uid"]))
+        assert not (unfinished / MANIFEST).exists()
     finally:
         cluster_py("start", "kubelet-2")
         kubectl("uncordon", node)
 
 
-def said_in(pod: str) -> str:
-    """What a worker in a pod of the second node has said of being overtaken."""
-    for log in filter(Path.is_file, CLUSTER_HOME.glob(LOGS.format(pod=pod))):
-        said = [line for line in log.read_text(errors="replace").splitlines() if OVERTAKEN in line]
-        if said:
-            return said[0].strip()
-    return ""
+def process_of(node: str, pid: int) -> int:
+    """This machine's id of the process that has that one in a pod of the node."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            status, cgroups = ((process / file).read_text() for file in ("status", "cgroup"))
+            ids = re.search(r"NSpid:.*\s(\d+)\n", status)
+            if f"/{node}/" in cgroups and ids and int(ids[1]) == pid:
+                found.append(int(process.name))
+    (one,) = found
+    return one
+
+
+def volume_of(namespace: str) -> Path:
+    """The folder of this machine that is the storage's volume."""
+    claim = get("pvc", namespace, "trainyard-storage")
+    volume = get("pv", namespace, claim["spec"]["volumeName"])
+    return Path(volume["spec"]["hostPath"]["path"])
+
+
+def stop_in_a_save(process: int, checkpoints: Path) -> Path:
+    """SIGSTOP while a checkpoint is being written, whose folder that is."""
+    before = set(checkpoints.iterdir())
+
+    def caught() -> Path | None:
+        for folder in set(checkpoints.iterdir()) - before:
+            os.kill(process, signal.SIGSTOP)
+            if not (folder / MANIFEST).exists():
+                return folder
+            os.kill(process, signal.SIGCONT)
+            before.add(folder)
+        return None
+
+    deadline = time.monotonic() + 60
+    while (folder := caught()) is None:
+        assert time.monotonic() < deadline, "no save was caught"
+        time.sleep(0.002)  # a save takes a tenth of a second
+    return folder
+
+
+def last_attempt(folder: Path) -> int:
+    """Whose workers have started last."""
+    attempt: int = json.loads((folder / "starts.jsonl").read_text().splitlines()[-1])["attempt"]
+    return attempt
+
+
+def has_left(pod: str) -> bool:
+    """Whether a worker in a pod of the second node has given up training."""
+    logs = filter(Path.is_file, CLUSTER_HOME.glob(LOGS.format(pod=pod)))
+    return any(LEFT in log.read_text(errors="replace") for log in logs)
 
 
 def test_a_straggler_that_nobody_can_reach_spoils_nothing(team: Team, tmp_path: Path) -> None:
     scenario = Scenario(
         name="straggler",
-        fault="a worker is cut off with its node and works on, while its attempt fails",
-        answer="the next attempt takes over; what the straggler still saves is not used, and it ends",
+        fault="a worker stops in the middle of a save, cut off with its node, while its attempt fails; later "
+        "it goes on",
+        answer="the next attempt takes over; what the straggler still writes is not used, and it leaves",
         actor="KubeRay, trainer",
         rights="the machine",
-        strike=cut_off,
+        strike=strand,
         within_s=HEAD_S,
-        settings=("resources.workers=1", "train.epochs=60"),
+        settings=("resources.workers=1",),
     )
     result = strike(team, scenario, tmp_path).to_json()
     keep(result, scenario)
