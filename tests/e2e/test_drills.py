@@ -159,12 +159,12 @@ MACHINE = {
         Scenario(
             name="partition-short",
             fault="a worker's pod and the head are cut off from each other for 30 s",
-            answer="training goes on",
-            actor="nobody",
+            answer="training stands still; Ray may give the node up though it is back, and the worker group "
+            "starts anew",
+            actor="Ray Train",
             rights="the machine",
             strike=cut_off(30),
             within_s=WORKER_S,
-            has_notice=True,
             is_felt=False,
         ),
         Scenario(
