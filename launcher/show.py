@@ -28,8 +28,8 @@ Object = dict[str, Any]
 PLAIN_LINE_S = 5.0
 """Without a terminal: seconds between two progress lines at least."""
 
-WEIGHTS = {True: "equal", False: "DIFFERENT", None: "-"}
-"""What is said of a drill's weights beside those of the undisturbed run."""
+EQUAL = {True: "equal", False: "DIFFERENT", None: "-"}
+"""What is said of a drill's run beside the undisturbed one."""
 
 _progress_console = Console(stderr=True, highlight=False)
 
@@ -133,7 +133,8 @@ def drill_table(report: Report) -> None:
         ("attempts", str(report.attempts)),
         ("worker groups", str(report.worker_groups)),
         ("watch stood still for", _seconds(report.stood_still_s)),
-        ("weights as without it", WEIGHTS[report.has_equal_weights]),
+        ("weights as without it", EQUAL[report.has_equal_weights]),
+        ("steps, samples as without it", EQUAL[report.has_equal_samples]),
         ("left behind", ", ".join(report.left_behind) or "nothing"),
         ("verdict", "passed" if report.is_passed else "; ".join(report.missed) or "FAILED"),
     ]
@@ -160,7 +161,7 @@ def soak_table(report: SoakReport) -> None:
         ("attempts", str(report.attempts)),
         ("worker groups", str(report.worker_groups)),
         ("steps made again", str(report.steps_lost)),
-        ("weights as undisturbed", WEIGHTS[report.has_equal_weights]),
+        ("weights as undisturbed", EQUAL[report.has_equal_weights]),
         *((f"growth of {what}", f"{by:.2f}-fold") for what, by in report.grown.items()),
         ("left behind", ", ".join(report.left_behind) or "nothing"),
         ("verdict", "passed" if report.is_passed else "; ".join(report.missed) or "FAILED"),

@@ -83,13 +83,13 @@ def drill(
         own = [*wanted.settings, *(settings or ())]
         return job_of(run_file, own, gpus, workers, word, platform, namespace)
 
-    weights = train_undisturbed(cluster, platform, job(UNDISTURBED), show.say)
+    undisturbed = train_undisturbed(cluster, platform, job(UNDISTURBED), show.say)
     report = run_drill(
         cluster,
         platform,
         job(scenario),
         wanted,
-        weights=weights,
+        undisturbed=undisturbed,
         at_step=None if at_step == RANDOM else int(at_step),
         seed=seed,
         keep=keep,
@@ -131,10 +131,18 @@ def soak(
     from launcher import show
     from launcher.cluster import Cluster
     from launcher.drill.soak import SETTINGS, soak_run
+    from launcher.errors import ConfigError
 
+    run = _recipe_of(load_run(run_file, settings, gpus, workers, None))
+    if run.resources.is_elastic:
+        raise ConfigError(
+            f"run {run.name} is elastic: a soak compares weights, and its bits depend on how many workers it "
+            "had when",
+            f"Give it one number of {run.resources.unit} (--{run.resources.unit} N).",
+        )
     cluster = Cluster(namespace)
     platform = platform_of(platform_file, platform_file is None, namespace, cluster)
-    epochs = _recipe_of(load_run(run_file, settings, gpus, workers, None)).train.epochs
+    epochs = run.train.epochs
 
     def job(word: str, so_many: int) -> Job:
         own = [*(settings or ()), *SETTINGS, f"train.epochs={so_many}"]

@@ -7,7 +7,7 @@ import random
 import re
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from launcher.cluster import Cluster
@@ -50,12 +50,26 @@ class Kept(Protocol):
     def sum(self, file: str) -> str | None: ...
 
 
-def weights_of(folder: Kept, config: TrainerConfig) -> str | None:
-    """SHA-256 of the weights of a finished run that learnt just this; None where there is none."""
-    run, summary = folder.read("run.json"), folder.read("summary.json")
-    if run is None or summary is None or json.loads(summary)["outcome"] != "succeeded":
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    """What a run that has succeeded came to."""
+
+    weights: str | None
+    """SHA-256 of model.pt."""
+    steps: int
+    samples: int
+
+
+def ending_of(folder: Kept, config: TrainerConfig) -> Ending | None:
+    """That of a run that learnt just this; None where there is none."""
+    run, summary = (folder.read(file) for file in ("run.json", "summary.json"))
+    if run is None or summary is None or _learnt(json.loads(run)) != _learnt(_plain(config)):
         return None
-    return folder.sum("model.pt") if _learnt(json.loads(run)) == _learnt(_plain(config)) else None
+    ended = json.loads(summary)
+    if ended["outcome"] != "succeeded":
+        return None
+    weights = folder.sum("model.pt")
+    return Ending(weights=weights, steps=ended["steps"], samples=ended["samples_seen"])
 
 
 def _plain(config: TrainerConfig) -> Object:
@@ -71,17 +85,17 @@ def _learnt(config: Object) -> Object:
     return learnt | {"epochs": config["train"]["epochs"], "scaling": config["scaling"]}
 
 
-def train_undisturbed(cluster: Cluster, platform: Platform, job: Job, say: Say) -> str:
-    """SHA-256 of the weights of the run that nobody strikes; it is trained unless that was done before."""
+def train_undisturbed(cluster: Cluster, platform: Platform, job: Job, say: Say) -> Ending:
+    """How the run ends that nobody strikes; it is trained unless that was done before."""
     with open_folder(cluster, platform, job.run) as folder:
-        weights = weights_of(folder, job.config)
-        if weights is None:
+        ending = ending_of(folder, job.config)
+        if ending is None:
             folder.set_aside()
-    if weights is not None:
-        say(f"run {job.run} was trained before: its weights are compared with")
-        return weights
+    if ending is not None:
+        say(f"run {job.run} was trained before: it is compared with")
+        return ending
     rayjobs = RayjobApi(cluster)
-    say(f"run {job.run} is trained first, to compare the weights with")
+    say(f"run {job.run} is trained first, to compare with")
     submit_run(rayjobs, job.rayjob, lambda: None)
     *_, last = watch_run(cluster, job.name, job.run)
     if last.phase != "succeeded":
@@ -91,10 +105,10 @@ def train_undisturbed(cluster: Cluster, platform: Platform, job: Job, say: Say) 
         )
     delete_and_wait(rayjobs, job.name)
     with open_folder(cluster, platform, job.run) as folder:
-        weights = weights_of(folder, job.config)
-    if weights is None:
+        ending = ending_of(folder, job.config)
+    if ending is None or ending.weights is None:
         raise RunFailed(f"run {job.run} has succeeded, and left no model.pt")
-    return weights
+    return ending
 
 
 def run_drill(
@@ -103,7 +117,7 @@ def run_drill(
     job: Job,
     scenario: Scenario,
     *,
-    weights: str,
+    undisturbed: Ending,
     at_step: int | None = None,
     seed: int = 0,
     keep: bool = False,
@@ -128,7 +142,7 @@ def run_drill(
     with open_folder(cluster, platform, job.run) as folder:
         records = read_records(folder)
         left += left_in_folder(folder)
-        found = folder.sum("model.pt") if last.phase == "succeeded" else None
+        ending = ending_of(folder, job.config) if last.phase == "succeeded" else None
         if not keep:
             folder.delete()
     pods = list(witness.pods.values())
@@ -142,12 +156,27 @@ def run_drill(
         recovery=recovery,
         attempts=len(records.attempts),
         worker_groups=records.worker_groups,
-        has_equal_weights=found == weights if found is not None else None,
+        has_equal_weights=has_equal_weights(ending, undisturbed, job.config),
+        has_equal_samples=None if ending is None else has_equal_samples(ending, undisturbed),
         left_behind=left,
         seen=what_was_seen(witness.seen, struck),
         stood_still_s=round(stood_still_s(witness.seen, struck), 1),
     )
     return replace(report, missed=missed(report, scenario, job.config.checkpoint.every_s))
+
+
+def has_equal_weights(
+    ending: Ending | None, undisturbed: Ending, config: TrainerConfig
+) -> bool | None:
+    """None of an elastic run, whose bits depend on how many workers it had when."""
+    if ending is None or config.scaling.is_elastic:
+        return None
+    return ending.weights == undisturbed.weights
+
+
+def has_equal_samples(ending: Ending, undisturbed: Ending) -> bool:
+    """Whether as many steps were made from as many samples."""
+    return (ending.steps, ending.samples) == (undisturbed.steps, undisturbed.samples)
 
 
 def clear_folder(cluster: Cluster, platform: Platform, run: str, *, keep: bool) -> None:
@@ -180,7 +209,8 @@ def strike_once(
             step = int(sight.progress["step"])
             if at_step is None:
                 at_step = round(chance.uniform(*STRIKE_AT) * sight.progress["steps"])
-            if aim is None and step > 0:
+            # Where everything is, is looked up early; of an elastic run that changes.
+            if aim is None and step >= (at_step if pursuit.job.config.scaling.is_elastic else 1):
                 aim = threads.submit(pursuit.aim)
             if aim is not None and aim.done() and step >= at_step:
                 target = aim.result()

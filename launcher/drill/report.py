@@ -28,7 +28,10 @@ class Report:
     attempts: int
     worker_groups: int
     has_equal_weights: bool | None
-    """Whether model.pt has the SHA-256 of the undisturbed run's; None where there is none to compare."""
+    """Whether model.pt has the SHA-256 of the undisturbed run's; None where there is none to compare, and of
+    an elastic run, whose bits depend on how many workers it had when."""
+    has_equal_samples: bool | None
+    """Whether it made as many steps from as many samples as the undisturbed run; None if it did not end."""
     left_behind: Sequence[str]
     seen: Sequence[Saw]
     """What `watch` showed, from the last phase before the strike on; times from the strike on."""
@@ -39,7 +42,7 @@ class Report:
 
     @property
     def is_passed(self) -> bool:
-        return self.is_recovered and bool(self.has_equal_weights) and not self.missed
+        return self.is_recovered and self.has_equal_weights is not False and not self.missed
 
     def to_json(self) -> Object:
         told: Object = _rounded(asdict(self) | {"is_passed": self.is_passed})
@@ -69,6 +72,8 @@ def missed(report: Report, scenario: Scenario, every_s: float | None) -> tuple[s
             "the run had ended before its workers had to start anew, so nothing was shown: train for "
             "longer (train.epochs)"
         )
+    if report.has_equal_samples is False:
+        found.append("it made other steps than without the fault, or from other samples")
     if scenario.has_notice and recovery.steps_lost:
         found.append(f"{recovery.steps_lost} steps lost, not 0")
     limit = None if every_s is None else every_s + SLACK_S

@@ -38,7 +38,8 @@ def check(result: Object, scenario: Scenario) -> None:
     """Bounds in seconds are for a machine that has nothing else to do: the table tells of them."""
     told = json.dumps(result, indent=2)
     assert result["is_recovered"], told
-    assert result["has_equal_weights"], told
+    assert result["has_equal_weights"] is not False, told
+    assert result["has_equal_samples"], told
     assert not result["left_behind"], told
     assert scenario.is_felt <= (result["recovery"]["again_s"] is not None), told
     assert not (scenario.has_notice and result["recovery"]["steps_lost"]), told
@@ -62,7 +63,7 @@ def lengthened(folder: Path, epochs: str) -> tuple[Path, tuple[str, ...]]:
     return run_file, (*SETTINGS, epochs)
 
 
-def strike(team: Team, scenario: Scenario, folder: Path) -> Report:
+def strike(team: Team, scenario: Scenario, folder: Path, at_step: int | None = None) -> Report:
     """The same drill as the command's, with a strike of our own."""
     is_long = LONG[0] in scenario.settings
     run_file, _ = lengthened(folder, *LONG) if is_long else (DIGITS, SETTINGS)
@@ -73,5 +74,13 @@ def strike(team: Team, scenario: Scenario, folder: Path) -> Report:
         own = [*SETTINGS, *scenario.settings]
         return job_of(run_file, own, None, None, word, platform, team.namespace)
 
-    weights = train_undisturbed(cluster, platform, job(UNDISTURBED), print)
-    return run_drill(cluster, platform, job(scenario.name), scenario, weights=weights, say=print)
+    undisturbed = train_undisturbed(cluster, platform, job(UNDISTURBED), print)
+    return run_drill(
+        cluster,
+        platform,
+        job(scenario.name),
+        scenario,
+        undisturbed=undisturbed,
+        at_step=at_step,
+        say=print,
+    )

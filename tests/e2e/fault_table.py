@@ -41,8 +41,8 @@ of the first, and with nothing left behind. The tests on a cluster do 5 minutes 
 The figures are of one drill each, on a machine with 2 cores that holds the whole cluster: a ResNet-18 on
 two CPU workers, saved every 5 s. *Noticed* counts from the strike, *again* from then until the next step
 has been made; where training goes on after the fault, *noticed* is when the workers leave. The machine did
-next to nothing else. All runs ended with the same bits as without a fault, unless a
-line says otherwise.
+next to nothing else. All runs ended with the same bits as without a fault, unless a line says otherwise; the
+bits of an elastic run depend on how many workers it had when, so its steps and samples are compared.
 
 """
 BOUNDS = """
@@ -102,7 +102,7 @@ def problems(result: Object) -> list[str]:
     found = list(result["missed"])
     if not result["is_recovered"]:
         found.append(f"did not recover ({result['why_not']})")
-    elif not result["has_equal_weights"]:
+    elif result["has_equal_weights"] is False:
         found.append("ended with other weights")
     return found
 

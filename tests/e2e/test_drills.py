@@ -13,11 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Team, cluster_py
+from conftest import Team, cluster_py, kubectl, wait_for
 from drilling import DIGITS, LONG, SETTINGS, check, check_nothing_is_left, keep, lengthened, strike
 
 from launcher.drill.scenarios import SCENARIOS, WORKER_S, Scenario
 from launcher.drill.strikes import Target
+from launcher.watch import HEAD_CONTAINER
 
 SOAK_MINUTES = "5"
 LONGER = "train.epochs=80"
@@ -26,6 +27,8 @@ TAKE_TIME = ("worker-deleted", "worker-evicted")
 OPERATOR_AWAY_S = 120.0
 API_AWAY_S = 60.0
 CUT_OFF_S = 300.0
+AT_FULL_SIZE = 1300
+"""The step of 2,640 at which an elastic run has its second worker for long."""
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +94,25 @@ def cut_off(seconds: float) -> Callable[[Target], None]:
     return strike
 
 
+def crowd_out(target: Target) -> None:
+    """A worker's pod is gone at once, and there is no room for another until the run goes on without it."""
+    assert workers_of(target) == 2
+    in_namespace = ("-n", target.cluster.namespace)
+    *_, doomed = (each for each in target.pods() if each["metadata"]["name"] != target.head)
+    kubectl("create", "quota", "crowded", "--hard=pods=2", *in_namespace)
+    try:
+        target.cluster.delete("Pod", doomed["metadata"]["name"], grace_s=0)
+        wait_for("it goes on with one worker", lambda: workers_of(target) == 1)
+    finally:
+        kubectl("delete", "quota", "crowded", *in_namespace)
+    wait_for("it has two workers again", lambda: workers_of(target) == 2)
+
+
+def workers_of(target: Target) -> int:
+    file = f"/mnt/trainyard/{target.run}/workers.json"
+    return len(json.loads(target.inside(target.head, HEAD_CONTAINER, "cat", file))["workers"])
+
+
 def upgrade(target: Target) -> None:
     """`helm upgrade` with other numbers for the next run, and once more with those of before."""
     head = target.cluster.get("Pod", target.head)
@@ -111,6 +133,17 @@ def address_of(target: Target, pod: str) -> str:
 MACHINE = {
     scenario.name: scenario
     for scenario in (
+        Scenario(
+            name="elastic",
+            fault="an elastic run (`workers: {min: 1, max: 2}`) loses a worker's pod, and for a while "
+            "there is no room for another",
+            answer="it trains on with one worker, and takes the other one back when it comes",
+            actor="Ray Train, Ray's autoscaler",
+            rights="create and delete resourcequotas",
+            strike=crowd_out,
+            within_s=WORKER_S,
+            settings=("resources.workers={min: 1, max: 2}", *LONG),
+        ),
         Scenario(
             name="operator-down",
             fault="the KubeRay operator is down for two minutes",
@@ -187,7 +220,8 @@ MACHINE = {
 @pytest.mark.parametrize("name", MACHINE)
 def test_a_run_survives_what_happens_to_the_cluster(team: Team, name: str, tmp_path: Path) -> None:
     scenario = MACHINE[name]
-    result = strike(team, scenario, tmp_path).to_json()
+    at_step = AT_FULL_SIZE if name == "elastic" else None
+    result = strike(team, scenario, tmp_path, at_step).to_json()
     keep(result, scenario)
     check(result, scenario)
     check_nothing_is_left(team)

@@ -11,7 +11,14 @@ from typing import Any
 
 import pytest
 
-from launcher.drill.drill import drill_name, left_in_folder, weights_of
+from launcher.drill.drill import (
+    Ending,
+    drill_name,
+    ending_of,
+    has_equal_samples,
+    has_equal_weights,
+    left_in_folder,
+)
 from launcher.drill.report import Report, missed
 from launcher.drill.scenarios import SCENARIOS
 from launcher.drill.soak_report import Size, SoakReport, Struck, growth
@@ -212,6 +219,13 @@ def config(**changes: Any) -> TrainerConfig:
     return TrainerConfig.model_validate(document | changes)
 
 
+ENDING = Ending(weights="sum of model.pt", steps=88, samples=5_632)
+
+
+def ended(outcome: str) -> Object:
+    return {"outcome": outcome, "steps": ENDING.steps, "samples_seen": ENDING.samples}
+
+
 @pytest.mark.parametrize(
     ("changes", "is_the_same"),
     [
@@ -222,19 +236,39 @@ def config(**changes: Any) -> TrainerConfig:
         ({"scaling": {"num_workers": 4}}, False),
     ],
 )
-def test_weights_are_compared_with_those_of_a_run_that_has_learnt_the_same(
+def test_a_run_is_compared_with_one_that_has_learnt_the_same(
     changes: Object, is_the_same: bool
 ) -> None:
     before = config(**changes).model_dump(mode="json")
-    folder = Kept(**{"run.json": before, "summary.json": {"outcome": "succeeded"}, "model.pt": 1})
-    assert weights_of(folder, config()) == ("sum of model.pt" if is_the_same else None)
+    folder = Kept(**{"run.json": before, "summary.json": ended("succeeded"), "model.pt": 1})
+    assert ending_of(folder, config()) == (ENDING if is_the_same else None)
 
 
-@pytest.mark.parametrize("outcome", [None, {"outcome": "failed"}])
-def test_a_run_that_has_not_finished_is_nothing_to_compare_with(outcome: Object | None) -> None:
-    summary = {} if outcome is None else {"summary.json": outcome}
+@pytest.mark.parametrize("outcome", [None, "failed"])
+def test_a_run_that_has_not_finished_is_nothing_to_compare_with(outcome: str | None) -> None:
+    summary = {} if outcome is None else {"summary.json": ended(outcome)}
     folder = Kept(**{"run.json": config().model_dump(mode="json"), "model.pt": 1}, **summary)
-    assert weights_of(folder, config()) is None
+    assert ending_of(folder, config()) is None
+
+
+@pytest.mark.parametrize(
+    ("scaling", "changes", "weights", "samples"),
+    [
+        ({}, {}, True, True),
+        ({}, {"weights": "others"}, False, True),
+        ({}, {"weights": None}, False, True),
+        ({}, {"samples": 5_000}, True, False),
+        ({}, {"steps": 80}, True, False),
+        ({"min_workers": 1}, {"weights": "others"}, None, True),
+        ({"min_workers": 1}, {"weights": "others", "steps": 80}, None, False),
+    ],
+)
+def test_of_an_elastic_run_steps_and_samples_are_compared_and_of_others_the_weights_too(
+    scaling: Object, changes: Object, weights: bool | None, samples: bool
+) -> None:
+    ending = replace(ENDING, **changes)
+    assert has_equal_weights(ending, ENDING, config(scaling=scaling)) is weights
+    assert has_equal_samples(ending, ENDING) is samples
 
 
 @pytest.mark.parametrize(
@@ -296,6 +330,9 @@ UNFELT = (
 )
 
 
+OTHER_STEPS = "it made other steps than without the fault, or from other samples"
+
+
 def report(**changes: Any) -> Report:
     recovery = {"noticed_s": 2.0, "noticed_by": "Ray Train", "again_s": 10.0, "phases": {}}
     lost = {"steps_lost": 5, "seconds_lost": 2.5}
@@ -308,6 +345,7 @@ def report(**changes: Any) -> Report:
         "attempts": 1,
         "worker_groups": 2,
         "has_equal_weights": True,
+        "has_equal_samples": True,
         "left_behind": [],
         "seen": [],
         "stood_still_s": 12.0,
@@ -327,6 +365,7 @@ def report(**changes: Any) -> Report:
         ("worker-killed", {"seconds_lost": 11.0}, ["11 s of training lost, not 10 s"]),
         ("worker-deleted", {}, ["5 steps lost, not 0"]),
         ("worker-killed", {"left_behind": ["Pod a"]}, ["left behind: Pod a"]),
+        ("worker-killed", {"has_equal_samples": False}, [OTHER_STEPS]),
         ("worker-killed", {"again_s": None}, [UNFELT]),
         ("worker-killed", {"again_s": None, "is_recovered": False}, []),
     ],
@@ -358,7 +397,6 @@ def test_what_keeps_workers_from_starting_counts_from_its_end(
     [
         {"is_recovered": False},
         {"has_equal_weights": False},
-        {"has_equal_weights": None},
         {"missed": ("x",)},
     ],
 )

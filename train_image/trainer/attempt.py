@@ -309,7 +309,7 @@ def best_intact(checkpoints: Checkpoints, config: RecipeConfig) -> Checkpoint:
 
 def last_workers(config: TrainerConfig, folder: RunFolder) -> int:
     """How many workers the last group had; an elastic run has had several numbers."""
-    if config.scaling.min_workers is None or not folder.exists(folder.progress):
+    if not config.scaling.is_elastic or not folder.exists(folder.progress):
         return config.scaling.num_workers
     workers: int = json.loads(folder.read(folder.progress))["workers"]
     return workers

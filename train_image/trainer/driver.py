@@ -129,7 +129,7 @@ def run_workers(
     scaling = task.config.scaling
     require_room(scaling)
     logging.getLogger("ray.data").setLevel(logging.WARNING)
-    if scaling.min_workers is not None:
+    if scaling.is_elastic:
         # So long an elastic group waits for a lost node before it goes on without it.
         os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "20")
     # Without these a worker that hangs blocks the others for ever, or is nobody's concern if it is alone.
@@ -157,7 +157,7 @@ def fit_workers(task: AnyTask, storage: Path, make_trainer: MakeTrainer) -> Outc
         task,
         scaling_config=train.ScalingConfig(
             num_workers=(scaling.min_workers, scaling.num_workers)
-            if scaling.min_workers is not None
+            if scaling.is_elastic
             else scaling.num_workers,
             use_gpu=scaling.use_gpu,
             resources_per_worker=worker_resources(scaling),

@@ -129,6 +129,11 @@ class Scaling(Section):
     """Nodes count places for workers as a resource of their own, and each worker takes one."""
 
     @property
+    def is_elastic(self) -> bool:
+        """Whether the run goes on with fewer workers, or more, while it trains."""
+        return self.min_workers is not None
+
+    @property
     def fewest(self) -> int:
         """Workers without which the run does not start."""
         return self.min_workers or self.num_workers
@@ -203,8 +208,7 @@ class TrainerConfig(AttemptConfig):
     @model_validator(mode="after")
     def _recipe_fits(self) -> TrainerConfig:
         require_fit(self.data, self.train)
-        is_elastic = self.scaling.min_workers is not None
-        require_one_size(self.train, "scaling.num_workers", is_elastic=is_elastic)
+        require_one_size(self.train, "scaling.num_workers", is_elastic=self.scaling.is_elastic)
         return self
 
 
