@@ -22,7 +22,7 @@ from launcher.platform import Platform
 from launcher.reader import Folder, open_folder
 from launcher.submit import delete_and_wait, submit_run
 from launcher.watch import Sight, watch_run
-from trainer.config import MAY_CHANGE, RUN_NAME_LIMIT, TrainerConfig
+from trainer.config import RUN_NAME_LIMIT, TrainerConfig, identity_of
 
 Object = dict[str, Any]
 
@@ -78,11 +78,8 @@ def _plain(config: TrainerConfig) -> Object:
 
 def _learnt(config: Object) -> Object:
     """What decides the bits of the weights."""
-    learnt = {
-        section: {key: value for key, value in config[section].items() if key not in free}
-        for section, free in MAY_CHANGE.items()
-    }
-    return learnt | {"epochs": config["train"]["epochs"], "scaling": config["scaling"]}
+    more = {"epochs": config["train"]["epochs"], "scaling": config["scaling"]}
+    return identity_of(config) | more
 
 
 def train_undisturbed(cluster: Cluster, platform: Platform, job: Job, say: Say) -> Ending:

@@ -11,7 +11,7 @@ from launcher.config import OwnRun, RunConfig
 from launcher.errors import ConfigError
 from launcher.sweep.combinations import Combination
 from launcher.watch import Phase, record_of
-from trainer.config import LENGTHS, MAY_CHANGE, AttemptConfig
+from trainer.config import LENGTHS, AttemptConfig, identity_of
 
 Object = dict[str, Any]
 
@@ -127,11 +127,7 @@ def _learnt(config: Object) -> Object:
     """What decides the outcome: of a recipe its identity and length, of own code all that it is told."""
     if "train" not in config:
         return {key: config[key] for key in config.keys() - AttemptConfig.model_fields.keys()}
-    identity = {
-        section: {key: value for key, value in config[section].items() if key not in free}
-        for section, free in MAY_CHANGE.items()
-    }
-    return identity | {key: config["train"].get(key) for key in LENGTHS}
+    return identity_of(config) | {key: config["train"].get(key) for key in LENGTHS}
 
 
 def rows_of(

@@ -43,7 +43,8 @@ IS_CUDA = torch.cuda.is_available()
 EPOCH = re.compile(r"\b(?:epoch|round)['\"]?:? (\d+)")
 """How all of them tell of an epoch, or of a round of trees: a recipe while it is under way, else once it
 is over."""
-STEP = re.compile(r"\bstep (\d+)/")
+STEP = re.compile(r"\b(?:step|round) (\d+)/")
+"""How recipes tell how far they are, from before their first step on."""
 
 RESNET18 = "train.model={name: resnet18, in_channels: 1, num_classes: 10, image_size: 8}"
 
@@ -135,10 +136,11 @@ WAYS = (
         learns=MLP,
         example="command.yaml",
         settings=("code=byo",),
-        epochs="command=[python, single.py, '{}']",
+        epochs="command=[python, single.py, '{}000']",
         samples=ALL_DIGITS,
         code="single.py",
         word="single.py",
+        note="An epoch is one step of milliseconds; it trains a thousand times as many.",
     ),
     Way(
         title="own script, torchrun",
@@ -160,7 +162,8 @@ WAYS = (
         title="own script, TorchTrainer and Ray Data",
         learns=MLP,
         example="command.yaml",
-        epochs="command=[python, ray_data.py, --num-workers, '2', --epochs, '{}']",
+        epochs="command=[python, ray_data.py, --num-workers, '2', --epochs, '{}', --storage-path, "
+        "'{{storage}}/{{run}}']",
         samples=ALL_DIGITS,
         code="ray_data.py",
     ),
@@ -184,6 +187,9 @@ class Seen:
     peak_bytes: int = 0
     """Of the largest worker."""
 
+    def __str__(self) -> str:
+        return "\n".join(line for _, line in self.lines)
+
     @property
     def epochs(self) -> dict[int, float]:
         """When each epoch was named first, in seconds."""
@@ -194,8 +200,8 @@ class Seen:
         return found
 
     def first_step_s(self) -> float:
-        """Of a recipe: when it tells of another step than at first, which is the one that it has gone on
-        from; of own code: an epoch before the end of the first one."""
+        """Of a recipe: when it tells of another step, or round, than at first, which is the one that it has
+        gone on from; of own code: an epoch before the end of the first one."""
         told = [(at, int(named[1])) for at, line in self.lines if (named := STEP.search(line))]
         for at, step in told:
             if step > told[0][1]:
@@ -226,24 +232,24 @@ def measure_way(way: Way, epochs: int) -> Found:
     shutil.rmtree(STORAGE / way.name, ignore_errors=True)
     with started(way, epochs) as (process, seen):
         if process.wait():
-            raise RuntimeError(f"{way.title} failed:\n" + "\n".join(line for _, line in seen.lines))
+            raise RuntimeError(f"{way.title} failed:\n{seen}")
     shutil.rmtree(STORAGE / way.name)
     with started(way, epochs) as (process, killed):
         while process.poll() is None and max(killed.epochs, default=0) <= KILL_AT:
             time.sleep(LOOK_S)
+        if process.returncode is not None:
+            raise RuntimeError(f"{way.title} ended by itself:\n{killed}")
         kill(process)
     last = max(killed.epochs)
     with started(way, epochs) as (process, again):
         if process.wait():
-            raise RuntimeError(
-                f"{way.title} failed:\n" + "\n".join(line for _, line in again.lines)
-            )
+            raise RuntimeError(f"{way.title} did not go on:\n{again}")
     found = Found(
         start_s=seen.first_step_s(),
         samples_per_s=speed_of(way, seen),
         peak_bytes=seen.peak_bytes,
         again_s=again.first_step_s(),
-        again_epochs=sum(1 for epoch in again.epochs if epoch < last),
+        again_epochs=max(0, last - min(again.epochs)),
     )
     say(f"  {way.title}: {found}")
     return found

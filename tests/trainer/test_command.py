@@ -137,7 +137,7 @@ def test_a_script_with_ray_train_goes_on_after_a_kill_from_a_state_that_was_cut_
     ("command", "said"),
     [
         pytest.param(
-            ("ray_data.py", "--num-workers", "{workers}", "--storage-path", "{storage}"),
+            ("ray_data.py", "--num-workers", "{workers}", "--storage-path", "{storage}/{run}"),
             "after 2 epochs",
             marks=pytest.mark.slow,
         ),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trainer.checkpoint import MODEL, STATE, Checkpoint, Checkpoints, Name
-from trainer.config import LENGTHS, MAY_CHANGE, RecipeConfig
+from trainer.config import LENGTHS, RecipeConfig, identity_of
 from trainer.config.train import has_fixed_workers
 from trainer.errors import ConfigError
 from trainer.lease import Fence
@@ -144,7 +144,7 @@ def refuse_other(checkpoint: Checkpoint, config: RecipeConfig) -> None:
 
 def _refuse(before: dict[str, Any], config: RecipeConfig, where: str) -> None:
     now = config.model_dump(mode="json")
-    changes = differences(_identity(before), _identity(now))
+    changes = differences(identity_of(before), identity_of(now))
     remedy = "Give this one another name (--name), or set the old folder aside (--fresh)."
     workers, wanted = (each["scaling"]["num_workers"] for each in (before, now))
     if workers != wanted and all(has_fixed_workers(each["train"]) for each in (before, now)):
@@ -163,14 +163,6 @@ def _refuse(before: dict[str, Any], config: RecipeConfig, where: str) -> None:
             + "".join(f"       {change}\n" for change in changes)
             + f"       {remedy}"
         )
-
-
-def _identity(config: dict[str, Any]) -> dict[str, Any]:
-    """What decides the weights that come out; the rest of a config may change between attempts."""
-    return {
-        section: {key: value for key, value in config[section].items() if key not in free}
-        for section, free in MAY_CHANGE.items()
-    }
 
 
 def differences(before: Any, now: Any, path: str = "") -> list[str]:

@@ -72,6 +72,14 @@ LENGTHS = ("epochs", "rounds")
 """Keys of `train` that say how long a recipe trains; each recipe has one of them."""
 
 
+def identity_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides the weights, of a recipe's run.json; the rest may change between attempts."""
+    return {
+        section: {key: value for key, value in config[section].items() if key not in free}
+        for section, free in MAY_CHANGE.items()
+    }
+
+
 def recipe_named(train: Any) -> str:
     """The recipe that a `train` section names, read or not; without a name that of images."""
     if isinstance(train, Train | Boosting):
