@@ -29,7 +29,7 @@ PLAIN_LINE_S = 5.0
 """Without a terminal: seconds between two progress lines at least."""
 
 EQUAL = {True: "equal", False: "DIFFERENT", None: "-"}
-"""What is said of a drill's run beside the undisturbed one."""
+"""What is said of two that are compared."""
 
 _progress_console = Console(stderr=True, highlight=False)
 
@@ -134,7 +134,7 @@ def drill_table(report: Report) -> None:
         ("worker groups", str(report.worker_groups)),
         ("watch stood still for", _seconds(report.stood_still_s)),
         ("weights as without it", EQUAL[report.has_equal_weights]),
-        ("steps, samples as without it", EQUAL[report.has_equal_samples]),
+        ("steps, samples of each epoch", EQUAL[report.has_even_epochs]),
         ("left behind", ", ".join(report.left_behind) or "nothing"),
         ("verdict", "passed" if report.is_passed else "; ".join(report.missed) or "FAILED"),
     ]

@@ -83,13 +83,13 @@ def drill(
         own = [*wanted.settings, *(settings or ())]
         return job_of(run_file, own, gpus, workers, word, platform, namespace)
 
-    undisturbed = train_undisturbed(cluster, platform, job(UNDISTURBED), show.say)
+    weights = train_undisturbed(cluster, platform, job(UNDISTURBED), show.say)
     report = run_drill(
         cluster,
         platform,
         job(scenario),
         wanted,
-        undisturbed=undisturbed,
+        weights=weights,
         at_step=None if at_step == RANDOM else int(at_step),
         seed=seed,
         keep=keep,

@@ -6,8 +6,9 @@ import json
 import random
 import re
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 from launcher.cluster import Cluster
@@ -50,26 +51,12 @@ class Kept(Protocol):
     def sum(self, file: str) -> str | None: ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ending:
-    """What a run that has succeeded came to."""
-
-    weights: str | None
-    """SHA-256 of model.pt."""
-    steps: int
-    samples: int
-
-
-def ending_of(folder: Kept, config: TrainerConfig) -> Ending | None:
-    """That of a run that learnt just this; None where there is none."""
-    run, summary = (folder.read(file) for file in ("run.json", "summary.json"))
-    if run is None or summary is None or _learnt(json.loads(run)) != _learnt(_plain(config)):
+def weights_of(folder: Kept, config: TrainerConfig) -> str | None:
+    """SHA-256 of the weights of a finished run that learnt just this; None where there is none."""
+    run, summary = folder.read("run.json"), folder.read("summary.json")
+    if run is None or summary is None or json.loads(summary)["outcome"] != "succeeded":
         return None
-    ended = json.loads(summary)
-    if ended["outcome"] != "succeeded":
-        return None
-    weights = folder.sum("model.pt")
-    return Ending(weights=weights, steps=ended["steps"], samples=ended["samples_seen"])
+    return folder.sum("model.pt") if _learnt(json.loads(run)) == _learnt(_plain(config)) else None
 
 
 def _plain(config: TrainerConfig) -> Object:
@@ -82,17 +69,22 @@ def _learnt(config: Object) -> Object:
     return identity_of(config) | more
 
 
-def train_undisturbed(cluster: Cluster, platform: Platform, job: Job, say: Say) -> Ending:
-    """How the run ends that nobody strikes; it is trained unless that was done before."""
+def train_undisturbed(cluster: Cluster, platform: Platform, job: Job, say: Say) -> str | None:
+    """SHA-256 of the weights of the run that nobody strikes; it is trained unless that was done before.
+
+    None of an elastic run: its bits depend on how many workers it had when, so there is nothing to compare.
+    """
+    if job.config.scaling.is_elastic:
+        return None
     with open_folder(cluster, platform, job.run) as folder:
-        ending = ending_of(folder, job.config)
-        if ending is None:
+        weights = weights_of(folder, job.config)
+        if weights is None:
             folder.set_aside()
-    if ending is not None:
-        say(f"run {job.run} was trained before: it is compared with")
-        return ending
+    if weights is not None:
+        say(f"run {job.run} was trained before: its weights are compared with")
+        return weights
     rayjobs = RayjobApi(cluster)
-    say(f"run {job.run} is trained first, to compare with")
+    say(f"run {job.run} is trained first, to compare the weights with")
     submit_run(rayjobs, job.rayjob, lambda: None)
     *_, last = watch_run(cluster, job.name, job.run)
     if last.phase != "succeeded":
@@ -102,10 +94,10 @@ def train_undisturbed(cluster: Cluster, platform: Platform, job: Job, say: Say) 
         )
     delete_and_wait(rayjobs, job.name)
     with open_folder(cluster, platform, job.run) as folder:
-        ending = ending_of(folder, job.config)
-    if ending is None or ending.weights is None:
+        weights = weights_of(folder, job.config)
+    if weights is None:
         raise RunFailed(f"run {job.run} has succeeded, and left no model.pt")
-    return ending
+    return weights
 
 
 def run_drill(
@@ -114,7 +106,7 @@ def run_drill(
     job: Job,
     scenario: Scenario,
     *,
-    undisturbed: Ending,
+    weights: str | None,
     at_step: int | None = None,
     seed: int = 0,
     keep: bool = False,
@@ -122,7 +114,8 @@ def run_drill(
 ) -> Report:
     """Submit the run, strike it, follow it to its end, and clear up.
 
-    Without a step a random one is taken, from the seed. Raises ConfigError if the run ends before.
+    Without a step a random one is taken, from the seed; without weights none are compared. Raises ConfigError
+    if the run ends before.
     """
     rayjobs = RayjobApi(cluster)
     clear_folder(cluster, platform, job.run, keep=keep)
@@ -139,7 +132,8 @@ def run_drill(
     with open_folder(cluster, platform, job.run) as folder:
         records = read_records(folder)
         left += left_in_folder(folder)
-        ending = ending_of(folder, job.config) if last.phase == "succeeded" else None
+        found = folder.sum("model.pt") if last.phase == "succeeded" else None
+        is_even = has_even_epochs(folder.records("metrics.jsonl"))
         if not keep:
             folder.delete()
     pods = list(witness.pods.values())
@@ -153,8 +147,8 @@ def run_drill(
         recovery=recovery,
         attempts=len(records.attempts),
         worker_groups=records.worker_groups,
-        has_equal_weights=has_equal_weights(ending, undisturbed, job.config),
-        has_equal_samples=None if ending is None else has_equal_samples(ending, undisturbed),
+        has_equal_weights=None if weights is None or found is None else found == weights,
+        has_even_epochs=is_even,
         left_behind=left,
         seen=what_was_seen(witness.seen, struck),
         stood_still_s=round(stood_still_s(witness.seen, struck), 1),
@@ -162,18 +156,14 @@ def run_drill(
     return replace(report, missed=missed(report, scenario, job.config.checkpoint.every_s))
 
 
-def has_equal_weights(
-    ending: Ending | None, undisturbed: Ending, config: TrainerConfig
-) -> bool | None:
-    """None of an elastic run, whose bits depend on how many workers it had when."""
-    if ending is None or config.scaling.is_elastic:
-        return None
-    return ending.weights == undisturbed.weights
-
-
-def has_equal_samples(ending: Ending, undisturbed: Ending) -> bool:
-    """Whether as many steps were made from as many samples."""
-    return (ending.steps, ending.samples) == (undisturbed.steps, undisturbed.samples)
+def has_even_epochs(metrics: Sequence[Object]) -> bool:
+    """Whether metrics.jsonl has each epoch once, of as many steps and samples as the first one."""
+    ends = [each for each in metrics if each["kind"] == "epoch"]
+    return all(
+        each[key] == number * ends[0][key]
+        for number, each in enumerate(ends, 1)
+        for key in ("epoch", "step", "samples")
+    )
 
 
 def clear_folder(cluster: Cluster, platform: Platform, run: str, *, keep: bool) -> None:

@@ -30,8 +30,8 @@ class Report:
     has_equal_weights: bool | None
     """Whether model.pt has the SHA-256 of the undisturbed run's; None where there is none to compare, and of
     an elastic run, whose bits depend on how many workers it had when."""
-    has_equal_samples: bool | None
-    """Whether it made as many steps from as many samples as the undisturbed run; None if it did not end."""
+    has_even_epochs: bool
+    """Whether it has each epoch once, and all of as many steps and samples."""
     left_behind: Sequence[str]
     seen: Sequence[Saw]
     """What `watch` showed, from the last phase before the strike on; times from the strike on."""
@@ -72,8 +72,8 @@ def missed(report: Report, scenario: Scenario, every_s: float | None) -> tuple[s
             "the run had ended before its workers had to start anew, so nothing was shown: train for "
             "longer (train.epochs)"
         )
-    if report.has_equal_samples is False:
-        found.append("it made other steps than without the fault, or from other samples")
+    if not report.has_even_epochs:
+        found.append("epochs are there twice or not at all, or differ in steps or samples")
     if scenario.has_notice and recovery.steps_lost:
         found.append(f"{recovery.steps_lost} steps lost, not 0")
     limit = None if every_s is None else every_s + SLACK_S

@@ -121,7 +121,7 @@ def soak_run(
     if found is not None:
         job = make_job(UNDISTURBED, rounds * epochs)
         undisturbed = train_undisturbed(cluster, platform, job, say)
-        report = replace(report, has_equal_weights=found == undisturbed.weights)
+        report = replace(report, has_equal_weights=found == undisturbed)
     if not keep:
         with open_folder(cluster, platform, run) as folder:
             folder.delete()

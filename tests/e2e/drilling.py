@@ -39,7 +39,7 @@ def check(result: Object, scenario: Scenario) -> None:
     told = json.dumps(result, indent=2)
     assert result["is_recovered"], told
     assert result["has_equal_weights"] is not False, told
-    assert result["has_equal_samples"], told
+    assert result["has_even_epochs"], told
     assert not result["left_behind"], told
     assert scenario.is_felt <= (result["recovery"]["again_s"] is not None), told
     assert not (scenario.has_notice and result["recovery"]["steps_lost"]), told
@@ -65,8 +65,8 @@ def lengthened(folder: Path, epochs: str) -> tuple[Path, tuple[str, ...]]:
 
 def strike(team: Team, scenario: Scenario, folder: Path, at_step: int | None = None) -> Report:
     """The same drill as the command's, with a strike of our own."""
-    is_long = LONG[0] in scenario.settings
-    run_file, _ = lengthened(folder, *LONG) if is_long else (DIGITS, SETTINGS)
+    (epochs,) = [each for each in scenario.settings if each.startswith("train.epochs=")] or [None]
+    run_file = DIGITS if epochs is None else lengthened(folder, epochs)[0]
     cluster = Cluster(team.namespace)
     platform = platform_of_config_map(cluster.get("ConfigMap", CONFIG_MAP), team.namespace)
 
@@ -74,13 +74,13 @@ def strike(team: Team, scenario: Scenario, folder: Path, at_step: int | None = N
         own = [*SETTINGS, *scenario.settings]
         return job_of(run_file, own, None, None, word, platform, team.namespace)
 
-    undisturbed = train_undisturbed(cluster, platform, job(UNDISTURBED), print)
+    weights = train_undisturbed(cluster, platform, job(UNDISTURBED), print)
     return run_drill(
         cluster,
         platform,
         job(scenario.name),
         scenario,
-        undisturbed=undisturbed,
+        weights=weights,
         at_step=at_step,
         say=print,
     )

@@ -42,7 +42,7 @@ The figures are of one drill each, on a machine with 2 cores that holds the whol
 two CPU workers, saved every 5 s. *Noticed* counts from the strike, *again* from then until the next step
 has been made; where training goes on after the fault, *noticed* is when the workers leave. The machine did
 next to nothing else. All runs ended with the same bits as without a fault, unless a line says otherwise; the
-bits of an elastic run depend on how many workers it had when, so its steps and samples are compared.
+bits of an elastic run depend on how many workers it had when, so only its steps and samples are checked.
 
 """
 BOUNDS = """

@@ -27,8 +27,8 @@ TAKE_TIME = ("worker-deleted", "worker-evicted")
 OPERATOR_AWAY_S = 120.0
 API_AWAY_S = 60.0
 CUT_OFF_S = 300.0
-AT_FULL_SIZE = 1300
-"""The step of 2,640 at which an elastic run has its second worker for long."""
+AT_FULL_SIZE = 500
+"""The step of 1,320 at which an elastic run has had its second worker for long."""
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ MACHINE = {
             rights="create and delete resourcequotas",
             strike=crowd_out,
             within_s=WORKER_S,
-            settings=("resources.workers={min: 1, max: 2}", *LONG),
+            settings=("resources.workers={min: 1, max: 2}", "train.epochs=60"),
         ),
         Scenario(
             name="operator-down",

@@ -11,14 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher.drill.drill import (
-    Ending,
-    drill_name,
-    ending_of,
-    has_equal_samples,
-    has_equal_weights,
-    left_in_folder,
-)
+from launcher.drill.drill import drill_name, has_even_epochs, left_in_folder, weights_of
 from launcher.drill.report import Report, missed
 from launcher.drill.scenarios import SCENARIOS
 from launcher.drill.soak_report import Size, SoakReport, Struck, growth
@@ -219,13 +212,6 @@ def config(**changes: Any) -> TrainerConfig:
     return TrainerConfig.model_validate(document | changes)
 
 
-ENDING = Ending(weights="sum of model.pt", steps=88, samples=5_632)
-
-
-def ended(outcome: str) -> Object:
-    return {"outcome": outcome, "steps": ENDING.steps, "samples_seen": ENDING.samples}
-
-
 @pytest.mark.parametrize(
     ("changes", "is_the_same"),
     [
@@ -240,35 +226,35 @@ def test_a_run_is_compared_with_one_that_has_learnt_the_same(
     changes: Object, is_the_same: bool
 ) -> None:
     before = config(**changes).model_dump(mode="json")
-    folder = Kept(**{"run.json": before, "summary.json": ended("succeeded"), "model.pt": 1})
-    assert ending_of(folder, config()) == (ENDING if is_the_same else None)
+    folder = Kept(**{"run.json": before, "summary.json": {"outcome": "succeeded"}, "model.pt": 1})
+    assert weights_of(folder, config()) == ("sum of model.pt" if is_the_same else None)
 
 
-@pytest.mark.parametrize("outcome", [None, "failed"])
-def test_a_run_that_has_not_finished_is_nothing_to_compare_with(outcome: str | None) -> None:
-    summary = {} if outcome is None else {"summary.json": ended(outcome)}
+@pytest.mark.parametrize("outcome", [None, {"outcome": "failed"}])
+def test_a_run_that_has_not_finished_is_nothing_to_compare_with(outcome: Object | None) -> None:
+    summary = {} if outcome is None else {"summary.json": outcome}
     folder = Kept(**{"run.json": config().model_dump(mode="json"), "model.pt": 1}, **summary)
-    assert ending_of(folder, config()) is None
+    assert weights_of(folder, config()) is None
 
 
 @pytest.mark.parametrize(
-    ("scaling", "changes", "weights", "samples"),
+    ("ends", "is_even"),
     [
-        ({}, {}, True, True),
-        ({}, {"weights": "others"}, False, True),
-        ({}, {"weights": None}, False, True),
-        ({}, {"samples": 5_000}, True, False),
-        ({}, {"steps": 80}, True, False),
-        ({"min_workers": 1}, {"weights": "others"}, None, True),
-        ({"min_workers": 1}, {"weights": "others", "steps": 80}, None, False),
+        ([(1, 22, 1_408), (2, 44, 2_816), (3, 66, 4_224)], True),
+        ([(1, 22, 1_408), (2, 44, 2_816), (3, 65, 4_224)], False),
+        ([(1, 22, 1_408), (2, 44, 2_784), (3, 66, 4_192)], False),
+        ([(1, 22, 1_408), (2, 44, 2_816), (2, 44, 2_816)], False),
+        ([(1, 22, 1_408), (3, 66, 4_224)], False),
+        ([], True),
     ],
 )
-def test_of_an_elastic_run_steps_and_samples_are_compared_and_of_others_the_weights_too(
-    scaling: Object, changes: Object, weights: bool | None, samples: bool
+def test_epochs_are_even_that_are_there_once_and_of_as_many_steps_and_samples(
+    ends: list[tuple[int, int, int]], is_even: bool
 ) -> None:
-    ending = replace(ENDING, **changes)
-    assert has_equal_weights(ending, ENDING, config(scaling=scaling)) is weights
-    assert has_equal_samples(ending, ENDING) is samples
+    metrics: list[Object] = [{"kind": "interval", "epoch": 1, "step": 3, "samples": 192}]
+    for epoch, step, samples in ends:
+        metrics.append({"kind": "epoch", "epoch": epoch, "step": step, "samples": samples})
+    assert has_even_epochs(metrics) is is_even
 
 
 @pytest.mark.parametrize(
@@ -330,7 +316,7 @@ UNFELT = (
 )
 
 
-OTHER_STEPS = "it made other steps than without the fault, or from other samples"
+UNEVEN = "epochs are there twice or not at all, or differ in steps or samples"
 
 
 def report(**changes: Any) -> Report:
@@ -345,7 +331,7 @@ def report(**changes: Any) -> Report:
         "attempts": 1,
         "worker_groups": 2,
         "has_equal_weights": True,
-        "has_equal_samples": True,
+        "has_even_epochs": True,
         "left_behind": [],
         "seen": [],
         "stood_still_s": 12.0,
@@ -365,7 +351,7 @@ def report(**changes: Any) -> Report:
         ("worker-killed", {"seconds_lost": 11.0}, ["11 s of training lost, not 10 s"]),
         ("worker-deleted", {}, ["5 steps lost, not 0"]),
         ("worker-killed", {"left_behind": ["Pod a"]}, ["left behind: Pod a"]),
-        ("worker-killed", {"has_equal_samples": False}, [OTHER_STEPS]),
+        ("worker-killed", {"has_even_epochs": False}, [UNEVEN]),
         ("worker-killed", {"again_s": None}, [UNFELT]),
         ("worker-killed", {"again_s": None, "is_recovered": False}, []),
     ],
