@@ -130,8 +130,8 @@ def run_workers(
     require_room(scaling)
     logging.getLogger("ray.data").setLevel(logging.WARNING)
     if scaling.is_elastic:
-        # So long an elastic group waits for places that Ray counts, before it counts anew: those of a node that
-        # is lost, which Ray takes some time to see.
+        # So long an elastic group waits for the places that Ray counts, before it counts anew: those of a
+        # lost node are among them until Ray has missed it.
         os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "5")
     # Without these a worker that hangs blocks the others for ever, or is nobody's concern if it is alone.
     timeout_s = str(task.config.faults.collective_timeout_s)

@@ -77,6 +77,12 @@ class Learner:
         """Go on from what one worker has saved, where each has saved its share."""
         self.scaler.load_state_dict(state["scaler"])
 
+    def agree(self) -> None:
+        """Give all workers the buffers of rank 0."""
+        for network in (self.network, self.average):
+            if network is not None:
+                self.strategy.agree(network, self.worker)
+
     def delivered(self) -> nn.Module:
         """The network whose weights are validated and delivered."""
         return self.average.module if self.average else self.network

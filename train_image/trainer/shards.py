@@ -65,7 +65,14 @@ class Shards:
         self._group = distributed.new_group(backend="gloo")
 
     def shares(self, learner: Learner) -> dict[str, Any]:
-        """This worker's part of weights, optimiser and average: training changes these very tensors."""
+        """This worker's part of weights, optimiser and average: training changes these very tensors.
+
+        Buffers are whole on each worker, and any one of them writes them: they are rank 0's first.
+        """
+        learner.agree()
+        return self._tensors(learner)
+
+    def _tensors(self, learner: Learner) -> dict[str, Any]:
         network, optimizer, average = learner.network, learner.optimizer, learner.average
         return {
             "model": network.state_dict(),
@@ -89,7 +96,7 @@ class Shards:
         """Fill its tensors, in place, with what was saved under their names. Raises OSError or RunError."""
         reader = _Reader(_Files(self._checkpoints.folder), self._checkpoints.path(name, SHARDS))
         try:
-            dcp.load(self.shares(learner), storage_reader=reader, process_group=self._group)
+            dcp.load(self._tensors(learner), storage_reader=reader, process_group=self._group)
         except CheckpointException as error:
             raise _as_os_error(error) from error
 

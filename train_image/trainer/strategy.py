@@ -92,7 +92,7 @@ class Strategy(Protocol):
         """Backward passes in it only add up gradients."""
 
     def agree(self, network: nn.Module, worker: Worker) -> None:
-        """Give all workers the same buffers, before they validate or save."""
+        """Give all workers the buffers of rank 0, before they validate or save their shares."""
 
     def rest(self, network: nn.Module) -> None:
         """Give up, after a validation, what it has gathered."""
