@@ -112,7 +112,7 @@ def trees(title: str, library: str) -> Way:
         settings=(f"train.library={library}",),
         places=("--workers", "2"),
         epochs="train.rounds={}000",
-        note="It learns in rounds, each from all rows; of what was trained twice, rounds are told.",
+        note="Its epochs are rounds, each from all rows, and a thousand times as many.",
     )
 
 
@@ -140,7 +140,7 @@ WAYS = (
         samples=ALL_DIGITS,
         code="single.py",
         word="single.py",
-        note="An epoch is one step of milliseconds; it trains a thousand times as many.",
+        note="Its epochs are single steps of milliseconds, and a thousand times as many.",
     ),
     Way(
         title="own script, torchrun",
@@ -367,7 +367,7 @@ next is a line of the run file, or the code that you bring along.
   recipe goes on exactly where its last checkpoint is, own code with the epoch that it finds, if it looks.
 * One process has both cores of the machine, a worker one.
 
-{often} of {epochs} epochs (of trees as many thousand rounds), {device}, {os.cpu_count()} CPUs.
+{often} of {epochs} epochs, {device}, {os.cpu_count()} CPUs.
 """
 
 
