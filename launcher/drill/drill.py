@@ -65,8 +65,8 @@ def _plain(config: TrainerConfig) -> Object:
 
 def _learnt(config: Object) -> Object:
     """What decides the bits of the weights."""
-    more = {"epochs": config["train"]["epochs"], "scaling": config["scaling"]}
-    return identity_of(config) | more
+    length = {"epochs": config["train"]["epochs"]}
+    return identity_of(config) | length | {"scaling": config["scaling"]}
 
 
 def train_undisturbed(cluster: Cluster, platform: Platform, job: Job, say: Say) -> str | None:
@@ -148,6 +148,7 @@ def run_drill(
         attempts=len(records.attempts),
         worker_groups=records.worker_groups,
         has_equal_weights=None if weights is None or found is None else found == weights,
+        is_elastic=job.config.scaling.is_elastic,
         has_even_epochs=is_even,
         left_behind=left,
         seen=what_was_seen(witness.seen, struck),

@@ -28,8 +28,9 @@ class Report:
     attempts: int
     worker_groups: int
     has_equal_weights: bool | None
-    """Whether model.pt has the SHA-256 of the undisturbed run's; None where there is none to compare, and of
-    an elastic run, whose bits depend on how many workers it had when."""
+    """Whether model.pt has the SHA-256 of the undisturbed run's; None where there is none to compare."""
+    is_elastic: bool
+    """Its bits depend on how many workers it had when: there are no weights to compare them with."""
     has_even_epochs: bool
     """Whether it has each epoch once, and all of as many steps and samples."""
     left_behind: Sequence[str]
@@ -42,7 +43,8 @@ class Report:
 
     @property
     def is_passed(self) -> bool:
-        return self.is_recovered and self.has_equal_weights is not False and not self.missed
+        is_equal = self.is_elastic or bool(self.has_equal_weights)
+        return self.is_recovered and is_equal and not self.missed
 
     def to_json(self) -> Object:
         told: Object = _rounded(asdict(self) | {"is_passed": self.is_passed})

@@ -102,7 +102,7 @@ def problems(result: Object) -> list[str]:
     found = list(result["missed"])
     if not result["is_recovered"]:
         found.append(f"did not recover ({result['why_not']})")
-    elif result["has_equal_weights"] is False:
+    elif not (result["has_equal_weights"] or result["is_elastic"]):
         found.append("ended with other weights")
     return found
 

@@ -60,6 +60,7 @@ def trainyard(*arguments: str, **environment: str) -> subprocess.CompletedProces
         (["drill", "flood", DIGITS], 2, "There are: worker-killed, "),
         (["drill", "worker-killed", DIGITS, "--at-step", "0"], 2, "--at-step = 0: must be a step"),
         (["drill", "worker-killed", DIGITS], 3, "no usable kubeconfig"),
+        (["soak", DIGITS, "--minutes", "5", "--workers", "1:2"], 2, "is elastic: a soak compares"),
         (["stop", "none.yaml"], 2, "cannot read none.yaml"),
         (["render", DIGITS, "-n", "Team A"], 2, "--namespace = 'Team A'"),
     ],

@@ -331,6 +331,7 @@ def report(**changes: Any) -> Report:
         "attempts": 1,
         "worker_groups": 2,
         "has_equal_weights": True,
+        "is_elastic": False,
         "has_even_epochs": True,
         "left_behind": [],
         "seen": [],
@@ -383,6 +384,7 @@ def test_what_keeps_workers_from_starting_counts_from_its_end(
     [
         {"is_recovered": False},
         {"has_equal_weights": False},
+        {"has_equal_weights": None},
         {"missed": ("x",)},
     ],
 )
@@ -391,6 +393,10 @@ def test_a_drill_passes_if_the_run_recovers_with_equal_weights_within_its_bounds
 ) -> None:
     assert report().is_passed
     assert not report(**changes).is_passed
+
+
+def test_a_drill_of_an_elastic_run_needs_no_equal_weights() -> None:
+    assert report(is_elastic=True, has_equal_weights=None).is_passed
 
 
 # A soak.

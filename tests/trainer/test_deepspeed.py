@@ -22,8 +22,8 @@ from test_fsdp2 import (
     losses,
     train,
 )
-from torch import distributed, multiprocessing
-from training import metrics, open_folder, same, small_config, task_of
+from torch import multiprocessing
+from training import in_group, metrics, open_folder, same, small_config, task_of
 
 from trainer import attempt, resume
 from trainer.checkpoint import Checkpoints
@@ -32,7 +32,7 @@ from trainer.errors import ConfigError, RunError
 from trainer.learner import Learner
 from trainer.progress import Length, Trained
 from trainer.shards import SHARDS, enum_member
-from trainer.strategy import Worker, local
+from trainer.strategy import local
 from trainer.worker import work
 from trainer.zero import GETATTR, OF_MODEL, OF_OPTIMIZER, ONE_FOR_ALL, ZeroShards, whole
 
@@ -98,27 +98,23 @@ class Runs:
 
 
 def train_all(rank: int, folder: Path, runs: Runs) -> None:
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2
-    )
-    worker = Worker(rank=rank, world_size=2, device=torch.device("cpu"))
-    for config in (runs.undisturbed, runs.cut, runs.resumed, runs.copied):
-        Path(config.storage.path).mkdir(exist_ok=True)
-        number = 2 if config is runs.resumed else 1
-        task = worker.from_rank_zero(task_of(config, number) if rank == 0 else None)
-        work(task, worker)
-    config = runs.undisturbed
-    learner = Learner(config, task.data.images, Length.of(config, task.data.num_train), worker)
-    shares = ZeroShards(Checkpoints(open_folder(config))).shares(learner)
-    optimizer = shares[OF_OPTIMIZER.format(rank)]["optimizer_state_dict"]
-    is_whole = "single_partition_of_fp32_groups" in optimizer
-    groups = optimizer["single_partition_of_fp32_groups" if is_whole else "fp32_flat_groups"]
-    kept = [
-        sum(local(each).numel() for each in learner.network.parameters()),
-        sum(group.numel() for group in groups),
-    ]
-    torch.save(kept, folder / f"kept-{rank}")
-    distributed.destroy_process_group()
+    with in_group(rank, 2, f"{folder}/meet") as worker:
+        for config in (runs.undisturbed, runs.cut, runs.resumed, runs.copied):
+            Path(config.storage.path).mkdir(exist_ok=True)
+            number = 2 if config is runs.resumed else 1
+            task = worker.from_rank_zero(task_of(config, number) if rank == 0 else None)
+            work(task, worker)
+        config = runs.undisturbed
+        learner = Learner(config, task.data.images, Length.of(config, task.data.num_train), worker)
+        shares = ZeroShards(Checkpoints(open_folder(config))).shares(learner)
+        optimizer = shares[OF_OPTIMIZER.format(rank)]["optimizer_state_dict"]
+        is_whole = "single_partition_of_fp32_groups" in optimizer
+        groups = optimizer["single_partition_of_fp32_groups" if is_whole else "fp32_flat_groups"]
+        kept = [
+            sum(local(each).numel() for each in learner.network.parameters()),
+            sum(group.numel() for group in groups),
+        ]
+        torch.save(kept, folder / f"kept-{rank}")
 
 
 @pytest.fixture(scope="module")

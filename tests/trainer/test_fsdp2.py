@@ -6,7 +6,6 @@ import io
 import os
 import pickle
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,15 @@ from attempts import Attempts, check_metrics, committed, ray_config, wait_for
 from saved_run import damage
 from torch import distributed, multiprocessing, nn
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
-from training import metrics, open_folder, same, small_config, task_of, train_as_rank
+from training import (
+    in_group,
+    metrics,
+    open_folder,
+    same,
+    small_config,
+    task_of,
+    train_as_rank,
+)
 
 from trainer import resume
 from trainer.checkpoint import Checkpoints
@@ -189,40 +196,35 @@ def test_other_attributes_are_not_read(of: Any, name: str) -> None:
         _Unpickler(io.BytesIO(pickle.dumps(Attribute(of, name)))).load()
 
 
-def in_two_processes(
-    rank: int, meet: str, config: TrainerConfig, do: Callable[[Learner, TrainerConfig, str], None]
-) -> None:
-    distributed.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2)
-    worker = Worker(rank=rank, world_size=2, device=torch.device("cpu"))
-    task = worker.from_rank_zero(task_of(config) if rank == 0 else None)
-    length = Length.of(config, task.data.num_train)
-    do(Learner(config, task.data.images, length, worker), config, f"{meet}-result")
-    distributed.destroy_process_group()
+def learner_of(config: TrainerConfig, worker: Worker) -> Learner:
+    task = worker.from_rank_zero(task_of(config) if worker.rank == 0 else None)
+    return Learner(config, task.data.images, Length.of(config, task.data.num_train), worker)
 
 
-def look_at_shares(learner: Learner, config: TrainerConfig, result: str) -> None:
-    shares = [local(each).numel() for each in learner.network.parameters()]
-    weights = [each.numel() for each in learner.network.parameters()]
-    if learner.worker.rank == 0:
-        torch.save((sum(shares), sum(weights)), result)
+def look_at_shares(rank: int, meeting_point: str, config: TrainerConfig, result: str) -> None:
+    with in_group(rank, 2, meeting_point) as worker:
+        learner = learner_of(config, worker)
+        shares = [local(each).numel() for each in learner.network.parameters()]
+        weights = [each.numel() for each in learner.network.parameters()]
+        if rank == 0:
+            torch.save((sum(shares), sum(weights)), result)
 
 
-def save_in_mid_epoch(learner: Learner, config: TrainerConfig, result: str) -> None:
+def save_in_mid_epoch(rank: int, meeting_point: str, config: TrainerConfig) -> None:
     """With batch norm statistics that tell of whom they are."""
-    buffers = [*learner.network.buffers(), *learner.average.module.buffers()]
-    for buffer in buffers:
-        buffer.fill_(learner.worker.rank)
-    shards = Shards(Checkpoints(open_folder(config)))
-    shards.save("c", shards.shares(learner))
+    with in_group(rank, 2, meeting_point) as worker:
+        learner = learner_of(config, worker)
+        for buffer in (*learner.network.buffers(), *learner.average.module.buffers()):
+            buffer.fill_(rank)
+        shards = Shards(Checkpoints(open_folder(config)))
+        shards.save("c", shards.shares(learner))
 
 
 def test_what_is_saved_of_batch_norm_is_of_the_first_worker_whoever_writes_it(
     tmp_path: Path,
 ) -> None:
     config = fsdp2(tmp_path, train__ema_decay=0.9)
-    multiprocessing.spawn(
-        in_two_processes, (str(tmp_path / "meet"), config, save_in_mid_epoch), nprocs=2
-    )
+    multiprocessing.spawn(save_in_mid_epoch, (str(tmp_path / "meet"), config), nprocs=2)
     for part in ("model", "average.module"):
         saved = whole(Checkpoints(open_folder(config)), "c", part)
         statistics = [each for name, each in saved.items() if "running_" in name]
@@ -231,9 +233,10 @@ def test_what_is_saved_of_batch_norm_is_of_the_first_worker_whoever_writes_it(
 
 
 def test_each_of_two_workers_keeps_half_of_the_weights(tmp_path: Path) -> None:
-    meet = str(tmp_path / "meet")
-    multiprocessing.spawn(in_two_processes, (meet, fsdp2(tmp_path), look_at_shares), nprocs=2)
-    share, all_of_them = torch.load(f"{meet}-result")
+    result = str(tmp_path / "result")
+    config = fsdp2(tmp_path)
+    multiprocessing.spawn(look_at_shares, (str(tmp_path / "meet"), config, result), nprocs=2)
+    share, all_of_them = torch.load(result)
     assert share / all_of_them == pytest.approx(0.5, abs=0.02)
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import distributed, multiprocessing
+from torch import multiprocessing
 from training import (
     final_weights,
+    in_group,
     metrics,
     open_folder,
     read_split,
@@ -144,22 +145,18 @@ def step_as_rank(
     rank: int, world_size: int, meeting_point: str, config: TrainerConfig, result: str
 ) -> None:
     """Two steps, the last and smaller one of an epoch among them, without batch norm's own statistics."""
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=world_size
-    )
-    worker = Worker(rank=rank, world_size=world_size, device=torch.device("cpu"))
-    task = worker.from_rank_zero(task_of(config) if rank == 0 else None)
-    length = Length(epochs=1, num_samples=129, global_batch_size=128, drop_last=False)
-    learner = Learner(config, task.data.images, length, worker)
-    learner.network.eval()
-    order = GlobalBatches(length, worker, shuffle=False, seed=0)
-    images = decode(read_split(task.data), task.data.images)
-    for step, indices in enumerate(order):
-        batch = Batch(*(torch.tensor(images[key][indices]) for key in ("image", "label", "id")))
-        learner.step(batch, Tally(worker.device), epoch=0, step_in_epoch=step)
-    if rank == 0:
-        torch.save(learner.network.state_dict(), result)
-    distributed.destroy_process_group()
+    with in_group(rank, world_size, meeting_point) as worker:
+        task = worker.from_rank_zero(task_of(config) if rank == 0 else None)
+        length = Length(epochs=1, num_samples=129, global_batch_size=128, drop_last=False)
+        learner = Learner(config, task.data.images, length, worker)
+        learner.network.eval()
+        order = GlobalBatches(length, worker, shuffle=False, seed=0)
+        images = decode(read_split(task.data), task.data.images)
+        for step, indices in enumerate(order):
+            batch = Batch(*(torch.tensor(images[key][indices]) for key in ("image", "label", "id")))
+            learner.step(batch, Tally(worker.device), epoch=0, step_in_epoch=step)
+        if rank == 0:
+            torch.save(learner.network.state_dict(), result)
 
 
 @pytest.mark.slow
