@@ -134,7 +134,9 @@ def soak_section(report: Object) -> str:
 WEIGHTS = {
     True: "those of an undisturbed run, bit by bit",
     False: "others than those of an undisturbed run",
-    None: "not compared: the undisturbed run of this length has not been trained to its end",
+    None: "not compared on the cluster: its undisturbed run has not been trained to its end. One outside of "
+    "it, on the same machine and with stops of its own, ended with other bits; whether by place, stops or strikes "
+    "is open",
 }
 
 
