@@ -135,8 +135,8 @@ WEIGHTS = {
     True: "those of an undisturbed run, bit by bit",
     False: "others than those of an undisturbed run",
     None: "not compared on the cluster: its undisturbed run has not been trained to its end. One outside of "
-    "it, on the same machine and with stops of its own, ended with other bits; whether by place, stops or "
-    "strikes is open",
+    "it, by a later version of the trainer and with stops of its own, ended with other bits: by which of "
+    "these is open",
 }
 
 
