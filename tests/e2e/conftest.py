@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,11 @@ def run(*command: str | Path, stdin: str | None = None, **environment: str) -> E
     )
     print(f"$ {' '.join(map(str, command))}\n{ended.stdout}{ended.stderr}[exit {ended.returncode}]")
     return ended
+
+
+def set_options(settings: Iterable[str]) -> list[str]:
+    """Changes of a run file, as commands take them."""
+    return [word for setting in settings for word in ("--set", setting)]
 
 
 def kubectl(*arguments: str, stdin: str | None = None) -> str:

@@ -63,6 +63,15 @@ def lengthened(folder: Path, epochs: str) -> tuple[Path, tuple[str, ...]]:
     return run_file, (*SETTINGS, epochs)
 
 
+def drill(team: Team, scenario: Scenario, folder: Path, at_step: int | None = None) -> Object:
+    """A drill that the table is to tell of, checked."""
+    result = strike(team, scenario, folder, at_step).to_json()
+    keep(result, scenario)
+    check(result, scenario)
+    check_nothing_is_left(team)
+    return result
+
+
 def strike(team: Team, scenario: Scenario, folder: Path, at_step: int | None = None) -> Report:
     """The same drill as the command's, with a strike of our own."""
     epochs = next((each for each in scenario.settings if each.startswith("train.epochs=")), None)

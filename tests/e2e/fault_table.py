@@ -108,7 +108,7 @@ def problems(result: Object) -> list[str]:
 
 
 def soak_section(report: Object) -> str:
-    """What a long soak has shown."""
+    """What a long soak has shown, and what somebody has remarked on that."""
     strikes = [each for each in report["strikes"] if not each["why_not"]]
     often = Counter(each["scenario"] for each in strikes)
     names = ", ".join(f"{name} {times}" for name, times in often.most_common())
@@ -128,15 +128,14 @@ def soak_section(report: Object) -> str:
         "bounds missed": "; ".join(report["missed"]) or "none",
     }
     lines = "".join(f"| {what} | {found} |\n" for what, found in rows.items())
-    return f"\n## A long soak\n\n| what | found |\n|---|---|\n{lines}"
+    remark = f"\n{report['remark']}\n" if "remark" in report else ""
+    return f"\n## A long soak\n\n| what | found |\n|---|---|\n{lines}{remark}"
 
 
 WEIGHTS = {
     True: "those of an undisturbed run, bit by bit",
     False: "others than those of an undisturbed run",
-    None: "not compared on the cluster: its undisturbed run has not been trained to its end. One outside of "
-    "it, by a later version of the trainer and with stops of its own, ended with other bits: by which of "
-    "these is open",
+    None: "not compared",
 }
 
 

@@ -13,8 +13,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Team, cluster_py, kubectl, wait_for
-from drilling import DIGITS, LONG, SETTINGS, check, check_nothing_is_left, keep, lengthened, strike
+from conftest import Team, cluster_py, kubectl, set_options, wait_for
+from drilling import (
+    DIGITS,
+    LONG,
+    SETTINGS,
+    check,
+    check_nothing_is_left,
+    drill,
+    keep,
+    lengthened,
+)
 
 from launcher.drill.scenarios import SCENARIOS, WORKER_S, Scenario
 from launcher.drill.strikes import Target
@@ -46,7 +55,7 @@ def test_a_run_survives_what_the_api_can_strike_it_with(
     team: Team, name: str, tmp_path: Path
 ) -> None:
     run_file, own = lengthened(tmp_path, LONGER) if name in TAKE_TIME else (DIGITS, SETTINGS)
-    settings = [option for setting in own for option in ("--set", setting)]
+    settings = set_options(own)
     ended = team.trainyard("drill", name, str(run_file), *settings, "--json")
     assert ended.stdout, ended.stderr
     result = json.loads(ended.stdout)
@@ -57,7 +66,7 @@ def test_a_run_survives_what_the_api_can_strike_it_with(
 
 
 def test_a_run_that_is_struck_again_and_again_ends_as_if_nobody_had(team: Team) -> None:
-    settings = [option for setting in (*SETTINGS, OF_A_ROUND) for option in ("--set", setting)]
+    settings = set_options((*SETTINGS, OF_A_ROUND))
     ended = team.trainyard("soak", str(DIGITS), "--minutes", SOAK_MINUTES, *settings, "--json")
     assert ended.stdout, ended.stderr
     report = json.loads(ended.stdout)
@@ -210,11 +219,7 @@ MACHINE = {
 @pytest.mark.drills
 @pytest.mark.parametrize("name", MACHINE)
 def test_a_run_survives_what_happens_to_the_cluster(team: Team, name: str, tmp_path: Path) -> None:
-    scenario = MACHINE[name]
-    result = strike(team, scenario, tmp_path).to_json()
-    keep(result, scenario)
-    check(result, scenario)
-    check_nothing_is_left(team)
+    drill(team, MACHINE[name], tmp_path)
 
 
 @pytest.mark.drills
@@ -232,8 +237,5 @@ def test_an_elastic_run_does_without_a_worker_that_is_lost_and_takes_it_back(
         within_s=WORKER_S,
         settings=("resources.workers={min: 1, max: 2}", "train.epochs=60"),
     )
-    result = strike(team, scenario, tmp_path, AT_FULL_SIZE).to_json()
-    keep(result, scenario)
-    check(result, scenario)
-    check_nothing_is_left(team)
+    result = drill(team, scenario, tmp_path, AT_FULL_SIZE)
     assert result["attempts"] == 1

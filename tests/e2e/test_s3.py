@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import yaml
 from bucket import USER, Bucket, canary, keys, running_bucket, secret
-from conftest import Ended, Object, Team, get, kubectl, run, wait_for
+from conftest import Ended, Object, Team, get, kubectl, run, set_options, wait_for
 
 from tests.trainer.s3_server import ALL
 
 DIGITS = "examples/digits.yaml"
 EPOCHS = 20
 SETTINGS = ("train.model.image_size=16", f"train.epochs={EPOCHS}")
-OPTIONS = ("--workers", "2", *(word for setting in SETTINGS for word in ("--set", setting)))
+OPTIONS = ("--workers", "2", *set_options(SETTINGS))
 """The same for the run on a volume that nobody disturbs, and for the run in a bucket that all disturb."""
 
 
@@ -243,7 +243,7 @@ def test_a_run_reads_data_from_a_bucket_and_its_folder_goes_on_request(
 ) -> None:
     """What the first run prepared for itself is a data set like any other."""
     settings = ("data.source=s3://runs/team/same/data", "train.epochs=1", SETTINGS[0])
-    options = [word for setting in settings for word in ("--set", setting)]
+    options = set_options(settings)
     ended = team.trainyard("submit", DIGITS, "--name", "reads", "--workers", "1", *options)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     folders = {str(path.parent.name) for path in bucket.files("reads")}

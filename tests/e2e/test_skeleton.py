@@ -21,6 +21,7 @@ from conftest import (
     kubectl,
     require_test_cluster,
     run,
+    set_options,
     wait_for,
 )
 
@@ -221,7 +222,7 @@ def test_stop_leaves_the_folder_and_the_next_deploy_resumes(team: Team, tmp_path
     manifests = [json.loads(file.read_text()) for file in tmp_path.rglob("manifest.json")]
     assert int(saved[1]) in [manifest["trained"]["step"] for manifest in manifests]
     settings = ("name=paused", "train.epochs=5", QUICK)
-    options = [option for setting in settings for option in ("--set", setting)]
+    options = set_options(settings)
     assert team.trainyard("submit", DIGITS, *options, "--detach").returncode == 0
     wait_for(
         "a checkpoint is there",
@@ -239,7 +240,7 @@ def test_stop_leaves_the_folder_and_the_next_deploy_resumes(team: Team, tmp_path
 @pytest.mark.full
 def test_a_run_that_begins_anew_sets_aside_what_it_had(team: Team, tmp_path: Path) -> None:
     settings = ("name=paused", "train.epochs=1", QUICK)
-    options = [option for setting in settings for option in ("--set", setting)]
+    options = set_options(settings)
     ended = team.trainyard("submit", DIGITS, *options, "--fresh")
     assert ended.returncode == 0, ended.stderr
     assert "what run paused had is run paused-old-1 now" in ended.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from bucket import USER, Bucket, canary, keys, running_bucket, secret
 from conftest import Team, get, wait_for
-from drilling import check, check_nothing_is_left, keep, strike
+from drilling import drill
 from fault_folder import Fault, fault_folder
 
 from launcher.drill.scenarios import WORKER_S, Scenario
@@ -161,8 +161,5 @@ def scenario(
 
 
 def outlast(team: Team, scenario: Scenario, tmp_path: Path) -> None:
-    result = strike(team, scenario, tmp_path).to_json()
-    keep(result, scenario)
-    check(result, scenario)
-    check_nothing_is_left(team)
+    result = drill(team, scenario, tmp_path)
     assert result["attempts"] == result["worker_groups"] == 1

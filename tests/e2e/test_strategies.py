@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Team
+from conftest import Team, set_options
 from drilling import DIGITS, check, check_nothing_is_left, strike
 
 from launcher.drill.scenarios import SCENARIOS
@@ -33,7 +33,7 @@ def test_a_run_is_trained_saved_in_shares_and_delivered_whole(
     team: Team, strategy: str, share: str, tmp_path: Path
 ) -> None:
     settings = (f"train.strategy={strategy}", "train.epochs=2")
-    options = [word for setting in settings for word in ("--set", setting)]
+    options = set_options(settings)
     ended = team.trainyard("submit", str(DIGITS), "--workers", "2", "--name", strategy, *options)
     assert ended.returncode == 0, ended.stderr
     assert team.status(strategy)["summary"]["outcome"] == "succeeded"
@@ -73,7 +73,7 @@ def test_trees_are_grown_by_two_workers_and_delivered(
 ) -> None:
     example = DIGITS.with_name("gradient_boosting.yaml")
     settings = (f"train.library={library}", "train.rounds=10")
-    options = [word for setting in settings for word in ("--set", setting)]
+    options = set_options(settings)
     ended = team.trainyard("submit", str(example), "--name", library, *options)
     assert ended.returncode == 0, ended.stderr
     summary = team.status(library)["summary"]

@@ -21,7 +21,7 @@ from conftest import (
     require_test_cluster,
     wait_for,
 )
-from drilling import check, check_nothing_is_left, keep, strike
+from drilling import drill
 
 from launcher.drill.scenarios import HEAD_S, WORKER_S, Scenario
 from launcher.drill.strikes import Target, kill_driver
@@ -79,10 +79,7 @@ def test_a_run_survives_the_loss_of_the_node_with_all_its_workers(
         strike=lose_node,
         within_s=WORKER_S,
     )
-    result = strike(team, scenario, tmp_path).to_json()
-    keep(result, scenario)
-    check(result, scenario)
-    check_nothing_is_left(team)
+    drill(team, scenario, tmp_path)
 
 
 def test_a_node_that_comes_back_is_used_again(second_node: str) -> None:
@@ -187,10 +184,7 @@ def test_a_straggler_that_nobody_can_reach_spoils_nothing(team: Team, tmp_path: 
         within_s=HEAD_S,
         settings=("resources.workers=1",),
     )
-    result = strike(team, scenario, tmp_path).to_json()
-    keep(result, scenario)
-    check(result, scenario)
-    check_nothing_is_left(team)
+    result = drill(team, scenario, tmp_path)
     assert result["attempts"] == 2
 
 

@@ -19,18 +19,18 @@ from test_fsdp2 import (
     Attribute,
     Program,
     final_weights,
+    learner_of,
     losses,
     train,
 )
 from torch import multiprocessing
-from training import in_group, metrics, open_folder, same, small_config, task_of
+from training import gloo_worker, metrics, open_folder, same, small_config, task_of
 
 from trainer import attempt, resume
 from trainer.checkpoint import Checkpoints
 from trainer.config import TrainerConfig
 from trainer.errors import ConfigError, RunError
-from trainer.learner import Learner
-from trainer.progress import Length, Trained
+from trainer.progress import Trained
 from trainer.shards import SHARDS, enum_member
 from trainer.strategy import local
 from trainer.worker import work
@@ -98,14 +98,14 @@ class Runs:
 
 
 def train_all(rank: int, folder: Path, runs: Runs) -> None:
-    with in_group(rank, 2, f"{folder}/meet") as worker:
+    with gloo_worker(rank, 2, f"{folder}/meet") as worker:
         for config in (runs.undisturbed, runs.cut, runs.resumed, runs.copied):
             Path(config.storage.path).mkdir(exist_ok=True)
             number = 2 if config is runs.resumed else 1
             task = worker.from_rank_zero(task_of(config, number) if rank == 0 else None)
             work(task, worker)
         config = runs.undisturbed
-        learner = Learner(config, task.data.images, Length.of(config, task.data.num_train), worker)
+        learner = learner_of(config, worker)
         shares = ZeroShards(Checkpoints(open_folder(config))).shares(learner)
         optimizer = shares[OF_OPTIMIZER.format(rank)]["optimizer_state_dict"]
         is_whole = "single_partition_of_fp32_groups" in optimizer

@@ -16,7 +16,7 @@ from saved_run import damage
 from torch import distributed, multiprocessing, nn
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 from training import (
-    in_group,
+    gloo_worker,
     metrics,
     open_folder,
     same,
@@ -202,7 +202,7 @@ def learner_of(config: TrainerConfig, worker: Worker) -> Learner:
 
 
 def look_at_shares(rank: int, meeting_point: str, config: TrainerConfig, result: str) -> None:
-    with in_group(rank, 2, meeting_point) as worker:
+    with gloo_worker(rank, 2, meeting_point) as worker:
         learner = learner_of(config, worker)
         shares = [local(each).numel() for each in learner.network.parameters()]
         weights = [each.numel() for each in learner.network.parameters()]
@@ -212,7 +212,7 @@ def look_at_shares(rank: int, meeting_point: str, config: TrainerConfig, result:
 
 def save_in_mid_epoch(rank: int, meeting_point: str, config: TrainerConfig) -> None:
     """With batch norm statistics that tell of whom they are."""
-    with in_group(rank, 2, meeting_point) as worker:
+    with gloo_worker(rank, 2, meeting_point) as worker:
         learner = learner_of(config, worker)
         for buffer in (*learner.network.buffers(), *learner.average.module.buffers()):
             buffer.fill_(rank)

@@ -13,7 +13,7 @@ import torch
 from torch import multiprocessing
 from training import (
     final_weights,
-    in_group,
+    gloo_worker,
     metrics,
     open_folder,
     read_split,
@@ -145,7 +145,7 @@ def step_as_rank(
     rank: int, world_size: int, meeting_point: str, config: TrainerConfig, result: str
 ) -> None:
     """Two steps, the last and smaller one of an epoch among them, without batch norm's own statistics."""
-    with in_group(rank, world_size, meeting_point) as worker:
+    with gloo_worker(rank, world_size, meeting_point) as worker:
         task = worker.from_rank_zero(task_of(config) if rank == 0 else None)
         length = Length(epochs=1, num_samples=129, global_batch_size=128, drop_last=False)
         learner = Learner(config, task.data.images, length, worker)

@@ -90,12 +90,12 @@ def train_as_rank(
     rank: int, world_size: int, meeting_point: str, config: TrainerConfig, attempt: int = 1
 ) -> None:
     """One of several gloo processes; what multiprocessing starts must be importable."""
-    with in_group(rank, world_size, meeting_point) as worker:
+    with gloo_worker(rank, world_size, meeting_point) as worker:
         work(worker.from_rank_zero(task_of(config, attempt) if rank == 0 else None), worker)
 
 
 @contextmanager
-def in_group(rank: int, world_size: int, meeting_point: str) -> Iterator[Worker]:
+def gloo_worker(rank: int, world_size: int, meeting_point: str) -> Iterator[Worker]:
     """This process as one of several that talk by gloo."""
     distributed.init_process_group(
         "gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=world_size
