@@ -15,6 +15,8 @@ from attempts import Attempts, check_metrics, committed, ray_config, wait_for
 from saved_run import damage
 from torch import distributed, multiprocessing, nn
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
+from torch.distributed.fsdp import CPUOffloadPolicy
+from torch.distributed.tensor import DTensor
 from training import (
     gloo_worker,
     metrics,
@@ -25,16 +27,16 @@ from training import (
     train_as_rank,
 )
 
-from trainer import resume
+from trainer import attempt, resume
 from trainer.checkpoint import Checkpoints
 from trainer.config import TrainerConfig
-from trainer.errors import RunError
+from trainer.errors import ConfigError, RunError
 from trainer.learner import Learner
 from trainer.model import build_model
 from trainer.progress import Length
 from trainer.saved import LAST, deliver, read_saved
 from trainer.shards import METADATA, Shards, _Unpickler, whole
-from trainer.strategy import Worker, local, units
+from trainer.strategy import Worker, local, strategy_of, units
 
 UNEVEN_VALIDATION: dict[str, Any] = {
     # Of two workers one has a batch of validation images more.
@@ -253,6 +255,68 @@ def test_blocks_are_gathered_one_after_the_other(name: str, count: int) -> None:
     assert not any(
         isinstance(unit, nn.Sequential) and type(unit) is nn.Sequential for unit in found
     )
+
+
+# Its options.
+
+
+def wrapped(storage: Path, network: nn.Module, worker: Worker, **options: Any) -> nn.Module:
+    config = fsdp2(storage, train__fsdp2=options)
+    return strategy_of(config.train, dtype=None).wrap(network, worker)
+
+
+@pytest.mark.parametrize(
+    ("options", "computed_in", "is_given_up", "is_rounded"),
+    [
+        ({}, torch.float32, True, False),
+        ({"reshard_after_forward": False}, torch.float32, False, False),
+        ({"param_dtype": "bf16"}, torch.bfloat16, True, True),
+        ({"reduce_dtype": "bf16"}, torch.float32, True, True),
+    ],
+    ids=["defaults", "reshard_after_forward", "param_dtype", "reduce_dtype"],
+)
+def test_an_option_changes_what_is_gathered_kept_and_added_up(
+    tmp_path: Path,
+    options: dict[str, Any],
+    computed_in: torch.dtype,
+    is_given_up: bool,
+    is_rounded: bool,
+) -> None:
+    # Two blocks, and a layer too small for one, which belongs to the whole.
+    layers = [nn.Linear(100, 100), nn.Linear(100, 100), nn.Linear(100, 10)]
+    seen = []
+    for layer in layers:
+        layer.register_forward_hook(lambda module, *_: seen.append(module.weight.dtype))
+    with gloo_worker(0, 1, str(tmp_path / "meet")) as worker:
+        network = wrapped(tmp_path, nn.Sequential(*layers), worker, **options)
+        loss = network(torch.randn(4, 100)).float().square().sum()
+        assert seen == [computed_in] * 3
+        assert [isinstance(layer.weight, DTensor) for layer in layers] == [is_given_up] * 3
+        loss.backward()
+        for layer in layers:
+            assert local(layer.weight).dtype == torch.float32
+            gradient = local(layer.weight.grad)
+            assert gradient.any()
+            assert torch.equal(gradient, gradient.bfloat16().float()) == is_rounded
+
+
+@pytest.mark.parametrize("is_offloaded", [True, False])
+def test_cpu_offload_is_asked_of_each_block_and_of_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_offloaded: bool
+) -> None:
+    # Without a GPU torch has no memory from which one could read.
+    asked = []
+    monkeypatch.setattr("trainer.strategy.fully_shard", lambda _, **told: asked.append(told))
+    with gloo_worker(0, 1, str(tmp_path / "meet")) as worker:
+        wrapped(tmp_path, nn.Sequential(nn.Linear(100, 100)), worker, cpu_offload=is_offloaded)
+    offloads = [isinstance(told["offload_policy"], CPUOffloadPolicy) for told in asked]
+    assert offloads == [is_offloaded] * 2
+
+
+def test_cpu_offload_without_a_gpu_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    config = fsdp2(tmp_path, train__fsdp2={"cpu_offload": True})
+    with pytest.raises(ConfigError, match="cpu_offload = true takes weights off a GPU"):
+        attempt.check(config, open_folder(config))
 
 
 @pytest.mark.slow

@@ -100,8 +100,10 @@ def gloo_worker(rank: int, world_size: int, meeting_point: str) -> Iterator[Work
     distributed.init_process_group(
         "gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=world_size
     )
-    yield Worker(rank=rank, world_size=world_size, device=torch.device("cpu"))
-    distributed.destroy_process_group()
+    try:
+        yield Worker(rank=rank, world_size=world_size, device=torch.device("cpu"))
+    finally:
+        distributed.destroy_process_group()
 
 
 class Group:
