@@ -197,6 +197,19 @@ def test_a_run_on_gpus_is_refused_where_there_is_none(
         baseline.join(small_config(tmp_path, scaling__use_gpu=True), {})
 
 
+@pytest.mark.parametrize("use_gpu", [True, False])
+def test_what_a_gpu_s_worker_has_in_host_memory_is_exchanged_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use_gpu: bool
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: use_gpu)
+    monkeypatch.setattr("torch.cuda.set_device", lambda _: None)
+    monkeypatch.setattr(torch.distributed, "init_process_group", asked.append)
+    config = small_config(tmp_path, scaling__num_workers=2, scaling__use_gpu=use_gpu)
+    baseline.join(config, {"RANK": "1", "WORLD_SIZE": "2"})
+    assert asked == ["cpu:gloo,cuda:nccl" if use_gpu else "gloo"]
+
+
 # Rank 0 and the others.
 
 STARTUP = Startup(began=0.0)

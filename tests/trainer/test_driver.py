@@ -66,6 +66,16 @@ def test_a_cluster_that_is_too_small_is_refused_with_the_numbers(
     assert numbers in missing_capacity(nodes, scaling)
 
 
+@pytest.mark.parametrize("use_gpu", [True, False])
+def test_what_a_gpu_s_worker_has_in_host_memory_is_exchanged_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use_gpu: bool
+) -> None:
+    monkeypatch.setattr("ray.train.torch.TorchTrainer", lambda *_, torch_config, **__: torch_config)
+    task = task_of(small_config(tmp_path, scaling__use_gpu=use_gpu))
+    asked = driver.torch_trainer(task).backend
+    assert asked == ("cpu:gloo,cuda:nccl" if use_gpu else "gloo")
+
+
 def test_output_goes_to_three_places(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = open_folder(small_config(tmp_path))
     copy = tmp_path / "copy"

@@ -21,7 +21,7 @@ from trainer.errors import ConfigError
 from trainer.lease import Lease
 from trainer.output import Output
 from trainer.run_folder import RunFolder
-from trainer.strategy import Worker
+from trainer.strategy import BACKENDS, Worker
 from trainer.worker import Outcome, Task, work
 
 
@@ -60,7 +60,7 @@ def join(config: TrainerConfig, environment: Mapping[str, str]) -> Worker:
         device = torch.device("cuda", int(environment.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(device)
     if world_size > 1:
-        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        distributed.init_process_group(BACKENDS[device.type])
     return Worker(rank=rank, world_size=world_size, device=device)
 
 

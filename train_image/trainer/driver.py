@@ -35,7 +35,7 @@ from trainer.output import Output
 from trainer.progress import Length
 from trainer.resume import Start
 from trainer.run_folder import RunFolder
-from trainer.strategy import Worker
+from trainer.strategy import BACKENDS, Worker
 from trainer.worker import AnyTask, Outcome, Task, torch_batches, work
 
 T = TypeVar("T")
@@ -59,11 +59,15 @@ MakeTrainer = Callable[..., Any]
 
 
 def torch_trainer(task: Task, **common: Any) -> ray.train.torch.TorchTrainer:
+    backend = BACKENDS["cuda" if task.config.scaling.use_gpu else "cpu"]
     timeout_s = task.config.faults.collective_timeout_s
     return ray.train.torch.TorchTrainer(
         train_worker,
         train_loop_config={"task": task},
-        torch_config=ray.train.torch.TorchConfig(timeout_s=timeout_s),  # type: ignore[arg-type]
+        torch_config=ray.train.torch.TorchConfig(
+            backend=backend,
+            timeout_s=timeout_s,  # type: ignore[arg-type]
+        ),
         **common,
     )
 

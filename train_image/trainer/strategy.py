@@ -34,6 +34,10 @@ UNIT_PARAMETERS = 10_000
 BUCKET_PARAMETERS = 2**23
 """What DeepSpeed exchanges at once, and gathers ahead: 32 MiB of float32, about what DDP exchanges."""
 
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+"""What carries exchanges, by the kind of a worker's device. Workers with GPUs also exchange what lies in host
+memory: norms of shares that are offloaded, and the moving average's count."""
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
