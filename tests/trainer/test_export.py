@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from plain_torch import asked
 
 from tests.trainer.saved_run import config_of, damage, open_small, save, weights_of
 from trainer import export
@@ -37,10 +38,13 @@ def exported(folder: RunFolder, out: Path, *options: str) -> dict[str, Any]:
     return json.loads(Path(f"{out}.json").read_text())
 
 
-def scores(network: Any, count: int = 5) -> torch.Tensor:
-    images = torch.randn(count, 1, 16, 16, generator=torch.Generator().manual_seed(1))
+def images(count: int = 5) -> torch.Tensor:
+    return torch.randn(count, 1, 16, 16, generator=torch.Generator().manual_seed(1))
+
+
+def scores(network: Any) -> torch.Tensor:
     with torch.inference_mode():
-        return network(images)
+        return network(images())
 
 
 def test_a_plain_state_dict_is_all_that_torch_needs(folder: RunFolder, tmp_path: Path) -> None:
@@ -102,18 +106,21 @@ def test_the_moving_average_is_what_counts_where_there_is_one(tmp_path: Path) ->
     assert all(torch.equal(weights[key], value) for key, value in average.items())
 
 
-def test_torchscript_and_torch_export_take_any_number_of_images(
-    folder: RunFolder, tmp_path: Path, recwarn: pytest.WarningsRecorder
+@pytest.mark.parametrize(("kind", "suffix"), [("torchscript", "ts"), ("pt2", "pt2")])
+def test_torch_alone_loads_the_network_for_any_number_of_images(
+    folder: RunFolder,
+    tmp_path: Path,
+    recwarn: pytest.WarningsRecorder,
+    kind: str,
+    suffix: str,
 ) -> None:
-    wanted = scores(read_saved(folder, "delivered").build())
-    exported(folder, tmp_path / "model.ts", "--format", "torchscript")
-    exported(folder, tmp_path / "model.pt2", "--format", "pt2")
+    file = tmp_path / f"model.{suffix}"
+    exported(folder, file, "--format", kind)
     assert not [str(warning.message) for warning in recwarn.list]
-    for network in (
-        torch.jit.load(tmp_path / "model.ts"),
-        torch.export.load(tmp_path / "model.pt2").module(),
-    ):
-        torch.testing.assert_close(scores(network), wanted)
+    inputs = [images(1), images(5)]
+    network = read_saved(folder, "delivered").build()
+    with torch.inference_mode():
+        torch.testing.assert_close(asked(file, inputs), [network(each) for each in inputs])
 
 
 def test_onnx_says_the_same(folder: RunFolder, tmp_path: Path) -> None:

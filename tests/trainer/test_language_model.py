@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from attempts import Attempts, committed, lines, ray_config, read_json
+from plain_torch import asked
 from pydantic import ValidationError
 from s3_server import Bucket
 from test_fsdp2 import final_weights as weights_of_any
@@ -557,7 +558,7 @@ def test_what_is_delivered_needs_nothing_but_torch_and_what_model_json_says(
     assert saved.facts.keys() == facts.keys()
 
 
-def test_a_model_is_exported_as_weights_and_in_no_form_for_images(
+def test_a_model_is_exported_as_weights_and_in_no_form_for_images_alone(
     folder: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from trainer import export
@@ -569,6 +570,21 @@ def test_a_model_is_exported_as_weights_and_in_no_form_for_images(
     with pytest.raises(ConfigError, match="--format onnx is for models that take images"):
         export.main([folder.root, "--format", "onnx"])
     capsys.readouterr()
+
+
+def test_torch_alone_loads_the_network_for_texts_of_any_number_and_length(
+    folder: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from trainer import export
+
+    out = tmp_path / "model.pt2"
+    assert export.main([folder.root, "--out", str(out), "--format", "pt2"]) == 0
+    capsys.readouterr()
+    network = read_saved(folder, "delivered").build()
+    inputs = [torch.randint(8, shape) for shape in ((1, 1), (4, 5), (2, 16))]
+    with torch.inference_mode():
+        wanted = [network(texts) for texts in inputs]
+    torch.testing.assert_close(asked(out, inputs), wanted)
 
 
 # Writing.

@@ -10,8 +10,10 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from pyarrow import fs
@@ -30,7 +32,10 @@ INPUT, OUTPUT = "images", "scores"
 """Names of the network's input and output in ONNX."""
 
 TRACED, COMPARED = 2, 3
-"""Images in the batch that a network is traced with, and in the one that its file is compared with."""
+"""Samples in the batch that a network is traced with, and in the one that its file is compared with."""
+
+LENGTH = 32
+"""Bytes of text in these samples, where the model looks back on as many."""
 
 TOLERANCE = 1e-4
 """Relative to a score, and in all."""
@@ -69,45 +74,71 @@ def write(saved: Saved, file: Path, kind: str) -> None:
         with file.open("wb") as stream:  # given a path, torch would write its name into the file
             torch.save(saved.weights, stream)
         return
-    if saved.facts["input"]["dtype"] != "float32":
+    is_text = saved.facts["input"]["dtype"] != "float32"
+    if is_text and kind != "pt2":
         raise ConfigError(
-            f"--format {kind} is for models that take images. Use --format state_dict: model.json beside it "
-            "says how the network is built."
+            f"--format {kind} is for models that take images. Use --format pt2 for torch.export.load, or "
+            "state_dict: model.json beside it says how the network is built."
         )
-    writers: dict[str, Callable[[nn.Module, torch.Tensor, Path], None]] = {
+    writers: dict[str, Callable[[nn.Module, Examples, Path], None]] = {
         "torchscript": _to_torchscript,
         "pt2": _to_pt2,
         "onnx": _to_onnx,
     }
-    images = torch.randn(
-        COMPARED, *saved.facts["input"]["shape"][1:], generator=torch.Generator().manual_seed(0)
-    )
+    examples = _texts(saved) if is_text else _images(saved)
     try:
-        writers[kind](network, images[:TRACED], file)
+        writers[kind](network, examples, file)
     except RuntimeError as error:
         raise RunError(
             f"{saved.recipe.title(saved.config)} cannot be written as {kind}: {str(error).splitlines()[0]}\n"
             "       Use --format state_dict, which every model allows."
         ) from error
     if kind != "onnx":
-        _compare(network, images, file, kind)
+        _compare(network, examples.compared, file, kind)
 
 
-def _to_torchscript(network: nn.Module, images: torch.Tensor, file: Path) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Examples:
+    """Inputs of a network."""
+
+    traced: torch.Tensor
+    compared: torch.Tensor
+    """Of other sizes, where these are free."""
+    free: dict[int, Any]
+    """The axes that may have any size, and their names."""
+
+
+def _images(saved: Saved) -> Examples:
+    shape = saved.facts["input"]["shape"][1:]
+    images = torch.randn(COMPARED, *shape, generator=torch.Generator().manual_seed(0))
+    free = {0: torch.export.Dim("count")}
+    return Examples(traced=images[:TRACED], compared=images, free=free)
+
+
+def _texts(saved: Saved) -> Examples:
+    """Of many short documents."""
+    most = saved.config.context_length
+    shape = (COMPARED, min(most, LENGTH))
+    texts = torch.randint(8, shape, generator=torch.Generator().manual_seed(0))
+    free = {0: torch.export.Dim("count"), 1: torch.export.Dim("length", max=most)}
+    return Examples(traced=texts[:TRACED], compared=texts[:, :-1], free=free)
+
+
+def _to_torchscript(network: nn.Module, examples: Examples, file: Path) -> None:
     with warnings.catch_warnings():
         # torch would rather have torch.export, but the programs that load TorchScript are still there;
         # and what a tracer may miss is found by the comparison.
         warnings.filterwarnings("ignore", "`torch.jit", DeprecationWarning)
         warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)
-        torch.jit.save(torch.jit.trace(network, images, check_trace=False), file)
+        torch.jit.save(torch.jit.trace(network, examples.traced, check_trace=False), file)
 
 
-def _to_pt2(network: nn.Module, images: torch.Tensor, file: Path) -> None:
-    count = torch.export.Dim("count")
-    torch.export.save(torch.export.export(network, (images,), dynamic_shapes=({0: count},)), file)
+def _to_pt2(network: nn.Module, examples: Examples, file: Path) -> None:
+    program = torch.export.export(network, (examples.traced,), dynamic_shapes=(examples.free,))
+    torch.export.save(program, file)
 
 
-def _to_onnx(network: nn.Module, images: torch.Tensor, file: Path) -> None:
+def _to_onnx(network: nn.Module, examples: Examples, file: Path) -> None:
     missing = [package for package in ("onnx", "onnxscript") if find_spec(package) is None]
     if missing:
         raise ConfigError(
@@ -119,22 +150,22 @@ def _to_onnx(network: nn.Module, images: torch.Tensor, file: Path) -> None:
         warnings.filterwarnings("ignore", category=FutureWarning)
         torch.onnx.export(
             network,
-            (images,),
+            (examples.traced,),
             file,
             input_names=[INPUT],
             output_names=[OUTPUT],
-            dynamic_shapes=({0: torch.export.Dim("count")},),
+            dynamic_shapes=(examples.free,),
             external_data=False,
             verbose=False,
         )
 
 
-def _compare(network: nn.Module, images: torch.Tensor, file: Path, kind: str) -> None:
-    """Raises RunError if what was written says something else of a batch of another size."""
+def _compare(network: nn.Module, inputs: torch.Tensor, file: Path, kind: str) -> None:
+    """Raises RunError if what was written says something else of inputs of another size."""
     with torch.inference_mode(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`torch.jit", DeprecationWarning)
         read = torch.jit.load(file) if kind == "torchscript" else torch.export.load(file).module()
-        wanted, found = network(images), read(images)
+        wanted, found = network(inputs), read(inputs)
     if not torch.allclose(found, wanted, rtol=TOLERANCE, atol=TOLERANCE):
         difference = (found - wanted).abs().max().item()
         raise RunError(
