@@ -133,6 +133,7 @@ def drill_table(report: Report) -> None:
         ("attempts", str(report.attempts)),
         ("worker groups", str(report.worker_groups)),
         ("watch stood still for", _seconds(report.stood_still_s)),
+        ("trained on when it was over", "yes" if report.outlasted else "no"),
         ("weights as without it", EQUAL[report.has_equal_weights]),
         ("steps, samples of each epoch", EQUAL[report.has_even_epochs]),
         ("left behind", ", ".join(report.left_behind) or "nothing"),
@@ -153,7 +154,7 @@ def soak_table(report: SoakReport) -> None:
     """What a soak has shown, and how often what was struck."""
     landed = Counter(each.scenario for each in report.strikes if not each.why_not)
     rows = [
-        ("struck for", f"{report.minutes:g} min"),
+        ("struck for", f"{report.minutes:g} min, by seed {report.seed}"),
         ("strikes", f"{landed.total()}, and {len(report.strikes) - landed.total()} came too late"),
         *((f"- {scenario}", str(count)) for scenario, count in landed.most_common()),
         ("epochs, steps", f"{report.epochs}, {report.steps}"),
@@ -162,6 +163,7 @@ def soak_table(report: SoakReport) -> None:
         ("worker groups", str(report.worker_groups)),
         ("steps made again", str(report.steps_lost)),
         ("weights as undisturbed", EQUAL[report.has_equal_weights]),
+        ("steps, samples of each epoch", EQUAL[report.has_even_epochs]),
         *((f"growth of {what}", f"{by:.2f}-fold") for what, by in report.grown.items()),
         ("left behind", ", ".join(report.left_behind) or "nothing"),
         ("verdict", "passed" if report.is_passed else "; ".join(report.missed) or "FAILED"),

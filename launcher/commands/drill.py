@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from launcher.platform import Platform
 
 RANDOM = "random"
+SEEDS = 1_000_000
 
 
 def drill(
@@ -46,9 +48,8 @@ def drill(
     namespace: Namespace = NAMESPACE,
     at_step: Annotated[
         str,
-        typer.Option(metavar="N", help="The step to strike at; `random` takes one by the seed."),
+        typer.Option(metavar="N", help="The step to strike at, or `random`."),
     ] = RANDOM,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of the random step.")] = 0,
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep the folder of the drill's run to look at.")
     ] = False,
@@ -91,7 +92,6 @@ def drill(
         wanted,
         weights=weights,
         at_step=None if at_step == RANDOM else int(at_step),
-        seed=seed,
         keep=keep,
         say=show.say,
     )
@@ -112,7 +112,12 @@ def soak(
     workers: Workers = None,
     platform_file: PlatformFile = None,
     namespace: Namespace = NAMESPACE,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of the strikes and their times.")] = 0,
+    seed: Annotated[
+        Optional[int],
+        typer.Option(
+            metavar="N", help="Of the strikes and their times; another one each time without."
+        ),
+    ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the run's folder to look at.")] = False,
     report_file: Annotated[
         Optional[Path],
@@ -158,7 +163,7 @@ def soak(
         job,
         epochs=epochs,
         minutes=minutes,
-        seed=seed,
+        seed=secrets.randbelow(SEEDS) if seed is None else seed,
         keep=keep,
         say=show.say,
         known=write,

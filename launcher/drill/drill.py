@@ -28,8 +28,11 @@ from trainer.config import RUN_NAME_LIMIT, TrainerConfig, identity_of
 Object = dict[str, Any]
 
 EVERY_S = 5.0
-SETTINGS = (f"checkpoint.every_s={EVERY_S:g}", "checkpoint.every_epochs=1000000")
-"""A drill's run saves by the clock, so that what may be lost is known."""
+SETTINGS = (
+    *(f"checkpoint.every_s={EVERY_S:g}", "checkpoint.every_epochs=1000000"),
+    "train.early_stopping=null",
+)
+"""A drill's run saves by the clock, so that what may be lost is known, and trains all of its epochs."""
 STRIKE_AT = (0.25, 0.55)
 """Where in the run a random step lies."""
 GONE_LIMIT_S = 120.0
@@ -108,13 +111,12 @@ def run_drill(
     *,
     weights: str | None,
     at_step: int | None = None,
-    seed: int = 0,
     keep: bool = False,
     say: Say,
 ) -> Report:
     """Submit the run, strike it, follow it to its end, and clear up.
 
-    Without a step a random one is taken, from the seed; without weights none are compared. Raises ConfigError
+    Without a step a random one is taken; without weights none are compared. Raises ConfigError
     if the run ends before.
     """
     rayjobs = RayjobApi(cluster)
@@ -123,9 +125,8 @@ def run_drill(
     submit_run(rayjobs, job.rayjob, lambda: None)
     say(f"RayJob {cluster.namespace}/{job.name} created; training is awaited")
     pursuit = Pursuit(cluster, platform, job, witness, say)
-    chance = random.Random(f"{seed} {scenario.name}")
     try:
-        last, struck, step = strike_once(pursuit, scenario, at_step, chance)
+        last, struck, over, step = strike_once(pursuit, scenario, at_step)
     finally:
         delete_and_wait(rayjobs, job.name)
     left = left_behind(cluster, job.run, witness.clusters)
@@ -133,7 +134,7 @@ def run_drill(
         records = read_records(folder)
         left += left_in_folder(folder)
         found = folder.sum("model.pt") if last.phase == "succeeded" else None
-        is_even = has_even_epochs(folder.records("metrics.jsonl"))
+        is_even = has_even_epochs(folder.records("metrics.jsonl"), job.config.train.epochs)
         if not keep:
             folder.delete()
     pods = list(witness.pods.values())
@@ -153,14 +154,15 @@ def run_drill(
         left_behind=left,
         seen=what_was_seen(witness.seen, struck),
         stood_still_s=round(stood_still_s(witness.seen, struck), 1),
+        outlasted=any(saw.time > over and saw.phase == "running" for saw in witness.seen),
     )
     return replace(report, missed=missed(report, scenario, job.config.checkpoint.every_s))
 
 
-def has_even_epochs(metrics: Sequence[Object]) -> bool:
-    """Whether metrics.jsonl has each epoch once, of as many steps and samples as the first one."""
+def has_even_epochs(metrics: Sequence[Object], epochs: int) -> bool:
+    """Whether metrics.jsonl has each of so many epochs once, all of as many steps and samples."""
     ends = [each for each in metrics if each["kind"] == "epoch"]
-    return all(
+    return len(ends) == epochs and all(
         each[key] == number * ends[0][key]
         for number, each in enumerate(ends, 1)
         for key in ("epoch", "step", "samples")
@@ -183,12 +185,16 @@ def read_records(folder: Folder) -> Records:
 
 
 def strike_once(
-    pursuit: Pursuit, scenario: Scenario, at_step: int | None, chance: random.Random
-) -> tuple[Sight, float, int]:
-    """Follow a run to its end, and strike it on the way: the last sight, the strike's time and its step."""
+    pursuit: Pursuit, scenario: Scenario, at_step: int | None
+) -> tuple[Sight, float, float, int]:
+    """Follow a run to its end, and strike it on the way.
+
+    The last sight, when the strike began and when it was over, and the step that it began at.
+    """
     last: Sight | None = None
     aim: Future[Target] | None = None
     struck, step = 0.0, 0
+    over: list[float] = []
     with ThreadPoolExecutor(1) as threads:
         for sight in pursuit.sights():
             last = sight
@@ -196,7 +202,7 @@ def strike_once(
                 continue
             step = int(sight.progress["step"])
             if at_step is None:
-                at_step = round(chance.uniform(*STRIKE_AT) * sight.progress["steps"])
+                at_step = round(random.uniform(*STRIKE_AT) * sight.progress["steps"])
             # Where everything is, is looked up early; of an elastic run that changes.
             if aim is None and step >= (at_step if pursuit.job.config.scaling.is_elastic else 1):
                 aim = threads.submit(pursuit.aim)
@@ -205,6 +211,7 @@ def strike_once(
                 pursuit.say(f"strike at step {step}: {scenario.fault}")
                 struck = pursuit.witness.now()
                 pursuit.strike = threads.submit(scenario.strike, target)
+                pursuit.strike.add_done_callback(lambda _: over.append(pursuit.witness.now()))
         if pursuit.strike is None or last is None:
             raise ConfigError(
                 f"run {pursuit.job.run} ended before it could be struck"
@@ -212,7 +219,7 @@ def strike_once(
                 "Give it more epochs (--set train.epochs=N), or strike earlier (--at-step N).",
             )
         pursuit.strike.result()
-    return last, struck, step
+    return last, struck, over[0], step
 
 
 def left_behind(cluster: Cluster, run: str, ray_clusters: set[str]) -> list[str]:

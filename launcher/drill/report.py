@@ -13,6 +13,9 @@ Object = dict[str, Any]
 
 SLACK_S = 5.0
 """What may be lost beside an interval between checkpoints: a save takes its time."""
+UNEVEN = "epochs are there twice or not at all, or differ in steps or samples"
+LATE = "training went on after"
+TOO_SHORT = ", so nothing was shown: train for longer (train.epochs)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +41,8 @@ class Report:
     """What `watch` showed, from the last phase before the strike on; times from the strike on."""
     stood_still_s: float
     """How long its progress stood still, at the longest."""
+    outlasted: bool
+    """Whether it still trained when the strike was over."""
     missed: Sequence[str] = ()
     """Bounds that were not held."""
 
@@ -66,16 +71,10 @@ def missed(report: Report, scenario: Scenario, every_s: float | None) -> tuple[s
     if recovery.again_s is not None and recovery.noticed_s is not None:
         since_end_s = recovery.again_s + min(0.0, recovery.noticed_s - scenario.lasts_s)
         if since_end_s > scenario.within_s:
-            found.append(
-                f"training went on after {since_end_s:.0f} s, not {scenario.within_s:.0f} s"
-            )
-    if scenario.is_felt and report.is_recovered and recovery.again_s is None:
-        found.append(
-            "the run had ended before its workers had to start anew, so nothing was shown: train for "
-            "longer (train.epochs)"
-        )
+            found.append(f"{LATE} {since_end_s:.0f} s, not {scenario.within_s:.0f} s")
+    found += _not_shown(report, scenario)
     if not report.has_even_epochs:
-        found.append("epochs are there twice or not at all, or differ in steps or samples")
+        found.append(UNEVEN)
     if scenario.has_notice and recovery.steps_lost:
         found.append(f"{recovery.steps_lost} steps lost, not 0")
     limit = None if every_s is None else every_s + SLACK_S
@@ -84,3 +83,24 @@ def missed(report: Report, scenario: Scenario, every_s: float | None) -> tuple[s
     if report.left_behind:
         found.append(f"left behind: {', '.join(report.left_behind)}")
     return tuple(found)
+
+
+def _not_shown(report: Report, scenario: Scenario) -> list[str]:
+    """What the drill of a run that has recovered was to show, and has not."""
+    found: list[str] = []
+    if not report.is_recovered:
+        return found
+    if scenario.restarts == "always" and report.recovery.again_s is None:
+        found.append(f"the run had ended before its workers had to start anew{TOO_SHORT}")
+    if scenario.restarts == "never" and (report.attempts, report.worker_groups) != (1, 1):
+        found.append(
+            f"training did not just go on: {report.attempts} attempts, {report.worker_groups} worker groups"
+        )
+    if scenario.restarts == "never" and not report.outlasted:
+        found.append(f"the run had ended before the fault was over{TOO_SHORT}")
+    if report.stood_still_s < scenario.stands_still_s:
+        found.append(
+            f"training stood still for {report.stood_still_s:.0f} s, not {scenario.stands_still_s:.0f} s: "
+            "the fault was not there"
+        )
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from launcher.drill import strikes
 from launcher.drill.strikes import Strike
@@ -38,8 +39,10 @@ class Scenario:
     """How long it keeps workers from starting; the bound counts from its end, where that comes later."""
     has_notice: bool = False
     """Workers hear of it before: no step may be lost."""
-    is_felt: bool = True
-    """Workers have to start anew: a drill whose run has ended before has shown nothing."""
+    restarts: Literal["always", "maybe", "never"] = "always"
+    """Whether workers have to start anew; never: training goes on, and also when the fault is over."""
+    stands_still_s: float = 0.0
+    """How long training must stand still, at the least: else the fault was not there."""
     settings: Sequence[str] = ()
     """Keys of the run file that the drill changes."""
 
@@ -106,6 +109,15 @@ SCENARIOS: Mapping[str, Scenario] = {
             within_s=WORKER_S,
         ),
         Scenario(
+            name="worker-container-oom",
+            fault="a worker's container is killed for want of memory",
+            answer="it starts again in its pod, and the worker group anew",
+            actor="kubelet, Ray Train",
+            rights=LAUNCHER_ROLE,
+            strike=strikes.exhaust_worker_container,
+            within_s=WORKER_S,
+        ),
+        Scenario(
             name="head-deleted",
             fault="the head's pod is deleted",
             answer="the workers save; another head is made, and the job starts there once more",
@@ -136,8 +148,8 @@ SCENARIOS: Mapping[str, Scenario] = {
         Scenario(
             name="head-oom",
             fault="Ray's server on the head is killed for want of memory",
-            answer="the container starts again, and the job once more",
-            actor="kubelet, KubeRay, trainer",
+            answer="the job has failed; another attempt starts on a new cluster (`faults.retries`)",
+            actor="KubeRay, trainer",
             rights=LAUNCHER_ROLE,
             strike=strikes.exhaust_head,
             within_s=HEAD_S,

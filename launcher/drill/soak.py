@@ -18,6 +18,7 @@ from typing import Any
 from launcher.cluster import Cluster
 from launcher.drill.drill import (
     clear_folder,
+    has_even_epochs,
     left_behind,
     left_in_folder,
     read_records,
@@ -67,7 +68,7 @@ def soak_run(
     *,
     epochs: int,
     minutes: float,
-    seed: int = 0,
+    seed: int,
     keep: bool = False,
     say: Say,
     known: Callable[[SoakReport], None],
@@ -81,7 +82,7 @@ def soak_run(
     run = make_job(SOAK, epochs).run
     clear_folder(cluster, platform, run, keep=keep)
     soak = _Soak(
-        cluster, platform, Witness.of(cluster, run), 60 * minutes, random.Random(seed), say
+        cluster, platform, Witness.of(cluster, run), 60 * minutes, random.Random(seed), say=say
     )
     rounds, why_not = 0, ""
     while not why_not and (rounds == 0 or not soak.is_over):
@@ -101,9 +102,11 @@ def soak_run(
         records = read_records(folder)
         left += left_in_folder(folder)
         found = None if why_not else folder.sum("model.pt")
+        is_even = has_even_epochs(folder.records("metrics.jsonl"), rounds * epochs)
     report = SoakReport(
         run=run,
         minutes=minutes,
+        seed=seed,
         epochs=rounds * epochs,
         steps=soak.step,
         rounds=rounds,
@@ -113,6 +116,7 @@ def soak_run(
         steps_lost=steps_lost(records, 0.0),
         why_not=why_not,
         has_equal_weights=None,
+        has_even_epochs=is_even,
         left_behind=left,
         sizes=soak.sizes,
         grown=growth(soak.sizes),
@@ -141,6 +145,7 @@ class _Soak:
     strikes: list[Struck] = field(default_factory=list)
     sizes: list[Size] = field(default_factory=list)
     step: int = 0
+    _left: list[Scenario] = field(default_factory=list)
     _began: float = field(default_factory=time.monotonic)
     _next_s: float = 0.0
 
@@ -170,13 +175,19 @@ class _Soak:
                 self.step = int(last.progress["step"])
                 if self._next_s < self.after_s < self.limit_s and self.step > struck_at:
                     struck_at = self.step
-                    scenario = self.chance.choice(STRIKES)
+                    scenario = self._next()
                     pursuit.strike = threads.submit(self._strike, pursuit, scenario, self.step)
                     self._next_s = self.after_s + self.chance.uniform(*PAUSE_S)
             if pursuit.strike is not None:
                 pursuit.strike.result()
         assert last is not None
         return last
+
+    def _next(self) -> Scenario:
+        """Each of them once, in a random order, before one comes again."""
+        if not self._left:
+            self._left = self.chance.sample(STRIKES, len(STRIKES))
+        return self._left.pop()
 
     def _strike(self, pursuit: Pursuit, scenario: Scenario, step: int) -> None:
         after_s, why_not = self.after_s, ""

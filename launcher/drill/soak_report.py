@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
+from launcher.drill.report import UNEVEN
+
 Object = dict[str, Any]
 
 GROWTH = 1.25
@@ -46,6 +48,8 @@ class SoakReport:
     run: str
     minutes: float
     """How long it was struck."""
+    seed: int
+    """Of the strikes and their times."""
     epochs: int
     steps: int
     rounds: int
@@ -55,6 +59,8 @@ class SoakReport:
     steps_lost: int
     why_not: str
     has_equal_weights: bool | None
+    has_even_epochs: bool
+    """Whether it has each epoch once, and all of as many steps and samples."""
     left_behind: Sequence[str]
     sizes: Sequence[Size]
     grown: dict[str, float]
@@ -68,6 +74,8 @@ class SoakReport:
             found.append("it was not struck once")
         if self.has_equal_weights is False:
             found.append("its weights differ from those of the undisturbed run")
+        if not self.has_even_epochs:
+            found.append(UNEVEN)
         found += [f"{what} grew {by:.2f}-fold" for what, by in self.grown.items() if by > GROWTH]
         if self.left_behind:
             found.append(f"left behind: {', '.join(self.left_behind)}")

@@ -39,9 +39,16 @@ DRIVER = ("python", "-m", "trainer")
 """As the entrypoint of a RayJob starts it."""
 SERVER = ("gcs_server",)
 """Ray's own, on the head."""
+RAYLET = ("raylet",)
+"""Ray's own in each pod, which its container ends with."""
 
 HOG = """
 import pathlib, sys, time
+def kills():
+    for file in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
+        if pathlib.Path(file).exists():
+            return int(dict(line.split() for line in pathlib.Path(file).read_text().splitlines())["oom_kill"])
+before = kills()
 for victim in sys.argv[1:]:
     pathlib.Path(f"/proc/{victim}/oom_score_adj").write_text("1000")
 held = []
@@ -51,8 +58,12 @@ while time.monotonic() < deadline and all(pathlib.Path(f"/proc/{v}").exists() fo
         held.append(b"x" * 2**25)
     except MemoryError:
         time.sleep(0.1)
+print(kills() - before)
 """
-"""Takes memory until the processes that are named are gone: the kernel chooses them first."""
+"""Takes memory until the processes that are named are gone: the kernel chooses them first.
+
+Prints how many processes of the container the kernel has killed for want of memory meanwhile.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,6 +133,13 @@ def stop_worker(target: Target) -> None:
 def exhaust_worker(target: Target) -> None:
     victim = str(target.processes[_last(target)])
     _hog(target, target.workers[_last(target)].pod, target.workers[_last(target)].container, victim)
+
+
+def exhaust_worker_container(target: Target) -> None:
+    """All of it, as the kernel does it by itself where a container's processes are killed together."""
+    place = target.workers[_last(target)]
+    raylet = target.process(place.pod, place.container, *RAYLET)
+    _hog(target, place.pod, place.container, raylet)
 
 
 def delete_worker_pod(target: Target) -> None:
@@ -204,10 +222,11 @@ def _last(target: Target) -> int:
 
 
 def _hog(target: Target, pod: str, container: str, *victims: str) -> None:
-    """The hog may be the one who is killed in the end, with its victim."""
+    """The hog may be killed with its victim. Raises ClusterError if the kernel has killed nobody."""
     with target.cluster.execute(pod, container, ["python", "-c", HOG, *victims]) as process:
-        for _ in process.output():
-            pass
+        said = b"".join(data for _, data in process.output()).decode(errors="replace")
+        if process.exit_code == 0 and int(said) == 0:
+            raise ClusterError(f"pod {pod}: the kernel has killed nobody for want of memory")
 
 
 def _wait_until(is_so: Callable[[], bool], what: str) -> None:

@@ -7,12 +7,15 @@ import json
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Object, Team, get, kubectl
 
+from launcher.drill.scenarios import Scenario
+from launcher.drill.strikes import Strike
 from tests.trainer.s3_proxy import Proxy, running_proxy
 from tests.trainer.s3_server import ALL, Server, running_server
 
@@ -42,14 +45,23 @@ class Bucket:
             "region": "us-east-1",
         }
 
+    @property
+    def folder(self) -> Path:
+        """Of the runs, as the server keeps them."""
+        return self.server.folder / "objects/runs/team"
+
+    def give_to(self, team: Team, folder: Path, **values: Any) -> None:
+        """Install a platform there whose runs lie here; its values are written to the folder."""
+        secret(team, "bucket", **keys(USER, self.secret))
+        team.install(folder, storage={"claim": None, "s3": self.values}, **values)
+
     def files(self, run: str) -> list[Path]:
-        """Objects of a run's folder, as the server keeps them."""
-        folder = self.server.folder / "objects/runs/team" / run
-        return [path for path in folder.rglob("*") if path.is_file()]
+        """Objects of a run's folder."""
+        return [path for path in (self.folder / run).rglob("*") if path.is_file()]
 
     def progress(self, run: str) -> Object:
         """As it lies on the server's disk: a command each second would take the run's CPU."""
-        file = self.server.folder / "objects/runs/team" / run / "progress.json"
+        file = self.folder / run / "progress.json"
         found: Object = json.loads(file.read_text()) if file.exists() else {"step": 0}
         return found
 
@@ -67,6 +79,16 @@ def running_bucket(folder: Path) -> Iterator[Bucket]:
         server.add_user(USER, found.secret)
         server.allow("runs", USER, *ALL)
         yield found
+
+
+def in_bucket(scenario: Scenario, strike: Strike | None = None) -> Scenario:
+    """The drill that is done on a volume, too."""
+    return replace(
+        scenario,
+        name=f"{scenario.name}-s3",
+        fault=f"{scenario.fault}; the run lies in a bucket",
+        strike=strike or scenario.strike,
+    )
 
 
 def secret(team: Team, name: str, **data: str) -> None:

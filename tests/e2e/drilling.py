@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
-from conftest import ROOT, Object, Team, kubectl, wait_for
+from conftest import ROOT, Object, Team, get, kubectl, wait_for
 
 from launcher.cluster import Cluster
 from launcher.commands.drill import job_of
 from launcher.drill.drill import UNDISTURBED, run_drill, train_undisturbed
-from launcher.drill.report import Report
+from launcher.drill.report import LATE, Report
 from launcher.drill.scenarios import Scenario
 from launcher.platform import CONFIG_MAP, platform_of_config_map
 
@@ -34,15 +35,12 @@ def keep(result: Object, scenario: Scenario) -> None:
     RESULTS.write_text(json.dumps(results, indent=2))
 
 
-def check(result: Object, scenario: Scenario) -> None:
-    """Bounds in seconds are for a machine that has nothing else to do: the table tells of them."""
+def check(result: Object) -> None:
+    """How soon training goes on is for a machine that has nothing else to do: the table tells of that."""
     told = json.dumps(result, indent=2)
     assert result["is_recovered"], told
     assert result["has_equal_weights"] or result["is_elastic"], told
-    assert result["has_even_epochs"], told
-    assert not result["left_behind"], told
-    assert scenario.is_felt <= (result["recovery"]["again_s"] is not None), told
-    assert not (scenario.has_notice and result["recovery"]["steps_lost"]), told
+    assert not [each for each in result["missed"] if not each.startswith(LATE)], told
 
 
 def check_nothing_is_left(team: Team) -> None:
@@ -53,6 +51,19 @@ def check_nothing_is_left(team: Team) -> None:
         return kubectl("get", kinds, "-n", team.namespace, "-o", "name").split()
 
     wait_for("nothing but the claim is left", lambda: left() in ([], [CLAIM]), GONE_LIMIT_S)
+
+
+def volume_of(namespace: str) -> Path:
+    """The folder of this machine that is the volume of the namespace's storage."""
+
+    def bound() -> str:
+        claim = get("pvc", namespace, CLAIM.rpartition("/")[2])
+        return str(claim["spec"].get("volumeName", ""))
+
+    spec = get("pv", "default", wait_for("the claim is bound", bound))["spec"]
+    if "hostPath" not in spec:
+        pytest.skip("only the volumes of tests/cluster are folders of this machine")
+    return Path(spec["hostPath"]["path"])
 
 
 def lengthened(folder: Path, epochs: str) -> tuple[Path, tuple[str, ...]]:
@@ -67,7 +78,7 @@ def drill(team: Team, scenario: Scenario, folder: Path, at_step: int | None = No
     """A drill that the table is to tell of, checked."""
     result = strike(team, scenario, folder, at_step).to_json()
     keep(result, scenario)
-    check(result, scenario)
+    check(result)
     check_nothing_is_left(team)
     return result
 

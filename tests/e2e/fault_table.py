@@ -40,9 +40,9 @@ of the first, and with nothing left behind. The tests on a cluster do 5 minutes 
 
 The figures are of one drill each, on a machine with 2 cores that holds the whole cluster: a ResNet-18 on
 two CPU workers, saved every 5 s. *Noticed* counts from the strike, *again* from then until the next step
-has been made; where training goes on after the fault, *noticed* is when the workers leave. The machine did
-next to nothing else. All runs ended with the same bits as without a fault, unless a line says otherwise; the
-bits of an elastic run depend on how many workers it had when, so only its steps and samples are checked.
+has been made; where training goes on after the fault, *noticed* is when the workers leave. All runs ended
+with the same bits as without a fault, unless a line says otherwise; the bits of an elastic run depend on how
+many workers it had when, so only its steps and samples are checked.
 
 """
 BOUNDS = """
@@ -102,8 +102,10 @@ def problems(result: Object) -> list[str]:
     found = list(result["missed"])
     if not result["is_recovered"]:
         found.append(f"did not recover ({result['why_not']})")
-    elif not (result["has_equal_weights"] or result["is_elastic"]):
+    elif result["has_equal_weights"] is False:
         found.append("ended with other weights")
+    elif result["has_equal_weights"] is None and not result["is_elastic"]:
+        found.append("its weights were not compared")
     return found
 
 
@@ -116,14 +118,17 @@ def soak_section(report: Object) -> str:
     largest = {
         key: max(each[key] for each in report["sizes"]) for key in ("head_bytes", "worker_bytes")
     }
+    others = report["sizes"][-1]["other_bytes"]
     rows = {
         "struck for": f"{report['minutes']:g} minutes, {len(strikes)} times: {names}",
         "trained": f"{report['epochs']:,} epochs, {report['steps']:,} steps, in {report['rounds']} rounds",
         "attempts, worker groups": f"{report['attempts']}, {report['worker_groups']}",
         "steps trained twice": f"{report['steps_lost']:,}",
         "weights": WEIGHTS[report["has_equal_weights"]],
+        "epochs": EPOCHS[report.get("has_even_epochs")],
         "last third over the first": grown,
         "most memory": f"head {gib(largest['head_bytes'])}, worker {gib(largest['worker_bytes'])}",
+        "beside checkpoints": f"{others / 2**20:.0f} MiB in the run's folder: model, logs, records",
         "left behind": ", ".join(report["left_behind"]) or "nothing",
         "bounds missed": "; ".join(report["missed"]) or "none",
     }
@@ -136,6 +141,13 @@ WEIGHTS = {
     True: "those of an undisturbed run, bit by bit",
     False: "others than those of an undisturbed run",
     None: "not compared",
+}
+
+
+EPOCHS = {
+    True: "each there once, all of as many steps and samples",
+    False: "some there twice or not at all, or of other steps or samples",
+    None: "not counted",
 }
 
 

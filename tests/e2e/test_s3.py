@@ -44,15 +44,10 @@ def team(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Team:
     team = make_team("s3")
-    secret(team, "bucket", **keys(USER, bucket.secret))
     login = base64.b64encode(f"ada:{password}".encode()).decode()
     auths = json.dumps({"auths": {"127.0.0.1:5000": {"auth": login, "password": password}}})
     secret(team, "registry", **{".dockerconfigjson": auths})
-    team.install(
-        tmp_path_factory.mktemp("values"),
-        storage={"claim": None, "s3": bucket.values},
-        imagePullSecrets=[{"name": "registry"}],
-    )
+    bucket.give_to(team, tmp_path_factory.mktemp("values"), imagePullSecrets=[{"name": "registry"}])
     return team
 
 

@@ -8,12 +8,12 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
-from bucket import USER, Bucket, canary, keys, running_bucket, secret
-from conftest import Team, get, wait_for
-from drilling import drill
+from bucket import USER, Bucket, canary, in_bucket, running_bucket
+from conftest import Team
+from drilling import drill, volume_of
 from fault_folder import Fault, fault_folder
 
-from launcher.drill.scenarios import WORKER_S, Scenario
+from launcher.drill.scenarios import SCENARIOS, WORKER_S, Scenario
 from launcher.drill.strikes import Target
 from tests.trainer.s3_proxy import Fault as ProxyFault
 from tests.trainer.s3_server import ALL
@@ -21,12 +21,21 @@ from tests.trainer.s3_server import ALL
 pytestmark = pytest.mark.drills
 
 FAULT_S = 45.0
+STANDS_STILL_S = 0.8 * FAULT_S
+"""Training trains on until the next save, and waits there."""
+LATE_S = 0.1
+LONGER = ("train.epochs=60",)
+"""For faults that training goes on under: they are to end before the run does."""
 WAITS = "training waits, and saving is tried again"
 SLOWER = "saves take longer"
 ON_A_VOLUME = {
     "storage-full": ("full", "the storage is full for 45 s", WAITS),
     "storage-read-only": ("read-only", "the storage is read-only for 45 s", WAITS),
-    "storage-slow": ("slow 100ms", "for 45 s each access to the storage takes 0.1 s", SLOWER),
+    "storage-slow": (
+        f"slow {LATE_S:g}s",
+        "for 45 s each access to the storage takes 0.1 s",
+        SLOWER,
+    ),
 }
 
 
@@ -38,34 +47,33 @@ def team(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="module")
-def fault(team: Team) -> Iterator[Fault]:
+def fault(volume: Path) -> Iterator[Fault]:
     """Of the folder that is the team's volume."""
-    name = wait_for("the claim is bound", lambda: volume_of(team))
-    volume = get("pv", "default", name)
-    if "hostPath" not in volume["spec"]:
-        pytest.skip("only the volumes of tests/cluster are folders of this machine")
-    with fault_folder(Path(volume["spec"]["hostPath"]["path"])) as fault:
+    with fault_folder(volume) as fault:
         yield fault
 
 
-def volume_of(team: Team) -> str:
-    claim = get("pvc", team.namespace, "trainyard-storage")
-    return str(claim["spec"].get("volumeName", ""))
+@pytest.fixture(scope="module")
+def volume(team: Team) -> Path:
+    return volume_of(team.namespace)
 
 
 @pytest.mark.parametrize("name", ON_A_VOLUME)
 def test_a_run_outlasts_what_its_volume_suffers_from(
-    team: Team, fault: Fault, name: str, tmp_path: Path
+    team: Team, volume: Path, fault: Fault, name: str, tmp_path: Path
 ) -> None:
     words, what, answer = ON_A_VOLUME[name]
 
     @contextmanager
     def suffering() -> Iterator[None]:
         fault.begin(words)
+        began = time.monotonic()
+        list(volume.iterdir())
+        assert name != "storage-slow" or time.monotonic() - began > LATE_S
         yield
         fault.end()
 
-    outlast(team, scenario(name, what, answer, suffering), tmp_path)
+    drill(team, scenario(name, what, answer, suffering), tmp_path)
 
 
 # The same in a bucket.
@@ -82,9 +90,7 @@ def bucket_team(
     make_team: Callable[[str], Team], bucket: Bucket, tmp_path_factory: pytest.TempPathFactory
 ) -> Team:
     team = make_team("bucket")
-    secret(team, "bucket", **keys(USER, bucket.secret))
-    storage = {"claim": None, "s3": bucket.values}
-    team.install(tmp_path_factory.mktemp("values"), storage=storage)
+    bucket.give_to(team, tmp_path_factory.mktemp("values"))
     return team
 
 
@@ -96,9 +102,11 @@ def failing(fault: ProxyFault) -> Suffering:
 
     @contextmanager
     def suffering(bucket: Bucket) -> Iterator[None]:
+        struck = bucket.proxy.struck
         bucket.proxy.fail(fault)
         yield
         bucket.proxy.heal()
+        assert bucket.proxy.struck > struck
 
     return suffering
 
@@ -135,7 +143,14 @@ def test_a_run_outlasts_what_its_bucket_suffers_from(
     bucket_team: Team, bucket: Bucket, name: str, tmp_path: Path
 ) -> None:
     suffering, what, answer = IN_A_BUCKET[name]
-    outlast(bucket_team, scenario(name, what, answer, lambda: suffering(bucket)), tmp_path)
+    drill(bucket_team, scenario(name, what, answer, lambda: suffering(bucket)), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["worker-lost", "head-lost", "suspended"])
+def test_a_run_in_a_bucket_survives_what_one_on_a_volume_does(
+    bucket_team: Team, name: str, tmp_path: Path
+) -> None:
+    drill(bucket_team, in_bucket(SCENARIOS[name]), tmp_path)
 
 
 def scenario(
@@ -156,10 +171,7 @@ def scenario(
         strike=suffer,
         within_s=WORKER_S,
         has_notice=True,
-        is_felt=False,
+        restarts="never",
+        stands_still_s=STANDS_STILL_S if answer == WAITS else 0.0,
+        settings=LONGER if answer == SLOWER else (),
     )
-
-
-def outlast(team: Team, scenario: Scenario, tmp_path: Path) -> None:
-    result = drill(team, scenario, tmp_path)
-    assert result["attempts"] == result["worker_groups"] == 1

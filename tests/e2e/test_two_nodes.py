@@ -9,9 +9,11 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
+from bucket import Bucket, in_bucket, running_bucket
 from conftest import (
     CLUSTER_HOME,
     Team,
@@ -21,13 +23,15 @@ from conftest import (
     require_test_cluster,
     wait_for,
 )
-from drilling import drill
+from drilling import drill, volume_of
 
 from launcher.drill.scenarios import HEAD_S, WORKER_S, Scenario
 from launcher.drill.strikes import Target, kill_driver
 
 pytestmark = pytest.mark.drills
 
+ON_FIRST = {"kubernetes.io/hostname": "node-1"}
+DRAIN_LIMIT = "240s"
 PREFERRED = "trainyard.io/e2e-last=resort:PreferNoSchedule"
 
 
@@ -47,8 +51,25 @@ def team(
     make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFactory, second_node: str
 ) -> Team:
     team = make_team("two-nodes")
-    on_first = {"kubernetes.io/hostname": "node-1"}
-    team.install(tmp_path_factory.mktemp("values"), head__nodeSelector=on_first)
+    team.install(tmp_path_factory.mktemp("values"), head__nodeSelector=ON_FIRST)
+    return team
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
+    with running_bucket(tmp_path_factory.mktemp("s3") / "server") as bucket:
+        yield bucket
+
+
+@pytest.fixture(scope="module")
+def bucket_team(
+    make_team: Callable[[str], Team],
+    bucket: Bucket,
+    tmp_path_factory: pytest.TempPathFactory,
+    second_node: str,
+) -> Team:
+    team = make_team("two-nodes-s3")
+    bucket.give_to(team, tmp_path_factory.mktemp("values"), head__nodeSelector=ON_FIRST)
     return team
 
 
@@ -82,9 +103,46 @@ def test_a_run_survives_the_loss_of_the_node_with_all_its_workers(
     drill(team, scenario, tmp_path)
 
 
-def test_a_node_that_comes_back_is_used_again(second_node: str) -> None:
+def test_a_node_that_comes_back_is_used_again(second_node: str, image: str) -> None:
     cluster_py("nodes", "2")
-    assert is_ready(second_node)
+    there = json.dumps({"spec": {"nodeSelector": {"kubernetes.io/hostname": second_node}}})
+    options = ("--image", image, "--restart=Never", f"--overrides={there}", "--command")
+    kubectl("run", "back", "-n", "default", *options, "--", "true")
+    wait_for("a pod has run there", lambda: phase_of("back") == "Succeeded")
+    kubectl("delete", "pod", "back", "-n", "default")
+
+
+def phase_of(pod: str) -> str:
+    phase: str = get("pod", "default", pod)["status"]["phase"]
+    return phase
+
+
+def drain(target: Target) -> None:
+    """As whoever repairs a node does it; it is open again afterwards."""
+    (node,) = {node_of(target, worker.pod) for worker in target.workers}
+    assert node != node_of(target, target.head)
+    try:
+        limit = f"--timeout={DRAIN_LIMIT}"
+        kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", limit)
+    finally:
+        kubectl("uncordon", node)
+
+
+def test_a_run_leaves_a_node_that_is_drained_and_trains_on_another(
+    team: Team, tmp_path: Path
+) -> None:
+    scenario = Scenario(
+        name="kubectl-drain",
+        fault="the node of all workers is drained (`kubectl drain`), and that of the head is not",
+        answer="the workers save and leave; their pods are made anew on another node",
+        actor="KubeRay, trainer",
+        rights="patch nodes, create pods/eviction",
+        strike=drain,
+        within_s=WORKER_S,
+        has_notice=True,
+        settings=("train.epochs=80",),
+    )
+    drill(team, scenario, tmp_path)
 
 
 LOGS = "node-2/live/kubelet/pods/{pod}/volumes/kubernetes.io~empty-dir/tmp/ray/session_*/logs/train/*app*"
@@ -92,7 +150,7 @@ LEFT = "Error in training function"
 MANIFEST = "manifest.json"
 
 
-def strand(target: Target) -> None:
+def strand(storage: Path, target: Target) -> None:
     """A worker stops in the middle of a save, cut off with its node; its attempt fails, and the next one has
     taken over when it goes on.
 
@@ -103,7 +161,7 @@ def strand(target: Target) -> None:
     node = node_of(target, target.workers[0].pod)
     assert node != node_of(target, target.head)
     process = process_of(node, target.processes[0])
-    folder = volume_of(namespace) / target.run
+    folder = storage / target.run
     attempt = last_attempt(folder)
     kubectl("cordon", node)
     cluster_py("stop", "kubelet-2")
@@ -131,13 +189,6 @@ def process_of(node: str, pid: int) -> int:
                 found.append(int(process.name))
     (one,) = found
     return one
-
-
-def volume_of(namespace: str) -> Path:
-    """The folder of this machine that is the storage's volume."""
-    claim = get("pvc", namespace, "trainyard-storage")
-    volume = get("pv", namespace, claim["spec"]["volumeName"])
-    return Path(volume["spec"]["hostPath"]["path"])
 
 
 def stop_in_a_save(process: int, checkpoints: Path) -> Path:
@@ -172,20 +223,26 @@ def has_left(pod: str) -> bool:
     return any(LEFT in log.read_text(errors="replace") for log in logs)
 
 
+STRAGGLER = Scenario(
+    name="straggler",
+    fault="a worker stops in the middle of a save, cut off with its node, while its attempt fails; later "
+    "it goes on",
+    answer="the next attempt takes over; what the straggler still writes is not used, and it leaves",
+    actor="KubeRay, trainer",
+    rights="the machine",
+    strike=lambda target: strand(volume_of(target.cluster.namespace), target),
+    within_s=HEAD_S,
+    settings=("resources.workers=1",),
+)
+
+
 def test_a_straggler_that_nobody_can_reach_spoils_nothing(team: Team, tmp_path: Path) -> None:
-    scenario = Scenario(
-        name="straggler",
-        fault="a worker stops in the middle of a save, cut off with its node, while its attempt fails; later "
-        "it goes on",
-        answer="the next attempt takes over; what the straggler still writes is not used, and it leaves",
-        actor="KubeRay, trainer",
-        rights="the machine",
-        strike=strand,
-        within_s=HEAD_S,
-        settings=("resources.workers=1",),
-    )
-    result = drill(team, scenario, tmp_path)
-    assert result["attempts"] == 2
+    assert drill(team, STRAGGLER, tmp_path)["attempts"] == 2
+
+
+def test_nor_does_it_in_a_bucket(bucket_team: Team, bucket: Bucket, tmp_path: Path) -> None:
+    strike = partial(strand, bucket.folder)
+    assert drill(bucket_team, in_bucket(STRAGGLER, strike=strike), tmp_path)["attempts"] == 2
 
 
 def is_ready(node: str) -> bool:

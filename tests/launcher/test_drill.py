@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from launcher.drill.drill import drill_name, has_even_epochs, left_in_folder, weights_of
-from launcher.drill.report import Report, missed
+from launcher.drill.report import TOO_SHORT, UNEVEN, Report, missed
 from launcher.drill.scenarios import SCENARIOS
 from launcher.drill.soak_report import Size, SoakReport, Struck, growth
 from launcher.drill.strikes import FIND
@@ -245,16 +245,17 @@ def test_a_run_that_has_not_finished_is_nothing_to_compare_with(outcome: Object 
         ([(1, 22, 1_408), (2, 44, 2_784), (3, 66, 4_192)], False),
         ([(1, 22, 1_408), (2, 44, 2_816), (2, 44, 2_816)], False),
         ([(1, 22, 1_408), (3, 66, 4_224)], False),
-        ([], True),
+        ([(1, 22, 1_408), (2, 44, 2_816)], False),
+        ([], False),
     ],
 )
-def test_epochs_are_even_that_are_there_once_and_of_as_many_steps_and_samples(
+def test_epochs_are_even_that_are_all_there_once_and_of_as_many_steps_and_samples(
     ends: list[tuple[int, int, int]], is_even: bool
 ) -> None:
     metrics: list[Object] = [{"kind": "interval", "epoch": 1, "step": 3, "samples": 192}]
     for epoch, step, samples in ends:
         metrics.append({"kind": "epoch", "epoch": epoch, "step": step, "samples": samples})
-    assert has_even_epochs(metrics) is is_even
+    assert has_even_epochs(metrics, 3) is is_even
 
 
 @pytest.mark.parametrize(
@@ -310,13 +311,10 @@ def test_the_run_of_a_drill_has_a_name_of_its_own_that_a_run_may_have(scenario: 
     assert drill_name("digits", "undisturbed") == "digits-undisturbed"
 
 
-UNFELT = (
-    "the run had ended before its workers had to start anew, so nothing was shown: train for longer "
-    "(train.epochs)"
-)
-
-
-UNEVEN = "epochs are there twice or not at all, or differ in steps or samples"
+UNFELT = "the run had ended before its workers had to start anew" + TOO_SHORT
+OUTLASTED = "the run had ended before the fault was over" + TOO_SHORT
+ANEW = "training did not just go on: 1 attempts, 2 worker groups"
+NOT_THERE = "training stood still for 12 s, not 40 s: the fault was not there"
 
 
 def report(**changes: Any) -> Report:
@@ -336,6 +334,7 @@ def report(**changes: Any) -> Report:
         "left_behind": [],
         "seen": [],
         "stood_still_s": 12.0,
+        "outlasted": True,
     }
     for key in [*recovery, *lost]:
         if key in changes:
@@ -361,6 +360,30 @@ def test_a_bound_that_is_not_held_is_said_with_its_numbers(
     scenario: str, changes: Object, words: list[str]
 ) -> None:
     assert missed(report(**changes), SCENARIOS[scenario], every_s=5.0) == tuple(words)
+
+
+UNSTRUCK: Object = {"worker_groups": 1, "again_s": None, "steps_lost": 0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (UNSTRUCK, []),
+        (UNSTRUCK | {"worker_groups": 2}, [ANEW]),
+        (UNSTRUCK | {"outlasted": False}, [OUTLASTED]),
+        (UNSTRUCK | {"outlasted": False, "is_recovered": False}, []),
+    ],
+)
+def test_where_training_is_to_go_on_nobody_may_start_anew_nor_the_run_end_before_the_fault(
+    changes: Object, words: list[str]
+) -> None:
+    scenario = replace(SCENARIOS["worker-killed"], restarts="never")
+    assert missed(report(**changes), scenario, every_s=5.0) == tuple(words)
+
+
+def test_a_fault_that_was_not_there_shows_nothing() -> None:
+    scenario = replace(SCENARIOS["worker-killed"], stands_still_s=40.0)
+    assert missed(report(), scenario, every_s=5.0) == (NOT_THERE,)
 
 
 @pytest.mark.parametrize(
@@ -425,9 +448,9 @@ def test_growth_is_of_the_last_third_over_the_first_one() -> None:
 def a_soak(**changes: Any) -> SoakReport:
     landed = Struck(after_s=70.0, step=30, scenario="worker-killed")
     facts: Object = {
-        "run": "digits", "minutes": 5, "epochs": 40, "steps": 880, "rounds": 2, "attempts": 3,
+        "run": "digits", "minutes": 5, "seed": 7, "epochs": 40, "steps": 880, "rounds": 2, "attempts": 3,
         "worker_groups": 6, "strikes": [landed], "steps_lost": 40, "why_not": "",
-        "has_equal_weights": True, "left_behind": [], "sizes": [], "grown": {},
+        "has_equal_weights": True, "has_even_epochs": True, "left_behind": [], "sizes": [], "grown": {},
     }  # fmt: skip
     return SoakReport(**facts | changes)
 
@@ -442,6 +465,7 @@ def test_a_soak_passes_that_ended_as_if_nobody_had_struck() -> None:
     [
         ({"why_not": "failed: x", "has_equal_weights": None}, "failed: x"),
         ({"has_equal_weights": False}, "its weights differ from those of the undisturbed run"),
+        ({"has_even_epochs": False}, UNEVEN),
         ({"left_behind": ["Pod x"]}, "left behind: Pod x"),
         ({"grown": {"a worker's memory": 2.0}}, "a worker's memory grew 2.00-fold"),
         ({"strikes": [Struck(after_s=1, step=1, scenario="x", why_not="gone")]}, "it was not struck once"),
