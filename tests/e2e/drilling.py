@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,6 @@ from launcher.platform import CONFIG_MAP, platform_of_config_map
 RESULTS = ROOT / "build/drills.json"
 DIGITS = ROOT / "examples/digits.yaml"
 SETTINGS = ("train.model.image_size=16", "train.epochs=20")
-CLAIM = "persistentvolumeclaim/trainyard-storage"
 GONE_LIMIT_S = 60.0
 LONG = ("train.epochs=120",)
 """For faults that last, and are to end before the run does; it has an undisturbed run of its own."""
@@ -43,21 +44,27 @@ def check(result: Object) -> None:
     assert not [each for each in result["missed"] if not each.startswith(LATE)], told
 
 
-def check_nothing_is_left(team: Team) -> None:
-    """Of all kinds that a run or its operator makes; a launcher may not list all of them."""
+@contextmanager
+def leaving_nothing(namespace: str) -> Iterator[None]:
+    """What happens here leaves no object behind, of whatever kind; a launcher may not list all of these."""
+    before = objects_in(namespace)
+    yield
+    wait_for("it has left nothing", lambda: objects_in(namespace) <= before, GONE_LIMIT_S)
 
-    def left() -> list[str]:
-        kinds = "rayjobs,rayclusters,pods,persistentvolumeclaims,services,jobs,leases"
-        return kubectl("get", kinds, "-n", team.namespace, "-o", "name").split()
 
-    wait_for("nothing but the claim is left", lambda: left() in ([], [CLAIM]), GONE_LIMIT_S)
+def objects_in(namespace: str) -> set[str]:
+    """All but events, which tell of what is gone, and the versions that helm keeps of a release."""
+    listed = kubectl("api-resources", "--namespaced", "--verbs=list", "-o", "name").split()
+    kinds = ",".join(kind for kind in listed if kind.partition(".")[0] != "events")
+    found = kubectl("get", kinds, "-n", namespace, "-o", "name").split()
+    return {name for name in found if not name.startswith("secret/sh.helm.release.")}
 
 
 def volume_of(namespace: str) -> Path:
     """The folder of this machine that is the volume of the namespace's storage."""
 
     def bound() -> str:
-        claim = get("pvc", namespace, CLAIM.rpartition("/")[2])
+        claim = get("pvc", namespace, "trainyard-storage")
         return str(claim["spec"].get("volumeName", ""))
 
     spec = get("pv", "default", wait_for("the claim is bound", bound))["spec"]
@@ -76,10 +83,10 @@ def lengthened(folder: Path, epochs: str) -> tuple[Path, tuple[str, ...]]:
 
 def drill(team: Team, scenario: Scenario, folder: Path, at_step: int | None = None) -> Object:
     """A drill that the table is to tell of, checked."""
-    result = strike(team, scenario, folder, at_step).to_json()
-    keep(result, scenario)
-    check(result)
-    check_nothing_is_left(team)
+    with leaving_nothing(team.namespace):
+        result = strike(team, scenario, folder, at_step).to_json()
+        keep(result, scenario)
+        check(result)
     return result
 
 

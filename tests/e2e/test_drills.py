@@ -19,9 +19,9 @@ from drilling import (
     LONG,
     SETTINGS,
     check,
-    check_nothing_is_left,
     drill,
     keep,
+    leaving_nothing,
     lengthened,
 )
 
@@ -63,23 +63,23 @@ def test_a_run_survives_what_the_api_can_strike_it_with(
 ) -> None:
     run_file, own = lengthened(tmp_path, LONGER) if name in TAKE_TIME else (DIGITS, SETTINGS)
     settings = set_options(own)
-    ended = team.trainyard("drill", name, str(run_file), *settings, "--json")
-    assert ended.stdout, ended.stderr
-    result = json.loads(ended.stdout)
-    keep(result, SCENARIOS[name])
-    check(result)
-    check_nothing_is_left(team)
+    with leaving_nothing(team.namespace):
+        ended = team.trainyard("drill", name, str(run_file), *settings, "--json")
+        assert ended.stdout, ended.stderr
+        result = json.loads(ended.stdout)
+        keep(result, SCENARIOS[name])
+        check(result)
     assert ended.returncode == (0 if result["is_passed"] else 1)
 
 
 def test_a_run_that_is_struck_again_and_again_ends_as_if_nobody_had(team: Team) -> None:
     settings = set_options((*SETTINGS, OF_A_ROUND))
-    ended = team.trainyard("soak", str(DIGITS), "--minutes", SOAK_MINUTES, *settings, "--json")
-    assert ended.stdout, ended.stderr
-    report = json.loads(ended.stdout)
-    assert report["is_passed"], report["missed"]
-    assert ended.returncode == 0
-    check_nothing_is_left(team)
+    with leaving_nothing(team.namespace):
+        ended = team.trainyard("soak", str(DIGITS), "--minutes", SOAK_MINUTES, *settings, "--json")
+        assert ended.stdout, ended.stderr
+        report = json.loads(ended.stdout)
+        assert report["is_passed"], report["missed"]
+        assert ended.returncode == 0
 
 
 # What takes the machine.
