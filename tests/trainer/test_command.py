@@ -7,10 +7,13 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from attempts import Attempts, lines, read_json, read_records, wait_for
 
 from launcher.overlay import pack
+from trainer.command import with_absolute_paths
 from trainer.config import CODE_VARIABLE, CommandConfig, FunctionConfig, Storage
 from trainer.ray_snapshot import NAME
 from trainer.run_folder import RunFolder
@@ -173,6 +176,70 @@ def test_a_function_is_called_by_ray_train_and_its_reports_are_the_progress(
     ]
     assert lines(output, "progress")[-1] == records[-1]
     assert len(list((attempts.storage / "own").glob("checkpoint_2*"))) == 2
+
+
+ROWS = """
+import tempfile
+from pathlib import Path
+
+import ray.train
+from torch import distributed
+
+
+def train(config):
+    first = 0
+    if checkpoint := ray.train.get_checkpoint():
+        with checkpoint.as_directory() as folder:
+            first = int((Path(folder) / "epochs").read_text())
+    shard = ray.train.get_dataset_shard("train")
+    for epoch in range(first + 1, config["epochs"] + 1):
+        had = [id for batch in shard.iter_batches() for id in batch["id"].tolist()]
+        shares = [None] * ray.train.get_context().get_world_size()
+        distributed.all_gather_object(shares, had)
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "epochs").write_text(f"{epoch}")
+            checkpoint = ray.train.Checkpoint.from_directory(folder)
+            ray.train.report({"epoch": epoch, "shares": shares}, checkpoint=checkpoint)
+"""
+
+
+@pytest.mark.slow
+def test_a_function_has_its_part_of_the_rows_and_goes_on_with_its_epochs(
+    attempts: Attempts, storage: tuple[str, str | None], tmp_path: Path
+) -> None:
+    path, endpoint = storage
+    data = RunFolder.open(path, "data", endpoint)
+    for start in range(0, 20, 5):
+        with data.writing(f"{data.root}/{start}.parquet") as stream:
+            pq.write_table(pa.table({"id": range(start, start + 5)}), stream)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/rows.py").write_text(ROWS)
+    changes, environment = with_code(tmp_path / "code")
+    changes["storage"] = {"path": path, "endpoint": endpoint}
+    changes["datasets"] = {"train": f"{path}/data"}
+    for epochs in (2, 3):
+        loop = {"train_loop_config": {"epochs": epochs}}
+        config = function_config(attempts, "rows:train", **changes, **loop)
+        attempts.finish(config, 0, environment)
+    folder = RunFolder.open(path, "own", endpoint)
+    records = [json.loads(line) for line in folder.read(folder.metrics).decode().splitlines()]
+    told = [(each["attempt"], each["metrics"]["epoch"]) for each in records]
+    assert told == [(1, 1), (1, 2), (2, 3)]
+    for each in records:
+        one, other = each["metrics"]["shares"]
+        assert len(one) == len(other) == 10
+        assert sorted(one + other) == [*range(20)]
+
+
+def test_rows_of_a_relative_path_are_those_of_where_the_run_was_started(
+    attempts: Attempts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets = {"train": "rows", "valid": "s3://bucket/rows"}
+    config = function_config(attempts, "rows:train", datasets=datasets)
+    monkeypatch.chdir(tmp_path)
+    found = with_absolute_paths(config)
+    assert isinstance(found, FunctionConfig)
+    assert found.datasets == {"train": str(tmp_path / "rows"), "valid": "s3://bucket/rows"}
 
 
 def test_a_function_that_is_not_there_is_named(attempts: Attempts) -> None:

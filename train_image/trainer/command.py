@@ -22,7 +22,13 @@ from trainer.ray_cluster import (  # first: Ray reads some variables when it is 
 
 # isort: split
 from trainer import overlay, submission
-from trainer.config import CODE_VARIABLE, CONFIG_VARIABLE, CommandConfig, FunctionConfig
+from trainer.config import (
+    CODE_VARIABLE,
+    CONFIG_VARIABLE,
+    CommandConfig,
+    FunctionConfig,
+    Storage,
+)
 from trainer.config.own import fill_command
 from trainer.errors import ConfigError
 from trainer.hold import say, storage_explained, under_way
@@ -45,8 +51,7 @@ JOB_CONFIG_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 def run(config: Own, output: Output) -> None:
     """Run the program until it ends well. Raises TrainerError."""
     began = time.monotonic()
-    # The program may have another working directory.
-    config = config.model_copy(update={"storage": config.storage.absolute()})
+    config = with_absolute_paths(config)
     folder = RunFolder.open(config.storage.path, config.name, config.storage.endpoint)
     with storage_explained(config.storage):
         check_identity(folder, config)
@@ -89,6 +94,16 @@ def run(config: Own, output: Output) -> None:
                 summary = summarise(None)
                 folder.write(folder.summary, json.dumps(summary, indent=2))
     say(f"summary {json.dumps(summary)}")
+
+
+def with_absolute_paths(config: Own) -> Own:
+    """The same from the working directory that the program will have."""
+    update: dict[str, Any] = {"storage": config.storage.absolute()}
+    if isinstance(config, FunctionConfig):
+        update["datasets"] = {
+            name: Storage(path=path).absolute().path for name, path in config.datasets.items()
+        }
+    return config.model_copy(update=update)
 
 
 def command_of(config: Own, attempt: int) -> list[str]:

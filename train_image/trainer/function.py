@@ -15,6 +15,7 @@ from trainer.config import FunctionConfig, read_config
 from trainer.errors import ConfigError
 from trainer.own import run_config
 from trainer.ray_cluster import worker_resources
+from trainer.storage import open_filesystem
 
 KEEP = 2
 """How many of the newest checkpoints stay, as of a built-in recipe that says nothing else."""
@@ -41,10 +42,20 @@ def main() -> int:
             checkpoint_config=ray.train.CheckpointConfig(num_to_keep=KEEP),
             logging_config=ray.train.LoggingConfig(log_level="WARNING"),
         ),
-        datasets={name: ray.data.read_parquet(path) for name, path in config.datasets.items()},
+        datasets={
+            name: table(path, config.storage.endpoint) for name, path in config.datasets.items()
+        },
     ).fit()
     print(f"reported last: {result.metrics}", flush=True)
     return 0
+
+
+def table(path: str, endpoint: str | None) -> ray.data.Dataset:
+    """The rows of Parquet files; a bucket is at the run's own address, unless its URI names another."""
+    if not path.startswith("s3://") or "?" in path:
+        return ray.data.read_parquet(path)
+    filesystem, path = open_filesystem(path, endpoint)
+    return ray.data.read_parquet(path, filesystem=filesystem)
 
 
 def find(name: str) -> Callable[..., Any]:
