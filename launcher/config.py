@@ -417,8 +417,15 @@ def load_run(
     refuse_credentials(document, said)
     run = validate(_kind_of_run(document, said), document, said)
     if isinstance(run, OwnRun) and run.code is not None:
-        return run.model_copy(update={"code": str((folder / run.code).resolve())})
+        return run.model_copy(update={"code": _absolute(folder, run.code)})
     return run
+
+
+def _absolute(folder: Path, code: str) -> str:
+    try:
+        return str((folder / code).resolve())
+    except (RuntimeError, ValueError) as error:  # links in a circle, a NUL
+        raise ConfigError(f"code = {_shown(code)} is no path: {error}") from None
 
 
 MAPPING = "the mapping"

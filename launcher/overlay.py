@@ -8,11 +8,12 @@ import gzip
 import hashlib
 import io
 import os
+import stat
 import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from pathspec import GitIgnoreSpec
 
@@ -61,6 +62,13 @@ def pack(folder: Path, limit_mib: int | None = UPLOAD_LIMIT_MIB) -> Overlay:
 
     Times, owners and groups stay behind, so that equal code is an equal submission.
     """
+    try:
+        return _pack(folder, limit_mib)
+    except OSError as error:
+        raise ConfigError(f"code = {folder}: cannot be read: {error}") from error
+
+
+def _pack(folder: Path, limit_mib: int | None) -> Overlay:
     if not folder.is_dir():
         raise ConfigError(
             f"code = {folder}: there is no such folder",
@@ -140,25 +148,40 @@ def _add(archive: tarfile.TarFile, name: str, content: IO[bytes]) -> int:
 
 
 def _files(folder: Path) -> Iterator[PurePosixPath]:
-    """Paths below the folder, each .gitignore counting from where it lies. Raises ConfigError for links."""
+    """Paths below the folder, each .gitignore counting from where it lies. Raises ConfigError for what is
+    neither file nor folder: a pipe would be waited for, for ever."""
     rules: list[tuple[PurePosixPath, GitIgnoreSpec]] = []
-    for place, folders, names in os.walk(folder):
+    for place, folders, names in os.walk(folder, onerror=_raise):
         here = PurePosixPath(Path(place).relative_to(folder).as_posix())
         if ".gitignore" in names:
-            lines = Path(place, ".gitignore").read_text(encoding="utf-8").splitlines()
-            rules.append((here, GitIgnoreSpec.from_lines(lines)))
+            rules.append((here, _spec_of(folder, here / ".gitignore")))
         folders[:] = sorted(
             name
             for name in folders
             if name not in NEVER and not _is_ignored(here / name, rules, is_folder=True)
         )
         for name in (*folders, *names):
-            if Path(place, name).is_symlink() and not _is_ignored(here / name, rules):
+            mode = Path(place, name).lstat().st_mode
+            is_plain = stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+            if not is_plain and not _is_ignored(here / name, rules):
+                what = "a link" if stat.S_ISLNK(mode) else "no file"
                 raise ConfigError(
-                    f"code = {folder}: {here / name} is a link, which cannot travel",
+                    f"code = {folder}: {here / name} is {what}, which cannot travel",
                     "Put the file in its place, or name it in .gitignore.",
                 )
         yield from (here / name for name in names if not _is_ignored(here / name, rules))
+
+
+def _raise(error: OSError) -> NoReturn:
+    """For a folder that may not be read: `os.walk` would leave it out."""
+    raise error
+
+
+def _spec_of(folder: Path, name: PurePosixPath) -> GitIgnoreSpec:
+    try:
+        return GitIgnoreSpec.from_lines((folder / name).read_text(encoding="utf-8").splitlines())
+    except ValueError as error:  # not UTF-8, or no pattern
+        raise ConfigError(f"code = {folder}: {name} cannot be read: {error}") from error
 
 
 def _is_ignored(

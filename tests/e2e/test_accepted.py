@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from launcher.cluster import Cluster
 from launcher.commands.options import objects_of
-from launcher.config import RunConfig, validate
+from launcher.config import load_run
 from launcher.errors import ClusterError, ConfigError
 from tests.agreement.variants import VARIANTS, rendered
-from tests.launcher.random_runs import PLATFORM, Made, documents, plausible
+from tests.launcher.random_runs import KINDS, PLATFORM, Made, documents, plausible
 from tests.launcher.rule_cases import API_SERVER, Case
 
 DIGITS = "examples/digits.yaml"
@@ -45,13 +45,19 @@ def test_the_api_server_takes_what_is_rendered_and_drops_nothing(
 
 
 @settings(max_examples=300, deadline=None)
-@given(made=st.one_of(plausible(), documents().map(lambda document: (document, PLATFORM))))
+@given(
+    made=st.sampled_from(list(KINDS)).flatmap(
+        lambda kind: st.one_of(
+            plausible(kind), documents(kind).map(lambda document: (document, PLATFORM))
+        )
+    )
+)
 def test_the_api_server_takes_whatever_is_rendered_of_a_random_run_file(
     cluster: Cluster, made: Made
 ) -> None:
     document, platform = made
     try:
-        job = objects_of(validate(RunConfig, document, "test"), platform, cluster.namespace)[1]
+        job = objects_of(load_run(document), platform, cluster.namespace)[1]
     except ConfigError:
         event("refused")
         return

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import copy
+import os
 from pathlib import Path
 from typing import Any
 
 import yaml
 from hypothesis import strategies as st
 
-from launcher.config import RecipeRun
+from launcher.config import load_run
 from launcher.platform import Platform, PlatformQueue, load_platform
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples/digits.yaml"
-DIGITS: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLE = EXAMPLES / "digits.yaml"
 PLATFORM = load_platform(None)
 
 Made = tuple[dict[str, Any], Platform]
@@ -30,8 +31,25 @@ def paths_of(document: Any) -> list[tuple[str, ...]]:
     ]
 
 
-EVERY_KEY = RecipeRun.model_validate(DIGITS).model_dump()
-PATHS = paths_of(EVERY_KEY) + [("resources", "data", "nodes"), ("network", "preset"), ("x", "y")]
+def document_of(example: Path) -> dict[str, Any]:
+    """What an example says, from any working directory."""
+    document: dict[str, Any] = yaml.safe_load(example.read_text())
+    if "code" in document:
+        document["code"] = str(EXAMPLES / document["code"])
+    return document
+
+
+KINDS = {path.stem: document_of(path) for path in sorted(EXAMPLES.glob("*.yaml"))}
+"""A run file of each kind of run."""
+
+DIGITS = KINDS["digits"]
+
+PATHS = {
+    kind: paths_of(load_run(document).model_dump())
+    + [("resources", "data", "nodes"), ("network", "preset"), ("x", "y")]
+    for kind, document in KINDS.items()
+}
+"""All keys that a run file of a kind may have, and a few more."""
 
 scalars = st.one_of(
     st.none(),
@@ -51,23 +69,32 @@ values = st.recursive(
 
 
 def change(
-    draw: st.DrawFn, document: dict[str, Any], values: st.SearchStrategy[Any]
+    draw: st.DrawFn, kind: str, document: dict[str, Any], values: st.SearchStrategy[Any]
 ) -> dict[str, Any]:
-    """The document with a few of its keys changed to such values."""
-    for path in draw(st.lists(st.sampled_from(PATHS), min_size=1, max_size=3)):
-        place = document
-        for key in path[:-1]:
-            if not isinstance(place.get(key), dict):
-                place[key] = {}
-            place = place[key]
-        place[path[-1]] = draw(values)
+    """The document with a few of its kind's keys changed to such values."""
+    for path in draw(st.lists(st.sampled_from(PATHS[kind]), min_size=1, max_size=3)):
+        put(document, path, draw(values.filter(is_no_folder) if path == ("code",) else values))
     return document
 
 
+def put(document: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    """Change one key, whatever its section was before."""
+    for key in path[:-1]:
+        if not isinstance(document.get(key), dict):
+            document[key] = {}
+        document = document[key]
+    document[path[-1]] = value
+
+
+def is_no_folder(value: Any) -> bool:
+    """Whether a value of `code` has nothing packed but what an example says: `""` or `/` would have."""
+    return not (isinstance(value, str) and os.path.isdir(value))  # noqa: PTH112
+
+
 @st.composite
-def documents(draw: st.DrawFn) -> dict[str, Any]:
+def documents(draw: st.DrawFn, kind: str = "digits") -> dict[str, Any]:
     """A run file with a few keys changed to anything."""
-    return change(draw, copy.deepcopy(DIGITS), values)
+    return change(draw, kind, copy.deepcopy(KINDS[kind]), values)
 
 
 PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
@@ -95,13 +122,14 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
 
 
 @st.composite
-def plausible(draw: st.DrawFn) -> Made:
+def plausible(draw: st.DrawFn, kind: str = "digits") -> Made:
     """A run file of which each part makes sense alone, and a platform."""
-    document = copy.deepcopy(DIGITS) | copy.deepcopy(
+    document = copy.deepcopy(KINDS[kind]) | copy.deepcopy(
         draw(st.fixed_dictionaries({}, optional=PLAUSIBLE))
     )
-    document["train"]["global_batch_size"] = draw(st.sampled_from([48, 64, 192]))
-    if data_nodes := draw(st.integers(0, 3)):
+    if ("train", "global_batch_size") in PATHS[kind]:
+        document["train"]["global_batch_size"] = draw(st.sampled_from([48, 64, 192]))
+    if ("data", "loader") in PATHS[kind] and (data_nodes := draw(st.integers(0, 3))):
         document["data"]["loader"] = "ray"
         document["resources"]["data"] = {"nodes": data_nodes}
     system: Any = draw(st.sampled_from(["none", "kueue", "volcano", "yunikorn", "kai"]))

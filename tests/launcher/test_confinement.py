@@ -6,8 +6,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from launcher.commands.options import objects_of
-from launcher.config import CommandRun, RecipeRun, load_run, validate
+from launcher.config import load_run
 from launcher.errors import ConfigError
 from launcher.network import EFA_HUGE_PAGES
 from launcher.platform import Platform
@@ -26,14 +25,17 @@ from tests.charts.pod_security import violations
 from tests.launcher.random_runs import (
     DIGITS,
     EXAMPLE,
+    KINDS,
+    PATHS,
     PLATFORM,
     Made,
     change,
     documents,
     plausible,
+    put,
 )
 from trainer import submission
-from trainer.config import CONFIG_VARIABLE, read_config
+from trainer.config import CODE_VARIABLE, CONFIG_VARIABLE, read_config
 
 NAMESPACE = "team"
 OURS = {"app.kubernetes.io/managed-by", "trainyard.io/run"}
@@ -65,13 +67,13 @@ STRANGERS = (
 )  # fmt: skip
 """Keys that a run file does not have, or that decide what is not its own."""
 
-often = settings(max_examples=200)
+each_kind = pytest.mark.parametrize("kind", KINDS)
+often = settings(max_examples=200 // len(KINDS))
 
 
 def confined(document: dict[str, Any], platform: Platform = PLATFORM) -> None:
     """The RayJob of a run file is the platform's but for the named places. Raises ConfigError."""
-    run = validate(CommandRun if "command" in document else RecipeRun, document, "test")
-    planned, job = objects_of(run, platform, NAMESPACE)
+    planned, job = objects_of(load_run(document), platform, NAMESPACE)
     # What goes over the wire says what the object says.
     assert yaml.safe_load(yaml.safe_dump(job)) == json.loads(json.dumps(job)) == job
 
@@ -102,7 +104,7 @@ def confined(document: dict[str, Any], platform: Platform = PLATFORM) -> None:
         assert platform.autoscaler is not None
         assert shape["autoscalerOptions"] == platform.autoscaler.options
     volumes = platform.autoscaler.volumes if planned.is_elastic and platform.autoscaler else ()
-    ours = {CONFIG_VARIABLE, submission.VARIABLE}
+    ours = {CONFIG_VARIABLE, submission.VARIABLE, *([CODE_VARIABLE] if planned.code else [])}
     same_pod(shape["headGroupSpec"], given["headGroupSpec"], ours, volumes)
     for group in shape["workerGroupSpecs"]:
         pool = group["groupName"].removesuffix("-data")
@@ -153,31 +155,65 @@ hostile = st.one_of(
     st.sampled_from(OBJECTS),
     st.tuples(st.sampled_from(HOSTILE), st.text(max_size=10)).map("".join),
 )
+FREE: dict[tuple[str, ...], Callable[[Sequence[str]], Any]] = {
+    ("data", "source"): lambda texts: f"s3://bucket/{''.join(texts)}",
+    ("command",): list,
+    ("train_loop_config",): lambda texts: {text: [*OBJECTS, *texts] for text in texts},
+    ("datasets",): lambda texts: dict(zip(texts, texts, strict=True)),
+}
+"""Keys that take any words, and how they take several."""
+
+
+def put_words(kind: str, document: dict[str, Any], texts: Sequence[str]) -> None:
+    for path in FREE:
+        if path in PATHS[kind]:
+            put(document, path, FREE[path](texts))
 
 
 @st.composite
-def attacks(draw: st.DrawFn) -> Made:
-    """A run file that makes sense, with a few keys changed to what somebody hopes will get further."""
-    document, platform = draw(plausible())
-    return change(draw, document, hostile), platform
+def attacks(draw: st.DrawFn, kind: str) -> Made:
+    """A run file that makes sense but for hostile words where it is free, and often for a few other keys."""
+    document, platform = draw(plausible(kind))
+    put_words(kind, document, draw(st.lists(st.sampled_from(HOSTILE), min_size=1, max_size=3)))
+    return change(draw, kind, document, hostile) if draw(st.booleans()) else document, platform
 
 
+@each_kind
+@pytest.mark.parametrize("texts", [HOSTILE, ("x",)], ids=["hostile", "plain"])
+def test_any_words_are_taken_where_they_are_free_and_change_nothing_of_the_pods(
+    kind: str, texts: Sequence[str]
+) -> None:
+    document = copy.deepcopy(KINDS[kind])
+    put_words(kind, document, texts)
+    assert document != KINDS[kind]
+    confined(document)
+
+
+@each_kind
 @often
-@given(made=st.one_of(attacks(), documents().map(lambda document: (document, PLATFORM))))
-def test_whatever_a_run_file_says_its_pods_are_the_platform_s(made: Made) -> None:
+@given(data=st.data())
+def test_whatever_a_run_file_says_its_pods_are_the_platform_s(
+    kind: str, data: st.DataObject
+) -> None:
+    anything = documents(kind).map(lambda document: (document, PLATFORM))
     try:
-        confined(*made)
+        confined(*data.draw(st.one_of(attacks(kind), anything)))
     except ConfigError:
         event("refused")
     else:
         event("rendered")
 
 
+@each_kind
 @often
-@given(made=plausible())
-def test_what_makes_sense_is_confined_too(made: Made) -> None:
-    with suppress(ConfigError):
-        confined(*made)
+@given(data=st.data())
+def test_what_makes_sense_is_confined_too(kind: str, data: st.DataObject) -> None:
+    try:
+        confined(*data.draw(plausible(kind)))
+    except ConfigError:
+        event("refused")
+    else:
+        event("rendered")
 
 
 @pytest.mark.parametrize("key", STRANGERS)
@@ -194,6 +230,16 @@ def test_a_key_that_decides_about_pods_is_no_key_of_a_run_file(
         load_run(tmp_path / "run.yaml")
 
 
+@each_kind
+def test_what_is_no_key_of_one_kind_is_named_in_its_refusal(kind: str) -> None:
+    own = {path[0] for path in PATHS[kind]} | {"train", "command", "function"}
+    strangers = {key.partition(".")[0] for key in STRANGERS} - own
+    with pytest.raises(ConfigError) as error:
+        load_run(KINDS[kind] | dict.fromkeys(strangers, True))
+    unknown = [line.partition(": unknown key")[0] for line in error.value.details]
+    assert sorted(unknown) == sorted(strangers)
+
+
 @pytest.mark.parametrize("text", [text for text in HOSTILE if not text.isalpha()])
 def test_a_name_that_leads_elsewhere_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
@@ -208,7 +254,7 @@ def test_a_text_of_the_run_file_travels_in_one_variable_and_arrives_as_it_was(te
     source = f"s3://bucket/{text}"
     document = copy.deepcopy(DIGITS) | {"data": {"source": source}}
     confined(document)
-    _, job = objects_of(validate(RecipeRun, document, "test"), PLATFORM, NAMESPACE)
+    _, job = objects_of(load_run(document), PLATFORM, NAMESPACE)
     container = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
     (variable,) = [one for one in container["env"] if one["name"] == CONFIG_VARIABLE]
     value = variable.pop("value")
@@ -219,11 +265,22 @@ def test_a_text_of_the_run_file_travels_in_one_variable_and_arrives_as_it_was(te
     assert "$" not in value.replace("$$", "")
 
 
-@pytest.mark.parametrize("text", HOSTILE)
-def test_an_argument_of_a_command_changes_nothing_of_the_pods(text: str) -> None:
-    keys = ("name", "resources")
-    document = {key: copy.deepcopy(DIGITS[key]) for key in keys} | {"command": ["sh", "-c", text]}
-    confined(document)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "code" in KINDS[kind]])
+def test_the_names_and_contents_of_code_change_nothing_of_the_pods(
+    tmp_path: Path, kind: str
+) -> None:
+    for number, text in enumerate(HOSTILE):
+        (tmp_path / f"{number}").write_text(text)
+        if "/" not in text and len(text) < 256:
+            (tmp_path / text).write_text(text)
+    confined(KINDS[kind] | {"code": str(tmp_path)})
+
+
+@pytest.mark.parametrize("code", ["a" * 300, "a\0b", "loop", "no/such"])
+def test_a_code_that_is_no_folder_is_refused(tmp_path: Path, code: str) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(ConfigError, match="code = "):
+        confined(KINDS["command"] | {"code": f"{tmp_path}/{code}"})
 
 
 def test_the_search_finds_a_pod_that_is_not_the_platform_s() -> None:

@@ -283,6 +283,36 @@ def test_a_link_is_refused_unless_it_stays_behind(tmp_path: Path) -> None:
     assert names(pack(tmp_path).text) == [".gitignore", "main.py"]
 
 
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="pipe is no file, which cannot travel"):
+        pack(tmp_path)
+
+
+def test_a_folder_that_cannot_be_read_is_not_left_out_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder_of(tmp_path, main_py="", deep__own_py="")
+    scandir = os.scandir
+
+    def refusing(place: str) -> object:  # rights would not keep root out
+        if Path(place).name == "deep":
+            raise PermissionError(13, "Permission denied", place)
+        return scandir(place)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(ConfigError, match=r"cannot be read: .*deep"):
+        pack(tmp_path)
+
+
+@pytest.mark.parametrize("rules", [b"\xff", b"!"], ids=["no text", "no pattern"])
+def test_rules_that_cannot_be_read_are_named(tmp_path: Path, rules: bytes) -> None:
+    folder_of(tmp_path, deep__main_py="")
+    (tmp_path / "deep/.gitignore").write_bytes(rules)
+    with pytest.raises(ConfigError, match=r"deep/\.gitignore cannot be read"):
+        pack(tmp_path)
+
+
 def test_an_empty_folder_is_no_code(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no file that travels"):
         pack(tmp_path)
