@@ -22,10 +22,19 @@ from plain_torch import asked
 from pydantic import ValidationError
 from s3_server import Bucket
 from test_fsdp2 import final_weights as weights_of_any
-from test_fsdp2 import losses, train
+from test_fsdp2 import losses, losses_of_steps
 from test_loop import kill_after_saves
 from torch import multiprocessing, nn
-from training import final_weights, metrics, open_folder, same, small_config, task_of, train_here
+from training import (
+    final_weights,
+    metrics,
+    open_folder,
+    same,
+    small_config,
+    step_losses,
+    task_of,
+    train_here,
+)
 
 from launcher.show import progress_text, summary_text
 from trainer import attempt, predict
@@ -478,7 +487,7 @@ def test_a_run_that_was_killed_in_mid_epoch_has_the_weights_of_one_that_was_not(
     [{}, pytest.param(ALL_STATE, marks=pytest.mark.slow)],
     ids=["plain", "all state"],
 )
-def test_fsdp2_learns_what_ddp_learns_and_ddp_what_one_worker_learns(
+def test_fsdp2_learns_what_ddp_learns_step_by_step_and_ddp_what_one_worker_learns(
     tmp_path: Path, corpus: Path, changes: dict[str, Any]
 ) -> None:
     changes = {**changes, "train__model__dropout": 0.0, "scaling__num_workers": 2}
@@ -486,9 +495,12 @@ def test_fsdp2_learns_what_ddp_learns_and_ddp_what_one_worker_learns(
     shared = text_config(tmp_path / "fsdp2", corpus, train__strategy="fsdp2", **changes)
     copied = text_config(tmp_path / "ddp", corpus, **changes)
     alone = text_config(tmp_path / "one", corpus, **{**changes, "scaling__num_workers": 1})
-    train(shared)
-    train(copied)
-    train_here(alone)
+    of_shared, of_copied = losses_of_steps(shared, copied)
+    with step_losses(Worker(device=CPU)) as of_one:
+        train_here(alone)
+    assert len(of_one) == metrics(alone)[-1]["step"] > 10
+    assert of_shared == pytest.approx(of_copied, rel=1e-4)
+    assert of_copied == pytest.approx(of_one, rel=1e-4)
     assert losses(shared) == pytest.approx(losses(copied), rel=1e-4)
     assert losses(copied) == pytest.approx(losses(alone), rel=1e-4)
     weights = weights_of_any(shared)

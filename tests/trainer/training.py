@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,12 +20,15 @@ from torch import distributed
 from trainer.attempt import open_data
 from trainer.checkpoint import MODEL, Checkpoints
 from trainer.config import TrainerConfig
+from trainer.data.batch import Batch
 from trainer.data.parquet import Prepared
+from trainer.learner import Learner
 from trainer.lease import Fence
 from trainer.progress import read_lines
 from trainer.run_folder import RunFolder
 from trainer.startup import Startup
 from trainer.strategy import Worker
+from trainer.validation import Tally
 from trainer.worker import Outcome, Task, work
 
 T = TypeVar("T")
@@ -104,6 +108,36 @@ def gloo_worker(rank: int, world_size: int, meeting_point: str) -> Iterator[Work
         yield Worker(rank=rank, world_size=world_size, device=torch.device("cpu"))
     finally:
         distributed.destroy_process_group()
+
+
+@contextmanager
+def step_losses(worker: Worker) -> Iterator[list[float]]:
+    """The losses of the steps that are taken meanwhile, each over all workers."""
+    losses: list[float] = []
+    step = Learner.step
+
+    def told(learner: Learner, batch: Batch, tally: Tally, **place: int) -> float:
+        before = tally.total(worker)
+        rate = step(learner, batch, tally, **place)
+        loss, _, count = (tally.total(worker) - before).tolist()
+        losses.append(loss / count)
+        return rate
+
+    with patch.object(Learner, "step", told):
+        yield losses
+
+
+def train_and_tell(rank: int, meeting_point: str, configs: list[TrainerConfig], told: str) -> None:
+    """One of the processes that train these runs, one after the other; `told` is a file for all losses."""
+    with gloo_worker(rank, configs[0].scaling.num_workers, meeting_point) as worker:
+        losses = []
+        for config in configs:
+            task = worker.from_rank_zero(task_of(config) if rank == 0 else None)
+            with step_losses(worker) as of_steps:
+                work(task, worker)
+            losses.append(of_steps)
+        if rank == 0:
+            torch.save(losses, told)
 
 
 class Group:
