@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 import torch
@@ -18,13 +19,16 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, required=True)
     parser.add_argument("--checkpoint", type=Path, required=True)
     arguments = parser.parse_args()
-    distributed.init_process_group("gloo")
+    is_cuda = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if is_cuda else torch.device("cpu")
+    distributed.init_process_group("nccl" if is_cuda else "gloo")
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+    net.to(device)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     first = 0
     if arguments.checkpoint.exists():
-        saved = torch.load(arguments.checkpoint, weights_only=True)
+        saved = torch.load(arguments.checkpoint, map_location="cpu", weights_only=True)
         net.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         first = saved["epoch"] + 1
@@ -36,7 +40,7 @@ def main() -> None:
     for epoch in range(first, arguments.epochs):
         sampler.set_epoch(epoch)
         for images, targets in loader:
-            loss = torch.nn.functional.cross_entropy(model(images), targets)
+            loss = torch.nn.functional.cross_entropy(model(images.to(device)), targets.to(device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -16,12 +16,12 @@ def train(config: dict[str, Any]) -> None:
     first = 0
     if checkpoint := ray.train.get_checkpoint():
         with checkpoint.as_directory() as folder:
-            saved = torch.load(Path(folder) / "state.pt", weights_only=True)
+            saved = torch.load(Path(folder) / "state.pt", map_location="cpu", weights_only=True)
         line.load_state_dict(saved["line"])
         first = saved["epoch"] + 1
     model = ray.train.torch.prepare_model(line)
     optimizer = torch.optim.SGD(model.parameters(), lr=config["learning_rate"])
-    x = torch.linspace(-1, 1, 100).reshape(-1, 1)
+    x = torch.linspace(-1, 1, 100, device=ray.train.torch.get_device()).reshape(-1, 1)
     for epoch in range(first, config["epochs"]):
         loss = torch.nn.functional.mse_loss(model(x), 3 * x + 1)
         optimizer.zero_grad()

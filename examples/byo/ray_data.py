@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow
+import ray
 import ray.data
 import ray.train
 import ray.train.torch
@@ -21,7 +22,7 @@ def train(config: dict[str, Any]) -> None:
     first = 0
     if checkpoint := ray.train.get_checkpoint():
         with checkpoint.as_directory() as folder:
-            saved = torch.load(Path(folder) / "state.pt", weights_only=True)
+            saved = torch.load(Path(folder) / "state.pt", map_location="cpu", weights_only=True)
         net.load_state_dict(saved["model"])
         first = saved["epoch"] + 1
     model = ray.train.torch.prepare_model(net)
@@ -52,12 +53,15 @@ if __name__ == "__main__":
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--storage-path", default=None)
     arguments = parser.parse_args()
+    ray.init()
     pixels, labels = load_digits(return_X_y=True)
     table = pyarrow.table({"pixels": list((pixels / 16).astype(np.float32)), "label": labels})
     result = ray.train.torch.TorchTrainer(
         train,
         train_loop_config={"epochs": arguments.epochs},
-        scaling_config=ray.train.ScalingConfig(num_workers=arguments.num_workers),
+        scaling_config=ray.train.ScalingConfig(
+            num_workers=arguments.num_workers, use_gpu="GPU" in ray.cluster_resources()
+        ),
         run_config=ray.train.RunConfig(name="tutorial", storage_path=arguments.storage_path),
         datasets={"train": ray.data.from_arrow(table)},
     ).fit()

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import numpy
+import ray
 import ray.train
 import ray.train.torch
 import torch
@@ -28,16 +29,16 @@ def digits(train: bool) -> TensorDataset:
 def train(config: dict) -> None:
     net = resnet18(num_classes=10)
     net.conv1 = torch.nn.Conv2d(1, 64, 3, padding=1, bias=False)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.02, momentum=0.9)
+    model = ray.train.torch.prepare_model(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     first = 0
     if checkpoint := ray.train.get_checkpoint():
         with checkpoint.as_directory() as folder:
-            saved = torch.load(Path(folder) / "state.pt", weights_only=True)
+            saved = torch.load(Path(folder) / "state.pt", map_location="cpu", weights_only=True)
         net.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         first = saved["epoch"] + 1
         print(f"going on with epoch {first}", flush=True)
-    model = ray.train.torch.prepare_model(net)
     loader = ray.train.torch.prepare_data_loader(DataLoader(digits(train=True), 32, shuffle=True))
     for epoch in range(first, config["epochs"]):
         if ray.train.get_context().get_world_size() > 1:
@@ -64,7 +65,8 @@ def train(config: dict) -> None:
 
 @torch.no_grad()
 def accuracy(net: torch.nn.Module) -> float:
-    images, labels = digits(train=False).tensors
+    device = ray.train.torch.get_device()
+    images, labels = (part.to(device) for part in digits(train=False).tensors)
     net.eval()
     right = (net(images).argmax(1) == labels).float().mean().item()
     net.train()
@@ -76,10 +78,13 @@ if __name__ == "__main__":
     parser.add_argument("--num-workers", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=3)
     arguments = parser.parse_args()
+    ray.init()
     result = ray.train.torch.TorchTrainer(
         train,
         train_loop_config={"epochs": arguments.epochs},
-        scaling_config=ray.train.ScalingConfig(num_workers=arguments.num_workers),
+        scaling_config=ray.train.ScalingConfig(
+            num_workers=arguments.num_workers, use_gpu="GPU" in ray.cluster_resources()
+        ),
         run_config=run_config(),
     ).fit()
     print(f"accuracy {result.metrics['accuracy']:.3f} after {result.metrics['epoch'] + 1} epochs")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import runpy
 import signal
+import struct
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from attempts import Attempts, lines, read_json, read_records, wait_for
 
 from launcher.overlay import pack
@@ -136,24 +139,52 @@ def test_a_script_with_ray_train_goes_on_after_a_kill_from_a_state_that_was_cut_
     assert read_json(config, "summary.json")["attempts"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        pytest.param(
-            ("ray_data.py", "--num-workers", "{workers}", "--storage-path", "{storage}/{run}"),
-            "after 2 epochs",
-            marks=pytest.mark.slow,
-        ),
-        (("single.py", "3"), "epoch 3: loss"),
-    ],
-    ids=["ray-data", "no-ray"],
+    ("script", "name"),
+    [("mnist.py", "mnist"), ("resnet18.py", "resnet18"), ("ray_data.py", "tutorial")],
 )
-def test_a_script_that_knows_nothing_of_us_runs_as_it_is(
-    attempts: Attempts, command: tuple[str, ...], said: str
+def test_a_tutorial_s_script_runs_as_it_is_and_goes_on_with_its_epochs(
+    attempts: Attempts, script: str, name: str
 ) -> None:
     changes, environment = with_code(EXAMPLE)
-    config = command_config(attempts, "python", *command, **changes)
-    assert said in attempts.finish(config, 0, environment)
+
+    def trained(epochs: int) -> tuple[str, int]:
+        command = ("python", script, "--num-workers", "{workers}", "--epochs", f"{epochs}")
+        where = ("--storage-path", "{storage}/{run}")
+        config = command_config(attempts, *command, *where, **changes)
+        output = attempts.finish(config, 0, environment)
+        return output, len(list((attempts.storage / "own" / name).glob("checkpoint_2*/state.pt")))
+
+    output, checkpoints = trained(1)
+    assert "'epoch': 0" in output
+    assert checkpoints == 1
+    again, checkpoints = trained(2)
+    assert "'epoch': 0" not in again
+    assert "after 2 epochs" in again
+    assert checkpoints == 2
+
+
+def test_a_script_that_knows_nothing_of_ray_runs_as_it_is(attempts: Attempts) -> None:
+    changes, environment = with_code(EXAMPLE)
+    config = command_config(attempts, "python", "single.py", "3", **changes)
+    assert "epoch 3: loss" in attempts.finish(config, 0, environment)
+
+
+def test_a_script_reads_the_files_of_mnist_where_they_are(tmp_path: Path) -> None:
+    pixels = torch.arange(2 * 28 * 28).reshape(2, 28, 28).to(torch.uint8)
+    raw = tmp_path / "MNIST/raw"
+    raw.mkdir(parents=True)
+    for part in ("train", "t10k"):
+        images = struct.pack(">4I", 2051, *pixels.shape) + pixels.numpy().tobytes()
+        (raw / f"{part}-images-idx3-ubyte").write_bytes(images)
+        (raw / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">2I2B", 2049, 2, 7, 3))
+    digits = runpy.run_path(str(EXAMPLE / "mnist.py"))["digits"]
+    for found in (digits(tmp_path, train=True), digits(tmp_path, train=False)):
+        images, labels = found.tensors
+        assert torch.equal(images, pixels.unsqueeze(1) / 255)
+        assert labels.tolist() == [7, 3]
+    assert digits(tmp_path / "nowhere", train=True).tensors[0].shape == (1437, 1, 28, 28)
 
 
 def function_config(attempts: Attempts, function: str, **changes: Any) -> FunctionConfig:
