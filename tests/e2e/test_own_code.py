@@ -64,6 +64,30 @@ def test_a_function_and_a_plain_ddp_script_run_on_the_cluster(team: Team) -> Non
     assert "epoch 3 of 2 workers" in team.trainyard("logs", "ddp").stdout
 
 
+RAY_TRAIN = ("--num-workers", "{workers}", "--epochs", "2", "--storage-path", "{storage}/{run}")
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "said"),
+    [
+        ("mnist.py", RAY_TRAIN, "after 2 epochs"),
+        ("resnet18.py", RAY_TRAIN, "after 2 epochs"),
+        ("ray_data.py", RAY_TRAIN, "after 2 epochs"),
+        ("single.py", ("3",), "epoch 3: loss"),
+    ],
+    ids=["mnist", "resnet18", "ray-data", "no-ray"],
+)
+def test_a_script_that_knows_nothing_of_us_runs_as_it_is(
+    team: Team, script: str, arguments: tuple[str, ...], said: str
+) -> None:
+    command = json.dumps(["python", script, *arguments])
+    name = f"own-{Path(script).stem.replace('_', '-')}"
+    ended = team.trainyard("submit", EXAMPLE, "--name", name, "--set", f"command={command}")
+    assert ended.returncode == 0, ended.stderr
+    assert f"succeeded: python {script}" in ended.stdout
+    assert said in team.trainyard("logs", name).stdout
+
+
 def large_code(folder: Path) -> str:
     """A run file whose code is 20 MiB packed and checks itself."""
     noise = random.Random(7).randbytes(20 * 2**20)
