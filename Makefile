@@ -161,7 +161,7 @@ lock: ## Compile the locked requirements from pyproject.toml
 bench: setup ## Measure speed, start-up and memory, as docs/performance.md says:  make bench BENCH=training
 	$(BIN)/python -m tests.bench $(BENCH)
 
-compare: setup ## Train in each way that there is, and write docs/ways.md
+compare: setup ## Train in each way that there is, and write docs/ways.json and .md
 	$(BIN)/python -m tests.bench.ways --write
 
 fault-table: setup ## Take what `make drills` and `make soak` found over into docs/faults.md and the README

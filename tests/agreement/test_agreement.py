@@ -21,6 +21,7 @@ from launcher.platform import Platform, PlatformSection, load_platform, parse_pl
 from launcher.reader import NO_SUCH_FILE
 from launcher.render import render_job
 from launcher.watch import HEAD_CONTAINER
+from tests.bench import ways
 from tests.e2e import fault_table
 from trainer import submission
 from trainer.config import CONFIG_VARIABLE, read_config
@@ -211,6 +212,13 @@ def test_the_table_of_faults_is_what_the_drills_have_shown() -> None:
     assert fault_table.PAGE.read_text() == fault_table.page(results), repair
     readme = fault_table.README.read_text()
     assert readme == fault_table.readme(readme, results), repair
+
+
+def test_the_table_of_ways_is_what_has_been_measured_of_them() -> None:
+    results = ways.Results.load(ways.RESULTS)
+    assert results.ways.keys() <= {way.title for way in ways.WAYS}, "run `make compare`"
+    repair = "run `python -m tests.bench.ways --page`"
+    assert ways.PAGE.read_text() == ways.page(results), repair
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
 """Every way to train, side by side: what it needs, how fast it is, and what is left of it after a SIGKILL.
 
-    python -m tests.bench.ways [--write]
+    python -m tests.bench.ways [--write | --page]
 
-`make compare` writes docs/ways.md with it. Each way is run as a user would, by `trainyard train`, twice: once
-to its end, and once killed with all its processes after its second epoch and then started again.
+`make compare` writes docs/ways.json with it, and docs/ways.md from that. Each way is run as a user would, by
+`trainyard train`, twice: once to its end, and once killed with all its processes after its second epoch and
+then started again.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -30,6 +32,7 @@ from tests.bench.runs import FAIR
 from trainer.config import RUN_NAME_LIMIT
 
 TRAINYARD = str(ROOT / ".venv/bin/trainyard")
+RESULTS = ROOT / "docs/ways.json"
 PAGE = ROOT / "docs/ways.md"
 STORAGE = BUILD / "ways"
 LOOK_S = 0.25
@@ -38,7 +41,7 @@ KILL_AT = 2
 DIGITS = 1_438
 """Images of scikit-learn's digits that are trained on; all of them, or less each fifth."""
 ALL_DIGITS = 1_797
-IS_CUDA = torch.cuda.is_available()
+GPUS = min(2, torch.cuda.device_count())
 
 EPOCH = re.compile(r"\b(?:epoch|round)['\"]?:? (\d+)")
 """How all of them tell of an epoch, or of a round of trees: a recipe while it is under way, else once it
@@ -67,8 +70,10 @@ class Way:
     """The file of one's own code."""
     word: str = "RayTrainWorker"
     """What stands in the command line of a worker."""
-    places: tuple[str, str] = ("--gpus" if IS_CUDA else "--workers", "2")
+    places: tuple[str, str] = ("--gpus", f"{GPUS}") if GPUS else ("--workers", "2")
     note: str = ""
+    is_for_gpus: bool = False
+    """Nobody would train so on CPUs."""
 
     @property
     def name(self) -> str:
@@ -88,7 +93,7 @@ DIGITS_8X8 = "ResNet-18, digits 8x8"
 MLP = "two linear layers, digits"
 
 
-def built_in(title: str, *settings: str, flags: tuple[str, ...] = (), **more: str) -> Way:
+def built_in(title: str, *settings: str, flags: tuple[str, ...] = (), **more: Any) -> Way:
     return Way(
         title=title,
         learns=DIGITS_8X8,
@@ -100,8 +105,28 @@ def built_in(title: str, *settings: str, flags: tuple[str, ...] = (), **more: st
 
 
 ON_CPU = "For models that one GPU cannot hold: a CPU shows that it works, not what it is worth."
+UNKNOWN = "Not measured so far."
+NO_CUDA = " With CUDA `make compare` takes two GPUs, or the only one: not run so far."
 
+FSDP2 = ("train.strategy=fsdp2",)
 DEEPSPEED = ("train.strategy=deepspeed",)
+
+WIDE = (
+    f"data.source={ROOT / 'LICENSE'}",
+    "train.model={layers: 6, heads: 8, width: 512, context_length: 64}",
+    "train.schedule={name: constant}",
+)
+"""19 million parameters, with gradients and AdamW's averages 300 MB; and few bytes to learn."""
+
+
+def wide(title: str, *settings: str, **more: Any) -> Way:
+    return Way(
+        title=f"wide language model, {title}",
+        learns="GPT of 6 wide blocks, LICENSE",
+        example="language_model.yaml",
+        settings=(*WIDE, *settings),
+        **more,
+    )
 
 
 def trees(title: str, library: str) -> Way:
@@ -121,14 +146,17 @@ WAYS = (
     built_in("torchrun", flags=("--torchrun",), word="trainer --without-ray"),
     built_in("Ray Train, torch loader"),
     built_in("Ray Train, Ray Data", "data.loader=ray"),
-    built_in("FSDP2", "train.strategy=fsdp2", note=ON_CPU),
-    built_in("DeepSpeed, ZeRO 1", *DEEPSPEED, "train.deepspeed={stage: 1}", note=ON_CPU),
-    built_in("DeepSpeed, ZeRO 3", *DEEPSPEED, note=ON_CPU),
+    built_in("FSDP2", *FSDP2, is_for_gpus=True),
+    built_in("DeepSpeed, ZeRO 1", *DEEPSPEED, "train.deepspeed={stage: 1}", is_for_gpus=True),
+    built_in("DeepSpeed, ZeRO 3", *DEEPSPEED, is_for_gpus=True),
     Way(
         title="language model",
         learns="GPT of 3 blocks, Python's modules",
         example="language_model.yaml",
     ),
+    wide("DDP"),
+    wide("FSDP2", *FSDP2, is_for_gpus=True),
+    wide("ZeRO 3", *DEEPSPEED, is_for_gpus=True),
     trees("XGBoost", "xgboost"),
     trees("LightGBM", "lightgbm"),
     Way(
@@ -155,14 +183,14 @@ WAYS = (
         title="own script, TorchTrainer",
         learns=DIGITS_8X8,
         example="command.yaml",
-        epochs="command=[python, ray_train.py, --num-workers, '2', --epochs, '{}']",
+        epochs="command=[python, ray_train.py, --num-workers, '{{workers}}', --epochs, '{}']",
         code="ray_train.py",
     ),
     Way(
         title="own script, TorchTrainer and Ray Data",
         learns=MLP,
         example="command.yaml",
-        epochs="command=[python, ray_data.py, --num-workers, '2', --epochs, '{}', --storage-path, "
+        epochs="command=[python, ray_data.py, --num-workers, '{{workers}}', --epochs, '{}', --storage-path, "
         "'{{storage}}/{{run}}']",
         samples=ALL_DIGITS,
         code="ray_data.py",
@@ -220,7 +248,8 @@ class Found:
 
     start_s: float
     samples_per_s: float
-    peak_bytes: int
+    peak_bytes: int | None
+    """Of a worker; None on a GPU of which nothing is told."""
     again_s: float
     """From the start after the SIGKILL until training went on."""
     again_epochs: int
@@ -233,6 +262,7 @@ def measure_way(way: Way, epochs: int) -> Found:
     with started(way, epochs) as (process, seen):
         if process.wait():
             raise RuntimeError(f"{way.title} failed:\n{seen}")
+    speed, peak = speed_of(way, seen), peak_of(way, seen)
     shutil.rmtree(STORAGE / way.name)
     with started(way, epochs) as (process, killed):
         while process.poll() is None and max(killed.epochs, default=0) <= KILL_AT:
@@ -246,8 +276,8 @@ def measure_way(way: Way, epochs: int) -> Found:
             raise RuntimeError(f"{way.title} did not go on:\n{again}")
     found = Found(
         start_s=seen.first_step_s(),
-        samples_per_s=speed_of(way, seen),
-        peak_bytes=seen.peak_bytes,
+        samples_per_s=speed,
+        peak_bytes=peak,
         again_s=again.first_step_s(),
         again_epochs=max(0, last - min(again.epochs)),
     )
@@ -259,9 +289,23 @@ def speed_of(way: Way, seen: Seen) -> float:
     """A recipe's own account of its steps, else the time between epochs."""
     if way.code is not None:
         return way.samples / seen.epoch_s()
-    lines = (STORAGE / way.name / "metrics.jsonl").read_text().splitlines()
-    epochs = [record for line in lines if (record := json.loads(line))["kind"] == "epoch"]
+    epochs = [record for record in metrics_of(way) if record["kind"] == "epoch"]
     return statistics.median(record["images_per_s"] for record in epochs[1:])
+
+
+def peak_of(way: Way, seen: Seen) -> int | None:
+    """Of the largest worker's process; on GPUs a recipe's own account of rank 0's."""
+    if way.places[0] == "--workers":
+        return seen.peak_bytes
+    return max((record["memory_bytes"] for record in metrics_of(way)), default=None)
+
+
+def metrics_of(way: Way) -> list[dict[str, Any]]:
+    """Of a recipe; own code tells what it likes."""
+    if way.code is not None:
+        return []
+    text = (STORAGE / way.name / "metrics.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
 
 
 @contextmanager
@@ -319,78 +363,116 @@ def _lines(path: Path) -> int:
     return sum(1 for line in kept if line and not line.startswith("#"))
 
 
-def table(found: dict[Way, list[Found]]) -> str:
+@dataclass(kw_only=True, slots=True)
+class Results:
+    """What docs/ways.json has."""
+
+    epochs: int
+    gpus: int
+    cpus: int
+    ways: dict[str, list[Found]] = field(default_factory=dict)
+    """By their titles, a value per round."""
+
+    @classmethod
+    def load(cls, file: Path) -> Results:
+        document = json.loads(file.read_text())
+        ways = document.pop("ways")
+        known = {title: [Found(**each) for each in rounds] for title, rounds in ways.items()}
+        return cls(**document, ways=known)
+
+    def save(self, file: Path) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    def is_like(self, other: Results) -> bool:
+        """Whether both can stand in one table."""
+        return replace(self, ways={}) == replace(other, ways={})
+
+
+def table(results: Results) -> str:
     """A row for each way: medians of its rounds."""
     lines = [
         "| way | learns | lines: run file, own code | start | samples/s | a worker's memory "
         "| killed: again after | epochs twice |",
         "|" + "---|" * 8,
     ]
-    for way, rounds in found.items():
+    for way in WAYS:
         run_file, code = way.lines
+        rounds = results.ways.get(way.title, [])
         cells = (
             way.title,
             way.learns,
             f"{run_file}, {code or '-'}",
-            f"{_median(rounds, 'start_s'):.0f} s",
-            f"{_median(rounds, 'samples_per_s'):,.0f}",
-            f"{_median(rounds, 'peak_bytes') / 1e6:,.0f} MB",
-            f"{_median(rounds, 'again_s'):.0f} s",
-            f"{_median(rounds, 'again_epochs'):.0f}",
+            _median(rounds, "start_s", "{:.0f} s"),
+            _median(rounds, "samples_per_s", "{:,.0f}"),
+            _median(rounds, "peak_bytes", "{:,.0f} MB", scale=1e6),
+            _median(rounds, "again_s", "{:.0f} s"),
+            _median(rounds, "again_epochs", "{:.0f}"),
         )
         lines.append(f"| {' | '.join(cells)} |")
-    notes = {way.note: [] for way in found if way.note}
-    for way in found:
-        if way.note:
-            notes[way.note].append(way.title)
+    notes: dict[str, list[str]] = {}
+    for way in WAYS:
+        told = {
+            way.note: bool(way.note),
+            ON_CPU: way.is_for_gpus and not results.gpus,
+            UNKNOWN: not results.ways.get(way.title),
+        }
+        for note in (note for note, is_so in told.items() if is_so):
+            notes.setdefault(note, []).append(way.title)
     return "\n".join(
-        [*lines, "", *(f"* {', '.join(ways)}: {note}" for note, ways in notes.items())]
+        [*lines, "", *(f"* {'; '.join(ways)}: {note}" for note, ways in notes.items())]
     )
 
 
-def page(found: dict[Way, list[Found]], epochs: int) -> str:
-    rounds = max(map(len, found.values()))
-    often = f"Medians of {rounds} rounds" if rounds > 1 else "One round"
-    device = "2 GPUs" if IS_CUDA else "2 CPU workers"
+def _median(rounds: list[Found], what: str, form: str, scale: float = 1.0) -> str:
+    values = [value for each in rounds if (value := getattr(each, what)) is not None]
+    return form.format(statistics.median(values) / scale) if values else "-"
+
+
+def page(results: Results) -> str:
+    often = sorted({len(rounds) for rounds in results.ways.values() if rounds})
+    rounds = "One round" if often == [1] else f"Medians of {' or '.join(map(str, often))} rounds"
+    device = {0: "2 CPU workers", 1: "1 GPU"}.get(results.gpus, f"{results.gpus} GPUs")
+    memory = "the most that a worker has held of its own, without files and what is shared"
+    if results.gpus:
+        memory = f"of trees {memory}; else the most on rank 0's GPU, which own code does not tell"
     return f"""\
 # Ways to train
 
-`make compare` runs each of them with `trainyard train` and writes this page. What changes from one to the
-next is a line of the run file, or the code that you bring along.
+`make compare` runs each of them with `trainyard train`, and writes what it has found to
+[ways.json](ways.json) and this page. What changes from one to the next is a line of the run file, or the code
+that you bring along.
 
-{table(found)}
+{table(results)}
 
 * *start*: from the command until training begins. *samples/s*: of all workers together; a recipe's own
   account of its steps, of own code the time from one epoch to the next, with all that is done in it.
-* *memory*: the most that a worker has held of its own, without files and what is shared.
+* *memory*: {memory}.
 * *killed*: after its second epoch, with all its processes, by SIGKILL; then the same command once more. A
   recipe goes on exactly where its last checkpoint is, own code with the epoch that it finds, if it looks.
 * One process has both cores of the machine, a worker one.
 
-{often} of {epochs} epochs, {device}, {os.cpu_count()} CPUs.
+{rounds} of {results.epochs} epochs, {device}, {results.cpus} CPUs.{"" if results.gpus else NO_CUDA}
 """
 
 
-def _median(rounds: list[Found], what: str) -> float:
-    return statistics.median(getattr(each, what) for each in rounds)
-
-
 def measure(options: Options) -> list[Section]:
-    epochs = options.choose(8, 4)
+    if options.more.page:
+        PAGE.write_text(page(Results.load(RESULTS)))
+        return []
     ways = [way for way in WAYS if not options.more.only or options.more.only in way.title]
-    # It takes long: what has been found is kept, and --only adds to what was of as many epochs.
-    file = BUILD / f"ways-{epochs}.json"
-    kept = json.loads(file.read_text()) if options.more.only and file.exists() else {}
-    kept |= {way.title: [] for way in ways}
+    results = Results(epochs=options.choose(8, 4), gpus=GPUS, cpus=os.cpu_count() or 1)
+    file = RESULTS if options.more.write else BUILD / "ways.json"
+    # It takes long: what was found under the same circumstances is kept, and --only adds to it.
+    if options.more.only and file.exists() and (kept := Results.load(file)).is_like(results):
+        results = kept
+    results.ways |= {way.title: [] for way in ways}
     for _ in range(options.rounds_or(3)):
         for way in ways:
-            kept[way.title].append(asdict(measure_way(way, epochs)))
-            file.write_text(json.dumps(kept, indent=2))
-    found = {
-        way: [Found(**each) for each in kept[way.title]] for way in WAYS if kept.get(way.title)
-    }
-    if options.more.write:
-        PAGE.write_text(page(found, epochs))
+            results.ways[way.title].append(measure_way(way, results.epochs))
+            results.save(file)
+            if options.more.write:
+                PAGE.write_text(page(results))
     units = {
         "start_s": "s",
         "samples_per_s": "/s",
@@ -399,14 +481,10 @@ def measure(options: Options) -> list[Section]:
         "again_epochs": "",
     }
     rows = tuple(
-        Row(
-            what=f"{way.title}: {what}",
-            unit=unit,
-            values=tuple(float(getattr(each, what)) for each in rounds),
-        )
-        for way, rounds in found.items()
-        if way in ways
+        Row(what=f"{way.title}: {what}", unit=unit, values=tuple(map(float, values)))
+        for way in ways
         for what, unit in units.items()
+        if None not in (values := [getattr(each, what) for each in results.ways[way.title]])
     )
     return [Section(title="Ways to train", rows=rows)]
 
@@ -414,6 +492,7 @@ def measure(options: Options) -> list[Section]:
 if __name__ == "__main__":
     main(
         measure,
-        write={"action": "store_true", "help": "write docs/ways.md"},
+        write={"action": "store_true", "help": "write docs/ways.json and docs/ways.md"},
+        page={"action": "store_true", "help": "write docs/ways.md anew, and measure nothing"},
         only={"default": "", "help": "ways with this in their title, beside those found before"},
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench import __main__ as bench
+from tests.bench import ways
 from tests.bench.memory import growth
 from tests.bench.processes import descendants, look_at, started_at
 from tests.bench.rounds import ROOT, Row, Section, alternate, ratios, shown
@@ -91,6 +92,34 @@ def test_a_row_judges_the_median(limits: dict[str, float], cells: list[str]) -> 
 )
 def test_figures_have_the_digits_that_count(value: float, text: str) -> None:
     assert shown(value) == text
+
+
+# The page of all ways to train.
+
+
+@pytest.mark.parametrize(
+    ("rounds", "gpus", "said", "is_cpu"),
+    [
+        (1, 0, "One round of 8 epochs, 2 CPU workers, 16 CPUs. With CUDA", True),
+        (3, 2, "Medians of 3 rounds of 8 epochs, 2 GPUs, 16 CPUs.\n", False),
+    ],
+)
+def test_a_page_says_of_what_its_figures_are(
+    rounds: int, gpus: int, said: str, is_cpu: bool, tmp_path: Path
+) -> None:
+    found = [
+        ways.Found(start_s=each, samples_per_s=1, peak_bytes=None, again_s=1, again_epochs=0)
+        for each in (7.0, 9.0, 8.0)[:rounds]
+    ]
+    results = ways.Results(epochs=8, gpus=gpus, cpus=16, ways={"FSDP2": found})
+    results.save(tmp_path / "ways.json")
+    page = ways.page(ways.Results.load(tmp_path / "ways.json"))
+    assert said in page
+    assert (ways.ON_CPU in page) == is_cpu
+    rows = [line for line in page.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) == len(ways.WAYS)
+    measured = [line for line in rows if " s | 1 | - | 1 s | 0 |" in line]
+    assert [line.split(" | ")[3] for line in measured] == [{1: "7 s", 3: "8 s"}[rounds]]
 
 
 # What runs leave.
