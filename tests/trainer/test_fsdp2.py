@@ -6,6 +6,8 @@ import io
 import os
 import pickle
 import signal
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +33,15 @@ from training import (
 from trainer import attempt, resume
 from trainer.checkpoint import Checkpoints
 from trainer.config import TrainerConfig
+from trainer.data.torch_loader import TorchBatches
 from trainer.errors import ConfigError, RunError
 from trainer.learner import Learner
 from trainer.model import build_model
-from trainer.progress import Length
+from trainer.progress import Length, Trained
 from trainer.saved import LAST, deliver, read_saved
 from trainer.shards import METADATA, Shards, _Unpickler, whole
 from trainer.strategy import Worker, local, strategy_of, units
+from trainer.validation import Tally
 
 UNEVEN_VALIDATION: dict[str, Any] = {
     # Of two workers one has a batch of validation images more.
@@ -131,6 +135,62 @@ def test_a_run_goes_on_from_the_shares_with_the_same_and_with_another_number_of_
         assert same(final_weights(resumed), final_weights(undisturbed))
     else:
         assert losses(resumed) == pytest.approx(losses(undisturbed), rel=0.05)
+
+
+def state_of(learner: Learner, shards: Shards) -> dict[str, torch.Tensor]:
+    """All that is saved in shares, each tensor whole: the workers put it together."""
+    return dict(flat(shards.shares(learner)))
+
+
+def flat(content: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(content, torch.Tensor):
+        yield path, content.full_tensor() if isinstance(content, DTensor) else content.clone()
+    else:
+        for name, inner in content.items():
+            yield from flat(inner, f"{path}/{name}")
+
+
+def learn_and_save(rank: int, folder: Path, config: TrainerConfig) -> None:
+    """Two steps, by which all has changed."""
+    torch.set_num_threads(1)
+    with gloo_worker(rank, 2, f"{folder}/meet") as worker:
+        task = worker.from_rank_zero(task_of(config) if rank == 0 else None)
+        length = Length.of(config, task.data.num_train)
+        learner = Learner(config, task.data.images, length, worker)
+        batches = TorchBatches(task.data, length, Trained(), worker, config).epoch(0)
+        for step, batch in enumerate(islice(batches, 2)):
+            learner.step(batch, Tally(worker.device), epoch=0, step_in_epoch=step)
+        shards = Shards(Checkpoints(open_folder(config)))
+        shards.save("c", shards.shares(learner))
+        state = state_of(learner, shards)
+        if rank == 0:
+            torch.save(state, folder / "saved")
+
+
+def load(rank: int, folder: Path, config: TrainerConfig) -> None:
+    torch.set_num_threads(1)
+    workers = config.scaling.num_workers
+    with gloo_worker(rank, workers, f"{folder}/meet-{workers}") as worker:
+        learner = learner_of(config, worker)
+        shards = Shards(Checkpoints(open_folder(config)))
+        shards.load("c", learner)
+        state = state_of(learner, shards)
+        if rank == 0:
+            torch.save(state, folder / f"loaded-{workers}")
+
+
+def test_any_number_of_workers_has_the_bits_that_two_have_saved(tmp_path: Path) -> None:
+    changes = {**ALL_STATE, "train__global_batch_size": 96, "train__micro_batch_size": None}
+    multiprocessing.spawn(learn_and_save, (tmp_path, fsdp2(tmp_path, **changes)), nprocs=2)
+    saved = torch.load(tmp_path / "saved")
+    last = "classifier.1.weight"
+    for path in (f"model/{last}", f"optimizer/{last}/exp_avg_sq", f"average/module.{last}"):
+        assert saved[f"/{path}"].any()
+    assert {int(each) for name, each in saved.items() if name.endswith("/step")} == {2}
+    load(0, tmp_path, fsdp2(tmp_path, 1, **changes))
+    multiprocessing.spawn(load, (tmp_path, fsdp2(tmp_path, 3, **changes)), nprocs=3)
+    for workers in (1, 3):
+        assert same(torch.load(tmp_path / f"loaded-{workers}"), saved)
 
 
 def test_what_is_delivered_is_whole_and_needs_nothing_of_us(tmp_path: Path) -> None:
