@@ -6,10 +6,13 @@ import io
 import os
 import pickle
 import signal
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -33,15 +36,20 @@ from training import (
 from trainer import attempt, resume
 from trainer.checkpoint import Checkpoints
 from trainer.config import TrainerConfig
+from trainer.data.batch import Batch
 from trainer.data.torch_loader import TorchBatches
 from trainer.errors import ConfigError, RunError
 from trainer.learner import Learner
 from trainer.model import build_model
 from trainer.progress import Length, Trained
+from trainer.run_folder import RunFolder
 from trainer.saved import LAST, deliver, read_saved
-from trainer.shards import METADATA, Shards, _Unpickler, whole
+from trainer.shards import METADATA, SHARDS, Shards, _Unpickler, whole
 from trainer.strategy import Worker, local, strategy_of, units
 from trainer.validation import Tally
+
+LIMIT_S = 60.0
+"""A wait that takes longer has failed."""
 
 UNEVEN_VALIDATION: dict[str, Any] = {
     # Of two workers one has a batch of validation images more.
@@ -191,6 +199,42 @@ def test_any_number_of_workers_has_the_bits_that_two_have_saved(tmp_path: Path) 
     multiprocessing.spawn(load, (tmp_path, fsdp2(tmp_path, 3, **changes)), nprocs=3)
     for workers in (1, 3):
         assert same(torch.load(tmp_path / f"loaded-{workers}"), saved)
+
+
+def train_while_nothing_is_written(rank: int, meeting_point: str, config: TrainerConfig) -> None:
+    """The shares of the first epoch wait for a step of the second one, and that step for them to wait."""
+    is_written, is_taken = threading.Event(), threading.Event()
+    write, step = RunFolder.writing, Learner.step
+
+    @contextmanager
+    def late(folder: RunFolder, path: str, **options: Any) -> Iterator[Any]:
+        if f"/{SHARDS}/" in path:
+            is_written.set()
+            assert is_taken.wait(LIMIT_S), "training waits for what is saved"
+        with write(folder, path, **options) as stream:
+            yield stream
+
+    def taken(learner: Learner, batch: Batch, tally: Tally, **place: int) -> float:
+        if place["epoch"] == 1:
+            assert is_written.wait(LIMIT_S), "nothing is saved"
+        rate = step(learner, batch, tally, **place)
+        if place["epoch"] == 1:
+            is_taken.set()
+        return rate
+
+    with patch.object(RunFolder, "writing", late), patch.object(Learner, "step", taken):
+        train_as_rank(rank, 2, meeting_point, config)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", pytest.param("deepspeed", marks=pytest.mark.slow)])
+def test_the_next_step_is_taken_before_any_worker_has_written_its_share(
+    tmp_path: Path, strategy: str
+) -> None:
+    config = fsdp2(tmp_path, train__strategy=strategy)
+    meet = str(tmp_path / "meet")
+    multiprocessing.spawn(train_while_nothing_is_written, (meet, config), nprocs=2)
+    assert [record["epoch"] for record in metrics(config, "epoch")] == [1, 2]
+    assert len(list(Checkpoints(open_folder(config)).names())) == 2
 
 
 def test_what_is_delivered_is_whole_and_needs_nothing_of_us(tmp_path: Path) -> None:
