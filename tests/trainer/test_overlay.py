@@ -6,11 +6,22 @@ import base64
 import gzip
 import hashlib
 import io
+import random
 import tarfile
 from pathlib import Path
 
 import pytest
+from hypothesis import event, given, settings
 
+from tests.random_archives import (
+    Entry,
+    damages,
+    entries,
+    files_in,
+    files_of,
+    nothing_but_files_below,
+    packed_from,
+)
 from trainer import overlay, submission
 from trainer.config import CODE_VARIABLE
 from trainer.errors import ConfigError
@@ -68,6 +79,42 @@ def test_what_is_no_file_below_the_folder_is_refused(
     assert [path.name for path in tmp_path.rglob("*")] == ["code"]
 
 
+@settings(max_examples=100, deadline=None, database=None)
+@given(entries=entries, damage=damages)
+def test_whatever_an_archive_holds_files_below_the_folder_are_written_or_it_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, entries: list[Entry], damage: tuple[int, int] | None
+) -> None:
+    place = tmp_path_factory.mktemp("place")
+    archive = packed_from(entries, damage, place)
+    with nothing_but_files_below(place) as folder:
+        try:
+            unpack(gzip.compress(archive), folder)
+        except ConfigError:
+            event("refused")
+        else:
+            event("unpacked")
+            assert files_in(folder) == files_of(archive)
+
+
+@pytest.mark.parametrize(
+    ("header", "text", "problem"),
+    [
+        ("size", "-1536", "is no file below its folder"),
+        ("GNU.sparse.map", "0,1", "is no file below its folder"),
+        ("GNU.sparse.size", "many", "cannot be unpacked: invalid literal"),
+        ("path", "a\0b", "cannot be unpacked: embedded null"),
+    ],
+)
+def test_what_a_header_says_otherwise_is_refused(
+    tmp_path: Path, header: str, text: str, problem: str
+) -> None:
+    strange = member("strange")
+    strange.pax_headers = {header: text}
+    with pytest.raises(ConfigError, match=problem):
+        unpack(packed((strange, b"x")), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_bomb_is_refused_before_it_fills_the_disk(tmp_path: Path) -> None:
     zeros = bytes(submission.ROOM // 2)
     archive = packed((member("a"), zeros), (member("b"), zeros), (member("c"), b"x"))
@@ -118,10 +165,19 @@ def test_what_was_not_sent_is_refused(
     assert not (tmp_path / "to").exists()
 
 
+NOISE = packed((member("noise"), random.Random(0).randbytes(200_000)))
+
+
 @pytest.mark.parametrize(
     "archive",
-    [b"no archive", gzip.compress(b"no archive"), b""],
-    ids=["plain bytes", "compressed bytes", "nothing"],
+    [
+        b"no archive",
+        gzip.compress(b"no archive"),
+        NOISE[:50_000],
+        NOISE[:50_000] + b"\xff" * 50_000,
+        b"",
+    ],
+    ids=["plain bytes", "compressed bytes", "half of one", "half a garbled one", "nothing"],
 )
 def test_what_is_no_archive_is_refused(tmp_path: Path, archive: bytes) -> None:
     with pytest.raises(ConfigError, match="cannot be unpacked"):

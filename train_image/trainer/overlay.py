@@ -10,6 +10,7 @@ import io
 import os
 import shutil
 import tarfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
@@ -59,24 +60,29 @@ def unpack(archive: bytes, sha256: str, folder: Path, what: str) -> None:
     try:
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as members:
             for member in members:
+                _require_plain_file(member, what)
                 room -= member.size
                 if room < 0:
                     raise ConfigError(f"{what} unpacks to more than {limit // 2**20} MiB")
-                _unpack_file(members, member, folder, what)
-    except (tarfile.TarError, EOFError, OSError) as error:
+                _unpack_file(members, member, folder)
+    # ValueError: a header that holds no number, or a name with a NUL.
+    except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError) as error:
         raise ConfigError(f"{what} cannot be unpacked: {error}") from None
 
 
-def _unpack_file(
-    members: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, what: str
-) -> None:
-    """Files alone, and below the folder alone: nothing else is ever packed."""
+def _require_plain_file(member: tarfile.TarInfo, what: str) -> None:
+    """Files alone, and below the folder alone: nothing else is ever packed. Raises ConfigError."""
     path = PurePosixPath(member.name)
-    if not member.isreg() or path.is_absolute() or ".." in path.parts:
-        raise ConfigError(f"{what} holds {member.name}, which is no file below its folder")
+    # A size below zero would make room for what comes behind it.
+    is_plain = member.isreg() and not member.issparse() and member.size >= 0
+    if not is_plain or path.is_absolute() or ".." in path.parts:
+        raise ConfigError(f"{what} holds {member.name!r}, which is no file below its folder")
+
+
+def _unpack_file(members: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
     source = members.extractfile(member)
     assert source is not None
-    target = folder / path
+    target = folder / member.name
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("wb") as file:
         shutil.copyfileobj(source, file)
