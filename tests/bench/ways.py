@@ -112,17 +112,18 @@ FSDP2 = ("train.strategy=fsdp2",)
 DEEPSPEED = ("train.strategy=deepspeed",)
 
 WIDE = (
-    f"data.source={ROOT / 'LICENSE'}",
-    "train.model={layers: 6, heads: 8, width: 512, context_length: 64}",
+    f"data.source={ROOT / 'docs/sweeps.md'}",
+    "train.model={layers: 4, heads: 8, width: 1024, context_length: 64}",
     "train.schedule={name: constant}",
+    "train.global_batch_size=8",
 )
-"""19 million parameters, with gradients and AdamW's averages 300 MB; and few bytes to learn."""
+"""50 million parameters, with gradients and AdamW's averages 800 MB; and few bytes to learn."""
 
 
 def wide(title: str, *settings: str, **more: Any) -> Way:
     return Way(
         title=f"wide language model, {title}",
-        learns="GPT of 6 wide blocks, LICENSE",
+        learns="GPT of 4 wide blocks, a page of text",
         example="language_model.yaml",
         settings=(*WIDE, *settings),
         **more,
