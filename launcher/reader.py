@@ -221,7 +221,7 @@ class Folder:
                 else:
                     with tarfile.open(fileobj=stream, mode="r|") as archive:
                         yield archive
-            except tarfile.TarError as error:
+            except (tarfile.TarError, ValueError) as error:  # a header that holds no number
                 stream.finish()
                 self._check(process, stream.errors)
                 raise ClusterError(
@@ -446,14 +446,15 @@ def _unpack(archive: tarfile.TarFile, path: str, target: Path) -> list[Path]:
     """Write the files of an archive below the target; a single file into it, or under its name.
 
     What sends it runs the run's image, which is whose the run's is: it is not believed. Raises ClusterError
-    for links, devices, files with holes, and paths that lead away, before anything of them is written.
+    for links, devices, files with holes, and paths that lead away, before anything of them is written, and
+    ConfigError for what this machine refuses to write.
     """
     written = []
     for entry in archive:
         place = PurePosixPath(entry.name)
         # A hole is a few bytes on the way and as many as it says on the disk.
-        is_plain = entry.isfile() and not entry.issparse()
-        if place.is_absolute() or ".." in place.parts or not is_plain:
+        is_plain = entry.isfile() and not entry.issparse() and entry.size >= 0
+        if place.is_absolute() or ".." in place.parts or "\0" in entry.name or not is_plain:
             raise ClusterError(f"the archive of {path} holds {entry.name!r}, which no run has")
         free = shutil.disk_usage(_existing(target)).free
         if entry.size > free:
@@ -463,12 +464,14 @@ def _unpack(archive: tarfile.TarFile, path: str, target: Path) -> list[Path]:
             )
         is_the_file = entry.name == PurePosixPath(path).name
         file = target if is_the_file and not target.is_dir() else target / place
-        file.parent.mkdir(parents=True, exist_ok=True)
         source = archive.extractfile(entry)
         assert source is not None  # it is a file
-        with file.open("wb") as output:
-            while data := source.read(2**20):
-                output.write(data)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("wb") as output:
+                shutil.copyfileobj(source, output, 2**20)
+        except (OSError, UnicodeEncodeError) as error:
+            raise ConfigError(f"{file} cannot be written: {error}") from error
         written.append(file)
     return written
 

@@ -14,10 +14,20 @@ from typing import Any
 
 import pytest
 from fake_cluster import FakeCluster, FakeProcess, LocalProcess
+from hypothesis import event, given
 
 from launcher.errors import ClusterError, ConfigError
 from launcher.platform import Platform
 from launcher.reader import AHEAD, Folder, open_folder, reader_pod, worker_of
+from tests.random_archives import (
+    Entry,
+    damages,
+    entries,
+    files_in,
+    files_of,
+    nothing_but_files_below,
+    packed_from,
+)
 
 Object = dict[str, Any]
 
@@ -211,6 +221,42 @@ def test_a_file_with_holes_is_refused_before_it_fills_the_disk(
     with pytest.raises(ClusterError, match="which no run has"):
         copying(platform, sent(bomb)).copy("", tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@given(entries=entries, damage=damages)
+def test_whatever_an_archive_holds_files_below_the_target_are_written_or_it_is_refused(
+    platform: Platform,
+    tmp_path_factory: pytest.TempPathFactory,
+    entries: list[Entry],
+    damage: tuple[int, int] | None,
+) -> None:
+    place = tmp_path_factory.mktemp("place")
+    archive = packed_from(entries, damage, place)
+    with nothing_but_files_below(place) as target:
+        try:
+            copying(platform, sent(archive)).copy("", target)
+        except (ClusterError, ConfigError):
+            event("refused")
+        else:
+            event("unpacked")
+            assert files_in(target) == files_of(archive)
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "problem"),
+    [
+        ("harmless/x", ConfigError, "cannot be written"),
+        ("a\0b", ClusterError, "which no run has"),
+    ],
+)
+def test_a_name_that_cannot_be_written_is_refused(
+    platform: Platform, tmp_path: Path, name: str, error: type[Exception], problem: str
+) -> None:
+    strange = entry_of("strange")
+    strange.pax_headers = {"path": name}
+    with pytest.raises(error, match=problem):
+        copying(platform, hostile(strange)).copy("", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["harmless"]
 
 
 def test_a_file_that_does_not_fit_is_refused_by_the_size_that_it_announces(
