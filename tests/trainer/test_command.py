@@ -121,7 +121,7 @@ def test_a_script_with_ray_train_goes_on_after_a_kill_from_a_state_that_was_cut_
     config = command_config(attempts, *trains(200), **changes)
     driver = attempts.start(config, environment)
     folder = attempts.storage / "own"
-    assert wait_for((folder / f"{NAME}.intact").exists, 120)
+    assert wait_for((folder / f"{NAME}.intact").exists, 240)
     (program,) = attempts.processes("ray_train.py")
     driver.kill()
     driver.communicate()
