@@ -734,17 +734,23 @@ def test_a_prompt_is_the_beginning_of_a_document_in_whole_words(row: bytes, prom
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loader", ["torch", "ray"])
-def test_two_workers_on_ray_learn_text(attempts: Attempts, corpus: Path, loader: str) -> None:
-    made = text_config(attempts.storage, corpus, train__epochs=2)
-    config = ray_config(
-        attempts,
-        train=made.train.model_dump(),
-        data=made.data.model_dump() | {"loader": loader},
-    )
-    output = attempts.finish(config)
-    (summary,) = lines(output, "summary")
-    assert (summary["outcome"], summary["epochs"]) == ("succeeded", 2)
+@pytest.mark.parametrize(
+    ("strategy", "loader"),
+    [("ddp", "torch"), ("ddp", "ray"), ("fsdp2", "torch"), ("deepspeed", "torch")],
+)
+def test_two_workers_on_ray_learn_text_and_go_on_where_they_have_ended(
+    attempts: Attempts, corpus: Path, strategy: str, loader: str
+) -> None:
+    for epochs in (1, 2):
+        made = text_config(attempts.storage, corpus, train__epochs=epochs, train__strategy=strategy)
+        config = ray_config(
+            attempts,
+            train=made.train.model_dump(),
+            data=made.data.model_dump() | {"loader": loader},
+        )
+        (summary,) = lines(attempts.finish(config), "summary")
+        assert (summary["outcome"], summary["epochs"]) == ("succeeded", epochs)
+    assert summary["resumed_from"] == committed(config)[0]
+    assert [record["epoch"] for record in metrics(config, "epoch")] == [1, 2]
     assert summary["tokens_per_s"] > 0
-    assert committed(config)
     assert read_json(config, "model.json")["recipe"] == "language_model"
