@@ -109,15 +109,6 @@ SCENARIOS: Mapping[str, Scenario] = {
             within_s=WORKER_S,
         ),
         Scenario(
-            name="worker-container-oom",
-            fault="a worker's container is killed for want of memory",
-            answer="it starts again in its pod, and the worker group anew",
-            actor="kubelet, Ray Train",
-            rights=LAUNCHER_ROLE,
-            strike=strikes.exhaust_worker_container,
-            within_s=WORKER_S,
-        ),
-        Scenario(
             name="head-deleted",
             fault="the head's pod is deleted",
             answer="the workers save; another head is made, and the job starts there once more",

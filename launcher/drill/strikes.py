@@ -39,8 +39,6 @@ DRIVER = ("python", "-m", "trainer")
 """As the entrypoint of a RayJob starts it."""
 SERVER = ("gcs_server",)
 """Ray's own, on the head."""
-RAYLET = ("raylet",)
-"""Ray's own in each pod, which its container ends with."""
 
 HOG = """
 import pathlib, sys, time
@@ -131,15 +129,9 @@ def stop_worker(target: Target) -> None:
 
 
 def exhaust_worker(target: Target) -> None:
+    """Of a container's processes the kernel takes Ray's workers first: so they are marked by Ray."""
     victim = str(target.processes[_last(target)])
     _hog(target, target.workers[_last(target)].pod, target.workers[_last(target)].container, victim)
-
-
-def exhaust_worker_container(target: Target) -> None:
-    """All of it, as the kernel does it by itself where a container's processes are killed together."""
-    place = target.workers[_last(target)]
-    raylet = target.process(place.pod, place.container, *RAYLET)
-    _hog(target, place.pod, place.container, raylet)
 
 
 def delete_worker_pod(target: Target) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,19 @@ def volume_of(namespace: str) -> Path:
     if "hostPath" not in spec:
         pytest.skip("only the volumes of tests/cluster are folders of this machine")
     return Path(spec["hostPath"]["path"])
+
+
+def process_of(cgroup: str, pid: int) -> int:
+    """This machine's id of the process that has that one in a container; `cgroup` stands in its path."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            status, cgroups = ((process / file).read_text() for file in ("status", "cgroup"))
+            ids = re.search(r"NSpid:.*\s(\d+)\n", status)
+            if cgroup in cgroups and ids and int(ids[1]) == pid:
+                found.append(int(process.name))
+    (one,) = found
+    return one
 
 
 def lengthened(folder: Path, epochs: str) -> tuple[Path, tuple[str, ...]]:

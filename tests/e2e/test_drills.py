@@ -7,6 +7,8 @@ drills` strikes with all there is, each fault alone, and keeps what that has sho
 from __future__ import annotations
 
 import json
+import os
+import signal
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,6 +25,7 @@ from drilling import (
     keep,
     leaving_nothing,
     lengthened,
+    process_of,
 )
 
 from launcher.drill.scenarios import SCENARIOS, WORKER_S, Scenario
@@ -131,6 +134,14 @@ def workers_of(target: Target) -> int:
     return len(json.loads(target.inside(target.head, HEAD_CONTAINER, "cat", file))["workers"])
 
 
+def kill_container(target: Target) -> None:
+    """As the kernel does it for want of memory where cgroup v2 has it take a container as one."""
+    pod = target.cluster.get("Pod", target.workers[-1].pod)
+    assert pod is not None
+    (state,) = pod["status"]["containerStatuses"]
+    os.kill(process_of(state["containerID"].rpartition("/")[2], 1), signal.SIGKILL)
+
+
 def upgrade(target: Target) -> None:
     """`helm upgrade` with other numbers for the next run, and once more with those of before."""
     head = target.cluster.get("Pod", target.head)
@@ -151,6 +162,15 @@ def address_of(target: Target, pod: str) -> str:
 MACHINE = {
     scenario.name: scenario
     for scenario in (
+        Scenario(
+            name="container-killed",
+            fault="a worker's container is killed with all its processes, as for want of memory by cgroup v2",
+            answer="it starts again in its pod, and the worker group anew",
+            actor="kubelet, Ray Train",
+            rights="the machine",
+            strike=kill_container,
+            within_s=WORKER_S,
+        ),
         Scenario(
             name="operator-down",
             fault="the KubeRay operator is down for two minutes",

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from conftest import (
     require_test_cluster,
     wait_for,
 )
-from drilling import drill, volume_of
+from drilling import drill, process_of, volume_of
 
 from launcher.drill.scenarios import HEAD_S, WORKER_S, Scenario
 from launcher.drill.strikes import Target, kill_driver
@@ -160,7 +158,7 @@ def strand(storage: Path, target: Target) -> None:
     worker, head = (get("pod", namespace, pod) for pod in (target.workers[0].pod, target.head))
     node = node_of(target, target.workers[0].pod)
     assert node != node_of(target, target.head)
-    process = process_of(node, target.processes[0])
+    process = process_of(f"/{node}/", target.processes[0])
     folder = storage / target.run
     attempt = last_attempt(folder)
     kubectl("cordon", node)
@@ -176,19 +174,6 @@ def strand(storage: Path, target: Target) -> None:
     finally:
         cluster_py("start", "kubelet-2")
         kubectl("uncordon", node)
-
-
-def process_of(node: str, pid: int) -> int:
-    """This machine's id of the process that has that one in a pod of the node."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended
-            status, cgroups = ((process / file).read_text() for file in ("status", "cgroup"))
-            ids = re.search(r"NSpid:.*\s(\d+)\n", status)
-            if f"/{node}/" in cgroups and ids and int(ids[1]) == pid:
-                found.append(int(process.name))
-    (one,) = found
-    return one
 
 
 def stop_in_a_save(process: int, checkpoints: Path) -> Path:

@@ -259,7 +259,10 @@ def test_files_of_a_python_that_pickles_enum_members_as_attributes_are_read(tmp_
 
 
 @pytest.mark.slow
-def test_a_worker_of_stage_3_needs_less_memory_than_one_of_ddp(tmp_path: Path, text: Path) -> None:
+@pytest.mark.parametrize("strategy", ["fsdp2", "deepspeed"])
+def test_a_worker_with_a_share_of_the_weights_needs_less_memory_than_one_of_ddp(
+    tmp_path: Path, text: Path, strategy: str
+) -> None:
     # 76 million parameters: with gradients and Adam's two averages 1.2 GB; and a single step.
     model = {"layers": 6, "heads": 8, "width": 1024, "context_length": 8}
     changes = {
@@ -271,10 +274,10 @@ def test_a_worker_of_stage_3_needs_less_memory_than_one_of_ddp(tmp_path: Path, t
         "train__micro_batch_size": 44,
     }
     most = []
-    for config in (
-        zero(tmp_path / "zero", **changes),
-        small_config(tmp_path / "ddp", **changes, scaling__num_workers=2),
-    ):
+    for each in (strategy, "ddp"):
+        config = small_config(
+            tmp_path / each, **changes, scaling__num_workers=2, train__strategy=each
+        )
         train(config)
         (epoch,) = metrics(config, "epoch")
         most.append(epoch["memory_bytes"])
