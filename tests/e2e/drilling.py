@@ -87,10 +87,10 @@ def process_of(cgroup: str, pid: int) -> int:
     return one
 
 
-def lengthened(folder: Path, epochs: str) -> tuple[Path, tuple[str, ...]]:
-    """The run file and the settings of a run that takes some minutes, under a name of its own."""
+def of_length(folder: Path, epochs: str) -> tuple[Path, tuple[str, ...]]:
+    """The run file and the settings of a run that is longer or shorter, under a name of its own."""
     run_file = folder / "run.yaml"
-    name = f"long-{epochs.rpartition('=')[2]}"
+    name = f"digits-{epochs.rpartition('=')[2]}"
     run_file.write_text(yaml.safe_dump(yaml.safe_load(DIGITS.read_text()) | {"name": name}))
     return run_file, (*SETTINGS, epochs)
 
@@ -107,7 +107,7 @@ def drill(team: Team, scenario: Scenario, folder: Path, at_step: int | None = No
 def strike(team: Team, scenario: Scenario, folder: Path, at_step: int | None = None) -> Report:
     """The same drill as the command's, with a strike of our own."""
     epochs = next((each for each in scenario.settings if each.startswith("train.epochs=")), None)
-    run_file = DIGITS if epochs is None else lengthened(folder, epochs)[0]
+    run_file = DIGITS if epochs is None else of_length(folder, epochs)[0]
     cluster = Cluster(team.namespace)
     platform = platform_of_config_map(cluster.get("ConfigMap", CONFIG_MAP), team.namespace)
 

@@ -24,7 +24,7 @@ from drilling import (
     drill,
     keep,
     leaving_nothing,
-    lengthened,
+    of_length,
     process_of,
 )
 
@@ -35,11 +35,11 @@ from launcher.watch import HEAD_CONTAINER
 SHORTEST = "worker-killed"
 """Of the drills: the one that `make e2e` has, too."""
 SOAK_MINUTES = "5"
-OF_A_ROUND = "train.epochs=6"
-"""Few: a round that has begun is trained to its end, and all of them once more, undisturbed."""
+SHORT = "train.epochs=6"
+"""Also of a soak's round, which is trained to its end once it has begun, and all of them once more."""
 LONGER = "train.epochs=80"
-TAKE_TIME = ("worker-deleted", "worker-evicted")
-"""The pod may stay for so long that a short run ends before it goes."""
+"""Where the pod may stay for so long that a shorter run ends before it goes."""
+LENGTHS = {SHORTEST: SHORT, "worker-deleted": LONGER, "worker-evicted": LONGER}
 OPERATOR_AWAY_S = 120.0
 API_AWAY_S = 60.0
 CUT_OFF_S = 300.0
@@ -64,7 +64,9 @@ def team(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFact
 def test_a_run_survives_what_the_api_can_strike_it_with(
     team: Team, name: str, tmp_path: Path
 ) -> None:
-    run_file, own = lengthened(tmp_path, LONGER) if name in TAKE_TIME else (DIGITS, SETTINGS)
+    run_file, own = DIGITS, SETTINGS
+    if name in LENGTHS:
+        run_file, own = of_length(tmp_path, LENGTHS[name])
     settings = set_options(own)
     with leaving_nothing(team.namespace):
         ended = team.trainyard("drill", name, str(run_file), *settings, "--json")
@@ -76,7 +78,7 @@ def test_a_run_survives_what_the_api_can_strike_it_with(
 
 
 def test_a_run_that_is_struck_again_and_again_ends_as_if_nobody_had(team: Team) -> None:
-    settings = set_options((*SETTINGS, OF_A_ROUND))
+    settings = set_options((*SETTINGS, SHORT))
     with leaving_nothing(team.namespace):
         ended = team.trainyard("soak", str(DIGITS), "--minutes", SOAK_MINUTES, *settings, "--json")
         assert ended.stdout, ended.stderr
