@@ -23,6 +23,7 @@ from launcher.kuberay import OWNER_LABELS, RUN_LABEL
 from launcher.platform import Platform
 from launcher.watch import HEAD_CONTAINER
 from trainer.config import Storage
+from trainer.submission import is_plain_file
 
 Object = dict[str, Any]
 
@@ -451,10 +452,7 @@ def _unpack(archive: tarfile.TarFile, path: str, target: Path) -> list[Path]:
     """
     written = []
     for entry in archive:
-        place = PurePosixPath(entry.name)
-        # A hole is a few bytes on the way and as many as it says on the disk.
-        is_plain = entry.isfile() and not entry.issparse() and entry.size >= 0
-        if place.is_absolute() or ".." in place.parts or "\0" in entry.name or not is_plain:
+        if "\0" in entry.name or not is_plain_file(entry):
             raise ClusterError(f"the archive of {path} holds {entry.name!r}, which no run has")
         free = shutil.disk_usage(_existing(target)).free
         if entry.size > free:
@@ -463,7 +461,7 @@ def _unpack(archive: tarfile.TarFile, path: str, target: Path) -> list[Path]:
                 "Make room, or copy to another disk.",
             )
         is_the_file = entry.name == PurePosixPath(path).name
-        file = target if is_the_file and not target.is_dir() else target / place
+        file = target if is_the_file and not target.is_dir() else target / entry.name
         source = archive.extractfile(entry)
         assert source is not None  # it is a file
         try:

@@ -12,7 +12,7 @@ import shutil
 import tarfile
 import zlib
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from trainer import submission
 from trainer.config import CODE_VARIABLE
@@ -60,7 +60,10 @@ def unpack(archive: bytes, sha256: str, folder: Path, what: str) -> None:
     try:
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as members:
             for member in members:
-                _require_plain_file(member, what)
+                if not submission.is_plain_file(member):
+                    raise ConfigError(
+                        f"{what} holds {member.name!r}, which is no file below its folder"
+                    )
                 room -= member.size
                 if room < 0:
                     raise ConfigError(f"{what} unpacks to more than {limit // 2**20} MiB")
@@ -68,15 +71,6 @@ def unpack(archive: bytes, sha256: str, folder: Path, what: str) -> None:
     # ValueError: a header that holds no number, or a name with a NUL.
     except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError) as error:
         raise ConfigError(f"{what} cannot be unpacked: {error}") from None
-
-
-def _require_plain_file(member: tarfile.TarInfo, what: str) -> None:
-    """Files alone, and below the folder alone: nothing else is ever packed. Raises ConfigError."""
-    path = PurePosixPath(member.name)
-    # A size below zero would make room for what comes behind it.
-    is_plain = member.isreg() and not member.issparse() and member.size >= 0
-    if not is_plain or path.is_absolute() or ".." in path.parts:
-        raise ConfigError(f"{what} holds {member.name!r}, which is no file below its folder")
 
 
 def _unpack_file(members: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:

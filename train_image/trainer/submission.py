@@ -8,9 +8,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from typing import Protocol
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Protocol
 
 from trainer.config import CONFIG_VARIABLE
+
+if TYPE_CHECKING:
+    from tarfile import TarInfo
 
 VARIABLE = "TRAINYARD_SUBMISSION"
 """The environment variable of the head that tells what the config does not: image, pools, queue, network,
@@ -45,6 +49,17 @@ def code_file(sha256: str) -> str:
 def unpacked_limit(packed: int) -> int:
     """Bytes to which an archive of so many bytes may unpack: what unpacks to more is no code."""
     return max(ROOM, RATIO * packed)
+
+
+def is_plain_file(member: TarInfo) -> bool:
+    """Whether what somebody else has packed is a file of the bytes that it brings, below where it unpacks.
+
+    Not so are links, devices and folders, paths that lead away, holes (a few bytes on the way and as many as
+    they say on the disk), and a size below zero, which would make room for what comes behind it.
+    """
+    path = PurePosixPath(member.name)
+    is_file = member.isreg() and not member.issparse() and member.size >= 0
+    return is_file and not path.is_absolute() and ".." not in path.parts
 
 
 def keep(
