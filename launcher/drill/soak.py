@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -82,7 +82,7 @@ def soak_run(
     run = make_job(SOAK, epochs).run
     clear_folder(cluster, platform, run, keep=keep)
     soak = _Soak(
-        cluster, platform, Witness.of(cluster, run), 60 * minutes, random.Random(seed), say=say
+        cluster, platform, Witness.of(cluster, run), 60 * minutes, random.Random(seed), say
     )
     rounds, why_not = 0, ""
     while not why_not and (rounds == 0 or not soak.is_over):
@@ -132,6 +132,12 @@ def soak_run(
     return report
 
 
+def in_turn(chance: random.Random) -> Iterator[Scenario]:
+    """The strikes without end: each once, in a random order, before one comes again."""
+    while True:
+        yield from chance.sample(STRIKES, len(STRIKES))
+
+
 @dataclass(slots=True)
 class _Soak:
     """The rounds of a soak, and what was done in them."""
@@ -145,11 +151,12 @@ class _Soak:
     strikes: list[Struck] = field(default_factory=list)
     sizes: list[Size] = field(default_factory=list)
     step: int = 0
-    _left: list[Scenario] = field(default_factory=list)
+    _turns: Iterator[Scenario] = field(init=False)
     _began: float = field(default_factory=time.monotonic)
     _next_s: float = 0.0
 
     def __post_init__(self) -> None:
+        self._turns = in_turn(self.chance)
         self._next_s = self.chance.uniform(*PAUSE_S)
 
     @property
@@ -175,19 +182,13 @@ class _Soak:
                 self.step = int(last.progress["step"])
                 if self._next_s < self.after_s < self.limit_s and self.step > struck_at:
                     struck_at = self.step
-                    scenario = self._next()
+                    scenario = next(self._turns)
                     pursuit.strike = threads.submit(self._strike, pursuit, scenario, self.step)
                     self._next_s = self.after_s + self.chance.uniform(*PAUSE_S)
             if pursuit.strike is not None:
                 pursuit.strike.result()
         assert last is not None
         return last
-
-    def _next(self) -> Scenario:
-        """Each of them once, in a random order, before one comes again."""
-        if not self._left:
-            self._left = self.chance.sample(STRIKES, len(STRIKES))
-        return self._left.pop()
 
     def _strike(self, pursuit: Pursuit, scenario: Scenario, step: int) -> None:
         after_s, why_not = self.after_s, ""

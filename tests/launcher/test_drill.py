@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,6 +15,7 @@ import pytest
 from launcher.drill.drill import drill_name, has_even_epochs, left_in_folder, weights_of
 from launcher.drill.report import TOO_SHORT, UNEVEN, Report, missed
 from launcher.drill.scenarios import SCENARIOS
+from launcher.drill.soak import STRIKES, in_turn
 from launcher.drill.soak_report import Size, SoakReport, Struck, growth
 from launcher.drill.strikes import FIND
 from launcher.drill.timeline import (
@@ -443,6 +445,13 @@ def test_growth_is_of_the_last_third_over_the_first_one() -> None:
     assert found["the head's memory"] == pytest.approx(132 / 110)
     assert found["a worker's memory"] == 1.0
     assert growth(sizes([1, 2, 3, 4])) == {}
+
+
+def test_each_strike_has_its_turn_before_one_comes_again() -> None:
+    turns = in_turn(random.Random(1))
+    rounds = [[next(turns).name for _ in STRIKES] for _ in range(3)]
+    assert all(sorted(each) == sorted(one.name for one in STRIKES) for each in rounds)
+    assert rounds[0] != rounds[1]
 
 
 def a_soak(**changes: Any) -> SoakReport:
