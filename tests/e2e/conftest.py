@@ -9,10 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+
+if TYPE_CHECKING:
+    from bucket import Bucket
 
 ROOT = Path(__file__).resolve().parents[2]
 VALUES = ROOT / "tests/cluster/values.yaml"
@@ -164,6 +167,14 @@ def delete(namespace: str) -> None:
     kubectl("delete", "pods", "--all", "-n", namespace, "--grace-period=1")
     kubectl("delete", *of_the_operator)
     kubectl("delete", "namespace", namespace, "--ignore-not-found")
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
+    from bucket import running_bucket  # which needs this module
+
+    with running_bucket(tmp_path_factory.mktemp("s3") / "server") as bucket:
+        yield bucket
 
 
 @pytest.fixture(scope="module")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from bucket import USER, Bucket, canary, keys, running_bucket, secret
+from bucket import USER, Bucket, canary, keys, secret
 from conftest import Ended, Object, Team, get, kubectl, run, set_options, wait_for
 
 from tests.trainer.s3_server import ALL
@@ -22,12 +22,6 @@ EPOCHS = 20
 SETTINGS = ("train.model.image_size=16", f"train.epochs={EPOCHS}")
 OPTIONS = ("--workers", "2", *set_options(SETTINGS))
 """The same for the run on a volume that nobody disturbs, and for the run in a bucket that all disturb."""
-
-
-@pytest.fixture(scope="module")
-def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
-    with running_bucket(tmp_path_factory.mktemp("s3") / "server") as bucket:
-        yield bucket
 
 
 @pytest.fixture(scope="module")

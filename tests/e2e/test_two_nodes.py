@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from bucket import Bucket, in_bucket, running_bucket
+from bucket import Bucket, in_bucket
 from conftest import (
     CLUSTER_HOME,
     Team,
@@ -51,12 +51,6 @@ def team(
     team = make_team("two-nodes")
     team.install(tmp_path_factory.mktemp("values"), head__nodeSelector=ON_FIRST)
     return team
-
-
-@pytest.fixture(scope="module")
-def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
-    with running_bucket(tmp_path_factory.mktemp("s3") / "server") as bucket:
-        yield bucket
 
 
 @pytest.fixture(scope="module")
