@@ -261,17 +261,22 @@ def test_files_of_a_python_that_pickles_enum_members_as_attributes_are_read(tmp_
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fsdp2", "deepspeed"])
 def test_a_worker_with_a_share_of_the_weights_needs_less_memory_than_one_of_ddp(
-    tmp_path: Path, text: Path, strategy: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
-    # 76 million parameters: with gradients and Adam's two averages 1.2 GB; and a single step.
-    model = {"layers": 6, "heads": 8, "width": 1024, "context_length": 8}
+    monkeypatch.setenv(
+        "MALLOC_MMAP_THRESHOLD_", str(2**18)
+    )  # what is freed is gone, in holes of the heap, too
+    text = tmp_path / "cubes.txt"
+    text.write_text(" ".join(str(number**3) for number in range(100)))
+    # 118 million parameters: with gradients and Adam's two averages 1.9 GB.
+    model = {"layers": 24, "heads": 8, "width": 640, "context_length": 8}
     changes = {
         **TEXT,
         "data__source": str(text),
         "train__model": model,
         "train__epochs": 1,
-        "train__global_batch_size": 352,
-        "train__micro_batch_size": 44,
+        "train__global_batch_size": 32,
+        "train__micro_batch_size": 8,
     }
     most = []
     for each in (strategy, "ddp"):
@@ -281,7 +286,7 @@ def test_a_worker_with_a_share_of_the_weights_needs_less_memory_than_one_of_ddp(
         train(config)
         (epoch,) = metrics(config, "epoch")
         most.append(epoch["memory_bytes"])
-    assert most[0] < most[1] - 300 * 2**20
+    assert most[0] < most[1] - 200 * 2**20
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any, Protocol, cast
@@ -93,7 +93,7 @@ class Strategy(Protocol):
         """Shorten the gradients of a step, over all weights together, to this 2-norm."""
 
     def without_exchange(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Backward passes in it only add up gradients."""
+        """Backward passes in it only add up gradients, where each worker has room for all of them."""
 
     def agree(self, network: nn.Module, worker: Worker) -> None:
         """Give all workers the buffers of rank 0, before they validate or save their shares."""
@@ -118,6 +118,10 @@ class _Torch:
 
     def clip(self, network: nn.Module, norm: float) -> None:
         nn.utils.clip_grad_norm_(network.parameters(), norm, foreach=True)
+
+    def without_exchange(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Each pass exchanges: gradients that wait for the last one are as large as the whole model."""
+        return nullcontext()
 
     def agree(self, network: nn.Module, worker: Worker) -> None:
         agree_on_buffers(network, worker)
@@ -188,15 +192,6 @@ class Fsdp2(_Torch):
             )
         return network
 
-    @contextmanager
-    def without_exchange(self, model: nn.Module) -> Iterator[None]:
-        assert isinstance(model, FSDPModule)
-        model.set_requires_gradient_sync(False)
-        try:
-            yield
-        finally:
-            model.set_requires_gradient_sync(True)
-
     def rest(self, network: nn.Module) -> None:
         # The root keeps what it has gathered for a backward pass, which a validation has not.
         for module in network.modules():
@@ -250,7 +245,9 @@ class Zero(_Torch):
             "reduce_bucket_size": bucket,
             "allgather_bucket_size": bucket,
             "stage3_prefetch_bucket_size": bucket,
-            # Of a model with fewer weights than these usually say, none would ever be given up.
+            # Of a model with fewer weights than these usually say, none would ever be given up. Ahead of each
+            # module it gathers another bucket, as long as fewer are there than may live.
+            "stage3_max_live_parameters": 2 * bucket,
             "stage3_max_reuse_distance": 0,
             "stage3_param_persistence_threshold": UNIT_PARAMETERS,
         }
@@ -277,10 +274,6 @@ class Zero(_Torch):
 
     def clip(self, network: nn.Module, norm: float) -> None:
         """The engine does it, in its step."""
-
-    def without_exchange(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Of stage 1 the exchange is part of the step; the others keep no more than a share of gradients."""
-        return nullcontext()
 
     def rest(self, network: nn.Module) -> None: ...
 
