@@ -35,12 +35,14 @@ class Learner:
         self.lesson = recipe_of(config.train).lesson(config, images, worker.device)
 
         torch.manual_seed(config.train.seed)
-        self.network = self.lesson.build().to(worker.device)
+        self.network = self.lesson.build()
+        self.strategy = strategy_of(config.train, self.precision.dtype)
+        if not self.strategy.is_sharded:
+            self.network.to(worker.device)
         self.average = (
             average_of(self.network, config.train.ema_decay) if config.train.ema_decay else None
         )
         # Spread the model over the workers.
-        self.strategy = strategy_of(config.train, self.precision.dtype)
         if self.average and self.strategy.is_sharded:
             self.strategy.wrap(self.average.module, worker)
         wrapped = self.strategy.wrap(self.network, worker)

@@ -79,7 +79,10 @@ class Strategy(Protocol):
     """Each worker keeps something of the model alone: all take part in every pass, and in every save."""
 
     def wrap(self, network: nn.Module, worker: Worker) -> nn.Module:
-        """The model whose backward pass exchanges gradients, around the network on the worker's device."""
+        """The model whose backward pass exchanges gradients, around the network.
+
+        That is on the worker's device; one that is to be shared out is in host memory, and moved by this.
+        """
 
     def tie(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, worker: Worker
@@ -172,7 +175,7 @@ class Fsdp2(_Torch):
         self._options = options
 
     def wrap(self, network: nn.Module, worker: Worker) -> nn.Module:
-        """The network itself: its weights are DTensors from now on."""
+        """The network itself: its weights are DTensors from now on, moved to the device block by block."""
         options = self._options
         _require_group()
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
@@ -214,7 +217,8 @@ class Zero(_Torch):
         self._dtype = dtype
 
     def wrap(self, network: nn.Module, worker: Worker) -> nn.Module:
-        """The network itself: DeepSpeed takes it with its optimiser."""
+        """The network itself: DeepSpeed takes it, whole and on the device, with its optimiser."""
+        network.to(worker.device)
         _require_group()
         warnings.filterwarnings("ignore", "`torch.distributed.* is deprecated", FutureWarning)
         _compute_out_of_place(network)
