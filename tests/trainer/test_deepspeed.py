@@ -164,7 +164,7 @@ def test_it_learns_what_ddp_learns_step_by_step_and_goes_on_with_the_same_bits(
     assert len(of_steps) == metrics(runs.copied)[-1]["step"] > 4
     assert told[0]["undisturbed"] == pytest.approx(of_steps, rel=1e-3 if is_rounded else 1e-4)
     assert losses(runs.undisturbed) == pytest.approx(losses(runs.copied), rel=1e-3)
-    atol = 5e-3 if is_rounded else 5e-4
+    atol = 5e-3 if is_rounded else 2e-3  # a step of Adam is 1e-3
     weights, copied = final_weights(runs.undisturbed), final_weights(runs.copied)
     assert weights.keys() == copied.keys()
     for name, weight in copied.items():
