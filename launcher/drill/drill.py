@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from launcher.cluster import Cluster
@@ -126,9 +126,10 @@ def run_drill(
     say(f"RayJob {cluster.namespace}/{job.name} created; training is awaited")
     pursuit = Pursuit(cluster, platform, job, witness, say)
     try:
-        last, struck, over, step = strike_once(pursuit, scenario, at_step)
+        blow = strike_once(pursuit, scenario, at_step)
     finally:
         delete_and_wait(rayjobs, job.name)
+    last = blow.last
     left = left_behind(cluster, job.run, witness.clusters)
     with open_folder(cluster, platform, job.run) as folder:
         records = read_records(folder)
@@ -138,13 +139,13 @@ def run_drill(
         if not keep:
             folder.delete()
     pods = list(witness.pods.values())
-    recovery = recover(records, pods, witness.seen, struck)
+    recovery = recover(records, pods, witness.seen, blow.began)
     report = Report(
         scenario=scenario.name,
         run=job.run,
         is_recovered=last.phase == "succeeded",
         why_not="" if last.phase == "succeeded" else f"{last.phase}: {last.message}".rstrip(": "),
-        struck_at_step=step,
+        struck_at_step=blow.step,
         recovery=recovery,
         attempts=len(records.attempts),
         worker_groups=records.worker_groups,
@@ -152,9 +153,9 @@ def run_drill(
         is_elastic=job.config.scaling.is_elastic,
         has_even_epochs=is_even,
         left_behind=left,
-        seen=what_was_seen(witness.seen, struck),
-        stood_still_s=round(stood_still_s(witness.seen, struck), 1),
-        outlasted=any(saw.time > over and saw.phase == "running" for saw in witness.seen),
+        seen=what_was_seen(witness.seen, blow.began),
+        stood_still_s=round(stood_still_s(witness.seen, blow.began), 1),
+        outlasted=any(saw.time > blow.over and saw.phase == "running" for saw in witness.seen),
     )
     return replace(report, missed=missed(report, scenario, job.config.checkpoint.every_s))
 
@@ -184,13 +185,19 @@ def read_records(folder: Folder) -> Records:
     )
 
 
-def strike_once(
-    pursuit: Pursuit, scenario: Scenario, at_step: int | None
-) -> tuple[Sight, float, float, int]:
-    """Follow a run to its end, and strike it on the way.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Blow:
+    """A strike and how the run went on; times are those of the pods' clocks."""
 
-    The last sight, when the strike began and when it was over, and the step that it began at.
-    """
+    step: int
+    began: float
+    over: float
+    last: Sight
+    """Of the run, at its end."""
+
+
+def strike_once(pursuit: Pursuit, scenario: Scenario, at_step: int | None) -> Blow:
+    """Follow a run to its end, and strike it on the way."""
     last: Sight | None = None
     aim: Future[Target] | None = None
     struck, step = 0.0, 0
@@ -219,7 +226,7 @@ def strike_once(
                 "Give it more epochs (--set train.epochs=N), or strike earlier (--at-step N).",
             )
         pursuit.strike.result()
-    return last, struck, over[0], step
+    return Blow(step=step, began=struck, over=over[0], last=last)
 
 
 def left_behind(cluster: Cluster, run: str, ray_clusters: set[str]) -> list[str]:
