@@ -18,6 +18,7 @@ from test_fsdp2 import (
     UNEVEN_VALIDATION,
     Attribute,
     Program,
+    distance,
     final_weights,
     learner_of,
     losses,
@@ -47,7 +48,8 @@ from trainer.zero import GETATTR, OF_MODEL, OF_OPTIMIZER, ONE_FOR_ALL, ZeroShard
 CONSTANT = {"train__schedule": {"name": "constant"}}
 """So that the first epoch of two is what the only one is."""
 
-IMAGES = UNEVEN_STEPS | CONSTANT
+# Adam takes whole steps where gradients are about 0: with several passes a step that is no longer rounding.
+IMAGES = UNEVEN_STEPS | CONSTANT | {"train__optimizer": {"name": "sgd"}}
 BATCH_NORM = UNEVEN_VALIDATION | CONSTANT
 TEXT: dict[str, Any] = {
     # The table of bytes is used twice, and large enough to be shared out.
@@ -158,17 +160,14 @@ def test_it_learns_what_ddp_learns_step_by_step_and_goes_on_with_the_same_bits(
         changes = {**changes, "data__source": str(text)}
     runs = Runs.of(tmp_path, stage, offload, **changes)
     told = runs.train(tmp_path)
-    # As DDP, but sums come in another order, and Adam takes whole steps where gradients are about 0.
+    # As DDP, but sums come in another order.
     is_rounded = runs.copied.train.precision == "bf16"
     of_steps = told[0]["copied"]
     assert len(of_steps) == metrics(runs.copied)[-1]["step"] > 4
     assert told[0]["undisturbed"] == pytest.approx(of_steps, rel=1e-3 if is_rounded else 1e-4)
     assert losses(runs.undisturbed) == pytest.approx(losses(runs.copied), rel=1e-3)
-    atol = 5e-3 if is_rounded else 2e-3  # a step of Adam is 1e-3
     weights, copied = final_weights(runs.undisturbed), final_weights(runs.copied)
-    assert weights.keys() == copied.keys()
-    for name, weight in copied.items():
-        torch.testing.assert_close(weights[name], weight, rtol=1e-3, atol=atol)
+    assert distance(weights, copied) < (1e-3 if is_rounded else 1e-5)
     # The same bits after a resume.
     assert [record["epoch"] for record in metrics(runs.resumed, "epoch")] == [1, 2]
     assert same(final_weights(runs.resumed), weights)

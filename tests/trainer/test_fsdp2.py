@@ -106,6 +106,16 @@ def final_weights(config: TrainerConfig) -> dict[str, torch.Tensor]:
     return read_saved(open_folder(config), LAST).weights
 
 
+def distance(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
+    """Of all weights together, by their length."""
+    assert found.keys() == wanted.keys()
+    one, other = (
+        torch.cat([weights[name].flatten().double() for name in wanted])
+        for weights in (found, wanted)
+    )
+    return float((one - other).norm() / other.norm())
+
+
 def losses(config: TrainerConfig) -> list[float]:
     ended = metrics(config, "epoch")
     return [record[key] for record in ended for key in ("loss", "val_loss")]
@@ -129,10 +139,7 @@ def test_it_learns_what_ddp_learns_step_by_step(
     assert len(of_copied) == metrics(copied)[-1]["step"] > 4
     assert of_shared == pytest.approx(of_copied, rel=tolerance)
     assert losses(shared) == pytest.approx(losses(copied), rel=tolerance)
-    weights = final_weights(shared)
-    assert weights.keys() == final_weights(copied).keys()
-    for name, weight in final_weights(copied).items():
-        torch.testing.assert_close(weights[name], weight, rtol=1e-3, atol=5 * tolerance)
+    assert distance(final_weights(shared), final_weights(copied)) < 10 * tolerance
 
 
 @pytest.mark.parametrize("workers", [2, pytest.param(1, marks=pytest.mark.slow)])
