@@ -27,7 +27,7 @@ from launcher.drill.drill import (
 from launcher.drill.pursuit import Job, Pursuit, Say, Witness
 from launcher.drill.scenarios import LAUNCHER_ROLE, SCENARIOS, Scenario
 from launcher.drill.soak_report import Size, SoakReport, Struck, growth
-from launcher.drill.strikes import Target
+from launcher.drill.strikes import CGROUP, Target
 from launcher.drill.timeline import steps_lost
 from launcher.errors import LauncherError
 from launcher.kuberay import RayjobApi
@@ -52,12 +52,7 @@ SETTINGS = (
 )
 """Failures are what it is made of; and more epochs must not change the step size of those before."""
 
-MEMORY = """
-import pathlib
-for file, key in (("/sys/fs/cgroup/memory.stat", "anon"), ("/sys/fs/cgroup/memory/memory.stat", "total_rss")):
-    if pathlib.Path(file).exists():
-        print(dict(line.split() for line in pathlib.Path(file).read_text().splitlines())[key])
-"""
+MEMORY = CGROUP + "print(held_bytes())"
 """Prints how many bytes the processes of a container hold of their own."""
 
 

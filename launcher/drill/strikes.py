@@ -40,20 +40,27 @@ DRIVER = ("python", "-m", "trainer")
 SERVER = ("gcs_server",)
 """Ray's own, on the head."""
 
-HOG = """
-import pathlib, sys, time
+CGROUP = """
+import pathlib
+V2, V1 = "/sys/fs/cgroup", "/sys/fs/cgroup/memory"
 def read(*files):
     for file in map(pathlib.Path, files):
         if file.exists():
             return file.read_text()
 def counts(*files):
     return dict(line.split() for line in read(*files).splitlines())
+def held_bytes():
+    held = counts(f"{V2}/memory.stat", f"{V1}/memory.stat")
+    return int(held.get("total_rss", held.get("anon")))
+"""
+"""How a container's own Python learns how many bytes its processes hold of their own; of cgroup v2 and v1."""
+
+HOG = (
+    CGROUP
+    + """
+import sys, time
 def kills():
     return int(counts(f"{V2}/memory.events", f"{V1}/memory.oom_control")["oom_kill"])
-def in_use():
-    held = counts(f"{V2}/memory.stat", f"{V1}/memory.stat")
-    return int(held.get("total_rss", held.get("anon"))) / limit
-V2, V1 = "/sys/fs/cgroup", "/sys/fs/cgroup/memory"
 limit = int(read(f"{V2}/memory.max", f"{V1}/memory.limit_in_bytes"))
 before, share = kills(), 0.0
 for victim in sys.argv[1:]:
@@ -61,13 +68,14 @@ for victim in sys.argv[1:]:
 held = []
 deadline = time.monotonic() + 30
 while time.monotonic() < deadline and all(pathlib.Path(f"/proc/{v}").exists() for v in sys.argv[1:]):
-    share = in_use()
+    share = held_bytes() / limit
     try:
         held.append(b"x" * 2**25)
     except MemoryError:
         time.sleep(0.1)
 print(kills() - before, share)
 """
+)
 """Takes memory until the processes that are named are gone: the kernel chooses them first.
 
 Prints how many processes of the container the kernel has killed for want of memory meanwhile, and which share
