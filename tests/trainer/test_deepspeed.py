@@ -262,13 +262,12 @@ def test_files_of_a_python_that_pickles_enum_members_as_attributes_are_read(tmp_
 def test_a_worker_with_a_share_of_the_weights_needs_less_memory_than_one_of_ddp(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
-    monkeypatch.setenv(
-        "MALLOC_MMAP_THRESHOLD_", str(2**18)
-    )  # what is freed is gone, in holes of the heap, too
+    # What is freed is gone from a process, in holes of its heap, too.
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", str(2**18))
     text = tmp_path / "cubes.txt"
     text.write_text(" ".join(str(number**3) for number in range(100)))
-    # 118 million parameters: with gradients and Adam's two averages 1.9 GB.
-    model = {"layers": 24, "heads": 8, "width": 640, "context_length": 8}
+    # 143 million parameters: with gradients and Adam's two averages 2.3 GB.
+    model = {"layers": 24, "heads": 8, "width": 704, "context_length": 8}
     changes = {
         **TEXT,
         "data__source": str(text),
@@ -285,7 +284,7 @@ def test_a_worker_with_a_share_of_the_weights_needs_less_memory_than_one_of_ddp(
         train(config)
         (epoch,) = metrics(config, "epoch")
         most.append(epoch["memory_bytes"])
-    assert most[0] < most[1] - 200 * 2**20
+    assert most[0] < most[1] - 300 * 2**20
 
 
 @pytest.mark.slow
