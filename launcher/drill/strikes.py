@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -61,14 +62,16 @@ HOG = (
 import sys, time
 def kills():
     return int(counts(f"{V2}/memory.events", f"{V1}/memory.oom_control")["oom_kill"])
-limit = int(read(f"{V2}/memory.max", f"{V1}/memory.limit_in_bytes"))
+limit = read(f"{V2}/memory.max", f"{V1}/memory.limit_in_bytes").strip()
+if limit == "max":
+    sys.exit("the container has no memory limit")
 before, share = kills(), 0.0
 for victim in sys.argv[1:]:
     pathlib.Path(f"/proc/{victim}/oom_score_adj").write_text("1000")
 held = []
 deadline = time.monotonic() + 30
 while time.monotonic() < deadline and all(pathlib.Path(f"/proc/{v}").exists() for v in sys.argv[1:]):
-    share = held_bytes() / limit
+    share = held_bytes() / int(limit)
     try:
         held.append(b"x" * 2**25)
     except MemoryError:
@@ -81,6 +84,9 @@ print(kills() - before, share)
 Prints how many processes of the container the kernel has killed for want of memory meanwhile, and which share
 of its limit was in use when they were last seen.
 """
+
+KILLED = 128 + signal.SIGKILL
+"""Exit code of a process in a container that was killed, as the kernel does it and a container's end."""
 
 SHORT_SHARE = 0.9
 """Of a container's limit. Ray kills a worker when 95 % are in use, if it looks before the kernel has to:
@@ -237,18 +243,24 @@ def _last(target: Target) -> int:
 
 
 def _hog(target: Target, pod: str, container: str, *victims: str) -> None:
-    """The hog may be killed with its victim. Raises ClusterError if nobody was killed for want of memory."""
+    """Raises ClusterError if nobody was killed for want of memory."""
     with target.cluster.execute(pod, container, ["python", "-c", HOG, *victims]) as process:
         said = b"".join(data for _, data in process.output()).decode(errors="replace")
-        if process.exit_code:
+        if process.exit_code == KILLED:
+            target.say(f"pod {pod}: the kernel has killed what took the memory, too")
             return
-        kills, share = said.split()
-        if int(kills):
-            target.say(f"pod {pod}: the kernel has killed for want of memory")
-        elif float(share) > SHORT_SHARE:
-            target.say(f"pod {pod}: Ray has killed for want of memory, before the kernel had to")
-        else:
-            raise ClusterError(f"pod {pod}: nobody was killed for want of memory")
+        if process.exit_code != 0:
+            raise ClusterError(
+                f"what was to take the memory of pod {pod} failed ({process.exit_code})",
+                *said.strip().splitlines()[-1:],
+            )
+    kills, share = said.split()
+    if int(kills):
+        target.say(f"pod {pod}: the kernel has killed for want of memory")
+    elif float(share) > SHORT_SHARE:
+        target.say(f"pod {pod}: Ray has killed for want of memory, before the kernel had to")
+    else:
+        raise ClusterError(f"pod {pod}: nobody was killed for want of memory")
 
 
 def _wait_until(is_so: Callable[[], bool], what: str) -> None:
