@@ -217,8 +217,12 @@ class Zero(_Torch):
         self._dtype = dtype
 
     def wrap(self, network: nn.Module, worker: Worker) -> nn.Module:
-        """The network itself: DeepSpeed takes it, whole and on the device, with its optimiser."""
-        network.to(worker.device)
+        """The network itself: DeepSpeed takes it with its optimiser; of stage 3 in host memory until then."""
+        if self._options.stage == 3:
+            for buffer in network.buffers():
+                buffer.data = buffer.to(worker.device)
+        else:
+            network.to(worker.device)
         _require_group()
         warnings.filterwarnings("ignore", "`torch.distributed.* is deprecated", FutureWarning)
         _compute_out_of_place(network)
@@ -232,11 +236,15 @@ class Zero(_Torch):
         deepspeed.init_distributed(dist_init_required=False)
         # It wants one, and then takes the device that it is told.
         os.environ.setdefault("LOCAL_RANK", "0")
+        settings = self._settings(sum(weight.numel() for weight in model.parameters()))
+        if self._options.stage == 3:
+            # Weight by weight: the engine itself would move the whole model first, which may have no room.
+            deepspeed.zero.Init(module=model, config_dict_or_path=settings)
         engine, *_ = deepspeed.initialize(
             args=SimpleNamespace(device_rank=worker.device.index or 0),
             model=model,
             optimizer=optimizer,
-            config=self._settings(sum(weight.numel() for weight in model.parameters())),
+            config=settings,
         )
         return engine, cast(torch.optim.Optimizer, ZeroMover(engine))
 
