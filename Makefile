@@ -118,7 +118,7 @@ stop: setup ## Stop RUN; it resumes with the next deploy
 
 ##@ A real Kubernetes on this machine (root, Linux)
 
-.PHONY: cluster cluster-build cluster-up cluster-down e2e e2e-full drills soak
+.PHONY: cluster cluster-build cluster-tools cluster-up cluster-down e2e e2e-full drills soak
 cluster: cluster-up ## Build and start it, with the operator, the image and the platform in it
 	@$(MAKE) --no-print-directory image push platform
 
@@ -127,6 +127,9 @@ cluster-build: ## Build its servers and tools (20 to 30 minutes the first time)
 	go -C tests/charts/crds mod download
 	go -C tests/e2e/old_kuberay mod download github.com/ray-project/kuberay/ray-operator
 
+cluster-tools: # What only long tests need: they run in the cluster's network, from which nothing can be fetched
+	$(if $(OTHER_CLUSTER),,python3 tests/cluster/cluster.py build faultfs kwok)
+
 cluster-up: cluster-build ## Build and start it alone
 	python3 tests/cluster/cluster.py up
 
@@ -134,14 +137,14 @@ cluster-down: ## Stop exactly what `cluster` started
 	python3 tests/cluster/cluster.py down
 
 e2e-full: E2E = not drills
-e2e-full: e2e ## The same, each way to train, and what else takes minutes
+e2e-full: cluster-tools e2e ## The same, each way to train, and what else takes minutes
 
 e2e: setup ## Prove the whole way on a real cluster: this one, or the one of KUBECONFIG
 	@$(if $(OTHER_CLUSTER),$(if $(filter 127.0.0.1:%,$(IMAGE)),$(error KUBECONFIG names a cluster of yours: say with IMAGE= where its nodes can pull the image)),$(MAKE) --no-print-directory cluster-up)
 	@$(MAKE) --no-print-directory image push
 	$(IN_CLUSTER) $(BIN)/pytest tests/e2e --e2e -m "$(E2E)" --timeout 900 --durations 0 --durations-min 5 --image $(IMAGE)
 
-drills: setup cluster-up image push ## Strike small runs with every fault there; build/drills.json has what that cost
+drills: setup cluster-tools cluster-up image push ## Strike small runs with every fault there; build/drills.json has what that cost
 	$(IN_CLUSTER) $(BIN)/pytest tests/e2e/test_drills.py tests/e2e/test_storage_drills.py tests/e2e/test_two_nodes.py --e2e --timeout 3600 --durations 0 --image $(IMAGE)
 
 soak: setup cluster-up image push platform ## Strike a run every 1 to 3 minutes:  make soak MINUTES=90
