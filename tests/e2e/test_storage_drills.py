@@ -24,7 +24,7 @@ FAULT_S = 45.0
 STANDS_STILL_S = 0.8 * FAULT_S
 """Training trains on until the next save, and waits there."""
 LATE_S = 0.1
-LONGER = ("train.epochs=60",)
+LONGER = ("train.epochs=30",)
 """For faults that training goes on under: they are to end before the run does."""
 WAITS = "training waits, and saving is tried again"
 SLOWER = "saves take longer"
