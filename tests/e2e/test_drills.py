@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Team, cluster_py, kubectl, set_options, wait_for
+from conftest import Team, cluster_py, get, kubectl, set_options, wait_for
 from drilling import (
     DIGITS,
     LONG,
@@ -120,10 +120,13 @@ def cut_off(seconds: float) -> Callable[[Target], None]:
 def crowd_out(target: Target) -> None:
     """A worker's pod is gone at once, and there is no room for another until the run goes on without it."""
     assert workers_of(target) == 2
-    in_namespace = ("-n", target.cluster.namespace)
+    namespace = target.cluster.namespace
+    in_namespace = ("-n", namespace)
     *_, doomed = (each for each in target.pods() if each["metadata"]["name"] != target.head)
     kubectl("create", "quota", "crowded", "--hard=pods=2", *in_namespace)
     try:
+        # Before that another pod may still slip in.
+        wait_for("the quota counts", lambda: "used" in get("quota", namespace, "crowded")["status"])
         target.cluster.delete("Pod", doomed["metadata"]["name"], grace_s=0)
         wait_for("it goes on with one worker", lambda: workers_of(target) == 1)
     finally:
