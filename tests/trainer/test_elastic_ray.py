@@ -17,6 +17,8 @@ pytestmark = pytest.mark.slow
 
 NODES = """
 import sys
+import ray
+from ray._private import state
 from ray.cluster_utils import Cluster
 
 scratch, resource = sys.argv[1:]
@@ -25,13 +27,19 @@ cluster = Cluster(
     initialize_head=True, head_node_args={**node, "num_cpus": 0, "temp_dir": f"{scratch}/ray"}
 )
 nodes = [cluster.add_node(**node, resources={resource: 1})]
+ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
 print(cluster.address, flush=True)
 for word in sys.stdin:
+    answer = "done"
     if word.strip() == "add":
         nodes.append(cluster.add_node(**node, resources={resource: 1}))
-    else:
+    elif word.strip() == "remove":
         cluster.remove_node(nodes.pop(), allow_graceful=False)
-    print("done", flush=True)
+    else:
+        names = [actor["ActorClassName"] for actor in state.actors().values()]
+        answer = " ".join(name for name in names if "Coordinator" in name)
+    print(answer, flush=True)
+ray.shutdown()
 cluster.shutdown()
 """
 RAY = {
@@ -49,10 +57,17 @@ class Nodes:
         self.address = self._answer()
 
     def tell(self, word: str) -> None:
+        assert self._ask(word) == "done"
+
+    def coordinators(self) -> str:
+        """Classes of the actors that count nodes."""
+        return self._ask("coordinators")
+
+    def _ask(self, word: str) -> str:
         assert self.process.stdin
         self.process.stdin.write(f"{word}\n")
         self.process.stdin.flush()
-        assert self._answer() == "done"
+        return self._answer()
 
     def _answer(self) -> str:
         assert self.process.stdout
@@ -102,6 +117,8 @@ def test_a_run_grows_when_a_node_comes_and_goes_on_when_it_is_lost(
         # Two CPUs hold two workers; places say that they are for one, and for data.
         assert wait_for(lambda: committed(config), 120)
         assert workers() == 1
+        # Ray Train and Ray Data have found ours, and started none of their own.
+        assert nodes.coordinators() == "Coordinator"
 
         nodes.tell("add")
         assert wait_for(lambda: workers() == 2, 150), attempts.read(config, "logs/attempt-1.log")

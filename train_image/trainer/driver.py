@@ -26,6 +26,7 @@ import ray.util.metrics
 
 from trainer import attempt, failures, gauges
 from trainer.config import TrainerConfig
+from trainer.coordinator import start_coordinator
 from trainer.data.batch import Batches
 from trainer.data.ray_loader import RayBatches
 from trainer.errors import RunError
@@ -137,6 +138,7 @@ def run_workers(
         # So long an elastic group waits for the places that Ray counts, before it counts anew: those of a
         # lost node are among them until Ray has missed it.
         os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "5")
+        start_coordinator()
     # Without these a worker that hangs blocks the others for ever, or is nobody's concern if it is alone.
     timeout_s = str(task.config.faults.collective_timeout_s)
     os.environ["RAY_TRAIN_COLLECTIVE_TIMEOUT_S"] = timeout_s

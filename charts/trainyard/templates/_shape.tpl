@@ -43,6 +43,8 @@ headGroupSpec:
             {{- include "trainyard.shape.rayEnv" $chart | nindent 12 }}
             {{- /* On the head the whole time-out passes at every end of a run. */}}
             - {name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, value: "5"}
+            {{- /* A lost node is given up after five checks that fail; Ray's own makes one every 3 s. */}}
+            - {name: RAY_health_check_period_ms, value: "1000"}
             {{- /* A stopped driver gets this long to have its workers save; Ray's own is 3 s. */}}
             - {name: RAY_JOB_STOP_WAIT_TIME_S, value: "40"}
             {{- /* The driver's lines also go to the container's output, for kubectl logs and log collectors. */}}
