@@ -298,6 +298,16 @@ def test_torchrun_starts_a_script_once_for_each_worker_and_a_retry_goes_on(
 
 
 @pytest.mark.slow
+def test_workers_of_torchrun_meet_at_an_address_for_no_pod_can_resolve_another_s_name(
+    attempts: Attempts,
+) -> None:
+    meet = "import ipaddress, os; ipaddress.ip_address(os.environ['MASTER_ADDR'])"
+    faults = {"worker_failures": 0}
+    config = command_config(attempts, "-c", meet, launcher="torchrun", faults=faults)
+    attempts.finish(config)
+
+
+@pytest.mark.slow
 def test_a_script_that_fails_under_torchrun_fails_the_run(attempts: Attempts) -> None:
     faults = {"worker_failures": 0}
     config = command_config(attempts, "no-such.py", launcher="torchrun", faults=faults)

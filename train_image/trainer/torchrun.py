@@ -127,8 +127,10 @@ class Agent:
     def run(self, arguments: Sequence[str], told: Mapping[str, str]) -> Ending:
         """Say what it says, to its end."""
         words: deque[str] = deque(maxlen=WORDS)
+        # torchrun would have the workers meet at its node's name, which no other pod can resolve.
+        here = f"--local-addr={ray.util.get_node_ip_address()}"
         process = self._process = subprocess.Popen(
-            leashed([sys.executable, "-m", "torch.distributed.run", *arguments]),
+            leashed([sys.executable, "-m", "torch.distributed.run", here, *arguments]),
             env={**os.environ, **told},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
