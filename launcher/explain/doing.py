@@ -108,7 +108,8 @@ def _state(pod: Object) -> str:
 def _progress(scene: Scene) -> str:
     progress = last_record(scene.log, PROGRESS)
     if progress is None:
-        return "; no step reported yet"
+        said = [line.strip() for line in scene.log.splitlines() if line.strip()]
+        return "; no step reported yet" + (f"; its log ends: {said[-1]}" if said else "")
     if "reports" in progress:  # of own code
         return f"; report {progress['reports']}"
     # A driver that has only just begun says no times.
