@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from attempts import Attempts, committed, ray_config, read_json, read_records, wait_for
@@ -102,6 +103,7 @@ def test_a_run_grows_when_a_node_comes_and_goes_on_when_it_is_lost(
     config = ray_config(
         attempts,
         train__epochs=100_000,
+        checkpoint__every_epochs=100_000,
         data__loader=loader,
         scaling__min_workers=1,
         scaling__cpus_per_worker=1,
@@ -112,18 +114,24 @@ def test_a_run_grows_when_a_node_comes_and_goes_on_when_it_is_lost(
         text = attempts.read(config, "workers.json")
         return len(read_json(config, "workers.json")["workers"]) if text else 0
 
+    def starts() -> list[dict[str, Any]]:
+        """What each worker group has started from."""
+        return list({each["group"]: each for each in read_records(config, "starts.jsonl")}.values())
+
     with running_nodes(attempts) as nodes:
         driver = attempts.start(config, environment={**RAY, "RAY_ADDRESS": nodes.address})
         # Two CPUs hold two workers; places say that they are for one, and for data.
-        assert wait_for(lambda: committed(config), 120)
+        assert wait_for(lambda: attempts.read(config, "metrics.jsonl"), 120)
         assert workers() == 1
         # Ray Train and Ray Data have found ours, and started none of their own.
         assert nodes.coordinators() == "Coordinator"
 
         nodes.tell("add")
         assert wait_for(lambda: workers() == 2, 150), attempts.read(config, "logs/attempt-1.log")
-        before = len(committed(config))
-        assert before
+        # It has saved before it grew, and nowhere else.
+        (_, grown) = starts()
+        assert grown["step"] == grown["reached_step"] > 0
+        assert len(committed(config)) == 1
 
         nodes.tell("remove")
         assert wait_for(lambda: workers() == 1, 150)

@@ -252,15 +252,16 @@ def test_rank_0_alone_asks_whether_to_stop(rank: int) -> None:
 # In the loop.
 
 
+@pytest.mark.parametrize("group", [0, 1], ids=["attempt", "worker group"])
 def test_a_run_of_one_step_per_epoch_hears_that_it_is_to_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    group: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = small_config(
         tmp_path, train__global_batch_size=1438, train__epochs=50, checkpoint__every_epochs=50
     )
     monkeypatch.setattr(worker, "STOP_POLL_S", 0.01)
     folder = open_folder(config)
-    folder.write(folder.stop(1), "")
+    folder.write(folder.stop(1, group), "")
     outcome = train_here(config)
     assert outcome.is_stopped
     newest = Checkpoints(folder).newest()

@@ -34,6 +34,7 @@ from trainer.hold import Stopped
 from trainer.lease import Lease
 from trainer.output import Output
 from trainer.progress import Length
+from trainer.resize import SaveBeforeResize
 from trainer.resume import Start
 from trainer.run_folder import RunFolder
 from trainer.strategy import BACKENDS, Worker
@@ -158,6 +159,9 @@ def run_workers(
 def fit_workers(task: AnyTask, storage: Path, make_trainer: MakeTrainer) -> Outcome:
     """Run one worker group after another, until the run has ended or a group has left."""
     config, scaling = task.config, task.config.scaling
+    callbacks: list[Any] = [Failures(task)]
+    if scaling.is_elastic:
+        callbacks.append(SaveBeforeResize(config.storage, config.name, task.attempt))
     # Type checkers read Ray Train's first version, in whose place the second is imported.
     train: Any = ray.train
     trainer = make_trainer(
@@ -173,7 +177,7 @@ def fit_workers(task: AnyTask, storage: Path, make_trainer: MakeTrainer) -> Outc
             name=f"{config.name}-a{task.attempt}",
             # Ray Train's own state must not outlive the attempt: ours lies in the run's folder.
             storage_path=str(storage),
-            callbacks=[Failures(task)],
+            callbacks=callbacks,
             failure_config=train.FailureConfig(max_failures=config.faults.worker_failures),
             logging_config=train.LoggingConfig(log_level="WARNING"),
         ),

@@ -99,9 +99,10 @@ class RunFolder(Folder):
         """A file of TensorBoard, which reads them in the order of their names."""
         return f"{self.root}/tensorboard/events.out.tfevents.{number:04}.trainyard"
 
-    def stop(self, attempt: int) -> str:
-        """Asks the attempt's workers to save and leave."""
-        return f"{self.root}/lease/a{attempt}.stop"
+    def stop(self, attempt: int, group: int = 0) -> str:
+        """Asks the attempt's workers to save and leave; with a group those of that one alone."""
+        who = f"a{attempt}.{group}" if group else f"a{attempt}"
+        return f"{self.root}/lease/{who}.stop"
 
     def log(self, attempt: int) -> str:
         return f"{self.root}/logs/attempt-{attempt}.log"

@@ -120,7 +120,7 @@ def work(
             records = stack.enter_context(
                 _records(task, checkpoints, shards, length, start.trained, fence, worker, gauges)
             )
-            is_stopping = stack.enter_context(stop_heard(folder, task.attempt))
+            is_stopping = stack.enter_context(stop_heard(folder, fence))
         elif shards:
             records = stack.enter_context(_Shares(shards, task.attempt, entered.group))
         try:
@@ -377,14 +377,15 @@ def shown_also(
 
 
 @contextmanager
-def stop_heard(folder: RunFolder, attempt: int) -> Iterator[Callable[[], bool]]:
+def stop_heard(folder: RunFolder, fence: Fence) -> Iterator[Callable[[], bool]]:
     """Whether the driver has asked the workers to save and leave; looked up beside training."""
+    asked = [folder.stop(fence.attempt), folder.stop(fence.attempt, fence.group)]
     heard, ended = threading.Event(), threading.Event()
 
     def listen() -> None:
         while not ended.wait(STOP_POLL_S):
             with suppress(OSError):  # a bucket may be away for a moment: the next second will tell
-                if folder.exists(folder.stop(attempt)):
+                if any(map(folder.exists, asked)):
                     heard.set()
                     return
 

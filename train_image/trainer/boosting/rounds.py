@@ -91,7 +91,7 @@ def work(
         records, is_stopping = None, lambda: False
         if fence:
             records = stack.enter_context(_records(task, trained, fence, worker, gauges))
-            is_stopping = stack.enter_context(stop_heard(folder, task.attempt))
+            is_stopping = stack.enter_context(stop_heard(folder, fence))
         rounds = Rounds(
             task,
             worker,
