@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from conftest import Team, cluster_py, get, kubectl, set_options, wait_for
 from drilling import (
+    AT_FULL_SIZE,
     DIGITS,
     LONG,
     SETTINGS,
@@ -43,8 +44,6 @@ LENGTHS = {SHORTEST: SHORT, "worker-deleted": LONGER, "worker-evicted": LONGER}
 OPERATOR_AWAY_S = 120.0
 API_AWAY_S = 60.0
 CUT_OFF_S = 300.0
-AT_FULL_SIZE = 500
-"""The step of 1,320 at which an elastic run has had its second worker for long."""
 
 
 @pytest.fixture(scope="module")

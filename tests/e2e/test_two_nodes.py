@@ -21,7 +21,7 @@ from conftest import (
     require_test_cluster,
     wait_for,
 )
-from drilling import drill, process_of, volume_of
+from drilling import AT_FULL_SIZE, drill, process_of, volume_of
 
 from launcher.drill.scenarios import HEAD_S, WORKER_S, Scenario
 from launcher.drill.strikes import Target, kill_driver
@@ -70,10 +70,12 @@ def node_of(target: Target, pod: str) -> str:
     return name
 
 
-def lose_node(target: Target) -> None:
-    """Kubelet and containers of the workers' node end; noticed, its Node goes as by a cloud's controller."""
-    (node,) = {node_of(target, worker.pod) for worker in target.workers}
-    assert node != node_of(target, target.head)
+def lose_node(target: Target, *, workers: int = 2) -> None:
+    """Kubelet and containers of the second node end, with so many workers; noticed, its Node goes as by a
+    cloud's controller."""
+    node = "node-2"
+    assert [node_of(target, worker.pod) for worker in target.workers].count(node) == workers
+    assert node_of(target, target.head) != node
     cluster_py("lose-node")
     wait_for("it is noticed", lambda: not is_ready(node))
     kubectl("delete", "node", node)
@@ -93,6 +95,28 @@ def test_a_run_survives_the_loss_of_the_node_with_all_its_workers(
         within_s=WORKER_S,
     )
     drill(team, scenario, tmp_path)
+
+
+def test_an_elastic_run_waits_for_nobody_when_it_loses_a_node(
+    make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    cluster_py("nodes", "2")
+    team = make_team("two-nodes-elastic")
+    values = tmp_path_factory.mktemp("values")
+    # Two workers of that size fit neither node.
+    team.install(values, head__nodeSelector=ON_FIRST, pools__cpu__memoryGib=13)
+    scenario = Scenario(
+        name="node-lost-elastic",
+        fault="an elastic run (`workers: {min: 1, max: 2}`) loses the node of one of its workers",
+        answer="it trains on with the other one; when Kubernetes has given up the lost pod, another is made "
+        "where there is a node, and taken back",
+        actor="Ray Train, Ray's autoscaler",
+        rights="the machine",
+        strike=partial(lose_node, workers=1),
+        within_s=WORKER_S,
+        settings=("resources.workers={min: 1, max: 2}", "train.epochs=60"),
+    )
+    drill(team, scenario, tmp_path, AT_FULL_SIZE)
 
 
 def test_a_node_that_comes_back_is_used_again(second_node: str, image: str) -> None:
