@@ -210,8 +210,8 @@ def strike_once(pursuit: Pursuit, scenario: Scenario, at_step: int | None) -> Bl
             step = int(sight.progress["step"])
             if at_step is None:
                 at_step = round(random.uniform(*STRIKE_AT) * sight.progress["steps"])
-            # Where everything is, is looked up early; of an elastic run that changes.
-            if aim is None and step >= (at_step if pursuit.job.config.scaling.is_elastic else 1):
+            # Where everything is, is looked up early; an elastic run first comes to its full size.
+            if aim is None and sight.progress["workers"] == pursuit.job.config.scaling.num_workers:
                 aim = threads.submit(pursuit.aim)
             if aim is not None and aim.done() and step >= at_step:
                 target = aim.result()

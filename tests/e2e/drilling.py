@@ -28,8 +28,6 @@ LONG = ("train.epochs=60",)
 """For faults that last, and are to end before the run does; it has an undisturbed run of its own."""
 EARLY = 50
 """The step at which a fault begins that training is to outlast; an epoch has 22."""
-AT_FULL_SIZE = 500
-"""The step of 1,320 at which an elastic run has had its second worker for long."""
 
 
 def keep(result: Object, scenario: Scenario) -> None:

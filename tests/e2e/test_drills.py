@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from conftest import Team, cluster_py, get, kubectl, set_options, wait_for
 from drilling import (
-    AT_FULL_SIZE,
     DIGITS,
+    EARLY,
     LONG,
     SETTINGS,
     check,
@@ -269,5 +269,5 @@ def test_an_elastic_run_does_without_a_worker_that_is_lost_and_takes_it_back(
         within_s=WORKER_S,
         settings=("resources.workers={min: 1, max: 2}", "train.epochs=60"),
     )
-    result = drill(team, scenario, tmp_path, AT_FULL_SIZE)
+    result = drill(team, scenario, tmp_path, EARLY)
     assert result["attempts"] == 1

@@ -21,7 +21,7 @@ from conftest import (
     require_test_cluster,
     wait_for,
 )
-from drilling import AT_FULL_SIZE, drill, process_of, volume_of
+from drilling import EARLY, drill, process_of, volume_of
 
 from launcher.drill.scenarios import HEAD_S, WORKER_S, Scenario
 from launcher.drill.strikes import Target, kill_driver
@@ -116,7 +116,7 @@ def test_an_elastic_run_waits_for_nobody_when_it_loses_a_node(
         within_s=WORKER_S,
         settings=("resources.workers={min: 1, max: 2}", "train.epochs=60"),
     )
-    drill(team, scenario, tmp_path, AT_FULL_SIZE)
+    drill(team, scenario, tmp_path, EARLY)
 
 
 def test_a_node_that_comes_back_is_used_again(second_node: str, image: str) -> None:

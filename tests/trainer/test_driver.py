@@ -8,10 +8,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import ray.train
+from ray.exceptions import OutOfMemoryError, RayActorError
 from training import open_folder, small_config, task_of
 
 from trainer import __main__, driver
@@ -24,7 +27,7 @@ from trainer.output import Output
 from trainer.progress import Trained
 from trainer.ray_cluster import missing_capacity
 from trainer.startup import Startup
-from trainer.worker import Outcome
+from trainer.worker import Outcome, Task
 
 LIMIT_S = 30.0
 
@@ -282,3 +285,38 @@ def test_an_outcome_survives_a_network_that_takes_plain_values_only() -> None:
     )
     plain = json.loads(json.dumps(outcome.to_plain()))
     assert Outcome.from_plain(plain) == outcome
+
+
+@pytest.mark.parametrize(
+    ("cause", "times", "fits"),
+    [
+        (OutOfMemoryError("killed for want of memory"), 3, 4),
+        (RayActorError(), 1, 2),
+        # So often a worker may be lost, and no more.
+        (OutOfMemoryError("killed for want of memory"), 4, 4),
+        # What would come again is not tried again.
+        (ValueError("no such backend"), 1, 1),
+    ],
+)
+def test_a_worker_that_is_lost_while_it_starts_costs_a_restart_and_no_attempt(
+    cause: Exception, times: int, fits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = task_of(small_config(tmp_path))
+    done = Outcome(resumed_from=None, trained=Trained(), startup=task.startup)
+    endings: list[Exception | Outcome] = [*[ray.train.ControllerError(cause)] * times, done]
+    storages: list[Path] = []
+
+    def fit(task: Task, storage: Path, make_trainer: object) -> Outcome:
+        storages.append(storage)
+        ending = endings.pop(0)
+        if isinstance(ending, Exception):
+            raise ending
+        return ending
+
+    monkeypatch.setattr(driver, "require_room", lambda scaling: None)
+    monkeypatch.setattr(driver, "fit_workers", fit)
+    folder = open_folder(task.config)
+    is_to_end = fits == times + 1
+    with nullcontext() if is_to_end else pytest.raises(ray.train.ControllerError):
+        assert driver.run_workers(task, folder, tmp_path, lambda: None) is done
+    assert len(set(storages)) == fits

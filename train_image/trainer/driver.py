@@ -20,6 +20,7 @@ from trainer.ray_cluster import (  # first: Ray reads some variables when it is 
 
 # isort: split
 import ray
+import ray.exceptions
 import ray.train
 import ray.train.torch
 import ray.util.metrics
@@ -55,6 +56,9 @@ def run(config: TrainerConfig, output: Output) -> None:
     """Bring the run to its end on Ray. Raises TrainerError."""
     attempt.run(config, output, fit)
 
+
+LOST = (ray.exceptions.OutOfMemoryError, ray.exceptions.RayActorError)
+"""What Ray calls it when a worker is gone."""
 
 MakeTrainer = Callable[..., Any]
 """A trainer of Ray Train for a task, with its scaling and run config; its workers return plain outcomes."""
@@ -131,8 +135,11 @@ def aside(
 def run_workers(
     task: AnyTask, folder: RunFolder, scratch: Path, make_trainer: MakeTrainer
 ) -> Outcome:
-    """Run the workers to their end, on a Ray that is large enough; again where they had to leave a node."""
-    scaling = task.config.scaling
+    """Run the workers to their end, on a Ray that is large enough.
+
+    They start anew where they had to leave a node, or one was lost while it started.
+    """
+    scaling, restarts_left = task.config.scaling, task.config.faults.worker_failures
     require_room(scaling)
     logging.getLogger("ray.data").setLevel(logging.WARNING)
     if scaling.is_elastic:
@@ -145,7 +152,17 @@ def run_workers(
     os.environ["RAY_TRAIN_COLLECTIVE_TIMEOUT_S"] = timeout_s
     os.environ["RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"] = timeout_s
     for number in itertools.count(1):
-        outcome = fit_workers(task, scratch / f"train-{number}", make_trainer)
+        try:
+            outcome = fit_workers(task, scratch / f"train-{number}", make_trainer)
+        except ray.train.ControllerError as error:
+            # Ray Train itself starts such a group anew, but not at all moments of its start, and not where it
+            # was Ray that killed the worker, for want of memory.
+            if not restarts_left or not isinstance(error.controller_failure, LOST):
+                raise
+            restarts_left -= 1
+            cause = failures.first_line(error.controller_failure)
+            print(f"a worker was lost while it started: {cause}", flush=True)
+            continue
         if not outcome.is_stopped or folder.exists(folder.stop(task.attempt)):
             break
         print(
