@@ -15,6 +15,7 @@ from training import metrics, open_folder, small_config, train_here
 from trainer.checkpoint import Checkpoints
 from trainer.config import TrainerConfig
 from trainer.errors import ConfigError
+from trainer.lease import Fence, Fenced
 from trainer.progress import (
     Length,
     Recorder,
@@ -206,6 +207,19 @@ def test_all_reports_are_on_disk_after_a_flush(tmp_path: Path) -> None:
         record.flush()
         record.flush()
         assert [line["step"] for line in read_lines(folder, folder.metrics)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_who_was_overtaken_adds_nothing_to_the_metrics(tmp_path: Path) -> None:
+    folder = open_folder(small_config(tmp_path))
+    fence = Fence.claim(folder, 1)
+    record = Recorder(folder, LENGTH, attempt=1, workers=1, check=fence.check)
+    record(report(5))
+    record.flush()
+    Fence.claim(folder, 2)
+    record(report(10, kind="epoch"))
+    with pytest.raises(Fenced, match="attempt 2 has taken over"):
+        record.close()
+    assert [line["step"] for line in read_lines(folder, folder.metrics)] == [5]
 
 
 def test_a_checkpoint_of_an_epoch_comes_after_its_metrics(

@@ -205,15 +205,17 @@ class Recorder:
         workers: int,
         own: Callable[[Report], dict[str, float]] = lambda report: {},
         also: Callable[[dict[str, Any]], None] = lambda record: None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         """`own` is what the recipe tells beside the figures of all recipes; `also` hears of each record and
-        of what progress.json says, in the same thread."""
+        of what progress.json says, in the same thread. `check` raises for whoever may not write any more."""
         self.folder = folder
         self.length = length
         self.attempt = attempt
         self.workers = workers
         self._own = own
         self._also = also
+        self._check = check
         self._pending: list[str] = []
         self._flushed = time.monotonic()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="recorder")
@@ -247,6 +249,7 @@ class Recorder:
 
     def _flush(self) -> None:
         if self._pending:
+            self._check()
             self.folder.append(self.folder.metrics, "".join(self._pending))
         self._pending, self._flushed = [], time.monotonic()
 

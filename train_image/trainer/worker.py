@@ -355,6 +355,7 @@ def _records(
             workers=worker.world_size,
             own=partial(speeds_in, task.config, worker=worker),
             also=also,
+            check=fence.check,
         )
         records = _Records(task, checkpoints, shards, fence, recorder)
         with records.saver:

@@ -277,7 +277,9 @@ def _records(
 ) -> Iterator[Records]:
     board = TensorBoard(fence.folder, samples=trained.samples, shows_epochs=False)
     with shown_also(board, gauges) as also:
-        recorder = RoundRecorder(fence.folder, task, worker.world_size, also=also)
+        recorder = RoundRecorder(
+            fence.folder, task, worker.world_size, also=also, check=fence.check
+        )
         records = Records(task, fence, recorder)
         with records.saver:
             yield records
