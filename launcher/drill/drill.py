@@ -211,7 +211,8 @@ def strike_once(pursuit: Pursuit, scenario: Scenario, at_step: int | None) -> Bl
             if at_step is None:
                 at_step = round(random.uniform(*STRIKE_AT) * sight.progress["steps"])
             # Where everything is, is looked up early; an elastic run first comes to its full size.
-            if aim is None and sight.progress["workers"] == pursuit.job.config.scaling.num_workers:
+            is_full = sight.progress["workers"] == pursuit.job.config.scaling.num_workers
+            if aim is None and is_full and step:
                 aim = threads.submit(pursuit.aim)
             if aim is not None and aim.done() and step >= at_step:
                 target = aim.result()
