@@ -210,9 +210,9 @@ def strike_once(pursuit: Pursuit, scenario: Scenario, at_step: int | None) -> Bl
             step = int(sight.progress["step"])
             if at_step is None:
                 at_step = round(random.uniform(*STRIKE_AT) * sight.progress["steps"])
-            # Where everything is, is looked up early; an elastic run first comes to its full size.
-            is_full = sight.progress["workers"] == pursuit.job.config.scaling.num_workers
-            if aim is None and is_full and step:
+            # Where everything is, is looked up early.
+            workers = pursuit.job.config.scaling.num_workers
+            if aim is None and has_all_at_work(sight.progress, workers):
                 aim = threads.submit(pursuit.aim)
             if aim is not None and aim.done() and step >= at_step:
                 target = aim.result()
@@ -228,6 +228,12 @@ def strike_once(pursuit: Pursuit, scenario: Scenario, at_step: int | None) -> Bl
             )
         pursuit.strike.result()
     return Blow(step=step, began=struck, over=over[0], last=last)
+
+
+def has_all_at_work(progress: Object, workers: int) -> bool:
+    """Whether so many workers train. An elastic run has fewer at first; before the first step of any run
+    nobody knows where they are, and progress says how many there are to be."""
+    return bool(progress["step"] > 0 and progress["workers"] == workers)
 
 
 def left_behind(cluster: Cluster, run: str, ray_clusters: set[str]) -> list[str]:

@@ -12,7 +12,13 @@ from typing import Any
 
 import pytest
 
-from launcher.drill.drill import drill_name, has_even_epochs, left_in_folder, weights_of
+from launcher.drill.drill import (
+    drill_name,
+    has_all_at_work,
+    has_even_epochs,
+    left_in_folder,
+    weights_of,
+)
 from launcher.drill.report import TOO_SHORT, UNEVEN, Report, missed
 from launcher.drill.scenarios import SCENARIOS
 from launcher.drill.soak import STRIKES, in_turn
@@ -301,6 +307,16 @@ def test_progress_stands_still_while_its_step_stays(
 ) -> None:
     after = [Saw(time=time, phase="running", step=step) for time, step in steps.items()]
     assert stood_still_s([*BEFORE, *after], STRUCK) == seconds
+
+
+@pytest.mark.parametrize(
+    ("step", "workers", "is_at_work"),
+    [(0, 2, False), (1, 2, True), (50, 1, False), (51, 2, True)],
+)
+def test_a_drill_takes_aim_when_all_workers_are_known_to_train(
+    step: int, workers: int, is_at_work: bool
+) -> None:
+    assert has_all_at_work({"step": step, "workers": workers}, 2) is is_at_work
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
