@@ -98,7 +98,10 @@ def test_a_run_survives_the_loss_of_the_node_with_all_its_workers(
 
 
 def test_an_elastic_run_waits_for_nobody_when_it_loses_a_node(
-    make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+    make_team: Callable[[str], Team],
+    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path: Path,
+    second_node: str,
 ) -> None:
     cluster_py("nodes", "2")
     team = make_team("two-nodes-elastic")

@@ -51,14 +51,14 @@ STOP_WAIT_S = 20.0
 SAVED = "stopped: all is saved up to step "
 """The last word of workers that were asked to stop."""
 
+LOST = (ray.exceptions.OutOfMemoryError, ray.exceptions.RayActorError)
+"""What Ray calls it when a worker is gone."""
+
 
 def run(config: TrainerConfig, output: Output) -> None:
     """Bring the run to its end on Ray. Raises TrainerError."""
     attempt.run(config, output, fit)
 
-
-LOST = (ray.exceptions.OutOfMemoryError, ray.exceptions.RayActorError)
-"""What Ray calls it when a worker is gone."""
 
 MakeTrainer = Callable[..., Any]
 """A trainer of Ray Train for a task, with its scaling and run config; its workers return plain outcomes."""
