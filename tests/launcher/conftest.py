@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from launcher.config import RunConfig, load_run
 from launcher.platform import Platform, load_platform, parse_platform
@@ -18,7 +18,9 @@ ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "examples/digits.yaml"
 
 # A busy machine is no failure, and what failed once belongs into a test.
-settings.register_profile("trainyard", deadline=None, database=None)
+settings.register_profile(
+    "trainyard", deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
+)
 settings.load_profile("trainyard")
 
 
