@@ -6,9 +6,12 @@ import hashlib
 import json
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from attempts import Attempts, wait_for
+from ray.train.v2._internal.execution.controller.state import ResizingState
+from ray.train.v2._internal.execution.scaling_policy import ResizeDecision
 from training import small_config
 
 from tests.trainer.s3_proxy import Fault, Proxy, running_proxy
@@ -16,6 +19,7 @@ from tests.trainer.s3_server import ALL, CREDENTIALS, Server, running_server
 from trainer import probe
 from trainer.config import Storage
 from trainer.output import Output, ProgressPrinter
+from trainer.resize import SaveBeforeResize
 from trainer.run_folder import RunFolder
 
 ADA = {"AWS_ACCESS_KEY_ID": "ada", "AWS_SECRET_ACCESS_KEY": "ada-secret"}
@@ -109,6 +113,37 @@ def test_keys_that_have_expired_are_waited_for_until_they_are_renewed(
     said = capsys.readouterr().out
     assert said.startswith("storage: trying again for 120 s: ")
     assert "AWS Error ACCESS_DENIED" in said
+
+
+class Leaving:
+    """A worker group that leaves once it is asked to; it is looked at for the second time when the bucket is
+    back."""
+
+    def __init__(self, server: Server, folder: RunFolder) -> None:
+        self.server, self.folder = server, folder
+        self.looks = 0
+
+    def poll_status(self, timeout: float) -> SimpleNamespace:
+        self.looks += 1
+        if self.looks == 2:
+            self.server.allow("runs", "ada", *ALL)
+        return SimpleNamespace(errors={}, finished=self.folder.exists(self.folder.stop(1, 1)))
+
+
+def test_workers_are_asked_to_save_before_their_group_grows_once_the_bucket_is_back(
+    server: Server, proxy: Proxy, folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder.write(f"{folder.lease}/a1.1.json", "{}")
+    server.allow("runs", "ada", *(action for action in ALL if action != "s3:PutObject"))
+    storage = Storage(path="s3://runs", endpoint=f"http://{proxy.address}")
+    callback, group = SaveBeforeResize(storage, folder.name, 1), Leaving(server, folder)
+    callback.after_worker_group_start(group)
+    callback.after_controller_state_update(
+        None, ResizingState(ResizeDecision(num_workers=2, resources_per_worker={}))
+    )
+    assert group.looks == 3
+    said = capsys.readouterr().out
+    assert said.count("the workers cannot be asked to save yet: ") == 1
 
 
 def test_patience_ends_with_the_bucket_s_own_words(

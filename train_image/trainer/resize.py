@@ -43,7 +43,7 @@ class SaveBeforeResize(WorkerGroupCallback, ControllerCallback):
 
     def _await_leaving(self, folder: RunFolder) -> None:
         """Return when all workers have left, or one has failed; one that hangs is seen as failed in time."""
-        asked = 0
+        asked, trouble = 0, ""
         while True:
             status = self._group.poll_status(timeout=POLL_S)
             if status.errors:
@@ -51,9 +51,15 @@ class SaveBeforeResize(WorkerGroupCallback, ControllerCallback):
                 print("\n".join(lines), flush=True)
             if status.errors or status.finished:
                 return
-            # A group that has just been started claims the folder a little later.
-            group = newest_group(folder, self._attempt)
-            if group != asked:
-                folder.write(folder.stop(self._attempt, group), "")
-                asked = group
+            try:
+                # A group that has just been started claims the folder a little later.
+                group = newest_group(folder, self._attempt)
+                if group != asked:
+                    folder.write(folder.stop(self._attempt, group), "")
+                    asked = group
+            except OSError as error:
+                # A bucket may be away for a while: the workers train on until they can be asked.
+                if not trouble:
+                    trouble = str(error)
+                    print(f"the workers cannot be asked to save yet: {trouble}", flush=True)
             time.sleep(POLL_S)
