@@ -36,6 +36,7 @@ from parts import (
     SECOND_CGROUP,
     SECOND_NODE,
     SECOND_NODE_NETWORK,
+    SECOND_POD_NETWORK,
     Part,
     config_files,
     fingerprint,
@@ -391,6 +392,7 @@ def set_nodes(home: Home, count: int) -> None:
         second.containerd_root.mkdir(parents=True, exist_ok=True)
         machine.make_cgroup(SECOND_CGROUP)
         with inside_namespace():
+            machine.end_silence()
             machine.add_address(SECOND_NODE_NETWORK)
             ledger.start(runtime.name, runtime.command, home.log(runtime.name), home.root)
             wait_for_part(home, ledger, runtime, 30)
@@ -405,8 +407,10 @@ def set_nodes(home: Home, count: int) -> None:
 
 
 def lose_second_node(home: Home) -> None:
-    """It goes as a machine does whose power fails: nobody says so, and its Node stays behind."""
+    """It goes as a machine does whose power fails: no connection is closed, and its Node stays behind."""
     ledger = Ledger(home.ledger)
+    with inside_namespace():
+        machine.silence(SECOND_POD_NETWORK)
     ledger.stop(["kubelet-2"], patience_s=0)
     machine.end_cgroup(SECOND_CGROUP)
     remove_containers(home.second)

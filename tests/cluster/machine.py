@@ -18,6 +18,7 @@ from parts import CGROUP, NODE_NETWORK
 NAMESPACE = Path("/run/netns/trainyard")
 CGROUPS = Path("/sys/fs/cgroup")
 CLONE_NEWNET = 0x40000000
+PACKETS = ("iptables", "--wait", "--table", "mangle")
 
 
 def run(*command: str | Path, stdin: str | None = None) -> str:
@@ -78,6 +79,21 @@ def add_address(network: str) -> None:
 def own_addresses(network: str) -> None:
     """Call it inside the namespace: whoever listens there on all addresses answers for those, too."""
     run("ip", "route", "replace", "local", network, "dev", "lo")
+
+
+SILENCED = (("PREROUTING", "--source"), ("FORWARD", "--destination"))
+
+
+def silence(network: str) -> None:
+    """Call it inside the namespace: no packet comes from there any more, none of a pod elsewhere arrives."""
+    for chain, side in SILENCED:
+        run(*PACKETS, "--append", chain, side, network, "--jump", "DROP")
+
+
+def end_silence() -> None:
+    """Call it inside the namespace. Nobody else has rules in these chains of that table."""
+    for chain, _ in SILENCED:
+        run(*PACKETS, "--flush", chain)
 
 
 def delete_namespace() -> None:

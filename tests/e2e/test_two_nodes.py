@@ -70,12 +70,12 @@ def node_of(target: Target, pod: str) -> str:
     return name
 
 
-def lose_node(target: Target, *, workers: int = 2) -> None:
+def lose_node(target: Target, *, workers: int = 2, has_head: bool = False) -> None:
     """Kubelet and containers of the second node end, with so many workers; noticed, its Node goes as by a
     cloud's controller."""
     node = "node-2"
     assert [node_of(target, worker.pod) for worker in target.workers].count(node) == workers
-    assert node_of(target, target.head) != node
+    assert (node_of(target, target.head) == node) == has_head
     cluster_py("lose-node")
     wait_for("it is noticed", lambda: not is_ready(node))
     kubectl("delete", "node", node)
@@ -93,6 +93,57 @@ def test_a_run_survives_the_loss_of_the_node_with_all_its_workers(
         rights="the machine",
         strike=lose_node,
         within_s=WORKER_S,
+    )
+    drill(team, scenario, tmp_path)
+
+
+def lose_node_for_good(target: Target, storage: Path) -> None:
+    """The same, but nobody deletes the Node until the run trains again."""
+    folder = storage / target.run
+    attempt = last_attempt(folder)
+    cluster_py("lose-node")
+    try:
+        wait_for("the next attempt trains", lambda: last_attempt(folder) > attempt)
+    finally:
+        kubectl("delete", "node", "node-2")
+
+
+def test_a_run_does_not_wait_for_a_lost_node_that_nobody_deletes(
+    team: Team, tmp_path: Path
+) -> None:
+    cluster_py("nodes", "2")
+    scenario = Scenario(
+        name="node-silent",
+        fault="the node of all workers is lost, and nobody deletes its Node object",
+        answer="KubeRay waits for the pods there; after `faults.replacement_timeout_s` (here 20 s) another "
+        "attempt starts on a new cluster",
+        actor="trainer, KubeRay",
+        rights="the machine",
+        strike=lambda target: lose_node_for_good(target, volume_of(target.cluster.namespace)),
+        within_s=HEAD_S,
+        settings=("faults.replacement_timeout_s=20",),
+    )
+    assert drill(team, scenario, tmp_path)["attempts"] == 2
+
+
+def test_a_run_survives_the_loss_of_the_node_with_all_its_pods(
+    make_team: Callable[[str], Team],
+    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path: Path,
+    second_node: str,
+) -> None:
+    cluster_py("nodes", "2")
+    team = make_team("two-nodes-head")
+    team.install(tmp_path_factory.mktemp("values"))
+    scenario = Scenario(
+        name="head-node-lost",
+        fault="the node of the head and of all workers is lost, and then its Node object deleted",
+        answer="another head and other workers are made where there is a node, once Kubernetes has given up "
+        "those of before, and the job starts there once more",
+        actor="KubeRay, trainer",
+        rights="the machine",
+        strike=partial(lose_node, has_head=True),
+        within_s=HEAD_S,
     )
     drill(team, scenario, tmp_path)
 

@@ -1,4 +1,4 @@
-"""An elastic run on a real Ray whose nodes come and go."""
+"""A run on a real Ray whose nodes come and go: an elastic one trains on, another one waits for so long."""
 
 from __future__ import annotations
 
@@ -147,3 +147,27 @@ def test_a_run_grows_when_a_node_comes_and_goes_on_when_it_is_lost(
     assert steps == sorted(set(steps))
     summary = read_json(config, "summary.json")
     assert (summary["attempts"], summary["workers"]) == (1, 1)
+
+
+@pytest.mark.timeout(600)
+def test_a_run_of_fixed_size_ends_its_attempt_when_nothing_replaces_a_lost_node(
+    attempts: Attempts,
+) -> None:
+    config = ray_config(
+        attempts,
+        train__epochs=100_000,
+        checkpoint__every_epochs=1,
+        scaling__cpus_per_worker=1,
+        scaling__has_worker_places=True,
+        faults__replacement_timeout_s=5.0,
+    )
+    with running_nodes(attempts) as nodes:
+        nodes.tell("add")
+        driver = attempts.start(config, environment={**RAY, "RAY_ADDRESS": nodes.address})
+        assert wait_for(lambda: committed(config), 150), attempts.read(config, "logs/attempt-1.log")
+        nodes.tell("remove")
+        output, _ = driver.communicate(timeout=200)
+    assert driver.returncode == 1, output
+    assert "error: no place came for the workers within" in output
+    # Another attempt may go on.
+    assert not attempts.read(config, "failed.json")

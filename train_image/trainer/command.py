@@ -188,6 +188,7 @@ def _surroundings(config: Own, attempt: int) -> dict[str, str]:
         **told,
         CONFIG_VARIABLE: config.model_dump_json(),
         "TRAINYARD_WORKER_FAILURES": f"{config.faults.worker_failures}",
+        "TRAINYARD_REPLACEMENT_TIMEOUT_S": f"{config.faults.replacement_timeout_s}",
         "RAY_ADDRESS": address(),
         # `python` and `torchrun` are those that have Ray.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),

@@ -35,6 +35,7 @@ from trainer.hold import Stopped
 from trainer.lease import Lease
 from trainer.output import Output
 from trainer.progress import Length
+from trainer.replacement import START_VARIABLE, NotReplaced, ReplacementLimit
 from trainer.resize import SaveBeforeResize
 from trainer.resume import Start
 from trainer.run_folder import RunFolder
@@ -145,7 +146,7 @@ def run_workers(
     if scaling.is_elastic:
         # So long an elastic group waits for the places that Ray counts, before it counts anew: those of a
         # lost node are among them until Ray has missed it.
-        os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "5")
+        os.environ.setdefault(START_VARIABLE, "5")
         start_coordinator()
     # Without these a worker that hangs blocks the others for ever, or is nobody's concern if it is alone.
     timeout_s = str(task.config.faults.collective_timeout_s)
@@ -155,6 +156,8 @@ def run_workers(
         try:
             outcome = fit_workers(task, scratch / f"train-{number}", make_trainer)
         except ray.train.ControllerError as error:
+            if isinstance(error.controller_failure, NotReplaced):
+                raise RunError(str(error.controller_failure)) from error
             # Ray Train itself starts such a group anew, but not at all moments of its start, and not where it
             # was Ray that killed the worker, for want of memory.
             if not restarts_left or not isinstance(error.controller_failure, LOST):
@@ -176,7 +179,7 @@ def run_workers(
 def fit_workers(task: AnyTask, storage: Path, make_trainer: MakeTrainer) -> Outcome:
     """Run one worker group after another, until the run has ended or a group has left."""
     config, scaling = task.config, task.config.scaling
-    callbacks: list[Any] = [Failures(task)]
+    callbacks: list[Any] = [Failures(task), ReplacementLimit(config.faults.replacement_timeout_s)]
     if scaling.is_elastic:
         callbacks.append(SaveBeforeResize(config.storage, config.name, task.attempt))
     # Type checkers read Ray Train's first version, in whose place the second is imported.

@@ -17,6 +17,7 @@ import ray.train
 
 from trainer.config import Storage
 from trainer.progress import cleaned
+from trainer.replacement import ReplacementLimit
 from trainer.run_folder import RunFolder
 
 
@@ -32,7 +33,8 @@ def run_config(**others: Any) -> ray.train.RunConfig:
         "storage_path": storage,
         "failure_config": ray.train.FailureConfig(max_failures=failures),
     }
-    callbacks = [*others.pop("callbacks", []), Reports(name, storage, attempt)]
+    limit = ReplacementLimit(float(os.environ["TRAINYARD_REPLACEMENT_TIMEOUT_S"]))
+    callbacks = [*others.pop("callbacks", []), Reports(name, storage, attempt), limit]
     return ray.train.RunConfig(**{**own, **others}, callbacks=callbacks)
 
 

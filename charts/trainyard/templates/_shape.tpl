@@ -43,8 +43,10 @@ headGroupSpec:
             {{- include "trainyard.shape.rayEnv" $chart | nindent 12 }}
             {{- /* On the head the whole time-out passes at every end of a run. */}}
             - {name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, value: "5"}
-            {{- /* A lost node is given up after five checks that fail; Ray's own makes one every 3 s. */}}
+            {{- /* A lost node is given up after five checks that fail. If it is just silent, that takes 30 s: Ray's
+            own checks come 3 s after each other, fail after 10 s, and take 65. */}}
             - {name: RAY_health_check_period_ms, value: "1000"}
+            - {name: RAY_health_check_timeout_ms, value: "5000"}
             {{- /* A stopped driver gets this long to have its workers save; Ray's own is 3 s. */}}
             - {name: RAY_JOB_STOP_WAIT_TIME_S, value: "40"}
             {{- /* The driver's lines also go to the container's output, for kubectl logs and log collectors. */}}

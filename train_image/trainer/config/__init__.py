@@ -114,6 +114,10 @@ class Faults(Section):
     collective_timeout_s: PositiveNumber = 900.0
     """How many seconds workers wait for each other, or for a sign of life of one, before they start over."""
 
+    replacement_timeout_s: PositiveNumber = 1800.0
+    """How many seconds a run waits for a place for workers that were lost, before its next attempt starts on
+    a new cluster. Longer than it takes to get a node."""
+
 
 class Scaling(Section):
     """The numbers of the plan that the trainer needs."""
