@@ -322,7 +322,8 @@ def preempted(scene: Scene) -> Sign | None:
 @failure(
     "node-lost",
     seen="pods with DisruptionTarget DeletionByTaintManager or DeletionByPodGC, reason NodeLost",
-    remedy="Nothing, if the run goes on by itself; else submit again: it goes on from its last "
+    remedy="Nothing, if the run goes on by itself: as long as the Node object stays that takes "
+    "faults.replacement_timeout_s, and deleting it helps; else submit again: it goes on from its last "
     "checkpoint. If nodes go often, raise faults.retries and save more often (checkpoint).",
 )
 def node_lost(scene: Scene) -> Sign | None:
