@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from layout import Home
@@ -136,16 +136,24 @@ def parts(home: Home) -> tuple[Part, ...]:
             f"--hostname-override={NODE}",
             f"--node-ip={NODE_ADDRESS}",
         ),
-        part(
-            "ray-operator",
-            "http://127.0.0.1:8082/readyz",
-            f"-kubeconfig={home.kubeconfig}",
-            "-enable-leader-election=false",
-            # It runs outside the pod network's name service, so it reaches Ray heads through the API server.
-            "-use-kubernetes-proxy",
-            "-metrics-addr=:8081",
+        _with_names_of_pods(
+            home,
+            part(
+                "ray-operator",
+                "http://127.0.0.1:8082/readyz",
+                f"-kubeconfig={home.kubeconfig}",
+                "-enable-leader-election=false",
+                "-metrics-addr=:8081",
+            ),
         ),
     )
+
+
+def _with_names_of_pods(home: Home, part: Part) -> Part:
+    """It resolves names as pods do, and so reaches the services of Ray heads as it does in a pod."""
+    names = 'mount --bind "$0" /etc/resolv.conf && exec "$@"'
+    inside = ("unshare", "--mount", "sh", "-c", names, str(home.config / "resolv.conf"))
+    return replace(part, command=(*inside, *part.command))
 
 
 def kwok(home: Home) -> Part:
