@@ -159,7 +159,7 @@ def test_a_run_of_fixed_size_ends_its_attempt_when_nothing_replaces_a_lost_node(
         checkpoint__every_epochs=1,
         scaling__cpus_per_worker=1,
         scaling__has_worker_places=True,
-        faults__replacement_timeout_s=5.0,
+        faults__replacement_timeout_s=30.0,
     )
     with running_nodes(attempts) as nodes:
         nodes.tell("add")

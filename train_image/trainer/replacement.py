@@ -50,5 +50,5 @@ class ReplacementLimit(ControllerCallback):
             raise NotReplaced(
                 f"no place came for the workers within {now - self._since:.0f} s "
                 f"(faults.replacement_timeout_s {self._timeout_s:g}): Ray misses a node, and nothing has "
-                "taken its place; another attempt starts on a new cluster"
+                "taken its place; the next attempt, if faults.retries has one left, gets a new cluster"
             )

@@ -114,9 +114,10 @@ class Faults(Section):
     collective_timeout_s: PositiveNumber = 900.0
     """How many seconds workers wait for each other, or for a sign of life of one, before they start over."""
 
-    replacement_timeout_s: PositiveNumber = 1800.0
+    replacement_timeout_s: Annotated[PositiveNumber, Field(ge=30)] = 1800.0
     """How many seconds a run waits for a place for workers that were lost, before its next attempt starts on
-    a new cluster. Longer than it takes to get a node."""
+    a new cluster. Longer than it takes to get a node; at least 30, as Kubernetes misses a silent node 20 s
+    later than Ray, and until then it puts new pods there."""
 
 
 class Scaling(Section):
