@@ -37,6 +37,7 @@ PACKAGES = {
     "conntrack": "conntrack",
     "docker-registry": "docker-registry",
     "openssl": "openssl",
+    "unshare": "util-linux",
     "promtool": "prometheus",
 }
 """A program, and the Debian package that brings it."""
