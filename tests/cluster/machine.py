@@ -19,6 +19,7 @@ NAMESPACE = Path("/run/netns/trainyard")
 CGROUPS = Path("/sys/fs/cgroup")
 CLONE_NEWNET = 0x40000000
 PACKETS = ("iptables", "--wait", "--table", "mangle")
+SILENCED = (("PREROUTING", "--source"), ("FORWARD", "--destination"))
 
 
 def run(*command: str | Path, stdin: str | None = None) -> str:
@@ -79,9 +80,6 @@ def add_address(network: str) -> None:
 def own_addresses(network: str) -> None:
     """Call it inside the namespace: whoever listens there on all addresses answers for those, too."""
     run("ip", "route", "replace", "local", network, "dev", "lo")
-
-
-SILENCED = (("PREROUTING", "--source"), ("FORWARD", "--destination"))
 
 
 def silence(network: str) -> None:

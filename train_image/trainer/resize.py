@@ -43,7 +43,7 @@ class SaveBeforeResize(WorkerGroupCallback, ControllerCallback):
 
     def _await_leaving(self, folder: RunFolder) -> None:
         """Return when all workers have left, or one has failed; one that hangs is seen as failed in time."""
-        asked, trouble = 0, ""
+        asked, is_said = 0, False
         while True:
             status = self._group.poll_status(timeout=POLL_S)
             if status.errors:
@@ -59,7 +59,7 @@ class SaveBeforeResize(WorkerGroupCallback, ControllerCallback):
                     asked = group
             except OSError as error:
                 # A bucket may be away for a while: the workers train on until they can be asked.
-                if not trouble:
-                    trouble = str(error)
-                    print(f"the workers cannot be asked to save yet: {trouble}", flush=True)
+                if not is_said:
+                    print(f"the workers cannot be asked to save yet: {error}", flush=True)
+                is_said = True
             time.sleep(POLL_S)
