@@ -38,6 +38,8 @@ from trainer.config.train import BatchShare, share_batch
 MIB_PER_GIB = 1024
 OBJECT_STORE_LIMIT_MIB = 200 * 10**9 // 2**20
 """Ray makes no object store larger than 200 GB of itself."""
+SILENT_NODE_S = 30
+"""Kubernetes misses a silent node so much later than Ray: 50 s and a look every 5, Ray by the chart's 30."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,6 +141,7 @@ def plan_run(
     leaves a rest, or if the workers cannot share a batch.
     """
     pool = _pool(run, platform)
+    _require_apart(run, platform)
     if isinstance(run, RecipeRun | BoostingRun):
         _require_shared_source(run)
     if isinstance(run, RecipeRun):
@@ -269,6 +272,18 @@ def _require_data_nodes(run: RecipeRun, pool: Pool, platform: Platform) -> None:
         raise ConfigError(
             f"data.ray_nodes = {wanted}: the Ray nodes of pool {pool.name} have the labels {offered}",
             "Use resources.data: {nodes: N}, which gives the Ray loader nodes of its own.",
+        )
+
+
+def _require_apart(run: RunConfig, platform: Platform) -> None:
+    """Raises ConfigError if the next attempt could start on the node that the one before has lost."""
+    timeout_s = run.faults.replacement_timeout_s
+    if timeout_s < SILENT_NODE_S and not platform.job.separate_attempts:
+        raise ConfigError(
+            f"faults.replacement_timeout_s = {timeout_s:g} is below {SILENT_NODE_S}: Kubernetes misses a "
+            "lost node later than Ray, and until then it would put the next attempt's pods there",
+            f"Use {SILENT_NODE_S} or more, or set job.separateAttempts in the platform's values, which keeps "
+            "the pods of an attempt off the nodes of the one before.",
         )
 
 

@@ -155,6 +155,9 @@ class Job(PlatformSection):
     keep_head_seconds_after_failure: Annotated[int, Field(ge=0)] = 3600
     """How long the head stays after a failure; the workers go at once."""
 
+    separate_attempts: bool = False
+    """Whether the pods of an attempt keep off nodes that still hold pods of another one of their run."""
+
 
 class Platform(PlatformSection):
     """All that a run takes from its cluster."""

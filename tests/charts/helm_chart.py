@@ -14,6 +14,7 @@ import yaml
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "trainyard"
 NAMESPACE = "team-vision"
+KUBERNETES = "1.34.4"
 RAY_APIS = ("ray.io/v1/RayJob", "ray.io/v1/RayCluster")
 KUEUE_APIS = tuple(
     f"kueue.x-k8s.io/{version}/{kind}"
@@ -62,9 +63,10 @@ def run_helm(
     apis: Iterable[str] = ALL_APIS,
     chart: Path = CHART,
     presets: Iterable[Path] = (),
+    kubernetes: str = KUBERNETES,
 ) -> subprocess.CompletedProcess[str]:
     command = [str(need_tool("helm")), "template", "trainyard", str(chart)]
-    command += ["--namespace", NAMESPACE]
+    command += ["--namespace", NAMESPACE, "--kube-version", kubernetes]
     for api in apis:
         command += ["--api-versions", api]
     for preset in presets:
@@ -87,9 +89,11 @@ def render(
     return [parsed for parsed in documents if parsed]
 
 
-def refusal(values: Mapping[str, Any], apis: Iterable[str] = ALL_APIS) -> str:
+def refusal(
+    values: Mapping[str, Any], apis: Iterable[str] = ALL_APIS, kubernetes: str = KUBERNETES
+) -> str:
     """What helm says when it refuses these values; fails when it does not."""
-    rendered = run_helm(values, apis)
+    rendered = run_helm(values, apis, kubernetes=kubernetes)
     assert rendered.returncode != 0, "helm accepted these values"
     return rendered.stderr
 

@@ -84,6 +84,7 @@ FACTORS: dict[str, tuple[Values, ...]] = {
         {},
         {"test": {"gpus": True}, "disruptionBudget": {"heads": True}, "head": PLACE},
         {"operator": {"version": "1.7"}, "test": {"gpus": True}},
+        {"job": {"separateAttempts": True}},
     ),
 }
 

@@ -50,6 +50,7 @@ def test_platform_holds_what_a_run_needs(platform):
             "preRunningDeadlineSeconds": 1800,
             "ttlSecondsAfterFinished": 600,
             "keepHeadSecondsAfterFailure": 3600,
+            "separateAttempts": False,
         },
         "queue": {"system": "none", "name": ""},
     }
@@ -140,6 +141,24 @@ def test_a_pool_may_count_slices_of_gpus():
     assert platform_of(objects)["pools"][1]["gpuResource"] == "nvidia.com/mig-1g.5gb"
     limits = pods_of(objects)["platform gpu"]["spec"]["containers"][0]["resources"]["limits"]
     assert limits["nvidia.com/mig-1g.5gb"] == "56"
+
+
+def test_attempts_are_kept_apart_on_request_and_nothing_else_is():
+    objects = render({"job": {"separateAttempts": True}, "rayCluster": {"enabled": True}})
+    apart = {name for name, pod in pods_of(objects).items() if "affinity" in pod["spec"]}
+    assert apart == {"platform head", "platform cpu", "platform gpu"}
+    assert pods_of(objects)["platform gpu"]["spec"]["affinity"] == {
+        "podAntiAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": [
+                {
+                    "topologyKey": "kubernetes.io/hostname",
+                    "labelSelector": {"matchLabels": {"ray.io/is-ray-node": "yes"}},
+                    "matchLabelKeys": ["trainyard.io/run"],
+                    "mismatchLabelKeys": ["ray.io/cluster"],
+                }
+            ]
+        }
+    }
 
 
 def test_reader_lies_where_heads_may_lie():

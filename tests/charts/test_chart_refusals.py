@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.charts.helm_chart import ALL_APIS, CHART, RAY_APIS, refusal, render, run_helm
+from tests.charts.helm_chart import ALL_APIS, CHART, KUBERNETES, RAY_APIS, refusal, render, run_helm
 
 GPU_POOL = {"gpusPerNode": 8, "cpus": 64, "memoryGib": 480}
 NO_CRDS = (
@@ -25,6 +25,8 @@ class Refusal:
     put_right: dict[str, Any]
     apis: Iterable[str] = ALL_APIS
     """What the cluster serves; where that is the problem, `put_right` needs no more."""
+    kubernetes: str = KUBERNETES
+    """Its version; where that is the problem, `put_right` keeps the values."""
 
 
 KUEUE = {"system": "kueue", "name": "runs", "kueue": {"clusterQueue": "vision"}}
@@ -62,6 +64,14 @@ REFUSALS = {
         says="rayVersion 2.52.1 is too old: below 2.53.0 the operator probes pods with"
         " programs that the image lacks. Use an image with Ray 2.53.0 or newer.",
         put_right={"rayVersion": "2.53.0"},
+    ),
+    "attempts apart on old Kubernetes": Refusal(
+        values={"job": {"separateAttempts": True}},
+        kubernetes="1.30.9",
+        says="job.separateAttempts is true, but Kubernetes v1.30.9 does not know mismatchLabelKeys, and"
+        " would keep the workers of one attempt from each other. Upgrade it to 1.31 or newer, or set it"
+        " to false.",
+        put_right={"job": {"separateAttempts": True}},
     ),
     "two storages": Refusal(
         values={"storage": {"s3": {"path": "s3://models"}}},
@@ -273,7 +283,7 @@ def messages(stderr: str) -> list[str]:
 
 @pytest.mark.parametrize("case", REFUSALS.values(), ids=REFUSALS)
 def test_refused_with_this_sentence_alone(case):
-    assert messages(refusal(case.values, case.apis)) == [case.says]
+    assert messages(refusal(case.values, case.apis, case.kubernetes)) == [case.says]
 
 
 @pytest.mark.parametrize("case", REFUSALS.values(), ids=REFUSALS)

@@ -30,6 +30,8 @@ pytestmark = pytest.mark.drills
 
 ON_FIRST = {"kubernetes.io/hostname": "node-1"}
 DRAIN_LIMIT = "240s"
+GIVEN_UP_S = 90.0
+"""So long after a node is lost and its Node deleted Kubernetes removes its pods."""
 PREFERRED = "trainyard.io/e2e-last=resort:PreferNoSchedule"
 
 
@@ -82,19 +84,45 @@ def lose_node(target: Target, *, workers: int = 2, has_head: bool = False) -> No
 
 
 def test_a_run_survives_the_loss_of_the_node_with_all_its_workers(
-    team: Team, tmp_path: Path
+    make_team: Callable[[str], Team],
+    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path: Path,
+    second_node: str,
 ) -> None:
+    team = make_team("two-nodes-apart")
+    values = tmp_path_factory.mktemp("values")
+    team.install(values, head__nodeSelector=ON_FIRST, job__separateAttempts=True)
     scenario = Scenario(
         name="node-lost",
         fault="the node of all workers is lost, and then its Node object deleted",
+        answer="after `faults.replacement_timeout_s` (here 5 s, as `job.separateAttempts` allows) another "
+        "attempt starts on a new cluster, which keeps off the lost node",
+        actor="trainer, KubeRay",
+        rights="the machine",
+        strike=lose_node,
+        within_s=WORKER_S,
+        settings=("faults.replacement_timeout_s=5",),
+    )
+    assert drill(team, scenario, tmp_path)["attempts"] == 2
+
+
+def test_a_run_that_waits_gets_the_place_of_a_lost_node_within_the_same_attempt(
+    team: Team, tmp_path: Path
+) -> None:
+    cluster_py("nodes", "2")
+    scenario = Scenario(
+        name="node-replaced",
+        fault="the node of all workers is lost, and then its Node object deleted; the run waits for longer "
+        "(the default)",
         answer="other pods are made where there is a node, once Kubernetes has given up those of before: it "
         "misses the node after 50 s, and waits for 40 s more",
         actor="KubeRay, Ray Train",
         rights="the machine",
         strike=lose_node,
         within_s=WORKER_S,
+        lasts_s=GIVEN_UP_S,
     )
-    drill(team, scenario, tmp_path)
+    assert drill(team, scenario, tmp_path)["attempts"] == 1
 
 
 def lose_node_for_good(target: Target, storage: Path) -> None:

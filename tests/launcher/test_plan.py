@@ -106,11 +106,20 @@ def test_the_head_grows_with_the_workers(platform: Platform) -> None:
         (digits("resources.pool=gpu"), "CPU workers would hold without using them"),
         (digits("resources.pool=tpu"), "'tpu' is no pool of the platform"),
         (digits("data.source=./mnist"), "is a path of this machine, which a cluster's pods do not"),
+        (digits("faults.replacement_timeout_s=29"), "set job.separateAttempts in the platform's"),
         (digits(workers="3"), "train.global_batch_size = 64 cannot be shared equally by 3 workers"),
     ],
 )
 def test_what_cannot_work_is_refused(platform: Platform, run: RunConfig, problem: str) -> None:
     assert problem in refusal(run, platform)
+
+
+def test_a_run_need_not_wait_where_attempts_are_kept_apart(platform: Platform) -> None:
+    apart = platform.job.model_copy(update={"separate_attempts": True})
+    plan = plan_run(
+        digits("faults.replacement_timeout_s=5"), platform.model_copy(update={"job": apart}), "team"
+    )
+    assert plan.trainer.faults.replacement_timeout_s == 5
 
 
 def test_the_trainer_gets_the_numbers_of_the_plan(platform: Platform) -> None:

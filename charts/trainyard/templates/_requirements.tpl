@@ -20,6 +20,10 @@ concerns several keys, and what the cluster must have. Each message: the value, 
   {{- $problems = append $problems (printf "rayVersion %s is too old: below 2.53.0 the operator probes pods with programs that the image lacks. Use an image with Ray 2.53.0 or newer." $values.rayVersion) -}}
 {{- end -}}
 
+{{- if and $values.job.separateAttempts (semverCompare "<1.31.0-0" .Capabilities.KubeVersion.Version) -}}
+  {{- $problems = append $problems (printf "job.separateAttempts is true, but Kubernetes %s does not know mismatchLabelKeys, and would keep the workers of one attempt from each other. Upgrade it to 1.31 or newer, or set it to false." .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+
 {{- $claim := $values.storage.claim -}}
 {{- $s3 := $values.storage.s3 -}}
 {{- if and $claim $s3.path -}}

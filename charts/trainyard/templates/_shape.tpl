@@ -6,7 +6,7 @@ All pods satisfy Pod Security "restricted". Security settings and mounts stand o
 because the operator copies them from there to the init container that it injects.
 */}}
 
-{{/* spec of a RayCluster. Arguments: chart, and groups: a list of {pool, replicas}. */}}
+{{/* spec of a RayCluster. Arguments: chart, groups: a list of {pool, replicas}, and isRun: whether a run has it. */}}
 {{- define "trainyard.shape" -}}
 {{- $chart := .chart -}}
 {{- $head := $chart.Values.head -}}
@@ -22,6 +22,9 @@ headGroupSpec:
       {{- include "trainyard.shape.metadata" . | nindent 6 }}
     spec:
       {{- include "trainyard.shape.pod" (dict "chart" $chart "place" $head) | nindent 6 }}
+      {{- with include "trainyard.shape.apart" . }}
+      {{- . | nindent 6 }}
+      {{- end }}
       {{- /* The hook below, and then what the head takes to end. */}}
       terminationGracePeriodSeconds: 60
       containers:
@@ -65,6 +68,9 @@ workerGroupSpecs:
         {{- include "trainyard.shape.metadata" $ | nindent 8 }}
       spec:
         {{- include "trainyard.shape.pod" (dict "chart" $chart "place" $pool) | nindent 8 }}
+        {{- with include "trainyard.shape.apart" $ }}
+        {{- . | nindent 8 }}
+        {{- end }}
         {{- /* Longer than the drain below, in which workers save a checkpoint. */}}
         terminationGracePeriodSeconds: 90
         containers:
@@ -196,6 +202,23 @@ volumes:
     persistentVolumeClaim:
       claimName: {{ include "trainyard.names.claim" .chart | quote }}
   {{- end }}
+{{- end }}
+
+{{/*
+Each attempt of a run has a RayCluster of its own. A lost node looks ready for a while, and keeps the pods of
+the attempt before. Arguments: those of the shape.
+*/}}
+{{- define "trainyard.shape.apart" -}}
+{{- if and .isRun .chart.Values.job.separateAttempts -}}
+affinity:
+  podAntiAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution:
+      - topologyKey: kubernetes.io/hostname
+        labelSelector:
+          matchLabels: {ray.io/is-ray-node: "yes"}
+        matchLabelKeys: [trainyard.io/run]
+        mismatchLabelKeys: [ray.io/cluster]
+{{- end }}
 {{- end }}
 
 {{/* Who a pod is and where it may lie. Arguments: chart, and place: nodeSelector and tolerations. */}}

@@ -114,10 +114,10 @@ class Faults(Section):
     collective_timeout_s: PositiveNumber = 900.0
     """How many seconds workers wait for each other, or for a sign of life of one, before they start over."""
 
-    replacement_timeout_s: Annotated[PositiveNumber, Field(ge=30)] = 1800.0
+    replacement_timeout_s: Annotated[PositiveNumber, Field(ge=5)] = 1800.0
     """How many seconds a run waits for a place for workers that were lost, before its next attempt starts on
-    a new cluster. Longer than it takes to get a node; at least 30, as Kubernetes misses a silent node 20 s
-    later than Ray, and until then it puts new pods there."""
+    a new cluster. Longer than it takes to get a node; below 30 only where the platform keeps attempts apart
+    (`job.separateAttempts`), as Kubernetes would put the new pods on the lost node."""
 
 
 class Scaling(Section):
