@@ -67,6 +67,7 @@ CHAPTERS: tuple[tuple[str, tuple[Failure, ...]], ...] = (
             placement.taints,
             placement.too_few_gpus,
             placement.too_little_cpu_or_memory,
+            placement.old_pods,
             placement.unschedulable,
         ),
     ),

@@ -236,6 +236,25 @@ def too_little_cpu_or_memory(scene: Scene) -> Sign | None:
 
 
 @failure(
+    "old-pods",
+    seen="FailedScheduling with `anti-affinity rules`",
+    remedy="Nothing, if the old pods end by themselves. A node that is gone keeps them: delete its Node "
+    "object, or add another node. job.separateAttempts: false in the platform's values lets the next "
+    "submission share nodes with them.",
+)
+def old_pods(scene: Scene) -> Sign | None:
+    """The nodes that fit still hold pods of another attempt, and the platform keeps attempts apart."""
+    complaint = _unplaced(scene, "anti-affinity rules")
+    if complaint is None:
+        return None
+    return Sign(
+        cause="the nodes that fit still hold pods of another attempt of this run, and the platform keeps "
+        "attempts apart (job.separateAttempts)",
+        evidence=(complaint.evidence,),
+    )
+
+
+@failure(
     "unschedulable",
     seen="FailedScheduling for any other reason",
     remedy="Mend what the scheduler names for pod {pod}; it tries again by itself.",
