@@ -183,7 +183,7 @@ def test_drains_end_before_the_pods_do(objects):
             continue
         grace_s = pod["spec"]["terminationGracePeriodSeconds"]
         drain_s = int(environment(pod)["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
-        assert (drain_s, grace_s) == ((5, 60) if place.endswith("head") else (60, 90)), place
+        assert (drain_s, grace_s) == ((0, 60) if place.endswith("head") else (60, 90)), place
 
 
 def test_reader_is_short_lived_and_small(platform):

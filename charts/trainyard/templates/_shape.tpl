@@ -44,8 +44,8 @@ headGroupSpec:
             {{- include "trainyard.shape.resources" $head | nindent 12 }}
           env:
             {{- include "trainyard.shape.rayEnv" $chart | nindent 12 }}
-            {{- /* On the head the whole time-out passes at every end of a run. */}}
-            - {name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, value: "5"}
+            {{- /* No drain: after the hook nothing is left to wait for, and a head would take the whole time-out. */}}
+            - {name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, value: "0"}
             {{- /* A lost node is given up after five checks that fail. If it is just silent, that takes 30 s: Ray's
             own checks come 3 s after each other, fail after 10 s, and take 65. */}}
             - {name: RAY_health_check_period_ms, value: "1000"}
