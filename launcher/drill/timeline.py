@@ -5,6 +5,7 @@ All times are seconds since 1970 by the clock of the run's pods.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -174,7 +175,7 @@ def _noticed(
     struck: float,
     again: float | None,
 ) -> tuple[float | None, str]:
-    """When and by whom the strike was noticed; None if by nobody before training went on, or ever."""
+    """When and by whom the strike was noticed; None if by nobody before training went on, or the run's end."""
     failures = [each for each in records.failures if each["time"] >= struck]
     left = [each["time"] for each in failures if each["rank"] is None]
     if left:
@@ -195,7 +196,9 @@ def _noticed(
         for each in phases
         if each.phase not in ("running", "succeeded")
     ]
-    found = [(moment, by) for moment, by in found if again is None or moment < again]
+    ends = [each.time for each in phases if each.phase == "succeeded"]
+    until = min(ends if again is None else [*ends, again], default=math.inf)
+    found = [(moment, by) for moment, by in found if moment < until]
     return min(found) if found else (None, "nobody")
 
 

@@ -166,6 +166,13 @@ def test_a_fault_that_workers_do_not_feel_costs_nothing() -> None:
     assert (found.noticed_s, found.noticed_by, found.steps_lost) == (None, "nobody", 0)
 
 
+def test_a_head_that_is_made_after_the_end_is_no_notice() -> None:
+    seen = [*BEFORE, Saw(time=1090.0, phase="succeeded")]
+    head = PodLife(name="h", kind="head", created=1092.0, started=None, ready=None)
+    found = recover(Records(attempts=[], starts=[FIRST], failures=[]), [head], seen, STRUCK)
+    assert (found.noticed_s, found.noticed_by) == (None, "nobody")
+
+
 def test_the_pace_is_known_from_two_sights_of_it() -> None:
     assert seconds_per_step(BEFORE, STRUCK) == 0.5
     assert seconds_per_step(BEFORE, 960.0) is None
