@@ -175,7 +175,7 @@ def _noticed(
     struck: float,
     again: float | None,
 ) -> tuple[float | None, str]:
-    """When and by whom the strike was noticed; None if by nobody before training went on, or the run's end."""
+    """When and by whom the strike was noticed; None if by nobody before it trained on or ended."""
     failures = [each for each in records.failures if each["time"] >= struck]
     left = [each["time"] for each in failures if each["rank"] is None]
     if left:
