@@ -267,7 +267,8 @@ def test_an_elastic_run_does_without_a_worker_that_is_lost_and_takes_it_back(
         rights="create and delete resourcequotas",
         strike=crowd_out,
         within_s=WORKER_S,
-        settings=("resources.workers={min: 1, max: 2}", "train.epochs=60"),
+        # It begins with one worker, and Ray Train looks for room once a minute.
+        settings=("resources.workers={min: 1, max: 2}", "train.epochs=160"),
     )
     result = drill(team, scenario, tmp_path, EARLY)
     assert result["attempts"] == 1
