@@ -21,10 +21,7 @@ headGroupSpec:
     metadata:
       {{- include "trainyard.shape.metadata" . | nindent 6 }}
     spec:
-      {{- include "trainyard.shape.pod" (dict "chart" $chart "place" $head) | nindent 6 }}
-      {{- with include "trainyard.shape.apart" . }}
-      {{- . | nindent 6 }}
-      {{- end }}
+      {{- include "trainyard.shape.pod" (dict "chart" $chart "place" $head "isRun" .isRun) | nindent 6 }}
       {{- /* The hook below, and then what the head takes to end. */}}
       terminationGracePeriodSeconds: 60
       containers:
@@ -67,10 +64,7 @@ workerGroupSpecs:
       metadata:
         {{- include "trainyard.shape.metadata" $ | nindent 8 }}
       spec:
-        {{- include "trainyard.shape.pod" (dict "chart" $chart "place" $pool) | nindent 8 }}
-        {{- with include "trainyard.shape.apart" $ }}
-        {{- . | nindent 8 }}
-        {{- end }}
+        {{- include "trainyard.shape.pod" (dict "chart" $chart "place" $pool "isRun" $.isRun) | nindent 8 }}
         {{- /* Longer than the drain below, in which workers save a checkpoint. */}}
         terminationGracePeriodSeconds: 90
         containers:
@@ -204,24 +198,8 @@ volumes:
   {{- end }}
 {{- end }}
 
-{{/*
-Each attempt of a run has a RayCluster of its own. A lost node looks ready for a while, and keeps the pods of
-the attempt before. Arguments: those of the shape.
-*/}}
-{{- define "trainyard.shape.apart" -}}
-{{- if and .isRun .chart.Values.job.separateAttempts -}}
-affinity:
-  podAntiAffinity:
-    requiredDuringSchedulingIgnoredDuringExecution:
-      - topologyKey: kubernetes.io/hostname
-        labelSelector:
-          matchLabels: {ray.io/is-ray-node: "yes"}
-        matchLabelKeys: [trainyard.io/run]
-        mismatchLabelKeys: [ray.io/cluster]
-{{- end }}
-{{- end }}
-
-{{/* Who a pod is and where it may lie. Arguments: chart, and place: nodeSelector and tolerations. */}}
+{{/* Who a pod is and where it may lie. Arguments: chart, place: nodeSelector and tolerations, and isRun: whether it
+trains for a run. */}}
 {{- define "trainyard.shape.identity" -}}
 {{- $values := .chart.Values -}}
 serviceAccountName: {{ include "trainyard.names.serviceAccount" .chart | quote }}
@@ -247,6 +225,17 @@ nodeSelector:
 {{- with .place.tolerations }}
 tolerations:
   {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- if and .isRun $values.job.separateAttempts }}
+{{- /* Each attempt has a RayCluster of its own. A lost node looks ready for a while, and keeps the pods of the one before. */}}
+affinity:
+  podAntiAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution:
+      - topologyKey: kubernetes.io/hostname
+        labelSelector:
+          matchLabels: {ray.io/is-ray-node: "yes"}
+        matchLabelKeys: [trainyard.io/run]
+        mismatchLabelKeys: [ray.io/cluster]
 {{- end }}
 {{- end }}
 
