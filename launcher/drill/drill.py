@@ -16,8 +16,8 @@ from launcher.drill.pursuit import Job, Pursuit, Say, Witness
 from launcher.drill.report import Report, missed
 from launcher.drill.scenarios import Scenario
 from launcher.drill.strikes import Target
-from launcher.drill.timeline import Records, recover, stood_still_s, what_was_seen
-from launcher.errors import ConfigError, RunFailed
+from launcher.drill.timeline import Records, recover, stood_still_s, trained_after, what_was_seen
+from launcher.errors import ClusterError, ConfigError, RunFailed
 from launcher.kuberay import RUN_LABEL, RayjobApi
 from launcher.platform import Platform
 from launcher.reader import Folder, open_folder
@@ -38,6 +38,7 @@ STRIKE_AT = (0.25, 0.55)
 GONE_LIMIT_S = 120.0
 POLL_S = 1.0
 UNDISTURBED = "undisturbed"
+LONGER_OR_EARLIER = "Give it more epochs (--set train.epochs=N), or strike earlier (--at-step N)."
 
 
 def drill_name(run: str, scenario: str) -> str:
@@ -155,7 +156,7 @@ def run_drill(
         left_behind=left,
         seen=what_was_seen(witness.seen, blow.began),
         stood_still_s=round(stood_still_s(witness.seen, blow.began), 1),
-        outlasted=any(saw.time > blow.over and saw.phase == "running" for saw in witness.seen),
+        outlasted=trained_after(witness.seen, blow.over),
     )
     return replace(report, missed=missed(report, scenario, job.config.checkpoint.every_s))
 
@@ -224,10 +225,26 @@ def strike_once(pursuit: Pursuit, scenario: Scenario, at_step: int | None) -> Bl
             raise ConfigError(
                 f"run {pursuit.job.run} ended before it could be struck"
                 + ("" if at_step is None else f" at step {at_step}"),
-                "Give it more epochs (--set train.epochs=N), or strike earlier (--at-step N).",
+                LONGER_OR_EARLIER,
             )
-        pursuit.strike.result()
+    is_too_late = last.phase == "succeeded" and not trained_after(pursuit.witness.seen, over[0])
+    require_landed(pursuit.strike, pursuit.job.run, is_too_late=is_too_late)
     return Blow(step=step, began=struck, over=over[0], last=last)
+
+
+def require_landed(strike: Future[None], run: str, *, is_too_late: bool) -> None:
+    """Raise what a strike has raised; where the run had ended well by then, ConfigError says that first."""
+    try:
+        strike.result()
+    except ClusterError as error:
+        if not is_too_late:
+            raise
+        raise ConfigError(
+            f"run {run} ended before its strike was over",
+            error.what,
+            *error.details,
+            LONGER_OR_EARLIER,
+        ) from error
 
 
 def has_all_at_work(progress: Object, workers: int) -> bool:

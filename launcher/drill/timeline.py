@@ -134,6 +134,11 @@ def stood_still_s(seen: Sequence[Saw], struck: float) -> float:
     return max((after - before for before, after in pairwise(moments)), default=0.0)
 
 
+def trained_after(seen: Sequence[Saw], moment: float) -> bool:
+    """Whether the run was seen to train after that moment."""
+    return any(saw.time > moment and saw.phase == "running" for saw in seen)
+
+
 def what_was_seen(seen: Sequence[Saw], struck: float) -> list[Saw]:
     """A line for each phase and message from the one before the strike on, with the step that it ended at.
 

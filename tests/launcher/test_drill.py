@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import sys
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from launcher.drill.drill import (
     has_all_at_work,
     has_even_epochs,
     left_in_folder,
+    require_landed,
     weights_of,
 )
 from launcher.drill.report import TOO_SHORT, UNEVEN, Report, missed
@@ -34,6 +36,7 @@ from launcher.drill.timeline import (
     stood_still_s,
     what_was_seen,
 )
+from launcher.errors import ClusterError, ConfigError, LauncherError
 from trainer.config import RUN_NAME_LIMIT, TrainerConfig
 
 Object = dict[str, Any]
@@ -324,6 +327,17 @@ def test_a_drill_takes_aim_when_all_workers_are_known_to_train(
     step: int, workers: int, is_at_work: bool
 ) -> None:
     assert has_all_at_work({"step": step, "workers": workers}, 2) is is_at_work
+
+
+@pytest.mark.parametrize(("is_too_late", "raised"), [(True, ConfigError), (False, ClusterError)])
+def test_a_strike_that_the_run_has_escaped_says_so_and_any_other_what_stood_in_its_way(
+    is_too_late: bool, raised: type[LauncherError]
+) -> None:
+    strike: Future[None] = Future()
+    strike.set_exception(ClusterError("no pod"))
+    with pytest.raises(raised) as told:
+        require_landed(strike, "r", is_too_late=is_too_late)
+    assert "no pod" in (told.value.what, *told.value.details)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
