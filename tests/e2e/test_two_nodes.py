@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bucket import Bucket, in_bucket
@@ -27,6 +28,8 @@ from launcher.drill.scenarios import HEAD_S, WORKER_S, Scenario
 from launcher.drill.strikes import Target, kill_driver
 
 pytestmark = pytest.mark.drills
+
+TeamWith = Callable[..., Team]
 
 ON_FIRST = {"kubernetes.io/hostname": "node-1"}
 DRAIN_LIMIT = "240s"
@@ -47,12 +50,22 @@ def second_node() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def team(
+def team_with(
     make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFactory, second_node: str
-) -> Team:
-    team = make_team("two-nodes")
-    team.install(tmp_path_factory.mktemp("values"), head__nodeSelector=ON_FIRST)
-    return team
+) -> TeamWith:
+    """Makes the team of a name, whose platform has the values that are given."""
+
+    def team_with(name: str, **values: Any) -> Team:
+        team = make_team(name)
+        team.install(tmp_path_factory.mktemp("values"), **values)
+        return team
+
+    return team_with
+
+
+@pytest.fixture(scope="module")
+def team(team_with: TeamWith) -> Team:
+    return team_with("two-nodes", head__nodeSelector=ON_FIRST)
 
 
 @pytest.fixture(scope="module")
@@ -84,14 +97,9 @@ def lose_node(target: Target, *, workers: int = 2, has_head: bool = False) -> No
 
 
 def test_a_run_survives_the_loss_of_the_node_with_all_its_workers(
-    make_team: Callable[[str], Team],
-    tmp_path_factory: pytest.TempPathFactory,
-    tmp_path: Path,
-    second_node: str,
+    team_with: TeamWith, tmp_path: Path
 ) -> None:
-    team = make_team("two-nodes-apart")
-    values = tmp_path_factory.mktemp("values")
-    team.install(values, head__nodeSelector=ON_FIRST, job__separateAttempts=True)
+    team = team_with("two-nodes-apart", head__nodeSelector=ON_FIRST, job__separateAttempts=True)
     scenario = Scenario(
         name="node-lost",
         fault="the node of all workers is lost, and then its Node object deleted",
@@ -155,14 +163,10 @@ def test_a_run_does_not_wait_for_a_lost_node_that_nobody_deletes(
 
 
 def test_a_run_survives_the_loss_of_the_node_with_all_its_pods(
-    make_team: Callable[[str], Team],
-    tmp_path_factory: pytest.TempPathFactory,
-    tmp_path: Path,
-    second_node: str,
+    team_with: TeamWith, tmp_path: Path
 ) -> None:
     cluster_py("nodes", "2")
-    team = make_team("two-nodes-head")
-    team.install(tmp_path_factory.mktemp("values"))
+    team = team_with("two-nodes-head")
     scenario = Scenario(
         name="head-node-lost",
         fault="the node of the head and of all workers is lost, and then its Node object deleted",
@@ -177,16 +181,11 @@ def test_a_run_survives_the_loss_of_the_node_with_all_its_pods(
 
 
 def test_an_elastic_run_waits_for_nobody_when_it_loses_a_node(
-    make_team: Callable[[str], Team],
-    tmp_path_factory: pytest.TempPathFactory,
-    tmp_path: Path,
-    second_node: str,
+    team_with: TeamWith, tmp_path: Path
 ) -> None:
     cluster_py("nodes", "2")
-    team = make_team("two-nodes-elastic")
-    values = tmp_path_factory.mktemp("values")
     # Two workers of that size fit neither node.
-    team.install(values, head__nodeSelector=ON_FIRST, pools__cpu__memoryGib=13)
+    team = team_with("two-nodes-elastic", head__nodeSelector=ON_FIRST, pools__cpu__memoryGib=13)
     scenario = Scenario(
         name="node-lost-elastic",
         fault="an elastic run (`workers: {min: 1, max: 2}`) loses the node of one of its workers",
