@@ -109,6 +109,15 @@ SCENARIOS: Mapping[str, Scenario] = {
             within_s=WORKER_S,
         ),
         Scenario(
+            name="worker-oom-by-ray",
+            fault="a worker's pod has 96 % of its memory in use, and Ray kills the worker",
+            answer="the worker group starts anew in the same pods",
+            actor="trainer",
+            rights=LAUNCHER_ROLE,
+            strike=strikes.crowd_worker,
+            within_s=WORKER_S,
+        ),
+        Scenario(
             name="head-deleted",
             fault="the head's pod is deleted",
             answer="the workers save; another head is made, and the job starts there once more",

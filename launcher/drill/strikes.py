@@ -62,24 +62,29 @@ HOG = (
 import sys, time
 def kills():
     return int(counts(f"{V2}/memory.events", f"{V1}/memory.oom_control")["oom_kill"])
+most, *victims = sys.argv[1:]
 limit = read(f"{V2}/memory.max", f"{V1}/memory.limit_in_bytes").strip()
 if limit == "max":
     sys.exit("the container has no memory limit")
 before, share = kills(), 0.0
-for victim in sys.argv[1:]:
+for victim in victims:
     pathlib.Path(f"/proc/{victim}/oom_score_adj").write_text("1000")
 held = []
 deadline = time.monotonic() + 30
-while time.monotonic() < deadline and all(pathlib.Path(f"/proc/{v}").exists() for v in sys.argv[1:]):
+while time.monotonic() < deadline and all(pathlib.Path(f"/proc/{v}").exists() for v in victims):
     share = held_bytes() / int(limit)
     try:
-        held.append(b"x" * 2**25)
+        if share < float(most):
+            held.append(b"x" * 2**24)
+            continue
     except MemoryError:
-        time.sleep(0.1)
+        pass
+    time.sleep(0.1)
 print(kills() - before, share)
 """
 )
-"""Takes memory until the processes that are named are gone: the kernel chooses them first.
+"""Takes memory, up to a share of the container's limit, until the processes that are named are gone: the
+kernel chooses them first.
 
 Prints how many processes of the container the kernel has killed for want of memory meanwhile, and which share
 of its limit was in use when they were last seen.
@@ -91,6 +96,9 @@ KILLED = 128 + signal.SIGKILL
 SHORT_SHARE = 0.9
 """Of a container's limit. Ray kills a worker when 95 % are in use, if it looks before the kernel has to:
 https://docs.ray.io/en/latest/ray-core/scheduling/ray-oom-prevention.html"""
+RAY_S_SHARE = 0.96
+"""Ray has to kill, and the kernel has not."""
+ALL = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,8 +167,12 @@ def stop_worker(target: Target) -> None:
 
 def exhaust_worker(target: Target) -> None:
     """Of a container's processes the kernel takes Ray's workers first: so they are marked by Ray."""
-    victim = str(target.processes[_last(target)])
-    _hog(target, target.workers[_last(target)].pod, target.workers[_last(target)].container, victim)
+    _hog_worker(target, ALL)
+
+
+def crowd_worker(target: Target) -> None:
+    """So much memory is in use that Ray kills the worker; the kernel could still go on."""
+    _hog_worker(target, RAY_S_SHARE)
 
 
 def delete_worker_pod(target: Target) -> None:
@@ -192,7 +204,8 @@ def kill_driver(target: Target) -> None:
 
 def exhaust_head(target: Target) -> None:
     """The kernel takes Ray's own server: with it the head's container ends, and starts again."""
-    _hog(target, target.head, HEAD_CONTAINER, target.process(target.head, HEAD_CONTAINER, *SERVER))
+    victim = target.process(target.head, HEAD_CONTAINER, *SERVER)
+    _hog(target, target.head, HEAD_CONTAINER, ALL, victim)
 
 
 def drain_node(target: Target) -> None:
@@ -242,9 +255,15 @@ def _last(target: Target) -> int:
     return len(target.workers) - 1
 
 
-def _hog(target: Target, pod: str, container: str, *victims: str) -> None:
+def _hog_worker(target: Target, share: float) -> None:
+    place, victim = target.workers[_last(target)], target.processes[_last(target)]
+    _hog(target, place.pod, place.container, share, str(victim))
+
+
+def _hog(target: Target, pod: str, container: str, most: float, *victims: str) -> None:
     """Raises ClusterError if nobody was killed for want of memory."""
-    with target.cluster.execute(pod, container, ["python", "-c", HOG, *victims]) as process:
+    hog = ["python", "-c", HOG, str(most), *victims]
+    with target.cluster.execute(pod, container, hog) as process:
         said = b"".join(data for _, data in process.output()).decode(errors="replace")
         if process.exit_code == KILLED:
             target.say(f"pod {pod}: the kernel has killed what took the memory, too")

@@ -34,6 +34,7 @@ from trainer.errors import RunError
 from trainer.hold import Stopped
 from trainer.lease import Lease
 from trainer.output import Output
+from trainer.places import GiveBackPlaces
 from trainer.progress import Length
 from trainer.replacement import START_VARIABLE, NotReplaced, ReplacementLimit
 from trainer.resize import SaveBeforeResize
@@ -138,7 +139,8 @@ def run_workers(
 ) -> Outcome:
     """Run the workers to their end, on a Ray that is large enough.
 
-    They start anew where they had to leave a node, or one was lost while it started.
+    They start anew where they had to leave a node, or one was lost at a moment when Ray Train does not
+    expect it.
     """
     scaling, restarts_left = task.config.scaling, task.config.faults.worker_failures
     require_room(scaling)
@@ -158,13 +160,13 @@ def run_workers(
         except ray.train.ControllerError as error:
             if isinstance(error.controller_failure, NotReplaced):
                 raise RunError(str(error.controller_failure)) from error
-            # Ray Train itself starts such a group anew, but not at all moments of its start, and not where it
-            # was Ray that killed the worker, for want of memory.
+            # Ray Train itself starts such a group anew, but not at all moments of its start and end, and not
+            # where it was Ray that killed the worker, for want of memory.
             if not restarts_left or not isinstance(error.controller_failure, LOST):
                 raise
             restarts_left -= 1
             cause = failures.first_line(error.controller_failure)
-            print(f"a worker was lost while it started: {cause}", flush=True)
+            print(f"a worker was lost, and Ray Train has ended: {cause}", flush=True)
             continue
         if not outcome.is_stopped or folder.exists(folder.stop(task.attempt)):
             break
@@ -179,7 +181,11 @@ def run_workers(
 def fit_workers(task: AnyTask, storage: Path, make_trainer: MakeTrainer) -> Outcome:
     """Run one worker group after another, until the run has ended or a group has left."""
     config, scaling = task.config, task.config.scaling
-    callbacks: list[Any] = [Failures(task), ReplacementLimit(config.faults.replacement_timeout_s)]
+    callbacks: list[Any] = [
+        Failures(task),
+        GiveBackPlaces(),
+        ReplacementLimit(config.faults.replacement_timeout_s),
+    ]
     if scaling.is_elastic:
         callbacks.append(SaveBeforeResize(config.storage, config.name, task.attempt))
     # Type checkers read Ray Train's first version, in whose place the second is imported.
