@@ -50,8 +50,10 @@ def read(*files):
             return file.read_text()
 def counts(*files):
     return dict(line.split() for line in read(*files).splitlines())
+def memory():
+    return counts(f"{V2}/memory.stat", f"{V1}/memory.stat")
 def held_bytes():
-    held = counts(f"{V2}/memory.stat", f"{V1}/memory.stat")
+    held = memory()
     return int(held.get("total_rss", held.get("anon")))
 """
 """How a container's own Python learns how many bytes its processes hold of their own; of cgroup v2 and v1."""
@@ -60,19 +62,24 @@ HOG = (
     CGROUP
     + """
 import sys, time
+def used_bytes():
+    usage, held = read(f"{V2}/memory.current", f"{V1}/memory.usage_in_bytes"), memory()
+    cached = (held.get(f"total_{key}", held[key]) for key in ("active_file", "inactive_file"))
+    return int(usage) - sum(map(int, cached))
 def kills():
     return int(counts(f"{V2}/memory.events", f"{V1}/memory.oom_control")["oom_kill"])
 most, *victims = sys.argv[1:]
 limit = read(f"{V2}/memory.max", f"{V1}/memory.limit_in_bytes").strip()
 if limit == "max":
     sys.exit("the container has no memory limit")
-before, share = kills(), 0.0
+before, peak = kills(), 0.0
 for victim in victims:
     pathlib.Path(f"/proc/{victim}/oom_score_adj").write_text("1000")
 held = []
 deadline = time.monotonic() + 30
 while time.monotonic() < deadline and all(pathlib.Path(f"/proc/{v}").exists() for v in victims):
-    share = held_bytes() / int(limit)
+    share = used_bytes() / int(limit)
+    peak = max(peak, share)
     try:
         if share < float(most):
             held.append(b"x" * 2**24)
@@ -80,14 +87,16 @@ while time.monotonic() < deadline and all(pathlib.Path(f"/proc/{v}").exists() fo
     except MemoryError:
         pass
     time.sleep(0.1)
-print(kills() - before, share)
+if time.monotonic() >= deadline:
+    sys.exit(f"nobody was killed within 30 s, with {peak:.0%} of the memory in use")
+print(kills() - before, peak)
 """
 )
 """Takes memory, up to a share of the container's limit, until the processes that are named are gone: the
 kernel chooses them first.
 
 Prints how many processes of the container the kernel has killed for want of memory meanwhile, and which share
-of its limit was in use when they were last seen.
+of its limit was in use at most, as Ray counts it: who is killed gives theirs back before they are gone.
 """
 
 KILLED = 128 + signal.SIGKILL
@@ -273,13 +282,15 @@ def _hog(target: Target, pod: str, container: str, most: float, *victims: str) -
                 f"what was to take the memory of pod {pod} failed ({process.exit_code})",
                 *said.strip().splitlines()[-1:],
             )
-    kills, share = said.split()
+    kills, peak = said.split()
     if int(kills):
         target.say(f"pod {pod}: the kernel has killed for want of memory")
-    elif float(share) > SHORT_SHARE:
+    elif float(peak) > SHORT_SHARE:
         target.say(f"pod {pod}: Ray has killed for want of memory, before the kernel had to")
     else:
-        raise ClusterError(f"pod {pod}: nobody was killed for want of memory")
+        raise ClusterError(
+            f"pod {pod}: nobody was killed for want of memory, with {float(peak):.0%} of it in use"
+        )
 
 
 def _wait_until(is_so: Callable[[], bool], what: str) -> None:
