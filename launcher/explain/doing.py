@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from launcher.explain.scene import (
     Object,
     Scene,
@@ -10,9 +12,11 @@ from launcher.explain.scene import (
     is_ready,
     name_of,
 )
-from launcher.watch import PROGRESS, attempts_of, last_record
+from launcher.watch import PROGRESS, attempts_of, last_record, record_of
 
 PODS_NAMED = 3
+FAILED = re.compile(r"worker \d+ of group \d+ failed: .*")
+"""What the driver says when Ray Train has seen it; the next progress comes from the group after it."""
 
 
 def duration(seconds: float) -> str:
@@ -48,7 +52,7 @@ def doing(scene: Scene) -> str:
         case "submitting":
             return f"{number}: pods are there, waiting for the driver to start, {spent} after the start"
         case "running":
-            return f"{number}: running for {spent}{_progress(scene)}"
+            return f"{number}: running for {spent}{_progress(scene)}{_failed_since(scene)}"
         case "retrying":
             return f"attempt {attempts - 1} has failed, the next one is coming"
         case "suspended":
@@ -117,3 +121,13 @@ def _progress(scene: Scene) -> str:
         f"; epoch {progress.get('epoch')}/{progress.get('epochs')}, "
         f"step {progress.get('step')}/{progress.get('steps')}"
     )
+
+
+def _failed_since(scene: Scene) -> str:
+    """Of a run whose workers have failed, and have not trained again."""
+    for line in reversed(scene.log.splitlines()):
+        if record_of(line, PROGRESS) is not None:
+            break
+        if failed := FAILED.search(line):
+            return f"; its workers start anew: {failed[0].rstrip()}"
+    return ""
