@@ -7,7 +7,6 @@ import logging
 import os
 import random
 import sys
-import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -31,6 +30,7 @@ from loaders import (
     play,
     prepared_of,
 )
+from own_ray import own_ray
 from training import Group, ThreadWorker
 
 from trainer.config import TrainerConfig
@@ -423,25 +423,13 @@ def ray_here() -> Iterator[None]:
     """A Ray of this process, and parts of a few rows for its tasks."""
     environment = {
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        "RAY_AUTH_MODE": "disabled",
         "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
     }
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(dir="/tmp") as scratch:
-        for name, value in environment.items():
-            patch.setenv(name, value)
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ray_loader, "PART_BYTES", 20 * 64)
         patch.setattr(logging.getLogger("ray.data"), "level", logging.ERROR)
-        ray.init(
-            address="local",
-            num_cpus=4,
-            object_store_memory=2**27,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _temp_dir=f"{scratch}/ray",
-        )
-        yield
-        ray.shutdown()
+        with own_ray(num_cpus=4, **environment):
+            yield
 
 
 def ray_by_threads(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-import tempfile
 from collections.abc import Iterator
 
 import pytest
-import ray
+from own_ray import own_ray
 from ray.util.placement_group import placement_group
 
 from trainer.places import GiveBackPlaces, groups_of
@@ -16,20 +14,9 @@ ALL_CPUS = [{"CPU": 1.0}] * 2
 
 
 @pytest.fixture
-def two_cpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A Ray of this process."""
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    with tempfile.TemporaryDirectory(dir="/tmp") as scratch:
-        ray.init(
-            address="local",
-            num_cpus=len(ALL_CPUS),
-            object_store_memory=2**27,
-            include_dashboard=False,
-            logging_level=logging.ERROR,
-            _temp_dir=f"{scratch}/ray",
-        )
+def two_cpus() -> Iterator[None]:
+    with own_ray(num_cpus=len(ALL_CPUS)):
         yield
-        ray.shutdown()
 
 
 def test_the_next_worker_group_gets_the_places_that_one_before_has_left_taken(
