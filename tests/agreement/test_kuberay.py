@@ -18,13 +18,13 @@ import pytest
 import yaml
 from helm_chart import missing, need_tool, only, render
 
-from launcher.rules import check
 from tests.agreement.upstream_cases import recorded_cases
 from tests.agreement.variants import VARIANTS, rendered
 from tests.charts.crd_schemas import FILE_NAME, module_folder, write_ray_schemas
 from tests.golden.golden import FOLDER, ROOT
 from tests.launcher.rayjobs import ABSENT
 from tests.launcher.rule_cases import CASES, Case
+from trainyard.rules.check import check
 
 VALIDATE = ROOT / "tests/cluster/tools/operator"
 

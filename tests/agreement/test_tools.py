@@ -8,12 +8,12 @@ from collections.abc import Callable
 import pytest
 import typer
 
-import trainer.checkpoints
-import trainer.data.__main__
-import trainer.export
-import trainer.predict
-import trainer.predict_data
-from launcher.commands import app
+import trainyard_trainer.tools.checkpoints
+import trainyard_trainer.tools.data
+import trainyard_trainer.tools.export
+import trainyard_trainer.tools.predict
+import trainyard_trainer.tools.predict_data
+from trainyard.cli.app import app
 
 Main = Callable[[list[str]], int]
 
@@ -21,13 +21,17 @@ Main = Callable[[list[str]], int]
 @pytest.mark.parametrize(
     ("command", "mains", "words"),
     [
-        ("checkpoints ls", [trainer.checkpoints.main], ["ls"]),
-        ("checkpoints verify", [trainer.checkpoints.main], ["verify"]),
-        ("checkpoints prune", [trainer.checkpoints.main], ["prune"]),
-        ("checkpoints export", [trainer.export.main], []),
-        ("predict", [trainer.predict.main, trainer.predict_data.main], []),
-        ("data prepare", [trainer.data.__main__.main], ["prepare"]),
-        ("data inspect", [trainer.data.__main__.main], ["inspect"]),
+        ("checkpoints ls", [trainyard_trainer.tools.checkpoints.main], ["ls"]),
+        ("checkpoints verify", [trainyard_trainer.tools.checkpoints.main], ["verify"]),
+        ("checkpoints prune", [trainyard_trainer.tools.checkpoints.main], ["prune"]),
+        ("checkpoints export", [trainyard_trainer.tools.export.main], []),
+        (
+            "predict",
+            [trainyard_trainer.tools.predict.main, trainyard_trainer.tools.predict_data.main],
+            [],
+        ),
+        ("data prepare", [trainyard_trainer.tools.data.main], ["prepare"]),
+        ("data inspect", [trainyard_trainer.tools.data.main], ["inspect"]),
     ],
 )
 def test_a_command_and_its_tools_have_the_same_options(

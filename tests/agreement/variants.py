@@ -8,10 +8,10 @@ from typing import Any
 
 import yaml
 
-from launcher.commands.options import objects_of
-from launcher.config import RunConfig, load_run
-from launcher.platform import Platform, parse_platform
 from tests.golden.golden import PLATFORM, ROOT
+from trainyard.cli.options import objects_of
+from trainyard.platform import Platform, parse_platform
+from trainyard.run_file.config import RunConfig, load_run
 
 DIGITS = ROOT / "examples/digits.yaml"
 RDMA = "network.resource=rdma/hca_shared_devices_a"

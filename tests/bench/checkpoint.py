@@ -18,11 +18,11 @@ import torch
 from tests.bench import data, runs
 from tests.bench.loops import Settings, again_and_again, ours, same_batch
 from tests.bench.rounds import BUILD, Options, Row, Section, alternate, main, ratios, say
-from trainer.loop import NoRecords
-from trainer.progress import Recorder, Report
-from trainer.run_folder import RunFolder
-from trainer.strategy import Worker
-from trainer.tensorboard import TensorBoard
+from trainyard_trainer.engine.loop import NoRecords
+from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.progress import Recorder, Report
+from trainyard_trainer.run_folder.tensorboard import TensorBoard
 
 EVERY_S = 30.0
 MOST_PERCENT = 1.0

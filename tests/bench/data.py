@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from tests.bench.rounds import BUILD, ROOT, say
-from trainer.data.parquet import Prepared, read_prepared
-from trainer.run_folder import RunFolder
+from trainyard_trainer.data.prepared import Prepared, read_prepared
+from trainyard_trainer.run_folder.folder import RunFolder
 
 CLASSES = 10
 TRAINYARD = str(ROOT / ".venv/bin/trainyard")

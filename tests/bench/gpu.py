@@ -25,14 +25,14 @@ from torchvision.io import ImageReadMode, decode_image, read_file
 from tests.bench import data, runs
 from tests.bench.loops import Settings, again_and_again, by_hand, ours, same_batch
 from tests.bench.rounds import Options, Row, Section, alternate, main, ratios, say
-from trainer.config import TrainerConfig
-from trainer.config.train import Model
-from trainer.data.batch import Batch
-from trainer.data.parquet import Prepared
-from trainer.data.torch_loader import TorchBatches
-from trainer.model import build_model
-from trainer.progress import Length, Trained
-from trainer.strategy import Worker
+from trainyard_trainer.config.train import Model
+from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.data.loading.batch import Batch
+from trainyard_trainer.data.loading.torch_loader import TorchBatches
+from trainyard_trainer.data.prepared import Prepared
+from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.recipes.image_classification.model import build_model
+from trainyard_trainer.run_folder.progress import Length, Trained
 
 LEAST_RATIO = 0.98
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "train_image"))
 os.environ |= {"PYTHONPATH": str(ROOT / "train_image"), "RAY_AUTH_MODE": "disabled"}
 
-import trainer.driver  # noqa: E402, F401, I001 - first, for what Ray reads when it is imported
+import trainyard_trainer.on_ray.driver  # noqa: E402, F401, I001 - first, for what Ray reads when it is imported
 
 import numpy as np  # noqa: E402
 import pyarrow as pa  # noqa: E402
@@ -34,13 +34,13 @@ from torch import distributed  # noqa: E402
 from torchvision.io import decode_image  # noqa: E402
 
 from tests.bench.rounds import Options, Row, Section, main, ratios, say  # noqa: E402
-from trainer.config import TrainerConfig  # noqa: E402
-from trainer.data import parquet, pictures  # noqa: E402
-from trainer.data.parquet import Images, Prepared, Split  # noqa: E402
-from trainer.data.ray_loader import RayBatches  # noqa: E402
-from trainer.data.torch_loader import TorchBatches  # noqa: E402
-from trainer.progress import Length, Trained  # noqa: E402
-from trainer.strategy import Worker  # noqa: E402
+from trainyard_trainer.config.trainer_config import TrainerConfig  # noqa: E402
+from trainyard_trainer.data import prepared, image_codec  # noqa: E402
+from trainyard_trainer.data.prepared import Images, Prepared, Split  # noqa: E402
+from trainyard_trainer.data.loading.ray_loader import RayBatches  # noqa: E402
+from trainyard_trainer.data.loading.torch_loader import TorchBatches  # noqa: E402
+from trainyard_trainer.run_folder.progress import Length, Trained  # noqa: E402
+from trainyard_trainer.parallel.strategy import Worker  # noqa: E402
 
 WORKERS = 2
 DATA_CPUS = 2
@@ -242,12 +242,12 @@ def images_per_s(data: Prepared, rounds: int) -> dict[str, list[float]]:
 
 
 def write(folder: Path, images: Images, values: Any, labels: np.ndarray) -> Prepared:
-    header = parquet.header_of(images.source, images.shape, images.encoding, images.classes)
+    header = prepared.header_of(images.source, images.shape, images.encoding, images.classes)
     files, rows, first = [], [], 0
     for index, part in enumerate(np.array_split(np.arange(len(labels)), FILES)):
         path = folder / f"part-{index:05}.parquet"
         stretch = values.slice(first, len(part))
-        path.write_bytes(parquet.write_part(header, path.name, first, stretch, labels[part]))
+        path.write_bytes(prepared.write_part(header, path.name, first, stretch, labels[part]))
         files.append(str(path))
         rows.append(len(part))
         first += len(part)
@@ -266,7 +266,7 @@ def images_of(shape: tuple[int, int, int], encoding: Any) -> Images:
 def write_tiny(folder: Path, count: int) -> Prepared:
     random = np.random.default_rng(0)
     pixels = random.integers(0, 256, (count, 1, 28, 28), np.uint8)
-    values = parquet.pixels_to_values(pixels)
+    values = prepared.pixels_to_values(pixels)
     return write(folder, images_of((1, 28, 28), "raw"), values, random.integers(0, 10, count))
 
 
@@ -274,7 +274,7 @@ def write_pictures(folder: Path, count: int) -> Prepared:
     """PNG files of 64x64 pixels, as smooth as photographs."""
     random = np.random.default_rng(0)
     coarse = random.integers(0, 256, (count, 3, 8, 8), np.uint8)
-    files = [pictures.to_png(pictures.resize(pixels, 64, 64)) for pixels in coarse]
+    files = [image_codec.to_png(image_codec.resize(pixels, 64, 64)) for pixels in coarse]
     values = pa.array(files, pa.binary())
     return write(folder, images_of((3, 64, 64), "encoded"), values, random.integers(0, 10, count))
 
@@ -311,7 +311,7 @@ def section_of(title: str, rates: dict[str, list[float]], *, is_tiny: bool) -> S
 
 def measure(options: Options) -> list[Section]:
     rounds = options.rounds_or(ROUNDS)
-    tiny, pictures = options.choose((60_000, 6_000), (2_000, 600))
+    tiny, image_codec = options.choose((60_000, 6_000), (2_000, 600))
     with tempfile.TemporaryDirectory(prefix="ty", dir="/tmp") as scratch:
         ray.init(
             address="local",
@@ -324,7 +324,7 @@ def measure(options: Options) -> list[Section]:
         sections = []
         for title, make, count in (
             (f"Ingest alone, {tiny:,} images of 28x28, raw pixels", write_tiny, tiny),
-            (f"Ingest alone, {pictures:,} PNG files of 64x64x3", write_pictures, pictures),
+            (f"Ingest alone, {image_codec:,} PNG files of 64x64x3", write_pictures, image_codec),
         ):
             folder = Path(tempfile.mkdtemp(dir=scratch))
             rates = images_per_s(make(folder, count), rounds)

@@ -11,18 +11,18 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer import loop
-from trainer.config import TrainerConfig
-from trainer.config.train import Model
-from trainer.data.batch import Batch
-from trainer.data.parquet import Images
-from trainer.learner import Learner
-from trainer.loop import NoRecords, Records
-from trainer.model import build_model
-from trainer.optimize import build_optimizer
-from trainer.progress import Length, Trained
-from trainer.strategy import Worker
-from trainer.talk import Notices
+from trainyard_trainer.config.train import Model
+from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.data.loading.batch import Batch
+from trainyard_trainer.data.prepared import Images
+from trainyard_trainer.engine import loop
+from trainyard_trainer.engine.learner import Learner
+from trainyard_trainer.engine.loop import NoRecords, Records
+from trainyard_trainer.engine.optimizers import build_optimizer
+from trainyard_trainer.engine.step_sync import Notices
+from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.recipes.image_classification.model import build_model
+from trainyard_trainer.run_folder.progress import Length, Trained
 
 Clock = Callable[[], float]
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import kubernetes
 
-from launcher.cluster import Cluster
-from launcher.commands.options import objects_of
-from launcher.config import load_run
-from launcher.platform import load_platform
 from tests.bench.rounds import ROOT, say
+from trainyard.cli.options import objects_of
+from trainyard.cluster.cluster import Cluster
+from trainyard.platform import load_platform
+from trainyard.run_file.config import load_run
 
 NAMESPACE = "trainyard-scale"
 MADE_UP = "trainyard.io/made-up"

@@ -21,10 +21,10 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from tests.bench import data
 from tests.bench.loops import ByHand
-from trainer.config import TrainerConfig, read_config
-from trainer.data.batch import Batch
-from trainer.data.parquet import decode
-from trainer.strategy import Worker
+from trainyard_trainer.config.trainer_config import TrainerConfig, read_config
+from trainyard_trainer.data.loading.batch import Batch
+from trainyard_trainer.data.prepared import decode
+from trainyard_trainer.parallel.strategy import Worker
 
 AGREE_STEPS = 10
 """The ranks agree on the end every so many steps: each must make as many as the others."""

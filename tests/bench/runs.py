@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.local import Way, program
 from tests.bench.rounds import BUILD, ROOT, say
-from trainer.config import CONFIG_VARIABLE, TrainerConfig
+from trainyard.local.training import Way, program
+from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE, TrainerConfig
 
 LOOK_S = 0.5
 """How often a run is looked at."""

@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from launcher.local import Way
 from tests.bench import data, runs
 from tests.bench.rounds import Options, Row, Section, alternate, main, ratios
+from trainyard.local.training import Way
 
 SMALL_STORE = {"RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES": str(160 * 2**20)}
 """Of which the data of a run may have a quarter: less than the pictures take, once they are decoded."""

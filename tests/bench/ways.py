@@ -29,7 +29,7 @@ import torch
 from tests.bench.processes import descendants
 from tests.bench.rounds import BUILD, ROOT, Options, Row, Section, main, say
 from tests.bench.runs import FAIR
-from trainer.config import RUN_NAME_LIMIT
+from trainyard_trainer.config.trainer_config import RUN_NAME_LIMIT
 
 TRAINYARD = str(ROOT / ".venv/bin/trainyard")
 RESULTS = ROOT / "docs/ways.json"

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from launcher.platform import parse_platform
 from tests.charts.helm_chart import Object, of_kind, only, pods_of, render
 from tests.charts.kubernetes_versions import VERSIONS, as_objects, is_known, problems
 from tests.charts.pod_security import violations
+from trainyard.platform import parse_platform
 
 Values = dict[str, Any]
 

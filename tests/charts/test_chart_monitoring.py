@@ -25,7 +25,7 @@ from tests.charts.helm_chart import (
     platform_of,
     render,
 )
-from trainer.gauges import GAUGES, LABELS
+from trainyard_trainer.run_folder.gauges import GAUGES, LABELS
 
 NAMESPACE = "team-vision"
 DASHBOARDS = sorted((CHART / "dashboards").glob("*.json"))

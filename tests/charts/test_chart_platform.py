@@ -6,8 +6,8 @@ import copy
 
 import yaml
 
-from launcher.platform import parse_platform
 from tests.charts.helm_chart import CHART, environment, only, platform_of, pods_of, render
+from trainyard.platform import parse_platform
 
 
 def test_platform_holds_what_a_run_needs(platform):

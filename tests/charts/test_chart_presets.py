@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.config import load_run
-from launcher.merge import merge
-from launcher.plan import plan_run
-from launcher.platform import parse_platform
-from launcher.render import render_job
 from tests.charts.helm_chart import CHART, Object, of_kind, only, platform_of, pods_of, render
 from tests.charts.kubernetes_versions import VERSIONS, as_objects, is_known, problems
 from tests.charts.pod_security import violations
+from trainyard.planning.merge import merge
+from trainyard.planning.plan import plan_run
+from trainyard.planning.render import render_job
+from trainyard.platform import parse_platform
+from trainyard.run_file.config import load_run
 
 PRESETS = {path.stem.removeprefix("values-"): path for path in CHART.glob("values-*.yaml")}
 RUN = CHART.parents[1] / "examples/digits.yaml"

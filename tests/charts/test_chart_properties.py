@@ -10,10 +10,10 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launcher.platform import parse_platform
 from tests.charts.helm_chart import ALL_APIS, CHART, of_kind, run_helm
 from tests.charts.kubernetes_versions import VERSIONS, is_known, problems
 from tests.charts.test_chart_matrix import FACTORS, values_of
+from trainyard.platform import parse_platform
 
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
 QUICK = settings(

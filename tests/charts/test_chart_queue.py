@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from launcher.config import load_run
-from launcher.merge import merge
-from launcher.plan import plan_run
-from launcher.platform import parse_platform
-from launcher.render import render_job
 from tests.charts.helm_chart import ALL_APIS, RAY_APIS, Object, of_kind, only, platform_of, render
+from trainyard.planning.merge import merge
+from trainyard.planning.plan import plan_run
+from trainyard.planning.render import render_job
+from trainyard.platform import parse_platform
+from trainyard.run_file.config import load_run
 
 UNITS = {"": 1, "Mi": 2**20, "Gi": 2**30, "m": 0.001}
 KUEUE = {

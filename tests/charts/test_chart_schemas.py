@@ -57,7 +57,7 @@ def of_platform(objects: list[Object]) -> list[Object]:
     platform = platform_of(objects)
     spec, reader = platform["rayClusterSpec"], copy.deepcopy(platform["readerPod"])
     reader["metadata"]["name"] = "reader"
-    job = {"entrypoint": "python -m trainer", "rayClusterSpec": spec}
+    job = {"entrypoint": "python -m trainyard_trainer", "rayClusterSpec": spec}
     return [
         {"apiVersion": "ray.io/v1", "kind": kind, "metadata": {"name": "a"}, "spec": body}
         for kind, body in (("RayCluster", spec), ("RayJob", job))

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from launcher.cluster.kinds import place_of
-from launcher.preflight import RIGHTS
 from tests.charts.helm_chart import only, pods_of, render
 from tests.charts.pod_security import violations
+from trainyard.cluster.kinds import place_of
+from trainyard.diagnosis.preflight import RIGHTS
 
 GOOD: dict[str, Any] = {
     "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},

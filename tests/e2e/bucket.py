@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from conftest import Object, Team, get, kubectl
 
-from launcher.drill.scenarios import Scenario
-from launcher.drill.strikes import Strike
 from tests.trainer.s3_proxy import Proxy, running_proxy
 from tests.trainer.s3_server import ALL, Server, running_server
+from trainyard.drills.scenarios import Scenario
+from trainyard.drills.strikes import Strike
 
 USER = "ada"
 

@@ -13,12 +13,12 @@ import pytest
 import yaml
 from conftest import ROOT, Object, Team, get, kubectl, wait_for
 
-from launcher.cluster import Cluster
-from launcher.commands.drill import job_of
-from launcher.drill.drill import UNDISTURBED, run_drill, train_undisturbed
-from launcher.drill.report import LATE, Report
-from launcher.drill.scenarios import Scenario
-from launcher.platform import CONFIG_MAP, platform_of_config_map
+from trainyard.cli.drill import job_of
+from trainyard.cluster.cluster import Cluster
+from trainyard.drills.drill import UNDISTURBED, run_drill, train_undisturbed
+from trainyard.drills.report import LATE, Report
+from trainyard.drills.scenarios import Scenario
+from trainyard.platform import CONFIG_MAP, platform_of_config_map
 
 RESULTS = ROOT / "build/drills.json"
 DIGITS = ROOT / "examples/digits.yaml"

@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from launcher.drill.scenarios import SCENARIOS
+from trainyard.drills.scenarios import SCENARIOS
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs/faults.json"

@@ -11,13 +11,13 @@ from conftest import ROOT, Object, Team, get, kubectl, run
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from launcher.cluster import Cluster
-from launcher.commands.options import objects_of
-from launcher.config import load_run
-from launcher.errors import ClusterError, ConfigError
 from tests.agreement.variants import VARIANTS, rendered
 from tests.launcher.random_runs import KINDS, PLATFORM, Made, documents, plausible
 from tests.launcher.rule_cases import API_SERVER, Case
+from trainyard.cli.options import objects_of
+from trainyard.cluster.cluster import Cluster
+from trainyard.errors import ClusterError, ConfigError
+from trainyard.run_file.config import load_run
 
 DIGITS = "examples/digits.yaml"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, Team
 
-from launcher import Run, load_run, render_run, submit_run, watch_run
-from launcher.errors import ConfigError, RunFailed
+from trainyard import Run, load_run, render_run, submit_run, watch_run
+from trainyard.errors import ConfigError, RunFailed
 
 pytestmark = pytest.mark.full
 

@@ -29,9 +29,9 @@ from drilling import (
     process_of,
 )
 
-from launcher.drill.scenarios import SCENARIOS, WORKER_S, Scenario
-from launcher.drill.strikes import Target
-from launcher.watch import HEAD_CONTAINER
+from trainyard.drills.scenarios import SCENARIOS, WORKER_S, Scenario
+from trainyard.drills.strikes import Target
+from trainyard.submission.watch import HEAD_CONTAINER
 
 SHORTEST = "worker-killed"
 """Of the drills: the one that `make e2e` has, too."""

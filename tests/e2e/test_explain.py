@@ -17,11 +17,11 @@ import pytest
 import yaml
 from conftest import ROOT, Object, Team, get, kubectl, wait_for
 
-from launcher.config import load_run
-from launcher.merge import merge
-from launcher.plan import plan_run
-from launcher.platform import Platform, platform_of_config_map
-from launcher.render import render_job
+from trainyard.planning.merge import merge
+from trainyard.planning.plan import plan_run
+from trainyard.planning.render import render_job
+from trainyard.platform import Platform, platform_of_config_map
+from trainyard.run_file.config import load_run
 
 DIGITS = ROOT / "examples/digits.yaml"
 PAUSE = "localhost/pause:1"
@@ -255,7 +255,7 @@ CASES = (
     # The program.
     Case("code", spec(entrypoint="python -c 'import json; json.loads(str())'", backoffLimit=0),
          "user-code", "JSONDecodeError", ray=True),
-    Case("no-python", spec(entrypoint="python9 -m trainer", backoffLimit=0),
+    Case("no-python", spec(entrypoint="python9 -m trainyard_trainer", backoffLimit=0),
          "missing-python", "python", ray=True),
     Case("surroundings", spec(runtimeEnvYAML="pip: 5"),
          "runtime-env", "could not start the driver", ray=True),

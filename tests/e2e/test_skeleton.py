@@ -328,9 +328,9 @@ def test_who_may_not_create_rayjobs_is_told_so_and_the_role_of_the_chart_is_enou
 
 def test_a_cluster_without_the_crds_is_told_to_install_the_operator(team: Team) -> None:
     """The API server's own answers to a group and to a resource that it does not have."""
-    from launcher.cluster import Cluster
-    from launcher.cluster.kinds import KINDS, Kind
-    from launcher.errors import ClusterError
+    from trainyard.cluster.cluster import Cluster
+    from trainyard.cluster.kinds import KINDS, Kind
+    from trainyard.errors import ClusterError
 
     there = Cluster(team.namespace)
     for group in ("ray.nowhere/v1", "apps/v1"):

@@ -13,10 +13,10 @@ from conftest import Team
 from drilling import drill, volume_of
 from fault_folder import Fault, fault_folder
 
-from launcher.drill.scenarios import SCENARIOS, WORKER_S, Scenario
-from launcher.drill.strikes import Target
 from tests.trainer.s3_proxy import Fault as ProxyFault
 from tests.trainer.s3_server import ALL
+from trainyard.drills.scenarios import SCENARIOS, WORKER_S, Scenario
+from trainyard.drills.strikes import Target
 
 pytestmark = pytest.mark.drills
 

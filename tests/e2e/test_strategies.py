@@ -13,7 +13,7 @@ import torch
 from conftest import Team, set_options
 from drilling import DIGITS, check, leaving_nothing, strike
 
-from launcher.drill.scenarios import SCENARIOS
+from trainyard.drills.scenarios import SCENARIOS
 
 pytestmark = pytest.mark.full
 

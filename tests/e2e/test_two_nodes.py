@@ -24,8 +24,8 @@ from conftest import (
 )
 from drilling import EARLY, drill, process_of, volume_of
 
-from launcher.drill.scenarios import HEAD_S, WORKER_S, Scenario
-from launcher.drill.strikes import Target, kill_driver
+from trainyard.drills.scenarios import HEAD_S, WORKER_S, Scenario
+from trainyard.drills.strikes import Target, kill_driver
 
 pytestmark = pytest.mark.drills
 

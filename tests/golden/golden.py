@@ -16,17 +16,17 @@ from typing import Any, get_args
 
 import yaml
 
-from launcher.config import load_run
-from launcher.explain.page import catalogue_page
-from launcher.merge import merge
-from launcher.plan import plan_run
-from launcher.platform import CONFIG_MAP_KEY, parse_platform
-from launcher.render import render_job
-from launcher.schema import Kind, schema_of
+from trainyard.diagnosis.page import catalogue_page
+from trainyard.planning.merge import merge
+from trainyard.planning.plan import plan_run
+from trainyard.planning.render import render_job
+from trainyard.planning.schema import Kind, schema_of
+from trainyard.platform import CONFIG_MAP_KEY, parse_platform
+from trainyard.run_file.config import load_run
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).parent / "objects"
-PLATFORM = ROOT / "launcher/platform.yaml"
+PLATFORM = ROOT / "launcher/trainyard/platform.yaml"
 PAGE = ROOT / "docs/explain.md"
 SCHEMAS = ROOT / "schemas"
 ON_DATA_NODES = ("data.loader=ray", "resources.data={nodes: 2}")

@@ -8,7 +8,7 @@ import pytest
 from golden import FOLDER, PAGE, PLATFORM, ROOT, chart_platform, expected_files, rendered
 from helm_chart import need_tool
 
-from launcher.explain.page import catalogue_page
+from trainyard.diagnosis.page import catalogue_page
 
 REPAIR = "If the change is meant, run `make golden` and read its diff."
 
@@ -44,7 +44,7 @@ def test_the_page_of_known_failures_is_the_catalogue() -> None:
 
 def test_one_changed_character_of_the_template_is_seen() -> None:
     template = (ROOT / "manifests/rayjob.yaml.j2").read_text()
-    changed = template.replace("python -m trainer", "python -m trainer2")
+    changed = template.replace("python -m trainyard_trainer", "python -m trainer2")
     golden = FOLDER / "digits-gpus-16.yaml"
     today = rendered(ROOT / "examples/digits.yaml", {"gpus": "16"}, changed)
     assert "+  entrypoint: python -m trainer2" in difference(golden.read_text(), today)

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, settings
 
-from launcher.config import RunConfig, load_run
-from launcher.platform import Platform, load_platform, parse_platform
+from trainyard.platform import Platform, load_platform, parse_platform
+from trainyard.run_file.config import RunConfig, load_run
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "examples/digits.yaml"
@@ -50,7 +50,7 @@ def write_run(tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
 @pytest.fixture(scope="session")
 def platform_with() -> Callable[..., Platform]:
     """The packaged platform with the first pool of each name changed."""
-    document = yaml.safe_load((ROOT / "launcher/platform.yaml").read_text())
+    document = yaml.safe_load((ROOT / "launcher/trainyard/platform.yaml").read_text())
 
     def change(**pools: dict[str, Any]) -> Platform:
         changed = copy.deepcopy(document)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from launcher.errors import ClusterError, ClusterUnreachable
+from trainyard.errors import ClusterError, ClusterUnreachable
 
 Object = dict[str, Any]
 

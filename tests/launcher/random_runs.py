@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 from hypothesis import strategies as st
 
-from launcher.config import load_run
-from launcher.platform import Platform, PlatformQueue, load_platform
+from trainyard.platform import Platform, PlatformQueue, load_platform
+from trainyard.run_file.config import load_run
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 EXAMPLE = EXAMPLES / "digits.yaml"

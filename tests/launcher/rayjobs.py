@@ -47,7 +47,7 @@ def rayjob(changes: Object) -> Object:
         "metadata": {"name": "digits-0123abcd", "namespace": "team"},
         "spec": {
             "submissionMode": "HTTPMode",
-            "entrypoint": "python -m trainer",
+            "entrypoint": "python -m trainyard_trainer",
             "shutdownAfterJobFinishes": False,
             "deletionStrategy": {
                 "deletionRules": [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from launcher.rules.place import Kuberay
 from tests.launcher.rayjobs import ABSENT, Object, raycluster, rayjob
+from trainyard.rules.path import Kuberay
 
 C = "spec.rayClusterSpec"
 H = f"{C}.headGroupSpec"

@@ -20,23 +20,15 @@ import pytest
 import yaml
 from fake_cluster import FakeCluster, LocalProcess
 
-import launcher
-from launcher import (
-    Run,
-    load_run,
-    local,
-    plan_run,
-    render_run,
-    submit_run,
-    train_run,
-    watch_run,
-)
-from launcher.commands.options import yaml_text
-from launcher.errors import ConfigError, LauncherError, RunFailed
-from launcher.platform import Platform
-from launcher.result import Checkpoint, Result
-from launcher.run import OnThisMachine
-from launcher.watch import Sight
+import trainyard
+from trainyard import Run, load_run, plan_run, render_run, submit_run, train_run, watch_run
+from trainyard.cli.options import yaml_text
+from trainyard.errors import ConfigError, LauncherError, RunFailed
+from trainyard.local import training
+from trainyard.local.results import Checkpoint, Result
+from trainyard.platform import Platform
+from trainyard.run import OnThisMachine
+from trainyard.submission.watch import Sight
 
 Object = dict[str, Any]
 
@@ -44,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "examples/digits.yaml"
 PAGE = ROOT / "docs/notebook.md"
 
-PLATFORM_TEXT = (ROOT / "launcher/platform.yaml").read_text()
+PLATFORM_TEXT = (ROOT / "launcher/trainyard/platform.yaml").read_text()
 STORAGE = "/mnt/trainyard"
 """Where the packaged platform's pods see the folders of runs."""
 
@@ -82,7 +74,7 @@ class LaptopCluster(FakeCluster):
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LaptopCluster:
     """The cluster that is in use."""
     made = LaptopCluster(tmp_path / "runs")
-    monkeypatch.setattr("launcher.cluster.Cluster", lambda namespace: made)
+    monkeypatch.setattr("trainyard.cluster.cluster.Cluster", lambda namespace: made)
     return made
 
 
@@ -91,8 +83,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LaptopCluster:
 
 def test_the_package_alone_imports_nothing() -> None:
     script = (
-        "import sys; before = set(sys.modules); import launcher; dir(launcher); "
-        "sys.exit(sorted(set(sys.modules) - before - {'launcher', '__future__'}) or 0)"
+        "import sys; before = set(sys.modules); import trainyard; dir(trainyard); "
+        "sys.exit(sorted(set(sys.modules) - before - {'trainyard', '__future__'}) or 0)"
     )
     ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
@@ -101,8 +93,8 @@ def test_the_package_alone_imports_nothing() -> None:
 @pytest.mark.parametrize(
     ("statement", "heavy"),
     [
-        ("from launcher import Run", "kubernetes pydantic yaml jinja2 typer rich"),
-        ("from launcher import load_run, plan_run", "kubernetes typer rich torch ray pandas"),
+        ("from trainyard import Run", "kubernetes pydantic yaml jinja2 typer rich"),
+        ("from trainyard import load_run, plan_run", "kubernetes typer rich torch ray pandas"),
     ],
 )
 def test_what_is_not_asked_for_is_not_imported(statement: str, heavy: str) -> None:
@@ -114,10 +106,10 @@ def test_what_is_not_asked_for_is_not_imported(statement: str, heavy: str) -> No
 
 
 def test_the_names_of_the_package_are_those_it_offers() -> None:
-    assert set(launcher.__all__) <= set(dir(launcher))
-    assert all(getattr(launcher, name).__doc__ for name in launcher.__all__)
+    assert set(trainyard.__all__) <= set(dir(trainyard))
+    assert all(getattr(trainyard, name).__doc__ for name in trainyard.__all__)
     with pytest.raises(AttributeError, match="no attribute 'submit_runs'"):
-        _ = launcher.submit_runs  # type: ignore[attr-defined]
+        _ = trainyard.submit_runs  # type: ignore[attr-defined]
 
 
 # Runs.
@@ -179,7 +171,7 @@ def test_code_of_a_mapping_counts_from_the_current_folder(
 @pytest.mark.parametrize("example", ["digits", "command"])
 def test_a_rendered_run_is_byte_for_byte_what_the_command_prints(example: str) -> None:
     file = f"examples/{example}.yaml"
-    command = [sys.executable, "-m", "launcher", "render", file, "-n", "team"]
+    command = [sys.executable, "-m", "trainyard", "render", file, "-n", "team"]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert yaml_text(render_run(load_run(ROOT / file), namespace="team")) == printed
 
@@ -386,7 +378,7 @@ def test_all_that_was_reported_is_a_data_frame(tmp_path: Path) -> None:
 def test_without_pandas_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made_run(tmp_path / "digits")
     result = Run("digits", storage=tmp_path).result()
-    monkeypatch.setattr("launcher.program.find_spec", lambda name: None)
+    monkeypatch.setattr("trainyard.local.tools.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="not installed: pandas") as raised:
         _ = result.metrics_dataframe
     assert "trainyard[train]" in str(raised.value)
@@ -483,12 +475,12 @@ def test_a_run_that_cannot_be_is_refused(make: Callable[[], Any], message: str) 
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that `python -m trainer` runs."""
-    monkeypatch.setattr(local, "NEEDED", ())
+    """The file that `python -m trainyard_trainer` runs."""
+    monkeypatch.setattr(training, "NEEDED", ())
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fake"))
     monkeypatch.chdir(tmp_path)
-    write(tmp_path / "fake/trainer/__init__.py", "")
-    return tmp_path / "fake/trainer/__main__.py"
+    write(tmp_path / "fake/trainyard_trainer/__init__.py", "")
+    return tmp_path / "fake/trainyard_trainer/__main__.py"
 
 
 def test_training_here_gives_a_run_and_tells_how_it_stands(program: Path, tmp_path: Path) -> None:
@@ -526,9 +518,9 @@ def test_a_pipeline_may_train_in_a_thread_of_its_own(program: Path) -> None:
 def made_model(storage: Path) -> None:
     """The same, with a small model that the run has delivered."""
     from tests.trainer.saved_run import save, weights_of
-    from trainer.checkpoint import Checkpoints
-    from trainer.run_folder import RunFolder
-    from trainer.saved import deliver
+    from trainyard_trainer.checkpointing.checkpoint import Checkpoints
+    from trainyard_trainer.recipes.saved_model import deliver
+    from trainyard_trainer.run_folder.folder import RunFolder
 
     made_run(storage / "digits")
     folder = RunFolder.open(str(storage), "digits")
@@ -551,7 +543,7 @@ def test_arrays_and_files_get_the_labels_that_validation_gives(
     from PIL import Image
 
     from tests.trainer.saved_run import IMAGES
-    from trainer.data.on_device import ToInput
+    from trainyard_trainer.data.loading.on_device import ToInput
 
     pixels = np.random.default_rng(0).integers(0, 256, (5, 8, 8), dtype=np.uint8)
     Image.fromarray(pixels[4]).save(tmp_path / "last.png")
@@ -598,7 +590,7 @@ def test_without_torch_the_extra_is_named(
 ) -> None:
     spec = util.find_spec
     monkeypatch.setattr(
-        "launcher.program.find_spec", lambda name: None if name == "torch" else spec(name)
+        "trainyard.local.tools.find_spec", lambda name: None if name == "torch" else spec(name)
     )
     with pytest.raises(ConfigError, match="not installed: torch") as raised:
         delivered.predict(["a.png"])
@@ -626,7 +618,7 @@ def test_each_block_of_the_guide_does_what_it_says(
         yield Sight(submission=config.name, phase="succeeded")
 
     if trained == "made":
-        monkeypatch.setattr(local, "train_locally", train_locally)
+        monkeypatch.setattr(training, "train_locally", train_locally)
     monkeypatch.chdir(tmp_path)
     text = PAGE.read_text()
     for said, tiny in TINY.items():

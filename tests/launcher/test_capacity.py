@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from launcher.amounts import quantity, requests_of
-from launcher.capacity import (
+from trainyard.errors import ConfigError
+from trainyard.planning.capacity import (
     Node,
     gpu_nodes,
     gpus_of_pools,
@@ -20,12 +20,12 @@ from launcher.capacity import (
     room_reasons,
     rooms_for,
 )
-from launcher.config import load_run
-from launcher.errors import ConfigError
-from launcher.merge import merge
-from launcher.plan import plan_run
-from launcher.platform import Platform
-from launcher.render import render_job
+from trainyard.planning.merge import merge
+from trainyard.planning.plan import plan_run
+from trainyard.planning.render import render_job
+from trainyard.platform import Platform
+from trainyard.quantities import quantity, requests_of
+from trainyard.run_file.config import load_run
 
 Object = dict[str, Any]
 DIGITS = Path(__file__).resolve().parents[2] / "examples/digits.yaml"

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.commands.options import objects_of
-from launcher.config import load_run
-from launcher.errors import ConfigError
-from launcher.platform import load_platform
 from tests.launcher.rayjobs import Object, raycluster, rayjob
+from trainyard.cli.options import objects_of
+from trainyard.errors import ConfigError
+from trainyard.platform import load_platform
+from trainyard.run_file.config import load_run
 
 ROOT = Path(__file__).resolve().parents[2]
 BROKEN = {"spec.submissionMode": "HttpMode", "spec.rayClusterSpec.workerGroupSpecs.0.replicas": 1}
@@ -23,7 +23,7 @@ BROKEN = {"spec.submissionMode": "HttpMode", "spec.rayClusterSpec.workerGroupSpe
 
 def check(*arguments: str, documents: list[Any]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "launcher", "check", "-", *arguments],
+        [sys.executable, "-m", "trainyard", "check", "-", *arguments],
         cwd=ROOT,
         input=yaml.safe_dump_all(documents),
         capture_output=True,

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.config import load_run
-from launcher.merge import merge
-from launcher.plan import plan_run
-from launcher.platform import load_platform
-from launcher.render import render_job
+from trainyard.planning.merge import merge
+from trainyard.planning.plan import plan_run
+from trainyard.planning.render import render_job
+from trainyard.platform import load_platform
+from trainyard.run_file.config import load_run
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = "examples/digits.yaml"
@@ -23,7 +23,7 @@ DIGITS = "examples/digits.yaml"
 
 def trainyard(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "launcher", *arguments],
+        [sys.executable, "-m", "trainyard", *arguments],
         cwd=ROOT,
         env=os.environ | environment,
         capture_output=True,
@@ -135,8 +135,8 @@ def test_the_plan_is_a_table_or_json() -> None:
 )
 def test_help_is_there_without_heavy_imports(arguments: list[str]) -> None:
     script = (
-        "import sys; from launcher.__main__ import run; code = run(sys.argv[1:]); "
-        "heavy = {'kubernetes', 'jinja2', 'yaml', 'torch', 'ray', 'launcher.config'}; "
+        "import sys; from trainyard.__main__ import run; code = run(sys.argv[1:]); "
+        "heavy = {'kubernetes', 'jinja2', 'yaml', 'torch', 'ray', 'trainyard.run_file.config'}; "
         "sys.exit(code or sorted(heavy & sys.modules.keys()) or 0)"
     )
     ended = subprocess.run(

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.cluster import Cluster
-from launcher.errors import ClusterError, ClusterUnreachable
+from trainyard.cluster.cluster import Cluster
+from trainyard.errors import ClusterError, ClusterUnreachable
 
 Object = dict[str, Any]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from launcher.config import load_name, load_run
-from launcher.errors import ConfigError
+from trainyard.errors import ConfigError
+from trainyard.run_file.config import load_name, load_run
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples/digits.yaml"
 

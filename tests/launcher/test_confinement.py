@@ -15,12 +15,6 @@ import yaml
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from launcher.commands.options import objects_of
-from launcher.config import load_run
-from launcher.errors import ConfigError
-from launcher.network import EFA_HUGE_PAGES
-from launcher.platform import Platform
-from launcher.queue import APPLICATION_LABEL, GANG_LABEL, PRIORITY_LABELS, QUEUE_LABELS
 from tests.charts.pod_security import violations
 from tests.launcher.random_runs import (
     DIGITS,
@@ -34,8 +28,14 @@ from tests.launcher.random_runs import (
     plausible,
     put,
 )
-from trainer import submission
-from trainer.config import CODE_VARIABLE, CONFIG_VARIABLE, read_config
+from trainyard.cli.options import objects_of
+from trainyard.errors import ConfigError
+from trainyard.platform import Platform
+from trainyard.run_file.config import load_run
+from trainyard.run_file.network import EFA_HUGE_PAGES
+from trainyard.run_file.queue import APPLICATION_LABEL, GANG_LABEL, PRIORITY_LABELS, QUEUE_LABELS
+from trainyard_trainer.config.trainer_config import CODE_VARIABLE, CONFIG_VARIABLE, read_config
+from trainyard_trainer.run_files import submission
 
 NAMESPACE = "team"
 OURS = {"app.kubernetes.io/managed-by", "trainyard.io/run"}
@@ -87,7 +87,7 @@ def confined(document: dict[str, Any], platform: Platform = PLATFORM) -> None:
         assert re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", value)
 
     spec = job["spec"]
-    assert spec["entrypoint"] == "python -m trainer"
+    assert spec["entrypoint"] == "python -m trainyard_trainer"
     assert spec["submissionMode"] == "HTTPMode"
     assert spec.keys() <= {
         "submissionMode", "entrypoint", "backoffLimit", "preRunningDeadlineSeconds", "suspend",

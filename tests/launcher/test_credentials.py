@@ -11,9 +11,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.config import load_run
-from launcher.credentials import credential_in, credentials, refuse_credentials
-from launcher.errors import ConfigError
+from trainyard.errors import ConfigError
+from trainyard.run_file.config import load_run
+from trainyard.run_file.credentials import credential_in, credentials, refuse_credentials
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "examples/digits.yaml"

@@ -11,14 +11,14 @@ import pytest
 import yaml
 from fake_cluster import FakeCluster
 
-from launcher.commands.options import objects_of
-from launcher.config import load_run
-from launcher.diff import diff_jobs, require_same_identity
-from launcher.errors import ConfigError
-from launcher.kuberay import RayjobApi
-from launcher.platform import Platform, PlatformQueue, load_platform, parse_platform
-from launcher.platform_diff import diff_platforms, platform_of_manifests
-from launcher.submit import submit_run
+from trainyard.cli.options import objects_of
+from trainyard.cluster.kuberay import RayjobApi
+from trainyard.errors import ConfigError
+from trainyard.planning.diff import diff_jobs, require_same_identity
+from trainyard.planning.platform_diff import diff_platforms, platform_of_manifests
+from trainyard.platform import Platform, PlatformQueue, load_platform, parse_platform
+from trainyard.run_file.config import load_run
+from trainyard.submission.submit import submit_run
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "examples/digits.yaml"
@@ -237,7 +237,7 @@ def test_what_began_binds_unless_one_of_it_agrees(
 
 
 def platform_with(**changes: Any) -> Platform:
-    document = yaml.safe_load((ROOT / "launcher/platform.yaml").read_text())
+    document = yaml.safe_load((ROOT / "launcher/trainyard/platform.yaml").read_text())
     return parse_platform(yaml.safe_dump(document | changes), "test")
 
 
@@ -292,7 +292,7 @@ def test_equal_platforms_differ_in_nothing() -> None:
 
 
 def test_the_platform_is_found_in_what_helm_prints() -> None:
-    text = (ROOT / "launcher/platform.yaml").read_text()
+    text = (ROOT / "launcher/trainyard/platform.yaml").read_text()
     manifests = [
         None,
         {"kind": "ServiceAccount", "metadata": {"name": "trainyard-run"}},

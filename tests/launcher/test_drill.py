@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launcher.drill.drill import (
+from trainyard.drills.drill import (
     drill_name,
     has_all_at_work,
     has_even_epochs,
@@ -21,12 +21,12 @@ from launcher.drill.drill import (
     require_landed,
     weights_of,
 )
-from launcher.drill.report import TOO_SHORT, UNEVEN, Report, missed
-from launcher.drill.scenarios import SCENARIOS
-from launcher.drill.soak import STRIKES, in_turn
-from launcher.drill.soak_report import Size, SoakReport, Struck, growth
-from launcher.drill.strikes import FIND
-from launcher.drill.timeline import (
+from trainyard.drills.report import TOO_SHORT, UNEVEN, Report, missed
+from trainyard.drills.scenarios import SCENARIOS
+from trainyard.drills.soak import STRIKES, in_turn
+from trainyard.drills.soak_report import Size, SoakReport, Struck, growth
+from trainyard.drills.strikes import FIND
+from trainyard.drills.timeline import (
     PodLife,
     Records,
     Recovery,
@@ -36,8 +36,8 @@ from launcher.drill.timeline import (
     stood_still_s,
     what_was_seen,
 )
-from launcher.errors import ClusterError, ConfigError, LauncherError
-from trainer.config import RUN_NAME_LIMIT, TrainerConfig
+from trainyard.errors import ClusterError, ConfigError, LauncherError
+from trainyard_trainer.config.trainer_config import RUN_NAME_LIMIT, TrainerConfig
 
 Object = dict[str, Any]
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from launcher.config import RunConfig, load_run
-from launcher.errors import ConfigError
-from launcher.local import local_config
-from launcher.merge import merge
-from launcher.plan import plan_run
-from launcher.platform import Platform, PlatformQueue
-from launcher.reasons import explain_plan
-from launcher.render import render_job
-from trainer.config import DATA_LABELS, WORKER_RESOURCE
+from trainyard.errors import ConfigError
+from trainyard.local.training import local_config
+from trainyard.planning.merge import merge
+from trainyard.planning.plan import plan_run
+from trainyard.planning.reasons import explain_plan
+from trainyard.planning.render import render_job
+from trainyard.platform import Platform, PlatformQueue
+from trainyard.run_file.config import RunConfig, load_run
+from trainyard_trainer.config.trainer_config import DATA_LABELS, WORKER_RESOURCE
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples/digits.yaml"
 ON_DATA_NODES = ("data.loader=ray", "resources.data={nodes: 3}")

@@ -15,13 +15,13 @@ import yaml
 from fake_cluster import FakeCluster, merge_patch
 from typer.main import get_command
 
-from launcher.commands import app
-from launcher.errors import ClusterError
-from launcher.explain.catalogue import CATALOGUE, Explanation, explain
-from launcher.explain.doing import duration
-from launcher.explain.scene import Scene
-from launcher.explain.words import explanation_lines
-from launcher.gather import gather
+from trainyard.cli.app import app
+from trainyard.diagnosis.activity import duration
+from trainyard.diagnosis.catalogue import CATALOGUE, Explanation, explain
+from trainyard.diagnosis.gather import gather
+from trainyard.diagnosis.snapshot import Scene
+from trainyard.diagnosis.text import explanation_lines
+from trainyard.errors import ClusterError
 
 Object = dict[str, Any]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import ClusterError, ClusterUnreachable
-from launcher.follow import REFUSED_LIMIT_S, follow, follow_log, precise
+from trainyard.cluster.follow import REFUSED_LIMIT_S, follow, follow_log, precise
+from trainyard.errors import ClusterError, ClusterUnreachable
 
 Object = dict[str, Any]
 GONE = ClusterUnreachable("away")

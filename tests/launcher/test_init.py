@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.__main__ import run
-from launcher.config import load_run
-from launcher.new_run import default_batch, run_text
-from launcher.plan import plan_run
-from launcher.platform import Platform
+from trainyard.__main__ import run
+from trainyard.planning.init import default_batch, run_text
+from trainyard.planning.plan import plan_run
+from trainyard.platform import Platform
+from trainyard.run_file.config import load_run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -124,9 +124,9 @@ def test_a_terminal_is_asked(tmp_path: Path) -> None:
     os.write(master, b"\ns3://b/x\n5\n\nresnet34\n8\n3\n")
     try:
         ended = subprocess.run(
-            [sys.executable, "-m", "launcher", "init", "shapes.yaml"],
+            [sys.executable, "-m", "trainyard", "init", "shapes.yaml"],
             cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/train_image"},
+            env=os.environ | {"PYTHONPATH": f"{ROOT}/launcher:{ROOT}/train_image"},
             stdin=terminal,
             capture_output=True,
             text=True,

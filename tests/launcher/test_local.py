@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher import local
-from launcher.config import RunConfig
-from launcher.errors import ConfigError, LauncherError, RunFailed
-from launcher.local import error_of, local_config, train_locally
-from launcher.watch import Sight
+from trainyard.errors import ConfigError, LauncherError, RunFailed
+from trainyard.local import training
+from trainyard.local.training import error_of, local_config, train_locally
+from trainyard.run_file.config import RunConfig
+from trainyard.submission.watch import Sight
 
 ASKED_TO_LEAVE = """
 import pathlib, signal, sys, time
@@ -25,11 +25,11 @@ time.sleep(60)
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that `python -m trainer` runs."""
-    monkeypatch.setattr(local, "NEEDED", ())
+    """The file that `python -m trainyard_trainer` runs."""
+    monkeypatch.setattr(training, "NEEDED", ())
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    package = tmp_path / "trainer"
+    package = tmp_path / "trainyard_trainer"
     package.mkdir()
     (package / "__init__.py").touch()
     return package / "__main__.py"

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from launcher.config import load_run
-from launcher.errors import ConfigError
-from launcher.merge import merge
-from launcher.plan import plan_run
-from launcher.platform import Platform
-from launcher.reasons import explain_plan
-from launcher.render import render_job
-from trainer import submission
+from trainyard.errors import ConfigError
+from trainyard.planning.merge import merge
+from trainyard.planning.plan import plan_run
+from trainyard.planning.reasons import explain_plan
+from trainyard.planning.render import render_job
+from trainyard.platform import Platform
+from trainyard.run_file.config import load_run
+from trainyard_trainer.run_files import submission
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples/digits.yaml"
 RDMA = "network.resource=rdma/hca_shared_devices_a"

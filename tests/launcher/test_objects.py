@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.config import load_run
-from launcher.errors import ConfigError
-from launcher.merge import merge, object_hash
-from launcher.plan import Plan, plan_run
-from launcher.platform import Platform
-from launcher.render import render_job
-from trainer import submission
-from trainer.config import CONFIG_VARIABLE, TrainerConfig
+from trainyard.errors import ConfigError
+from trainyard.planning.merge import merge, object_hash
+from trainyard.planning.plan import Plan, plan_run
+from trainyard.planning.render import render_job
+from trainyard.platform import Platform
+from trainyard.run_file.config import load_run
+from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE, TrainerConfig
+from trainyard_trainer.run_files import submission
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = (ROOT / "manifests/rayjob.yaml.j2").read_text()
@@ -143,7 +143,7 @@ def test_the_config_survives_kubernetes_expansion(platform: Platform, text: str)
 
 
 def test_nothing_of_the_users_reaches_the_entrypoint(platform: Platform) -> None:
-    assert job_of(platform)["spec"]["entrypoint"] == "python -m trainer"
+    assert job_of(platform)["spec"]["entrypoint"] == "python -m trainyard_trainer"
 
 
 def test_a_shape_without_the_pools_group_is_refused(platform: Platform) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from fake_cluster import FakeCluster
 
-from launcher import show
-from launcher.kuberay import RayjobApi
-from launcher.overview import describe, last_of_each, sights_of
-from launcher.watch import sight_of
+from trainyard.cli import show
+from trainyard.cluster.kuberay import RayjobApi
+from trainyard.submission.overview import describe, last_of_each, sights_of
+from trainyard.submission.watch import sight_of
 
 Object = dict[str, Any]
 NOW = datetime(2026, 1, 1, 1, 0, 0, tzinfo=timezone.utc)

@@ -13,26 +13,26 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.api import render_run
-from launcher.commands.options import code_of, objects_of
-from launcher.commands.run_file import render
-from launcher.config import CommandRun, RunConfig, load_run
-from launcher.diff import diff_jobs
-from launcher.errors import ConfigError
-from launcher.local import local_config
-from launcher.overlay import pack
-from launcher.plan import plan_run
-from launcher.platform import load_platform
-from launcher.reasons import explain_plan
-from launcher.show import log_line, progress_text, summary_text
-from trainer.config import (
+from trainyard.api import render_run
+from trainyard.cli.options import code_of, objects_of
+from trainyard.cli.run_file import render
+from trainyard.cli.show import log_line, progress_text, summary_text
+from trainyard.errors import ConfigError
+from trainyard.local.training import local_config
+from trainyard.planning.diff import diff_jobs
+from trainyard.planning.plan import plan_run
+from trainyard.planning.reasons import explain_plan
+from trainyard.platform import load_platform
+from trainyard.run_file.code_archive import pack
+from trainyard.run_file.config import CommandRun, RunConfig, load_run
+from trainyard_trainer.config.trainer_config import (
     CODE_VARIABLE,
     CONFIG_VARIABLE,
     CommandConfig,
     FunctionConfig,
     read_config,
 )
-from trainer.config.own import fill_command
+from trainyard_trainer.config.user_code import fill_command
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples/command.yaml"
@@ -97,7 +97,7 @@ def test_the_code_travels_in_one_variable_of_the_head_alone() -> None:
     assert code is not None
     assert variable["value"] == code.text
     assert CODE_VARIABLE not in str(shape["workerGroupSpecs"])
-    assert job["spec"]["entrypoint"] == "python -m trainer"
+    assert job["spec"]["entrypoint"] == "python -m trainyard_trainer"
 
 
 def test_changed_code_and_command_take_effect_at_the_next_attempt_and_a_recipe_is_refused(

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.config import RunConfig, load_run
-from launcher.errors import ConfigError
-from launcher.plan import Plan, plan_run
-from launcher.platform import Platform
-from launcher.reasons import explain_plan
+from trainyard.errors import ConfigError
+from trainyard.planning.plan import Plan, plan_run
+from trainyard.planning.reasons import explain_plan
+from trainyard.platform import Platform
+from trainyard.run_file.config import RunConfig, load_run
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples/digits.yaml"
 

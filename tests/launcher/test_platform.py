@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.errors import ClusterError, ConfigError
-from launcher.platform import load_platform, parse_platform, platform_of_config_map
+from trainyard.errors import ClusterError, ConfigError
+from trainyard.platform import load_platform, parse_platform, platform_of_config_map
 
-PACKAGED = Path(__file__).resolve().parents[2] / "launcher/platform.yaml"
+PACKAGED = Path(__file__).resolve().parents[2] / "launcher/trainyard/platform.yaml"
 
 Object = dict[str, Any]
 

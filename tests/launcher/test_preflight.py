@@ -10,13 +10,8 @@ from typing import Any
 import pytest
 from fake_cluster import FakeCluster
 
-from launcher.config import load_run
-from launcher.errors import ClusterError, ClusterUnreachable
-from launcher.merge import merge
-from launcher.plan import plan_run
-from launcher.platform import Platform
-from launcher.preflight import RIGHTS, Check, Facts, Probe, checks, kuberay_of
-from launcher.prober import (
+from trainyard.diagnosis.preflight import RIGHTS, Check, Facts, Probe, checks, kuberay_of
+from trainyard.diagnosis.probe import (
     SETTLE_S,
     probe_pod,
     run_probe,
@@ -24,9 +19,14 @@ from launcher.prober import (
     suspended_job,
     try_operator,
 )
-from launcher.quota import over_quota
-from launcher.render import render_job
-from launcher.rules import check
+from trainyard.errors import ClusterError, ClusterUnreachable
+from trainyard.planning.merge import merge
+from trainyard.planning.plan import plan_run
+from trainyard.planning.quota import over_quota
+from trainyard.planning.render import render_job
+from trainyard.platform import Platform
+from trainyard.rules.check import check
+from trainyard.run_file.config import load_run
 
 Object = dict[str, Any]
 
@@ -207,10 +207,12 @@ def test_a_pod_that_is_refused_proves_nothing_else(good: Facts) -> None:
 
 
 def test_an_image_without_the_probe_is_told_with_its_words(good: Facts) -> None:
-    probe = Probe(image=IMAGE, storage="/mnt", log="No module named trainer.probe\n")
+    probe = Probe(
+        image=IMAGE, storage="/mnt", log="No module named trainyard_trainer.tools.probe\n"
+    )
     check = only(checks(replace(good, probe=probe)), "programs")
     assert check.state == "failed"
-    assert "No module named trainer.probe" in check.seen
+    assert "No module named trainyard_trainer.tools.probe" in check.seen
 
 
 # The pod itself.
@@ -248,7 +250,7 @@ def test_the_probe_pod_is_the_readers_with_another_program(platform: Platform) -
     pod = probe_pod(platform, IMAGE)
     (container,) = pod["spec"]["containers"]
     shape = platform.reader_pod["spec"]
-    assert container["command"] == ["python", "-m", "trainer.probe"]
+    assert container["command"] == ["python", "-m", "trainyard_trainer.tools.probe"]
     assert container["args"] == ["--path", "/mnt/trainyard"]
     assert container["image"] == IMAGE
     assert container["volumeMounts"] == shape["containers"][0]["volumeMounts"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
@@ -12,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher import program
-from launcher.errors import ConfigError, RunFailed
-from launcher.program import run_tool
+from trainyard.errors import ConfigError, RunFailed
+from trainyard.local import tools as program
+from trainyard.local.tools import run_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,23 +32,26 @@ signal.pause()
 
 @pytest.fixture
 def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder in which `python -m trainer.<module>` finds its modules."""
+    """The folder in which `python -m trainyard_trainer.tools.<module>` finds its modules."""
     monkeypatch.setattr(program, "NEEDED", ())
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), str(ROOT))))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    package = tmp_path / "trainer"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    # The launcher reads the real one.
-    shutil.copytree(ROOT / "train_image/trainer/config", package / "config")
+    package = tmp_path / "trainyard_trainer"
+    tools = package / "tools"
+    tools.mkdir(parents=True)
+    for folder in (package, tools):
+        (folder / "__init__.py").touch()
+    # The launcher reads the real ones.
+    for room in ("config", "run_files"):
+        shutil.copytree(ROOT / "train_image/trainyard_trainer" / room, package / room)
     for module in ("checkpoints", "export", "predict", "predict_data", "data"):
-        (package / f"{module}.py").write_text(SHOW_ARGUMENTS)
-    return package
+        (tools / f"{module}.py").write_text(SHOW_ARGUMENTS)
+    return tools
 
 
 def trainyard(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "launcher", *arguments],
+        [sys.executable, "-m", "trainyard", *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -153,7 +155,7 @@ def test_missing_packages_are_told_with_the_remedy(monkeypatch: pytest.MonkeyPat
 def test_an_interrupted_command_ends_its_tool_first(tools: Path, number: signal.Signals) -> None:
     (tools / "data.py").write_text(WAIT_FOR_CTRL_C)
     with subprocess.Popen(
-        [sys.executable, "-m", "launcher", "data", "inspect", "in/"], stdout=subprocess.PIPE
+        [sys.executable, "-m", "trainyard", "data", "inspect", "in/"], stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"

@@ -13,14 +13,6 @@ import yaml
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from launcher import rules
-from launcher.amounts import quantity
-from launcher.config import RecipeRun, load_run, parse_mapping, validate
-from launcher.errors import ConfigError
-from launcher.merge import merge
-from launcher.plan import Plan, plan_run
-from launcher.platform import Platform
-from launcher.render import render_job
 from tests.launcher.random_runs import (
     DIGITS,
     EXAMPLE,
@@ -31,6 +23,14 @@ from tests.launcher.random_runs import (
     plausible,
     values,
 )
+from trainyard.errors import ConfigError
+from trainyard.planning.merge import merge
+from trainyard.planning.plan import Plan, plan_run
+from trainyard.planning.render import render_job
+from trainyard.platform import Platform
+from trainyard.quantities import quantity
+from trainyard.rules import check
+from trainyard.run_file.config import RecipeRun, load_run, parse_mapping, validate
 
 often = settings(max_examples=200)
 
@@ -55,7 +55,7 @@ def rendered(run: RecipeRun, platform: Platform) -> Plan:
     plan = plan_run(run, platform, "team")
     job = merge(render_job(plan), platform, plan)
     assert yaml.safe_load(yaml.safe_dump(job)) == job
-    findings = rules.check(job, platform.kuberay, platform.ray_version)
+    findings = check.check(job, platform.kuberay, platform.ray_version)
     assert [str(finding) for finding in findings if finding.severity == "error"] == []
     return plan
 

@@ -16,9 +16,6 @@ import pytest
 from fake_cluster import FakeCluster, FakeProcess, LocalProcess
 from hypothesis import event, given
 
-from launcher.errors import ClusterError, ConfigError
-from launcher.platform import Platform
-from launcher.reader import AHEAD, Folder, open_folder, reader_pod, worker_of
 from tests.random_archives import (
     Entry,
     damages,
@@ -28,6 +25,9 @@ from tests.random_archives import (
     nothing_but_files_below,
     packed_from,
 )
+from trainyard.errors import ClusterError, ConfigError
+from trainyard.platform import Platform
+from trainyard.submission.reader import AHEAD, Folder, open_folder, reader_pod, worker_of
 
 Object = dict[str, Any]
 
@@ -72,7 +72,13 @@ def test_a_file_is_read_by_a_pod_that_goes_again(platform: Platform, read: str |
         assert folder.read("summary.json") == read
     assert cluster.objects == {}
     ((_, *command),) = cluster.commands
-    assert command[:5] == ["python", "-m", "trainer.folder", "--path", "/mnt/trainyard"]
+    assert command[:5] == [
+        "python",
+        "-m",
+        "trainyard_trainer.tools.folder",
+        "--path",
+        "/mnt/trainyard",
+    ]
     assert command[-2:] == ["digits", "summary.json"]
 
 

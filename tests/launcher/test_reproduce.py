@@ -18,15 +18,15 @@ from fake_cluster import FakeCluster, FakeProcess
 from hypothesis import given
 from random_runs import Made, plausible
 
-from launcher.commands.options import code_of, objects_of, yaml_text
-from launcher.commands.reproduce import reproduce
-from launcher.config import KINDS, RunConfig, load_run, validate
-from launcher.errors import ConfigError
-from launcher.local import local_config
-from launcher.overlay import pack
-from launcher.plan import plan_run
-from launcher.platform import Platform, load_platform
-from launcher.reproduce import (
+from trainyard.cli.options import code_of, objects_of, yaml_text
+from trainyard.cli.reproduce import reproduce
+from trainyard.errors import ConfigError
+from trainyard.local.training import local_config
+from trainyard.planning.plan import plan_run
+from trainyard.platform import Platform, load_platform
+from trainyard.run_file.code_archive import pack
+from trainyard.run_file.config import KINDS, RunConfig, load_run, validate
+from trainyard.submission.reproduce import (
     changed_parts,
     code_of_archive,
     environment_of,
@@ -36,9 +36,10 @@ from launcher.reproduce import (
     renamed,
     run_file,
 )
-from trainer import submission
-from trainer.config import CONFIG_VARIABLE
-from trainer.submission import code_file
+from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE
+from trainyard_trainer.run_files import submission
+from trainyard_trainer.run_files.submission import code_file
+from trainyard_trainer.run_folder.submission import record_submission
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
@@ -53,7 +54,7 @@ def rendered(run: RunConfig, platform: Platform) -> dict[str, Any]:
 def left_by(job: dict[str, Any]) -> str:
     """The submission.json that the driver of a RayJob writes."""
     folder = Kept()
-    submission.keep(folder, None, environment_of(job))
+    record_submission(folder, None, environment_of(job))
     return str(folder.files[f"{folder.root}/{submission.FILE}"])
 
 
@@ -217,7 +218,7 @@ def test_what_the_trainer_is_told_already_is_not_told_twice(platform: Platform) 
 
 def test_an_attempt_that_nobody_submitted_leaves_no_submission() -> None:
     folder = Kept(**{submission.FILE: "{}"})
-    submission.keep(folder, None, {CONFIG_VARIABLE: "{}"})
+    record_submission(folder, None, {CONFIG_VARIABLE: "{}"})
     assert folder.files == {}
 
 
@@ -226,7 +227,7 @@ def test_code_that_the_last_submission_does_not_need_goes(
     sha256: str | None, left: list[str]
 ) -> None:
     folder = Kept(**{submission.code_file(each): "" for each in "abc"})
-    submission.keep(folder, sha256, {CONFIG_VARIABLE: "{}"})
+    record_submission(folder, sha256, {CONFIG_VARIABLE: "{}"})
     assert [path.removeprefix(f"{folder.root}/") for path in folder.files] == left
 
 
@@ -251,12 +252,12 @@ MISSING = FakeProcess(errors="no such file", exit_code=4)
 def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
     """A cluster with the packaged platform and the head of a run that goes on."""
     cluster = FakeCluster()
-    text = (ROOT / "launcher/platform.yaml").read_text()
+    text = (ROOT / "launcher/trainyard/platform.yaml").read_text()
     cluster.objects["ConfigMap", "trainyard-platform"] = {"data": {"platform.yaml": text}}
     for run in ("digits", "own"):
         cluster.add_job(f"{run}-0", status="SUCCEEDED", run=run)
         cluster.add_head(f"{run}-0-abc", "")
-    monkeypatch.setattr("launcher.cluster.Cluster", lambda namespace: cluster)
+    monkeypatch.setattr("trainyard.cluster.cluster.Cluster", lambda namespace: cluster)
     return cluster
 
 
@@ -296,7 +297,7 @@ def test_with_another_platform_the_command_tells_what_differs(
     cluster: FakeCluster, platform: Platform, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     job = rendered(load_run(DIGITS), platform)
-    document = yaml.safe_load((ROOT / "launcher/platform.yaml").read_text())
+    document = yaml.safe_load((ROOT / "launcher/trainyard/platform.yaml").read_text())
     document["job"]["ttlSecondsAfterFinished"] = 7
     file = tmp_path / "platform.yaml"
     file.write_text(yaml.safe_dump(document))
@@ -350,7 +351,7 @@ def test_the_run_file_of_a_local_run_makes_the_same_run(
         path = Path(storage, run, file)
         return path.read_text() if path.exists() else None
 
-    monkeypatch.setattr("launcher.commands.reproduce._kept", kept)
+    monkeypatch.setattr("trainyard.cli.reproduce._kept", kept)
     run = load_run(example)
     left_locally(tmp_path, run)
     reproduce(run.name, storage=str(tmp_path))
@@ -367,7 +368,7 @@ def test_the_run_file_of_a_local_run_makes_the_same_run(
 
 def test_a_run_file_is_made_of_a_folder_that_the_trainer_reads(tmp_path: Path) -> None:
     left_locally(tmp_path, load_run(DIGITS))
-    command = [sys.executable, "-m", "launcher", "reproduce", "digits", "--name", "second"]
+    command = [sys.executable, "-m", "trainyard", "reproduce", "digits", "--name", "second"]
     ended = subprocess.run(
         [*command, "--storage", str(tmp_path)], capture_output=True, text=True, check=True
     )
@@ -386,7 +387,7 @@ def test_a_run_file_is_made_of_a_folder_that_the_trainer_reads(tmp_path: Path) -
 def test_what_cannot_be_reproduced_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], message: str
 ) -> None:
-    monkeypatch.setattr("launcher.commands.reproduce._kept", lambda *where: None)
+    monkeypatch.setattr("trainyard.cli.reproduce._kept", lambda *where: None)
     with pytest.raises(ConfigError, match=message):
         reproduce("digits", storage=str(tmp_path), **options)
 

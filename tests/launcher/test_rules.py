@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.errors import ConfigError
-from launcher.rules import RULES, check, require
-from launcher.rules.explained import EXPLANATIONS, explain
-from launcher.rules.place import Kuberay
-from launcher.rules.practice import shell_syntax
-from launcher.rules.subject import Subject
 from tests.launcher.rayjobs import rayjob
 from tests.launcher.rule_cases import CASES, DELETION, HEAD, RAY, C, Case, H, W
+from trainyard.errors import ConfigError
+from trainyard.rules.check import RULES, check, require
+from trainyard.rules.operator_messages import EXPLANATIONS, explain
+from trainyard.rules.path import Kuberay
+from trainyard.rules.practice import shell_syntax
+from trainyard.rules.subject import Subject
 
 
 def plain(path: str) -> str:

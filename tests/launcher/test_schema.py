@@ -11,13 +11,13 @@ import jsonschema
 import pytest
 import yaml
 
-from launcher.new_run import run_text
-from launcher.schema import Kind, schema_of
+from trainyard.planning.init import run_text
+from trainyard.planning.schema import Kind, schema_of
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 DIGITS = yaml.safe_load((ROOT / "examples/digits.yaml").read_text())
-PLATFORM = yaml.safe_load((ROOT / "launcher/platform.yaml").read_text())
+PLATFORM = yaml.safe_load((ROOT / "launcher/trainyard/platform.yaml").read_text())
 
 
 def problems(kind: Kind, document: Any) -> list[str]:

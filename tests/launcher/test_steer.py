@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from fake_cluster import FakeCluster, FakeProcess
 
-from launcher.errors import ClusterError
-from launcher.kuberay import RayjobApi
-from launcher.steer import (
+from trainyard.cluster.kuberay import RayjobApi
+from trainyard.errors import ClusterError
+from trainyard.submission.control import (
     STOP_LIMIT_S,
     Stopped,
     is_suspended,

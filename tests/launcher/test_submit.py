@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from fake_cluster import FakeCluster
 
-from launcher.errors import ClusterError
-from launcher.kuberay import RayjobApi
-from launcher.submit import delete_and_wait, submit_run
+from trainyard.cluster.kuberay import RayjobApi
+from trainyard.errors import ClusterError
+from trainyard.submission.submit import delete_and_wait, submit_run
 
 JOB: dict[str, Any] = {
     "kind": "RayJob",

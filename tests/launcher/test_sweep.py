@@ -16,21 +16,21 @@ import pytest
 import yaml
 from fake_cluster import FakeCluster
 
-from launcher import local
-from launcher.__main__ import run as trainyard
-from launcher.config import load_run
-from launcher.errors import ClusterError, ClusterUnreachable, ConfigError
-from launcher.submit import is_live
-from launcher.sweep.combinations import (
+from trainyard.__main__ import run as trainyard
+from trainyard.errors import ClusterError, ClusterUnreachable, ConfigError
+from trainyard.local import training
+from trainyard.run_file.config import load_run
+from trainyard.submission.submit import is_live
+from trainyard.submission.watch import Phase
+from trainyard.sweeps.combinations import (
     COMBINATION_LIMIT,
     load_sweep,
     parse_words,
     run_name,
     split_values,
 )
-from launcher.sweep.course import Sweep
-from launcher.sweep.on_cluster import carry_out, patiently
-from launcher.sweep.outcomes import (
+from trainyard.sweeps.on_cluster import carry_out, patiently
+from trainyard.sweeps.outcomes import (
     Goal,
     Outcome,
     best_of,
@@ -40,7 +40,7 @@ from launcher.sweep.outcomes import (
     rows_of,
     table_of_rows,
 )
-from launcher.watch import Phase
+from trainyard.sweeps.schedule import Sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "examples/digits.yaml"
@@ -511,8 +511,8 @@ def sweep_on(
     """Exit code, rows and what was said of a sweep over three seeds on a cluster."""
 
     def sweep(cluster: Yard, *options: str) -> tuple[int, list[Object], str]:
-        monkeypatch.setattr("launcher.cluster.Cluster", lambda namespace: cluster)
-        platform = f"--platform={ROOT / 'launcher/platform.yaml'}"
+        monkeypatch.setattr("trainyard.cluster.cluster.Cluster", lambda namespace: cluster)
+        platform = f"--platform={ROOT / 'launcher/trainyard/platform.yaml'}"
         capsys.readouterr()
         words = [
             "sweep",
@@ -663,7 +663,7 @@ def test_where_no_head_is_left_one_reader_pod_tells_of_all(
     yard = Yard()
     yard.has_heads = False
     folders = Folders(summary_json=SUMMARY, progress_json=PROGRESS)
-    monkeypatch.setattr("launcher.sweep.on_cluster.open_folder", folders.open)
+    monkeypatch.setattr("trainyard.sweeps.on_cluster.open_folder", folders.open)
     code, rows, _ = sweep_on(yard)
     assert code == 0
     assert folders.opened == [None]
@@ -675,7 +675,7 @@ def test_a_loss_that_no_log_tells_is_read_through_the_head(
 ) -> None:
     yard = Yard()
     folders = Folders(metrics_jsonl=EPOCHS)
-    monkeypatch.setattr("launcher.sweep.on_cluster.open_folder", folders.open)
+    monkeypatch.setattr("trainyard.sweeps.on_cluster.open_folder", folders.open)
     _, rows, said = sweep_on(yard, "--metric=val_loss")
     assert len(folders.opened) == 3
     assert None not in folders.opened
@@ -692,7 +692,7 @@ def test_folders_that_cannot_be_read_cost_the_metrics_alone(
     def refused(*_: Any) -> Any:
         raise ClusterError("no room for a reader pod", reason="Timeout")
 
-    monkeypatch.setattr("launcher.sweep.on_cluster.open_folder", refused)
+    monkeypatch.setattr("trainyard.sweeps.on_cluster.open_folder", refused)
     code, rows, said = sweep_on(yard)
     assert code == 0
     assert [row["metrics"] for row in rows] == [{}] * 3
@@ -707,8 +707,8 @@ def test_a_run_that_another_platform_has_trained_is_not_trained_again(
     sweep_on(yard)
     config = config_of(next(job for job in yard.jobs if job["metadata"]["name"].startswith(ONE)))
     folders = Folders(summary_json=SUMMARY, run_json=config)
-    monkeypatch.setattr("launcher.sweep.on_cluster.open_folder", folders.open)
-    document = yaml.safe_load((ROOT / "launcher/platform.yaml").read_text())
+    monkeypatch.setattr("trainyard.sweeps.on_cluster.open_folder", folders.open)
+    document = yaml.safe_load((ROOT / "launcher/trainyard/platform.yaml").read_text())
     upgraded = tmp_path / "platform.yaml"
     upgraded.write_text(yaml.safe_dump(document | {"image": "registry/trainyard:next"}))
     yard.calls.clear()
@@ -725,7 +725,7 @@ def test_a_run_that_is_to_be_longer_is_gone_on_with(
     yard = Yard()
     sweep_on(yard)
     folders = Folders(summary_json=SUMMARY, run_json=config_of(yard.jobs[0]))
-    monkeypatch.setattr("launcher.sweep.on_cluster.open_folder", folders.open)
+    monkeypatch.setattr("trainyard.sweeps.on_cluster.open_folder", folders.open)
     yard.calls.clear()
     code, _, _ = sweep_on(yard, "--set=train.epochs=13")
     assert code == 0
@@ -833,10 +833,10 @@ def here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[[int], tuple[int, str, str]]:
     """Exit code, output and what was said of a sweep with a program that fails for one seed."""
-    monkeypatch.setattr(local, "NEEDED", ())
-    monkeypatch.setattr("launcher.sweep.here.NEEDED", ())
+    monkeypatch.setattr(training, "NEEDED", ())
+    monkeypatch.setattr("trainyard.sweeps.on_this_machine.NEEDED", ())
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    package = tmp_path / "trainer"
+    package = tmp_path / "trainyard_trainer"
     package.mkdir()
     (package / "__init__.py").touch()
     monkeypatch.chdir(tmp_path)
@@ -874,7 +874,7 @@ def test_ctrl_c_here_says_that_the_same_command_goes_on(
         yield "hello"
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("launcher.sweep.here.train_locally", interrupted)
+    monkeypatch.setattr("trainyard.sweeps.on_this_machine.train_locally", interrupted)
     code, table, said = here(0)
     assert (code, table) == (130, "")
     assert f"run {ONE} was interrupted: the same command goes on with the sweep" in said
@@ -885,7 +885,7 @@ def test_here_a_sweep_trains_on_ray_and_goes_on_where_it_was(tmp_path: Path) -> 
     def sweep(*words: str) -> subprocess.CompletedProcess[str]:
         tiny = ("train.model.image_size=16", "train.epochs=1", "data.valid_share=0.8")
         settings = [f"--set={each}" for each in tiny]
-        command = [sys.executable, "-m", "launcher", "sweep", f"{DIGITS}", *words, *settings]
+        command = [sys.executable, "-m", "trainyard", "sweep", f"{DIGITS}", *words, *settings]
         options = ["--here", f"--storage={tmp_path}", "--workers=1", "--metric=val_loss", "--json"]
         return subprocess.run(
             [*command, *options], cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False

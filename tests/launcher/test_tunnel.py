@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 from fake_cluster import FakeCluster
 
-from launcher.errors import ClusterUnreachable, ConfigError
-from launcher.tunnel import Tunnel, token_of
+from trainyard.cluster.port_forward import Tunnel, token_of
+from trainyard.errors import ClusterUnreachable, ConfigError
 
 
 @pytest.fixture

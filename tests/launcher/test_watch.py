@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from fake_cluster import FakeCluster
 
-from launcher.errors import ClusterUnreachable, RunFailed
-from launcher.follow import SILENT_LIMIT_S
-from launcher.watch import (
+from trainyard.cluster.follow import SILENT_LIMIT_S
+from trainyard.errors import ClusterUnreachable, RunFailed
+from trainyard.submission.watch import (
     Watch,
     attempts_of,
     last_record,

@@ -1,4 +1,4 @@
-"""Whole attempts, as `python -m trainer` starts them, each on a real Ray of its own."""
+"""Whole attempts, as `python -m trainyard_trainer` starts them, each on a real Ray of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from training import small_config
 
-from trainer.config import CONFIG_VARIABLE, AttemptConfig, TrainerConfig
+from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE, AttemptConfig, TrainerConfig
 
 PACKAGES = Path(__file__).parents[2] / "train_image"
 
@@ -43,7 +43,7 @@ class Attempts:
             **(environment or {}),
         }
         return subprocess.Popen(
-            [sys.executable, "-m", "trainer", *arguments],
+            [sys.executable, "-m", "trainyard_trainer", *arguments],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

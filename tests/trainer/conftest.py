@@ -14,7 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow import fs
 from s3_server import CREDENTIALS, Bucket, running_bucket
 
-from trainer.run_folder import RunFolder
+from trainyard_trainer.run_folder.folder import RunFolder
 
 
 @pytest.fixture
@@ -79,4 +79,4 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> RunFolder:
 @pytest.fixture
 def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new object is read back at once: no test has a second writer in that moment."""
-    monkeypatch.setattr("trainer.storage.SETTLE_S", 0.0)
+    monkeypatch.setattr("trainyard_trainer.storage.SETTLE_S", 0.0)

@@ -14,11 +14,11 @@ import pyarrow as pa
 import torch
 from training import Group, ThreadWorker, small_config
 
-from trainer.config import TrainerConfig
-from trainer.data import parquet
-from trainer.data.batch import Batch, Batches
-from trainer.data.parquet import Images, Prepared, Split
-from trainer.progress import Length, Trained
+from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.data import prepared
+from trainyard_trainer.data.loading.batch import Batch, Batches
+from trainyard_trainer.data.prepared import Images, Prepared, Split
+from trainyard_trainer.run_folder.progress import Length, Trained
 
 Given = list[list[list[int]]]
 """Ids in an epoch: of each worker, of each of its batches."""
@@ -35,16 +35,16 @@ def prepared_of(folder: Path, count: int, *, encoding: Any = "raw", per_file: in
         mean=(0.5,),
         spread=(0.25,),
     )
-    header = parquet.header_of(images.source, images.shape, images.encoding, images.classes)
+    header = prepared.header_of(images.source, images.shape, images.encoding, images.classes)
     pixels, labels = made_sources.pixels(count), made_sources.labels(count)
-    values = parquet.pixels_to_values(pixels)
+    values = prepared.pixels_to_values(pixels)
     if encoding == "encoded":
         values = pa.array([made_sources.png(image) for image in pixels], pa.binary())
     files = {}
     for first in range(0, count, per_file):
         path = folder / f"part-{first:05}.parquet"
         rows = slice(first, first + per_file)
-        path.write_bytes(parquet.write_part(header, path.name, first, values[rows], labels[rows]))
+        path.write_bytes(prepared.write_part(header, path.name, first, values[rows], labels[rows]))
         files[str(path)] = len(labels[rows])
     split = Split(files=tuple(files), rows=tuple(files.values()))
     return Prepared(images=images, train=split, valid=split, path=str(folder), endpoint=None)

@@ -12,7 +12,7 @@ import torch
 
 PROGRAM = """
 import sys
-sys.modules["trainer"] = sys.modules["launcher"] = None
+sys.modules["trainyard_trainer"] = sys.modules["trainyard"] = None
 import torch
 network, inputs, outputs = sys.argv[1:]
 is_program = network.endswith(".pt2")

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from trainer.checkpoint import MODEL, STATE, Checkpoints
-from trainer.config import TrainerConfig
-from trainer.data.parquet import Images
-from trainer.model import build_model
-from trainer.progress import Trained
-from trainer.run_folder import RunFolder
+from trainyard_trainer.checkpointing.checkpoint import MODEL, STATE, Checkpoints
+from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.data.prepared import Images
+from trainyard_trainer.recipes.image_classification.model import build_model
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.progress import Trained
 
 IMAGES = Images(
     source="digits",

@@ -17,20 +17,20 @@ import pytest
 import torch
 from training import open_folder, small_config
 
-from trainer import attempt
-from trainer.attempt import Fit, check_data, with_absolute_path
-from trainer.checkpoint import MODEL, STATE, VALIDATION, Checkpoints
-from trainer.config import TrainerConfig
-from trainer.data.parquet import Images, Prepared, Split
-from trainer.errors import ConfigError, Diverged, RunError, TrainerError
-from trainer.hold import Stopped
-from trainer.lease import Fenced, Lease
-from trainer.model import build_model
-from trainer.output import Output
-from trainer.progress import SPENT, Trained, read_lines
-from trainer.run_folder import RunFolder
-from trainer.strategy import Worker
-from trainer.worker import Outcome, Task, work
+from trainyard_trainer.attempt import attempt
+from trainyard_trainer.attempt.attempt import Fit, check_data, with_absolute_path
+from trainyard_trainer.checkpointing.checkpoint import MODEL, STATE, VALIDATION, Checkpoints
+from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.data.prepared import Images, Prepared, Split
+from trainyard_trainer.engine.worker import Outcome, Task, work
+from trainyard_trainer.errors import ConfigError, Diverged, RunError, TrainerError
+from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.recipes.image_classification.model import build_model
+from trainyard_trainer.run_folder.attempt_scope import Stopped
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.lease import Fenced, Lease
+from trainyard_trainer.run_folder.log import Output
+from trainyard_trainer.run_folder.progress import SPENT, Trained, read_lines
 
 
 @pytest.fixture(autouse=True)

@@ -18,22 +18,24 @@ import torch
 from attempts import PACKAGES, wait_for
 from training import Group, ThreadWorker, metrics, open_folder, small_config
 
-from trainer import __main__, attempt, baseline, hold
-from trainer.checkpoint import Checkpoint, Checkpoints
-from trainer.config import CONFIG_VARIABLE, TrainerConfig
-from trainer.errors import ConfigError, RunError, TrainerError
-from trainer.output import Output
-from trainer.progress import Trained
-from trainer.startup import Startup
-from trainer.strategy import Worker
-from trainer.worker import Outcome
+from trainyard_trainer import __main__
+from trainyard_trainer.attempt import attempt, without_ray
+from trainyard_trainer.checkpointing.checkpoint import Checkpoint, Checkpoints
+from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE, TrainerConfig
+from trainyard_trainer.engine.worker import Outcome
+from trainyard_trainer.errors import ConfigError, RunError, TrainerError
+from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.run_folder import attempt_scope
+from trainyard_trainer.run_folder.log import Output
+from trainyard_trainer.run_folder.progress import Trained
+from trainyard_trainer.run_folder.startup import Startup
 
-ALONE = (sys.executable, "-m", "trainer", "--without-ray")
+ALONE = (sys.executable, "-m", "trainyard_trainer", "--without-ray")
 
 
 def torchrun(processes: int) -> tuple[str, ...]:
     own = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes))
-    return (sys.executable, *own, "-m", "trainer", "--without-ray")
+    return (sys.executable, *own, "-m", "trainyard_trainer", "--without-ray")
 
 
 def environment_of(config: TrainerConfig) -> dict[str, str]:
@@ -101,7 +103,7 @@ def stop(command: tuple[str, ...], config: TrainerConfig) -> Checkpoint:
         output, _ = process.communicate(timeout=120)
     assert process.returncode == 1, output
     assert "error: the run was stopped by SIGTERM; started again, it goes on from there" in output
-    assert summary(config)["error"] == str(hold.Stopped())
+    assert summary(config)["error"] == str(attempt_scope.Stopped())
     left = newest(config)
     assert 0 < left.trained.steps_in_epoch < 89
     return left
@@ -194,7 +196,7 @@ def test_a_run_on_gpus_is_refused_where_there_is_none(
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ConfigError, match=r"CUDA is missing.*resources\.workers"):
-        baseline.join(small_config(tmp_path, scaling__use_gpu=True), {})
+        without_ray.join(small_config(tmp_path, scaling__use_gpu=True), {})
 
 
 @pytest.mark.parametrize("use_gpu", [True, False])
@@ -206,7 +208,7 @@ def test_what_a_gpu_s_worker_has_in_host_memory_is_exchanged_too(
     monkeypatch.setattr("torch.cuda.set_device", lambda _: None)
     monkeypatch.setattr(torch.distributed, "init_process_group", asked.append)
     config = small_config(tmp_path, scaling__num_workers=2, scaling__use_gpu=use_gpu)
-    baseline.join(config, {"RANK": "1", "WORLD_SIZE": "2"})
+    without_ray.join(config, {"RANK": "1", "WORLD_SIZE": "2"})
     assert asked == ["cpu:gloo,cuda:nccl" if use_gpu else "gloo"]
 
 
@@ -240,7 +242,7 @@ def pretend(
             raise error
 
     patch.setattr(attempt, "run", run)
-    patch.setattr(baseline, "work", work)
+    patch.setattr(without_ray, "work", work)
     # Only a main thread can handle signals.
     patch.setattr(signal, "signal", lambda number, handler: None)
 
@@ -253,7 +255,7 @@ def pretend(
         (None, None, None),
         (None, ConfigError("of the data"), "of the data"),
         (DONE, OSError("of the report"), "of the report"),
-        (STOPPED, None, str(hold.Stopped())),
+        (STOPPED, None, str(attempt_scope.Stopped())),
     ],
 )
 def test_all_ranks_leave_in_good_order_when_rank_0_has_no_more_work_for_them(
@@ -276,9 +278,9 @@ def test_all_ranks_leave_in_good_order_when_rank_0_has_no_more_work_for_them(
     def rank(worker: ThreadWorker) -> str | None:
         try:
             if worker.rank == 0:
-                baseline.Leader(worker).run(small_config(tmp_path), Output())
+                without_ray.Leader(worker).run(small_config(tmp_path), Output())
             else:
-                baseline.follow(worker)
+                without_ray.follow(worker)
         except (TrainerError, OSError) as problem:
             return str(problem)
         return None
@@ -309,5 +311,5 @@ def test_rank_0_says_nothing_more_when_it_was_torn_from_the_work(
     pretend(monkeypatch, work, has_work=True, error=None)
     worker = Teller(world_size=2, device=torch.device("cpu"))
     with pytest.raises(RunError, match="of a step"):
-        baseline.Leader(worker).run(small_config(tmp_path), Output())
+        without_ray.Leader(worker).run(small_config(tmp_path), Output())
     assert worker.told == [Told()]

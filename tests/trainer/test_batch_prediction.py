@@ -19,13 +19,13 @@ from PIL import Image
 from pyarrow import fs
 
 from tests.trainer.saved_run import IMAGES, open_small, save, weights_of
-from trainer import batch_prediction as batch
-from trainer.checkpoint import Checkpoints
-from trainer.data.parquet import header_of, pixels_to_values, write_part
-from trainer.errors import ConfigError
-from trainer.predict import Oracle, predict
-from trainer.run_folder import RunFolder
-from trainer.saved import deliver, read_saved
+from trainyard_trainer.checkpointing.checkpoint import Checkpoints
+from trainyard_trainer.data.prepared import header_of, pixels_to_values, write_part
+from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.recipes.saved_model import deliver, read_saved
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.tools import batch_prediction
+from trainyard_trainer.tools.predict import Oracle, predict
 
 CPU = torch.device("cpu")
 COUNT = 23
@@ -62,11 +62,11 @@ def expected(run: RunFolder, pixels: np.ndarray, folder: Path, top: int = 2) -> 
 
 def predicted(
     run: RunFolder, data: Path, out: Path, *, top: int = 2, **columns: str
-) -> tuple[batch.Writer, list[dict[str, Any]]]:
+) -> tuple[batch_prediction.Writer, list[dict[str, Any]]]:
     """What is written of a data set by all parts that need no Ray."""
     saved = read_saved(run, "delivered")
-    inputs = batch.open_inputs(str(data), None, columns.get("image_column", "image"))
-    writer = batch.Writer(
+    inputs = batch_prediction.open_inputs(str(data), None, columns.get("image_column", "image"))
+    writer = batch_prediction.Writer(
         inputs=inputs,
         filesystem=fs.LocalFileSystem(),
         out=RunFolder(fs.LocalFileSystem(), str(out)),
@@ -75,10 +75,12 @@ def predicted(
         label_column=columns.get("label_column", "label"),
     )
     oracle = Oracle(saved, CPU)
-    for stretch in batch.stretches_of(inputs, IMAGES.bytes_per_image):
+    for stretch in batch_prediction.stretches_of(inputs, IMAGES.bytes_per_image):
         file = inputs[stretch.file]
-        for rows in batch.read_stretch(file, stretch, fs.LocalFileSystem(), IMAGES.shape):
-            writer.add(batch.answers_to(oracle, rows, top=top, batch_size=64))
+        for rows in batch_prediction.read_stretch(
+            file, stretch, fs.LocalFileSystem(), IMAGES.shape
+        ):
+            writer.add(batch_prediction.answers_to(oracle, rows, top=top, batch_size=64))
     writer.finish()
     written = [pq.read_table(out / file.name) for file in inputs]
     return writer, [row for table in written for row in table.to_pylist()]
@@ -109,7 +111,7 @@ def nested(pixels: np.ndarray) -> pa.Array:
 def test_a_row_gets_what_its_picture_gets(
     run: RunFolder, pixels: np.ndarray, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "PART_BYTES", 7 * IMAGES.bytes_per_image)
+    monkeypatch.setattr(batch_prediction, "PART_BYTES", 7 * IMAGES.bytes_per_image)
     data, names = tmp_path / "data", [f"row {number}" for number in range(COUNT)]
     images = {
         "pictures": pa.array([png(image) for image in pixels]),
@@ -170,12 +172,12 @@ def test_rows_without_an_image_that_can_be_used_say_why(
     assert good == [
         top[0][0] for n, top in enumerate(expected(run, pixels, tmp_path / "p")) if n not in bad
     ]
-    summary = batch.summary_of(writer, 2.0)
+    summary = batch_prediction.summary_of(writer, 2.0)
     assert (summary["rows"], summary["rows_without_prediction"]) == (COUNT, 3)
     assert (summary["labelled_rows"], summary["rows_per_second"]) == (8, 11.5)
     assert summary["agreement"] == sum(row["predicted"] == "zero" for row in rows[:10]) / 8
-    assert "3 of them have no prediction" in batch.summary_text(summary, "truth")
-    assert "agreement with column truth: " in batch.summary_text(summary, "truth")
+    assert "3 of them have no prediction" in batch_prediction.summary_text(summary, "truth")
+    assert "agreement with column truth: " in batch_prediction.summary_text(summary, "truth")
 
 
 def test_pixels_of_another_size_or_colour_go_the_way_of_their_picture(
@@ -209,35 +211,35 @@ def test_what_is_no_data_set_of_images_is_told(
     if columns:
         write(tmp_path / "data.parquet", **columns)
     with pytest.raises(ConfigError, match=problem):
-        batch.open_inputs(str(tmp_path / "data.parquet"), None, "image")
+        batch_prediction.open_inputs(str(tmp_path / "data.parquet"), None, "image")
 
 
 def test_a_column_of_labels_that_was_named_must_be_there(tmp_path: Path) -> None:
     write(tmp_path / "data.parquet", image=[png(np.zeros((1, 8, 8), np.uint8))])
     with pytest.raises(ConfigError, match=r"has no column truth \(--label-column\)"):
-        batch.open_inputs(str(tmp_path), None, "image", "truth")
+        batch_prediction.open_inputs(str(tmp_path), None, "image", "truth")
 
 
 def test_a_folder_without_parquet_files_and_a_file_that_is_cut_are_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no Parquet file"):
-        batch.open_inputs(str(tmp_path), None, "image")
+        batch_prediction.open_inputs(str(tmp_path), None, "image")
     (tmp_path / "cut.parquet").write_bytes(b"PAR1")
     with pytest.raises(ConfigError, match="no intact Parquet file"):
-        batch.open_inputs(str(tmp_path), None, "image")
+        batch_prediction.open_inputs(str(tmp_path), None, "image")
 
 
 def test_rows_that_come_twice_or_not_at_all_are_an_error(tmp_path: Path) -> None:
     write(tmp_path / "data.parquet", image=[png(np.zeros((1, 8, 8), np.uint8))] * 3)
-    writer = batch.Writer(
-        inputs=batch.open_inputs(str(tmp_path / "data.parquet"), None, "image"),
+    writer = batch_prediction.Writer(
+        inputs=batch_prediction.open_inputs(str(tmp_path / "data.parquet"), None, "image"),
         filesystem=fs.LocalFileSystem(),
         out=RunFolder(fs.LocalFileSystem(), str(tmp_path / "out")),
         classes=(),
         top=1,
         label_column="label",
     )
-    row = {"row": [0], **{name: [None] for name in batch.ANSWER.names}}
-    answer = pa.table(row, schema=pa.schema([("row", pa.int64()), *batch.ANSWER]))
+    row = {"row": [0], **{name: [None] for name in batch_prediction.ANSWER.names}}
+    answer = pa.table(row, schema=pa.schema([("row", pa.int64()), *batch_prediction.ANSWER]))
     writer.add(answer)
     with pytest.raises(ValueError, match="rows 1 and on are to come"):
         writer.add(answer)
@@ -250,7 +252,7 @@ def test_rows_that_come_twice_or_not_at_all_are_an_error(tmp_path: Path) -> None
 
 def command(*words: str, code: int = 0) -> str:
     """Both streams of `trainyard predict ...`."""
-    called = [sys.executable, "-m", "launcher", "predict", *words]
+    called = [sys.executable, "-m", "trainyard", "predict", *words]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     ended = subprocess.run(
         called, capture_output=True, text=True, env=environment | {"CUDA_VISIBLE_DEVICES": ""}

@@ -14,8 +14,8 @@ import torch
 from pyarrow import fs
 from training import small_config
 
-from trainer import resume
-from trainer.checkpoint import (
+from trainyard_trainer.checkpointing import resume
+from trainyard_trainer.checkpointing.checkpoint import (
     MANIFEST,
     MODEL,
     STATE,
@@ -25,12 +25,12 @@ from trainer.checkpoint import (
     Name,
     best_of,
 )
-from trainer.config import TrainerConfig
-from trainer.config.checkpoint import Checkpoint as Rule
-from trainer.errors import RunError
-from trainer.lease import Fence, Fenced
-from trainer.progress import Trained, read_lines
-from trainer.run_folder import RunFolder
+from trainyard_trainer.config.checkpoint import Checkpoint as Rule
+from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.errors import RunError
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.lease import Fence, Fenced
+from trainyard_trainer.run_folder.progress import Trained, read_lines
 
 
 class Killed(BaseException):

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from tests.trainer.saved_run import damage, open_small, save
-from trainer import checkpoints as command
-from trainer.checkpoint import MANIFEST, MODEL, Checkpoints
-from trainer.errors import ConfigError, RunError
-from trainer.lease import Lease
-from trainer.run_folder import RunFolder
-from trainer.saved import deliver
+from trainyard_trainer.checkpointing.checkpoint import MANIFEST, MODEL, Checkpoints
+from trainyard_trainer.errors import ConfigError, RunError
+from trainyard_trainer.recipes.saved_model import deliver
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.lease import Lease
+from trainyard_trainer.tools.checkpoints import age_text, main
 
 
 def run(folder: RunFolder, name: str, *options: str) -> int:
     path, _, run_name = folder.root.rpartition("/")
-    return command.main([name, *options, "--storage", path, "--", run_name])
+    return main([name, *options, "--storage", path, "--", run_name])
 
 
 def listed(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def test_nothing_is_deleted_while_the_run_is_trained(tmp_path: Path) -> None:
 
 def test_a_run_is_found_by_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = save(open_small(tmp_path), 1)
-    command.main(["ls", f"{tmp_path}/small/"])
+    main(["ls", f"{tmp_path}/small/"])
     assert name in capsys.readouterr().out
 
 
@@ -207,24 +207,24 @@ def test_on_every_storage_all_commands_do_the_same(
     names = [save(folder, n, accuracy=0.9) for n in (1, 2, 3)]
     damage(folder, names[1])
     options = ["--storage", path, *(["--endpoint", endpoint] if endpoint else []), "small"]
-    command.main(["ls", "--json", *options])
+    main(["ls", "--json", *options])
     records = json.loads(capsys.readouterr().out)
     assert [record["name"] for record in records] == names[::-1]
     assert [record["marks"] for record in records] == [["newest"], [], ["best"]]
     assert all(record["time"] for record in records)
     with pytest.raises(RunError, match=names[1]):
-        command.main(["verify", *options])
-    command.main(["prune", "--keep", "9", *options])
+        main(["verify", *options])
+    main(["prune", "--keep", "9", *options])
     assert Checkpoints(folder).names() == [names[2], names[0]]
 
 
 def test_an_unknown_run_is_told_with_those_there_are(tmp_path: Path) -> None:
     save(open_small(tmp_path), 1)
     with pytest.raises(ConfigError, match=r"no run large in .*\n +Runs there: small\."):
-        command.main(["ls", "large", "--storage", str(tmp_path)])
+        main(["ls", "large", "--storage", str(tmp_path)])
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="holds neither checkpoints nor a model"):
-        command.main(["ls", f"{tmp_path}/empty"])
+        main(["ls", f"{tmp_path}/empty"])
 
 
 @pytest.mark.parametrize(
@@ -234,4 +234,4 @@ def test_ages_are_told_in_the_largest_unit(seconds: int, text: str) -> None:
     from datetime import datetime, timedelta, timezone
 
     now = datetime(2026, 1, 30, tzinfo=timezone.utc)
-    assert command.age_text((now - timedelta(seconds=seconds)).isoformat(), now) == text
+    assert age_text((now - timedelta(seconds=seconds)).isoformat(), now) == text

@@ -1,4 +1,4 @@
-"""A program of one's own, as `python -m trainer` starts it, on a real Ray of its own."""
+"""A program of one's own, as `python -m trainyard_trainer` starts it, on a real Ray of its own."""
 
 from __future__ import annotations
 
@@ -15,11 +15,16 @@ import pytest
 import torch
 from attempts import Attempts, lines, read_json, read_records, wait_for
 
-from launcher.overlay import pack
-from trainer.command import with_absolute_paths
-from trainer.config import CODE_VARIABLE, CommandConfig, FunctionConfig, Storage
-from trainer.ray_snapshot import NAME
-from trainer.run_folder import RunFolder
+from trainyard.run_file.code_archive import pack
+from trainyard_trainer.config.trainer_config import (
+    CODE_VARIABLE,
+    CommandConfig,
+    FunctionConfig,
+    Storage,
+)
+from trainyard_trainer.on_ray.ray_snapshot import NAME
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.user_code.command import with_absolute_paths
 
 EXAMPLE = Path(__file__).parents[2] / "examples/byo"
 TELL = """

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from launcher.commands.compare import COMPARED, compare
-from launcher.errors import ConfigError as LauncherConfigError
-from trainer import compare as command
-from trainer.errors import ConfigError
-from trainer.run_folder import RunFolder
+from trainyard.cli.compare import COMPARED, compare
+from trainyard.errors import ConfigError as LauncherConfigError
+from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.tools import compare as command
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -338,7 +338,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         calls.append([module, *arguments])
         return 0
 
-    monkeypatch.setattr("launcher.program.run_tool", run_tool)
+    monkeypatch.setattr("trainyard.local.tools.run_tool", run_tool)
     return calls
 
 

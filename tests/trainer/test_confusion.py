@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.report.confusion import most_confused, per_class
+from trainyard_trainer.recipes.image_classification.confusion import most_confused, per_class
 
 CONFUSION = [[0, 0, 8], [0, 1, 2], [1, 1, 5], [2, 0, 1], [2, 1, 3]]
 

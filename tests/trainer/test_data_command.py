@@ -1,4 +1,4 @@
-"""`python -m trainer.data`: prepare and inspect, on a disk and on S3."""
+"""`python -m trainyard_trainer.tools.data`: prepare and inspect, on a disk and on S3."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from PIL import Image
 from pyarrow import fs
 from training import open_folder, small_config
 
-from trainer.classification import Classification
-from trainer.config.data import Data
-from trainer.config.train import Model
-from trainer.data import sources
-from trainer.data.__main__ import main
-from trainer.data.parquet import decode
-from trainer.storage import open_filesystem
+from trainyard_trainer.config.data import Data
+from trainyard_trainer.config.train import Model
+from trainyard_trainer.data.preparation import run_data
+from trainyard_trainer.data.prepared import decode
+from trainyard_trainer.recipes.image_classification.recipe import Classification
+from trainyard_trainer.storage import open_filesystem
+from trainyard_trainer.tools.data import main
 
 COUNT = 60
 
@@ -175,7 +175,7 @@ def test_a_source_and_a_destination_may_lie_on_s3(
     assert len(files) == 3
 
     # A run uses it in place.
-    prepared = sources.open_data(
+    prepared = run_data.open_data(
         Data(source=dest),
         open_folder(small_config(tmp_path)),
         form=Classification().form(Model(name="resnet18", in_channels=3, num_classes=3)),

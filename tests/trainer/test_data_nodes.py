@@ -16,10 +16,10 @@ import ray
 from loaders import config_of, prepared_of
 from ray.cluster_utils import Cluster
 
-from trainer.config import TrainerConfig
-from trainer.data import ray_loader
-from trainer.data.ray_loader import STORE_SHARE, Work
-from trainer.progress import Length, Trained
+from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.data.loading import ray_loader
+from trainyard_trainer.data.loading.ray_loader import STORE_SHARE, Work
+from trainyard_trainer.run_folder.progress import Length, Trained
 
 LABELS = {"ray-subcluster": "data"}
 

@@ -35,15 +35,23 @@ from training import (
     task_of,
 )
 
-from trainer import attempt, resume
-from trainer.checkpoint import Checkpoints
-from trainer.config import TrainerConfig
-from trainer.errors import ConfigError, RunError
-from trainer.progress import Trained
-from trainer.shards import SHARDS, enum_member
-from trainer.strategy import local
-from trainer.worker import work
-from trainer.zero import GETATTR, OF_MODEL, OF_OPTIMIZER, ONE_FOR_ALL, ZeroShards, whole
+from trainyard_trainer.attempt import attempt
+from trainyard_trainer.checkpointing import resume
+from trainyard_trainer.checkpointing.checkpoint import Checkpoints
+from trainyard_trainer.checkpointing.shards import SHARDS, enum_member
+from trainyard_trainer.checkpointing.zero import (
+    GETATTR,
+    OF_MODEL,
+    OF_OPTIMIZER,
+    ONE_FOR_ALL,
+    ZeroShards,
+    whole,
+)
+from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.engine.worker import work
+from trainyard_trainer.errors import ConfigError, RunError
+from trainyard_trainer.parallel.strategy import local
+from trainyard_trainer.run_folder.progress import Trained
 
 CONSTANT = {"train__schedule": {"name": "constant"}}
 """So that the first epoch of two is what the only one is."""

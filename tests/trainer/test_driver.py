@@ -17,17 +17,18 @@ import ray.train
 from ray.exceptions import OutOfMemoryError, RayActorError
 from training import open_folder, small_config, task_of
 
-from trainer import __main__, driver
-from trainer.config import CONFIG_VARIABLE, WORKER_RESOURCE, Scaling
-from trainer.driver import aside
-from trainer.errors import RunError
-from trainer.hold import Stopped, fail_on_sigterm
-from trainer.lease import Fenced
-from trainer.output import Output
-from trainer.progress import Trained
-from trainer.ray_cluster import missing_capacity
-from trainer.startup import Startup
-from trainer.worker import Outcome, Task
+from trainyard_trainer import __main__
+from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE, WORKER_RESOURCE, Scaling
+from trainyard_trainer.engine.worker import Outcome, Task
+from trainyard_trainer.errors import RunError
+from trainyard_trainer.on_ray import driver
+from trainyard_trainer.on_ray.driver import aside
+from trainyard_trainer.on_ray.ray_cluster import missing_capacity
+from trainyard_trainer.run_folder.attempt_scope import Stopped, fail_on_sigterm
+from trainyard_trainer.run_folder.lease import Fenced
+from trainyard_trainer.run_folder.log import Output
+from trainyard_trainer.run_folder.progress import Trained
+from trainyard_trainer.run_folder.startup import Startup
 
 LIMIT_S = 30.0
 

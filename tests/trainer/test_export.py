@@ -12,13 +12,13 @@ import torch
 from plain_torch import asked
 
 from tests.trainer.saved_run import config_of, damage, open_small, save, weights_of
-from trainer import export
-from trainer.checkpoint import Checkpoints
-from trainer.config.train import Model
-from trainer.errors import ConfigError, RunError
-from trainer.model import build_model
-from trainer.run_folder import RunFolder
-from trainer.saved import deliver, read_saved
+from trainyard_trainer.checkpointing.checkpoint import Checkpoints
+from trainyard_trainer.config.train import Model
+from trainyard_trainer.errors import ConfigError, RunError
+from trainyard_trainer.recipes.image_classification.model import build_model
+from trainyard_trainer.recipes.saved_model import deliver, read_saved
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.tools import export
 
 
 @pytest.fixture

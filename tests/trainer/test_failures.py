@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from training import open_folder, small_config
 
-from trainer import failures
-from trainer.lease import Fence
-from trainer.progress import read_lines
-from trainer.run_folder import RunFolder
+from trainyard_trainer.run_folder import failures
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.lease import Fence
+from trainyard_trainer.run_folder.progress import read_lines
 
 
 @pytest.fixture

@@ -33,20 +33,21 @@ from training import (
     train_as_rank,
 )
 
-from trainer import attempt, resume
-from trainer.checkpoint import Checkpoints
-from trainer.config import TrainerConfig
-from trainer.data.batch import Batch
-from trainer.data.torch_loader import TorchBatches
-from trainer.errors import ConfigError, RunError
-from trainer.learner import Learner
-from trainer.model import build_model
-from trainer.progress import Length, Trained
-from trainer.run_folder import RunFolder
-from trainer.saved import LAST, deliver, read_saved
-from trainer.shards import METADATA, SHARDS, Shards, _Unpickler, whole
-from trainer.strategy import Worker, local, strategy_of, units
-from trainer.validation import Tally
+from trainyard_trainer.attempt import attempt
+from trainyard_trainer.checkpointing import resume
+from trainyard_trainer.checkpointing.checkpoint import Checkpoints
+from trainyard_trainer.checkpointing.shards import METADATA, SHARDS, Shards, _Unpickler, whole
+from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.data.loading.batch import Batch
+from trainyard_trainer.data.loading.torch_loader import TorchBatches
+from trainyard_trainer.engine.learner import Learner
+from trainyard_trainer.errors import ConfigError, RunError
+from trainyard_trainer.parallel.strategy import Worker, local, strategy_of, units
+from trainyard_trainer.recipes.image_classification.model import build_model
+from trainyard_trainer.recipes.saved_model import LAST, deliver, read_saved
+from trainyard_trainer.recipes.validation import Tally
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.progress import Length, Trained
 
 LIMIT_S = 60.0
 """A wait that takes longer has failed."""
@@ -439,7 +440,9 @@ def test_cpu_offload_is_asked_of_each_block_and_of_the_whole(
 ) -> None:
     # Without a GPU torch has no memory from which one could read.
     asked = []
-    monkeypatch.setattr("trainer.strategy.fully_shard", lambda _, **told: asked.append(told))
+    monkeypatch.setattr(
+        "trainyard_trainer.parallel.strategy.fully_shard", lambda _, **told: asked.append(told)
+    )
     with gloo_worker(0, 1, str(tmp_path / "meet")) as worker:
         wrapped(tmp_path, nn.Sequential(nn.Linear(100, 100)), worker, cpu_offload=is_offloaded)
     offloads = [isinstance(told["offload_policy"], CPUOffloadPolicy) for told in asked]

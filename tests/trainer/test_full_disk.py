@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.run_folder import RunFolder
+from trainyard_trainer.run_folder.folder import RunFolder
 
 ROOM = 2**20
 
@@ -49,7 +49,8 @@ def test_room_that_is_made_is_waited_for(
 ) -> None:
     path, before = f"{folder.root}/log", resource.getrlimit(resource.RLIMIT_FSIZE)
     monkeypatch.setattr(
-        "trainer.storage.time.sleep", lambda _: resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        "trainyard_trainer.storage.time.sleep",
+        lambda _: resource.setrlimit(resource.RLIMIT_FSIZE, before),
     )
     with no_more_room():
         folder.outlast(lambda: folder.append(path, b"x" * 2 * ROOM))

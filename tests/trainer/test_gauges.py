@@ -7,8 +7,8 @@ from dataclasses import fields
 
 import pytest
 
-from trainer.gauges import GAUGES, Gauge, readings
-from trainer.progress import Report
+from trainyard_trainer.run_folder.gauges import GAUGES, Gauge, readings
+from trainyard_trainer.run_folder.progress import Report
 
 
 @pytest.mark.parametrize("gauge", GAUGES, ids=lambda gauge: gauge.name)

@@ -20,22 +20,20 @@ import xgboost
 from attempts import Attempts, committed, read_json, read_records, wait_for
 from pydantic import ValidationError
 
-from trainer.boosting.attempt import run, with_absolute_path
-from trainer.boosting.libraries import LIBRARIES
-from trainer.boosting.rounds import Task, work
-from trainer.boosting.table import check_shares, prepare, read_share, uniform
-from trainer.checkpoint import Checkpoints
-from trainer.checkpoints import main as checkpoints_command
-from trainer.config import BoostingConfig
-from trainer.errors import ConfigError
-from trainer.export import main as export_command
-from trainer.lease import Fence
-from trainer.output import Output
-from trainer.predict import main as predict_command
-from trainer.run_folder import RunFolder
-from trainer.startup import Startup
-from trainer.strategy import Worker
-from trainer.worker import Outcome
+from trainyard_trainer.boosting.attempt import run, with_absolute_path
+from trainyard_trainer.boosting.libraries import LIBRARIES
+from trainyard_trainer.boosting.rounds import Task, work
+from trainyard_trainer.boosting.table import check_shares, prepare, read_share, uniform
+from trainyard_trainer.checkpointing.checkpoint import Checkpoints
+from trainyard_trainer.config.trainer_config import BoostingConfig
+from trainyard_trainer.engine.worker import Outcome
+from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.lease import Fence
+from trainyard_trainer.run_folder.log import Output
+from trainyard_trainer.run_folder.startup import Startup
+from trainyard_trainer.tools import checkpoints, export, predict
 
 SOME: dict[str, Any] = {
     "name": "trees",
@@ -425,13 +423,13 @@ def test_tools_for_networks_refuse_trees(
 ) -> None:
     alone(trees(tmp_path, train__rounds=3))
     run_and_storage = ["trees", "--storage", str(tmp_path)]
-    for command, more in ((predict_command, ["--prompt", "x"]), (export_command, [])):
+    for command, more in ((predict.main, ["--prompt", "x"]), (export.main, [])):
         with pytest.raises(ConfigError, match="xgboost itself loads them"):
             command([*run_and_storage, *more])
         with pytest.raises(ConfigError, match="xgboost itself loads them"):
             command([*run_and_storage, *more, "--checkpoint", "last"])
     capsys.readouterr()
-    assert checkpoints_command(["ls", *run_and_storage, "--json"]) == 0
+    assert checkpoints.main(["ls", *run_and_storage, "--json"]) == 0
     (newest,) = json.loads(capsys.readouterr().out)
     assert newest["epoch"] == 3
     assert set(newest["marks"]) == {"newest", "best", "delivered"}

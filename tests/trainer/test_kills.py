@@ -11,8 +11,8 @@ import pytest
 from attempts import Attempts, committed, read_json, read_records
 from training import final_weights, open_folder, same, small_config
 
-from trainer.checkpoint import STATE, Checkpoints
-from trainer.config import TrainerConfig
+from trainyard_trainer.checkpointing.checkpoint import STATE, Checkpoints
+from trainyard_trainer.config.trainer_config import TrainerConfig
 
 LIFE_S = 2.5
 """How long a run may live after it has said where it starts, at most: some lives see no step."""

@@ -36,28 +36,34 @@ from training import (
     train_here,
 )
 
-from launcher.show import progress_text, summary_text
-from trainer import attempt, predict
-from trainer.config import TrainerConfig
-from trainer.config.train import Gpt
-from trainer.continuation import continued
-from trainer.data.batch import Batch
-from trainer.data.find import open_source
-from trainer.data.local_copy import Rows
-from trainer.data.parquet import Prepared, Split, decode
-from trainer.data.prepare import Means
-from trainer.data.text import SEPARATOR, STDLIB_BYTES, open_text
-from trainer.errors import ConfigError
-from trainer.gpt import Memory, Transformer, layout
-from trainer.language import Language, flops_per_token, parameters_of, peak_flops
-from trainer.learner import Learner
-from trainer.progress import Length
-from trainer.report.language import prompt_of, readable, texts
-from trainer.run_folder import RunFolder
-from trainer.saved import read_saved
-from trainer.storage import open_filesystem
-from trainer.strategy import Worker, units
-from trainer.validation import Tally
+from trainyard.cli.show import progress_text, summary_text
+from trainyard_trainer.attempt import attempt
+from trainyard_trainer.config.train import Gpt
+from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.data.loading.batch import Batch
+from trainyard_trainer.data.loading.local_copy import Rows
+from trainyard_trainer.data.preparation.prepare import Means
+from trainyard_trainer.data.prepared import Prepared, Split, decode
+from trainyard_trainer.data.sources.find import open_source
+from trainyard_trainer.data.sources.text import SEPARATOR, STDLIB_BYTES, open_text
+from trainyard_trainer.engine.learner import Learner
+from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.parallel.strategy import Worker, units
+from trainyard_trainer.recipes.language_model.generation import continued
+from trainyard_trainer.recipes.language_model.model import Memory, Transformer, layout
+from trainyard_trainer.recipes.language_model.recipe import (
+    Language,
+    flops_per_token,
+    parameters_of,
+    peak_flops,
+)
+from trainyard_trainer.recipes.language_model.report import prompt_of, readable, texts
+from trainyard_trainer.recipes.saved_model import read_saved
+from trainyard_trainer.recipes.validation import Tally
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.progress import Length
+from trainyard_trainer.storage import open_filesystem
+from trainyard_trainer.tools import predict
 
 CPU = torch.device("cpu")
 SMALL = Gpt(layers=2, heads=2, width=32, context_length=16)
@@ -190,7 +196,9 @@ def test_text_that_is_too_large_for_memory_has_the_same_rows(
 ) -> None:
     files = {f"{number}.txt": bytes([number + 1]) * (100 + number) for number in range(20)}
     small = prepared(tmp_path / "small", files, 16)
-    monkeypatch.setattr("trainer.data.sources.Means", partial(Means, memory_bytes=500))
+    monkeypatch.setattr(
+        "trainyard_trainer.data.preparation.run_data.Means", partial(Means, memory_bytes=500)
+    )
     large = prepared(tmp_path / "large", files, 16)
     for part in ("train", "valid"):
         assert rows_in(large, getattr(large, part)) == rows_in(small, getattr(small, part))
@@ -528,11 +536,11 @@ def ended(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> TrainerConf
 
 def run_alone(config: TrainerConfig) -> None:
     """An attempt without Ray, in a process of its own."""
-    from trainer import baseline
-    from trainer.output import Output
+    from trainyard_trainer.attempt import without_ray
+    from trainyard_trainer.run_folder.log import Output
 
     with Output() as output:
-        baseline.run(config, output, {})
+        without_ray.run(config, output, {})
 
 
 @pytest.fixture
@@ -573,7 +581,7 @@ def test_what_is_delivered_needs_nothing_but_torch_and_what_model_json_says(
 def test_a_model_is_exported_as_weights_and_in_no_form_for_images_alone(
     folder: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from trainer import export
+    from trainyard_trainer.tools import export
 
     out = str(tmp_path / "model.pt")
     assert export.main([folder.root, "--out", out]) == 0
@@ -587,7 +595,7 @@ def test_a_model_is_exported_as_weights_and_in_no_form_for_images_alone(
 def test_torch_alone_loads_the_network_for_texts_of_any_number_and_length(
     folder: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from trainer import export
+    from trainyard_trainer.tools import export
 
     out = tmp_path / "model.pt2"
     assert export.main([folder.root, "--out", str(out), "--format", "pt2"]) == 0

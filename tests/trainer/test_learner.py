@@ -14,13 +14,13 @@ from torch import nn
 from torch.nn import functional
 from training import read_split, same, small_config, task_of
 
-from trainer.data.batch import Batch
-from trainer.data.parquet import Prepared, decode
-from trainer.learner import Learner, seed_generators
-from trainer.progress import Length
-from trainer.saver import on_host
-from trainer.strategy import Worker
-from trainer.validation import Tally
+from trainyard_trainer.checkpointing.saver import on_host
+from trainyard_trainer.data.loading.batch import Batch
+from trainyard_trainer.data.prepared import Prepared, decode
+from trainyard_trainer.engine.learner import Learner, seed_generators
+from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.recipes.validation import Tally
+from trainyard_trainer.run_folder.progress import Length
 
 CPU = torch.device("cpu")
 PLAIN_SGD = {"name": "sgd", "learning_rate": 1.0, "momentum": 0.0, "weight_decay": 0.0}

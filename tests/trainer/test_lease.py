@@ -15,18 +15,18 @@ from typing import Any
 
 import pytest
 
-from trainer.errors import RunError
-from trainer.lease import Fence, Fenced, Holder, Lease, Times, refuse_if_live
-from trainer.run_folder import RunFolder
+from trainyard_trainer.errors import RunError
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.lease import Fence, Fenced, Holder, Lease, Times, refuse_if_live
 
 QUICK = Times(heartbeat_s=0.05, stale_s=0.5, wait_s=0.5, say_s=0.1, poll_s=0.02)
 PATIENT = replace(QUICK, stale_s=1000, wait_s=1000)
 
 DRIVER = """
 import dataclasses, json, sys
-from trainer.errors import RunError
-from trainer.run_folder import RunFolder
-from trainer.lease import Holder, Lease, Times
+from trainyard_trainer.errors import RunError
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.lease import Holder, Lease, Times
 
 def answer(text):
     print(text.splitlines()[0], flush=True)

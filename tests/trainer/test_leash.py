@@ -10,11 +10,11 @@ from pathlib import Path
 
 from attempts import wait_for
 
-from trainer.leash import leashed
+from trainyard_trainer.child_process import leashed
 
 PARENT = """
 import subprocess, sys
-from trainer.leash import leashed
+from trainyard_trainer.child_process import leashed
 child = subprocess.Popen(leashed(["sleep", "600"]))
 print(child.pid, flush=True)
 child.wait()

@@ -13,9 +13,9 @@ import yaml
 from attempts import Attempts, committed, ray_config, read_records, wait_for
 from test_command import command_config
 
-from trainer.leaving import VARIABLE
+from trainyard_trainer.on_ray.leaving import VARIABLE
 
-PLATFORM = Path(__file__).parents[2] / "launcher/platform.yaml"
+PLATFORM = Path(__file__).parents[2] / "launcher/trainyard/platform.yaml"
 LIMIT_S = 40.0
 WAITS = "trap 'echo saved; exit 0' TERM; echo waits; while :; do sleep 0.1; done"
 

@@ -33,17 +33,22 @@ from loaders import (
 from own_ray import own_ray
 from training import Group, ThreadWorker
 
-from trainer.config import TrainerConfig
-from trainer.data import ray_loader
-from trainer.data.batch import Batch
-from trainer.data.chunks import Ahead, Columns, cut, in_order, shuffled
-from trainer.data.parquet import Prepared
-from trainer.data.ray_loader import HANDED_OUT, RayBatches, Work
-from trainer.data.reading import read_part
-from trainer.data.torch_loader import GlobalBatches, TorchBatches, ValidationBatches, decode_workers
-from trainer.errors import RunError
-from trainer.progress import Length, Trained
-from trainer.strategy import Worker
+from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.data.loading import ray_loader
+from trainyard_trainer.data.loading.batch import Batch
+from trainyard_trainer.data.loading.chunks import Ahead, Columns, cut, in_order, shuffled
+from trainyard_trainer.data.loading.ray_loader import HANDED_OUT, RayBatches, Work
+from trainyard_trainer.data.loading.reading import read_part
+from trainyard_trainer.data.loading.torch_loader import (
+    GlobalBatches,
+    TorchBatches,
+    ValidationBatches,
+    decode_workers,
+)
+from trainyard_trainer.data.prepared import Prepared
+from trainyard_trainer.errors import RunError
+from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.run_folder.progress import Length, Trained
 
 SIZES = [(97, 12), (96, 12), (25, 24), (12, 12)]
 """Samples, and how many of them are a global batch: with and without a rest."""

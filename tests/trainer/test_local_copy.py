@@ -10,9 +10,9 @@ import pytest
 from torch import multiprocessing
 from training import small_config, task_of
 
-from trainer.data import local_copy
-from trainer.data.local_copy import Rows
-from trainer.data.parquet import Prepared
+from trainyard_trainer.data.loading import local_copy
+from trainyard_trainer.data.loading.local_copy import Rows
+from trainyard_trainer.data.prepared import Prepared
 
 WORKERS = 6
 ROUNDS = 5

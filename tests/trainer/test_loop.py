@@ -24,17 +24,17 @@ from training import (
     train_here,
 )
 
-from trainer.checkpoint import Checkpoints
-from trainer.config import TrainerConfig
-from trainer.config.train import EarlyStopping
-from trainer.data.batch import Batch
-from trainer.data.parquet import decode
-from trainer.data.torch_loader import GlobalBatches
-from trainer.learner import Learner
-from trainer.loop import stopping
-from trainer.progress import Length, Trained
-from trainer.strategy import Worker
-from trainer.validation import Tally, Validation
+from trainyard_trainer.checkpointing.checkpoint import Checkpoints
+from trainyard_trainer.config.train import EarlyStopping
+from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.data.loading.batch import Batch
+from trainyard_trainer.data.loading.torch_loader import GlobalBatches
+from trainyard_trainer.data.prepared import decode
+from trainyard_trainer.engine.learner import Learner
+from trainyard_trainer.engine.loop import stopping
+from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.recipes.validation import Tally, Validation
+from trainyard_trainer.run_folder.progress import Length, Trained
 
 ALL_STATE = {
     "train__optimizer": {"name": "adamw"},

@@ -5,10 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainer.config.train import Model
-from trainer.data.parquet import Images
-from trainer.errors import ConfigError
-from trainer.model import build_model, check_fit, check_model, takes_one_image
+from trainyard_trainer.config.train import Model
+from trainyard_trainer.data.prepared import Images
+from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.recipes.image_classification.model import (
+    build_model,
+    check_fit,
+    check_model,
+    takes_one_image,
+)
 
 DIGITS = Images(
     source="digits", shape=(1, 8, 8), classes=tuple("0123456789"), mean=(0.3,), spread=(0.4,)

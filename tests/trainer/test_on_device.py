@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from trainer.config.data import Augment
-from trainer.data.batch import Batch, moved
-from trainer.data.on_device import ToInput, augmented, random_numbers
-from trainer.data.parquet import Images
+from trainyard_trainer.config.data import Augment
+from trainyard_trainer.data.loading.batch import Batch, moved
+from trainyard_trainer.data.loading.on_device import ToInput, augmented, random_numbers
+from trainyard_trainer.data.prepared import Images
 
 CPU = torch.device("cpu")
 BOTH = Augment(flip=True, crop=2)

@@ -10,9 +10,14 @@ import torch
 from torch import nn
 from training import small_config
 
-from trainer.config.train import Train
-from trainer.errors import ConfigError
-from trainer.optimize import Precision, average_of, build_optimizer, learning_rate
+from trainyard_trainer.config.train import Train
+from trainyard_trainer.engine.optimizers import (
+    Precision,
+    average_of,
+    build_optimizer,
+    learning_rate,
+)
+from trainyard_trainer.errors import ConfigError
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")

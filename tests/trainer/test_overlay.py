@@ -22,10 +22,11 @@ from tests.random_archives import (
     nothing_but_files_below,
     packed_from,
 )
-from trainer import overlay, submission
-from trainer.config import CODE_VARIABLE
-from trainer.errors import ConfigError
-from trainer.run_folder import RunFolder
+from trainyard_trainer.config.trainer_config import CODE_VARIABLE
+from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.run_files import submission
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.user_code import archive as overlay
 
 
 def packed(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:

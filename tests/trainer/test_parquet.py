@@ -11,11 +11,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trainer.data import pictures
-from trainer.data.parquet import Images, decode, header_of, read_prepared, to_table, write_part
-from trainer.errors import ConfigError, RunError
-from trainer.run_folder import RunFolder
-from trainer.storage import open_filesystem
+from trainyard_trainer.data import image_codec
+from trainyard_trainer.data.prepared import (
+    Images,
+    decode,
+    header_of,
+    read_prepared,
+    to_table,
+    write_part,
+)
+from trainyard_trainer.errors import ConfigError, RunError
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.storage import open_filesystem
 
 
 def images_of(shape: tuple[int, int, int], encoding: str = "raw") -> Images:
@@ -91,7 +98,7 @@ def test_several_row_groups_are_in_every_file(tmp_path: Path) -> None:
     files = [made.png(image) for image in made.pixels(9, channels=3)]
     found = pq.ParquetFile(encoded_part(tmp_path / "p.parquet", files))
     assert found.num_row_groups == 3
-    assert pictures.decode(found.read()["image"][8].as_py(), (3, 8, 8)).shape == (3, 8, 8)
+    assert image_codec.decode(found.read()["image"][8].as_py(), (3, 8, 8)).shape == (3, 8, 8)
 
 
 # dataset.json.

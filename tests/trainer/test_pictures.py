@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainer.data import pictures
+from trainyard_trainer.data import image_codec
 
 HEIGHT, WIDTH = 60, 80
 
@@ -62,11 +62,11 @@ FILES = {
 @pytest.mark.parametrize("name", FILES)
 def test_any_format_gives_the_picture_in_colour_and_in_grey(name: str) -> None:
     data, is_plain = FILES[name]
-    header = pictures.read_header(data)
+    header = image_codec.read_header(data)
     assert (header.height, header.width, header.is_plain) == (HEIGHT, WIDTH, is_plain)
     wanted = smooth("L") if header.channels == 1 else smooth()
-    colour = pictures.load(data, (3, HEIGHT, WIDTH))
-    grey = pictures.load(data, (1, HEIGHT, WIDTH))
+    colour = image_codec.load(data, (3, HEIGHT, WIDTH))
+    grey = image_codec.load(data, (1, HEIGHT, WIDTH))
     assert difference(colour, channels_first(wanted.convert("RGB"))) < 2
     assert difference(grey, channels_first(smooth("L"))) < 2
 
@@ -74,18 +74,20 @@ def test_any_format_gives_the_picture_in_colour_and_in_grey(name: str) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_what_is_kept_is_plain_and_shows_the_same(name: str) -> None:
     data, is_plain = FILES[name]
-    header = pictures.read_header(data)
+    header = image_codec.read_header(data)
     shape = (header.channels, HEIGHT, WIDTH)
-    kept = pictures.to_plain(data, header, shape, shrink=False)
+    kept = image_codec.to_plain(data, header, shape, shrink=False)
     assert (kept == data) == is_plain
-    assert pictures.read_header(kept).is_plain
-    assert difference(pictures.decode(kept, shape), pictures.load(data, shape).astype(int)) < 2
+    assert image_codec.read_header(kept).is_plain
+    assert (
+        difference(image_codec.decode(kept, shape), image_codec.load(data, shape).astype(int)) < 2
+    )
 
-    small = pictures.to_plain(data, header, (header.channels, 24, 24), shrink=True)
+    small = image_codec.to_plain(data, header, (header.channels, 24, 24), shrink=True)
     assert len(small) < len(data) or small == data or not is_plain
-    assert pictures.read_header(small).is_plain
-    loaded = pictures.load(data, (header.channels, 24, 24))
-    assert difference(pictures.decode(small, (header.channels, 24, 24)), loaded.astype(int)) < 5
+    assert image_codec.read_header(small).is_plain
+    loaded = image_codec.load(data, (header.channels, 24, 24))
+    assert difference(image_codec.decode(small, (header.channels, 24, 24)), loaded.astype(int)) < 5
 
 
 def test_palettes_and_two_colours_are_looked_up() -> None:
@@ -95,7 +97,7 @@ def test_palettes_and_two_colours_are_looked_up() -> None:
         file_of(flat.quantize(2), "GIF"),
         file_of(flat.convert("1"), "PNG"),
     ):
-        assert difference(pictures.load(data, (1, 16, 16)), channels_first(flat)) < 1
+        assert difference(image_codec.load(data, (1, 16, 16)), channels_first(flat)) < 1
 
 
 def turned(orientation: int) -> Image.Image:
@@ -108,36 +110,36 @@ def turned(orientation: int) -> Image.Image:
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_pictures_stand_upright(orientation: int, kind: str) -> None:
     exif = Image.Exif()
-    exif[pictures.ORIENTATION] = orientation
+    exif[image_codec.ORIENTATION] = orientation
     data = file_of(turned(orientation), kind, exif=exif, quality=98)
-    header = pictures.read_header(data)
+    header = image_codec.read_header(data)
     assert (header.height, header.width) == (HEIGHT, WIDTH)
     wanted = channels_first(smooth())
-    assert difference(pictures.load(data, (3, HEIGHT, WIDTH)), wanted) < 1.5
-    kept = pictures.to_plain(data, header, (3, HEIGHT, WIDTH), shrink=False)
-    assert difference(pictures.decode(kept, (3, HEIGHT, WIDTH)), wanted) < 1.5
-    small = pictures.load(file_of(smooth(), "PNG"), (3, 20, 20)).astype(int)
-    assert difference(pictures.load(data, (3, 20, 20)), small) < 2
+    assert difference(image_codec.load(data, (3, HEIGHT, WIDTH)), wanted) < 1.5
+    kept = image_codec.to_plain(data, header, (3, HEIGHT, WIDTH), shrink=False)
+    assert difference(image_codec.decode(kept, (3, HEIGHT, WIDTH)), wanted) < 1.5
+    small = image_codec.load(file_of(smooth(), "PNG"), (3, 20, 20)).astype(int)
+    assert difference(image_codec.load(data, (3, 20, 20)), small) < 2
 
 
 def test_what_is_transparent_is_white() -> None:
     clear = Image.new("RGBA", (8, 8), (10, 20, 30, 0))
-    assert (pictures.load(file_of(clear, "PNG"), (3, 8, 8)) == 255).all()
+    assert (image_codec.load(file_of(clear, "PNG"), (3, 8, 8)) == 255).all()
 
 
 def test_the_middle_is_kept() -> None:
     wide = np.zeros((3, 10, 30), np.uint8)
     wide[:, :, 10:20] = 255
     data = file_of(Image.fromarray(wide.transpose(1, 2, 0)), "PNG")
-    assert (pictures.load(data, (3, 10, 10)) == 255).all()
+    assert (image_codec.load(data, (3, 10, 10)) == 255).all()
     # The outer pixels may have something of their neighbours.
-    assert (pictures.resize(wide, 5, 5)[:, :, 1:-1] == 255).all()
+    assert (image_codec.resize(wide, 5, 5)[:, :, 1:-1] == 255).all()
 
 
 def test_32_bits_are_refused() -> None:
     deep = file_of(Image.fromarray(np.ones((8, 8), np.float32)), "TIFF")
-    with pytest.raises(pictures.UnreadableError, match="32 bits"):
-        pictures.load(deep, (1, 8, 8))
+    with pytest.raises(image_codec.UnreadableError, match="32 bits"):
+        image_codec.load(deep, (1, 8, 8))
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -148,7 +150,7 @@ def test_broken_files_are_unreadable_and_nothing_worse(name: str) -> None:
         broken = bytearray(data[: random.integers(0, len(data) + 1)])
         for place in random.integers(0, max(len(broken), 1), 5 * (len(broken) > 0)):
             broken[place] = random.integers(0, 256)
-        with suppress(pictures.UnreadableError):
-            assert pictures.load(bytes(broken), (3, 20, 20)).shape == (3, 20, 20)
-    with pytest.raises(pictures.UnreadableError, match="no picture of a known format"):
-        pictures.load(b"none", (3, 20, 20))
+        with suppress(image_codec.UnreadableError):
+            assert image_codec.load(bytes(broken), (3, 20, 20)).shape == (3, 20, 20)
+    with pytest.raises(image_codec.UnreadableError, match="no picture of a known format"):
+        image_codec.load(b"none", (3, 20, 20))

@@ -8,7 +8,7 @@ import pytest
 from own_ray import own_ray
 from ray.util.placement_group import placement_group
 
-from trainer.places import GiveBackPlaces, groups_of
+from trainyard_trainer.on_ray.placement_groups import GiveBackPlaces, groups_of
 
 ALL_CPUS = [{"CPU": 1.0}] * 2
 

@@ -12,13 +12,13 @@ import torch
 from PIL import Image
 
 from tests.trainer.saved_run import IMAGES, open_small, save, weights_of
-from trainer import predict as command
-from trainer.checkpoint import Checkpoints
-from trainer.data.on_device import ToInput
-from trainer.errors import ConfigError
-from trainer.grid import MOST, draw_grid, shortened
-from trainer.run_folder import RunFolder
-from trainer.saved import deliver, read_saved
+from trainyard_trainer.checkpointing.checkpoint import Checkpoints
+from trainyard_trainer.data.loading.on_device import ToInput
+from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.recipes.saved_model import deliver, read_saved
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.tools import predict
+from trainyard_trainer.tools.grid import MOST, draw_grid, shortened
 
 CPU = torch.device("cpu")
 
@@ -52,7 +52,7 @@ def test_a_picture_gets_what_its_pixels_get_in_validation(
     with torch.inference_mode():
         inputs = ToInput(IMAGES, 16, CPU)(torch.from_numpy(pixels))
         shares, labels = saved.build()(inputs).softmax(dim=1).sort(dim=1, descending=True)
-    answers = command.predict(saved, files, top=2, batch_size=batch_size, device=CPU)
+    answers = predict.predict(saved, files, top=2, batch_size=batch_size, device=CPU)
     assert [answer.file for answer in answers] == files
     for answer, wanted, sure in zip(answers, labels.tolist(), shares.tolist(), strict=True):
         assert [label for label, _ in answer.top] == [IMAGES.classes[n] for n in wanted[:2]]
@@ -75,7 +75,7 @@ def test_pictures_of_any_format_size_and_colours_are_read(
 ) -> None:
     image = Image.linear_gradient("L").resize((60, 40)).convert(mode)
     image.save(tmp_path / "picture", kind)
-    (answer,) = command.predict(
+    (answer,) = predict.predict(
         read_saved(folder, "last"), [str(tmp_path / "picture")], top=1, batch_size=8, device=CPU
     )
     assert answer.pixels.shape == IMAGES.shape
@@ -90,7 +90,7 @@ def test_all_files_that_are_no_pictures_are_told_and_nothing_is_printed(
     (tmp_path / "cut.png").write_bytes(cut.getvalue()[:200])
     wrong = [str(tmp_path / name) for name in ("text.png", "cut.png", "none.png", "")]
     with pytest.raises(ConfigError) as raised:
-        command.main([folder.root, files[0], *wrong, *files[1:], "--batch-size", "2"])
+        predict.main([folder.root, files[0], *wrong, *files[1:], "--batch-size", "2"])
     lines = str(raised.value).splitlines()
     assert lines[0] == "4 of 11 files cannot be used:"
     assert [line.strip().partition(":")[0] for line in lines[1:]] == wrong
@@ -102,12 +102,12 @@ def test_all_files_that_are_no_pictures_are_told_and_nothing_is_printed(
 def test_answers_are_a_table_or_json(
     folder: RunFolder, files: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command.main([folder.root, *files[:2], "--top", "9"]) == 0
+    assert predict.main([folder.root, *files[:2], "--top", "9"]) == 0
     head, *rows = capsys.readouterr().out.splitlines()
     assert head.split("  ")[0] == "file"
     assert "label 3" in head
     assert [row.split()[0] for row in rows] == files[:2]
-    command.main([folder.root, *files[:2], "--json"])
+    predict.main([folder.root, *files[:2], "--json"])
     records = json.loads(capsys.readouterr().out)
     assert [record["file"] for record in records] == files[:2]
     assert records[0]["top"] == [
@@ -119,7 +119,7 @@ def test_the_grid_is_a_png_file(
     folder: RunFolder, files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     grid = tmp_path / "new" / "grid.png"
-    command.main([folder.root, *files, "--grid", str(grid)])
+    predict.main([folder.root, *files, "--grid", str(grid)])
     with Image.open(grid) as image:
         assert image.format == "PNG"
         assert image.width >= 3 * 100
@@ -130,7 +130,7 @@ def test_a_grid_that_cannot_be_written_is_told(
     folder: RunFolder, files: list[str], tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=r"--grid = .* cannot be written"):
-        command.main([folder.root, *files, "--grid", f"{files[0]}/grid.png"])
+        predict.main([folder.root, *files, "--grid", f"{files[0]}/grid.png"])
 
 
 def test_a_grid_takes_colours_and_no_more_than_can_be_seen() -> None:

@@ -16,13 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trainer.data import pictures, plan
-from trainer.data.parquet import METADATA_KEY, Prepared, Split, decode, read_prepared
-from trainer.data.plan import Options
-from trainer.data.prepare import Means, prepare
-from trainer.errors import ConfigError
-from trainer.run_folder import RunFolder
-from trainer.storage import open_filesystem
+from trainyard_trainer.data import image_codec
+from trainyard_trainer.data.preparation import plan
+from trainyard_trainer.data.preparation.plan import Options
+from trainyard_trainer.data.preparation.prepare import Means, prepare
+from trainyard_trainer.data.prepared import METADATA_KEY, Prepared, Split, decode, read_prepared
+from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.storage import open_filesystem
 
 COUNT = 600
 
@@ -145,7 +146,7 @@ def test_images_that_are_all_alike_can_be_normalised(tmp_path: Path) -> None:
 def photos(folder: Path, count: int = 30) -> Path:
     """JPEG of 100 x 120 without sharp edges."""
     coarse = made.pixels(count, channels=3, side=4)
-    smooth = [pictures.resize(image, 100, 120) for image in coarse]
+    smooth = [image_codec.resize(image, 100, 120) for image in coarse]
     files = [made.png(image, "JPEG", quality=90) for image in smooth]
     return made.write_folder(folder, files, made.labels(count), "jpg")
 
@@ -186,7 +187,7 @@ def test_pictures_are_kept_byte_for_byte_unless_they_get_smaller(tmp_path: Path)
     smaller = kept(tmp_path / "d", size=70)
     assert not smaller & originals
     assert max(map(len, smaller)) < min(map(len, originals))
-    assert {pictures.read_header(data).height for data in smaller} == {70}
+    assert {image_codec.read_header(data).height for data in smaller} == {70}
 
 
 def test_pixels_take_channels_size_and_form(idx: Path, tmp_path: Path) -> None:

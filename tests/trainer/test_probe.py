@@ -10,8 +10,8 @@ import pytest
 from pyarrow import fs
 
 from tests.trainer.s3_server import CREDENTIALS, Bucket, running_bucket
-from trainer import probe
-from trainer.storage import open_filesystem
+from trainyard_trainer.storage import open_filesystem
+from trainyard_trainer.tools import probe
 
 OK = {"write": "ok", "read": "ok", "list": "ok", "delete": "ok"}
 

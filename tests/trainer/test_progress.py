@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from training import metrics, open_folder, small_config, train_here
 
-from trainer.checkpoint import Checkpoints
-from trainer.config import TrainerConfig
-from trainer.errors import ConfigError
-from trainer.lease import Fence, Fenced
-from trainer.progress import (
+from trainyard_trainer.checkpointing.checkpoint import Checkpoints
+from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.lease import Fence, Fenced
+from trainyard_trainer.run_folder.progress import (
     Length,
     Recorder,
     Report,
@@ -27,7 +28,6 @@ from trainer.progress import (
     read_lines,
     to_json,
 )
-from trainer.run_folder import RunFolder
 
 LENGTH = Length(epochs=4, num_samples=325, global_batch_size=32, drop_last=True)
 LIMIT_S = 30.0
@@ -265,7 +265,7 @@ def test_a_report_that_could_not_be_written_surfaces_at_the_next_use(
     tmp_path: Path, use: Callable[[Recorder], None], later: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After all patience; also if more reports were given before it was known."""
-    monkeypatch.setattr("trainer.storage.PATIENCE_S", 0.0)
+    monkeypatch.setattr("trainyard_trainer.storage.PATIENCE_S", 0.0)
     folder = FullDisk(small_config(tmp_path))
     record = Recorder(folder, LENGTH, attempt=1, workers=1)
     for step in range(1 + later):

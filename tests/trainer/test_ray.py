@@ -1,4 +1,4 @@
-"""Whole attempts, as `python -m trainer` starts them, on a real Ray of their own."""
+"""Whole attempts, as `python -m trainyard_trainer` starts them, on a real Ray of their own."""
 
 from __future__ import annotations
 

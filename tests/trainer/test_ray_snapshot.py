@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.ray_snapshot import NAME, RaySnapshot
-from trainer.run_folder import RunFolder
+from trainyard_trainer.on_ray.ray_snapshot import NAME, RaySnapshot
+from trainyard_trainer.run_folder.folder import RunFolder
 
 
 @pytest.fixture

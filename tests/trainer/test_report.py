@@ -14,17 +14,17 @@ import pytest
 import torch
 from training import open_folder, small_config
 
-from trainer.config import TrainerConfig
-from trainer.data.parquet import Images, Prepared, Split, to_table
-from trainer.model import build_model
-from trainer.report import write_report
-from trainer.report.charts import MOST_POINTS, Chart, Line, draw, thinned
-from trainer.report.classes import class_table, confusion, short
-from trainer.report.confusion import per_class
-from trainer.report.elements import duration
-from trainer.report.gallery import source
-from trainer.report.pictures import read_labels, read_pixels, varied
-from trainer.run_folder import RunFolder
+from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.data.prepared import Images, Prepared, Split, read_pixels, to_table
+from trainyard_trainer.recipes.image_classification.classes import class_table, confusion, short
+from trainyard_trainer.recipes.image_classification.confusion import per_class
+from trainyard_trainer.recipes.image_classification.gallery import source
+from trainyard_trainer.recipes.image_classification.model import build_model
+from trainyard_trainer.recipes.image_classification.predictions import read_labels, varied
+from trainyard_trainer.report.charts import MOST_POINTS, Chart, Line, draw, thinned
+from trainyard_trainer.report.elements import duration
+from trainyard_trainer.report.report import write_report
+from trainyard_trainer.run_folder.folder import RunFolder
 
 CLASSES = tuple(f"<{digit}>" for digit in range(10))
 

@@ -10,18 +10,18 @@ import pytest
 import torch
 from training import open_folder, small_config
 
-from trainer import resume
-from trainer.checkpoint import MANIFEST, MODEL, STATE, Checkpoints
-from trainer.config import MAY_CHANGE, TrainerConfig
-from trainer.config.boosting import Boosting
-from trainer.config.data import Data
-from trainer.config.train import ImageClassification
-from trainer.errors import ConfigError
-from trainer.lease import Fence
-from trainer.progress import Trained, read_lines
-from trainer.resume import Start
-from trainer.run_folder import RunFolder
-from trainer.startup import Startup
+from trainyard_trainer.checkpointing import resume
+from trainyard_trainer.checkpointing.checkpoint import MANIFEST, MODEL, STATE, Checkpoints
+from trainyard_trainer.checkpointing.resume import Start
+from trainyard_trainer.config.boosting import Boosting
+from trainyard_trainer.config.data import Data
+from trainyard_trainer.config.train import ImageClassification
+from trainyard_trainer.config.trainer_config import MAY_CHANGE, TrainerConfig
+from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.lease import Fence
+from trainyard_trainer.run_folder.progress import Trained, read_lines
+from trainyard_trainer.run_folder.startup import Startup
 
 
 def save(config: TrainerConfig, samples: int, fence: Fence) -> str:

@@ -16,14 +16,14 @@ from attempts import wait_for
 from pyarrow import fs
 from s3_server import Bucket
 
-from trainer.errors import ConfigError
-from trainer.folder import NOT_FOUND
-from trainer.run_folder import RunFolder
-from trainer.storage import PIECE
+from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.storage import PIECE
+from trainyard_trainer.tools.folder import NOT_FOUND
 
 
 def read(*arguments: str) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "trainer.folder", *arguments]
+    command = [sys.executable, "-m", "trainyard_trainer.tools.folder", *arguments]
     return subprocess.run(command, capture_output=True, check=False, stdin=subprocess.DEVNULL)
 
 
@@ -92,7 +92,7 @@ def test_files_are_copied_and_folders_deleted(folder: RunFolder) -> None:
 
 RACE = """
 import sys
-from trainer.run_folder import RunFolder
+from trainyard_trainer.run_folder.folder import RunFolder
 path, endpoint, name = sys.argv[1:]
 folder = RunFolder.open(path, "small", endpoint or None)
 print("ready", flush=True)
@@ -103,7 +103,7 @@ for round in map(str.strip, sys.stdin):
 
 @pytest.fixture
 def _no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.storage.SETTLE_S", 0.0)
+    monkeypatch.setattr("trainyard_trainer.storage.SETTLE_S", 0.0)
 
 
 @pytest.mark.usefixtures("_no_rest")
@@ -300,7 +300,7 @@ def test_the_reader_ends_when_its_archive_has_arrived(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "trainer.folder",
+        "trainyard_trainer.tools.folder",
         "--path",
         str(tmp_path),
         "--archive",
@@ -337,7 +337,15 @@ def put(
 ) -> subprocess.CompletedProcess[bytes]:
     path, endpoint = storage
     where = ("--path", path, *(("--endpoint", endpoint) if endpoint else ()))
-    command = [sys.executable, "-m", "trainer.folder", *where, "--put", f"{length}", sha256]
+    command = [
+        sys.executable,
+        "-m",
+        "trainyard_trainer.tools.folder",
+        *where,
+        "--put",
+        f"{length}",
+        sha256,
+    ]
     return subprocess.run([*command, "small", file], input=data, capture_output=True, check=False)
 
 
@@ -369,7 +377,7 @@ def test_a_writer_that_is_killed_leaves_no_file_but_one_that_is_swept(tmp_path: 
     command = [
         sys.executable,
         "-m",
-        "trainer.folder",
+        "trainyard_trainer.tools.folder",
         "--path",
         str(tmp_path),
         "--put",

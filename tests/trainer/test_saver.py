@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainer.saver import Saver, on_host
+from trainyard_trainer.checkpointing.saver import Saver, on_host
 
 LIMIT_S = 30.0
 """A wait that takes longer has failed."""

@@ -8,12 +8,12 @@ import pytest
 from attempts import Attempts
 from training import small_config
 
-from trainer import set_aside
-from trainer.config import RUN_NAME_LIMIT
-from trainer.errors import RunError
-from trainer.lease import Fenced, Lease
-from trainer.run_folder import RunFolder
-from trainer.submission import code_file
+from trainyard_trainer.config.trainer_config import RUN_NAME_LIMIT
+from trainyard_trainer.errors import RunError
+from trainyard_trainer.run_files.submission import code_file
+from trainyard_trainer.run_folder import set_aside
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.lease import Fenced, Lease
 
 pytestmark = pytest.mark.usefixtures("no_rest")
 

@@ -17,17 +17,17 @@ import pytest
 from sklearn.datasets import load_digits
 from training import open_folder, small_config
 
-from trainer.classification import Classification
-from trainer.config.data import Data
-from trainer.config.train import Model
-from trainer.data import sources
-from trainer.data.find import open_source
-from trainer.data.parquet import Prepared, Split, decode, read_prepared
-from trainer.data.plan import Options
-from trainer.data.prepare import Means, prepare, split
-from trainer.errors import ConfigError
-from trainer.run_folder import RunFolder
-from trainer.storage import open_filesystem
+from trainyard_trainer.config.data import Data
+from trainyard_trainer.config.train import Model
+from trainyard_trainer.data.preparation import run_data
+from trainyard_trainer.data.preparation.plan import Options
+from trainyard_trainer.data.preparation.prepare import Means, prepare, split
+from trainyard_trainer.data.prepared import Prepared, Split, decode, read_prepared
+from trainyard_trainer.data.sources.find import open_source
+from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.recipes.image_classification.recipe import Classification
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.storage import open_filesystem
 
 COUNT = 30
 PIXELS = made.pixels(COUNT)
@@ -291,7 +291,7 @@ def test_the_split_takes_a_fifth_of_each_class_and_leaves_none_out() -> None:
 
 
 def open_data(folder: RunFolder, model: Model | None = None, **data: Any) -> Prepared:
-    return sources.open_data(
+    return run_data.open_data(
         Data(**data),
         folder,
         form=Classification().form(model or Model(name="resnet18", in_channels=1, num_classes=10)),

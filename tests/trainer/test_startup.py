@@ -11,10 +11,11 @@ import pytest
 import torch
 from training import open_folder, small_config
 
-from trainer import baseline
-from trainer.data.batch import Batch
-from trainer.output import Output
-from trainer.startup import Startup, Watched
+from trainyard_trainer.attempt import without_ray
+from trainyard_trainer.data.loading.batch import Batch
+from trainyard_trainer.engine.startup_batches import Watched
+from trainyard_trainer.run_folder.log import Output
+from trainyard_trainer.run_folder.startup import Startup
 
 BATCH = Batch(torch.zeros(1, 1, 2, 2, dtype=torch.uint8), torch.zeros(1), torch.zeros(1))
 
@@ -50,7 +51,7 @@ def test_a_start_ends_when_the_second_batch_is_asked_for() -> None:
 def test_the_summary_tells_what_the_start_was_made_of(tmp_path: Path) -> None:
     config = small_config(tmp_path)
     with Output(None) as output:
-        baseline.run(config, output, {})
+        without_ray.run(config, output, {})
     folder = open_folder(config)
     startup = json.loads(folder.read(folder.summary))["startup"]
     phases = ["lease", "prepare", "workers", "model", "first_batch", "first_step"]

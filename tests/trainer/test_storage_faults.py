@@ -16,11 +16,11 @@ from training import small_config
 
 from tests.trainer.s3_proxy import Fault, Proxy, running_proxy
 from tests.trainer.s3_server import ALL, CREDENTIALS, Server, running_server
-from trainer import probe
-from trainer.config import Storage
-from trainer.output import Output, ProgressPrinter
-from trainer.resize import SaveBeforeResize
-from trainer.run_folder import RunFolder
+from trainyard_trainer.config.trainer_config import Storage
+from trainyard_trainer.on_ray.resize import SaveBeforeResize
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.log import Output, ProgressPrinter
+from trainyard_trainer.tools import probe
 
 ADA = {"AWS_ACCESS_KEY_ID": "ada", "AWS_SECRET_ACCESS_KEY": "ada-secret"}
 
@@ -105,7 +105,7 @@ def test_keys_that_have_expired_are_waited_for_until_they_are_renewed(
         refused.set()
         server.change_secret(*ADA.values())
 
-    monkeypatch.setattr("trainer.storage.time.sleep", renew)
+    monkeypatch.setattr("trainyard_trainer.storage.time.sleep", renew)
     server.change_secret("ada", "another-secret")
     folder.outlast(lambda: folder.append(f"{folder.root}/log", "a line\n"))
     assert refused.is_set()
@@ -149,7 +149,7 @@ def test_workers_are_asked_to_save_before_their_group_grows_once_the_bucket_is_b
 def test_patience_ends_with_the_bucket_s_own_words(
     server: Server, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.storage.PATIENCE_S", 0.0)
+    monkeypatch.setattr("trainyard_trainer.storage.PATIENCE_S", 0.0)
     server.allow("runs", "ada", "s3:ListBucket")
     with pytest.raises(OSError, match="ACCESS_DENIED"):
         folder.outlast(lambda: folder.write(f"{folder.root}/log", "a line\n"))

@@ -11,12 +11,12 @@ import pytest
 import torch
 from training import Group, ThreadWorker, open_folder, small_config, train_here
 
-from trainer import worker
-from trainer.checkpoint import Checkpoints
-from trainer.config.checkpoint import Checkpoint
-from trainer.progress import Length, Trained
-from trainer.strategy import Worker
-from trainer.talk import LAST_CALL_S, Notices, Order, Talk
+from trainyard_trainer.checkpointing.checkpoint import Checkpoints
+from trainyard_trainer.config.checkpoint import Checkpoint
+from trainyard_trainer.engine import worker
+from trainyard_trainer.engine.step_sync import LAST_CALL_S, Notices, Order, Talk
+from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.run_folder.progress import Length, Trained
 
 CPU = torch.device("cpu")
 BATCH = 10

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from trainer.run_folder import RunFolder
-from trainer.tensorboard import TensorBoard
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.tensorboard import TensorBoard
 
 
 def record(samples: int, kind: str = "interval", **values: Any) -> dict[str, Any]:

@@ -7,9 +7,10 @@ import sys
 
 import pytest
 
-from trainer import terminal
-from trainer.errors import ConfigError, RunError
-from trainer.terminal import Arguments, Bar, exit_code_of, size_text, table_text
+from trainyard_trainer import terminal
+from trainyard_trainer.errors import ConfigError, RunError
+from trainyard_trainer.terminal import Bar, size_text, table_text
+from trainyard_trainer.tools.command_line import Arguments, exit_code_of
 
 
 class Terminal(io.StringIO):

@@ -1,4 +1,4 @@
-"""What the launcher may rely on in `trainer.config`."""
+"""What the launcher may rely on in `trainyard_trainer.config.trainer_config`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from trainer.config.data import Data
-from trainer.config.train import ImageClassification, Model, share_batch
+from trainyard_trainer.config.data import Data
+from trainyard_trainer.config.train import ImageClassification, Model, share_batch
 
 
 def test_config_imports_neither_torch_nor_ray() -> None:
     code = (
-        "import sys, trainer.config; "
+        "import sys, trainyard_trainer.config.trainer_config; "
         "print([name for name in ('torch', 'ray', 'numpy', 'pyarrow') if name in sys.modules])"
     )
     answer = subprocess.run(

@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from tests.trainer.saved_run import open_small, save, weights_of
-from trainer import export, predict
-from trainer.checkpoint import MODEL, STATE, Checkpoints
-from trainer.errors import RunError
-from trainer.resume import Start
-from trainer.run_folder import RunFolder
-from trainer.saved import deliver, read_saved
+from trainyard_trainer.checkpointing.checkpoint import MODEL, STATE, Checkpoints
+from trainyard_trainer.checkpointing.resume import Start
+from trainyard_trainer.errors import RunError
+from trainyard_trainer.recipes.saved_model import deliver, read_saved
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.tools import export, predict
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(

@@ -9,10 +9,17 @@ import torch
 from torch.nn import functional
 from training import Group, small_config, task_of
 
-from trainer.data.batch import Batch
-from trainer.data.torch_loader import ValidationBatches
-from trainer.strategy import Worker
-from trainer.validation import NUM_WORST, Answers, Judged, Mistake, Tally, Validation
+from trainyard_trainer.data.loading.batch import Batch
+from trainyard_trainer.data.loading.torch_loader import ValidationBatches
+from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.recipes.validation import (
+    NUM_WORST,
+    Answers,
+    Judged,
+    Mistake,
+    Tally,
+    Validation,
+)
 
 CPU = torch.device("cpu")
 ALONE = Worker(device=CPU)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from training import small_config
 
-from trainer.config import TrainerConfig
-from trainer.data.parquet import Images
-from trainer.progress import SPENT
-from trainer.report.verdict import Verdict, judge
+from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.data.prepared import Images
+from trainyard_trainer.report.verdict import Verdict, judge
+from trainyard_trainer.run_folder.progress import SPENT
 
 EPOCHS = 10
 GPU = {"scaling__use_gpu": True, "train__precision": "fp32"}

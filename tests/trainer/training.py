@@ -17,19 +17,19 @@ import pyarrow.parquet as pq
 import torch
 from torch import distributed
 
-from trainer.attempt import open_data
-from trainer.checkpoint import MODEL, Checkpoints
-from trainer.config import TrainerConfig
-from trainer.data.batch import Batch
-from trainer.data.parquet import Prepared
-from trainer.learner import Learner
-from trainer.lease import Fence
-from trainer.progress import read_lines
-from trainer.run_folder import RunFolder
-from trainer.startup import Startup
-from trainer.strategy import Worker
-from trainer.validation import Tally
-from trainer.worker import Outcome, Task, work
+from trainyard_trainer.attempt.attempt import open_data
+from trainyard_trainer.checkpointing.checkpoint import MODEL, Checkpoints
+from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.data.loading.batch import Batch
+from trainyard_trainer.data.prepared import Prepared
+from trainyard_trainer.engine.learner import Learner
+from trainyard_trainer.engine.worker import Outcome, Task, work
+from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.recipes.validation import Tally
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.lease import Fence
+from trainyard_trainer.run_folder.progress import read_lines
+from trainyard_trainer.run_folder.startup import Startup
 
 T = TypeVar("T")
 

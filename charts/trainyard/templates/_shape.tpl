@@ -30,7 +30,7 @@ headGroupSpec:
           lifecycle:
             preStop:
               exec:
-                {{- /* Drivers that hold a run have their workers save, and give it back; see trainer.leaving. */}}
+                {{- /* Drivers that hold a run have their workers save, and give it back; see trainyard_trainer.on_ray.leaving. */}}
                 command: [sh, -c, touch "$TRAINYARD_LEAVING"; flock --timeout 45 "$TRAINYARD_LEAVING" true]
           ports:
             {{- /* Where ports are declared, the operator finds the dashboard by this name. */}}

@@ -1,1 +1,0 @@
-"""Drills: a small run is struck by a fault on a real cluster, and what that cost is measured."""

@@ -1,1 +1,0 @@
-"""Many runs of one run file: combinations, their course and their outcomes, on a cluster or here."""

@@ -1,0 +1,40 @@
+"""The launcher: run file -> plan -> objects -> cluster -> progress.
+
+From Python, for notebooks and pipelines, as docs/notebook.md shows. What is named here is imported when it
+is asked for: `import launcher` alone costs nothing.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # what `typing` has, without importing it
+if TYPE_CHECKING:
+    from typing import Any
+
+    from trainyard.api import plan_run, render_run, submit_run, train_run, watch_run
+    from trainyard.run import Run
+    from trainyard.run_file.config import load_run
+
+__all__ = [
+    "Run",
+    "load_run",
+    "plan_run",
+    "render_run",
+    "submit_run",
+    "train_run",
+    "watch_run",
+]
+
+_PLACES = {"Run": "trainyard.run", "load_run": "trainyard.run_file.config"}
+"""Of what does not lie in `trainyard.api`."""
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_PLACES.get(name, "trainyard.api")), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,80 @@
+"""The command that holds two runs against each other: a program of the trainer, on their folders."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from trainyard.cli.lookup import folder_of, head_of, last_job, no_run
+from trainyard.cli.options import Json, _check_namespace, run_name
+from trainyard.cli.tools import RUNS, AnyRun, Endpoint, any_run
+
+COMPARED = (
+    *("run.json", "summary.json", "progress.json", "submission.json"),
+    *("metrics.jsonl", "attempts.jsonl", "starts.jsonl", "failures.jsonl"),
+)
+"""What `trainyard_trainer.tools.compare` reads of a run's folder."""
+
+
+def compare(
+    a: AnyRun,
+    b: AnyRun,
+    storage: Annotated[
+        Optional[str],
+        typer.Option(
+            metavar="DIR",
+            help="Where the folders of runs lie; s3://bucket/prefix, too.  [default: runs]",
+        ),
+    ] = None,
+    endpoint: Endpoint = None,
+    namespace: Annotated[
+        Optional[str],
+        typer.Option(
+            "--namespace",
+            "-n",
+            metavar="NAMESPACE",
+            help="Runs of a cluster: their folders are read there.",
+            callback=lambda given: given and _check_namespace(given),
+        ),
+    ] = None,
+    plot: Annotated[
+        Optional[Path],
+        typer.Option(metavar="FILE.png", help="Draw loss and validation accuracy of both, too."),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Show what differs between two runs: config, results, speed, failures, versions, memory."""
+    from trainyard.errors import ConfigError
+    from trainyard.local.tools import run_tool
+
+    options = [] if plot is None else [f"--plot={plot}"]
+    options += ["--json"] if as_json else []
+    if namespace is None:
+        options += [f"--storage={storage or RUNS}"]
+        options += [] if endpoint is None else [f"--endpoint={endpoint}"]
+        return run_tool("compare", [*options, "--", any_run(a), any_run(b)])
+    if storage is not None or endpoint is not None:
+        raise ConfigError("--namespace excludes --storage and --endpoint: the cluster knows them")
+    with tempfile.TemporaryDirectory() as place:
+        names = (run_name(a), run_name(b))
+        _copy(names, namespace, Path(place))
+        return run_tool("compare", [*options, f"--storage={place}", "--", *names])
+
+
+def _copy(names: tuple[str, str], namespace: str, place: Path) -> None:
+    """Copy what is compared of each run to this machine. Raises ConfigError if one is not there."""
+    from trainyard.cluster.cluster import Cluster
+
+    cluster = Cluster(namespace)
+    head = head_of(cluster, last_job(cluster, names[0]))
+    with folder_of(cluster, names[0], head) as first:
+        for name in names:
+            folder = first.sibling(name)
+            files = folder.files()
+            if not files:
+                raise no_run(name, namespace)
+            for file in sorted({*COMPARED} & {*files}):
+                folder.copy(file, place / name / file)

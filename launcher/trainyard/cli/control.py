@@ -1,0 +1,153 @@
+"""Commands that change a submitted run: stop, suspend, resume, delete."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from trainyard.cli.lookup import folder_of, no_run
+from trainyard.cli.options import NAMESPACE, Namespace, RunName, run_name
+
+
+def stop(
+    name: RunName,
+    namespace: Namespace = NAMESPACE,
+    now: Annotated[
+        bool, typer.Option("--now", help="Without a checkpoint of this moment.")
+    ] = False,
+) -> None:
+    """Stop a run: it saves a checkpoint, its RayJob and cluster go, its folder stays; `submit` goes on."""
+    from trainyard.cli import show
+    from trainyard.cluster.cluster import Cluster
+    from trainyard.cluster.kuberay import RayjobApi
+    from trainyard.submission.control import live_jobs, stop_job
+    from trainyard.submission.submit import delete_and_wait
+
+    name = run_name(name)
+    cluster = Cluster(namespace)
+    rayjobs = RayjobApi(cluster)
+    live = live_jobs(rayjobs, name)
+    for job in live:
+        submission = job["metadata"]["name"]
+        if now:
+            delete_and_wait(rayjobs, submission)
+            show.say(
+                f"RayJob {namespace}/{submission} stopped, without a checkpoint of this moment"
+            )
+            continue
+        show.say(f"stopping RayJob {namespace}/{submission}: its workers save a checkpoint ...")
+        stopped = stop_job(cluster, rayjobs, job)
+        how = {
+            "in good order": "its driver ended in good order",
+            "killed": "its driver did not end in time, and was killed",
+            "not running": "no driver was running",
+        }[stopped.ended]
+        saved = f", all is saved up to step {stopped.step}" if stopped.step is not None else ""
+        show.say(f"RayJob {namespace}/{submission} stopped: {how}{saved}")
+        if stopped.ended != "not running" and not saved:
+            show.say("what came after the last checkpoint is trained again")
+    if not live:
+        show.say(f"run {name} is not live in {namespace}: nothing to stop")
+
+
+def suspend(name: RunName, namespace: Namespace = NAMESPACE) -> None:
+    """Give the nodes of a run back; `resume` goes on from its last checkpoint."""
+    from trainyard.cli import show
+    from trainyard.cluster.cluster import Cluster
+    from trainyard.cluster.kuberay import RayjobApi
+    from trainyard.submission.control import live_jobs, suspend_job
+    from trainyard.submission.watch import phase_of
+
+    name = run_name(name)
+    cluster = Cluster(namespace)
+    live = live_jobs(RayjobApi(cluster), name)
+    if not live:
+        raise no_live_run(name, namespace)
+    for job in live:
+        submission = job["metadata"]["name"]
+        if phase_of(job.get("status", {})) == "suspended":
+            show.say(f"RayJob {namespace}/{submission} is suspended already")
+            continue
+        suspend_job(cluster, job)
+        show.say(f"RayJob {namespace}/{submission} gives its nodes back")
+    show.say(f"`trainyard resume {name} -n {namespace}` goes on from its last checkpoint")
+
+
+def resume(name: RunName, namespace: Namespace = NAMESPACE) -> None:
+    """Let a suspended run go on."""
+    from trainyard.cli import show
+    from trainyard.cluster.cluster import Cluster
+    from trainyard.cluster.kuberay import RayjobApi
+    from trainyard.submission.control import is_suspended, live_jobs, resume_job
+
+    name = run_name(name)
+    cluster = Cluster(namespace)
+    live = live_jobs(RayjobApi(cluster), name)
+    if not live:
+        raise no_live_run(name, namespace)
+    for job in live:
+        submission = job["metadata"]["name"]
+        if not is_suspended(job):
+            show.say(f"RayJob {namespace}/{submission} is not suspended: nothing to resume")
+            continue
+        resume_job(cluster, job)
+        show.say(f"RayJob {namespace}/{submission} may go on")
+        show.say(f"`trainyard watch {name} -n {namespace}` shows its progress")
+
+
+def delete(
+    name: RunName,
+    namespace: Namespace = NAMESPACE,
+    folder: Annotated[
+        bool, typer.Option("--folder", help="Its folder, too: checkpoints, model, report.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> int:
+    """Delete what is left of a run that is not live: its RayJobs, and with --folder all of it."""
+    from trainyard.cli import show
+    from trainyard.cluster.cluster import Cluster
+    from trainyard.cluster.kuberay import RayjobApi
+    from trainyard.errors import ClusterError
+    from trainyard.submission.control import live_jobs
+    from trainyard.submission.submit import delete_and_wait
+
+    name = run_name(name)
+    cluster = Cluster(namespace)
+    rayjobs = RayjobApi(cluster)
+    if live := live_jobs(rayjobs, name):
+        raise ClusterError(
+            f"run {name} is live as {live[0]['metadata']['name']}",
+            f"Stop it first: `trainyard stop {name} -n {namespace}`.",
+            reason="Conflict",
+        )
+    jobs = [job["metadata"]["name"] for job in rayjobs.list_jobs(name)]
+    if not jobs and not folder:
+        raise no_run(name, namespace)
+    what = " and ".join(
+        [
+            *(f"RayJob {job}" for job in jobs),
+            *(["its folder with all checkpoints"] if folder else []),
+        ]
+    )
+    if not yes and not typer.confirm(f"Delete {what} of run {name} in {namespace}?", err=True):
+        show.say("nothing was deleted")
+        return 1
+    for job in jobs:
+        delete_and_wait(rayjobs, job)
+        show.say(f"RayJob {namespace}/{job} deleted")
+    if folder:
+        with folder_of(cluster, name) as its:
+            if not its.delete() and not jobs:
+                raise no_run(name, namespace)
+        show.say(f"the folder of run {name} is gone")
+    return 0
+
+
+def no_live_run(name: str, namespace: str) -> Exception:
+    from trainyard.errors import ConfigError
+
+    return ConfigError(
+        f"run {name} is not live in namespace {namespace}",
+        f"`trainyard status {name} -n {namespace}` tells how it ended; `submit` goes on with it.",
+    )

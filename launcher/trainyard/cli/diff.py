@@ -1,0 +1,79 @@
+"""The command that holds a run file against the submission of its run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import typer
+
+from trainyard.cli.options import (
+    NAMESPACE,
+    Gpus,
+    Json,
+    Name,
+    Namespace,
+    PlatformFile,
+    RunFile,
+    Settings,
+    Workers,
+    load_run,
+    objects_of,
+    platform_of,
+    print_json,
+)
+
+
+def diff(
+    run_file: RunFile,
+    settings: Settings = None,
+    gpus: Gpus = None,
+    workers: Workers = None,
+    name: Name = None,
+    platform_file: PlatformFile = None,
+    namespace: Namespace = NAMESPACE,
+    as_json: Json = False,
+) -> None:
+    """Show what a run file would change in its run's live or last submission, and when that counts.
+
+    Each change has `no effect`, counts `at once` or at the `next attempt` if the RayJob there were edited,
+    needs a `new submission`, or is `refused`, since another model would come out. trainyard edits no
+    RayJob: `submit` makes a new one. Exits 0 without a change, 1 with changes.
+    """
+    from trainyard.cli import show
+    from trainyard.cli.lookup import last_job, no_run
+    from trainyard.cluster.cluster import Cluster
+    from trainyard.planning.diff import diff_jobs
+    from trainyard.submission.submit import is_live
+
+    run = load_run(run_file, settings, gpus, workers, name)
+    cluster = Cluster(namespace)
+    before = last_job(cluster, run.name)
+    if before is None:
+        raise no_run(run.name, namespace)
+    platform = platform_of(platform_file, platform_file is None, namespace, cluster)
+    _, after = objects_of(run, platform, namespace)
+    live = is_live(before)
+    changes = diff_jobs(before, after, live=live)
+    state = "live" if live else "ended"
+    show.say(f"against RayJob {namespace}/{before['metadata']['name']}, {state}")
+    if as_json:
+        print_json([asdict(one) for one in changes])
+    elif changes:
+        rows = [
+            (one.effect, one.path, _shown(one.before), _shown(one.after), one.why)
+            for one in changes
+        ]
+        show.table(("effect", "field", "before", "after", "because"), rows)
+    if any(one.effect == "refused" for one in changes):
+        show.say("refused: give the run another name with --name")
+    elif changes and live:
+        show.say(f"to have it: `trainyard stop {run.name} -n {namespace}`, then submit")
+    elif changes:
+        show.say("to have it: submit; the run goes on where it stopped")
+    if changes:
+        raise typer.Exit(1)
+
+
+def _shown(value: object) -> str:
+    return "-" if value is None else value if isinstance(value, str) else json.dumps(value)

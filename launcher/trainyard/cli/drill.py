@@ -1,0 +1,232 @@
+"""The commands that prove on a cluster what faults cost."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from trainyard.cli.options import (
+    NAMESPACE,
+    Gpus,
+    Json,
+    Namespace,
+    PlatformFile,
+    RunFile,
+    Settings,
+    Workers,
+    load_run,
+    objects_of,
+    platform_of,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    from trainyard.drills.drill_run import Job
+    from trainyard.drills.soak_report import SoakReport
+    from trainyard.platform import Platform
+    from trainyard.run_file.config import RecipeRun, RunConfig
+
+RANDOM = "random"
+SEEDS = 1_000_000
+
+
+def drill(
+    scenario: Annotated[
+        Optional[str], typer.Argument(metavar="SCENARIO", help="The fault; --list shows all.")
+    ] = None,
+    run_file: Annotated[
+        Optional[Path], typer.Argument(metavar="RUN.yaml", help="The run file; a small run.")
+    ] = None,
+    settings: Settings = None,
+    gpus: Gpus = None,
+    workers: Workers = None,
+    platform_file: PlatformFile = None,
+    namespace: Namespace = NAMESPACE,
+    at_step: Annotated[
+        str,
+        typer.Option(metavar="N", help="The step to strike at, or `random`."),
+    ] = RANDOM,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the folder of the drill's run to look at.")
+    ] = False,
+    list_all: Annotated[
+        bool, typer.Option("--list", help="Show the scenarios, and what each needs.")
+    ] = False,
+    as_json: Json = False,
+) -> int:
+    """Strike a run of its own with a fault, and report what that cost; exit code 1 if it was too much."""
+    from trainyard.cli import show
+    from trainyard.cluster.cluster import Cluster
+    from trainyard.drills.drill import UNDISTURBED, run_drill, train_undisturbed
+    from trainyard.drills.scenarios import SCENARIOS
+    from trainyard.errors import ConfigError
+
+    if list_all:
+        _list(as_json)
+        return 0
+    if scenario is None or run_file is None:
+        raise ConfigError(
+            "SCENARIO and RUN.yaml are needed", "`trainyard drill --list` shows scenarios."
+        )
+    if scenario not in SCENARIOS:
+        raise ConfigError(f"there is no scenario {scenario}", f"There are: {', '.join(SCENARIOS)}.")
+    if at_step != RANDOM and not (at_step.isdecimal() and int(at_step) > 0):
+        raise ConfigError(f"--at-step = {at_step}: must be a step from 1 on, or {RANDOM}")
+    wanted = SCENARIOS[scenario]
+    cluster = Cluster(namespace)
+    platform = platform_of(platform_file, platform_file is None, namespace, cluster)
+
+    def job(word: str) -> Job:
+        own = [*wanted.settings, *(settings or ())]
+        return job_of(run_file, own, gpus, workers, word, platform, namespace)
+
+    weights = train_undisturbed(cluster, platform, job(UNDISTURBED), show.say)
+    report = run_drill(
+        cluster,
+        platform,
+        job(scenario),
+        wanted,
+        weights=weights,
+        at_step=None if at_step == RANDOM else int(at_step),
+        keep=keep,
+        say=show.say,
+    )
+    if as_json:
+        print_json(report.to_json())
+    else:
+        show.drill_table(report)
+    return 0 if report.is_passed else 1
+
+
+def soak(
+    run_file: RunFile,
+    minutes: Annotated[
+        float, typer.Option(metavar="M", min=1, help="How long to strike it; then it may end.")
+    ],
+    settings: Settings = None,
+    gpus: Gpus = None,
+    workers: Workers = None,
+    platform_file: PlatformFile = None,
+    namespace: Namespace = NAMESPACE,
+    seed: Annotated[
+        Optional[int],
+        typer.Option(
+            metavar="N", help="Of the strikes and their times; another one each time without."
+        ),
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the run's folder to look at.")] = False,
+    report_file: Annotated[
+        Optional[Path],
+        typer.Option(
+            "--report",
+            metavar="FILE",
+            help="Write the report there as JSON; without the weights before they are compared.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Strike a run of its own every 1 to 3 minutes; exit code 1 if that shows in its weights or sizes.
+
+    It is trained in rounds of as many epochs as the run file says, for as long as the soak lasts.
+    """
+    from trainyard.cli import show
+    from trainyard.cluster.cluster import Cluster
+    from trainyard.drills.soak import SETTINGS, soak_run
+    from trainyard.errors import ConfigError
+
+    run = _recipe_of(load_run(run_file, settings, gpus, workers, None))
+    if run.resources.is_elastic:
+        raise ConfigError(
+            f"run {run.name} is elastic: a soak compares weights, and its bits depend on how many workers it "
+            "had when",
+            f"Give it one number of {run.resources.unit} (--{run.resources.unit} N).",
+        )
+    cluster = Cluster(namespace)
+    platform = platform_of(platform_file, platform_file is None, namespace, cluster)
+    epochs = run.train.epochs
+
+    def job(word: str, so_many: int) -> Job:
+        own = [*(settings or ()), *SETTINGS, f"train.epochs={so_many}"]
+        return job_of(run_file, own, gpus, workers, word, platform, namespace)
+
+    def write(report: SoakReport) -> None:
+        if report_file is not None:
+            report_file.write_text(json.dumps(report.to_json(), indent=2) + "\n")
+
+    report = soak_run(
+        cluster,
+        platform,
+        job,
+        epochs=epochs,
+        minutes=minutes,
+        seed=secrets.randbelow(SEEDS) if seed is None else seed,
+        keep=keep,
+        say=show.say,
+        known=write,
+    )
+    write(report)
+    if as_json:
+        print_json(report.to_json())
+    else:
+        show.soak_table(report)
+    return 0 if report.is_passed else 1
+
+
+def job_of(
+    run_file: Path,
+    settings: list[str],
+    gpus: str | None,
+    workers: str | None,
+    word: str,
+    platform: Platform,
+    namespace: str,
+) -> Job:
+    """The run file's run under a name for drills."""
+    from trainyard.drills.drill import SETTINGS, drill_name
+    from trainyard.drills.drill_run import Job
+    from trainyard_trainer.config.trainer_config import TrainerConfig
+
+    # Other runs have no such settings: they are refused for what they are.
+    name = drill_name(_recipe_of(load_run(run_file, settings, gpus, workers, None)).name, word)
+    run = _recipe_of(load_run(run_file, [*SETTINGS, *settings], gpus, workers, name))
+    planned, rayjob = objects_of(run, platform, namespace)
+    assert isinstance(planned.trainer, TrainerConfig)
+    return Job(run=name, config=planned.trainer, rayjob=rayjob)
+
+
+def _recipe_of(run: RunConfig) -> RecipeRun:
+    """Raises ConfigError for own code, of which nobody knows what its weights should be, and for trees."""
+    from trainyard.errors import ConfigError
+    from trainyard.run_file.config import BoostingRun, RecipeRun
+
+    if not isinstance(run, RecipeRun):
+        what = "trains no network" if isinstance(run, BoostingRun) else "has code of its own"
+        raise ConfigError(
+            f"run {run.name} {what}: a drill compares weights, which it needs a recipe with a network for",
+            "Use examples/digits.yaml: what it shows of the cluster holds for other runs, too.",
+        )
+    return run
+
+
+def _list(as_json: bool) -> None:
+    from trainyard.cli import show
+    from trainyard.drills.scenarios import SCENARIOS
+
+    rows = [
+        {
+            "scenario": each.name,
+            "what happens": each.fault,
+            "and then": each.answer,
+            "who acts": each.actor,
+            "needs": each.rights,
+        }
+        for each in SCENARIOS.values()
+    ]
+    if as_json:
+        print_json(rows)
+    else:
+        show.table_of(rows, list(rows[0]))

@@ -1,0 +1,130 @@
+"""Commands that tell why: a run that does not do what it should, a cluster before it is used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from trainyard.cli.options import (
+    NAMESPACE,
+    Gpus,
+    Json,
+    Name,
+    Namespace,
+    PlatformFile,
+    RunName,
+    Settings,
+    Workers,
+    load_run,
+    objects_of,
+    platform_of,
+    print_json,
+    run_name,
+    yaml_text,
+)
+from trainyard.run import scene_of
+
+if TYPE_CHECKING:
+    from trainyard.cluster.cluster import Cluster
+    from trainyard.diagnosis.preflight import Facts
+    from trainyard.run_file.config import RunConfig
+
+
+def explain(
+    name: RunName,
+    namespace: Namespace = NAMESPACE,
+    as_json: Json = False,
+    save: Annotated[
+        Optional[Path],
+        typer.Option(
+            metavar="FILE", help="Also write all that was looked at, without values of variables."
+        ),
+    ] = None,
+) -> None:
+    """Tell why a run does not do what it should: one cause, where it shows, one remedy."""
+    from trainyard.cluster.cluster import Cluster
+    from trainyard.diagnosis.catalogue import explain
+    from trainyard.diagnosis.text import explanation_lines
+
+    scene = scene_of(Cluster(namespace), run_name(name))
+    if save is not None:
+        _write(save, yaml_text(scene.to_plain()))
+    explanation = explain(scene)
+    if as_json:
+        print_json(explanation.to_plain())
+    else:
+        typer.echo("\n".join(explanation_lines(explanation)))
+
+
+def preflight(
+    run_file: Annotated[
+        Optional[Path],
+        typer.Argument(
+            metavar="[RUN.yaml]", help="A run file: its pods are held against quota and nodes."
+        ),
+    ] = None,
+    settings: Settings = None,
+    gpus: Gpus = None,
+    workers: Workers = None,
+    name: Name = None,
+    platform_file: PlatformFile = None,
+    namespace: Namespace = NAMESPACE,
+    as_json: Json = False,
+) -> None:
+    """Prove that a run can work here before it takes GPUs: rights, quota, nodes, image, storage."""
+    from dataclasses import asdict
+
+    from trainyard.cli import show
+    from trainyard.cluster.cluster import Cluster
+    from trainyard.diagnosis.preflight import checks
+
+    run = None if run_file is None else load_run(run_file, settings, gpus, workers, name)
+    found = checks(_facts(Cluster(namespace), run, platform_file))
+    if as_json:
+        print_json([asdict(check) for check in found])
+    else:
+        show.table(
+            ("check", "state", "seen", "remedy"),
+            [(check.name, check.state, check.seen, check.remedy) for check in found],
+        )
+    if any(check.state == "failed" for check in found):
+        raise typer.Exit(1)
+
+
+def _facts(cluster: Cluster, run: RunConfig | None, platform_file: Path | None) -> Facts:
+    """All that is looked at. Raises ConfigError for a run file that the platform cannot carry out."""
+    from dataclasses import replace
+
+    from trainyard.diagnosis.probe import run_probe, survey, try_operator, would_refuse
+    from trainyard.errors import ClusterError, ConfigError
+
+    facts = survey(cluster)
+    if facts.silence:
+        return facts
+    try:
+        platform = platform_of(platform_file, platform_file is None, cluster.namespace, cluster)
+    except (ClusterError, ConfigError) as error:
+        return replace(facts, platform_problem=error.what)
+    answered_s = None if facts.missing_kinds else try_operator(cluster, platform)
+    facts = replace(
+        facts, platform=platform, answered_s=answered_s, is_silent=answered_s == float("inf")
+    )
+    image = platform.image
+    if run is not None:
+        planned, job = objects_of(run, platform, cluster.namespace)
+        image = planned.image
+        refused = "" if facts.missing_kinds else would_refuse(cluster, job)
+        facts = replace(facts, job=job, job_refused=refused)
+    return replace(facts, probe=run_probe(cluster, platform, image))
+
+
+def _write(path: Path, text: str) -> None:
+    """Raises ConfigError."""
+    from trainyard.errors import ConfigError
+
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--save {path} cannot be written: {error.strerror}") from error

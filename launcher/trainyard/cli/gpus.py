@@ -1,0 +1,89 @@
+"""The command that shows a cluster's GPUs, and the look at its nodes that `plan` shares."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trainyard.cli.options import NAMESPACE, Json, Namespace, print_json
+
+if TYPE_CHECKING:
+    from trainyard.planning.capacity import Node
+
+
+def look_at_nodes(cluster: Any) -> tuple[Node, ...]:
+    """All nodes of a cluster with the pods that run on them. Raises ClusterError."""
+    from trainyard.errors import ClusterError
+    from trainyard.planning.capacity import nodes_of
+
+    try:
+        nodes = cluster.list("Node")
+        pods = cluster.list(
+            "Pod", fields="status.phase!=Succeeded,status.phase!=Failed", everywhere=True
+        )
+    except ClusterError as error:
+        if error.reason != "Forbidden":
+            raise
+        raise ClusterError(
+            "you may not list the nodes of the cluster, and the pods of all its namespaces",
+            "Ask for a ClusterRole with list on nodes and pods (the chart's launcher.clusterRbac.create).",
+            reason=error.reason,
+        ) from error
+    return nodes_of(nodes, pods)
+
+
+def gpus(namespace: Namespace = NAMESPACE, as_json: Json = False) -> None:
+    """Show free and used GPUs per pool and node, and who holds them."""
+    from trainyard.cli import show
+    from trainyard.cluster.cluster import Cluster
+    from trainyard.planning.capacity import gpu_nodes, gpus_of_pools
+    from trainyard.platform import CONFIG_MAP, platform_of_config_map
+
+    cluster = Cluster(namespace)
+    found = look_at_nodes(cluster)
+    config_map = cluster.get("ConfigMap", CONFIG_MAP)
+    pools = {}
+    if config_map is None:
+        show.say(f"namespace {namespace} has no platform: the nodes are shown without pools")
+    else:
+        platform = platform_of_config_map(config_map, namespace)
+        pools = {
+            pool.name: (pool.gpu_resource, platform.worker_group(pool.name)["template"]["spec"])
+            for pool in platform.pools
+            if pool.gpu_resource is not None
+        }
+    rows = gpu_nodes(found, pools)
+    sums = gpus_of_pools(rows)
+    if as_json:
+        print_json(
+            {
+                "pools": [
+                    {"pool": pool, "resource": resource, **counts}
+                    for pool, resource, counts in sums
+                ],
+                "nodes": [
+                    {
+                        "node": one.node,
+                        "pools": list(one.pools),
+                        "resource": one.resource,
+                        "total": one.total,
+                        "used": one.used,
+                        "free": one.free,
+                        "open": one.is_open,
+                        "holders": [
+                            {
+                                "namespace": holder.namespace,
+                                "pod": holder.pod,
+                                "run": holder.run,
+                                "gpus": int(holder.amount),
+                            }
+                            for holder in one.holders
+                        ],
+                    }
+                    for one in rows
+                ],
+            }
+        )
+        return
+    show.gpu_tables(sums, rows)
+    if not rows:
+        show.say(f"none of the cluster's {len(found)} nodes offers GPUs")

@@ -1,0 +1,113 @@
+"""Commands that reach into a run: its dashboard, its pods, its files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from trainyard.cli.lookup import folder_of, head_of, last_job, no_run
+from trainyard.cli.options import NAMESPACE, Namespace, RunName, run_name
+
+
+def dashboard(
+    name: RunName,
+    namespace: Namespace = NAMESPACE,
+    port: Annotated[
+        int, typer.Option(metavar="PORT", min=0, max=65535, help="On this machine; 0 takes any.")
+    ] = 8265,
+) -> None:
+    """Open a way to Ray's dashboard of a run, until Ctrl-C."""
+    from trainyard.cli import show
+    from trainyard.cluster.cluster import Cluster
+    from trainyard.cluster.port_forward import DASHBOARD_PORT, Tunnel, token_of
+
+    name = run_name(name)
+    cluster = Cluster(namespace)
+    job = last_job(cluster, name)
+    head = head_of(cluster, job)
+    if job is None or head is None:
+        raise _no_head(name, namespace)
+    with Tunnel(lambda: cluster.port_forward(head, DASHBOARD_PORT), port) as tunnel:
+        typer.echo(f"http://127.0.0.1:{tunnel.port}")
+        if token := token_of(cluster, job["status"]["rayClusterName"]):
+            typer.echo(f"token: {token}")
+        show.say("Ctrl-C closes it; the run goes on")
+        tunnel.serve()
+
+
+def shell(
+    name: RunName,
+    rank: Annotated[int, typer.Argument(metavar="RANK", min=0, help="Of the worker.")],
+    command: Annotated[
+        Optional[list[str]],
+        typer.Argument(metavar="[-- COMMAND...]", help="Run this there, not a shell."),
+    ] = None,
+    namespace: Namespace = NAMESPACE,
+) -> int:
+    """Open a shell in the pod of a worker, or run a command there; exits with its exit code."""
+    from trainyard.cluster import terminal
+    from trainyard.cluster.cluster import Cluster
+    from trainyard.submission.reader import worker_of
+
+    name = run_name(name)
+    cluster = Cluster(namespace)
+    head = head_of(cluster, last_job(cluster, name))
+    if head is None:
+        raise _no_head(name, namespace)
+    with folder_of(cluster, name, head) as folder:
+        place = worker_of(cluster, name, folder.workers(), rank)
+    is_terminal = not command and terminal.is_one()
+    with cluster.execute(
+        place.pod, place.container, command or ["bash"], stdin=True, terminal=is_terminal
+    ) as process:
+        return terminal.connect(process, is_raw=is_terminal)
+
+
+def cp(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="RUN:[PATH]", help="A file or folder of the run's folder, or all."),
+    ],
+    target: Annotated[
+        Optional[Path],
+        typer.Argument(metavar="[LOCAL]", help="Where to; without it the files are listed."),
+    ] = None,
+    namespace: Namespace = NAMESPACE,
+) -> None:
+    """Copy from a run's folder to this machine, also when its cluster is gone; checked by SHA-256."""
+    from trainyard.cli import show
+    from trainyard.cluster.cluster import Cluster
+    from trainyard.errors import ConfigError
+
+    name, colon, path = source.partition(":")
+    if not colon:
+        raise ConfigError(
+            f"{source!r} is not RUN:PATH", f"`trainyard cp {source}:` lists its files."
+        )
+    name, path = run_name(name), path.strip("/")
+    cluster = Cluster(namespace)
+    with folder_of(cluster, name, head_of(cluster, last_job(cluster, name))) as folder:
+        if target is None:
+            found = [file for file in folder.files() if file == path or _is_below(file, path)]
+            if not found:
+                raise no_run(name, namespace)
+            typer.echo("\n".join(found))
+            return
+        written = folder.copy(path, target)
+    size = sum(file.stat().st_size for file in written)
+    show.say(f"{len(written)} file{'s' if len(written) > 1 else ''}, {size:,} bytes in {target}")
+
+
+def _is_below(file: str, path: str) -> bool:
+    return not path or file.startswith(f"{path}/")
+
+
+def _no_head(name: str, namespace: str) -> Exception:
+    from trainyard.errors import ConfigError
+
+    return ConfigError(
+        f"run {name} has no running head in namespace {namespace}",
+        f"`trainyard status {name} -n {namespace}` tells how it stands.",
+    )

@@ -1,0 +1,236 @@
+"""Commands that look at submitted runs: how they stand, and what they have said."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
+
+import typer
+
+from trainyard.cli.lookup import folder_of, head_of, last_job, no_run, summary_of
+from trainyard.cli.options import (
+    NAMESPACE,
+    AllNamespaces,
+    Json,
+    Namespace,
+    RunName,
+    print_json,
+    run_name,
+    yaml_text,
+)
+
+if TYPE_CHECKING:
+    from trainyard.cluster.cluster import Cluster
+
+Object = dict[str, Any]
+Output = Literal["table", "wide", "json", "yaml"]
+
+ShownAs = Annotated[
+    Output,
+    typer.Option("--output", "-o", metavar="json|yaml|wide", help="Another form than a table."),
+]
+
+
+def status(
+    name: Annotated[
+        Optional[str], typer.Argument(metavar="[NAME]", help="A run's name, or its run file.")
+    ] = None,
+    namespace: Namespace = NAMESPACE,
+    output: ShownAs = "table",
+    as_json: Json = False,
+) -> None:
+    """Show the submissions of a namespace, or one run with what its folder says."""
+    from trainyard.cli import show
+    from trainyard.cluster.cluster import Cluster
+    from trainyard.cluster.kuberay import RayjobApi
+    from trainyard.submission.overview import WIDE, describe, sights_of
+    from trainyard.submission.watch import look
+
+    name = None if name is None else run_name(name)
+    cluster = Cluster(namespace)
+    jobs = RayjobApi(cluster).list_jobs(name, cached=True)
+    # The driver's log is asked for where one run is meant: each is a question of its own.
+    sights = sights_of(cluster, jobs) if name is None else [look(cluster, job) for job in jobs]
+    now = datetime.now(timezone.utc)
+    rows = [describe(job, sight, now) for job, sight in zip(jobs, sights, strict=True)]
+    summary = None if name is None else summary_of(cluster, name, sights[-1] if sights else None)
+    if name is not None and not rows and summary is None:
+        raise no_run(name, namespace)
+    output = "json" if as_json else output
+    if output in ("json", "yaml"):
+        _print(output, {"submissions": rows, "summary": summary})
+        return
+    headings = ("run", "submission", "phase", "attempts", "created", "message")
+    show.table_of(rows, WIDE if output == "wide" else headings)
+    if summary is not None:
+        typer.echo(show.summary_text(summary))
+    elif sights and sights[-1].progress is not None:
+        typer.echo(show.progress_text(sights[-1].progress))
+
+
+def list_runs(
+    namespace: Namespace = NAMESPACE,
+    all_namespaces: AllNamespaces = False,
+    output: ShownAs = "table",
+    as_json: Json = False,
+) -> None:
+    """List the runs of a namespace, or of all: the last submission of each."""
+    from trainyard.cli import show
+    from trainyard.cluster.cluster import Cluster
+    from trainyard.cluster.kuberay import RayjobApi
+    from trainyard.submission.overview import WIDE, describe, last_of_each
+    from trainyard.submission.watch import sight_of
+
+    jobs = last_of_each(
+        RayjobApi(Cluster(namespace)).list_jobs(everywhere=all_namespaces, cached=True)
+    )
+    now = datetime.now(timezone.utc)
+    rows = [describe(job, sight_of(job), now) for job in jobs]
+    output = "json" if as_json else output
+    if output in ("json", "yaml"):
+        _print(output, {"runs": rows})
+        return
+    where = ("namespace",) if all_namespaces else ()
+    narrow = ("run", "phase", "attempts", "nodes", "age", "lasted", "submission")
+    show.table_of(rows, (*where, *(WIDE if output == "wide" else narrow)))
+    if not rows:
+        show.say("no runs" if all_namespaces else f"no runs in namespace {namespace}")
+
+
+def logs(
+    name: RunName,
+    namespace: Namespace = NAMESPACE,
+    worker: Annotated[
+        Optional[int], typer.Option(metavar="RANK", min=0, help="A worker's, not the driver's.")
+    ] = None,
+    attempt: Annotated[
+        Optional[int], typer.Option(metavar="N", min=1, help="Of attempt N, from the run's folder.")
+    ] = None,
+    previous: Annotated[
+        bool, typer.Option("--previous", "-p", help="Of the attempt before the last one.")
+    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on to the end.")] = False,
+    since: Annotated[
+        Optional[str], typer.Option(metavar="5m", help="Only of the last seconds, minutes, hours.")
+    ] = None,
+) -> None:
+    """Print a log: the driver's from the head, or from the run's folder when the cluster is gone."""
+    from trainyard.cluster.cluster import Cluster
+    from trainyard.cluster.follow import follow_log
+    from trainyard.errors import ConfigError
+    from trainyard.submission.watch import HEAD_CONTAINER
+
+    name = run_name(name)
+    since_s = None if since is None else _seconds(since)
+    wanted = {"--worker": worker is not None, "--attempt": attempt is not None}
+    wanted["--previous"] = previous
+    if sum(wanted.values()) > 1:
+        raise ConfigError(
+            f"{' and '.join(key for key in wanted if wanted[key])} exclude each other"
+        )
+    if since_s is not None and any(wanted.values()):
+        raise ConfigError(
+            "--since is for the running driver: files in a run's folder have no times"
+        )
+    cluster = Cluster(namespace)
+    job = last_job(cluster, name)
+    head = head_of(cluster, job)
+    if head is None and follow and job is not None and not any(wanted.values()):
+        head = _await_head(cluster, name, job)
+    if worker is not None:
+        _print_worker_log(cluster, name, worker, head, follow)
+    elif head is None or attempt is not None or previous:
+        _print_kept_log(cluster, name, job, head, attempt, previous)
+    elif follow:
+        _print_log(follow_log(cluster, head, HEAD_CONTAINER, since_s=since_s))
+    else:
+        _print_log(cluster.log(head, HEAD_CONTAINER, since_s).splitlines())
+
+
+def _await_head(cluster: Cluster, name: str, job: Object) -> str | None:
+    """The run's head pod as soon as it runs; None if the run has ended, or ends before."""
+    from trainyard.cli import show
+    from trainyard.submission.submit import is_live
+    from trainyard.submission.watch import watch_run
+
+    if not is_live(job):
+        return None
+    show.say(f"run {name} has no log yet: its head is awaited")
+    for _ in watch_run(cluster, job["metadata"]["name"], name):
+        if (head := head_of(cluster, last_job(cluster, name))) is not None:
+            return head
+    return None
+
+
+def _print_kept_log(
+    cluster: Cluster,
+    name: str,
+    job: Object | None,
+    head: str | None,
+    attempt: int | None,
+    previous: bool,
+) -> None:
+    """The log of an attempt that lies in the run's folder: by default of the last one."""
+    from trainyard.errors import ConfigError
+    from trainyard.submission.submit import is_live
+
+    with folder_of(cluster, name, head) as folder:
+        kept = folder.logs()
+        if not kept and job is not None and is_live(job):
+            raise ConfigError(
+                f"run {name} has no log yet: its driver has not begun",
+                f"`trainyard logs {name} -f -n {cluster.namespace}` waits for it, and "
+                f"`trainyard watch {name} -n {cluster.namespace}` shows what it waits for.",
+            )
+        if not kept:
+            raise no_run(name, cluster.namespace)
+        if attempt is None:
+            attempt = kept[-2] if previous and len(kept) > 1 else kept[-1]
+        if attempt not in kept or (previous and len(kept) == 1):
+            raise ConfigError(
+                f"run {name} has no log of attempt {attempt if not previous else 'before the last'}",
+                f"It has those of: {', '.join(map(str, kept))}.",
+            )
+        text = folder.read(f"logs/attempt-{attempt}.log")
+    _print_log((text or "").splitlines())
+
+
+def _print_worker_log(
+    cluster: Cluster, name: str, rank: int, head: str | None, follow: bool
+) -> None:
+    """What one worker wrote, from the files of its pod: Ray keeps them there, and nowhere else."""
+    from trainyard.submission.reader import worker_of
+
+    with folder_of(cluster, name, head) as folder:
+        place = worker_of(cluster, name, folder.workers(), rank)
+    files = f"/tmp/ray/session_latest/logs/worker-{place.ray_worker}-*"
+    command = f"tail -n +1 -q {'-F ' if follow else ''}{files}"
+    with cluster.execute(place.pod, place.container, ["sh", "-c", command]) as process:
+        for _, data in process.output():
+            typer.echo(data, nl=False)
+
+
+def _print_log(lines: Iterable[str]) -> None:
+    from trainyard.cli import show
+
+    for line in lines:
+        typer.echo(show.log_line(line))
+
+
+def _seconds(text: str) -> int:
+    """`90s`, `5m`, `2h` or `1d` in seconds. Raises ConfigError."""
+    from trainyard.errors import ConfigError
+
+    found = re.fullmatch(r"(\d+)([smhd])", text)
+    if found is None:
+        raise ConfigError(f"--since = {text!r}: must be a number and s, m, h or d, such as 5m")
+    return int(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
+
+
+def _print(output: Output, document: Object) -> None:
+    if output == "json":
+        print_json(document)
+    else:
+        typer.echo(yaml_text(document), nl=False)

@@ -1,0 +1,87 @@
+"""Commands about the platform: what the chart publishes in a namespace."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from trainyard.cli.options import NAMESPACE, Json, Namespace, print_json, yaml_text
+
+if TYPE_CHECKING:
+    from trainyard.platform import Platform
+
+
+def platform_get(namespace: Namespace = NAMESPACE) -> None:
+    """Print the platform of a namespace, to keep it as a file for `--platform`."""
+    from trainyard.cluster.cluster import Cluster
+    from trainyard.platform import CONFIG_MAP, CONFIG_MAP_KEY, platform_of_config_map
+
+    config_map = Cluster(namespace).get("ConfigMap", CONFIG_MAP)
+    platform_of_config_map(config_map, namespace)
+    assert config_map is not None
+    typer.echo(config_map["data"][CONFIG_MAP_KEY], nl=False)
+
+
+def platform_diff(
+    file: Annotated[
+        Optional[Path],
+        typer.Option(
+            "--file",
+            metavar="FILE",
+            help="A platform file, or what `helm template` prints of the chart.",
+        ),
+    ] = None,
+    with_namespace: Annotated[
+        Optional[str],
+        typer.Option("--with", metavar="NAMESPACE", help="The platform of another namespace."),
+    ] = None,
+    namespace: Namespace = NAMESPACE,
+    as_json: Json = False,
+) -> None:
+    """Show what another platform would change, and whom it reaches: what `helm upgrade` would do.
+
+    FILE is - for standard input, as in: helm template ... | trainyard platform diff --file -.
+    Runs that were submitted keep what they have. Exits 0 without a change, 1 with changes.
+    """
+    from trainyard.cli import show
+    from trainyard.errors import ConfigError
+    from trainyard.planning.platform_diff import RUNNING, diff_platforms
+
+    if (file is None) == (with_namespace is None):
+        raise ConfigError("platform diff needs one of --file FILE and --with NAMESPACE")
+    after = _platform_of_file(file) if file is not None else _platform_in(str(with_namespace))
+    changes = diff_platforms(_platform_in(namespace), after)
+    if as_json:
+        print_json([asdict(one) for one in changes])
+    elif changes:
+        rows = [(one.path, _shown(one.before), _shown(one.after), one.reaches) for one in changes]
+        show.table(("field", "before", "after", "reaches"), rows)
+    show.say(RUNNING if changes else "no change")
+    if changes:
+        raise typer.Exit(1)
+
+
+def _platform_in(namespace: str) -> Platform:
+    from trainyard.cluster.cluster import Cluster
+    from trainyard.platform import CONFIG_MAP, platform_of_config_map
+
+    return platform_of_config_map(Cluster(namespace).get("ConfigMap", CONFIG_MAP), namespace)
+
+
+def _platform_of_file(path: Path) -> Platform:
+    from trainyard.planning.platform_diff import platform_of_manifests
+    from trainyard.platform import parse_platform
+    from trainyard.run_file.config import read_documents
+
+    documents = read_documents(path)
+    first = documents[0] if documents else None
+    if isinstance(first, dict) and "formatVersion" in first:
+        return parse_platform(yaml_text(first), str(path))
+    return platform_of_manifests(documents, str(path))
+
+
+def _shown(value: object) -> str:
+    return "-" if value is None else str(value)

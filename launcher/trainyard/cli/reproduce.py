@@ -1,0 +1,204 @@
+"""The command that makes the submission of a run once more."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from trainyard.cli.lookup import head_of, last_job, no_run
+from trainyard.cli.options import (
+    NAMESPACE,
+    Namespace,
+    PlatformFile,
+    RunName,
+    platform_of,
+    run_name,
+    yaml_text,
+)
+from trainyard.cli.runs import watch
+from trainyard.cli.tools import Endpoint
+
+if TYPE_CHECKING:
+    from trainyard.cluster.cluster import Cluster
+    from trainyard.platform import Platform
+    from trainyard.run_file.code_archive import Overlay
+    from trainyard.submission.reader import Folder
+    from trainyard.submission.reproduce import Rendered, Submission
+
+NEEDED = ("obstore", "pyarrow")
+"""Packages with which the trainer reads a run's folder."""
+
+
+def reproduce(
+    name: RunName,
+    namespace: Namespace = NAMESPACE,
+    platform_file: PlatformFile = None,
+    submit: Annotated[
+        bool, typer.Option("--submit", help="Send it, too, and watch it to its end.")
+    ] = False,
+    new_name: Annotated[
+        Optional[str],
+        typer.Option("--name", metavar="NEW", help="A name of its own: it begins anew."),
+    ] = None,
+    storage: Annotated[
+        Optional[str],
+        typer.Option(
+            metavar="DIR",
+            help="Where the folders of runs lie, without a cluster: print the run file with which "
+            "`trainyard train` does the same; s3://bucket/prefix, too.",
+        ),
+    ] = None,
+    endpoint: Endpoint = None,
+) -> None:
+    """Render the last submission of a run again, from what it left in its folder."""
+    from trainyard.cli import show
+    from trainyard.errors import ConfigError
+    from trainyard.run_file.config import check_name
+
+    name = run_name(name)
+    if new_name is not None:
+        check_name(new_name, "--name")
+    if storage is not None:
+        if submit or platform_file is not None:
+            raise ConfigError("--storage excludes --submit and --platform: no cluster is asked")
+        _print_run_file(name, new_name, storage, endpoint)
+    else:
+        _render_again(name, new_name, namespace, platform_file, submit)
+    if new_name is None and not submit:
+        show.say(f"under its old name, run {name} goes on where it stopped; --name NEW begins anew")
+
+
+# On a cluster.
+
+
+def _render_again(
+    name: str, new_name: str | None, namespace: str, platform_file: Path | None, submit: bool
+) -> None:
+    from trainyard.cluster.cluster import Cluster
+    from trainyard.run_file.code_archive import require_to_travel
+    from trainyard.submission.reader import open_folder
+    from trainyard.submission.reproduce import make_again, renamed
+
+    cluster = Cluster(namespace)
+    platform = platform_of(None, True, namespace, cluster)
+    head = head_of(cluster, last_job(cluster, name))
+    with open_folder(cluster, platform, name, head) as folder:
+        kept, code = _left_in(folder, namespace)
+    if platform_file is not None:
+        platform = platform_of(platform_file, False, namespace)
+    rendered = make_again(kept.run, code, platform, namespace)
+    _tell_changes(kept, rendered)
+    if new_name is not None:
+        rendered = make_again(renamed(kept.run, new_name), code, platform, namespace)
+        if not submit:
+            require_to_travel(code)
+    for warning in rendered.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    if submit:
+        _submit(cluster, platform, rendered, new_name or name, code)
+    else:
+        typer.echo(yaml_text(rendered.job), nl=False)
+
+
+def _left_in(folder: Folder, namespace: str) -> tuple[Submission, Overlay | None]:
+    """What the run's folder holds of its submission. Raises ConfigError where that is nothing."""
+    from trainyard.errors import ConfigError
+    from trainyard.submission.reproduce import code_of_archive, read_submission
+    from trainyard_trainer.run_files import submission
+
+    text = folder.read(submission.FILE)
+    if text is None and not folder.files():
+        raise no_run(folder.run, namespace)
+    if text is None:
+        raise ConfigError(
+            f"run {folder.run} has left no {submission.FILE}: its image is older than that file",
+            f"Its config is there: `trainyard cp {folder.run}:run.json . -n {namespace}`.",
+        )
+    kept = read_submission(text, f"{folder.run}:{submission.FILE}")
+    if kept.code_sha256 is None:
+        return kept, None
+    with tempfile.TemporaryDirectory() as place:
+        file = submission.code_file(kept.code_sha256)
+        (archive,) = folder.copy(file, Path(place) / "code.tar.gz")
+        return kept, code_of_archive(archive.read_bytes(), kept.code_sha256)
+
+
+def _tell_changes(kept: Submission, rendered: Rendered) -> None:
+    from trainyard.cli import show
+    from trainyard.submission.reproduce import changed_parts
+
+    if changes := ", ".join(changed_parts(kept.parts, rendered.parts)):
+        show.say(f"not what was submitted: platform or launcher have changed since, in {changes}")
+    else:
+        show.say(f"as it was submitted: RayJob {rendered.job['metadata']['name']}")
+
+
+def _submit(
+    cluster: Cluster, platform: Platform, rendered: Rendered, run: str, code: Overlay | None
+) -> None:
+    from trainyard.api import upload_of
+    from trainyard.cli import show
+    from trainyard.cluster.kuberay import RayjobApi
+    from trainyard.submission.submit import submit_run
+
+    job = rendered.job
+    upload = upload_of(cluster, platform, run, code, show.UploadView(run))
+    submitted = submit_run(RayjobApi(cluster), job, upload=upload)
+    show.say(f"RayJob {cluster.namespace}/{job['metadata']['name']}: {submitted}")
+    watch(run, cluster.namespace)
+
+
+# On this machine.
+
+
+def _print_run_file(name: str, new_name: str | None, storage: str, endpoint: str | None) -> None:
+    from trainyard.cli import show
+    from trainyard.submission.reproduce import read_config, read_submission, renamed, run_file
+    from trainyard_trainer.run_files import submission
+
+    if (text := _kept(storage, endpoint, name, submission.FILE)) is not None:
+        kept = read_submission(text, f"{name}/{submission.FILE}")
+    elif (text := _kept(storage, endpoint, name, "run.json")) is not None:
+        kept = read_config(text, f"{name}/run.json")
+    else:
+        raise _no_run_there(name, storage)
+    code = None if kept.code_sha256 is None else f"{name}-code"
+    typer.echo(yaml_text(run_file(renamed(kept.run, new_name), code)), nl=False)
+    if code is not None:
+        assert kept.code_sha256 is not None
+        archive = f"{storage.rstrip('/')}/{name}/{submission.code_file(kept.code_sha256)}"
+        show.say(f"its code: mkdir {code} && tar -xzf {archive} -C {code}")
+
+
+def _kept(storage: str, endpoint: str | None, run: str, file: str) -> str | None:
+    """The text of a file of a run's folder, which the trainer reads; None if it is not there."""
+    from trainyard.errors import RunFailed
+    from trainyard.local.tools import require_packages
+    from trainyard.submission.reader import NO_SUCH_FILE, storage_options
+    from trainyard_trainer.config.trainer_config import Storage
+
+    require_packages(NEEDED, "`reproduce --storage`")
+    where = storage_options(Storage(path=storage, endpoint=endpoint))
+    command = [sys.executable, "-m", "trainyard_trainer.tools.folder", *where, run, file]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode == NO_SUCH_FILE:
+        return None
+    if ended.returncode != 0:
+        raise RunFailed(
+            f"{file} of run {run} in {storage} could not be read",
+            *ended.stderr.strip().splitlines()[-3:],
+        )
+    return ended.stdout
+
+
+def _no_run_there(name: str, storage: str) -> Exception:
+    from trainyard.errors import ConfigError
+
+    return ConfigError(
+        f"there is no run {name} in {storage}", "Name its storage with --storage DIR."
+    )

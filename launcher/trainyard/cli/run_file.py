@@ -1,0 +1,100 @@
+"""Commands that turn a run file into numbers and objects, and need no cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from trainyard.cli.gpus import look_at_nodes
+from trainyard.cli.options import (
+    NAMESPACE,
+    FromCluster,
+    Gpus,
+    Json,
+    Name,
+    Namespace,
+    PlatformFile,
+    RunFile,
+    Settings,
+    Workers,
+    load_run,
+    objects_of,
+    platform_of,
+    print_json,
+    yaml_text,
+)
+
+if TYPE_CHECKING:
+    from trainyard.planning.reasons import Reason
+
+
+def plan(
+    run_file: RunFile,
+    settings: Settings = None,
+    gpus: Gpus = None,
+    workers: Workers = None,
+    name: Name = None,
+    platform_file: PlatformFile = None,
+    from_cluster: FromCluster = False,
+    namespace: Namespace = NAMESPACE,
+    as_json: Json = False,
+) -> None:
+    """Print the numbers of a run, each with its reason; from a cluster also what is free there."""
+    from trainyard.api import plan_run
+    from trainyard.cli import show
+    from trainyard.planning.reasons import explain_plan
+
+    run = load_run(run_file, settings, gpus, workers, name)
+    if from_cluster and platform_file is None:
+        from trainyard.cluster.cluster import Cluster
+
+        cluster = Cluster(namespace)
+        platform = platform_of(None, True, namespace, cluster)
+        planned, job = objects_of(run, platform, namespace)
+        reasons = (*explain_plan(planned, run, platform), *_room(cluster, job))
+    else:
+        platform = platform_of(platform_file, from_cluster, namespace)
+        reasons = explain_plan(plan_run(run, platform, namespace), run, platform)
+    if as_json:
+        print_json([{"name": row.name, "value": row.value, "why": row.why} for row in reasons])
+    else:
+        show.plan_table(reasons)
+
+
+def _room(cluster: Any, job: dict[str, Any]) -> tuple[Reason, ...]:
+    """How much of what a RayJob needs is free now. Raises ConfigError if it could never be."""
+    from trainyard.cli import show
+    from trainyard.errors import ClusterError
+    from trainyard.planning.capacity import require_room, room_reasons, rooms_for
+
+    try:
+        nodes = look_at_nodes(cluster)
+    except ClusterError as error:
+        if error.reason != "Forbidden":
+            raise
+        show.say(f"nodes are not looked at: {error.what}. {' '.join(error.details)}")
+        return ()
+    rooms = rooms_for(job, nodes)
+    require_room(rooms)
+    return room_reasons(rooms)
+
+
+def render(
+    run_file: RunFile,
+    settings: Settings = None,
+    gpus: Gpus = None,
+    workers: Workers = None,
+    name: Name = None,
+    platform_file: PlatformFile = None,
+    from_cluster: FromCluster = False,
+    namespace: Namespace = NAMESPACE,
+) -> None:
+    """Write the objects of a run as YAML: what `submit` sends, for `kubectl apply -f`."""
+    from trainyard.run_file.code_archive import require_to_travel
+
+    run = load_run(run_file, settings, gpus, workers, name)
+    platform = platform_of(platform_file, from_cluster, namespace)
+    planned, job = objects_of(run, platform, namespace)
+    require_to_travel(planned.code)
+    typer.echo(yaml_text(job), nl=False)

@@ -1,0 +1,156 @@
+"""Commands that send a run to a cluster, and watch it there."""
+
+from __future__ import annotations
+
+import secrets
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from trainyard.cli.options import (
+    NAMESPACE,
+    Fresh,
+    Gpus,
+    Name,
+    Namespace,
+    PlatformFile,
+    RunFile,
+    RunName,
+    Settings,
+    Workers,
+    load_run,
+    objects_of,
+    platform_of,
+    run_name,
+    yaml_text,
+)
+from trainyard.cli.progress import show_progress
+from trainyard.run import last_job, no_run, require_success, summary_of
+
+if TYPE_CHECKING:
+    from trainyard.cluster.cluster import Cluster
+    from trainyard.platform import Platform
+
+
+def submit(
+    run_file: RunFile,
+    settings: Settings = None,
+    gpus: Gpus = None,
+    workers: Workers = None,
+    name: Name = None,
+    platform_file: PlatformFile = None,
+    namespace: Namespace = NAMESPACE,
+    fresh: Fresh = False,
+    wait: Annotated[
+        bool, typer.Option("--wait/--detach", help="Watch the run to its end, or leave it there.")
+    ] = True,
+    dry_run: Annotated[
+        Optional[str],
+        typer.Option(
+            "--dry-run",
+            metavar="[=client|server]",
+            help="Send nothing, and print what would be sent; =server: what the API server makes of it.",
+        ),
+    ] = None,
+) -> None:
+    """Show the plan, send the run to the cluster, and watch it to its end."""
+    from trainyard.api import upload_of
+    from trainyard.cli import show
+    from trainyard.cluster.cluster import Cluster
+    from trainyard.cluster.kuberay import RayjobApi
+    from trainyard.errors import ConfigError
+    from trainyard.planning.reasons import explain_plan
+    from trainyard.submission.submit import submit_run
+
+    if dry_run not in (None, "client", "server"):
+        raise ConfigError(f"--dry-run={dry_run}: must be client or server")
+    run = load_run(run_file, settings, gpus, workers, name)
+    cluster = Cluster(namespace)
+    platform = platform_of(platform_file, platform_file is None, namespace, cluster)
+    planned, job = objects_of(run, platform, namespace)
+    job_name = job["metadata"]["name"]
+    if dry_run is not None:
+        known = "" if dry_run == "client" else _known(cluster, job, fresh)
+        if planned.code is not None and planned.code.is_uploaded:
+            known += "; its code was not uploaded, without which it cannot run"
+        typer.echo(yaml_text(_dry(cluster, job) if dry_run == "server" else job), nl=False)
+        show.say(f"RayJob {namespace}/{job_name} was not created (dry run: {dry_run}){known}")
+        return
+    show.plan_table(explain_plan(planned, run, platform))
+    set_aside = partial(_set_aside, cluster, platform, run.name) if fresh else None
+    upload = upload_of(cluster, platform, run.name, planned.code, show.UploadView(run.name))
+    submitted = submit_run(RayjobApi(cluster), job, set_aside, upload)
+    show.say(
+        {
+            "created": f"RayJob {namespace}/{job_name} created",
+            "live": f"RayJob {namespace}/{job_name} is live already",
+            "resubmitted": f"RayJob {namespace}/{job_name} created again"
+            + ("" if fresh else ": the run goes on"),
+        }[submitted]
+    )
+    if wait:
+        _watch(cluster, run.name, job_name)
+    else:
+        show.say(f"detached: `trainyard watch {run.name} -n {namespace}` shows its progress")
+
+
+def watch(name: RunName, namespace: Namespace = NAMESPACE) -> None:
+    """Show the progress of a run until it ends."""
+    from trainyard.cluster.cluster import Cluster
+
+    name = run_name(name)
+    cluster = Cluster(namespace)
+    job = last_job(cluster, name)
+    if job is None:
+        raise no_run(name, namespace)
+    _watch(cluster, name, job["metadata"]["name"])
+
+
+def _set_aside(cluster: Cluster, platform: Platform, run: str) -> None:
+    from trainyard import api
+    from trainyard.cli import show
+
+    show.set_aside(run, api.set_aside(cluster, platform, run))
+
+
+def _known(cluster: Cluster, job: dict[str, Any], fresh: bool) -> str:
+    """What a submission would find of the same run file. Raises where it would be refused."""
+    from trainyard.cluster.kuberay import RayjobApi
+    from trainyard.submission.submit import find_same, is_live
+
+    existing = find_same(RayjobApi(cluster), job, is_fresh=fresh)
+    if existing is None:
+        return ""
+    return ": it is live already" if is_live(existing) else ": it would take the ended one's place"
+
+
+def _dry(cluster: Cluster, job: dict[str, Any]) -> dict[str, Any]:
+    """What the API server would store, with its defaults, and without the history of fields.
+
+    It is asked under a name of equal length that nobody has: the run's own one may be taken by itself.
+    """
+    from trainyard.planning.merge import HASH_DIGITS
+
+    name = job["metadata"]["name"]
+    free = f"{name[:-HASH_DIGITS]}{secrets.token_hex(HASH_DIGITS)[:HASH_DIGITS]}"
+    stored = cluster.create(job | {"metadata": job["metadata"] | {"name": free}}, dry_run=True)
+    stored["metadata"].pop("managedFields", None)
+    stored["metadata"]["name"] = name
+    return stored
+
+
+def _watch(cluster: Cluster, run: str, submission: str) -> None:
+    """Show a submission to its end; Ctrl-C leaves it running."""
+    from trainyard.cli import show
+    from trainyard.submission.watch import watch_run
+
+    try:
+        last = show_progress(watch_run(cluster, submission, run))
+    except KeyboardInterrupt:
+        show.say(f"detached: the run goes on; `trainyard watch {run} -n {cluster.namespace}`")
+        raise
+    require_success(cluster, run, last)
+    summary = summary_of(cluster, run, last) if last.ran else None
+    if summary is not None:
+        typer.echo(show.summary_text(summary))

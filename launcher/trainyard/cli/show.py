@@ -1,0 +1,370 @@
+"""Tables and progress for people: the only import of rich. Data goes to standard output,
+progress to standard error; without a terminal progress is plain lines."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Column, Table
+
+from trainyard.drills.report import Report
+from trainyard.drills.soak_report import SoakReport
+from trainyard.drills.timeline import Recovery
+from trainyard.planning.capacity import GpuNode, Holder
+from trainyard.planning.reasons import Reason
+from trainyard.run_file.code_archive import size_text
+from trainyard.submission.watch import ENDED, PROGRESS, SUMMARY, Phase, Sight, record_of
+
+Object = dict[str, Any]
+
+PLAIN_LINE_S = 5.0
+"""Without a terminal: seconds between two progress lines at least."""
+
+EQUAL = {True: "equal", False: "DIFFERENT", None: "-"}
+"""What is said of two that are compared."""
+
+_progress_console = Console(stderr=True, highlight=False)
+
+
+def say(text: str) -> None:
+    """A line of progress or explanation, for people."""
+    _progress_console.print(text, markup=False, soft_wrap=True)
+
+
+def set_aside(run: str, name: str | None) -> None:
+    """What became of the folder of a run that begins anew."""
+    say(f"what run {run} had is run {name} now" if name else f"run {run} had nothing to set aside")
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table on standard output, never cut: a pipe gets whole cells, and each row on a line."""
+    if not sys.stdout.isatty():
+        sys.stdout.writelines(_lines([headings, *rows]))
+        return
+    console = Console(highlight=False)
+    grid = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        grid.add_column(heading, overflow="fold")
+    for row in rows:
+        grid.add_row(*(escape(cell) for cell in row))
+    console.print(grid)
+
+
+def _lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Rows as text with aligned columns; rich takes most of a second for a thousand of them."""
+    cells = [[cell.replace("\n", " ") for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        aligned = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(aligned).rstrip() + "\n"
+
+
+def table_of(rows: Sequence[Object], headings: Sequence[str]) -> None:
+    """Some keys of some mappings; what is not known is a dash, seconds are hours and minutes."""
+    table(headings, [[_cell(name, row[name]) for name in headings] for row in rows])
+
+
+def _cell(name: str, value: object) -> str:
+    if value is None:
+        return "-"
+    return clock_text(value) if name in ("age", "lasted") and isinstance(value, int) else str(value)
+
+
+def plan_table(reasons: Sequence[Reason]) -> None:
+    """The plan: each number with its reason."""
+    table(("", "value", "because"), [(row.name, row.value, row.why) for row in reasons])
+
+
+def gpu_tables(sums: Sequence[tuple[str, str, Counter[str]]], nodes: Sequence[GpuNode]) -> None:
+    """GPUs of each pool, and of each node with who holds them."""
+    if not nodes:
+        return
+    counts = ("nodes", "total", "used", "free")
+    table(
+        ("pool", "resource", *counts),
+        [
+            (pool, resource, *(str(sum_of[key]) for key in counts))
+            for pool, resource, sum_of in sums
+        ],
+    )
+    print()
+    table(
+        ("node", "pool", "resource", "total", "used", "free", "held by"),
+        [
+            (
+                one.node + ("" if one.is_open else " (closed)"),
+                ", ".join(one.pools) or "-",
+                one.resource,
+                str(one.total),
+                str(one.used),
+                str(one.free),
+                ", ".join(holder_text(holder) for holder in one.holders) or "-",
+            )
+            for one in nodes
+        ],
+    )
+
+
+def holder_text(holder: Holder) -> str:
+    """`run digits (team/digits-abc-worker): 8`, or the pod alone where no run of ours has it."""
+    pod = f"{holder.namespace}/{holder.pod}"
+    return f"{f'run {holder.run} ({pod})' if holder.run else pod}: {int(holder.amount)}"
+
+
+def drill_table(report: Report) -> None:
+    """What a drill has shown, and what its user saw meanwhile."""
+    recovery = report.recovery
+    rows = [
+        ("scenario", report.scenario),
+        ("recovered", "yes" if report.is_recovered else f"NO: {report.why_not}"),
+        ("struck at step", str(report.struck_at_step)),
+        ("steps lost", _with_seconds(recovery)),
+        ("noticed after", f"{_seconds(recovery.noticed_s)} by {recovery.noticed_by}"),
+        ("training again after", _seconds(recovery.again_s)),
+        *((f"- {what}", _seconds(seconds)) for what, seconds in recovery.phases.items()),
+        ("attempts", str(report.attempts)),
+        ("worker groups", str(report.worker_groups)),
+        ("watch stood still for", _seconds(report.stood_still_s)),
+        ("trained on when it was over", "yes" if report.outlasted else "no"),
+        ("weights as without it", EQUAL[report.has_equal_weights]),
+        ("steps, samples of each epoch", EQUAL[report.has_even_epochs]),
+        ("left behind", ", ".join(report.left_behind) or "nothing"),
+        ("verdict", "passed" if report.is_passed else "; ".join(report.missed) or "FAILED"),
+    ]
+    table(("", ""), rows)
+    print()
+    table(
+        ("after", "phase", "up to step", "message"),
+        [
+            (_seconds(each.time), each.phase, str(each.step or "-"), each.message)
+            for each in report.seen
+        ],
+    )
+
+
+def soak_table(report: SoakReport) -> None:
+    """What a soak has shown, and how often what was struck."""
+    landed = Counter(each.scenario for each in report.strikes if not each.why_not)
+    rows = [
+        ("struck for", f"{report.minutes:g} min, by seed {report.seed}"),
+        ("strikes", f"{landed.total()}, and {len(report.strikes) - landed.total()} came too late"),
+        *((f"- {scenario}", str(count)) for scenario, count in landed.most_common()),
+        ("epochs, steps", f"{report.epochs}, {report.steps}"),
+        ("rounds", str(report.rounds)),
+        ("attempts", str(report.attempts)),
+        ("worker groups", str(report.worker_groups)),
+        ("steps made again", str(report.steps_lost)),
+        ("weights as undisturbed", EQUAL[report.has_equal_weights]),
+        ("steps, samples of each epoch", EQUAL[report.has_even_epochs]),
+        *((f"growth of {what}", f"{by:.2f}-fold") for what, by in report.grown.items()),
+        ("left behind", ", ".join(report.left_behind) or "nothing"),
+        ("verdict", "passed" if report.is_passed else "; ".join(report.missed) or "FAILED"),
+    ]
+    table(("", ""), rows)
+
+
+def _with_seconds(recovery: Recovery) -> str:
+    seconds = recovery.seconds_lost
+    return str(recovery.steps_lost) + ("" if seconds is None else f" ({seconds:.1f} s of training)")
+
+
+def _seconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.1f} s"
+
+
+def clock_text(seconds: float) -> str:
+    """`75.3` -> `1:15`, with hours where there are some."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def progress_text(progress: Object) -> str:
+    """Epoch, step, loss, accuracy, speed and what is left, in one line."""
+    if "reports" in progress:  # of own code
+        return _reported_text(progress)
+    parts = [
+        *_how_far(progress),
+        _figure("loss", progress["loss"], ".4f"),
+        *_how_well(progress),
+        _speed_text(progress),
+    ]
+    if progress["eta_s"] is not None:
+        parts.append(f"ETA {clock_text(progress['eta_s'])}")
+    if progress.get("attempt", 1) > 1:
+        parts.append(f"attempt {progress['attempt']}")
+    return "  ".join(parts)
+
+
+def _how_well(progress: Object) -> list[str]:
+    if "val_rmse" in progress:  # of a regression, which has no accuracy
+        return [_figure("validation RMSE", progress["val_rmse"], ".4g")]
+    return [
+        _figure("accuracy", progress["accuracy"], ".3f"),
+        _figure("validation", progress["val_accuracy"], ".3f"),
+    ]
+
+
+def _figure(name: str, value: float | None, form: str) -> str:
+    return f"{name} -" if value is None else f"{name} {value:{form}}"
+
+
+def _how_far(progress: Object) -> list[str]:
+    done = f"{progress['epoch']}/{progress['epochs']}"
+    if "rows_per_s" in progress:  # trees, of which a round sees each row once
+        return [f"round {done}"]
+    return [f"epoch {done}", f"step {progress['step']}/{progress['steps']}"]
+
+
+def _speed_text(record: Object) -> str:
+    """In the recipe's own units."""
+    if "rows_per_s" in record:
+        return f"{record['rows_per_s']:,.0f} rows/s"
+    if "tokens_per_s" in record:
+        return f"{record['tokens_per_s']:,.0f} tokens/s"
+    return f"{record['images_per_s']:.0f} images/s"
+
+
+def _reported_text(progress: Object) -> str:
+    parts = [f"report {progress['reports']}", *_metrics(progress["metrics"])]
+    if progress["attempt"] > 1:
+        parts.append(f"attempt {progress['attempt']}")
+    return "  ".join(parts)
+
+
+def _metrics(metrics: Object) -> list[str]:
+    return [
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in metrics.items()
+    ]
+
+
+def _with_percent(progress: Object) -> str:
+    percent = f"{progress['percent']:3.0f}%  " if "percent" in progress else ""
+    return percent + progress_text(progress)
+
+
+def summary_text(summary: Object) -> str:
+    """The last line of a run: how it ended, how well, and where everything lies."""
+    if summary["outcome"] != "succeeded":
+        return f"{summary['outcome']}: {summary['error']}"
+    if "program" in summary:
+        reported = ", ".join(_metrics(summary["metrics"]))
+        return (
+            f"succeeded: {summary['program']} ended well after {clock_text(summary['run_s'])}"
+            f"{f' ({reported})' if reported else ''}; folder {summary['folder']}"
+        )
+    resumed = f", resumed from {summary['resumed_from']}" if summary["resumed_from"] else ""
+    unit = "rounds" if "rounds" in summary else "epochs"
+    accuracy = summary["val_accuracy"]
+    result = (
+        f"validation RMSE {summary['val_rmse']:.4g}"
+        if accuracy is None
+        else f"validation accuracy {accuracy:.4f}"
+    )
+    return (
+        f"succeeded: {result} after {summary['epochs']} {unit} "
+        f"in {clock_text(summary['train_s'])} ({_speed_text(summary)}{resumed}); "
+        f"model {summary['model']}, metrics {summary['metrics']}, "
+        f"report {summary['report']}"
+    )
+
+
+def log_line(line: str) -> str:
+    """A line of the driver's log; its records are put into words."""
+    if (progress := record_of(line, PROGRESS)) is not None:
+        return _with_percent(progress)
+    if (summary := record_of(line, SUMMARY)) is not None:
+        return summary_text(summary)
+    return line
+
+
+class UploadView:
+    """How much of a run's code has come to its folder: a line now and then, and one at the end."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._said_at = time.monotonic()
+
+    def __call__(self, arrived: int, length: int) -> None:
+        now, is_all = time.monotonic(), arrived == length
+        if is_all or now - self._said_at >= PLAIN_LINE_S:
+            self._said_at = now
+            come = size_text(length) if is_all else f"{size_text(arrived)} of {size_text(length)}"
+            say(f"code: {come} uploaded to the folder of run {self._run}")
+
+
+class ProgressView:
+    """The live display of one submission: a line per phase with the time spent, and a bar."""
+
+    def __init__(self) -> None:
+        self._bar = Progress(
+            BarColumn(bar_width=16),
+            TextColumn("{task.percentage:>3.0f}%"),
+            # A narrow terminal wraps the text: rich would cut it off, and its end tells what is left.
+            TextColumn("{task.description}", markup=False, table_column=Column()),
+            console=_progress_console,
+            transient=True,
+        )
+        self._task: TaskID | None = None
+        self._phase: Phase | None = None
+        self._phase_since = time.monotonic()
+        self._message = ""
+        self._printed_at = float("-inf")
+        self._last: Object | None = None
+
+    def __enter__(self) -> ProgressView:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._task is not None:
+            self._bar.stop()
+
+    def show(self, sight: Sight) -> None:
+        """Bring the display up to date."""
+        if sight.phase != self._phase:
+            self._next_phase(sight.phase)
+        if sight.message and sight.message != self._message:
+            self._message = sight.message
+            say(f"  {sight.message}")
+        if sight.progress is not None and sight.progress != self._last:
+            self._last = sight.progress
+            self._advance(sight.progress)
+
+    def _next_phase(self, phase: Phase) -> None:
+        now = time.monotonic()
+        if self._phase is not None:
+            say(f"{self._phase} for {clock_text(now - self._phase_since)}")
+        if phase in ENDED and self._task is not None and self._last is not None:
+            say(progress_text(self._last))
+        self._phase, self._phase_since = phase, now
+        if phase not in ENDED:
+            say(f"{phase} ...")
+
+    def _advance(self, progress: Object) -> None:
+        if not _progress_console.is_terminal:
+            now = time.monotonic()
+            if now - self._printed_at >= PLAIN_LINE_S or progress.get("percent") == 100:
+                self._printed_at = now
+                say(_with_percent(progress))
+            return
+        text = progress_text(progress)
+        if self._task is None:
+            # How far own code is nobody knows.
+            total = 100 if "percent" in progress else None
+            self._task = self._bar.add_task(text, total=total)
+            self._bar.start()
+        self._bar.update(self._task, completed=progress.get("percent", 0), description=text)

@@ -1,0 +1,110 @@
+"""The command that trains many runs of one run file, and compares them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from trainyard.cli.options import (
+    NAMESPACE,
+    Gpus,
+    Json,
+    Name,
+    Namespace,
+    PlatformFile,
+    RunFile,
+    Settings,
+    Workers,
+    platform_of,
+    print_json,
+)
+
+AT_ONCE = 4
+STORAGE = Path("runs")
+
+
+def sweep(
+    run_file: RunFile,
+    swept: Annotated[
+        list[str],
+        typer.Argument(metavar="KEY=V1,V2...", help="A key of the run file, and its values."),
+    ],
+    settings: Settings = None,
+    gpus: Gpus = None,
+    workers: Workers = None,
+    name: Name = None,
+    max_parallel: Annotated[
+        Optional[int],
+        typer.Option(
+            metavar="N", min=1, help=f"Runs that are live at once; {AT_ONCE} unless told."
+        ),
+    ] = None,
+    metric: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="What tells the best run: the highest; of what ends in loss, the lowest. "
+            "--metric=-NAME: the lowest of any other.",
+        ),
+    ] = "val_accuracy",
+    platform_file: PlatformFile = None,
+    namespace: Namespace = NAMESPACE,
+    here: Annotated[
+        bool, typer.Option("--here", help="On this machine, one run after the other.")
+    ] = False,
+    storage: Annotated[
+        Optional[Path],
+        typer.Option(
+            metavar="DIR", help=f"With --here, where the folders lie; {STORAGE} unless told."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Train each combination of some values as a run of its own, and compare them; again, it goes on."""
+    from trainyard.cli import show
+    from trainyard.errors import ConfigError
+    from trainyard.sweeps.combinations import load_sweep
+    from trainyard.sweeps.outcomes import goal_of, rows_of, table_of_rows
+
+    if here and max_parallel not in (None, 1):
+        raise ConfigError(
+            f"--max-parallel {max_parallel} is for a cluster: --here trains one run after the other",
+            "Leave it out.",
+        )
+    if here and platform_file is not None:
+        raise ConfigError("--platform is for a cluster, and --here needs none: leave one out")
+    if storage is not None and not here:
+        raise ConfigError("--storage is for --here: on a cluster the platform says where runs lie")
+    combinations = load_sweep(
+        run_file, swept, settings or (), gpus=gpus, workers=workers, name=name
+    )
+    goal = goal_of(metric, [combination.run for combination in combinations])
+    if here:
+        from trainyard.sweeps.on_this_machine import train_here
+
+        outcomes = train_here(combinations, goal, storage or STORAGE, show.say)
+    else:
+        from trainyard.cluster.cluster import Cluster
+        from trainyard.sweeps.on_cluster import train_on_cluster
+
+        cluster = Cluster(namespace)
+        platform = platform_of(platform_file, platform_file is None, namespace, cluster)
+        at_once = max_parallel or AT_ONCE
+        outcomes = train_on_cluster(
+            cluster, platform, combinations, goal, at_once, show.say, show.UploadView
+        )
+    rows = rows_of(combinations, outcomes, goal)
+    if as_json:
+        print_json({"runs": rows})
+    else:
+        show.table(*table_of_rows(rows, goal))
+    failed = [row["run"] for row in rows if row["phase"] != "succeeded"]
+    show.say(f"{len(rows)} runs: {len(rows) - len(failed)} succeeded, {len(failed)} did not")
+    if len(failed) < len(rows) and not any(row["best"] for row in rows):
+        told = sorted({name for row in rows for name in row["metrics"]})
+        show.say(f"no run has told {goal.metric}; told were: {', '.join(told) or 'no metrics'}")
+    if failed and not here:
+        show.say(f"`trainyard explain {failed[0]} -n {namespace}` says why")
+    return 1 if failed else 0

@@ -1,0 +1,268 @@
+"""One Kubernetes cluster and namespace: parsed dicts in and out. What talks to Kubernetes is in here."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from trainyard.cluster.connection import Connection
+from trainyard.cluster.kinds import place_of
+from trainyard.cluster.process import Process
+from trainyard.errors import ClusterError, ClusterUnreachable
+
+Object = dict[str, Any]
+Objects = list[Object]
+Labels = Mapping[str, "str | None"]
+"""Labels that an object must have, and their values; None for any."""
+
+PAGE = 500
+"""Objects per answer: the API server makes none longer than it can hold."""
+WATCH_S = 290
+"""After that the API server ends a watch, and the next one begins."""
+
+
+class Cluster:
+    """The cluster of a kubeconfig, by default the one in use, seen from one namespace."""
+
+    def __init__(self, namespace: str, kubeconfig_file: Path | None = None) -> None:
+        self.namespace = namespace
+        self._connection = Connection(kubeconfig_file)
+
+    @property
+    def host(self) -> str:
+        """Address of the API server."""
+        return self._connection.host
+
+    def version(self) -> Object:
+        """What the API server says of itself: `gitVersion` and more."""
+        return self._connection.json("GET", "/version")
+
+    # Objects.
+
+    def create(self, body: Object, *, dry_run: bool = False) -> Object:
+        """The object as the API server stored it, or would. Fields it does not know are refused."""
+        query = [("fieldValidation", "Strict")] + ([("dryRun", "All")] if dry_run else [])
+        return self._connection.json("POST", self._path(body["kind"]), query=query, body=body)
+
+    def get(self, kind: str, name: str) -> Object | None:
+        """The object, or None where there is none of that name."""
+        try:
+            return self._connection.json("GET", self._path(kind, name))
+        except ClusterError as error:
+            if error.reason == "NotFound":
+                return None
+            raise
+
+    def list(
+        self,
+        kind: str,
+        labels: Labels | None = None,
+        *,
+        fields: str = "",
+        everywhere: bool = False,
+        limit: int | None = None,
+        cached: bool = False,
+    ) -> Objects:
+        """The objects of a kind that carry all these labels; at most `limit` of them.
+
+        `fields` is a field selector such as `status.phase=Pending`. `everywhere` looks into all
+        namespaces. `cached` is what the API server remembers, perhaps a moment old: for many objects
+        that takes it a seventh of the work.
+        """
+        return self.snapshot(
+            kind, labels, fields=fields, everywhere=everywhere, limit=limit, cached=cached
+        )[0]
+
+    def snapshot(
+        self,
+        kind: str,
+        labels: Labels | None = None,
+        *,
+        fields: str = "",
+        everywhere: bool = False,
+        limit: int | None = None,
+        cached: bool = False,
+    ) -> tuple[Objects, str]:
+        """The same objects, and the version of the whole from which a watch goes on."""
+        path = self._path(kind, everywhere=everywhere)
+        query = _selectors(labels, fields)
+        found: Objects = []
+        page = [("limit", str(PAGE if limit is None else min(limit, PAGE)))]
+        page += [("resourceVersion", "0")] if cached else []
+        while True:
+            try:
+                answer = self._connection.json("GET", path, query=[*query, *page])
+            except ClusterError as error:
+                # The pages belong to a state that is forgotten after minutes: all at once, then.
+                if error.reason != "Expired" or not found:
+                    raise
+                answer = self._connection.json("GET", path, query=query)
+                return cast(Objects, answer["items"])[:limit], _version(answer)
+            found += answer["items"]
+            token = answer["metadata"].get("continue")
+            if not token or (limit is not None and len(found) >= limit):
+                return found[:limit], _version(answer)
+            page = [("limit", str(PAGE)), ("continue", token)]
+
+    def patch(self, kind: str, name: str, body: Object) -> Object:
+        """The object after a merge patch: what is null goes, what is named changes."""
+        return self._connection.json(
+            "PATCH",
+            self._path(kind, name),
+            query=[("fieldValidation", "Strict")],
+            body=body,
+            content_type="application/merge-patch+json",
+        )
+
+    def delete(self, kind: str, name: str, *, grace_s: int | None = None) -> None:
+        """Have the object deleted, dependants in the background; nothing if it is gone already.
+
+        A pod gets so long to end, by default as long as it asks for; 0 forgets it at once.
+        """
+        body: Object = {
+            "kind": "DeleteOptions",
+            "apiVersion": "v1",
+            "propagationPolicy": "Background",
+        }
+        body |= {} if grace_s is None else {"gracePeriodSeconds": grace_s}
+        try:
+            self._connection.json("DELETE", self._path(kind, name), body=body)
+        except ClusterError as error:
+            if error.reason != "NotFound":
+                raise
+
+    def evict(self, pod: str) -> None:
+        """Have a pod deleted as a drained node does it: a budget of disruptions may refuse."""
+        metadata = {"name": pod, "namespace": self.namespace}
+        body = {"kind": "Eviction", "apiVersion": "policy/v1", "metadata": metadata}
+        self._connection.json("POST", f"{self._path('Pod', pod)}/eviction", body=body)
+
+    def watch(
+        self,
+        kind: str,
+        labels: Labels | None = None,
+        *,
+        fields: str = "",
+        resource_version: str,
+    ) -> Iterator[Object]:
+        """Events `{type, object}` since a version, until the API server ends the watch after minutes.
+
+        Raises ClusterError with reason Expired if the version is forgotten, ClusterUnreachable if
+        the connection breaks: `trainyard.cluster.follow` goes on from there.
+        """
+        query = [
+            *_selectors(labels, fields),
+            ("watch", "true"),
+            ("allowWatchBookmarks", "true"),
+            ("timeoutSeconds", str(WATCH_S)),
+            ("resourceVersion", resource_version),
+        ]
+        for line in self._connection.lines(self._path(kind), query):
+            try:
+                event: Object = json.loads(line)
+            except ValueError as error:
+                raise ClusterUnreachable("a watch broke off inside an event", str(error)) from error
+            if event["type"] == "ERROR":
+                status = event["object"]
+                reason = "Expired" if status.get("code") == 410 else status.get("reason", "")
+                raise ClusterError(
+                    f"the watch of {kind} objects ended", str(status.get("message")), reason=reason
+                )
+            yield event
+
+    # Logs.
+
+    def log(
+        self,
+        pod: str,
+        container: str,
+        since_s: int | None = None,
+        *,
+        tail_lines: int | None = None,
+        previous: bool = False,
+    ) -> str:
+        """What a container has written: all, of the last seconds, or the last lines; `previous` is the
+        one before its restart."""
+        query = [("container", container), *_log_query(since_s, tail_lines, previous)]
+        return self._connection.text(f"{self._path('Pod', pod)}/log", query)
+
+    def follow_log(
+        self, pod: str, container: str, *, since_s: int | None = None, since_time: str = ""
+    ) -> Iterator[str]:
+        """The lines of a container as they come, each after its time and a blank, until it ends.
+
+        Raises ClusterUnreachable when the connection breaks, or nothing comes for long.
+        """
+        query = [("container", container), ("follow", "true"), ("timestamps", "true")]
+        query += _log_query(since_s, None, False)
+        query += [("sinceTime", since_time)] if since_time else []
+        return self._connection.lines(f"{self._path('Pod', pod)}/log", query)
+
+    # Inside a pod.
+
+    def execute(
+        self,
+        pod: str,
+        container: str,
+        command: Sequence[str],
+        *,
+        stdin: bool = False,
+        terminal: bool = False,
+    ) -> Process:
+        """A command that is started in a container."""
+        query = [("command", word) for word in command]
+        query += [("container", container), ("stdout", "true"), ("stdin", str(stdin).lower())]
+        query += [("stderr", str(not terminal).lower()), ("tty", str(terminal).lower())]
+        path = f"{self._path('Pod', pod)}/exec"
+        websocket = self._connection.websocket(path, query, "websocket_call")
+        return Process(websocket, f"`{command[0]}` in pod {pod}")
+
+    def port_forward(self, pod: str, port: int) -> socket.socket:
+        """A connection to a port of a pod."""
+        path = f"{self._path('Pod', pod)}/portforward"
+        query = [("ports", str(port))]
+        forward = self._connection.websocket(path, query, "portforward_call")
+        return cast(socket.socket, forward.socket(port))
+
+    # Rights.
+
+    def can_i(self, verb: str, kind: str, subresource: str = "") -> bool:
+        """Whether the kubeconfig's user may do that, in this namespace where the kind has one."""
+        place = place_of(kind)
+        wanted = {"verb": verb, "group": place.group, "resource": place.plural}
+        wanted |= {"subresource": subresource} if subresource else {}
+        wanted |= {"namespace": self.namespace} if place.is_namespaced else {}
+        answer = self._connection.json(
+            "POST",
+            "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
+            body={
+                "apiVersion": "authorization.k8s.io/v1",
+                "kind": "SelfSubjectAccessReview",
+                "spec": {"resourceAttributes": wanted},
+            },
+        )
+        return bool(answer["status"]["allowed"])
+
+    def _path(self, kind: str, name: str = "", *, everywhere: bool = False) -> str:
+        return place_of(kind).path("" if everywhere else self.namespace, name)
+
+
+def _selectors(labels: Labels | None, fields: str) -> list[tuple[str, str]]:
+    wanted = [key if value is None else f"{key}={value}" for key, value in (labels or {}).items()]
+    query = [("labelSelector", ",".join(wanted))] if wanted else []
+    return query + ([("fieldSelector", fields)] if fields else [])
+
+
+def _log_query(
+    since_s: int | None, tail_lines: int | None, previous: bool
+) -> list[tuple[str, str]]:
+    query = [] if since_s is None else [("sinceSeconds", str(since_s))]
+    query += [] if tail_lines is None else [("tailLines", str(tail_lines))]
+    return query + ([("previous", "true")] if previous else [])
+
+
+def _version(answer: Object) -> str:
+    return str(answer["metadata"].get("resourceVersion", ""))

@@ -1,0 +1,65 @@
+"""The kinds of objects that the launcher touches, and where the API server keeps them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainyard.errors import ClusterError
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A place in the API."""
+
+    group_version: str
+    plural: str
+    is_namespaced: bool = True
+
+    @property
+    def group(self) -> str:
+        """The API group; empty for the core."""
+        return self.group_version.rpartition("/")[0]
+
+    def path(self, namespace: str, name: str = "") -> str:
+        """The address of the kind's objects in a namespace, in all of them where it is empty, or of one."""
+        root = f"/apis/{self.group_version}" if self.group else f"/api/{self.group_version}"
+        place = f"/namespaces/{namespace}" if self.is_namespaced and namespace else ""
+        return f"{root}{place}/{self.plural}" + (f"/{name}" if name else "")
+
+
+KINDS = {
+    "ClusterQueue": Kind("kueue.x-k8s.io/v1beta1", "clusterqueues", is_namespaced=False),
+    "ConfigMap": Kind("v1", "configmaps"),
+    "CustomResourceDefinition": Kind(
+        "apiextensions.k8s.io/v1", "customresourcedefinitions", is_namespaced=False
+    ),
+    "Deployment": Kind("apps/v1", "deployments"),
+    "Event": Kind("v1", "events"),
+    "Lease": Kind("coordination.k8s.io/v1", "leases"),
+    "LocalQueue": Kind("kueue.x-k8s.io/v1beta1", "localqueues"),
+    "Namespace": Kind("v1", "namespaces", is_namespaced=False),
+    "Node": Kind("v1", "nodes", is_namespaced=False),
+    "PendingWorkloads": Kind("visibility.kueue.x-k8s.io/v1beta1", "localqueues"),
+    "PersistentVolume": Kind("v1", "persistentvolumes", is_namespaced=False),
+    "PersistentVolumeClaim": Kind("v1", "persistentvolumeclaims"),
+    "Pod": Kind("v1", "pods"),
+    "RayCluster": Kind("ray.io/v1", "rayclusters"),
+    "RayJob": Kind("ray.io/v1", "rayjobs"),
+    "ResourceQuota": Kind("v1", "resourcequotas"),
+    "Secret": Kind("v1", "secrets"),
+    "Service": Kind("v1", "services"),
+    "StorageClass": Kind("storage.k8s.io/v1", "storageclasses", is_namespaced=False),
+    "Workload": Kind("kueue.x-k8s.io/v1beta1", "workloads"),
+}
+
+
+def place_of(kind: str) -> Kind:
+    """Raises ClusterError for a kind that is none of these, as the API server would."""
+    try:
+        return KINDS[kind]
+    except KeyError:
+        raise ClusterError(
+            f"the launcher knows no objects of kind {kind}",
+            f"It knows: {', '.join(KINDS)}.",
+            reason="NoSuchKind",
+        ) from None

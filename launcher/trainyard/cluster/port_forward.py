@@ -1,0 +1,80 @@
+"""A port of this machine that leads to a port of a pod, and the token that the dashboard behind it wants."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Protocol
+
+from trainyard.errors import ClusterError, ConfigError
+
+Object = dict[str, Any]
+
+DASHBOARD_PORT = 8265
+CHUNK = 65536
+
+
+class Secrets(Protocol):
+    """What is needed of a cluster."""
+
+    def get(self, kind: str, name: str) -> Object | None: ...
+
+
+def token_of(cluster: Secrets, ray_cluster: str) -> str:
+    """The token of a RayCluster; empty where it has none. KubeRay names the Secret as the cluster."""
+    secret = cluster.get("Secret", ray_cluster)
+    token = ((secret or {}).get("data") or {}).get("auth_token", "")
+    return base64.b64decode(token).decode()
+
+
+class Tunnel:
+    """Listens on this machine alone; each connection there is one to the pod."""
+
+    def __init__(self, connect: Callable[[], socket.socket], port: int) -> None:
+        self._connect = connect
+        try:
+            self._server = socket.create_server(("127.0.0.1", port))
+        except OSError as error:
+            raise ConfigError(
+                f"port {port} of this machine cannot be used: {error.strerror}",
+                "Take another one with --port, or any with --port 0.",
+            ) from error
+        self.port = int(self._server.getsockname()[1])
+
+    def __enter__(self) -> Tunnel:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._server.close()
+
+    def serve(self) -> None:
+        """Connect whoever comes. Raises ClusterError when the pod is gone."""
+        while True:
+            client, _ = self._server.accept()
+            try:
+                pod = self._connect()
+            except ClusterError:
+                client.close()
+                raise
+            for source, target in ((client, pod), (pod, client)):
+                threading.Thread(target=_pour, args=(source, target), daemon=True).start()
+
+
+def _pour(source: socket.socket, target: socket.socket) -> None:
+    """All that comes from one goes to the other; the end of one is the end of both."""
+    with contextlib.suppress(OSError):
+        while data := source.recv(CHUNK):
+            target.sendall(data)
+    for each in (source, target):
+        with contextlib.suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
+        each.close()

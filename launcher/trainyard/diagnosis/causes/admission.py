@@ -1,0 +1,282 @@
+"""Pods that are never made: what the API server or a queue does not let through."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from trainyard.diagnosis.activity import duration
+from trainyard.diagnosis.complaints import Complaint, complaints
+from trainyard.diagnosis.failure import Sign, evidence, failure
+from trainyard.diagnosis.snapshot import Object, Scene, condition
+from trainyard.run_file.queue import QUEUE_LABELS
+
+QUEUE_LABEL = QUEUE_LABELS["kueue"]
+QUEUE_KIND = "LocalQueue"
+
+CREATING = re.compile(r"FailedCreate|FailedToCreate")
+"""Reasons of KubeRay and of controllers that could not create an object."""
+
+
+def refused(scene: Scene, pattern: str) -> tuple[Complaint, re.Match[str]] | None:
+    """The first refusal to create an object that says so."""
+    for complaint in complaints(scene):
+        match = re.search(pattern, complaint.text)
+        if CREATING.search(complaint.reason) and match:
+            return complaint, match
+    return None
+
+
+@failure(
+    "pod-security",
+    seen="RayCluster condition ReplicaFailure, event FailedToCreateHeadPod or "
+    "FailedToCreateWorkerPod",
+    remedy="Keep to the pods of the platform, which meet `restricted`; take what the message "
+    "names out of your values, or lower the namespace's label "
+    "pod-security.kubernetes.io/enforce.",
+)
+def pod_security(scene: Scene) -> Sign | None:
+    """Pod Security does not let the run's pods into the namespace."""
+    found = refused(scene, r'violates PodSecurity "([^"]+)"')
+    if found is None:
+        return None
+    complaint, match = found
+    return Sign(
+        cause=f"namespace {scene.namespace} enforces Pod Security {match[1]}, and the pods break it",
+        evidence=(complaint.evidence,),
+    )
+
+
+@failure(
+    "resource-quota",
+    seen="RayCluster condition ReplicaFailure with `exceeded quota`; the ResourceQuota's status",
+    remedy="Ask for less (--gpus, --workers), stop another run of the namespace, or have "
+    "ResourceQuota {quota} raised.",
+)
+def resource_quota(scene: Scene) -> Sign | None:
+    """A ResourceQuota of the namespace is used up."""
+    found = refused(scene, r"exceeded quota: ([^,]+), (.*)")
+    if found is None:
+        return None
+    complaint, match = found
+    name = match[1]
+    seen = [complaint.evidence]
+    for quota in scene.quotas:
+        status = quota.get("status", {})
+        if quota["metadata"]["name"] == name and status.get("hard"):
+            used = status.get("used", {})
+            numbers = (
+                f"{key} {used.get(key, '0')} of {hard}" for key, hard in status["hard"].items()
+            )
+            seen.append(evidence(f"ResourceQuota {name}", f"used: {', '.join(numbers)}"))
+    return Sign(
+        cause=f"ResourceQuota {name} does not let a pod in: {match[2]}",
+        evidence=tuple(seen),
+        values={"quota": name},
+    )
+
+
+@failure(
+    "quota-needs-sizes",
+    seen="RayCluster condition ReplicaFailure with `must specify`",
+    remedy="Have the platform give each container what ResourceQuota {quota} counts, or add a "
+    "LimitRange with defaults to the namespace.",
+)
+def quota_needs_sizes(scene: Scene) -> Sign | None:
+    """A ResourceQuota counts a resource that the pods do not name."""
+    found = refused(scene, r"failed quota: ([^:]+): (must specify .*)")
+    if found is None:
+        return None
+    complaint, match = found
+    return Sign(
+        cause=f"ResourceQuota {match[1]} wants each pod to name what it counts: {match[2]}",
+        evidence=(complaint.evidence,),
+        values={"quota": match[1]},
+    )
+
+
+@failure(
+    "limit-range",
+    seen="RayCluster condition ReplicaFailure with `maximum ... usage` or `minimum ... usage`",
+    remedy="Change the sizes of the platform's pools and head, or the namespace's LimitRange.",
+)
+def limit_range(scene: Scene) -> Sign | None:
+    """A LimitRange of the namespace does not allow pods of this size."""
+    found = refused(scene, r"((?:maximum|minimum) \S+ usage per (?:Container|Pod) is [^\]]+)")
+    if found is None:
+        return None
+    complaint, match = found
+    return Sign(
+        cause=f"the namespace's LimitRange does not allow a pod of this size: {match[1]}",
+        evidence=(complaint.evidence,),
+    )
+
+
+@failure(
+    "service-account-missing",
+    seen="RayCluster condition ReplicaFailure with `serviceaccount ... not found`",
+    remedy="Create ServiceAccount {account} in namespace {namespace}: `make platform "
+    "NAMESPACE={namespace}` does.",
+)
+def service_account_missing(scene: Scene) -> Sign | None:
+    """The ServiceAccount of the run's pods does not exist."""
+    found = refused(scene, r'serviceaccount "([^"]+)" not found')
+    if found is None:
+        return None
+    complaint, match = found
+    return Sign(
+        cause=f"the pods run as ServiceAccount {match[1]}, which namespace {scene.namespace} does not have",
+        evidence=(complaint.evidence,),
+        values={"account": match[1]},
+    )
+
+
+@failure(
+    "priority-class-missing",
+    seen="RayCluster condition ReplicaFailure with `no PriorityClass`",
+    remedy="Create PriorityClass {priority}, or name one that exists.",
+)
+def priority_class_missing(scene: Scene) -> Sign | None:
+    """The PriorityClass of the run's pods does not exist."""
+    found = refused(scene, r"no PriorityClass with name (\S+) was found")
+    if found is None:
+        return None
+    complaint, match = found
+    return Sign(
+        cause=f"the cluster has no PriorityClass {match[1]}, which the pods name",
+        evidence=(complaint.evidence,),
+        values={"priority": match[1]},
+    )
+
+
+@failure(
+    "webhook-refused",
+    seen="RayCluster condition ReplicaFailure or an event with `admission webhook ... denied`",
+    remedy="Meet the policy that the message names, or ask who runs it for an exception.",
+)
+def webhook_refused(scene: Scene) -> Sign | None:
+    """A policy of the cluster (an admission webhook) refuses the run's objects."""
+    found = refused(scene, r'admission webhook "([^"]+)" denied the request: ?(.*)')
+    if found is None:
+        return None
+    complaint, match = found
+    return Sign(
+        cause=f"the cluster's policy {match[1]} refuses a pod: {match[2]}",
+        evidence=(complaint.evidence,),
+    )
+
+
+@failure(
+    "pods-refused",
+    seen="RayCluster condition ReplicaFailure",
+    remedy="Mend what the message names; the operator tries again by itself.",
+)
+def pods_refused(scene: Scene) -> Sign | None:
+    """The API server refuses the run's pods, for a reason that is none of the above."""
+    found = refused(scene, r".")
+    if found is None:
+        return None
+    return Sign(
+        cause="the API server does not let the operator create the run's pods",
+        evidence=(found[0].evidence,),
+    )
+
+
+def _queue(scene: Scene) -> str:
+    """The Kueue queue that the RayJob names."""
+    if scene.job is None:
+        return ""
+    return str(scene.job["metadata"].get("labels", {}).get(QUEUE_LABEL, ""))
+
+
+def _queue_conditions(scene: Scene) -> Iterator[tuple[str, Object]]:
+    for thing in (scene.local_queue, scene.workload):
+        if thing is not None:
+            name = f"{thing.get('kind', 'Kueue object')} {thing['metadata']['name']}"
+            for found in thing.get("status", {}).get("conditions") or []:
+                yield name, found
+
+
+@failure(
+    "kueue-inactive",
+    seen="a LocalQueue that is missing or not Active, a Workload `Inadmissible`",
+    remedy="Name a queue that exists (`kubectl get localqueues -n {namespace}`), or have its "
+    "ClusterQueue repaired or resumed (`kubectl describe clusterqueue`).",
+)
+def kueue_inactive(scene: Scene) -> Sign | None:
+    """The Kueue queue of the run does not exist, or is stopped."""
+    queue = _queue(scene)
+    if not queue or not scene.spec.get("suspend"):
+        return None
+    for name, found in _queue_conditions(scene):
+        is_inactive = found["type"] == "Active" and found["status"] == "False"
+        is_inadmissible = found.get("reason") == "Inadmissible"
+        if is_inactive or is_inadmissible:
+            return Sign(
+                cause=f"Kueue queue {queue} takes nothing: {found.get('message', '')}",
+                evidence=(
+                    evidence(name, f"{found['type']} {found['status']}: {found.get('reason')}"),
+                ),
+            )
+    is_asked = QUEUE_KIND not in scene.missing_kinds and not any(
+        line.startswith(QUEUE_KIND) for line in scene.unread
+    )
+    if scene.local_queue is None and scene.workload is None:
+        if not is_asked:
+            what = "Kueue is not installed" if QUEUE_KIND in scene.missing_kinds else ""
+        else:
+            what = f"namespace {scene.namespace} has no LocalQueue {queue}"
+        if what:
+            return Sign(
+                cause=f"the run waits in Kueue queue {queue}, and {what}",
+                evidence=(evidence(f"RayJob {scene.submission}", f"label {QUEUE_LABEL}: {queue}"),),
+            )
+    return None
+
+
+@failure(
+    "kueue-waiting",
+    seen="a suspended RayJob whose Workload has no quota reserved",
+    remedy="Wait, ask for less (--gpus), give the run a higher queue.priority, or have the "
+    "ClusterQueue's quota raised. `kubectl get workloads -n {namespace}` shows who is "
+    "before it.",
+)
+def kueue_waiting(scene: Scene) -> Sign | None:
+    """The run waits in its Kueue queue for quota."""
+    queue = _queue(scene)
+    if not queue or not scene.spec.get("suspend") or scene.workload is None:
+        return None
+    name = f"Workload {scene.workload['metadata']['name']}"
+    reserved = condition(scene.workload, "QuotaReserved")
+    evicted = condition(scene.workload, "Evicted")
+    if reserved.get("status") == "True" and evicted.get("status") != "True":
+        return None
+    place = "" if scene.queue_position is None else f", as number {scene.queue_position + 1} of it"
+    spent = duration(scene.seconds_since(scene.workload["metadata"].get("creationTimestamp")))
+    why = reserved.get("message") or "no quota reserved yet"
+    seen = [evidence(name, f"QuotaReserved {reserved.get('status', 'unset')}: {why}")]
+    what = "waits"
+    if evicted.get("status") == "True":
+        what = f"was put back ({evicted.get('reason', '')}) and waits"
+        seen.append(evidence(name, f"Evicted: {evicted.get('message', '')}"))
+    return Sign(
+        cause=f"the run {what} in Kueue queue {queue} for {spent}{place}: {why}",
+        evidence=tuple(seen),
+    )
+
+
+@failure(
+    "suspended",
+    seen="RayJob spec.suspend: true, without a Kueue queue",
+    remedy="Let it go on with `trainyard resume {run} -n {namespace}`; it starts from its last "
+    "checkpoint.",
+)
+def suspended(scene: Scene) -> Sign | None:
+    """Somebody has suspended the run."""
+    is_suspended = scene.spec.get("suspend") or scene.phase == "suspended"
+    if not is_suspended or _queue(scene) or scene.is_over:
+        return None
+    return Sign(
+        cause="the run is suspended: it has no pods and waits to be resumed",
+        evidence=(evidence(f"RayJob {scene.submission}", "spec.suspend: true"),),
+    )

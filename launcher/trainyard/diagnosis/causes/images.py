@@ -1,0 +1,96 @@
+"""Images that a node cannot get."""
+
+from __future__ import annotations
+
+import re
+
+from trainyard.diagnosis.complaints import find
+from trainyard.diagnosis.failure import Sign, any_of, failure
+from trainyard.diagnosis.snapshot import Scene, image_of
+
+PULLING = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
+FAILED = "Failed"
+"""Reason of the kubelet's events about images, and about much else."""
+
+
+def _unpulled(
+    scene: Scene, cause: str, pattern: str, reasons: tuple[str, ...] = (*PULLING, FAILED)
+) -> Sign | None:
+    """That a pod waits for its image with such words; `{image}` in the cause is its name."""
+    complaint = find(scene, pattern, reasons)
+    if complaint is None:
+        return None
+    quoted = re.search(r'image "([^"]+)"', complaint.text)
+    image = quoted[1] if quoted else image_of(complaint.pod) if complaint.pod else "IMAGE"
+    return Sign(
+        cause=cause.format(image=image), evidence=(complaint.evidence,), values={"image": image}
+    )
+
+
+@failure(
+    "image-denied",
+    seen="containers that wait with ErrImagePull or ImagePullBackOff",
+    remedy="Name the registry's password in imagePullSecrets of the platform's values (a Secret "
+    "of namespace {namespace}), and check that it may read {image}.",
+)
+def image_denied(scene: Scene) -> Sign | None:
+    """The registry does not let the nodes pull the image."""
+    pattern = any_of(
+        "pull access denied", "unauthorized", "authorization failed", "403 Forbidden", "401 Unauth",
+        "authentication required", "no basic auth credentials", "insufficient_scope",
+    )  # fmt: skip
+    return _unpulled(scene, "the registry does not let the nodes pull {image}", pattern)
+
+
+@failure(
+    "image-unreachable",
+    seen="containers that wait with ErrImagePull or ImagePullBackOff",
+    remedy="Check the registry's name in {image}, and that the nodes reach it (DNS, proxy, "
+    "certificate).",
+)
+def image_unreachable(scene: Scene) -> Sign | None:
+    """The nodes do not reach the registry of the image."""
+    pattern = any_of(
+        "no such host", "dial tcp", "i/o timeout", "connection refused", "x509:", "tls: ",
+        "server gave HTTP response to HTTPS client", "network is unreachable", "deadline exceeded",
+        "server misbehaving", "EOF$", "50[0234] ",
+    )  # fmt: skip
+    return _unpulled(scene, "the nodes do not reach the registry of {image}", pattern)
+
+
+@failure(
+    "wrong-platform-image",
+    seen="containers that wait with ErrImagePull, or end with `exec format error`",
+    remedy="Build {image} for the processors of the nodes (`kubectl get nodes -L "
+    "kubernetes.io/arch`).",
+)
+def wrong_platform_image(scene: Scene) -> Sign | None:
+    """The image is not for the processors of the nodes."""
+    pattern = any_of("no match for platform", "exec format error")
+    return _unpulled(scene, "{image} is not built for the processors of the nodes", pattern, ())
+
+
+@failure(
+    "no-such-tag",
+    seen="containers that wait with ErrImagePull or ImagePullBackOff",
+    remedy="Build and push it (`make image push IMAGE={image}`), or name one that exists: image "
+    "in the run file, or in the platform's values.",
+)
+def no_such_tag(scene: Scene) -> Sign | None:
+    """The registry has no image of that name and tag."""
+    pattern = any_of(
+        "not found", "manifest unknown", "name unknown", "does not exist", "code = NotFound",
+        "couldn't parse image", "is not present with pull policy of Never", "InvalidImageName",
+    )  # fmt: skip
+    return _unpulled(scene, "there is no image {image}", pattern)
+
+
+@failure(
+    "image-not-pulled",
+    seen="containers that wait with ErrImagePull or ImagePullBackOff, for any other reason",
+    remedy="Pull {image} by hand on a node (`crictl pull`): it says more.",
+)
+def image_not_pulled(scene: Scene) -> Sign | None:
+    """A node cannot pull the image, for a reason that is none of the above."""
+    reasons = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
+    return _unpulled(scene, "a node cannot pull {image}", "", reasons)

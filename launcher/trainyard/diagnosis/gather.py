@@ -1,0 +1,277 @@
+"""A run on a cluster -> the scene that `trainyard.diagnosis` looks at: each kind is asked for once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from datetime import datetime
+from typing import Any, Protocol
+
+from trainyard.cluster.kuberay import OWNER_LABELS, RUN_LABEL
+from trainyard.diagnosis.causes.admission import QUEUE_KIND, QUEUE_LABEL
+from trainyard.diagnosis.causes.placement import SCHEDULING
+from trainyard.diagnosis.complaints import complaints
+from trainyard.diagnosis.redact import (
+    trimmed,
+    trimmed_cluster,
+    trimmed_event,
+    trimmed_node,
+    trimmed_pod,
+)
+from trainyard.diagnosis.snapshot import (
+    INIT_CONTAINER,
+    Object,
+    Scene,
+    claims_of,
+    event_time,
+    is_head,
+    name_of,
+    waits_for_head,
+)
+from trainyard.errors import ClusterError, ClusterUnreachable
+from trainyard.submission.watch import HEAD_CONTAINER
+
+LOG_LINES = 3000
+"""How much of the driver's log is looked at."""
+INIT_LOG_LINES = 20
+"""How much of what a worker says that waits for the head; it says a line each 5 s."""
+
+OPERATOR_LABELS = {"app.kubernetes.io/name": "kuberay-operator"}
+OPERATOR_LEASE = "ray-operator-leader"
+JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
+
+
+class Folder(Protocol):
+    """What is needed of a run's folder."""
+
+    def logs(self) -> list[int]: ...
+    def read(self, file: str) -> str | None: ...
+
+
+OpenFolder = Callable[[], AbstractContextManager[Folder]]
+
+
+class Views(Protocol):
+    """What is needed of a cluster."""
+
+    @property
+    def namespace(self) -> str: ...
+    def get(self, kind: str, name: str) -> Object | None: ...
+    def list(
+        self,
+        kind: str,
+        labels: Mapping[str, str | None] | None = None,
+        *,
+        fields: str = "",
+        everywhere: bool = False,
+    ) -> list[Object]: ...
+    def log(
+        self,
+        pod: str,
+        container: str,
+        *,
+        tail_lines: int | None = None,
+        previous: bool = False,
+    ) -> str: ...
+
+
+class _Asking:
+    """Questions to a cluster; what may not be read, or is no kind of it, is noted and is nothing."""
+
+    def __init__(self, cluster: Views) -> None:
+        self.cluster = cluster
+        self.unread: list[str] = []
+        self.refused: set[str] = set()
+        self.missing_kinds: list[str] = []
+
+    def list(
+        self, kind: str, labels: dict[str, str] | None = None, **how: Any
+    ) -> list[Object] | None:
+        found: list[Object] | None = self._asked(
+            kind, lambda: self.cluster.list(kind, labels, **how)
+        )
+        return found
+
+    def get(self, kind: str, name: str) -> Object | None:
+        found: Object | None = self._asked(f"{kind} {name}", lambda: self.cluster.get(kind, name))
+        return found
+
+    def _asked(self, what: str, ask: Callable[[], Any]) -> Any:
+        try:
+            return ask()
+        except ClusterUnreachable:
+            raise
+        except ClusterError as error:
+            if error.reason == "NoSuchKind":
+                self.missing_kinds.append(what.split()[0])
+            else:
+                self.refused.add(what)
+                self.unread.append(f"{what}: {error.reason}")
+            return None
+
+
+def gather(cluster: Views, run: str, *, now: datetime, open_folder: OpenFolder) -> Scene:
+    """All that can be seen of a run's last submission. Raises ClusterUnreachable."""
+    asking = _Asking(cluster)
+    jobs = asking.list("RayJob", OWNER_LABELS | {RUN_LABEL: run}) or []
+    job = max(jobs, key=lambda job: str(job["metadata"]["creationTimestamp"]), default=None)
+    seen: dict[str, Any] = {"run": run, "namespace": cluster.namespace, "now": now}
+    if job is not None:
+        seen |= {"job": trimmed(job)} | _belongings(asking, run, job)
+        scene = Scene(**seen)
+        if not (scene.phase == "running" or scene.phase == "succeeded"):
+            seen |= _surroundings(asking, scene)
+            seen["init_log"] = _init_log(asking, scene)
+        seen["log"] = _log(asking, scene)
+    scene = Scene(**seen)
+    has_words = bool(scene.words)
+    if "RayJob" not in asking.missing_kinds and (
+        job is None or (scene.is_broken and not has_words)
+    ):
+        seen |= _kept(asking, open_folder)
+    return Scene(**seen, missing_kinds=tuple(asking.missing_kinds), unread=tuple(asking.unread))
+
+
+def _belongings(asking: _Asking, run: str, job: Object) -> dict[str, Any]:
+    """What belongs to the submission: its cluster, pods, claims and events."""
+    prefix = f"{name_of(job)}-"
+    now_there = (job.get("status") or {}).get("rayClusterName") or prefix
+    clusters = asking.list("RayCluster", {RUN_LABEL: run}) or []
+    pods = asking.list("Pod", {RUN_LABEL: run}) or []
+    claims = {name: asking.get("PersistentVolumeClaim", name) for name in sorted(_claims(job))}
+    events = [
+        *(asking.list("Event", fields="type=Warning") or []),
+        *(asking.list("Event", fields="reason=Preempted") or []),
+        *(asking.list("Event", fields="reason=DeletedHeadPod") or []),
+        *(asking.list("Event", fields="reason=DeletedWorkerPod") or []),
+        *(asking.list("Event", fields="involvedObject.kind=PersistentVolumeClaim") or []),
+    ]
+    ours = {
+        event["metadata"]["uid"]: trimmed_event(event)
+        for event in events
+        if str(event.get("involvedObject", {}).get("name", "")).startswith(prefix)
+        or event.get("involvedObject", {}).get("name") in (name_of(job), *claims)
+    }
+    return {
+        "ray_clusters": tuple(
+            trimmed_cluster(found) for found in clusters if name_of(found).startswith(now_there)
+        ),
+        "pods": tuple(
+            trimmed_pod(pod)
+            for pod in sorted(pods, key=name_of)
+            if pod["metadata"].get("labels", {}).get("ray.io/cluster", "").startswith(now_there)
+        ),
+        "claims": {
+            name: claim and trimmed(claim)
+            for name, claim in claims.items()
+            if f"PersistentVolumeClaim {name}" not in asking.refused
+        },
+        "events": tuple(sorted(ours.values(), key=event_time)),
+    }
+
+
+def _surroundings(asking: _Asking, scene: Scene) -> dict[str, Any]:
+    """What a run that does not go on may wait for."""
+    said = list(complaints(scene))
+    found: dict[str, Any] = {}
+    if any("quota" in complaint.text for complaint in said):
+        found["quotas"] = tuple(map(trimmed, asking.list("ResourceQuota") or []))
+    if any(complaint.reason in SCHEDULING for complaint in said):
+        nodes = asking.list("Node")
+        found["nodes"] = None if nodes is None else tuple(map(trimmed_node, nodes))
+    if scene.phase == "accepted" or (scene.job and "deletionTimestamp" in scene.job["metadata"]):
+        leases = asking.list("Lease", fields=f"metadata.name={OPERATOR_LEASE}", everywhere=True)
+        found["leases"] = None if leases is None else tuple(map(trimmed, leases))
+    if scene.job and "deletionTimestamp" in scene.job["metadata"]:
+        auth = scene.spec.get("rayClusterSpec", {}).get("authOptions") or {}
+        secret = auth.get("secretName") or scene.status.get("rayClusterName")
+        if secret and auth.get("mode") == "token":
+            token = asking.get("Secret", secret)
+            known = f"Secret {secret}" not in asking.refused
+            found["has_token_secret"] = token is not None if known else None
+    if scene.phase in ("accepted", "starting", "submitting"):
+        operators = asking.list("Pod", OPERATOR_LABELS, everywhere=True)
+        found["operators"] = None if operators is None else tuple(map(trimmed_pod, operators))
+    labels = scene.job["metadata"].get("labels", {}) if scene.job else {}
+    if scene.job and scene.spec.get("suspend") and (queue := labels.get(QUEUE_LABEL)):
+        found |= _queue(asking, queue, str(scene.job["metadata"].get("uid", "")))
+    return found
+
+
+def _queue(asking: _Asking, queue: str, uid: str) -> dict[str, Any]:
+    workloads = asking.list("Workload", {JOB_UID_LABEL: uid}) or []
+    found: dict[str, Any] = {"local_queue": asking.get(QUEUE_KIND, queue)}
+    if workloads:
+        found["workload"] = trimmed(workloads[-1])
+        pending = asking.get("PendingWorkloads", f"{queue}/pendingworkloads") or {}
+        for item in pending.get("items", []):
+            if item["metadata"]["name"] == name_of(workloads[-1]):
+                found["queue_position"] = int(item.get("positionInLocalQueue", 0))
+    return found
+
+
+def _init_log(asking: _Asking, scene: Scene) -> str:
+    """The end of what one worker's pod says that waits for the head."""
+    waiting = next((pod for pod in scene.pods if waits_for_head(pod)), None)
+    if waiting is None:
+        return ""
+    return _said(asking, name_of(waiting), INIT_CONTAINER, INIT_LOG_LINES)
+
+
+def _log(asking: _Asking, scene: Scene) -> str:
+    """The end of what the newest head said, and before its last restart where the run is broken."""
+    heads = [
+        pod
+        for pod in scene.pods
+        if is_head(pod) and pod.get("status", {}).get("phase", "Pending") != "Pending"
+    ]
+    if not heads:
+        return ""
+    head = max(heads, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
+    said = ""
+    for container in head.get("status", {}).get("containerStatuses") or []:
+        if (
+            container["name"] == HEAD_CONTAINER
+            and container.get("restartCount")
+            and scene.is_broken
+        ):
+            said = _said(asking, name_of(head), HEAD_CONTAINER, LOG_LINES, previous=True)
+    return said + _said(asking, name_of(head), HEAD_CONTAINER, LOG_LINES)
+
+
+def _said(asking: _Asking, pod: str, container: str, lines: int, *, previous: bool = False) -> str:
+    """The end of a container's log; empty where it has not started, or is gone."""
+    try:
+        return asking.cluster.log(pod, container, tail_lines=lines, previous=previous)
+    except ClusterUnreachable:
+        raise
+    except ClusterError as error:
+        if error.reason not in ("BadRequest", "NotFound"):
+            asking.unread.append(f"log of pod {pod}: {error.reason}")
+        return ""
+
+
+def _kept(asking: _Asking, open_folder: OpenFolder) -> dict[str, Any]:
+    """What the run's folder has kept: the outcome, and the log of the last attempt."""
+    found: dict[str, Any] = {}
+    try:
+        with open_folder() as folder:
+            if attempts := folder.logs():
+                found["log"] = folder.read(f"logs/attempt-{attempts[-1]}.log") or ""
+            if summary := folder.read("summary.json"):
+                found["summary"] = json.loads(summary)
+    except ClusterUnreachable:
+        raise
+    except ClusterError as error:
+        asking.unread.append(f"the run's folder: {error.what}")
+    return found
+
+
+def _claims(job: Object) -> set[str]:
+    """The claims that the pods of a RayJob mount."""
+    shape = job["spec"].get("rayClusterSpec") or {}
+    groups = [shape.get("headGroupSpec") or {}, *(shape.get("workerGroupSpecs") or [])]
+    return {
+        claim for group in groups for claim in claims_of(group.get("template", {}).get("spec", {}))
+    }

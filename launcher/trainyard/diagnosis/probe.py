@@ -1,0 +1,255 @@
+"""The questions of a preflight: to the API server, and through one pod that works like a run's."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timezone
+from functools import partial
+from typing import Any, Protocol
+
+from trainyard.cluster.kuberay import OWNER_LABELS
+from trainyard.diagnosis.catalogue import explain_pod
+from trainyard.diagnosis.gather import OPERATOR_LABELS
+from trainyard.diagnosis.preflight import OPERATOR_S, RIGHTS, Facts, Probe, Right
+from trainyard.diagnosis.redact import trimmed_pod
+from trainyard.diagnosis.snapshot import Scene, claims_of
+from trainyard.errors import ClusterError, ClusterUnreachable
+from trainyard.platform import Platform
+from trainyard.submission.reader import CONTAINER, storage_options, storage_pod
+from trainyard.submission.watch import last_record
+
+Object = dict[str, Any]
+
+PROBE_S = 300.0
+"""How long the probe pod may take: its image may have to be pulled."""
+SETTLE_S = 15.0
+"""How long a failure must be there before it is believed: some go by themselves."""
+POLL_S = 1.0
+PROBE = "probe "
+NAME = "trainyard-preflight"
+RAYJOB_CRD = "rayjobs.ray.io"
+
+
+class Answers(Protocol):
+    """What is needed of a cluster."""
+
+    @property
+    def namespace(self) -> str: ...
+    def version(self) -> Object: ...
+    def can_i(self, verb: str, kind: str, subresource: str = "") -> bool: ...
+    def create(self, body: Object, *, dry_run: bool = False) -> Object: ...
+    def get(self, kind: str, name: str) -> Object | None: ...
+    def list(
+        self,
+        kind: str,
+        labels: Any = None,
+        *,
+        fields: str = "",
+        everywhere: bool = False,
+        limit: int | None = None,
+    ) -> list[Object]: ...
+    def delete(self, kind: str, name: str) -> None: ...
+    def log(self, pod: str, container: str, *, tail_lines: int | None = None) -> str: ...
+
+
+def survey(cluster: Answers) -> Facts:
+    """All that the API server tells without a run."""
+    facts = Facts(namespace=cluster.namespace)
+    try:
+        version = cluster.version()
+        missing = tuple(kind for kind in ("RayJob", "RayCluster") if not _is_known(cluster, kind))
+        return replace(
+            facts,
+            version=version,
+            missing_kinds=missing,
+            crd=_asked(lambda: cluster.get("CustomResourceDefinition", RAYJOB_CRD)),
+            operators=_all(lambda: cluster.list("Pod", OPERATOR_LABELS, everywhere=True)),
+            rights={right: _may(cluster, right) for right in RIGHTS},
+            quotas=_all(lambda: cluster.list("ResourceQuota")),
+            nodes=_all(lambda: cluster.list("Node")),
+            pods=_all(
+                lambda: cluster.list(
+                    "Pod", fields="status.phase!=Succeeded,status.phase!=Failed", everywhere=True
+                )
+            ),
+        )
+    except ClusterUnreachable as error:
+        return replace(facts, silence=" ".join([error.what, *error.details[:1]]))
+
+
+def _is_known(cluster: Answers, kind: str) -> bool:
+    try:
+        cluster.list(kind, limit=1)
+    except ClusterUnreachable:
+        raise
+    except ClusterError as error:
+        return error.reason != "NoSuchKind"
+    return True
+
+
+def _asked(ask: Callable[[], Any]) -> Any:
+    """The answer, or None where there is none for us."""
+    try:
+        return ask()
+    except ClusterUnreachable:
+        raise
+    except ClusterError:
+        return None
+
+
+def _all(ask: Callable[[], list[Object]]) -> tuple[Object, ...] | None:
+    found = _asked(ask)
+    return None if found is None else tuple(found)
+
+
+def _may(cluster: Answers, right: Right) -> bool | None:
+    kind, part, verb = right
+    allowed: bool | None = _asked(lambda: cluster.can_i(verb, kind, part))
+    return allowed
+
+
+def suspended_job(platform: Platform) -> Object:
+    """A RayJob that makes no pod: it waits from the beginning."""
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayJob",
+        "metadata": {"name": f"{NAME}-{uuid.uuid4().hex[:8]}", "labels": dict(OWNER_LABELS)},
+        "spec": {
+            "entrypoint": "true",
+            "submissionMode": "HTTPMode",
+            "suspend": True,
+            "shutdownAfterJobFinishes": True,
+            "rayClusterSpec": platform.ray_cluster_spec,
+        },
+    }
+
+
+def try_operator(
+    cluster: Answers,
+    platform: Platform,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> float | None:
+    """Seconds until the operator gives a suspended RayJob a status; infinite if it never does.
+
+    None where no RayJob can be made.
+    """
+    body = suspended_job(platform)
+    name = body["metadata"]["name"]
+    if _asked(lambda: cluster.create(body)) is None:
+        return None
+    began = clock()
+    try:
+        while clock() - began < OPERATOR_S:
+            if (cluster.get("RayJob", name) or {}).get("status"):
+                return clock() - began
+            sleep(POLL_S)
+        return float("inf")
+    finally:
+        cluster.delete("RayJob", name)
+
+
+def would_refuse(cluster: Answers, job: Object) -> str:
+    """Why the API server would not take a RayJob; empty if it would, or has it already."""
+    try:
+        cluster.create(job, dry_run=True)
+    except ClusterUnreachable:
+        raise
+    except ClusterError as error:
+        return (
+            "" if error.reason == "AlreadyExists" else " ".join(error.details[:1] or (error.what,))
+        )
+    return ""
+
+
+def probe_pod(platform: Platform, image: str) -> Object:
+    """The platform's reader pod, set to run the probe in an image."""
+    pod = storage_pod(platform, NAME, OWNER_LABELS, int(PROBE_S))
+    pod["spec"]["containers"][0].update(
+        image=image,
+        command=["python", "-m", "trainyard_trainer.tools.probe"],
+        args=storage_options(platform.storage),
+    )
+    return pod
+
+
+def run_probe(
+    cluster: Answers,
+    platform: Platform,
+    image: str,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Probe:
+    """What becomes of a pod that works like a run's; it is removed afterwards."""
+    body = probe_pod(platform, image)
+    name = body["metadata"]["name"]
+    probe = Probe(image=image, storage=platform.storage.path)
+    try:
+        cluster.create(body)
+    except ClusterUnreachable:
+        raise
+    except ClusterError as error:
+        return replace(probe, refused=" ".join(error.details[:1] or (error.what,)))
+    try:
+        return _follow(cluster, probe, name, clock, sleep)
+    finally:
+        cluster.delete("Pod", name)
+
+
+def _follow(
+    cluster: Answers,
+    probe: Probe,
+    name: str,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> Probe:
+    began, believed_at = clock(), None
+    while True:
+        pod = cluster.get("Pod", name)
+        scene = _scene(cluster, name, pod)
+        waited_s = clock() - began
+        probe = replace(probe, pod=pod, claims=scene.claims, waited_s=waited_s)
+        phase = (pod or {}).get("status", {}).get("phase")
+        if pod is None or phase in ("Succeeded", "Failed"):
+            log = "" if pod is None else _asked(lambda: cluster.log(name, CONTAINER)) or ""
+            finding = None if log else explain_pod(scene)
+            return replace(probe, log=log, told=last_record(log, PROBE), finding=finding)
+        finding = explain_pod(scene)
+        believed_at = None if finding is None else believed_at or clock()
+        is_believed = believed_at is not None and clock() - believed_at > SETTLE_S
+        if is_believed or waited_s > PROBE_S:
+            return replace(probe, finding=finding)
+        sleep(POLL_S)
+
+
+def _scene(cluster: Answers, name: str, pod: Object | None) -> Scene:
+    """The probe pod, as `explain` looks at the pods of a run."""
+    claims: dict[str, Object | None] = {}
+    for claim in claims_of((pod or {}).get("spec", {})):
+        with suppress(ClusterError):  # it may not be read: that is no word about the claim
+            claims[claim] = cluster.get("PersistentVolumeClaim", claim)
+    named = [f"involvedObject.name={about}" for about in (name, *claims)]
+    events = [
+        event
+        for fields in named
+        for event in _asked(partial(cluster.list, "Event", fields=fields)) or []
+    ]
+    return Scene(
+        run=name,
+        namespace=cluster.namespace,
+        now=datetime.now(timezone.utc),
+        job={
+            "metadata": {"name": name},
+            "spec": {},
+            "status": {"jobDeploymentStatus": "Initializing"},
+        },
+        pods=() if pod is None else (trimmed_pod(pod),),
+        claims=claims,
+        events=tuple(events),
+    )

@@ -1,0 +1,279 @@
+"""One drill: a run is submitted, struck at a step, followed to its end, and what that cost is told."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from trainyard.cluster.cluster import Cluster
+from trainyard.cluster.kuberay import RUN_LABEL, RayjobApi
+from trainyard.drills.drill_run import Job, Pursuit, Say, Witness
+from trainyard.drills.report import Report, missed
+from trainyard.drills.scenarios import Scenario
+from trainyard.drills.strikes import Target
+from trainyard.drills.timeline import Records, recover, stood_still_s, trained_after, what_was_seen
+from trainyard.errors import ClusterError, ConfigError, RunFailed
+from trainyard.platform import Platform
+from trainyard.submission.reader import Folder, open_folder
+from trainyard.submission.submit import delete_and_wait, submit_run
+from trainyard.submission.watch import Sight, watch_run
+from trainyard_trainer.config.trainer_config import RUN_NAME_LIMIT, TrainerConfig, identity_of
+
+Object = dict[str, Any]
+
+EVERY_S = 5.0
+SETTINGS = (
+    *(f"checkpoint.every_s={EVERY_S:g}", "checkpoint.every_epochs=1000000"),
+    "train.early_stopping=null",
+)
+"""A drill's run saves by the clock, so that what may be lost is known, and trains all of its epochs."""
+STRIKE_AT = (0.25, 0.55)
+"""Where in the run a random step lies."""
+GONE_LIMIT_S = 120.0
+POLL_S = 1.0
+UNDISTURBED = "undisturbed"
+LONGER_OR_EARLIER = "Give it more epochs (--set train.epochs=N), or strike earlier (--at-step N)."
+
+
+def drill_name(run: str, scenario: str) -> str:
+    """`<run>-drill-<scenario>`, and the run's name is cut where that is too long."""
+    suffix = f"-{scenario}" if scenario == UNDISTURBED else f"-drill-{scenario}"
+    return run[: RUN_NAME_LIMIT - len(suffix)].rstrip("-") + suffix
+
+
+class Kept(Protocol):
+    """What is needed of a run's folder."""
+
+    def files(self) -> list[str]: ...
+    def read(self, file: str) -> str | None: ...
+    def sum(self, file: str) -> str | None: ...
+
+
+def weights_of(folder: Kept, config: TrainerConfig) -> str | None:
+    """SHA-256 of the weights of a finished run that learnt just this; None where there is none."""
+    run, summary = folder.read("run.json"), folder.read("summary.json")
+    if run is None or summary is None or json.loads(summary)["outcome"] != "succeeded":
+        return None
+    return folder.sum("model.pt") if _learnt(json.loads(run)) == _learnt(_plain(config)) else None
+
+
+def _plain(config: TrainerConfig) -> Object:
+    return config.model_dump(mode="json")
+
+
+def _learnt(config: Object) -> Object:
+    """What decides the bits of the weights."""
+    length = {"epochs": config["train"]["epochs"]}
+    return identity_of(config) | length | {"scaling": config["scaling"]}
+
+
+def train_undisturbed(cluster: Cluster, platform: Platform, job: Job, say: Say) -> str | None:
+    """SHA-256 of the weights of the run that nobody strikes; it is trained unless that was done before.
+
+    None of an elastic run: its bits depend on how many workers it had when, so there is nothing to compare.
+    """
+    if job.config.scaling.is_elastic:
+        return None
+    with open_folder(cluster, platform, job.run) as folder:
+        weights = weights_of(folder, job.config)
+        if weights is None:
+            folder.set_aside()
+    if weights is not None:
+        say(f"run {job.run} was trained before: its weights are compared with")
+        return weights
+    rayjobs = RayjobApi(cluster)
+    say(f"run {job.run} is trained first, to compare the weights with")
+    submit_run(rayjobs, job.rayjob, lambda: None)
+    *_, last = watch_run(cluster, job.name, job.run)
+    if last.phase != "succeeded":
+        raise RunFailed(
+            f"run {job.run}, which nobody has struck, has {last.phase}",
+            f"`trainyard explain {job.run} -n {cluster.namespace}` says why.",
+        )
+    delete_and_wait(rayjobs, job.name)
+    with open_folder(cluster, platform, job.run) as folder:
+        weights = weights_of(folder, job.config)
+    if weights is None:
+        raise RunFailed(f"run {job.run} has succeeded, and left no model.pt")
+    return weights
+
+
+def run_drill(
+    cluster: Cluster,
+    platform: Platform,
+    job: Job,
+    scenario: Scenario,
+    *,
+    weights: str | None,
+    at_step: int | None = None,
+    keep: bool = False,
+    say: Say,
+) -> Report:
+    """Submit the run, strike it, follow it to its end, and clear up.
+
+    Without a step a random one is taken; without weights none are compared. Raises ConfigError
+    if the run ends before.
+    """
+    rayjobs = RayjobApi(cluster)
+    clear_folder(cluster, platform, job.run, keep=keep)
+    witness = Witness.of(cluster, job.run)
+    submit_run(rayjobs, job.rayjob, lambda: None)
+    say(f"RayJob {cluster.namespace}/{job.name} created; training is awaited")
+    pursuit = Pursuit(cluster, platform, job, witness, say)
+    try:
+        blow = strike_once(pursuit, scenario, at_step)
+    finally:
+        delete_and_wait(rayjobs, job.name)
+    last = blow.last
+    left = left_behind(cluster, job.run, witness.clusters)
+    with open_folder(cluster, platform, job.run) as folder:
+        records = read_records(folder)
+        left += left_in_folder(folder)
+        found = folder.sum("model.pt") if last.phase == "succeeded" else None
+        is_even = has_even_epochs(folder.records("metrics.jsonl"), job.config.train.epochs)
+        if not keep:
+            folder.delete()
+    pods = list(witness.pods.values())
+    recovery = recover(records, pods, witness.seen, blow.began)
+    report = Report(
+        scenario=scenario.name,
+        run=job.run,
+        is_recovered=last.phase == "succeeded",
+        why_not="" if last.phase == "succeeded" else f"{last.phase}: {last.message}".rstrip(": "),
+        struck_at_step=blow.step,
+        recovery=recovery,
+        attempts=len(records.attempts),
+        worker_groups=records.worker_groups,
+        has_equal_weights=None if weights is None or found is None else found == weights,
+        is_elastic=job.config.scaling.is_elastic,
+        has_even_epochs=is_even,
+        left_behind=left,
+        seen=what_was_seen(witness.seen, blow.began),
+        stood_still_s=round(stood_still_s(witness.seen, blow.began), 1),
+        outlasted=trained_after(witness.seen, blow.over),
+    )
+    return replace(report, missed=missed(report, scenario, job.config.checkpoint.every_s))
+
+
+def has_even_epochs(metrics: Sequence[Object], epochs: int) -> bool:
+    """Whether metrics.jsonl has each of so many epochs once, all of as many steps and samples."""
+    ends = [each for each in metrics if each["kind"] == "epoch"]
+    return len(ends) == epochs and all(
+        each[key] == number * ends[0][key]
+        for number, each in enumerate(ends, 1)
+        for key in ("epoch", "step", "samples")
+    )
+
+
+def clear_folder(cluster: Cluster, platform: Platform, run: str, *, keep: bool) -> None:
+    """What an earlier drill of that name has left is set aside, or goes."""
+    with open_folder(cluster, platform, run) as folder:
+        if (aside := folder.set_aside()) is not None and not keep:
+            folder.sibling(aside).delete()
+
+
+def read_records(folder: Folder) -> Records:
+    return Records(
+        attempts=folder.records("attempts.jsonl"),
+        starts=folder.records("starts.jsonl"),
+        failures=folder.records("failures.jsonl"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Blow:
+    """A strike and how the run went on; times are those of the pods' clocks."""
+
+    step: int
+    began: float
+    over: float
+    last: Sight
+    """Of the run, at its end."""
+
+
+def strike_once(pursuit: Pursuit, scenario: Scenario, at_step: int | None) -> Blow:
+    """Follow a run to its end, and strike it on the way."""
+    last: Sight | None = None
+    aim: Future[Target] | None = None
+    struck, step = 0.0, 0
+    over: list[float] = []
+    with ThreadPoolExecutor(1) as threads:
+        for sight in pursuit.sights():
+            last = sight
+            if sight.progress is None or pursuit.strike is not None:
+                continue
+            step = int(sight.progress["step"])
+            if at_step is None:
+                at_step = round(random.uniform(*STRIKE_AT) * sight.progress["steps"])
+            # Where everything is, is looked up early.
+            workers = pursuit.job.config.scaling.num_workers
+            if aim is None and has_all_at_work(sight.progress, workers):
+                aim = threads.submit(pursuit.aim)
+            if aim is not None and aim.done() and step >= at_step:
+                target = aim.result()
+                pursuit.say(f"strike at step {step}: {scenario.fault}")
+                struck = pursuit.witness.now()
+                pursuit.strike = threads.submit(scenario.strike, target)
+                pursuit.strike.add_done_callback(lambda _: over.append(pursuit.witness.now()))
+        if pursuit.strike is None or last is None:
+            raise ConfigError(
+                f"run {pursuit.job.run} ended before it could be struck"
+                + ("" if at_step is None else f" at step {at_step}"),
+                LONGER_OR_EARLIER,
+            )
+    is_too_late = last.phase == "succeeded" and not trained_after(pursuit.witness.seen, over[0])
+    require_landed(pursuit.strike, pursuit.job.run, is_too_late=is_too_late)
+    return Blow(step=step, began=struck, over=over[0], last=last)
+
+
+def require_landed(strike: Future[None], run: str, *, is_too_late: bool) -> None:
+    """Raise what a strike has raised; where the run had ended well by then, ConfigError says that first."""
+    try:
+        strike.result()
+    except ClusterError as error:
+        if not is_too_late:
+            raise
+        raise ConfigError(
+            f"run {run} ended before its strike was over",
+            error.what,
+            *error.details,
+            LONGER_OR_EARLIER,
+        ) from error
+
+
+def has_all_at_work(progress: Object, workers: int) -> bool:
+    """Whether so many workers train. An elastic run has fewer at first; before the first step of any run
+    nobody knows where they are, and progress says how many there are to be."""
+    return bool(progress["step"] > 0 and progress["workers"] == workers)
+
+
+def left_behind(cluster: Cluster, run: str, ray_clusters: set[str]) -> list[str]:
+    """Objects of a run whose RayJob is gone, after the time that Kubernetes takes to collect them."""
+    deadline = time.monotonic() + GONE_LIMIT_S
+    while True:
+        left = [
+            f"{kind} {each['metadata']['name']}"
+            for kind in ("Pod", "RayCluster")
+            for each in cluster.list(kind, {RUN_LABEL: run})
+        ]
+        left += [f"Secret {name}" for name in ray_clusters if name and cluster.get("Secret", name)]
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(POLL_S)
+
+
+def left_in_folder(folder: Kept) -> list[str]:
+    """A lease that was not given back, and files that nobody finished."""
+    files = folder.files()
+    left = [file for file in files if file.endswith(".aside")]
+    claims = (re.fullmatch(r"lease/a(\d+)\.json", file) for file in files)
+    newest = max((int(claim[1]) for claim in claims if claim), default=0)
+    if newest and f"lease/a{newest}.ended" not in files:
+        left.append(f"the lease of attempt {newest}")
+    return left

@@ -1,0 +1,145 @@
+"""A run under way in a drill: what is seen of it, and where it can be struck."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from trainyard.cluster.cluster import Cluster
+from trainyard.cluster.follow import follow
+from trainyard.cluster.kuberay import RUN_LABEL, RayjobApi
+from trainyard.drills.strikes import Target
+from trainyard.drills.timeline import PodLife, Saw
+from trainyard.errors import ClusterError, RunFailed
+from trainyard.platform import Platform
+from trainyard.submission.reader import Folder, worker_of
+from trainyard.submission.submit import submit_run
+from trainyard.submission.watch import HEAD_CONTAINER, Sight, head_pod, watch_run
+from trainyard_trainer.config.trainer_config import TrainerConfig
+
+Object = dict[str, Any]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """A run, ready to be sent."""
+
+    run: str
+    config: TrainerConfig
+    rayjob: Object
+
+    @property
+    def name(self) -> str:
+        return str(self.rayjob["metadata"]["name"])
+
+
+@dataclass(slots=True)
+class Witness:
+    """Notes what is to be seen of a run, each with its time by the clock of the pods."""
+
+    offset_s: float = 0.0
+    seen: list[Saw] = field(default_factory=list)
+    pods: dict[str, PodLife] = field(default_factory=dict)
+    clusters: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, cluster: Cluster, run: str) -> Witness:
+        """One that follows the run's pods already, in a thread that lasts as long as the program."""
+        witness = cls()
+        threading.Thread(target=witness._follow_pods, args=(cluster, run), daemon=True).start()
+        return witness
+
+    def now(self) -> float:
+        return time.time() + self.offset_s
+
+    def note_sight(self, sight: Sight) -> None:
+        step = None if sight.progress is None else int(sight.progress["step"])
+        self.seen.append(Saw(time=self.now(), phase=sight.phase, message=sight.message, step=step))
+
+    def _follow_pods(self, cluster: Cluster, run: str) -> None:
+        labels = {RUN_LABEL: run, "ray.io/is-ray-node": "yes"}
+        for pods in follow(cluster, "Pod", labels):
+            for pod in pods.values():
+                self._note_pod(pod)
+
+    def _note_pod(self, pod: Object) -> None:
+        metadata, status = pod["metadata"], pod.get("status", {})
+        name, now = metadata["name"], self.now()
+        self.clusters.add(metadata["labels"].get("ray.io/cluster", ""))
+        life = self.pods.get(name) or PodLife(
+            name=name, kind=metadata["labels"]["ray.io/node-type"], created=now
+        )
+        states = [each["state"] for each in status.get("containerStatuses", [])]
+        if life.started is None and any("running" in state for state in states):
+            life = replace(life, started=now)
+        ready = [each["status"] for each in status.get("conditions", []) if each["type"] == "Ready"]
+        if life.ready is None and ready == ["True"]:
+            life = replace(life, ready=now)
+        self.pods[name] = life
+
+
+class Pursuit:
+    """Follows a run to its end, also where a strike takes its RayJob away for a while."""
+
+    def __init__(
+        self, cluster: Cluster, platform: Platform, job: Job, witness: Witness, say: Say
+    ) -> None:
+        self.job = job
+        self.strike: Future[None] | None = None
+        """The last one."""
+        self._cluster = cluster
+        self._platform = platform
+        self.witness = witness
+        self.say = say
+
+    def sights(self) -> Iterator[Sight]:
+        """What a user sees; where the strike takes the RayJob away, they watch the one that follows."""
+        while True:
+            try:
+                for sight in watch_run(self._cluster, self.job.name, self.job.run):
+                    self.witness.note_sight(sight)
+                    yield sight
+                return
+            except RunFailed as error:
+                if self.strike is None:
+                    raise
+                self.witness.seen.append(
+                    Saw(time=self.witness.now(), phase="stopped", message=error.what)
+                )
+                self.strike.result()
+
+    def aim(self) -> Target:
+        """Where everything of the run is now, and what its pods' clocks say."""
+        job = RayjobApi(self._cluster).get_job(self.job.name)
+        head = None if job is None else head_pod(self._cluster, job["status"]["rayClusterName"])
+        if head is None:
+            raise ClusterError(f"run {self.job.run} has no head while it trains")
+        workers = Folder(
+            self._cluster, self._platform, self.job.run, head, HEAD_CONTAINER
+        ).workers()
+        target = Target(
+            cluster=self._cluster,
+            run=self.job.run,
+            job=self.job.name,
+            head=head,
+            workers=[
+                worker_of(self._cluster, self.job.run, workers, rank)
+                for rank in range(len(workers))
+            ],
+            processes=[each["process"] for each in workers],
+            resubmit=lambda: _submit(self._cluster, self.job),
+            say=self.say,
+        )
+        before = time.time()
+        clock = float(target.inside(head, HEAD_CONTAINER, "date", "+%s.%N"))
+        self.witness.offset_s = clock - (before + time.time()) / 2
+        return target
+
+
+def _submit(cluster: Cluster, job: Job) -> None:
+    submit_run(RayjobApi(cluster), job.rayjob)

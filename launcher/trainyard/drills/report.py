@@ -1,0 +1,106 @@
+"""What a drill has shown, and whether that is good enough."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trainyard.drills.scenarios import Scenario
+from trainyard.drills.timeline import Recovery, Saw
+
+Object = dict[str, Any]
+
+SLACK_S = 5.0
+"""What may be lost beside an interval between checkpoints: a save takes its time."""
+UNEVEN = "epochs are there twice or not at all, or differ in steps or samples"
+LATE = "training went on after"
+TOO_SHORT = ", so nothing was shown: train for longer (train.epochs)"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """What came of a drill."""
+
+    scenario: str
+    run: str
+    is_recovered: bool
+    why_not: str
+    struck_at_step: int
+    recovery: Recovery
+    attempts: int
+    worker_groups: int
+    has_equal_weights: bool | None
+    """Whether model.pt has the SHA-256 of the undisturbed run's; None where there is none to compare."""
+    is_elastic: bool
+    """Its bits depend on how many workers it had when: there are no weights to compare them with."""
+    has_even_epochs: bool
+    """Whether it has each epoch once, and all of as many steps and samples."""
+    left_behind: Sequence[str]
+    seen: Sequence[Saw]
+    """What `watch` showed, from the last phase before the strike on; times from the strike on."""
+    stood_still_s: float
+    """How long its progress stood still, at the longest."""
+    outlasted: bool
+    """Whether it still trained when the strike was over."""
+    missed: Sequence[str] = ()
+    """Bounds that were not held."""
+
+    @property
+    def is_passed(self) -> bool:
+        is_equal = self.is_elastic or bool(self.has_equal_weights)
+        return self.is_recovered and is_equal and not self.missed
+
+    def to_json(self) -> Object:
+        told: Object = _rounded(asdict(self) | {"is_passed": self.is_passed})
+        return told
+
+
+def _rounded(node: Any) -> Any:
+    """Seconds with as many digits as mean anything."""
+    if isinstance(node, dict):
+        return {key: _rounded(value) for key, value in node.items()}
+    if isinstance(node, list | tuple):
+        return [_rounded(value) for value in node]
+    return round(node, 2) if isinstance(node, float) else node
+
+
+def missed(report: Report, scenario: Scenario, every_s: float | None) -> tuple[str, ...]:
+    """The bounds that a drill did not hold, in words."""
+    recovery, found = report.recovery, []
+    if recovery.again_s is not None and recovery.noticed_s is not None:
+        since_end_s = recovery.again_s + min(0.0, recovery.noticed_s - scenario.lasts_s)
+        if since_end_s > scenario.within_s:
+            found.append(f"{LATE} {since_end_s:.0f} s, not {scenario.within_s:.0f} s")
+    found += _not_shown(report, scenario)
+    if not report.has_even_epochs:
+        found.append(UNEVEN)
+    if scenario.has_notice and recovery.steps_lost:
+        found.append(f"{recovery.steps_lost} steps lost, not 0")
+    limit = None if every_s is None else every_s + SLACK_S
+    if limit and recovery.seconds_lost is not None and recovery.seconds_lost > limit:
+        found.append(f"{recovery.seconds_lost:.0f} s of training lost, not {limit:.0f} s")
+    if report.left_behind:
+        found.append(f"left behind: {', '.join(report.left_behind)}")
+    return tuple(found)
+
+
+def _not_shown(report: Report, scenario: Scenario) -> list[str]:
+    """What the drill of a run that has recovered was to show, and has not."""
+    found: list[str] = []
+    if not report.is_recovered:
+        return found
+    if scenario.restarts == "always" and report.recovery.again_s is None:
+        found.append(f"the run had ended before its workers had to start anew{TOO_SHORT}")
+    if scenario.restarts == "never" and (report.attempts, report.worker_groups) != (1, 1):
+        found.append(
+            f"training did not just go on: {report.attempts} attempts, {report.worker_groups} worker groups"
+        )
+    if scenario.restarts == "never" and not report.outlasted:
+        found.append(f"the run had ended before the fault was over{TOO_SHORT}")
+    if report.stood_still_s < scenario.stands_still_s:
+        found.append(
+            f"training stood still for {report.stood_still_s:.0f} s, not {scenario.stands_still_s:.0f} s: "
+            "the fault was not there"
+        )
+    return found

@@ -1,0 +1,188 @@
+"""The catalogue of drills: what is struck, what that needs, and what the run must hold to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from trainyard.drills import strikes
+from trainyard.drills.strikes import Strike
+
+WORKER_S = 45.0
+"""From the moment that the loss of a worker is noticed until training goes on."""
+HEAD_S = 150.0
+"""The same for what takes the driver with it."""
+
+LAUNCHER_ROLE = "the chart's Role"
+HANG_S = 20
+LEAVE = "its workers train on for as long as it may stay, save and leave; then another pod is made"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scenario:
+    """One fault."""
+
+    name: str
+    fault: str
+    """What happens to the run."""
+    answer: str
+    """What happens then."""
+    actor: str
+    """Who sees to that."""
+    rights: str
+    """What whoever strikes must be allowed to do."""
+    strike: Strike = field(repr=False)
+    within_s: float
+    """How soon after it was noticed training must go on."""
+    lasts_s: float = 0.0
+    """How long it keeps workers from starting; the bound counts from its end, where that comes later."""
+    has_notice: bool = False
+    """Workers hear of it before: no step may be lost."""
+    restarts: Literal["always", "maybe", "never"] = "always"
+    """Whether workers have to start anew; never: training goes on, and also when the fault is over."""
+    stands_still_s: float = 0.0
+    """How long training must stand still, at the least: else the fault was not there."""
+    settings: Sequence[str] = ()
+    """Keys of the run file that the drill changes."""
+
+
+SCENARIOS: Mapping[str, Scenario] = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario(
+            name="worker-killed",
+            fault="a worker process is killed (SIGKILL)",
+            answer="the worker group starts anew in the same pods",
+            actor="Ray Train",
+            rights=LAUNCHER_ROLE,
+            strike=strikes.kill_worker,
+            within_s=WORKER_S,
+        ),
+        Scenario(
+            name="worker-deleted",
+            fault="a worker's pod is deleted",
+            answer=LEAVE,
+            actor="KubeRay, trainer",
+            rights=LAUNCHER_ROLE,
+            strike=strikes.delete_worker_pod,
+            within_s=WORKER_S,
+            has_notice=True,
+        ),
+        Scenario(
+            name="worker-lost",
+            fault="a worker's pod is gone at once, with all its processes",
+            answer="another pod is made, and the worker group starts anew",
+            actor="KubeRay, Ray Train",
+            rights=LAUNCHER_ROLE,
+            strike=strikes.lose_worker_pod,
+            within_s=WORKER_S,
+        ),
+        Scenario(
+            name="worker-evicted",
+            fault="a worker's pod is evicted",
+            answer=LEAVE,
+            actor="KubeRay, trainer",
+            rights="create pods/eviction",
+            strike=strikes.evict_worker_pod,
+            within_s=WORKER_S,
+            has_notice=True,
+        ),
+        Scenario(
+            name="worker-hangs",
+            fault="a worker process hangs (SIGSTOP)",
+            answer="the others wait for it (`faults.collective_timeout_s`, here 20 s); then the worker group "
+            "starts anew",
+            actor="Ray Train",
+            rights=LAUNCHER_ROLE,
+            strike=strikes.stop_worker,
+            within_s=WORKER_S,
+            settings=(f"faults.collective_timeout_s={HANG_S}",),
+        ),
+        Scenario(
+            name="worker-oom",
+            fault="a worker is killed for want of memory",
+            answer="the worker group starts anew",
+            actor="Ray Train",
+            rights=LAUNCHER_ROLE,
+            strike=strikes.exhaust_worker,
+            within_s=WORKER_S,
+        ),
+        Scenario(
+            name="worker-oom-by-ray",
+            fault="a worker's pod has 96 % of its memory in use, and Ray kills the worker",
+            answer="the worker group starts anew in the same pods",
+            actor="trainer",
+            rights=LAUNCHER_ROLE,
+            strike=strikes.crowd_worker,
+            within_s=WORKER_S,
+        ),
+        Scenario(
+            name="head-deleted",
+            fault="the head's pod is deleted",
+            answer="the workers save; another head is made, and the job starts there once more",
+            actor="KubeRay, trainer",
+            rights=LAUNCHER_ROLE,
+            strike=strikes.delete_head_pod,
+            within_s=HEAD_S,
+            has_notice=True,
+        ),
+        Scenario(
+            name="head-lost",
+            fault="the head's pod is gone at once, with all its processes",
+            answer="another head is made, and the job starts there once more",
+            actor="KubeRay, trainer",
+            rights=LAUNCHER_ROLE,
+            strike=strikes.lose_head_pod,
+            within_s=HEAD_S,
+        ),
+        Scenario(
+            name="driver-killed",
+            fault="the driver is killed (SIGKILL)",
+            answer="another attempt starts on a new cluster (`faults.retries`)",
+            actor="KubeRay, trainer",
+            rights=LAUNCHER_ROLE,
+            strike=strikes.kill_driver,
+            within_s=HEAD_S,
+        ),
+        Scenario(
+            name="head-oom",
+            fault="Ray's server on the head is killed for want of memory",
+            answer="the job has failed; another attempt starts on a new cluster (`faults.retries`)",
+            actor="KubeRay, trainer",
+            rights=LAUNCHER_ROLE,
+            strike=strikes.exhaust_head,
+            within_s=HEAD_S,
+        ),
+        Scenario(
+            name="node-drained",
+            fault="the node of a worker is drained, and open again when it is empty",
+            answer="the workers save; the pods are made anew where there is a node",
+            actor="KubeRay, trainer",
+            rights="patch nodes, create pods/eviction",
+            strike=strikes.drain_node,
+            within_s=HEAD_S,
+            has_notice=True,
+        ),
+        Scenario(
+            name="suspended",
+            fault="the run is suspended and resumed",
+            answer="the workers save, the cluster goes; another one goes on from there",
+            actor="whoever resumes it",
+            rights=LAUNCHER_ROLE,
+            strike=strikes.suspend_and_resume,
+            within_s=HEAD_S,
+            has_notice=True,
+        ),
+        Scenario(
+            name="resubmitted",
+            fault="the RayJob is deleted, and the run submitted again",
+            answer="the workers save, the cluster goes; another one goes on from there",
+            actor="whoever submits it",
+            rights=LAUNCHER_ROLE,
+            strike=strikes.delete_and_submit,
+            within_s=HEAD_S,
+            has_notice=True,
+        ),
+    )
+}

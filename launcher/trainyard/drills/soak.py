@@ -1,0 +1,215 @@
+"""A soak: a run is struck again and again for as long as wanted, and must end as if nobody had.
+
+It is trained in rounds. Whenever a round has succeeded and there is time left, the run is submitted again
+with more epochs, so that its length needs no guess; without time it is left to end in peace. Then the same
+number of epochs is trained undisturbed: equal weights say that each sample was used just as often, and in
+the same order.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from trainyard.cluster.cluster import Cluster
+from trainyard.cluster.kuberay import RayjobApi
+from trainyard.drills.drill import (
+    clear_folder,
+    has_even_epochs,
+    left_behind,
+    left_in_folder,
+    read_records,
+    train_undisturbed,
+)
+from trainyard.drills.drill_run import Job, Pursuit, Say, Witness
+from trainyard.drills.scenarios import LAUNCHER_ROLE, SCENARIOS, Scenario
+from trainyard.drills.soak_report import Size, SoakReport, Struck, growth
+from trainyard.drills.strikes import CGROUP, Target
+from trainyard.drills.timeline import steps_lost
+from trainyard.errors import LauncherError
+from trainyard.platform import Platform
+from trainyard.submission.reader import Folder, open_folder
+from trainyard.submission.submit import delete_and_wait, submit_run
+from trainyard.submission.watch import HEAD_CONTAINER, Sight
+
+Object = dict[str, Any]
+
+SOAK = "soak"
+UNDISTURBED = "soak-undisturbed"
+PAUSE_S = (60.0, 180.0)
+"""Between two strikes; one that the run has not got over yet is waited for."""
+STRIKES = tuple(each for each in SCENARIOS.values() if each.rights == LAUNCHER_ROLE)
+ENDLESS = 1000
+SETTINGS = (
+    f"faults.retries={ENDLESS}",
+    f"faults.worker_failures={ENDLESS}",
+    "train.schedule={name: constant}",
+    *(setting for each in STRIKES for setting in each.settings),
+)
+"""Failures are what it is made of; and more epochs must not change the step size of those before."""
+
+MEMORY = CGROUP + "print(held_bytes())"
+"""Prints how many bytes the processes of a container hold of their own."""
+
+
+def soak_run(
+    cluster: Cluster,
+    platform: Platform,
+    make_job: Callable[[str, int], Job],
+    *,
+    epochs: int,
+    minutes: float,
+    seed: int,
+    keep: bool = False,
+    say: Say,
+    known: Callable[[SoakReport], None],
+) -> SoakReport:
+    """Train rounds of so many epochs for so long, striking all the while, and compare the weights.
+
+    `make_job` makes the job of a name's last word and of a number of epochs. `known` hears of all that is
+    known before the undisturbed run, which takes as long as all rounds together.
+    """
+    rayjobs = RayjobApi(cluster)
+    run = make_job(SOAK, epochs).run
+    clear_folder(cluster, platform, run, keep=keep)
+    soak = _Soak(
+        cluster, platform, Witness.of(cluster, run), 60 * minutes, random.Random(seed), say
+    )
+    rounds, why_not = 0, ""
+    while not why_not and (rounds == 0 or not soak.is_over):
+        rounds += 1
+        job = make_job(SOAK, rounds * epochs)
+        submit_run(rayjobs, job.rayjob)
+        say(
+            f"round {rounds}: RayJob {cluster.namespace}/{job.name} is to train {rounds * epochs} epochs"
+        )
+        try:
+            last = soak.follow(job)
+            why_not = "" if last.phase == "succeeded" else f"{last.phase}: {last.message}"
+        finally:
+            delete_and_wait(rayjobs, job.name)
+    left = left_behind(cluster, run, soak.witness.clusters)
+    with open_folder(cluster, platform, run) as folder:
+        records = read_records(folder)
+        left += left_in_folder(folder)
+        found = None if why_not else folder.sum("model.pt")
+        is_even = has_even_epochs(folder.records("metrics.jsonl"), rounds * epochs)
+    report = SoakReport(
+        run=run,
+        minutes=minutes,
+        seed=seed,
+        epochs=rounds * epochs,
+        steps=soak.step,
+        rounds=rounds,
+        attempts=len(records.attempts),
+        worker_groups=records.worker_groups,
+        strikes=soak.strikes,
+        steps_lost=steps_lost(records, 0.0),
+        why_not=why_not,
+        has_equal_weights=None,
+        has_even_epochs=is_even,
+        left_behind=left,
+        sizes=soak.sizes,
+        grown=growth(soak.sizes),
+    )
+    known(report)
+    if found is not None:
+        job = make_job(UNDISTURBED, rounds * epochs)
+        undisturbed = train_undisturbed(cluster, platform, job, say)
+        report = replace(report, has_equal_weights=found == undisturbed)
+    if not keep:
+        with open_folder(cluster, platform, run) as folder:
+            folder.delete()
+    return report
+
+
+def in_turn(chance: random.Random) -> Iterator[Scenario]:
+    """The strikes without end: each once, in a random order, before one comes again."""
+    while True:
+        yield from chance.sample(STRIKES, len(STRIKES))
+
+
+@dataclass(slots=True)
+class _Soak:
+    """The rounds of a soak, and what was done in them."""
+
+    cluster: Cluster
+    platform: Platform
+    witness: Witness
+    limit_s: float
+    chance: random.Random
+    say: Say
+    strikes: list[Struck] = field(default_factory=list)
+    sizes: list[Size] = field(default_factory=list)
+    step: int = 0
+    _turns: Iterator[Scenario] = field(init=False)
+    _began: float = field(default_factory=time.monotonic)
+    _next_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._turns = in_turn(self.chance)
+        self._next_s = self.chance.uniform(*PAUSE_S)
+
+    @property
+    def after_s(self) -> float:
+        return time.monotonic() - self._began
+
+    @property
+    def is_over(self) -> bool:
+        return self.after_s > self.limit_s
+
+    def follow(self, job: Job) -> Sight:
+        """A round to its end: the last sight."""
+        pursuit = Pursuit(self.cluster, self.platform, job, self.witness, self.say)
+        struck_at = self.step
+        last: Sight | None = None
+        with ThreadPoolExecutor(1) as threads:
+            for last in pursuit.sights():
+                if pursuit.strike is not None and pursuit.strike.done():
+                    pursuit.strike.result()
+                    pursuit.strike = None
+                if last.phase != "running" or last.progress is None or pursuit.strike is not None:
+                    continue
+                self.step = int(last.progress["step"])
+                if self._next_s < self.after_s < self.limit_s and self.step > struck_at:
+                    struck_at = self.step
+                    scenario = next(self._turns)
+                    pursuit.strike = threads.submit(self._strike, pursuit, scenario, self.step)
+                    self._next_s = self.after_s + self.chance.uniform(*PAUSE_S)
+            if pursuit.strike is not None:
+                pursuit.strike.result()
+        assert last is not None
+        return last
+
+    def _strike(self, pursuit: Pursuit, scenario: Scenario, step: int) -> None:
+        after_s, why_not = self.after_s, ""
+        try:
+            target = pursuit.aim()
+            self.sizes.append(self._measure(target))
+            self.say(f"{after_s / 60:.1f} min, step {step}: {scenario.fault}")
+            scenario.strike(target)
+        except LauncherError as error:
+            why_not = error.what
+            self.say(f"{scenario.name} came too late: {why_not}")
+        self.strikes.append(
+            Struck(after_s=after_s, step=step, scenario=scenario.name, why_not=why_not)
+        )
+
+    def _measure(self, target: Target) -> Size:
+        folder = Folder(self.cluster, self.platform, target.run, target.head, HEAD_CONTAINER)
+        files = folder.sizes()
+        checkpoints = sum(size for file, size in files.items() if file.startswith("checkpoints/"))
+        ask = ("python", "-c", MEMORY)
+        return Size(
+            after_s=self.after_s,
+            head_bytes=int(target.inside(target.head, HEAD_CONTAINER, *ask)),
+            worker_bytes=max(
+                int(target.in_worker(rank, *ask)) for rank in range(len(target.workers))
+            ),
+            checkpoint_bytes=checkpoints,
+            other_bytes=sum(files.values()) - checkpoints,
+        )

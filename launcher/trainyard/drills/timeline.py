@@ -1,0 +1,231 @@
+"""What was seen and written down of a run -> what a fault cost it. No cluster, no clock.
+
+All times are seconds since 1970 by the clock of the run's pods.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Literal
+
+from trainyard.submission.watch import Phase
+
+Object = dict[str, Any]
+
+STARTUP = {
+    "lease": "lease",
+    "prepare": "data",
+    "ray": "ray",
+    "workers": "workers",
+    "model": "model",
+    "first_batch": "first batch",
+    "first_step": "first step",
+}
+"""Phases of a start, as starts.jsonl has them, and what they are called here."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Records:
+    """What the run's folder says."""
+
+    attempts: Sequence[Object]
+    starts: Sequence[Object]
+    """A worker group that has made its first step has two: the second one tells how long it took."""
+    failures: Sequence[Object]
+
+    @property
+    def worker_groups(self) -> int:
+        """How many there were in all attempts."""
+        return len({(each["attempt"], each["group"]) for each in self.starts})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PodLife:
+    """A Ray pod, and when it was first seen to have come so far."""
+
+    name: str
+    kind: Literal["head", "worker"]
+    created: float
+    started: float | None = None
+    """Its Ray container runs."""
+    ready: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Saw:
+    """What `watch` showed."""
+
+    time: float
+    phase: Phase
+    message: str = ""
+    step: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recovery:
+    """What came after the strike."""
+
+    noticed_s: float | None
+    """From the strike until somebody noticed; or, where training went on for so long, until it was left."""
+    noticed_by: str
+    again_s: float | None
+    """From then to the end of the next step."""
+    phases: dict[str, float]
+    """Those seconds by what they ended with, in their order."""
+    steps_lost: int
+    seconds_lost: float | None
+    """How long those steps had taken."""
+
+
+def recover(
+    records: Records, pods: Sequence[PodLife], seen: Sequence[Saw], struck: float
+) -> Recovery:
+    """What a strike cost, by the first step that was made after it by workers who started after it."""
+    again = _again(records, struck)
+    noticed, by = _noticed(records, pods, seen, struck, again)
+    phases: dict[str, float] = {}
+    if again is not None and noticed is not None:
+        marks = [(noticed, ""), *sorted(_marks(records, pods, noticed, again))]
+        for (before, _), (moment, what) in pairwise(marks):
+            phases[what] = phases.get(what, 0.0) + moment - before
+    lost = steps_lost(records, struck)
+    step_s = seconds_per_step(seen, struck)
+    return Recovery(
+        noticed_s=None if noticed is None else noticed - struck,
+        noticed_by=by,
+        again_s=None if again is None or noticed is None else again - noticed,
+        phases=phases,
+        steps_lost=lost,
+        seconds_lost=None if step_s is None else lost * step_s,
+    )
+
+
+def steps_lost(records: Records, struck: float) -> int:
+    """Steps that were reported, and made once more by those who started after the strike."""
+    reached = {each["attempt"]: each["reached_step"] for each in records.attempts}
+    lost = 0
+    for start in _starts(records):
+        if start["time"] > struck:
+            before = reached.get(start["attempt"], 0) if start["group"] == 1 else 0
+            lost += max(start["reached_step"], before) - start["step"]
+    return lost
+
+
+def seconds_per_step(seen: Sequence[Saw], struck: float) -> float | None:
+    """By the progress before the strike; None if there were not two sights of it."""
+    steps = [(each.time, each.step) for each in seen if each.step is not None]
+    before = [(time, step) for time, step in steps if time <= struck and step > 0]
+    if len(before) < 2 or before[-1][1] == before[0][1]:
+        return None
+    (first, low), (last, high) = before[0], before[-1]
+    return (last - first) / (high - low)
+
+
+def stood_still_s(seen: Sequence[Saw], struck: float) -> float:
+    """How long whoever watched saw no news of progress, at the longest, from the strike on."""
+    news: list[Saw] = []
+    for each in seen:
+        if each.step is not None and (not news or each.step != news[-1].step):
+            news.append(each)
+    moments = [struck, *(each.time for each in news if each.time > struck)]
+    return max((after - before for before, after in pairwise(moments)), default=0.0)
+
+
+def trained_after(seen: Sequence[Saw], moment: float) -> bool:
+    """Whether the run was seen to train after that moment."""
+    return any(saw.time > moment and saw.phase == "running" for saw in seen)
+
+
+def what_was_seen(seen: Sequence[Saw], struck: float) -> list[Saw]:
+    """A line for each phase and message from the one before the strike on, with the step that it ended at.
+
+    Times count from the strike.
+    """
+    lines: list[Saw] = []
+    for each in seen:
+        if lines and (lines[-1].phase, lines[-1].message) == (each.phase, each.message):
+            lines[-1] = replace(lines[-1], step=each.step or lines[-1].step)
+            continue
+        if lines and each.time < struck:
+            lines.clear()
+        lines.append(replace(each, time=round(each.time - struck, 1)))
+    return lines
+
+
+def _starts(records: Records) -> list[Object]:
+    """Each worker group once, with all that is known of it."""
+    newest = {(each["attempt"], each["group"]): each for each in records.starts}
+    return list(newest.values())
+
+
+def _again(records: Records, struck: float) -> float | None:
+    """The end of the first step by a worker group that has started after the strike."""
+    ends = [_ended(each) for each in _starts(records) if each["time"] > struck]
+    return min((end for end in ends if end is not None), default=None)
+
+
+def _ended(start: Object) -> float | None:
+    """The end of the first step of a worker group, if it came so far."""
+    startup = start.get("startup")
+    return None if startup is None else float(sum(startup.values()))  # from `began` on
+
+
+def _noticed(
+    records: Records,
+    pods: Sequence[PodLife],
+    seen: Sequence[Saw],
+    struck: float,
+    again: float | None,
+) -> tuple[float | None, str]:
+    """When and by whom the strike was noticed; None if by nobody before it trained on or ended."""
+    failures = [each for each in records.failures if each["time"] >= struck]
+    left = [each["time"] for each in failures if each["rank"] is None]
+    if left:
+        return left[0], "Ray, by its notice"
+    found = [(each["time"], "Ray Train") for each in failures]
+    found += [
+        (pod.created, "KubeRay, by a new head")
+        for pod in pods
+        if pod.kind == "head" and pod.created > struck
+    ]
+    began = [
+        (each["began"] - each["imports_s"], "KubeRay, by a new job") for each in records.attempts
+    ]
+    found += [(moment, by) for moment, by in began if moment > struck]
+    phases = [each for each in seen if each.time > struck]
+    found += [
+        (each.time, f"KubeRay ({each.phase})")
+        for each in phases
+        if each.phase not in ("running", "succeeded")
+    ]
+    ends = [each.time for each in phases if each.phase == "succeeded"]
+    until = min(ends if again is None else [*ends, again], default=math.inf)
+    found = [(moment, by) for moment, by in found if moment < until]
+    return min(found) if found else (None, "nobody")
+
+
+def _marks(
+    records: Records, pods: Sequence[PodLife], noticed: float, again: float
+) -> list[tuple[float, str]]:
+    """What ended when, between the two."""
+    marks = []
+    for pod in pods:
+        if pod.created > noticed - 5:
+            marks.append((pod.created, f"{pod.kind} pod made"))
+            marks += [(pod.started, f"{pod.kind} pod starts")] if pod.started else []
+            marks += [(pod.ready, f"{pod.kind} pod ready")] if pod.ready else []
+    for attempt in records.attempts:
+        marks.append((attempt["began"] - attempt["imports_s"], "job submitted"))
+        marks.append((attempt["began"], "imports"))
+    marks += [(each["time"], "failed once more") for each in records.failures]
+    for start in _starts(records):
+        startup = dict(start.get("startup", {}))
+        moment = startup.pop("began", 0.0)
+        for phase, seconds in startup.items():
+            moment += seconds
+            marks.append((moment, STARTUP.get(phase, phase)))
+    # The end of the first step is a sum of rounded numbers.
+    return [(moment, what) for moment, what in marks if noticed < moment <= again + 0.001]

@@ -1,0 +1,291 @@
+"""What came of a run, read from its folder: its metrics, its checkpoints, its model."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
+from os import PathLike
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
+
+from trainyard.errors import ConfigError, RunFailed
+from trainyard.local.tools import NEEDED, require_packages
+
+Object = dict[str, Any]
+
+MODEL, FACTS = "model.pt", "model.json"
+"""The model that a run has delivered, and what is known of it."""
+RAY_SNAPSHOT = "checkpoint_manager_snapshot.json"
+"""What Ray Train says of the checkpoints of a program of one's own."""
+MANIFEST = re.compile(r"checkpoints/(s(\d{12})-a(\d+)\.(\d+))/manifest\.json")
+"""Of a checkpoint that is whole: after so many samples, by this attempt and its worker group."""
+
+
+class Files(Protocol):
+    """What is needed of a run's folder; see `trainyard.submission.reader.Folder`."""
+
+    def files(self) -> list[str]: ...
+    def read(self, file: str) -> str | None: ...
+    def records(self, file: str) -> list[Object]: ...
+    def copy(self, path: str, target: Path) -> list[Path]: ...
+
+
+OpenFiles = Callable[[], AbstractContextManager[Files]]
+
+
+class LocalFiles:
+    """A run's folder on this machine, in the words of `trainyard.submission.reader.Folder`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def files(self) -> list[str]:
+        """Names of all its files."""
+        return sorted(
+            str(path.relative_to(self.root)) for path in self.root.rglob("*") if path.is_file()
+        )
+
+    def read(self, file: str) -> str | None:
+        """The text of a file, or None if it is not there."""
+        try:
+            return (self.root / file).read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return None
+
+    def records(self, file: str) -> list[Object]:
+        """The records of a file with one JSON object per line, without a last line that was cut off."""
+        records: list[Object] = []
+        for line in (self.read(file) or "").splitlines():
+            with suppress(ValueError):
+                records.append(json.loads(line))
+        return records
+
+    def copy(self, path: str, target: Path) -> list[Path]:
+        """Copy a file, a folder or the whole; what was written. Raises ConfigError if it is not there."""
+        place = self.root / path
+        if place.is_file():
+            places = {target / place.name if target.is_dir() else target: place}
+        else:
+            inside = [found for found in sorted(place.rglob("*")) if found.is_file()]
+            places = {target / found.relative_to(place): found for found in inside}
+        if not places:
+            raise ConfigError(f"run {self.root.name} has no {path or 'folder'} in {self.root}")
+        for written, source in places.items():
+            written.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, written)
+        return list(places)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """A checkpoint that a run has kept."""
+
+    name: str
+    path: str
+    """Its folder, from the run's; `Result.download` takes it."""
+    step: int | None
+    """Steps of the optimiser that lie behind it; None for a program of one's own."""
+    metrics: Object
+    """What was reported with it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """What a model says of one image."""
+
+    label: str
+    confidence: float
+    top: tuple[tuple[str, float], ...]
+    """Labels with their confidence, the likeliest first."""
+
+
+@dataclass(frozen=True, kw_only=True)  # without slots, since its model is read once
+class Result:
+    """What came of a run that has succeeded. Names of Ray Train's own Result mean the same here."""
+
+    run: str
+    path: str
+    """Of the run's folder: on this machine, or as the pods of its cluster see it."""
+    summary: Object
+    """What summary.json holds."""
+    records: tuple[Object, ...]
+    """The lines of metrics.jsonl, of all attempts."""
+    best_checkpoint: Checkpoint | None
+    """By `checkpoint.best`; None for a program of one's own, which alone knows what is good."""
+    last_checkpoint: Checkpoint | None
+    """None if the run has kept none."""
+    open_files: OpenFiles = field(repr=False)
+
+    @property
+    def metrics(self) -> Object:
+        """What was reported last, of a recipe at the end of its last epoch; empty if nothing was."""
+        reported = [record for record in self.records if record.get("kind") != "interval"]
+        return _metrics_of(reported[-1]) if reported else {}
+
+    @property
+    def metrics_dataframe(self) -> Any:
+        """All that was reported, as a pandas DataFrame; rows of `kind` "epoch" end an epoch.
+
+        Raises ConfigError where pandas is not installed; `records` need none.
+        """
+        require_packages(["pandas"], "a data frame")
+        rows = [{**_metrics_of(each), "attempt": each.get("attempt")} for each in self.records]
+        return import_module("pandas").DataFrame(rows)
+
+    def download(self, target: str | Path, path: str | None = None) -> list[Path]:
+        """Copy a file or folder of the run's folder, by default its model; the files that were written.
+
+        From a cluster it is checked by SHA-256. Raises ConfigError if the run has no such path.
+        """
+        with self.open_files() as files:
+            return files.copy(self._model_file if path is None else path.strip("/"), Path(target))
+
+    def model(self) -> Any:
+        """The network with the weights that the run has delivered: a torch module, ready to be asked.
+
+        It takes what `model.json` says; `predict` prepares images so by itself. Raises LauncherError.
+        """
+        with _explained():
+            return self._saved.build()
+
+    def predict(
+        self, images: Sequence[Any], *, top: int = 1, batch_size: int = 64
+    ) -> list[Prediction]:
+        """Labels for images, in their order, prepared as validation images are.
+
+        An image is the path of a picture file, or a uint8 array (H, W) or (H, W, C) of 1 or 3 channels.
+        Raises ConfigError with all images that cannot be used, or where torch is not installed.
+        """
+        if isinstance(images, str | PathLike):
+            raise ConfigError(f"images = {images}: must be a list", f"Use predict(['{images}']).")
+        if not len(images):
+            return []
+        with TemporaryDirectory() as scratch, _explained():
+            saved = self._saved
+            files = [_file_of(image, number, Path(scratch)) for number, image in enumerate(images)]
+            torch = import_module("torch")
+            answers = _trainer("tools.predict").predict(
+                saved,
+                files,
+                top=top,
+                batch_size=batch_size,
+                device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
+            )
+        return [
+            Prediction(label=answer.top[0][0], confidence=answer.top[0][1], top=answer.top)
+            for answer in answers
+        ]
+
+    @property
+    def _model_file(self) -> str:
+        """`model.pt`; of gradient_boosting as its library calls it."""
+        return Path(self.summary.get("model", MODEL)).name
+
+    @cached_property
+    def _saved(self) -> Any:
+        """The model as `trainyard_trainer.recipes.saved_model` reads it, from a copy of its files."""
+        if self._model_file != MODEL:
+            raise ConfigError(
+                f"run {self.run} has no network, but the trees of {self._model_file}",
+                "download() gets them, and their own library loads them.",
+            )
+        require_packages([*NEEDED, "obstore"], "a model")
+        with TemporaryDirectory() as scratch, self.open_files() as files:
+            for name in (MODEL, FACTS):
+                files.copy(name, Path(scratch) / self.run / name)
+            folder = _trainer("run_folder.folder").RunFolder.open(scratch, self.run)
+            return _trainer("recipes.saved_model").read_saved(folder, "delivered")
+
+
+def read_result(run: str, path: str, open_files: OpenFiles) -> Result:
+    """The result of a run that has succeeded. Raises RunFailed if its folder says something else."""
+    with open_files() as files:
+        summary = json.loads(files.read("summary.json") or "{}")
+        if summary.get("outcome") != "succeeded":
+            raise RunFailed(
+                f"run {run} has no result in {path}",
+                "Its folder was removed, or it is being trained again: wait for its end.",
+            )
+        records, names = files.records("metrics.jsonl"), files.files()
+        snapshot = files.read(RAY_SNAPSHOT) if RAY_SNAPSHOT in names else None
+    ends = {record["epoch"]: record for record in records if record.get("kind") == "epoch"}
+    last = _of_epoch(ends.get(summary.get("epochs")), names)
+    return Result(
+        run=run,
+        path=path,
+        summary=summary,
+        records=tuple(records),
+        best_checkpoint=_of_epoch(ends.get(summary.get("best_epoch")), names),
+        last_checkpoint=_of_ray_train(snapshot) if snapshot else last,
+        open_files=open_files,
+    )
+
+
+def _metrics_of(record: Object) -> Object:
+    """What a line of metrics.jsonl reports; that of a program of one's own stands below `metrics`."""
+    metrics: Object = record.get("metrics", record)
+    return metrics
+
+
+def _of_epoch(record: Object | None, names: Sequence[str]) -> Checkpoint | None:
+    """The checkpoint at the end of an epoch: the newest, where the epoch was trained twice."""
+    if record is None:
+        return None
+    found = [match for match in map(MANIFEST.fullmatch, names) if match]
+    of_it = [match for match in found if int(match[2]) == record["samples"]]
+    if not of_it:
+        return None
+    name = max(of_it, key=lambda match: (int(match[3]), int(match[4])))[1]
+    return Checkpoint(
+        name=name, path=f"checkpoints/{name}", step=record["step"], metrics=_metrics_of(record)
+    )
+
+
+def _of_ray_train(snapshot: str) -> Checkpoint | None:
+    """The checkpoint that Ray Train was given last."""
+    latest = json.loads(snapshot).get("latest_checkpoint_result")
+    if latest is None:
+        return None
+    name = latest["checkpoint_dir_name"]
+    return Checkpoint(name=name, path=name, step=None, metrics=latest["metrics"])
+
+
+def _file_of(image: Any, number: int, scratch: Path) -> str:
+    """The path of a picture file, or that of a file that an array is written to. Raises ConfigError."""
+    if isinstance(image, str | PathLike):
+        return str(image)
+    kind, shape = str(getattr(image, "dtype", "")), tuple(getattr(image, "shape", ()))
+    if kind != "uint8" or not (len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3))):
+        told = f"{kind} {shape}" if kind else type(image).__name__
+        raise ConfigError(
+            f"image {number} is {told}: it cannot be used",
+            "Use the path of a picture file, or a uint8 array (H, W) or (H, W, C) of 1 or 3 channels.",
+        )
+    pixels_CHW = image[None] if len(shape) == 2 else image.transpose(2, 0, 1)
+    file = scratch / f"{number}.png"
+    file.write_bytes(_trainer("data.image_codec").to_png(pixels_CHW))
+    return str(file)
+
+
+def _trainer(module: str) -> Any:
+    """A module of the trainer. By name, and late: whoever only submits has no torch, and needs none."""
+    return import_module(f"trainyard_trainer.{module}")
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """What the trainer refuses, as the launcher's errors."""
+    trainer_error = _trainer("errors").TrainerError
+    try:
+        yield
+    except trainer_error as error:
+        what, *details = str(error).splitlines()
+        kind = ConfigError if error.exit_code == ConfigError.exit_code else RunFailed
+        raise kind(what, *map(str.strip, details)) from error

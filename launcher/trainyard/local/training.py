@@ -1,0 +1,203 @@
+"""A run on this machine: the same training program, on a local Ray."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Literal
+
+from trainyard.errors import ConfigError, RunFailed
+from trainyard.local.tools import require_packages, stopped_like_ctrl_c
+from trainyard.planning.plan import trainer_config
+from trainyard.run_file.code_archive import Overlay
+from trainyard.run_file.config import BoostingRun, OwnRun, RunConfig
+from trainyard.submission.watch import PROGRESS, SUMMARY, Phase, Sight, error_lines, record_of
+from trainyard_trainer.config.trainer_config import (
+    CODE_VARIABLE,
+    CONFIG_VARIABLE,
+    AnyConfig,
+    AttemptConfig,
+    BoostingConfig,
+    Scaling,
+    Storage,
+)
+from trainyard_trainer.run_files.submission import code_file
+
+NEEDED = ("ray", "torch", "torchvision", "sklearn", "matplotlib", "obstore", "tensorboardX")
+CONFIG_ERROR = 2
+"""Exit code of the trainer for a config that cannot work."""
+
+Way = Literal["ray", "torchrun", "alone"]
+"""Who starts the workers: Ray Train, torchrun, or nobody, for one process is all there is."""
+
+
+def local_config(
+    run: RunConfig,
+    storage: Path,
+    cpus: int,
+    way: Way = "ray",
+    code: Overlay | None = None,
+) -> AnyConfig:
+    """The run for this machine: as many workers as on a cluster, its CPUs shared among them.
+
+    One machine does not grow: an elastic run has its fewest workers. Nor has it other nodes for data.
+    """
+    if isinstance(run, OwnRun) and way != "ray":
+        raise ConfigError(
+            f"run {run.name} has code of its own, which is started once, on Ray: --without-ray and "
+            "--torchrun are for built-in recipes"
+        )
+    if isinstance(run, BoostingRun) and way == "torchrun":
+        raise ConfigError(
+            f"run {run.name} trains no network: --torchrun is for recipes that do",
+            "Use Ray, or --without-ray for one process.",
+        )
+    workers = 1 if way == "alone" else run.resources.ends[0]
+    scaling = Scaling(
+        num_workers=workers,
+        use_gpu=run.resources.gpus is not None,
+        cpus_per_worker=max(1, cpus // workers),
+    )
+    return trainer_config(run, scaling, Storage(path=str(storage.resolve())), code)
+
+
+def program(config: AttemptConfig, way: Way) -> list[str]:
+    """The command that starts an attempt."""
+    if way == "ray":
+        return [sys.executable, "-m", "trainyard_trainer"]
+    baseline = ["-m", "trainyard_trainer", "--without-ray"]
+    if way == "alone":
+        return [sys.executable, *baseline]
+    processes = f"--nproc-per-node={config.scaling.num_workers}"
+    torchrun = ["-m", "torch.distributed.run", "--standalone", processes]
+    return [sys.executable, *torchrun, *baseline]
+
+
+def train_locally(
+    config: AttemptConfig, way: Way = "ray", code: Overlay | None = None
+) -> Generator[Sight | str, None, None]:
+    """Sights and log lines of the training program until it has ended well.
+
+    Raises ConfigError if its packages are missing or it refuses the config, RunFailed if it fails.
+    """
+    library = (config.train.library,) if isinstance(config, BoostingConfig) else ()
+    require_packages([*NEEDED, *library], "training")
+    folder = Path(config.storage.path) / config.name
+    noise = folder / "ray.log"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        stderr = noise.open("wb")
+    except OSError as error:
+        raise ConfigError(
+            f"the storage {config.storage.path} cannot be used: {error}",
+            "Name a folder that you may write to with --storage DIR.",
+        ) from error
+    environment = os.environ | {CONFIG_VARIABLE: config.model_dump_json()}
+    if code is not None and code.is_uploaded:
+        _put(config, code)
+    elif code is not None:
+        environment[CODE_VARIABLE] = code.text
+    # A pipeline may train in a thread of its own; signals are the main thread's alone.
+    is_main = threading.current_thread() is threading.main_thread()
+    with stderr, stopped_like_ctrl_c() if is_main else nullcontext():
+        process = subprocess.Popen(
+            program(config, way),
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            errors="replace",
+            # A terminal's Ctrl-C must reach Ray's processes in good order: by us alone.
+            start_new_session=True,
+        )
+        try:
+            yield Sight(submission=config.name, phase="starting")
+            assert process.stdout is not None
+            for line in process.stdout:
+                yield _read_line(config.name, line.rstrip("\n"))
+            exit_code = process.wait()
+        finally:
+            _end(process)
+    if exit_code == 0:
+        return
+    told = error_of(noise.read_text(errors="replace"))
+    if exit_code == CONFIG_ERROR:
+        raise ConfigError(f"the training program refused run {config.name}", *told)
+    raise RunFailed(
+        f"run {config.name} failed (exit code {exit_code})", *told, f"Ray's own output: {noise}"
+    )
+
+
+def set_aside(config: AttemptConfig) -> str | None:
+    """Begin a run anew: the name under which all that it had lies now; None if it had nothing.
+
+    Raises RunFailed while the run is being trained.
+    """
+    require_packages(NEEDED, "training")
+    command = [
+        sys.executable,
+        "-m",
+        "trainyard_trainer.run_folder.set_aside",
+        "--path",
+        config.storage.path,
+        config.name,
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    if ended.returncode != 0:
+        raise RunFailed(
+            f"the folder of run {config.name} could not be set aside", *error_of(ended.stderr)
+        )
+    return ended.stdout.strip() or None
+
+
+def _put(config: AttemptConfig, code: Overlay) -> None:
+    """Put code that is too large for a variable into the run's folder. Raises RunFailed."""
+    command = [
+        sys.executable,
+        "-m",
+        "trainyard_trainer.tools.folder",
+        "--path",
+        config.storage.path,
+        "--put",
+    ]
+    command += [f"{len(code.archive)}", code.sha256, config.name, code_file(code.sha256)]
+    ended = subprocess.run(command, input=code.archive, capture_output=True)
+    if ended.returncode != 0:
+        raise RunFailed(
+            f"the code of run {config.name} could not be put into its folder",
+            *error_of(ended.stderr.decode(errors="replace")),
+        )
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Let the program leave in good order; a second Ctrl-C does not wait for that."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        # What it still says is read: it would wait for ever for a pipe that is full.
+        process.communicate()
+    except KeyboardInterrupt:
+        process.kill()
+        process.wait()
+        raise
+
+
+def error_of(output: str) -> list[str]:
+    """The program's last error, without the word; see `error_lines`."""
+    return [line.removeprefix("error: ") for line in error_lines(output)]
+
+
+def _read_line(run: str, line: str) -> Sight | str:
+    """A line of the trainer's output: progress, the summary, or words for the user."""
+    if (progress := record_of(line, PROGRESS)) is not None:
+        return Sight(submission=run, phase="running", progress=progress)
+    if (summary := record_of(line, SUMMARY)) is not None:
+        phase: Phase = "succeeded" if summary["outcome"] == "succeeded" else "failed"
+        return Sight(submission=run, phase=phase, summary=summary)
+    return line

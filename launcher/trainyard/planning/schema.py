@@ -1,0 +1,97 @@
+"""JSON Schemas of the files that people write: an editor completes and checks by them.
+
+They say what the models say of single keys: which there are, of which kind, with which meaning. What keys
+mean to each other is checked when the file is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from trainyard.platform import Platform
+from trainyard.run_file.config import BoostingRun, CommandRun, FunctionRun, RecipeRun
+
+Kind = Literal["run", "platform"]
+
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+TITLES: dict[Kind, str] = {
+    "run": "A run file of trainyard",
+    "platform": "A platform file of trainyard: what the chart publishes",
+}
+
+
+def schema_of(kind: Kind) -> dict[str, Any]:
+    """The JSON Schema of a kind of file."""
+    schema = (
+        _either(RecipeRun, BoostingRun, CommandRun, FunctionRun)
+        if kind == "run"
+        else _plain(Platform)
+    )
+    if kind == "run":
+        _exactly_one(schema["$defs"]["Resources"], "gpus", "workers")
+    return {"$schema": DRAFT, **schema, "title": TITLES[kind]}
+
+
+def _plain(model: type[BaseModel]) -> dict[str, Any]:
+    schema: dict[str, Any] = _walked(model.model_json_schema(by_alias=True), _tidy)
+    return schema
+
+
+def _either(*models: type[BaseModel]) -> dict[str, Any]:
+    """A file that is one of several: all their keys, and which of them go together."""
+    schemas = [_plain(model) for model in models]
+    together: dict[str, Any] = {**schemas[0], "properties": {}, "$defs": {}, "required": []}
+    del together["description"]
+    shapes: dict[str, list[Any]] = {}
+    for schema in schemas:
+        together["$defs"] |= schema["$defs"]
+        for key, shape in schema["properties"].items():
+            shapes.setdefault(key, [])
+            shapes[key] += [shape] if shape not in shapes[key] else []
+    together["properties"] = {
+        key: found[0]
+        if len(found) == 1
+        else {"description": found[0]["description"], "anyOf": found}
+        for key, found in shapes.items()
+    }
+    together["oneOf"] = [
+        {
+            "required": schema["required"],
+            "properties": {
+                key: schema["properties"].get(key, False)
+                for key, found in shapes.items()
+                if key not in schema["properties"] or len(found) > 1
+            },
+        }
+        for schema in schemas
+    ]
+    together["required"] = sorted(set.intersection(*(set(each["required"]) for each in schemas)))
+    return together
+
+
+def _exactly_one(section: dict[str, Any], *keys: str) -> None:
+    section["oneOf"] = [
+        {"required": [key], "properties": {key: {"not": {"type": "null"}}}} for key in keys
+    ]
+
+
+def _walked(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    if isinstance(schema, list):
+        return [_walked(one, change) for one in schema]
+    if isinstance(schema, dict):
+        return change({key: _walked(value, change) for key, value in schema.items()})
+    return schema
+
+
+def _tidy(schema: dict[str, Any]) -> dict[str, Any]:
+    """Descriptions in one line, and no titles that only repeat a key."""
+    if isinstance(schema.get("title"), str):
+        del schema["title"]
+    if isinstance(schema.get("description"), str):
+        schema["description"] = " ".join(schema["description"].split())
+    # OpenAPI's word; JSON Schema tells the cases apart by their constant names.
+    schema.pop("discriminator", None)
+    return schema

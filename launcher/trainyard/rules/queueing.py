@@ -1,0 +1,94 @@
+"""What queue systems refuse, or never start: Kueue, Volcano, YuniKorn, KAI."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainyard.rules.path import Finding, Place
+from trainyard.rules.subject import Subject
+from trainyard.run_file.queue import APPLICATION_LABEL, GANG_LABEL, QUEUE_LABELS
+
+KUEUE_GROUPS_LIMIT = 17
+ELASTIC_ANNOTATION = "kueue.x-k8s.io/elastic-job"
+TIER_LABEL = "volcano.sh/network-topology-highest-tier-allowed"
+
+
+def suits_kueue(subject: Subject) -> Iterator[Finding]:
+    queue = subject.metadata.at("labels", QUEUE_LABELS["kueue"])
+    if not subject.is_job or not queue.text:
+        return
+    shutdown = subject.job.at("shutdownAfterJobFinishes")
+    if not shutdown.is_true:
+        yield shutdown.breaks(
+            "kueue",
+            "must be true in a queue of Kueue",
+            "Set it, and use ttlSecondsAfterFinished in place of deletionRules.",
+        )
+    if subject.selects_cluster:
+        yield subject.job.at("clusterSelector").breaks(
+            "kueue", "Kueue starts no job on a cluster that exists", "Give rayClusterSpec alone."
+        )
+    elastic = subject.metadata.at("annotations", ELASTIC_ANNOTATION)
+    if subject.autoscales and elastic.text != "true":
+        yield subject.cluster.at("enableInTreeAutoscaling").breaks(
+            "kueue",
+            f"needs the annotation {ELASTIC_ANNOTATION} and Kueue's gate ElasticJobsViaWorkloadSlices",
+            "Switch autoscaling off, or add the annotation where Kueue has the gate.",
+        )
+    groups = subject.cluster.at("workerGroupSpecs")
+    if len(subject.workers) > KUEUE_GROUPS_LIMIT:
+        yield Place(groups.path, len(subject.workers)).breaks(
+            "kueue", f"are more groups than Kueue's {KUEUE_GROUPS_LIMIT}", "Use fewer groups."
+        )
+    for group in subject.workers:
+        if group.place.at("groupName").text == "head":
+            yield group.place.at("groupName").breaks(
+                "kueue", "is Kueue's word for the head", "Rename the group."
+            )
+
+
+def suits_volcano(subject: Subject) -> Iterator[Finding]:
+    labels = subject.metadata.at("labels")
+    if not any(key.startswith("volcano.sh/") for key, _ in labels.entries()):
+        return
+    if subject.selects_cluster:
+        yield subject.job.at("clusterSelector").breaks(
+            "volcano", "Volcano has no pods to count there", "Give rayClusterSpec."
+        )
+    tier = labels.at(TIER_LABEL)
+    if tier.is_set and not tier.text.lstrip("-").isdecimal():
+        yield tier.breaks("volcano", "must be a whole number", "Write it in quotes: '2'.")
+
+
+def suits_yunikorn(subject: Subject) -> Iterator[Finding]:
+    labels = subject.metadata.at("labels")
+    if not labels.at(GANG_LABEL).is_set:
+        return
+    if subject.is_job and not labels.at(APPLICATION_LABEL).text:
+        yield labels.at(GANG_LABEL).breaks(
+            "gang",
+            f"without {APPLICATION_LABEL} only scheduler-plugins reads it, and a RayJob then "
+            "stays Initializing",
+            "Name YuniKorn's application, or leave it out.",
+            "warning",
+        )
+    for group in subject.workers:
+        least, replicas = group.place.at("minReplicas"), group.place.at("replicas")
+        if (least.number or 0) < (replicas.number or 0) and not subject.autoscales:
+            yield least.breaks(
+                "gang",
+                f"the gang is only this many of {replicas.number} replicas",
+                "Set it to replicas.",
+                "warning",
+            )
+
+
+def suits_kai(subject: Subject) -> Iterator[Finding]:
+    queue = subject.metadata.at("labels", QUEUE_LABELS["kai"])
+    if subject.is_job and queue.text and subject.mode == "K8sJobMode":
+        yield subject.job.at("submissionMode").breaks(
+            "kai", "K8sJobMode is refused with KAI's queues", "Use HTTPMode."
+        )
+
+
+RULES = (suits_kueue, suits_volcano, suits_yunikorn, suits_kai)

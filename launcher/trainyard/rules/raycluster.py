@@ -1,0 +1,292 @@
+"""What the operator refuses of a Ray cluster, in a RayJob or alone: groups, autoscaler, tokens, Redis."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from trainyard.rules.path import Finding, Place
+from trainyard.rules.subject import AUTOSCALER_V2, Subject
+
+START_RESOURCES = ("num-cpus", "num-gpus", "memory", "resources")
+LABEL_NAME = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+LABEL_PREFIX = r"(?=.{1,253}/)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/"
+
+
+def has_containers(subject: Subject) -> Iterator[Finding]:
+    for group in subject.groups:
+        if group.place.at("template").is_set and not group.containers:
+            yield group.pod.at("containers").breaks(
+                "container", f"{group.name} needs one", "The first one runs Ray."
+            )
+
+
+def says_resources_once(subject: Subject) -> Iterator[Finding]:
+    for group in subject.groups:
+        if not group.place.at("resources").value:
+            continue
+        for key in START_RESOURCES:
+            param = group.place.at("rayStartParams", key)
+            if param.text:
+                yield param.breaks(
+                    "group-resources",
+                    f"{group.name} has resources too",
+                    "Say Ray's logical resources in one of the two.",
+                )
+
+
+def has_labels_in_their_place(subject: Subject) -> Iterator[Finding]:
+    for group in subject.groups:
+        param = group.place.at("rayStartParams", "labels")
+        if param.is_set:
+            yield param.breaks(
+                "group-labels", "is not supported", f"Use the field labels of {group.name}."
+            )
+        for key, value in group.place.at("labels").entries():
+            if not re.fullmatch(f"({LABEL_PREFIX})?{LABEL_NAME}", key) or not re.fullmatch(
+                f"({LABEL_NAME})?", value.text
+            ):
+                yield value.breaks(
+                    "group-labels", "is no Kubernetes label", "Use letters, digits, `-`, `_`, `.`."
+                )
+
+
+def has_a_range_of_replicas(subject: Subject) -> Iterator[Finding]:
+    """What is left out has the CRD's defaults: at least 0, at most as many as there can be."""
+    for group in subject.workers:
+        least, most = group.place.at("minReplicas"), group.place.at("maxReplicas")
+        for bound in (least, most):
+            if bound.number is not None and bound.number < 0:
+                yield bound.breaks("replicas", "must be at least 0", "Raise it.")
+        if (least.number or 0) > (2**31 - 1 if most.number is None else most.number):
+            yield least.breaks(
+                "replicas", f"is above maxReplicas {most.number}", "Lower it, or raise the other."
+            )
+
+
+def idles_with_autoscaler_v2(subject: Subject) -> Iterator[Finding]:
+    whole = subject.cluster.at("autoscalerOptions", "idleTimeoutSeconds")
+    if whole.number is not None and whole.number < 0:
+        yield whole.breaks("idle-timeout", "must be at least 0", "Raise it.")
+    for group in subject.workers:
+        own = group.place.at("idleTimeoutSeconds")
+        if own.number is None:
+            continue
+        if own.number < 0:
+            yield own.breaks("idle-timeout", "must be at least 0", "Raise it.")
+        elif not subject.has_autoscaler_v2:
+            yield own.breaks(
+                "idle-timeout", "needs autoscalerOptions.version v2", "Set that, or leave it out."
+            )
+
+
+def ranks_groups_with_autoscaler_v2(subject: Subject) -> Iterator[Finding]:
+    """Since 1.7."""
+    ray = subject.cluster.at("rayVersion").version
+    for group in subject.workers:
+        own = group.place.at("priority")
+        if subject.kuberay == "1.6" or not own.number:
+            continue
+        if ray is None or ray < (2, 56):
+            yield own.breaks(
+                "group-priority", "needs rayVersion 2.56.0 or newer", "Leave it out, or say 2.56.0."
+            )
+        if not subject.has_autoscaler_v2:
+            yield own.breaks(
+                "group-priority", "needs autoscalerOptions.version v2", "Set that, or leave it out."
+            )
+
+
+def keeps_redis_in_its_options(subject: Subject) -> Iterator[Finding]:
+    annotations, head = subject.metadata.at("annotations"), subject.head
+    options = subject.cluster.at("gcsFaultToleranceOptions")
+    enabled = annotations.at("ray.io/ft-enabled")
+    rule = "gcs-fault-tolerance"
+    if enabled.text and options.is_set:
+        yield enabled.breaks(
+            rule, "does not go with gcsFaultToleranceOptions", "Keep the options alone."
+        )
+    address = head.variable("RAY_REDIS_ADDRESS")
+    if address is not None and not options.is_set and enabled.text.lower() != "true":
+        yield address.breaks(
+            rule,
+            "the head's variable RAY_REDIS_ADDRESS needs GCS fault tolerance",
+            "Use gcsFaultToleranceOptions.redisAddress.",
+        )
+    if options.is_set:
+        own = [head.place.at("rayStartParams", "redis-password")]
+        own += [annotations.at("ray.io/external-storage-namespace")]
+        variables = [head.variable(name) for name in ("REDIS_PASSWORD", "RAY_REDIS_ADDRESS")]
+        for place in [*(one for one in own if one.text), *(one for one in variables if one)]:
+            yield place.breaks(
+                rule,
+                "is said beside gcsFaultToleranceOptions",
+                "Use its redisPassword, redisAddress and externalStorageNamespace.",
+            )
+    user = head.place.at("rayStartParams", "redis-username")
+    named = head.variable("REDIS_USERNAME")
+    for place in [*([user] if user.text else []), *([named] if named else [])]:
+        yield place.breaks(
+            rule, "is no place for Redis's user", "Use gcsFaultToleranceOptions.redisUsername."
+        )
+
+
+def stores_gcs_in_one_way(subject: Subject) -> Iterator[Finding]:
+    """Since 1.7 the GCS may keep its state on a volume of its own."""
+    options = subject.cluster.at("gcsFaultToleranceOptions")
+    if subject.kuberay == "1.6" or not options.is_set:
+        return
+    rule, storage = "gcs-storage", options.at("storage")
+    if options.at("backend").text != "rocksdb":
+        if storage.is_set:
+            yield storage.breaks(rule, "is for backend rocksdb alone", "Leave it out.")
+        return
+    keys = ("redisAddress", "redisUsername", "redisPassword", "externalStorageNamespace")
+    for key in keys:
+        if options.at(key).value:
+            yield options.at(key).breaks(rule, "is for backend redis alone", "Leave it out.")
+    for key in ("size", "storageClassName", "accessModes"):
+        if storage.at("claimName").text and storage.at(key).value:
+            yield storage.at(key).breaks(
+                rule, "does not go with claimName", "It is for a claim that KubeRay makes."
+            )
+    container = subject.head.container
+    managed = [subject.head.variable("RAY_gcs_storage", "RAY_gcs_storage_path")]
+    for mount in container.at("volumeMounts").items():
+        is_managed = mount.at("name").text == "gcs-storage"
+        managed.append(mount if is_managed or mount.at("mountPath").text == "/data/gcs" else None)
+    for volume in subject.head.pod.at("volumes").items():
+        managed.append(volume if volume.at("name").text == "gcs-storage" else None)
+    for place in filter(None, managed):
+        yield place.breaks(rule, "is KubeRay's with backend rocksdb", "Leave it out.")
+
+
+def has_one_autoscaler(subject: Subject) -> Iterator[Finding]:
+    asked = subject.head.variable(AUTOSCALER_V2)
+    if not subject.autoscales:
+        if asked is not None and asked.at("value").text in ("1", "true"):
+            yield asked.breaks(
+                "autoscaler", "needs enableInTreeAutoscaling: true", "Set that, or leave it out."
+            )
+        return
+    for group in subject.workers:
+        if group.place.at("suspend").is_true:
+            yield group.place.at("suspend").breaks(
+                "autoscaler", "does not go with enableInTreeAutoscaling", "Leave it out."
+            )
+    if asked is not None and subject.cluster.at("autoscalerOptions", "version").is_set:
+        yield asked.breaks(
+            "autoscaler", "says what autoscalerOptions.version says", "Keep the latter alone."
+        )
+    for group in subject.groups:
+        policy = group.pod.at("restartPolicy")
+        if subject.names_autoscaler_v2 and policy.text not in ("", "Never"):
+            yield policy.breaks(
+                "autoscaler", "must be Never or absent with version v2", "Leave it out."
+            )
+
+
+def leaves_the_autoscaler_its_command(subject: Subject) -> Iterator[Finding]:
+    """Since 1.7."""
+    name = "KUBERAY_GEN_AUTOSCALER_START_CMD"
+    for one in subject.cluster.at("autoscalerOptions", "env").items():
+        if subject.kuberay == "1.7" and one.at("name").text == name:
+            yield one.breaks("autoscaler-command", "is KubeRay's own variable", "Leave it out.")
+
+
+def has_a_ray_that_knows_tokens(subject: Subject) -> Iterator[Finding]:
+    if subject.cluster.at("authOptions", "mode").text != "token":
+        return
+    ray = subject.cluster.at("rayVersion")
+    if ray.version is None or ray.version < (2, 52):
+        yield ray.breaks(
+            "token", "authOptions.mode token needs 2.52.0 or newer", "Say which Ray the image has."
+        )
+
+
+def is_not_upgraded_in_a_job(subject: Subject) -> Iterator[Finding]:
+    """Only the RayCluster has an event of it; the RayJob stays Initializing."""
+    strategy = subject.cluster.at("upgradeStrategy", "type")
+    if subject.is_job and strategy.is_set:
+        yield strategy.breaks(
+            "upgrade-strategy", "is not for the cluster of a RayJob", "Leave it out."
+        )
+
+
+def allows_traffic_that_is_denied(subject: Subject) -> Iterator[Finding]:
+    """Since 1.7: rules in the direction that the mode leaves open do nothing, and are refused."""
+    policy = subject.cluster.at("networkPolicy")
+    if subject.kuberay == "1.6" or not policy.is_set:
+        return
+    mode = policy.at("mode").text or "DenyAll"
+    names = [group.place.at("groupName") for group in subject.workers]
+    for name in names:
+        if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name.text):
+            yield name.breaks(
+                "network-policy", "becomes part of a NetworkPolicy's name", "Use lower case."
+            )
+    sides = [policy.at("head"), policy.at("worker"), *policy.at("workerGroups").items()]
+    for side in sides:
+        for open_mode, key in (
+            ("DenyAllEgress", "ingressRules"),
+            ("DenyAllIngress", "egressRules"),
+        ):
+            if mode == open_mode and side.at(key).value:
+                yield side.at(key).breaks(
+                    "network-policy", f"mode {mode} leaves that direction open", "Leave it out."
+                )
+    workers = [policy.at("worker"), *policy.at("workerGroups").items()]
+    if mode != "DenyAllIngress" and not any(_lets_dns_out(side) for side in workers):
+        yield policy.at("worker", "egressRules").breaks(
+            "network-policy",
+            f"mode {mode} keeps workers from the DNS that leads them to the head",
+            "Allow port 53.",
+        )
+    for side in policy.at("workerGroups").items():
+        if side.at("groupName").text not in {name.text for name in names}:
+            yield side.at("groupName").breaks(
+                "network-policy", "is no worker group", "Name one of workerGroupSpecs."
+            )
+
+
+def _lets_dns_out(side: Place) -> bool:
+    rules = list(side.at("egressRules").items())
+    ports = [port.at("port").value for rule in rules for port in rule.at("ports").items()]
+    return any(not rule.at("ports").value for rule in rules) or 53 in ports
+
+
+def leaves_tls_to_kuberay(subject: Subject) -> Iterator[Finding]:
+    """Since 1.7."""
+    if subject.kuberay == "1.6" or not subject.cluster.at("tlsOptions", "enabled").is_true:
+        return
+    options = subject.cluster.at("autoscalerOptions")
+    lists = [
+        (group.container.at("env"), group.container.at("volumeMounts")) for group in subject.groups
+    ]
+    lists.append((options.at("env"), options.at("volumeMounts")))
+    for env, mounts in lists:
+        for one in env.items():
+            name = one.at("name").text
+            if name == "RAY_USE_TLS" or name.startswith("RAY_TLS_"):
+                yield one.breaks("tls", "is KubeRay's with tlsOptions", "Leave it out.")
+        for mount in mounts.items():
+            if mount.at("name").text == "ray-tls" or mount.at("mountPath").text == "/etc/ray/tls":
+                yield mount.breaks("tls", "is KubeRay's with tlsOptions", "Leave it out.")
+
+
+RULES = (
+    has_containers,
+    says_resources_once,
+    has_labels_in_their_place,
+    has_a_range_of_replicas,
+    idles_with_autoscaler_v2,
+    ranks_groups_with_autoscaler_v2,
+    keeps_redis_in_its_options,
+    stores_gcs_in_one_way,
+    has_one_autoscaler,
+    leaves_the_autoscaler_its_command,
+    has_a_ray_that_knows_tokens,
+    is_not_upgraded_in_a_job,
+    allows_traffic_that_is_denied,
+    leaves_tls_to_kuberay,
+)

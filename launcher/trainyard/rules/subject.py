@@ -1,0 +1,115 @@
+"""What is checked: a RayJob or a RayCluster, and the places that several rules look at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from trainyard.rules.path import Kuberay, Place
+
+AUTOSCALER_V2 = "RAY_enable_autoscaler_v2"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """The head, or one group of workers."""
+
+    place: Place
+    is_head: bool
+
+    @property
+    def name(self) -> str:
+        return "the head" if self.is_head else f"group {self.place.at('groupName').text}"
+
+    @property
+    def pod(self) -> Place:
+        return self.place.at("template", "spec")
+
+    @property
+    def containers(self) -> list[Place]:
+        return list(self.pod.at("containers").items())
+
+    @property
+    def container(self) -> Place:
+        """The Ray container: the first one."""
+        first = self.pod.at("containers")
+        return next(first.items(), Place(f"{first.path}[0]", None))
+
+    def variable(self, *names: str) -> Place | None:
+        """The first of these variables that the Ray container sets."""
+        return variable(self.container.at("env"), *names)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A parsed RayJob or RayCluster."""
+
+    document: Any
+    kuberay: Kuberay
+    ray: str | None = None
+    """Ray in the image, where that is known."""
+
+    @property
+    def is_job(self) -> bool:
+        return self.root.at("kind").text == "RayJob"
+
+    @property
+    def root(self) -> Place:
+        return Place("", self.document)
+
+    @property
+    def metadata(self) -> Place:
+        return self.root.at("metadata")
+
+    @property
+    def job(self) -> Place:
+        """spec of a RayJob; nothing of a RayCluster."""
+        return self.root.at("spec") if self.is_job else Place("spec", None)
+
+    @property
+    def cluster(self) -> Place:
+        """The spec of the RayCluster, or of the one that the job makes."""
+        return self.root.at("spec", "rayClusterSpec") if self.is_job else self.root.at("spec")
+
+    @property
+    def mode(self) -> str:
+        """How the job is submitted, with KubeRay's default."""
+        return self.job.at("submissionMode").text or "K8sJobMode"
+
+    @property
+    def selects_cluster(self) -> bool:
+        return bool(self.job.at("clusterSelector").value)
+
+    @property
+    def head(self) -> Group:
+        return Group(place=self.cluster.at("headGroupSpec"), is_head=True)
+
+    @property
+    def workers(self) -> list[Group]:
+        specs = self.cluster.at("workerGroupSpecs")
+        return [Group(place=place, is_head=False) for place in specs.items()]
+
+    @property
+    def groups(self) -> list[Group]:
+        """All of them; none where the object makes no cluster."""
+        return [self.head, *self.workers] if self.cluster.is_set else []
+
+    @property
+    def autoscales(self) -> bool:
+        return self.cluster.at("enableInTreeAutoscaling").is_true
+
+    @property
+    def names_autoscaler_v2(self) -> bool:
+        return self.cluster.at("autoscalerOptions", "version").text == "v2"
+
+    @property
+    def has_autoscaler_v2(self) -> bool:
+        """Whether anything asks for version 2."""
+        asked = self.head.variable(AUTOSCALER_V2)
+        by_variable = asked is not None and asked.at("value").text in ("1", "true")
+        return self.names_autoscaler_v2 or by_variable
+
+
+def variable(env: Place, *names: str) -> Place | None:
+    """The first entry of an `env` list with one of these names."""
+    return next((one for one in env.items() if one.at("name").text in names), None)

@@ -1,0 +1,323 @@
+"""A run that is there, on a cluster or on this machine: how it stands, why it failed, what came of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainyard.errors import ConfigError, RunFailed
+from trainyard.local.results import Files, LocalFiles, Result, read_result
+from trainyard.submission.watch import ENDED, Phase, Sight, head_pod, look, watch_run
+
+if TYPE_CHECKING:
+    from trainyard.cluster.cluster import Cluster
+    from trainyard.diagnosis.snapshot import Scene
+    from trainyard.platform import Platform
+    from trainyard.submission.reader import Folder
+
+Object = dict[str, Any]
+
+NAMESPACE = "trainyard"
+"""Of whoever names none."""
+
+LOOK_S = 1.0
+"""Between two looks at a run on this machine."""
+
+BEAT_LIMIT_S = 20.0
+"""An attempt gives a sign of life each 5 s; after so long without one it is dead."""
+
+
+class Run:
+    """A run by its name: in a namespace of a cluster, or in a folder of this machine, its storage.
+
+    It looks when it is asked: a Run may be made of any name, and at any time.
+    """
+
+    def __init__(
+        self, name: str, *, namespace: str | None = None, storage: str | Path | None = None
+    ) -> None:
+        """Without namespace and storage: on the cluster, in namespace `trainyard`. Raises ConfigError."""
+        from trainyard.run_file.config import check_name
+
+        if namespace is not None and storage is not None:
+            raise ConfigError(
+                f"run {name} has both namespace = {namespace} and storage = {storage}",
+                "A run is on a cluster, or on this machine: name one of them.",
+            )
+        self.name = check_name(name, "name")
+        self.namespace: str | None = None
+        self.storage: Path | None = None
+        if storage is None:
+            self.namespace = check_namespace(NAMESPACE if namespace is None else namespace)
+        else:
+            self.storage = local_storage(storage)
+
+    def __repr__(self) -> str:
+        where = (
+            f"storage={str(self.storage)!r}" if self.storage else f"namespace={self.namespace!r}"
+        )
+        return f"Run({self.name!r}, {where})"
+
+    def status(self) -> Sight:
+        """How it stands now: `phase`, `progress`, `summary` and more.
+
+        Raises ConfigError if there is no such run, ClusterError if the cluster refuses.
+        """
+        return self._home().look()
+
+    def watch(self) -> Iterator[Sight]:
+        """How it stands, as often as that changes; the last one is its end. Raises as `status` does."""
+        return self._home().sights()
+
+    def result(self) -> Result:
+        """Wait for its end; what came of it.
+
+        Raises RunFailed with cause and remedy if it failed or was stopped, and as `status` does.
+        """
+        home = self._home()
+        last = None
+        for sight in home.sights():
+            last = sight
+        assert last is not None
+        home.require_success(last)
+        return read_result(self.name, home.path, home.files)
+
+    def _home(self) -> OnCluster | OnThisMachine:
+        if self.storage is not None:
+            return OnThisMachine(self.storage, self.name)
+        from trainyard.cluster.cluster import Cluster
+
+        assert self.namespace is not None
+        return OnCluster(Cluster(self.namespace), self.name)
+
+
+class OnCluster:
+    """A run in a namespace of a cluster: its newest submission, and its folder, which outlives that."""
+
+    def __init__(self, cluster: Cluster, run: str) -> None:
+        self._cluster = cluster
+        self._run = run
+
+    @property
+    def path(self) -> str:
+        """Of the run's folder, as its pods see it."""
+        return f"{published_platform(self._cluster).storage.path.rstrip('/')}/{self._run}"
+
+    def look(self) -> Sight:
+        job = last_job(self._cluster, self._run)
+        if job is None:
+            return self._kept()
+        sight = look(self._cluster, job)
+        if not sight.ran:
+            return sight
+        return replace(sight, summary=summary_of(self._cluster, self._run, sight))
+
+    def sights(self) -> Iterator[Sight]:
+        job = last_job(self._cluster, self._run)
+        if job is None:
+            yield self._kept()
+        else:
+            yield from watch_run(self._cluster, job["metadata"]["name"], self._run)
+
+    def require_success(self, last: Sight) -> None:
+        require_success(self._cluster, self._run, last)
+
+    def files(self) -> AbstractContextManager[Files]:
+        head = head_of(self._cluster, last_job(self._cluster, self._run))
+        return folder_of(self._cluster, self._run, head)
+
+    def _kept(self) -> Sight:
+        """What the folder tells of a run whose RayJobs are gone."""
+        summary = summary_of(self._cluster, self._run, None)
+        if summary is None:
+            raise no_run(self._run, self._cluster.namespace)
+        return ended(self._run, summary)
+
+
+class OnThisMachine:
+    """A run whose folder lies here."""
+
+    def __init__(self, storage: Path, run: str) -> None:
+        self._storage = storage
+        self._run = run
+        self._files = LocalFiles(storage / run)
+
+    @property
+    def path(self) -> str:
+        """Of the run's folder."""
+        return str(self._files.root)
+
+    def look(self) -> Sight:
+        if not self._files.root.is_dir():
+            there = sorted(path.name for path in self._storage.glob("*/") if path.is_dir())
+            raise ConfigError(
+                f"there is no run {self._run} in {self._storage}",
+                f"Runs there: {', '.join(there)}." if there else "Name its storage.",
+            )
+        summary, progress = self._record("summary.json"), self._record("progress.json")
+        if summary is not None:
+            return replace(ended(self._run, summary), progress=progress)
+        phase: Phase = "running" if self._is_alive() else "stopped"
+        return Sight(submission=self._run, phase=phase, ran=True, progress=progress)
+
+    def sights(self, sleep: Callable[[float], None] = time.sleep) -> Iterator[Sight]:
+        before = None
+        while True:
+            sight = self.look()
+            if sight != before:
+                yield sight
+            if sight.phase in ENDED:
+                return
+            before = sight
+            sleep(LOOK_S)
+
+    def require_success(self, last: Sight) -> None:
+        if last.phase == "stopped":
+            raise RunFailed(
+                f"run {self._run} has not ended, and nobody trains it",
+                "Train it again: it goes on from its last checkpoint.",
+            )
+        if last.phase == "failed":
+            raise RunFailed(
+                f"run {self._run} failed", last.message, f"Its logs are in {self.path}/logs."
+            )
+
+    def files(self) -> AbstractContextManager[Files]:
+        return nullcontext(self._files)
+
+    def _record(self, file: str) -> Object | None:
+        text = self._files.read(file)
+        return None if text is None else json.loads(text)
+
+    def _is_alive(self) -> bool:
+        """Whether the newest attempt has not ended, and gave a sign of life a moment ago."""
+        beats = self._files.root.glob("lease/a*.beat")
+        newest = max(beats, key=lambda beat: beat.stat().st_mtime, default=None)
+        if newest is None or newest.with_suffix(".ended").exists():
+            return False
+        return time.time() - newest.stat().st_mtime < BEAT_LIMIT_S
+
+
+def local_storage(storage: str | Path) -> Path:
+    """The folder in which runs of this machine lie. Raises ConfigError for one that is elsewhere."""
+    if "://" in str(storage):
+        raise ConfigError(
+            f"storage = {storage}: must be a folder of this machine",
+            f"`trainyard checkpoints` and `trainyard predict` read there, with --storage {storage}.",
+        )
+    return Path(storage).resolve()
+
+
+def ended(run: str, summary: Object) -> Sight:
+    """A run of which nothing is left but its folder."""
+    succeeded = summary["outcome"] == "succeeded"
+    return Sight(
+        submission=run,
+        phase="succeeded" if succeeded else "failed",
+        ran=True,
+        attempts=summary["attempts"],
+        message=summary["error"] or "",
+        summary=summary,
+    )
+
+
+# What is looked up of a run on a cluster.
+
+
+def check_namespace(namespace: str, what: str = "namespace") -> str:
+    """The namespace, if it can be one. Raises ConfigError."""
+    if re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", namespace):
+        return namespace
+    raise ConfigError(
+        f"{what} = {namespace!r}: must be at most 63 lower case letters, digits and dashes, "
+        "with no dash at either end"
+    )
+
+
+def no_run(name: str, namespace: str) -> ConfigError:
+    return ConfigError(
+        f"there is no run {name} in namespace {namespace}",
+        f"`trainyard list -n {namespace}` lists the runs there.",
+    )
+
+
+def published_platform(cluster: Cluster) -> Platform:
+    """The platform that the chart published in the cluster's namespace. Raises LauncherError."""
+    from trainyard.platform import CONFIG_MAP, platform_of_config_map
+
+    return platform_of_config_map(cluster.get("ConfigMap", CONFIG_MAP), cluster.namespace)
+
+
+def last_job(cluster: Cluster, name: str) -> Object | None:
+    """The newest RayJob of a run, or None."""
+    from trainyard.cluster.kuberay import RayjobApi
+
+    jobs = RayjobApi(cluster).list_jobs(name, cached=True)
+    return jobs[-1] if jobs else None
+
+
+def head_of(cluster: Cluster, job: Object | None) -> str | None:
+    """Name of the running head pod of a submission, or None."""
+    ray_cluster = "" if job is None else job.get("status", {}).get("rayClusterName", "")
+    return head_pod(cluster, ray_cluster) if ray_cluster else None
+
+
+def folder_of(
+    cluster: Cluster, name: str, head: str | None = None
+) -> AbstractContextManager[Folder]:
+    """The run's folder, through its head where there is one."""
+    from trainyard.submission.reader import open_folder
+
+    return open_folder(cluster, published_platform(cluster), name, head)
+
+
+def summary_of(cluster: Cluster, name: str, last: Sight | None) -> Object | None:
+    """What the run left in its folder: from the driver's last words, else from the folder itself."""
+    if last is not None and (last.summary is not None or last.phase not in ENDED):
+        return last.summary
+    with folder_of(cluster, name) as folder:
+        text = folder.read("summary.json")
+    return None if text is None else json.loads(text)
+
+
+def require_success(cluster: Cluster, run: str, last: Sight) -> None:
+    """Raises RunFailed for a run that was stopped or has failed, with cause and remedy."""
+    logs = f"Logs: `trainyard logs {run} -n {cluster.namespace}`."
+    if last.phase == "stopped":
+        raise RunFailed(f"run {run} was stopped", logs)
+    if last.phase == "failed":
+        raise RunFailed(f"run {run} failed", *why(cluster, run), logs)
+
+
+def scene_of(cluster: Cluster, run: str) -> Scene:
+    """What is to be seen of a run now. Raises ConfigError if there is no such run."""
+    from trainyard.diagnosis.gather import gather
+
+    scene = gather(
+        cluster,
+        run,
+        now=datetime.now(timezone.utc),
+        open_folder=lambda: folder_of(cluster, run),
+    )
+    is_known = scene.log or scene.summary or scene.missing_kinds or scene.unread
+    if scene.job is None and not is_known:
+        raise no_run(run, cluster.namespace)
+    return scene
+
+
+def why(cluster: Cluster, run: str) -> list[str]:
+    """Cause and remedy of a run that has failed."""
+    from trainyard.diagnosis.catalogue import explain
+
+    more = f"Where it shows: `trainyard explain {run} -n {cluster.namespace}`."
+    explanation = explain(scene_of(cluster, run))
+    if explanation.finding is None:
+        return [*(seen.text for seen in explanation.known[:1]), more]
+    return [explanation.finding.cause, explanation.finding.remedy, more]

@@ -1,0 +1,146 @@
+"""What is done to a run that was submitted: stop, suspend, resume, delete."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from trainyard.cluster.kuberay import RayjobApi
+from trainyard.errors import ClusterError
+from trainyard.run_file.queue import QUEUE_LABELS
+from trainyard.submission.submit import delete_and_wait, is_live
+from trainyard.submission.watch import ENDED, HEAD_CONTAINER, LAST_LINES, Logs, head_pod, phase_of
+
+Object = dict[str, Any]
+Ended = Literal["in good order", "killed", "not running"]
+"""How a stopped driver ended: by itself, by force, or there was none."""
+
+STOP_LIMIT_S = 90.0
+"""The driver has 40 s to have its workers save; the operator asks for its end each 3 s."""
+POLL_S = 1.0
+DASHBOARD = "http://127.0.0.1:8265"
+SAVED = re.compile(r"stopped: all is saved up to step (\d+)")
+"""The last word of a driver whose workers have saved."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stopped:
+    """How a submission was stopped."""
+
+    ended: Ended
+    step: int | None = None
+    """Up to which its workers have saved, by their own word."""
+
+
+class Pods(Logs, Protocol):
+    """What is needed of a cluster."""
+
+    def patch(self, kind: str, name: str, body: Object) -> Object: ...
+    def execute(self, pod: str, container: str, command: Sequence[str]) -> Any: ...
+
+
+def live_jobs(rayjobs: RayjobApi, run: str) -> list[Object]:
+    """The submissions of a run that may still do something; there should be one at most."""
+    return [job for job in rayjobs.list_jobs(run) if is_live(job)]
+
+
+def stop_job(
+    cluster: Pods,
+    rayjobs: RayjobApi,
+    job: Object,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Stopped:
+    """Have the driver stopped, which saves a checkpoint first, and then its RayJob deleted.
+
+    A RayJob that is deleted at once takes the pods away while the workers still save.
+    """
+    name = job["metadata"]["name"]
+    stopped = Stopped(ended="not running")
+    if phase_of(job.get("status", {})) == "running":
+        _ask_to_stop(cluster, job)
+        ended: Ended = "in good order" if _has_ended(rayjobs, name, clock, sleep) else "killed"
+        stopped = Stopped(ended=ended, step=_saved_step(cluster, job))
+    delete_and_wait(rayjobs, name, clock=clock, sleep=sleep)
+    return stopped
+
+
+def _saved_step(cluster: Pods, job: Object) -> int | None:
+    pod = head_pod(cluster, job["status"]["rayClusterName"])
+    log = "" if pod is None else cluster.log(pod, HEAD_CONTAINER, tail_lines=LAST_LINES)
+    said = SAVED.findall(log)
+    return int(said[-1]) if said else None
+
+
+def _ask_to_stop(cluster: Pods, job: Object) -> None:
+    """Ray's own stop, from inside the head: SIGTERM, and time to save.
+
+    Inside, the program has the cluster's token, and no more rights are needed than for a shell.
+    """
+    status = job["status"]
+    pod = head_pod(cluster, status["rayClusterName"])
+    if pod is None:
+        return  # the head is being replaced: there is no driver, and nothing to save
+    stop = ["ray", "job", "stop", "--no-wait", "--address", DASHBOARD, status["jobId"]]
+    with cluster.execute(pod, HEAD_CONTAINER, stop) as process:
+        said = b"".join(data for _, data in process.output()).decode(errors="replace")
+        if process.exit_code != 0:
+            raise ClusterError(
+                f"the driver of {job['metadata']['name']} could not be asked to stop",
+                *said.strip().splitlines()[-2:],
+                "`trainyard stop --now` deletes the run without a checkpoint of this moment.",
+            )
+
+
+def _has_ended(
+    rayjobs: RayjobApi, name: str, clock: Callable[[], float], sleep: Callable[[float], None]
+) -> bool:
+    deadline = clock() + STOP_LIMIT_S
+    while clock() < deadline:
+        job = rayjobs.get_job(name)
+        if job is None or phase_of(job.get("status", {})) in ENDED:
+            return True
+        sleep(POLL_S)
+    return False
+
+
+def suspend_job(cluster: Pods, job: Object) -> None:
+    """Have a run's cluster taken away, until it is resumed; Kueue does it where it holds the queue."""
+    if workload := _workload(cluster, job):
+        cluster.patch("Workload", workload, {"spec": {"active": False}})
+        return
+    # KubeRay allows `suspend` only beside this way of cleaning up.
+    spec = {"suspend": True, "shutdownAfterJobFinishes": True, "deletionStrategy": None}
+    cluster.patch("RayJob", job["metadata"]["name"], {"spec": spec})
+
+
+def resume_job(cluster: Pods, job: Object) -> None:
+    """Have a suspended run start again, from its last checkpoint."""
+    if workload := _workload(cluster, job):
+        cluster.patch("Workload", workload, {"spec": {"active": True}})
+        return
+    cluster.patch("RayJob", job["metadata"]["name"], {"spec": {"suspend": False}})
+
+
+def is_suspended(job: Object) -> bool:
+    """Whether a run has given its nodes back, or is about to."""
+    return bool(job["spec"].get("suspend")) or phase_of(job.get("status", {})) == "suspended"
+
+
+def _workload(cluster: Pods, job: Object) -> str | None:
+    """Name of the Workload by which Kueue holds a RayJob; None where it does not."""
+    if QUEUE_LABELS["kueue"] not in job["metadata"].get("labels", {}):
+        return None
+    for workload in cluster.list("Workload"):
+        owners = workload["metadata"].get("ownerReferences", [])
+        if any(owner["uid"] == job["metadata"]["uid"] for owner in owners):
+            return str(workload["metadata"]["name"])
+    raise ClusterError(
+        f"RayJob {job['metadata']['name']} is in a queue of Kueue, and has no Workload there",
+        "Check that Kueue runs, and that its integration of RayJobs is on.",
+        reason="NotFound",
+    )

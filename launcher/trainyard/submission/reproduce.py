@@ -1,0 +1,160 @@
+"""What a run left of its submission -> the same submission once more, or the run file of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainyard.errors import ConfigError
+from trainyard.planning.objects import objects_of
+from trainyard.platform import Platform
+from trainyard.run_file.code_archive import Overlay
+from trainyard.run_file.config import KINDS, OwnRun, RunConfig, validate
+from trainyard_trainer.config.section import Section
+from trainyard_trainer.config.trainer_config import kinds_of
+from trainyard_trainer.run_files import submission
+
+Object = dict[str, Any]
+
+NOTHING = "-"
+"""In place of the hash of a part that is not there."""
+
+
+class Written(Section):
+    """What the driver writes down of a submission."""
+
+    config: dict[str, Any]
+    """What the trainer was told."""
+
+    launch: dict[str, Any]
+    """The rest of the run file, with image and pools as they were chosen."""
+
+    parts: dict[str, str]
+    """The hash of each part of the RayJob."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submission:
+    """A submission that can be made again."""
+
+    run: RunConfig
+    code_sha256: str | None
+    parts: Mapping[str, str]
+    """The hash of each part of its RayJob; empty of a run that was not submitted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rendered:
+    """A RayJob, and what is to be said of it."""
+
+    job: Object
+    parts: Mapping[str, str]
+    warnings: tuple[str, ...]
+
+
+def read_submission(text: str, source: str) -> Submission:
+    """What the run's folder holds. Raises ConfigError if this launcher cannot read it."""
+    written = validate(Written, _parse(text, source), source)
+    return _submission(written.config, written.launch, written.parts, source)
+
+
+def read_config(text: str, source: str) -> Submission:
+    """The same from the config of a run on this machine, which has neither pools nor queue.
+
+    Raises ConfigError.
+    """
+    config = _parse(text, source)
+    try:
+        scaling = config["scaling"]
+        most, fewest = scaling["num_workers"], scaling["min_workers"]
+        unit = "gpus" if scaling["use_gpu"] else "workers"
+    except KeyError as error:
+        raise ConfigError(f"{source} has no {error}: it is not what a run leaves") from error
+    amount = {"min": fewest, "max": most} if fewest else most
+    return _submission(config, {"resources": {unit: amount}}, {}, source)
+
+
+def _parse(text: str, source: str) -> Object:
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{source} is not valid JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"{source} must hold a mapping")
+    return document
+
+
+def _submission(
+    config: Object, launch: Object, parts: Mapping[str, str], source: str
+) -> Submission:
+    kind = KINDS[next(iter(kinds_of(config)), "train")]
+    document = {key: value for key, value in config.items() if key in kind.model_fields} | launch
+    if issubclass(kind, OwnRun):
+        document["faults"] = _without(document["faults"], "collective_timeout_s")
+    elif document["resources"].get("data") is not None:
+        # The plan says where the Ray loader reads.
+        document["data"] = _without(document["data"], "ray_nodes")
+    return Submission(
+        run=validate(kind, document, source), code_sha256=config.get("code_sha256"), parts=parts
+    )
+
+
+def _without(section: Object, key: str) -> Object:
+    return {name: value for name, value in section.items() if name != key}
+
+
+def code_of_archive(archive: bytes, sha256: str) -> Overlay:
+    """The code as it travelled. Raises ConfigError if it is not what was submitted."""
+    found = hashlib.sha256(archive).hexdigest()
+    if found != sha256:
+        raise ConfigError(
+            f"{submission.code_file(sha256)} has the SHA-256 {found[:8]}, and {sha256[:8]} was submitted"
+        )
+    return Overlay(archive=archive, sha256=sha256)
+
+
+def make_again(
+    run: RunConfig, code: Overlay | None, platform: Platform, namespace: str
+) -> Rendered:
+    """The RayJob of a run whose code is packed already; it obeys all rules. Raises ConfigError."""
+    _, job, warnings = objects_of(run, code, platform, namespace)
+    parts = json.loads(environment_of(job)[submission.VARIABLE])["parts"]
+    return Rendered(job=job, parts=parts, warnings=warnings)
+
+
+def environment_of(job: Object) -> dict[str, str]:
+    """What a RayJob tells its driver, as the driver reads it."""
+    head = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+    return {
+        each["name"]: each["value"].replace("$$", "$") for each in head["env"] if "value" in each
+    }
+
+
+def changed_parts(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
+    """`head (1a2b3c4d -> 5e6f7a8b)` for each part that is another one now."""
+    for part in sorted(before.keys() | after.keys()):
+        old, new = before.get(part, NOTHING), after.get(part, NOTHING)
+        if old != new:
+            yield f"{part} ({old} -> {new})"
+
+
+def renamed(run: RunConfig, name: str | None) -> RunConfig:
+    """The run under another name, if one is given."""
+    return run if name is None else run.model_copy(update={"name": name})
+
+
+def run_file(run: RunConfig, code: str | None) -> Object:
+    """The document of a run file that makes the same run; `code` is the folder of its code."""
+    document = _said(run.model_dump(mode="json"))
+    document["resources"] = _said(document["resources"])
+    if isinstance(run, OwnRun):
+        document["faults"] = _without(document["faults"], "collective_timeout_s")
+    return document if code is None else document | {"code": code}
+
+
+def _said(section: Object) -> Object:
+    """Without the keys that say nothing."""
+    return {key: value for key, value in section.items() if value is not None}

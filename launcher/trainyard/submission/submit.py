@@ -1,0 +1,130 @@
+"""Objects -> the cluster: one live submission per run, and asking twice changes nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+from trainyard.cluster.kuberay import OWNER_LABELS, RUN_LABEL, RayjobApi
+from trainyard.errors import ClusterError
+from trainyard.planning.diff import require_same_identity
+from trainyard.submission.watch import ENDED, phase_of
+
+Object = dict[str, Any]
+Submitted = Literal["created", "live", "resubmitted"]
+
+GONE_LIMIT_S = 180.0
+"""How long a deleted RayJob may take to vanish; it takes for ever without an operator."""
+POLL_S = 0.5
+
+
+def submit_run(
+    rayjobs: RayjobApi,
+    job: Object,
+    set_aside: Callable[[], None] | None = None,
+    upload: Callable[[], None] | None = None,
+) -> Submitted:
+    """Create the RayJob, or find that it is live already.
+
+    An ended one of the same name makes room and the run goes on where it stopped; or begins anew, after
+    `set_aside` has cleared its folder. `upload` puts there what the driver will look for. Raises ClusterError
+    if the run is live as another submission, or the name belongs to someone else, and ConfigError if the
+    run trains another model.
+    """
+    name, run = job["metadata"]["name"], job["metadata"]["labels"][RUN_LABEL]
+    existing = find_same(rayjobs, job, is_fresh=set_aside is not None)
+    if existing is not None and is_live(existing):
+        return "live"
+    if existing is not None:
+        delete_and_wait(rayjobs, name)
+    if set_aside is not None:
+        set_aside()
+    if upload is not None:
+        upload()
+    try:
+        created = rayjobs.submit_job(job)
+    except ClusterError as error:
+        winner = rayjobs.get_job(name) if error.reason == "AlreadyExists" else None
+        if winner is None or not _is_ours(winner, run):
+            raise
+        return "live"  # the same run file was submitted twice at once
+    _withdraw_the_later(rayjobs, created, run)
+    return "created" if existing is None else "resubmitted"
+
+
+def find_same(rayjobs: RayjobApi, job: Object, *, is_fresh: bool) -> Object | None:
+    """The RayJob of the same run file that the cluster has already, live or ended; or None.
+
+    Raises what `submit_run` raises where this run file can't be sent now.
+    """
+    name, run = job["metadata"]["name"], job["metadata"]["labels"][RUN_LABEL]
+    existing = rayjobs.get_job(name)
+    if existing is not None and not _is_ours(existing, run):
+        raise ClusterError(
+            f"RayJob {name} exists and is not ours: it lacks the labels of run {run}",
+            "Delete or rename that object, or give the run another name with --name.",
+            reason="AlreadyExists",
+        )
+    others = rayjobs.list_jobs(run)
+    if not is_fresh:
+        require_same_identity(others, job)
+    for other in others:
+        its = other["metadata"]["name"]
+        if is_live(other) and (its != name or is_fresh):
+            what = f"this run file makes {name}" if its != name else "would lose its folder"
+            raise ClusterError(
+                f"run {run} is live as {its}, and {what}",
+                f"Stop it first (`trainyard stop {run}`), or give this run another name with --name.",
+                reason="Conflict",
+            )
+    return existing
+
+
+def _withdraw_the_later(rayjobs: RayjobApi, created: Object, run: str) -> None:
+    """Of two run files that were submitted at once under one name, the later one gives way."""
+    mine = created["metadata"]["name"]
+    for other in rayjobs.list_jobs(run):
+        name = other["metadata"]["name"]
+        if name != mine and is_live(other) and _age(other) < _age(created):
+            rayjobs.delete_job(mine)
+            raise ClusterError(
+                f"run {run} was submitted as {name} at the same moment: {mine} was taken back",
+                f"Stop that one (`trainyard stop {run}`), or give this run another name with --name.",
+                reason="Conflict",
+            )
+
+
+def _age(job: Object) -> tuple[str, str]:
+    """What orders RayJobs; within one second the name decides, for everybody alike."""
+    return str(job["metadata"].get("creationTimestamp", "")), str(job["metadata"]["name"])
+
+
+def delete_and_wait(
+    rayjobs: RayjobApi,
+    name: str,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Have a RayJob deleted and wait until its name is free."""
+    rayjobs.delete_job(name)
+    deadline = clock() + GONE_LIMIT_S
+    while rayjobs.get_job(name) is not None:
+        if clock() > deadline:
+            raise ClusterError(
+                f"RayJob {name} is still there {GONE_LIMIT_S:g} s after it was deleted",
+                "Its finalizer is removed by the KubeRay operator: check that the operator runs.",
+                reason="Timeout",
+            )
+        sleep(POLL_S)
+
+
+def _is_ours(job: Object, run: str) -> bool:
+    labels = job["metadata"].get("labels", {})
+    return bool((OWNER_LABELS | {RUN_LABEL: run}).items() <= labels.items())
+
+
+def is_live(job: Object) -> bool:
+    """Whether a submission may still do something."""
+    return phase_of(job.get("status", {})) not in ENDED

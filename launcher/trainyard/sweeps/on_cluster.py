@@ -1,0 +1,274 @@
+"""A sweep on a cluster: all its runs are checked, a few at once are live, and each tells how it has ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from trainyard.api import objects_of, upload_of
+from trainyard.cluster.cluster import Cluster
+from trainyard.cluster.follow import TRANSIENT, Patience, follow
+from trainyard.cluster.kuberay import OWNER_LABELS, RUN_LABEL, RayjobApi
+from trainyard.errors import ClusterError, ClusterUnreachable, ConfigError, LauncherError
+from trainyard.platform import Platform
+from trainyard.run_file.code_archive import Overlay
+from trainyard.submission.reader import open_folder
+from trainyard.submission.submit import find_same, submit_run
+from trainyard.submission.watch import ENDED, head_pod, look, phase_of, sight_of
+from trainyard.sweeps.combinations import Combination, naming
+from trainyard.sweeps.outcomes import Goal, Outcome, completed, has_trained, outcome_text
+from trainyard.sweeps.schedule import Change, Sweep
+
+Object = dict[str, Any]
+T = TypeVar("T")
+Say = Callable[[str], None]
+Told = Callable[[str], Callable[[int, int], object]]
+"""For a run, who hears how much of its code has come to its folder."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sendable:
+    """A run as it is submitted."""
+
+    job: Object
+    """Its RayJob."""
+    config: Object
+    """What its training program gets."""
+    upload: Callable[[], None] | None
+    """What brings its code to its folder, where that does not travel in the RayJob."""
+
+
+def train_on_cluster(
+    cluster: Cluster,
+    platform: Platform,
+    combinations: Sequence[Combination],
+    goal: Goal,
+    at_once: int,
+    say: Say,
+    told: Told,
+) -> Mapping[str, Outcome]:
+    """How each run has ended. All of them are planned and checked before the first is submitted.
+
+    Raises ConfigError or ClusterError where one of them cannot be submitted as it is now.
+    """
+    sendables = _sendables(cluster, platform, combinations, say, told)
+    others = _other_submissions(RayjobApi(cluster), sendables, combinations)
+    story = Story(cluster, platform, combinations, goal, say)
+    story.note_trained_before(others, sendables)
+    sweep = Sweep([run for run in sendables if run not in story.outcomes], at_once)
+    say(f"a sweep of {len(sendables)} runs, at most {at_once} of them at once")
+    try:
+        carry_out(cluster, sweep, sendables, story)
+    except KeyboardInterrupt:
+        say(
+            f"detached: {len(sweep.live)} runs go on (`trainyard list -n {cluster.namespace}`), "
+            f"{len(sweep.waiting)} were not submitted; the same command goes on with them"
+        )
+        raise
+    story.complete()
+    return story.outcomes
+
+
+def _sendables(
+    cluster: Cluster,
+    platform: Platform,
+    combinations: Sequence[Combination],
+    say: Say,
+    told: Told,
+) -> Mapping[str, Sendable]:
+    """By their names. Warnings are said."""
+    codes: dict[str, Overlay] = {}  # large, and most runs have the same
+    found = {}
+    for combination in combinations:
+        name = combination.name
+        with naming(combination):
+            planned, job, doubts = objects_of(combination.run, platform, cluster.namespace)
+        for doubt in doubts:
+            say(f"warning: {doubt}")
+        code = planned.code and codes.setdefault(planned.code.sha256, planned.code)
+        found[name] = Sendable(
+            job=job,
+            config=planned.trainer.model_dump(mode="json"),
+            upload=upload_of(cluster, platform, name, code, told(name)),
+        )
+    return found
+
+
+def _other_submissions(
+    rayjobs: RayjobApi, sendables: Mapping[str, Sendable], combinations: Sequence[Combination]
+) -> list[str]:
+    """Runs that have succeeded, but by other RayJobs than these: of another platform, or other epochs.
+
+    Raises ConfigError or ClusterError where a run cannot be submitted as it is now.
+    """
+    phases: dict[str, dict[str, str]] = {}
+    for job in rayjobs.list_jobs():
+        phase = phase_of(job.get("status", {}))
+        phases.setdefault(job["metadata"]["labels"][RUN_LABEL], {})[job["metadata"]["name"]] = phase
+    found = []
+    for combination in combinations:
+        its = phases.get(combination.name)
+        if its is None:
+            continue
+        job = sendables[combination.name].job
+        with naming(combination):
+            find_same(rayjobs, job, is_fresh=False)
+        if "succeeded" in its.values() and job["metadata"]["name"] not in its:
+            found.append(combination.name)
+    return found
+
+
+def carry_out(
+    cluster: Cluster,
+    sweep: Sweep,
+    sendables: Mapping[str, Sendable],
+    story: Story,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Submit what is due, and follow all of it to the end.
+
+    One watch on all our RayJobs tells of every run; while nothing changes, nothing is asked. After
+    submissions it begins again with a list, so that nothing is heard that is older than they are.
+    Raises ClusterUnreachable if the cluster is away too long.
+    """
+    rayjobs = RayjobApi(cluster)
+    runs = {its.job["metadata"]["name"]: run for run, its in sendables.items()}
+    while not sweep.is_over:
+        for state in follow(cluster, "RayJob", OWNER_LABELS, clock=clock, sleep=sleep):
+            there = {runs[name]: job for name, job in state.items() if name in runs}
+            phases = {run: phase_of(job.get("status", {})) for run, job in there.items()}
+            for change in sweep.hear(phases):
+                story.hear(change, there.get(change.run))
+            if sweep.due or sweep.is_over:
+                break
+        for run in sweep.due:
+            try:
+                its = sendables[run]
+                send = partial(submit_run, rayjobs, its.job, upload=its.upload)
+                how = patiently(send, clock, sleep)
+            except ClusterUnreachable:
+                raise
+            except (ClusterError, ConfigError) as error:
+                sweep.refuse(run)
+                story.note_refused(run, error)
+            else:
+                sweep.submit(run)
+                story.note_submitted(run, how)
+
+
+def patiently(
+    ask: Callable[[], T],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> T:
+    """What a cluster answers that may be away for some minutes. Raises ClusterError."""
+    patience = Patience(clock, sleep)
+    patience.heard()  # it has answered before
+    while True:
+        try:
+            return ask()
+        except ClusterError as error:
+            if not isinstance(error, ClusterUnreachable) and error.reason not in TRANSIENT:
+                raise
+            patience.wait(error)
+
+
+class Story:
+    """What becomes of the runs: said in a line each, and kept.
+
+    How a run has ended its RayJob says. What it has reached is in the end of its head's log, one small
+    question that needs no right beyond those of `watch`; the platform keeps a head for minutes, and it is
+    asked when the run ends. What the log does not say is read from the run's folder: through its head
+    where that is there, else through one reader pod for all such runs, after the last has ended.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        platform: Platform,
+        combinations: Sequence[Combination],
+        goal: Goal,
+        say: Say,
+    ) -> None:
+        self.outcomes: dict[str, Outcome] = {}
+        self._cluster = cluster
+        self._platform = platform
+        self._goal = goal
+        self._to = say
+        self._words = {combination.name: str(combination) for combination in combinations}
+
+    def note_submitted(self, run: str, how: str) -> None:
+        words = {"created": "submitted", "resubmitted": "submitted again"}
+        self._say(run, words.get(how, "live already"))
+
+    def note_refused(self, run: str, error: LauncherError) -> None:
+        self.outcomes[run] = Outcome(phase="failed", message=f"not submitted: {error.what}")
+        self._say(run, self.outcomes[run].message)
+
+    def hear(self, change: Change, job: Object | None) -> None:
+        if change.after in ENDED:
+            self.outcomes[change.run] = outcome = self._ended(change, job)
+            self._say(
+                change.run, outcome_text(outcome, self._goal, is_new=change.before is not None)
+            )
+        elif change.before is None:
+            self._say(change.run, f"live already ({change.after})")
+        elif change.after in ("running", "retrying", "suspended"):
+            self._say(change.run, change.after)
+
+    def note_trained_before(self, runs: Sequence[str], sendables: Mapping[str, Sendable]) -> None:
+        """Those of the runs whose folders say that just this was trained are not trained again."""
+        if not runs:
+            return
+        with open_folder(self._cluster, self._platform, runs[0]) as first:
+            for run in runs:
+                folder = first.sibling(run)
+                if has_trained(folder, sendables[run].config):
+                    outcome = completed(Outcome(phase="succeeded"), folder, self._goal)
+                    self.outcomes[run] = outcome
+                    self._say(run, outcome_text(outcome, self._goal, is_new=False))
+
+    def complete(self) -> None:
+        """Read what is not known yet of runs that have succeeded."""
+        runs = [run for run, outcome in self.outcomes.items() if outcome.lacks(self._goal)]
+        if not runs:
+            return
+        try:
+            with open_folder(self._cluster, self._platform, runs[0]) as first:
+                for run in runs:
+                    folder = first.sibling(run)
+                    self.outcomes[run] = completed(self.outcomes[run], folder, self._goal)
+        except ClusterError as error:
+            self._to(f"what {len(runs)} runs have reached could not be read: {error.what}")
+
+    def _ended(self, change: Change, job: Object | None) -> Outcome:
+        if job is None:
+            return Outcome(phase=change.after, message="its RayJob was deleted")
+        sight = sight_of(job)
+        outcome = Outcome(phase=sight.phase, message=sight.message)
+        try:
+            sight = patiently(partial(look, self._cluster, job))
+            outcome = Outcome(
+                phase=sight.phase,
+                message=sight.message,
+                progress=sight.progress,
+                summary=sight.summary,
+            )
+            ray_cluster = job.get("status", {}).get("rayClusterName", "")
+            head = head_pod(self._cluster, ray_cluster) if outcome.lacks(self._goal) else None
+            if head is not None:
+                with open_folder(self._cluster, self._platform, change.run, head) as folder:
+                    outcome = completed(outcome, folder, self._goal)
+        except ClusterUnreachable:
+            raise
+        except ClusterError:
+            return outcome  # its folder is asked at the end
+        return outcome
+
+    def _say(self, run: str, words: str) -> None:
+        self._to(f"{run} ({self._words[run]}): {words}")

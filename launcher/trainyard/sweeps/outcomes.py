@@ -1,0 +1,206 @@
+"""How the runs of a sweep have ended, and which is the best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from trainyard.errors import ConfigError
+from trainyard.run_file.config import OwnRun, RunConfig
+from trainyard.submission.watch import Phase, record_of
+from trainyard.sweeps.combinations import Combination
+from trainyard_trainer.config.trainer_config import LENGTHS, AttemptConfig, identity_of
+
+Object = dict[str, Any]
+
+RECIPE_METRICS = ("val_accuracy", "best_val_accuracy", "val_loss", "loss", "accuracy")
+"""What a built-in recipe tells: of the last epoch, and the best validation accuracy of all."""
+RECORDED = ("val_loss",)
+"""Of them, what neither summary.json nor progress.json says, but metrics.jsonl."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Goal:
+    """By what the best run is known."""
+
+    metric: str
+    is_lowest: bool
+
+    def is_better(self, value: float, than: float) -> bool:
+        return value < than if self.is_lowest else value > than
+
+
+def goal_of(text: str, runs: Sequence[RunConfig] = ()) -> Goal:
+    """`accuracy`: the highest; `val_loss`, as all that ends in loss: the lowest; `-error`: the lowest.
+
+    Raises ConfigError for what the built-in recipes among the runs do not tell.
+    """
+    metric = text.removeprefix("-")
+    if not metric:
+        raise ConfigError("--metric is empty: give the name of what is to be best")
+    if metric not in RECIPE_METRICS and any(not isinstance(run, OwnRun) for run in runs):
+        raise ConfigError(
+            f"--metric {metric}: a built-in recipe does not tell that",
+            f"It tells: {', '.join(RECIPE_METRICS)}.",
+        )
+    return Goal(metric=metric, is_lowest=text != metric or metric.endswith("loss"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a run has ended, and what it has told of itself, as far as that is known."""
+
+    phase: Phase
+    message: str = ""
+    summary: Object | None = None
+    progress: Object | None = None
+    epoch: Object | None = None
+    """The last epoch's line of metrics.jsonl."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The last value of each that is a number."""
+        found: dict[str, float] = {}
+        for record in (self.progress or {}, self.epoch or {}, self.summary or {}):
+            found |= _numbers(record)
+        return {name: found[name] for name in (*RECIPE_METRICS, *found) if name in found}
+
+    def lacks(self, goal: Goal) -> bool:
+        """Whether the folder of this run says what is not known yet."""
+        if self.phase != "succeeded":
+            return False
+        if self.summary is None:
+            return True
+        return self.epoch is None and goal.metric in RECORDED and "program" not in self.summary
+
+
+def _numbers(record: Object) -> dict[str, float]:
+    """The metrics in a record; those of own code are a mapping, where a recipe has the path of a file."""
+    told = record.get("metrics")
+    if not isinstance(told, dict):
+        told = {name: record.get(name) for name in RECIPE_METRICS}
+    return {
+        name: value
+        for name, value in told.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }
+
+
+class Kept(Protocol):
+    """What is needed of a run's folder."""
+
+    def read(self, file: str) -> str | None: ...
+
+
+def completed(outcome: Outcome, folder: Kept, goal: Goal) -> Outcome:
+    """The same with what the run's folder says where the run's log did not."""
+    outcome = replace(
+        outcome,
+        summary=outcome.summary or _record(folder, "summary.json"),
+        progress=outcome.progress or _record(folder, "progress.json"),
+    )
+    return replace(outcome, epoch=_last_epoch(folder)) if outcome.lacks(goal) else outcome
+
+
+def _record(folder: Kept, file: str) -> Object | None:
+    return record_of(folder.read(file) or "", "")
+
+
+def _last_epoch(folder: Kept) -> Object | None:
+    lines = reversed((folder.read("metrics.jsonl") or "").splitlines())
+    records = (record_of(line, "") for line in lines)
+    return next((one for one in records if one is not None and one.get("kind") == "epoch"), None)
+
+
+def has_trained(folder: Kept, config: Object) -> bool:
+    """Whether the run has succeeded, and has learnt just what this config would have it learn."""
+    summary = _record(folder, "summary.json")
+    if summary is None or summary["outcome"] != "succeeded":
+        return False
+    kept = _record(folder, "run.json")
+    return kept is not None and _learnt(kept) == _learnt(config)
+
+
+def _learnt(config: Object) -> Object:
+    """What decides the outcome: of a recipe its identity and length, of own code all that it is told."""
+    if "train" not in config:
+        return {key: config[key] for key in config.keys() - AttemptConfig.model_fields.keys()}
+    return identity_of(config) | {key: config["train"].get(key) for key in LENGTHS}
+
+
+def rows_of(
+    combinations: Sequence[Combination], outcomes: Mapping[str, Outcome], goal: Goal
+) -> list[Object]:
+    """A row for each run, in the order of the values; of those that succeeded one is the best."""
+    ordered = {combination.name: outcomes[combination.name] for combination in combinations}
+    best = best_of(ordered, goal)
+    return [
+        {
+            "run": combination.name,
+            "settings": dict(combination.settings),
+            "phase": outcome.phase,
+            **_counts(outcome),
+            "metrics": outcome.metrics,
+            "best": combination.name == best,
+            "message": outcome.message,
+        }
+        for combination, outcome in zip(combinations, ordered.values(), strict=True)
+    ]
+
+
+def best_of(outcomes: Mapping[str, Outcome], goal: Goal) -> str | None:
+    """The run with the best value, of equals the first; None where none has told one."""
+    best, name = math.nan, None
+    for run, outcome in outcomes.items():
+        value = outcome.metrics.get(goal.metric)
+        if value is None or outcome.phase != "succeeded":
+            continue
+        if name is None or goal.is_better(value, best):
+            best, name = value, run
+    return name
+
+
+def _counts(outcome: Outcome) -> Object:
+    summary, progress = outcome.summary or {}, outcome.progress or {}
+    return {
+        "epochs": summary.get("epochs"),
+        "steps": summary.get("steps", progress.get("step")),
+        "images_per_s": summary.get("images_per_s", progress.get("images_per_s")),
+    }
+
+
+def table_of_rows(rows: Sequence[Object], goal: Goal) -> tuple[list[str], list[list[str]]]:
+    """Headings, and the cells of each row; the metric comes first, and what no run has told does not come."""
+    told = {name for row in rows for name in row["metrics"]} - {goal.metric}
+    others = [name for name in dict.fromkeys((*RECIPE_METRICS, *sorted(told))) if name in told]
+    keys = list(rows[0]["settings"])
+    columns = [
+        ("run", [row["run"] for row in rows]),
+        *((key, [row["settings"][key] for row in rows]) for key in keys),
+        ("phase", [row["phase"] for row in rows]),
+        ("epochs", [row["epochs"] for row in rows]),
+        ("steps", [row["steps"] for row in rows]),
+        (goal.metric, [_cell(row, goal.metric) + " (best)" * row["best"] for row in rows]),
+        *((name, [_cell(row, name) for row in rows]) for name in others),
+        ("images/s", [row["images_per_s"] for row in rows]),
+        ("message", [row["message"] or None for row in rows]),
+    ]
+    shown = [column for column in columns if any(cell is not None for cell in column[1])]
+    cells = [["-" if cell is None else str(cell) for cell in column] for _, column in shown]
+    return [heading for heading, _ in shown], [list(row) for row in zip(*cells, strict=True)]
+
+
+def _cell(row: Object, metric: str) -> str:
+    value = row["metrics"].get(metric)
+    return "-" if value is None else f"{value:.4g}"
+
+
+def outcome_text(outcome: Outcome, goal: Goal, *, is_new: bool) -> str:
+    """How a run has ended, in a line."""
+    if outcome.phase != "succeeded":
+        return f"{outcome.phase}: {outcome.message}".removesuffix(": ")
+    value = outcome.metrics.get(goal.metric)
+    told = "" if value is None else f": {goal.metric} {value:.4g}"
+    return f"succeeded{'' if is_new else ' before'}{told}"

@@ -1,0 +1,93 @@
+"""`python -m trainyard_trainer [--without-ray]`: one attempt at the run that `TRAINYARD_CONFIG` describes.
+
+Exit codes: 0 succeeded, 1 failed, 2 the config asks for something that cannot be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+
+from pydantic import ValidationError
+
+from trainyard_trainer.config.trainer_config import (
+    CONFIG_VARIABLE,
+    AnyConfig,
+    BoostingConfig,
+    OwnConfig,
+    read_config,
+)
+from trainyard_trainer.errors import ConfigError, TrainerError
+from trainyard_trainer.on_ray import leaving
+from trainyard_trainer.run_folder.attempt_scope import Leaving
+from trainyard_trainer.run_folder.log import Output
+
+LOG_VARIABLE = "TRAINYARD_LOG"
+"""Names a file that gets a copy of the driver's output."""
+
+
+def main(arguments: list[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
+    parser = argparse.ArgumentParser(prog="python -m trainyard_trainer", allow_abbrev=False)
+    parser.add_argument(
+        "--without-ray",
+        action="store_true",
+        help="train in this process alone, or in those that torchrun has started",
+    )
+    wanted = parser.parse_args(arguments)
+    leave = leaving.heeded(environment.get(leaving.VARIABLE))
+    with leave, Output(environment.get(LOG_VARIABLE)) as output:
+        try:
+            config = _config(environment)
+            # Only now: torch and Ray take seconds, and a wrong config needs neither.
+            if isinstance(config, OwnConfig):
+                if wanted.without_ray:
+                    raise ConfigError("--without-ray is for built-in recipes: own code runs alone")
+                from trainyard_trainer.user_code import command
+
+                command.run(config, output)
+            elif isinstance(config, BoostingConfig):
+                from trainyard_trainer.boosting import attempt
+
+                attempt.run(config, output, environment, without_ray=wanted.without_ray)
+            elif wanted.without_ray:
+                from trainyard_trainer.attempt import without_ray
+
+                without_ray.run(config, output, environment)
+            else:
+                from trainyard_trainer.on_ray import driver
+
+                driver.run(config, output)
+        except Leaving as error:
+            print(error, flush=True)
+            raise
+        except TrainerError as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            return error.exit_code
+        except Exception:  # noqa: BLE001 - the outermost handler
+            traceback.print_exc()
+            return 1
+    return 0
+
+
+def _config(environment: Mapping[str, str]) -> AnyConfig:
+    """Raises ConfigError."""
+    try:
+        return read_config(environment)
+    except KeyError:
+        raise ConfigError(
+            f"{CONFIG_VARIABLE} is not set: it holds the run's config as JSON.\n"
+            "       `trainyard train RUN.yaml` and `trainyard submit RUN.yaml` set it."
+        ) from None
+    except ValidationError as error:
+        problems = "".join(
+            f"\n       {'.'.join(map(str, problem['loc'])) or 'config'}: {problem['msg']}"
+            for problem in error.errors()
+        )
+        raise ConfigError(f"{CONFIG_VARIABLE} is not a valid config:{problems}") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,408 @@
+"""One attempt at a run, from its config to its summary, whoever starts the workers."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+from trainyard_trainer.checkpointing import resume
+from trainyard_trainer.checkpointing.checkpoint import (
+    VALIDATION,
+    Checkpoint,
+    Checkpoints,
+    Damaged,
+    best_of,
+)
+from trainyard_trainer.config.train import share_batch
+from trainyard_trainer.config.trainer_config import BoostingConfig, RecipeConfig, TrainerConfig
+from trainyard_trainer.data.preparation import run_data
+from trainyard_trainer.data.prepared import Prepared
+from trainyard_trainer.engine.worker import Outcome, Task
+from trainyard_trainer.errors import ConfigError, Diverged, RunError
+from trainyard_trainer.recipes.registry import recipe_of, speeds_in
+from trainyard_trainer.recipes.saved_model import deliver
+from trainyard_trainer.run_folder import attempt_scope
+from trainyard_trainer.run_folder.attempt_scope import say, storage_explained, under_way
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.lease import Lease
+from trainyard_trainer.run_folder.log import Output, ProgressPrinter
+from trainyard_trainer.run_folder.progress import (
+    Length,
+    Recorder,
+    Trained,
+    cleaned,
+    read_lines,
+    told_apart,
+)
+from trainyard_trainer.run_folder.startup import Startup, process_age_s
+from trainyard_trainer.run_folder.submission import record_submission
+from trainyard_trainer.versions import NETWORKS, versions
+
+Fit = Callable[[Task, RunFolder, Lease], Outcome]
+"""Trains what is left of a run with as many workers as its config says, while the lease holds."""
+
+AnyRecipe = TypeVar("AnyRecipe", TrainerConfig, BoostingConfig)
+
+
+def run(config: TrainerConfig, output: Output, fit: Fit) -> None:
+    """Bring the run to its end, from wherever it stands. Raises TrainerError."""
+    startup = Startup(began=time.time())
+    config = with_absolute_path(config)
+    folder = RunFolder.open(config.storage.path, config.name, config.storage.endpoint)
+
+    # Check all that can be checked before the run's folder is touched.
+    with storage_explained(config.storage):
+        parameters = check(config, folder)
+        with Lease.acquire(folder, say) as lease:
+            startup.reach("lease")
+            attempt = lease.attempt
+            failed = lambda error: summarise(  # noqa: E731
+                config, folder, resume.choose(folder), attempt, None, error=error
+            )
+            with under_way(folder, lease, output, failed):
+                data = open_data(config, folder)
+                length = check_data(config, data)
+                start = resume.choose(folder)
+                record_attempt(config, folder, attempt, start, startup)
+                describe(config, folder, data, length, parameters, attempt, start)
+
+                workers = config.scaling.num_workers
+                own = partial(speeds_in, config, worker=None)
+                recorder = Recorder(folder, length, attempt=attempt, workers=workers, own=own)
+                task = Task(config=config, data=data, attempt=attempt, startup=startup)
+                resumed_from, startup = train_what_is_left(
+                    start, recorder, startup, output, lambda: fit(task, folder, lease)
+                )
+                lease.check()
+                summary = finish(config, folder, data, length, attempt, resumed_from, startup)
+    print(f"summary {json.dumps(summary)}", flush=True)
+
+
+def open_data(config: TrainerConfig, folder: RunFolder) -> Prepared:
+    """The run's data set, prepared in its folder unless it is prepared elsewhere."""
+    return run_data.open_data(
+        config.data,
+        folder,
+        form=recipe_of(config.train).form(config.train.model),
+        storage_endpoint=config.storage.endpoint,
+        say=say,
+    )
+
+
+def with_absolute_path(config: AnyRecipe) -> AnyRecipe:
+    """The same config for workers, which have another working directory."""
+    data = config.data
+    data = data.model_copy(
+        update={
+            "source": run_data.absolute(data.source),
+            "valid_source": data.valid_source and run_data.absolute(data.valid_source),
+        }
+    )
+    return config.model_copy(update={"storage": config.storage.absolute(), "data": data})
+
+
+def train_what_is_left(
+    start: Checkpoint | None,
+    recorder: Recorder,
+    startup: Startup,
+    output: Output,
+    fit: Callable[[], Outcome],
+) -> tuple[str | None, Startup]:
+    """The checkpoint that the run went on from, and what its start took. Raises Diverged."""
+    trained = start.trained if start else Trained()
+    recorder.show_start(trained)
+    if trained.is_complete(recorder.length.epochs):
+        return start.name if start else None, startup
+    startup.reach("prepare")
+    with ProgressPrinter(recorder.folder, output, recorder.attempt):
+        outcome = fit()
+    if outcome.diverged:
+        raise Diverged(outcome.diverged)
+    return outcome.resumed_from, outcome.startup
+
+
+def fit_here(work: Callable[[], Outcome], folder: RunFolder, attempt: int) -> Outcome:
+    """Work in this process, which a first SIGTERM has save and leave. Raises Stopped if it did."""
+    # From here on SIGTERM is a notice: the loop takes a checkpoint and leaves.
+    stop = folder.stop(attempt)
+    signal.signal(signal.SIGTERM, lambda signum, frame: folder.write(stop, ""))
+    outcome = work()
+    attempt_scope.fail_on_sigterm()
+    if outcome.is_stopped:
+        raise attempt_scope.Stopped
+    return outcome
+
+
+# Checks.
+
+
+def check(config: TrainerConfig, folder: RunFolder) -> int:
+    """Number of the model's parameters. Raises ConfigError for what no attempt could mend."""
+    train = config.train
+    if train.fsdp2 and train.fsdp2.cpu_offload and not config.scaling.use_gpu:
+        raise ConfigError(
+            "train.fsdp2.cpu_offload = true takes weights off a GPU, and this run has none.\n"
+            "       Use false, or resources.gpus."
+        )
+    if train.deepspeed and train.deepspeed.offload != "none" and not config.scaling.use_gpu:
+        raise ConfigError(
+            f"train.deepspeed.offload = {train.deepspeed.offload} takes weights off a GPU, and this run has "
+            "none.\n       Use none, or resources.gpus."
+        )
+    if train.strategy == "deepspeed" and find_spec("deepspeed") is None:
+        raise ConfigError(
+            "train.strategy = deepspeed needs DeepSpeed, which is not installed here.\n"
+            "       pip install 'trainyard[deepspeed]', or use strategy fsdp2."
+        )
+    try:
+        for workers in config.scaling.sizes:
+            share_batch(config.train, workers)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    parameters = recipe_of(config.train).check(config.train.model)
+    resume.check_identity(folder, config)
+    return parameters
+
+
+def check_data(config: TrainerConfig, data: Prepared) -> Length:
+    """How long the run is. Raises ConfigError if model and batches do not fit the data."""
+    recipe_of(config.train).check_fit(config.train.model, data.images)
+    length = Length.of(config, data.num_train)
+    for workers in config.scaling.sizes:
+        check_share(config, length, workers)
+    return length
+
+
+def check_share(config: TrainerConfig, length: Length, workers: int) -> None:
+    """Raises ConfigError if a worker of so many would learn from a single sample and cannot."""
+    micro = share_batch(config.train, workers).micro_batch_size
+    sizes = {micro}
+    for size in {length.batch_size(0), length.batch_size(length.steps_per_epoch - 1)}:
+        for share in {size // workers, -(-size // workers)}:
+            sizes |= {share % micro} if share % micro else set()
+    recipe, model = recipe_of(config.train), config.train.model
+    if 1 in sizes and not recipe.takes_one_sample(model):
+        raise ConfigError(
+            f"train.global_batch_size = {length.global_batch_size} over {workers} workers leaves "
+            f"single {recipe.samples} of the {length.num_samples} for a step, and {recipe.title(model)} "
+            "cannot learn from one alone (batch norm).\n"
+            "       Use data.drop_last: true, another global_batch_size or micro_batch_size."
+        )
+
+
+# Records.
+
+
+def describe(
+    config: TrainerConfig,
+    folder: RunFolder,
+    data: Prepared,
+    length: Length,
+    parameters: int,
+    attempt: int,
+    start: Checkpoint | None,
+) -> None:
+    """Print what is about to happen, in numbers."""
+    recipe, workers = recipe_of(config.train), config.scaling.num_workers
+    share = share_batch(config.train, workers)
+    fewest = config.scaling.min_workers
+    at_least = f", at least {fewest} of them," if fewest else ""
+    passes = f" in {share.accumulation} passes" if share.accumulation > 1 else ""
+    rest = (
+        f"; {length.dropped_per_epoch} {recipe.samples} are left out of each epoch"
+        if length.dropped_per_epoch
+        else ""
+    )
+    bad = f", {data.bad_samples} bad ones left out" if data.bad_samples else ""
+    lines = (
+        f"run {config.name}, attempt {attempt}: {folder.show(folder.root)}",
+        "versions: " + ", ".join(f"{name} {version}" for name, version in versions().items()),
+        f"data: {data.images.source}, {data.num_train:,} training and {data.num_valid:,} validation "
+        f"{recipe.describe(data.images)}{bad}, by the {config.data.loader} loader",
+        f"model: {recipe.title(config.train.model)}, {parameters:,} parameters",
+        f"plan: {length.epochs} epochs of {length.steps_per_epoch} steps of "
+        f"{length.global_batch_size} {recipe.samples}, {share.samples} on each of {workers} workers{at_least}"
+        f"{passes}{rest}",
+        f"start: checkpoint {start.name}" if start else "start: from scratch",
+    )
+    print("\n".join(lines), flush=True)
+
+
+def record_attempt(
+    config: RecipeConfig,
+    folder: RunFolder,
+    attempt: int,
+    start: Checkpoint | None,
+    startup: Startup,
+    packages: Sequence[str] = NETWORKS,
+) -> None:
+    record = {
+        "attempt": attempt,
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "began": round(startup.began, 3),
+        "imports_s": round(process_age_s() - (time.time() - startup.began), 3),
+        "lease_s": round(startup.seconds["lease"], 3),
+        "reached_step": resume.reached_step(folder),
+        "resumed_from": start.name if start else None,
+        "workers": config.scaling.num_workers,
+        "versions": versions(packages),
+    }
+    folder.append(folder.attempts, json.dumps(record) + "\n")
+    folder.write(folder.run, config.model_dump_json(indent=2))
+    record_submission(folder, None)
+
+
+# Ends.
+
+
+def finish(
+    config: TrainerConfig,
+    folder: RunFolder,
+    data: Prepared,
+    length: Length,
+    attempt: int,
+    resumed_from: str | None,
+    startup: Startup,
+) -> dict[str, Any]:
+    """Make model, report and summary of the checkpoint to deliver; returns the summary."""
+    from trainyard_trainer.report.report import (
+        write_report,  # it imports matplotlib, which no start need wait for
+    )
+
+    checkpoints = Checkpoints(folder)
+    last, delivered = last_and_delivered(checkpoints, config, config.train.epochs, "epoch")
+    deliver(folder, checkpoints, delivered)
+    summary = summarise(config, folder, last, attempt, resumed_from, error=None)
+    summary |= {
+        "checkpoint": delivered.name,
+        "bad_samples": data.bad_samples,
+        "dropped_per_epoch": length.dropped_per_epoch,
+        "startup": startup.to_json(),
+    }
+    validation = checkpoints.load(delivered.name, VALIDATION)
+    own = recipe_of(config.train).findings(folder, config, data, summary, validation)
+    write_report(folder, config, data, summary, own)
+    folder.write(folder.summary, json.dumps(summary, indent=2))
+    return summary
+
+
+def last_and_delivered(
+    checkpoints: Checkpoints, config: RecipeConfig, epochs: int, unit: str
+) -> tuple[Checkpoint, Checkpoint]:
+    """The checkpoint at the end of training, and the one whose weights the run delivers.
+
+    Raises RunError if the former is missing, or either is damaged.
+    """
+    folder = checkpoints.folder
+    last = resume.choose(folder, print)
+    if last is None or not last.trained.is_complete(epochs):
+        raise RunError(
+            f"training ended, but the last intact checkpoint in {folder.show(folder.checkpoints)} "
+            f"is {f'{last.name} of {unit} {last.trained.epoch}' if last else 'missing'}. "
+            "Start the run again: it goes on from there."
+        )
+    is_last = config.checkpoint.deliver == "last"
+    return last, last if is_last else best_intact(checkpoints, config)
+
+
+def best_intact(checkpoints: Checkpoints, config: RecipeConfig) -> Checkpoint:
+    """The best checkpoint. Raises RunError if it is damaged: the next best may be far from it."""
+    best = best_of(resume.descended(checkpoints.folder), config.checkpoint.best)
+    assert best is not None  # the last one is there
+    try:
+        return checkpoints.check(best.name)
+    except Damaged as reason:
+        raise RunError(
+            f"the best checkpoint, {best.name}, cannot be delivered: {reason}.\n"
+            f"       Set checkpoint.deliver: last, or remove "
+            f"{checkpoints.folder.show(checkpoints.path(best.name))} for the next best, and start again."
+        ) from None
+
+
+def last_workers(config: TrainerConfig, folder: RunFolder) -> int:
+    """How many workers the last group had; an elastic run has had several numbers."""
+    if not config.scaling.is_elastic or not folder.exists(folder.progress):
+        return config.scaling.num_workers
+    workers: int = json.loads(folder.read(folder.progress))["workers"]
+    return workers
+
+
+def speeds_of(config: TrainerConfig, folder: RunFolder, trained: Trained) -> dict[str, float]:
+    """How fast it was in the recipe's own units; what only workers can tell, as in the last epoch."""
+    recipe, model = recipe_of(config.train), config.train.model
+    told = recipe.speeds(model, trained.images_per_s, worker=None)
+    speeds = {name: round(speed, 1) for name, speed in told.items()}
+    ended = [line for line in read_lines(folder, folder.metrics) if line["kind"] == "epoch"]
+    if ended and "mfu" in ended[-1]:
+        speeds["mfu"] = ended[-1]["mfu"]
+    return speeds
+
+
+def summarise(
+    config: TrainerConfig,
+    folder: RunFolder,
+    last: Checkpoint | None,
+    attempt: int,
+    resumed_from: str | None,
+    *,
+    error: str | None,
+) -> dict[str, Any]:
+    """What summary.json holds."""
+    trained = last.trained if last else Trained()
+    return summary_of(
+        config,
+        folder,
+        trained,
+        best_of(resume.descended(folder), config.checkpoint.best),
+        attempt,
+        resumed_from,
+        own=speeds_of(config, folder, trained),
+        workers=last_workers(config, folder),
+        model=folder.model,
+        error=error,
+    )
+
+
+def summary_of(
+    config: RecipeConfig,
+    folder: RunFolder,
+    trained: Trained,
+    best: Checkpoint | None,
+    attempt: int,
+    resumed_from: str | None,
+    *,
+    own: dict[str, Any],
+    workers: int,
+    model: str,
+    error: str | None,
+) -> dict[str, Any]:
+    """What the summaries of all recipes hold, and `own` of one of them."""
+    summary = {
+        "name": config.name,
+        "outcome": "failed" if error else "succeeded",
+        "val_accuracy": trained.val_accuracy,
+        "best_val_accuracy": best.trained.val_accuracy if best else None,
+        "best_epoch": best.trained.epoch if best else None,
+        "epochs": trained.epoch,
+        "stopped_early": trained.is_stopped_early,
+        "steps": trained.step,
+        "samples_seen": trained.samples,
+        "images_per_s": round(trained.images_per_s, 1),
+        **own,
+        "attempts": attempt,
+        "resumed_from": resumed_from,
+        "train_s": round(trained.train_s, 1),
+        "seconds": {name: round(trained.seconds.get(name, 0.0), 3) for name in told_apart(config)},
+        "workers": workers,
+        "model": folder.show(model),
+        "metrics": folder.show(folder.metrics),
+        "report": folder.show(folder.report),
+        "error": error,
+    }
+    return cleaned(summary)

@@ -1,0 +1,1 @@
+"""Gradient boosting with XGBoost or LightGBM: another engine, with the same attempts and checkpoints."""

@@ -1,0 +1,238 @@
+"""One attempt at a run of `gradient_boosting`, from its config to its summary."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from trainyard_trainer.attempt.attempt import (
+    fit_here,
+    last_and_delivered,
+    record_attempt,
+    summary_of,
+    train_what_is_left,
+    with_absolute_path,
+)
+from trainyard_trainer.boosting.libraries import LIBRARIES, Library
+from trainyard_trainer.boosting.rounds import RoundRecorder, Task, work
+from trainyard_trainer.boosting.table import Prepared, check_shares, prepare
+from trainyard_trainer.checkpointing import resume
+from trainyard_trainer.checkpointing.checkpoint import Checkpoint, Checkpoints, best_of
+from trainyard_trainer.checkpointing.inventory import result_of
+from trainyard_trainer.config.trainer_config import BoostingConfig
+from trainyard_trainer.engine.worker import Outcome
+from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.run_folder.attempt_scope import say, storage_explained, under_way
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.lease import Lease
+from trainyard_trainer.run_folder.log import Output
+from trainyard_trainer.run_folder.progress import Trained
+from trainyard_trainer.run_folder.startup import Startup
+from trainyard_trainer.versions import versions
+
+Fit = Callable[[Task, RunFolder, Lease], Outcome]
+"""Boosts what is left of a run with as many workers as its config says, while the lease holds."""
+
+
+def run(
+    config: BoostingConfig,
+    output: Output,
+    environment: Mapping[str, str],
+    *,
+    without_ray: bool = False,
+) -> None:
+    """Bring the run to its end, from wherever it stands. Raises TrainerError."""
+    fit: Fit
+    if without_ray:
+        require_one_process(config, environment)
+        fit = fit_alone
+    else:
+        from trainyard_trainer.boosting import workers
+
+        fit = workers.fit
+    startup = Startup(began=time.time())
+    config = with_absolute_path(config)
+    library = LIBRARIES[config.train.library]
+    folder = RunFolder.open(config.storage.path, config.name, config.storage.endpoint)
+    with storage_explained(config.storage):
+        resume.check_identity(folder, config)
+        table = prepare(config.data, config.train, config.storage.endpoint, say)
+        check_shares(table, config.scaling.num_workers)
+        with Lease.acquire(folder, say) as lease:
+            startup.reach("lease")
+            attempt = lease.attempt
+            failed = lambda error: summarise(  # noqa: E731
+                config, folder, resume.choose(folder), attempt, None, error=error
+            )
+            with under_way(folder, lease, output, failed):
+                start = resume.choose(folder)
+                if start:
+                    check_same_rows(start, table)
+                packages = ("ray", library.package)
+                record_attempt(config, folder, attempt, start, startup, packages)
+                describe(config, folder, table, attempt, start)
+
+                task = Task(config=config, table=table, attempt=attempt, startup=startup)
+                recorder = RoundRecorder(folder, task, config.scaling.num_workers)
+                resumed_from, startup = train_what_is_left(
+                    start, recorder, startup, output, lambda: fit(task, folder, lease)
+                )
+                lease.check()
+                summary = finish(config, folder, table, attempt, resumed_from, startup)
+    say(f"summary {json.dumps(summary)}")
+
+
+# Without Ray.
+
+
+def require_one_process(config: BoostingConfig, environment: Mapping[str, str]) -> None:
+    """Raises ConfigError."""
+    workers = max(config.scaling.num_workers, int(environment.get("WORLD_SIZE", 1)))
+    if workers > 1:
+        raise ConfigError(
+            f"the run has {workers} workers, which find each other by Ray alone where train.recipe = "
+            "gradient_boosting. Use one (--workers 1), or Ray."
+        )
+
+
+def fit_alone(task: Task, folder: RunFolder, lease: Lease) -> Outcome:
+    """Boost in this process."""
+    return fit_here(lambda: work(task, Worker(device=torch.device("cpu"))), folder, task.attempt)
+
+
+# Checks and records.
+
+
+def check_same_rows(start: Checkpoint, table: Prepared) -> None:
+    """Raises ConfigError if the files are others than those that a checkpoint has learnt from."""
+    if start.images["stamp"] != table.stamp:
+        raise ConfigError(
+            f"the files of {table.source} are not those that checkpoint {start.name} has learnt from: names, "
+            "sizes or numbers of rows differ.\n       Give this run another name (--name), or set the old "
+            "folder aside (--fresh)."
+        )
+
+
+def describe(
+    config: BoostingConfig,
+    folder: RunFolder,
+    table: Prepared,
+    attempt: int,
+    start: Checkpoint | None,
+) -> None:
+    """Print what is about to happen, in numbers."""
+    train, workers = config.train, config.scaling.num_workers
+    packages = ("ray", LIBRARIES[train.library].package)
+    kind = f", {len(table.classes)} classes" if table.classes else ""
+    lines = (
+        f"run {config.name}, attempt {attempt}: {folder.show(folder.root)}",
+        "versions: "
+        + ", ".join(f"{name} {version}" for name, version in versions(packages).items()),
+        f"data: {table.source}, {table.train.rows:,} training and {table.valid.rows:,} validation rows, "
+        f"{len(table.columns)} columns{kind}",
+        f"model: {title(config)}",
+        f"plan: {train.rounds} rounds, {-(-table.train.rows // workers):,} rows on each of {workers} workers",
+        f"start: checkpoint {start.name}" if start else "start: from scratch",
+    )
+    say("\n".join(lines))
+
+
+def title(config: BoostingConfig) -> str:
+    """The model in a few words."""
+    name = {"xgboost": "XGBoost", "lightgbm": "LightGBM"}[config.train.library]
+    return f"{name} trees of depth {config.train.max_depth}"
+
+
+# Ends.
+
+
+def finish(
+    config: BoostingConfig,
+    folder: RunFolder,
+    table: Prepared,
+    attempt: int,
+    resumed_from: str | None,
+    startup: Startup,
+) -> dict[str, Any]:
+    """Make model, report and summary of the checkpoint to deliver; returns the summary."""
+    from trainyard_trainer.boosting.report import write_report  # matplotlib comes with it
+
+    checkpoints = Checkpoints(folder)
+    last, delivered = last_and_delivered(checkpoints, config, config.train.rounds, "round")
+    library = LIBRARIES[config.train.library]
+    model = folder.read(checkpoints.path(delivered.name, library.file))
+    folder.write(folder.trees(library.file), model)
+    folder.write(folder.model_facts, json.dumps(facts_of(delivered, library), indent=2))
+    summary = summarise(config, folder, last, attempt, resumed_from, error=None)
+    summary |= {"checkpoint": delivered.name, "startup": startup.to_json()}
+    write_report(
+        folder,
+        config,
+        table,
+        summary,
+        delivered.trained,
+        library.importance(model, delivered.images),
+        title(config),
+    )
+    folder.write(folder.summary, json.dumps(summary, indent=2))
+    return summary
+
+
+def facts_of(checkpoint: Checkpoint, library: Library) -> dict[str, Any]:
+    """What whoever uses the model must know: its file, its columns, and what its numbers mean."""
+    train = checkpoint.config["train"]
+    return {
+        "run": checkpoint.config["name"],
+        "checkpoint": checkpoint.name,
+        "recipe": train["recipe"],
+        "library": train["library"],
+        "objective": train["objective"],
+        "file": library.file,
+        "model": train,
+        "images": checkpoint.images,
+        "trained": result_of(checkpoint.trained),
+    }
+
+
+def summarise(
+    config: BoostingConfig,
+    folder: RunFolder,
+    last: Checkpoint | None,
+    attempt: int,
+    resumed_from: str | None,
+    *,
+    error: str | None,
+) -> dict[str, Any]:
+    """What summary.json holds."""
+    trained = last.trained if last else Trained()
+    best = best_of(resume.descended(folder), config.checkpoint.best)
+    is_regression = config.train.objective == "regression"
+    rooted = {
+        f"{part}rmse": None if loss is None else math.sqrt(loss)
+        for part, loss in (("", trained.loss), ("val_", trained.val_loss))
+        if is_regression
+    }
+    return summary_of(
+        config,
+        folder,
+        trained,
+        best,
+        attempt,
+        resumed_from,
+        own={
+            "val_loss": trained.val_loss,
+            "best_val_loss": best.trained.val_loss if best else None,
+            **rooted,
+            "rounds": trained.epoch,
+            "rows_per_s": round(trained.images_per_s, 1),
+        },
+        workers=config.scaling.num_workers,
+        model=folder.trees(LIBRARIES[config.train.library].file),
+        error=error,
+    )

@@ -1,0 +1,293 @@
+"""One worker of a run of `gradient_boosting`, from its place in the group to its last round."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from trainyard_trainer.boosting import libraries
+from trainyard_trainer.boosting.libraries import LIBRARIES, Figures
+from trainyard_trainer.boosting.table import Prepared, read_share
+from trainyard_trainer.checkpointing.checkpoint import VALIDATION, Checkpoints
+from trainyard_trainer.checkpointing.resume import note_started
+from trainyard_trainer.checkpointing.saver import Saver
+from trainyard_trainer.config.trainer_config import BoostingConfig
+from trainyard_trainer.engine.loop import REPORT_INTERVAL_S, Clock, Spent, peak_memory_bytes
+from trainyard_trainer.engine.step_sync import Notices, Talk
+from trainyard_trainer.engine.worker import Outcome, commit, enter, shown_also, stop_heard
+from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.lease import Fence
+from trainyard_trainer.run_folder.progress import (
+    Length,
+    Recorder,
+    Report,
+    Trained,
+    eta_s,
+    per_second,
+)
+from trainyard_trainer.run_folder.startup import Startup
+from trainyard_trainer.run_folder.tensorboard import TensorBoard
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """What a worker is told; goes over the network."""
+
+    config: BoostingConfig
+    table: Prepared
+    attempt: int
+    startup: Startup
+
+
+def length_of(config: BoostingConfig, table: Prepared) -> Length:
+    """A round sees each row once: it is an epoch of one step."""
+    return Length(
+        epochs=config.train.rounds,
+        num_samples=table.train.rows,
+        global_batch_size=table.train.rows,
+        drop_last=False,
+    )
+
+
+def work(
+    task: Task,
+    worker: Worker,
+    *,
+    network: Callable[[], Record] = dict,
+    drain_s: Callable[[], float | None] = lambda: None,
+    gauges: Callable[[Record], None] = lambda record: None,
+    ray_worker: str = "",
+) -> Outcome:
+    """Boost with this worker's share of the rows until all rounds are done.
+
+    `network` says how LightGBM's workers find each other, `ray_worker` is its id in Ray's own logs.
+    """
+    config, table = task.config, task.table
+    library = LIBRARIES[config.train.library]
+    torch.set_num_threads(config.scaling.cpus_per_worker)
+    entered = enter(task, worker, ray_worker)
+    folder, fence, startup = entered.folder, entered.fence, entered.startup
+    checkpoints = Checkpoints(folder)
+    trained, model = Trained(), None
+    if entered.name is not None:
+        trained = checkpoints.read_manifest(entered.name).trained
+        model = folder.read(checkpoints.path(entered.name, library.file))
+    spent = Spent(trained.seconds, startup=time.time() - startup.began)
+    with spent.on("data"):
+        rows, valid = (
+            read_share(table, part, worker.rank, worker.world_size)
+            for part in (table.train, table.valid)
+        )
+    startup.reach("first_batch")
+
+    def started() -> None:
+        startup.reach("first_step")
+        if fence:
+            note_started(folder, fence, startup)
+
+    with ExitStack() as stack:
+        records, is_stopping = None, lambda: False
+        if fence:
+            records = stack.enter_context(_records(task, trained, fence, worker, gauges))
+            is_stopping = stack.enter_context(stop_heard(folder, fence))
+        rounds = Rounds(
+            task,
+            worker,
+            trained,
+            spent,
+            records,
+            Notices(drain_s=drain_s, is_stopping=is_stopping),
+            started,
+        )
+        library.boost(
+            libraries.Task(
+                train=config.train,
+                table=table,
+                rows=rows,
+                valid=valid,
+                worker=worker,
+                threads=config.scaling.cpus_per_worker,
+                network=network,
+            ),
+            model,
+            trained.epoch,
+            rounds,
+        )
+    done = rounds.trained
+    return Outcome(
+        resumed_from=entered.name,
+        trained=done,
+        startup=startup,
+        is_stopped=not rounds.diverged and not done.is_complete(config.train.rounds),
+        diverged=rounds.diverged,
+    )
+
+
+class Rounds:
+    """What happens after each round, on all workers alike: report, save, and hear whether to stop."""
+
+    def __init__(
+        self,
+        task: Task,
+        worker: Worker,
+        trained: Trained,
+        spent: Spent,
+        records: Records | None,
+        notices: Notices,
+        started: Callable[[], None],
+    ) -> None:
+        """`records` has rank 0; `started` is called once, after the first round."""
+        self.trained = trained
+        self.diverged: str | None = None
+        self._task = task
+        self._worker = worker
+        self._at_start = trained
+        self._spent = spent
+        self._records = records
+        self._started = started
+        self._length = length_of(task.config, task.table)
+        self._talk = Talk(task.config.checkpoint, worker, notices, self._length, trained)
+        self._running, self._round = Clock(), Clock()
+
+    def __call__(self, figures: Figures, model: Callable[[], bytes]) -> bool:
+        """Whether to go on."""
+        config, length = self._task.config, self._length
+        round_s = self._round.seconds()
+        self._spent.add("compute", round_s)
+        if self.trained is self._at_start:
+            self._started()
+        number = self.trained.epoch + 1
+        if not (math.isfinite(figures.loss) and math.isfinite(figures.val_loss)):
+            self.diverged = (
+                f"the loss became NaN or infinite in round {number}. The last good checkpoint is kept. Lower "
+                "train.learning_rate, or look for labels that are too large."
+            )
+            return False
+        self.trained = replace(
+            self.trained,
+            epoch=number,
+            step=number,
+            samples=number * length.num_samples,
+            train_s=self._at_start.train_s + self._running.seconds(),
+            seconds=self._spent.snapshot(),
+            **asdict(figures),
+        )
+        is_last = number == length.epochs
+        if self._records:
+            self._records.report(self._report(round_s, is_last))
+        order = None
+        if self._talk.is_due(number) and not is_last:
+            is_saving = self._records is not None and self._records.saver.is_busy
+            order = self._talk.hold(self.trained, is_saving=is_saving, is_bad=False)
+        is_wanted = number % config.checkpoint.every_rounds == 0 or is_last
+        if self._records and (is_wanted or (order and order.is_save)):
+            with self._spent.on("checkpoint"):
+                self._records.save(replace(self.trained, seconds=self._spent.snapshot()), model())
+                if order and order.is_urgent:
+                    self._records.saver.wait()
+        self._talk.note_epoch(self.trained)
+        self._round = Clock()
+        return not (order and order.is_stop)
+
+    def _report(self, round_s: float, is_last: bool) -> Report:
+        length, now = self._length, self.trained
+        eta = eta_s(length.samples, now.samples, self._at_start.samples, self._running.seconds())
+        return Report(
+            kind="epoch",
+            epoch=now.epoch,
+            step=now.step,
+            samples=now.samples,
+            loss=now.loss,
+            accuracy=now.accuracy,
+            learning_rate=self._task.config.train.learning_rate,
+            images_per_s=per_second(length.num_samples, round_s),
+            eta_s=0.0 if is_last else eta,
+            data_wait_s=None,
+            step_s=round_s,
+            checkpoint_stall_s=0.0,
+            memory_bytes=peak_memory_bytes(self._worker),
+            val_loss=now.val_loss,
+            val_accuracy=now.val_accuracy,
+        )
+
+
+class RoundRecorder(Recorder):
+    """A recorder of rounds, which may come a hundred times a second."""
+
+    shown_at = -math.inf
+
+    def __init__(self, folder: RunFolder, task: Task, workers: int, **also: Any) -> None:
+        length = length_of(task.config, task.table)
+        super().__init__(folder, length, attempt=task.attempt, workers=workers, own=_own, **also)
+
+    def show(self, report: Report) -> Record:
+        now = time.monotonic()
+        if now - self.shown_at < REPORT_INTERVAL_S and report.epoch < self.length.epochs:
+            return self.standing(report)
+        self.shown_at = now
+        return super().show(report)
+
+
+def _own(report: Report) -> dict[str, float]:
+    told = {"rows_per_s": report.images_per_s}
+    if report.accuracy is None and report.loss is not None and report.val_loss is not None:
+        told |= {"rmse": math.sqrt(report.loss), "val_rmse": math.sqrt(report.val_loss)}
+    return told
+
+
+class Records:
+    """What rank 0 leaves in the run's folder, behind its fence."""
+
+    def __init__(self, task: Task, fence: Fence, recorder: Recorder) -> None:
+        self.task = task
+        self.checkpoints = Checkpoints(fence.folder)
+        self.fence = fence
+        self.recorder = recorder
+        self.saver = Saver(self._save)
+
+    def report(self, report: Report) -> None:
+        self.recorder(report)
+
+    def save(self, trained: Trained, model: bytes) -> None:
+        """Begin to save; waits while an earlier save is under way."""
+        self.saver.start(trained=trained, model=model)
+
+    def _save(self, content: Record) -> None:
+        """In the saver's thread."""
+        # A checkpoint whose metrics are missing could not be explained.
+        self.recorder.flush()
+        config, trained = self.task.config, content["trained"]
+        contents = {
+            LIBRARIES[config.train.library].file: content["model"],
+            VALIDATION: {"loss": trained.val_loss, "accuracy": trained.val_accuracy},
+        }
+        images = self.task.table.to_json()
+        commit(self.checkpoints, self.fence, config, trained, contents, images=images)
+
+
+@contextmanager
+def _records(
+    task: Task,
+    trained: Trained,
+    fence: Fence,
+    worker: Worker,
+    gauges: Callable[[Record], None],
+) -> Iterator[Records]:
+    board = TensorBoard(fence.folder, samples=trained.samples, shows_epochs=False)
+    with shown_also(board, gauges) as also:
+        recorder = RoundRecorder(
+            fence.folder, task, worker.world_size, also=also, check=fence.check
+        )
+        records = Records(task, fence, recorder)
+        with records.saver:
+            yield records
+        recorder.close()

@@ -1,0 +1,91 @@
+"""The workers of a run of `gradient_boosting` on Ray: Ray Train's own trainers around each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from trainyard_trainer.on_ray import driver  # first: Ray reads some variables when it is imported
+
+# isort: split
+import ray
+import ray.train
+import ray.train.collective
+import ray.util
+import torch
+from torch import distributed
+
+from trainyard_trainer.boosting.rounds import Task, work
+from trainyard_trainer.engine.worker import Outcome
+from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.lease import Lease
+
+
+def fit(task: Task, folder: RunFolder, lease: Lease) -> Outcome:
+    """Boost on Ray, with as many workers as the config says."""
+    return driver.fit(task, folder, lease, make_trainer)
+
+
+def make_trainer(task: Task, **common: Any) -> Any:
+    """XGBoostTrainer or LightGBMTrainer: they make the group in which the library's workers talk."""
+    told = {"train_loop_config": {"task": task}, **common}
+    if task.config.train.library == "xgboost":
+        from ray.train.xgboost import XGBoostTrainer
+
+        return XGBoostTrainer(train_worker, **told)
+    from ray.train.lightgbm import LightGBMTrainer
+
+    return LightGBMTrainer(train_worker, **told)
+
+
+def train_worker(told: dict[str, Task]) -> Any:
+    """What each Ray Train worker runs: its work, with its place in the group and Ray's own tools."""
+    task = told["task"]
+    with joined(task) as worker:
+        outcome = work(
+            task,
+            worker,
+            network=network_of_lightgbm,
+            drain_s=driver.seconds_until_drain,
+            gauges=driver.Gauges(task) if worker.rank == 0 else lambda record: None,
+            ray_worker=ray.get_runtime_context().get_worker_id(),
+        )
+    return outcome.to_plain()
+
+
+def network_of_lightgbm() -> dict[str, Any]:
+    """Of no use to XGBoost, which Ray Train has joined already."""
+    from ray.train import lightgbm
+
+    return dict(lightgbm.get_network_params())
+
+
+@contextmanager
+def joined(task: Task) -> Iterator[Worker]:
+    """This worker, in a group of torch: both libraries keep to themselves what they exchange."""
+    context = ray.train.get_context()
+    rank, size = context.get_world_rank(), context.get_world_size()
+    if size > 1:
+        timeout = timedelta(seconds=task.config.faults.collective_timeout_s)
+        store, place = None, None
+        if rank == 0:
+            # Port 0: whichever is free.
+            here = ray.util.get_node_ip_address()
+            store = distributed.TCPStore(
+                here, 0, size, is_master=True, timeout=timeout, wait_for_workers=False
+            )
+            place = (here, store.port)
+        host, port = ray.train.collective.broadcast_from_rank_zero(place)
+        if store is None:
+            store = distributed.TCPStore(host, port, size, is_master=False, timeout=timeout)
+        distributed.init_process_group(
+            "gloo", store=store, rank=rank, world_size=size, timeout=timeout
+        )
+    try:
+        yield Worker(rank=rank, world_size=size, device=torch.device("cpu"))
+    finally:
+        if size > 1:
+            distributed.destroy_process_group()

@@ -1,0 +1,1 @@
+"""Checkpoints: save, verify, choose, retain and resume; whole files and sharded formats."""

@@ -1,0 +1,5 @@
+"""Data sets: sources, preparation into Parquet, and loading into batches.
+
+`prepared` is the format of a prepared data set and `image_codec` reads and writes picture files; the three
+rooms below build on both.
+"""

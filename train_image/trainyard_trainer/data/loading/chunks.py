@@ -1,0 +1,141 @@
+"""A stream of samples, and what is made of it: another order, batches of exact sizes, a head start."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Generic, TypeVar, cast
+
+import numpy as np
+import torch
+
+from trainyard_trainer.data.loading.batch import Batch
+
+T = TypeVar("T")
+
+Columns = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Pixels, labels and ids of some samples."""
+
+
+def copied(columns: Columns, places: np.ndarray, *, is_pinned: bool) -> Batch:
+    """The samples at these places, in memory of their own."""
+    if not is_pinned:
+        return Batch(*(torch.from_numpy(column[places]) for column in columns))
+    tensors = [
+        torch.empty((len(places), *column.shape[1:]), dtype=dtype, pin_memory=True)
+        for column, dtype in zip(columns, (torch.uint8, torch.int64, torch.int64), strict=True)
+    ]
+    for tensor, column in zip(tensors, columns, strict=True):
+        # In its own mode, "raise", numpy would make another copy first.
+        np.take(column, places, axis=0, out=tensor.numpy(), mode="clip")
+    return Batch(*tensors)
+
+
+def joined(parts: list[Batch]) -> Batch:
+    return parts[0] if len(parts) == 1 else Batch(*map(torch.cat, zip(*parts, strict=True)))
+
+
+def cut(chunks: Iterable[Batch], sizes: Iterable[int]) -> Iterator[Batch]:
+    """Batches of these sizes, none of them 0, out of chunks of any size."""
+    chunks = iter(chunks)
+    chunk, start = next(chunks), 0
+    for size in sizes:
+        parts, missing = [], size
+        while missing:
+            if start == len(chunk.ids):
+                chunk, start = next(chunks), 0
+            end = min(start + missing, len(chunk.ids))
+            parts.append(Batch(*(column[start:end] for column in chunk)))
+            start, missing = end, missing - (end - start)
+        yield joined(parts)
+
+
+def in_order(chunks: Iterable[Columns], *, is_pinned: bool) -> Iterator[Batch]:
+    """The same samples in the same order."""
+    for chunk in chunks:
+        yield copied(chunk, np.arange(len(chunk[0])), is_pinned=is_pinned)
+
+
+def shuffled(
+    chunks: Iterable[Columns], room: int, random: np.random.Generator, *, is_pinned: bool
+) -> Iterator[Batch]:
+    """The same samples; each changes places with one of `room` others that wait. No chunk may be larger."""
+    waiting: Columns | None = None
+    filled = largest = 0
+    for chunk in chunks:
+        count = len(chunk[0])
+        largest = max(largest, count)
+        if waiting is None:
+            pixels, labels, ids = (
+                np.empty((room, *column.shape[1:]), column.dtype) for column in chunk
+            )
+            waiting = pixels, labels, ids
+        stay = min(room - filled, count)
+        for column, new in zip(waiting, chunk, strict=True):
+            column[filled : filled + stay] = new[:stay]
+        filled += stay
+        if stay < count:
+            places = random.choice(filled, count - stay, replace=False)
+            yield copied(waiting, places, is_pinned=is_pinned)
+            for column, new in zip(waiting, chunk, strict=True):
+                column[places] = new[stay:]
+    if waiting:
+        order = random.permutation(filled)
+        for start in range(0, filled, largest):
+            yield copied(waiting, order[start : start + largest], is_pinned=is_pinned)
+
+
+class Ahead(Generic[T]):
+    """The same items, some of them made before they are asked for, by a thread of their own.
+
+    What goes wrong there is raised here. `on_silence` says what to raise if nothing comes for so long.
+    """
+
+    def __init__(
+        self,
+        items: Iterable[T],
+        depth: int,
+        *,
+        silence_s: float | None = None,
+        on_silence: Callable[[], Exception] = TimeoutError,
+    ) -> None:
+        self.silence_s = silence_s
+        self.on_silence = on_silence
+        self._made: queue.Queue[_Made[T]] = queue.Queue(depth)
+        self._is_left = threading.Event()
+        arguments = (items, self._made, self._is_left)
+        threading.Thread(target=_make, args=arguments, name="ahead", daemon=True).start()
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        try:
+            item, error = self._made.get(timeout=self.silence_s)
+        except queue.Empty:
+            raise self.on_silence() from None
+        if error is not None:
+            self._made.put((None, error))  # again, whenever it is asked
+            raise error
+        return cast(T, item)
+
+    def __del__(self) -> None:
+        self._is_left.set()
+        with suppress(queue.Empty):
+            self._made.get_nowait()  # wakes the thread, if it waits for a place
+
+
+_Made = tuple[T | None, BaseException | None]
+
+
+def _make(items: Iterable[T], made: queue.Queue[_Made[T]], is_left: threading.Event) -> None:
+    try:
+        for item in items:
+            made.put((item, None))
+            if is_left.is_set():
+                return
+        made.put((None, StopIteration()))
+    except BaseException as error:  # noqa: BLE001 - raised where the items are asked for
+        made.put((None, error))

@@ -1,0 +1,80 @@
+"""uint8 pixels as the model wants them, made on the device where they are: no step per image, no generator.
+
+What is drawn for an image depends on seed, epoch and the image's id alone. So augmentation is the same
+at any number of workers, and a run that goes on in mid-epoch needs no generator's state for it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from trainyard_trainer.config.data import Augment
+from trainyard_trainer.data.loading.batch import Batch
+from trainyard_trainer.data.prepared import Images
+
+
+class ToInput:
+    """Normalises by the training images' mean and spread, and resizes to the model's square."""
+
+    def __init__(self, images: Images, image_size: int, device: torch.device) -> None:
+        self.image_size = image_size
+        # pixel / 255 - mean, over spread, as one multiplication and one addition.
+        mean = torch.tensor(images.mean, device=device).view(1, -1, 1, 1)
+        spread = torch.tensor(images.spread, device=device).view(1, -1, 1, 1)
+        self.factor = 1 / (255 * spread)
+        self.summand = -mean / spread
+
+    def __call__(self, pixels_NCHW: torch.Tensor) -> torch.Tensor:
+        """float32 (N, C, image_size, image_size)."""
+        inputs = torch.addcmul(self.summand, pixels_NCHW.float(), self.factor)
+        size = self.image_size
+        if inputs.shape[-2:] == (size, size):
+            return inputs
+        return functional.interpolate(inputs, size=size, mode="bilinear", antialias=True)
+
+
+def augmented(batch: Batch, augment: Augment, *, seed: int, epoch: int) -> torch.Tensor:
+    """The batch's pixels, each image changed in its own way."""
+    pixels = batch.pixels
+    if augment.flip:
+        mirrored = random_numbers(batch.ids, seed, epoch, stream=0) % 2 == 0
+        pixels = torch.where(mirrored.view(-1, 1, 1, 1), pixels.flip(-1), pixels)
+    if augment.crop:
+        choices = 2 * augment.crop + 1
+        down = random_numbers(batch.ids, seed, epoch, stream=1) % choices
+        right = random_numbers(batch.ids, seed, epoch, stream=2) % choices
+        pixels = cut(functional.pad(pixels, [augment.crop] * 4), down, right, pixels.shape[-2:])
+    return pixels
+
+
+def cut(
+    pixels_NCHW: torch.Tensor, down: torch.Tensor, right: torch.Tensor, size: torch.Size
+) -> torch.Tensor:
+    """From each image the window of this size whose upper left corner is at (down, right)."""
+    device = pixels_NCHW.device
+    count, channels = pixels_NCHW.shape[:2]
+    images = torch.arange(count, device=device).view(-1, 1, 1, 1)
+    rows = (down.view(-1, 1) + torch.arange(size[0], device=device)).view(count, 1, size[0], 1)
+    columns = (right.view(-1, 1) + torch.arange(size[1], device=device)).view(count, 1, 1, size[1])
+    return pixels_NCHW[
+        images, torch.arange(channels, device=device).view(1, -1, 1, 1), rows, columns
+    ]
+
+
+def random_numbers(ids: torch.Tensor, seed: int, epoch: int, *, stream: int) -> torch.Tensor:
+    """One number from 0 to 2**31 - 1 for each id: int64 (N,), equal on every device.
+
+    The mixing function of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators,
+    2014), whose shifts fill with zeros, which torch's do not.
+    """
+    start = (seed * 3 + stream) * 0x9E3779B97F4A7C15 + epoch * 0xD1B54A32D192ED03
+    mixed = (ids + _signed(start)) * _signed(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ ((mixed >> 30) & (2**34 - 1))) * _signed(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ ((mixed >> 27) & (2**37 - 1))) * _signed(0x94D049BB133111EB)
+    return (mixed >> 33) & (2**31 - 1)
+
+
+def _signed(number: int) -> int:
+    """The number's last 64 bits, as int64 has them."""
+    return (number + 2**63) % 2**64 - 2**63

@@ -1,0 +1,54 @@
+"""Training images out of Parquet, a few row groups at a time: what a task of the Ray loader does.
+
+Here torch is imported for pictures alone: each process that runs tasks would be seconds later for it.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainyard_trainer.data.prepared import Images, Prepared, decode, to_table
+
+COLUMNS = ["id", "image", "label"]
+
+
+def read_part(
+    prepared: Prepared, wanted: np.ndarray | None, *, file: str, part: int, parts: int
+) -> pa.Table:
+    """One of several parts of a file, decoded; of samples whose bit is set, unless all are wanted."""
+    with prepared.open_filesystem().open_input_file(file) as stream:
+        parquet = pq.ParquetFile(stream, pre_buffer=True)
+        groups = parquet.num_row_groups
+        chosen = range(groups * part // parts, groups * (part + 1) // parts)
+        table = parquet.read_row_groups(chosen, columns=COLUMNS)
+    if wanted is not None:
+        table = table.filter(pa.array(np.unpackbits(wanted)[table["id"].to_numpy()] == 1))
+    return with_pixels(table, prepared.images)
+
+
+def read_sample(prepared: Prepared, sample: int) -> pa.Table:
+    """One training image, decoded."""
+    ends = list(accumulate(prepared.train.rows))
+    index = int(np.searchsorted(ends, sample, side="right"))
+    row = sample - (ends[index] - prepared.train.rows[index])
+    with prepared.open_filesystem().open_input_file(prepared.train.files[index]) as stream:
+        parquet = pq.ParquetFile(stream)
+        for group in range(parquet.num_row_groups):
+            rows = parquet.metadata.row_group(group).num_rows
+            if row < rows:
+                break
+            row -= rows
+        table = parquet.read_row_group(group, columns=COLUMNS)
+    return with_pixels(table.slice(row, 1), prepared.images)
+
+
+def with_pixels(table: pa.Table, images: Images) -> pa.Table:
+    """The same rows, with pixels instead of picture files."""
+    if images.encoding == "encoded":
+        columns = decode(table, images)
+        table = to_table(images, columns["id"], columns["image"], columns["label"])
+    return table.replace_schema_metadata(None)

@@ -1,0 +1,339 @@
+"""A prepared data set: Parquet files with the columns `id` int64, `image` bytes and `label` int64.
+
+    <path>/dataset.json                 what it holds; written last, so that half a data set is none
+    <path>/train/part-00000.parquet     samples in random order, row groups of a few MB
+    <path>/valid/part-00000.parquet
+
+An image is its pixels, uint8, in the order channel, row, column, or a plain picture file (see pictures.py); a
+row of text is its bytes (see text.py). A sample's id is its row number in its split.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from trainyard_trainer.errors import ConfigError, RunError
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.storage import open_filesystem
+
+METADATA_KEY = b"trainyard"
+
+FORMAT = 1
+"""Of dataset.json; other numbers are of other versions of this program."""
+
+DATASET = "dataset.json"
+
+ROW_GROUP_BYTES = 16 * 2**20
+ROW_GROUPS = 4
+"""At least so many in a file: a row group is the least that can be read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Images:
+    """What all images of a data set have in common, or all rows of its text."""
+
+    source: str
+    shape: tuple[int, int, int]
+    """Channels, rows, columns of each image, once it is decoded. Bytes of text lie as one line of pixels."""
+    kind: Literal["images", "text"] = "images"
+    encoding: Literal["raw", "encoded"] = "raw"
+    """Pixels, or picture files."""
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    """Of the training images, per channel, with pixels from 0 to 1."""
+    spread: tuple[float, ...]
+    """Standard deviation of the training images, per channel."""
+
+    @property
+    def bytes_per_image(self) -> int:
+        """Of a decoded image."""
+        return int(np.prod(self.shape))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Split:
+    """The files of one part of a data set, and how many rows each has."""
+
+    files: tuple[str, ...]
+    """In the filesystem's own words."""
+    rows: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        return sum(self.rows)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """A data set as a loader finds it."""
+
+    images: Images
+    train: Split
+    valid: Split
+    path: str
+    """As a person writes it."""
+    endpoint: str | None
+    bad_samples: int = 0
+    """How many samples could not be read and were left out."""
+
+    @property
+    def num_train(self) -> int:
+        return self.train.count
+
+    @property
+    def num_valid(self) -> int:
+        return self.valid.count
+
+    def open_filesystem(self) -> fs.FileSystem:
+        """Where the splits' files lie."""
+        return open_filesystem(self.path, self.endpoint)[0]
+
+
+# Writing.
+
+
+def header_of(
+    source: str, shape: tuple[int, int, int], encoding: str, classes: tuple[str, ...]
+) -> dict[str, Any]:
+    """What every file of a data set says of it: all that is known before the last one is written."""
+    return {
+        "format": FORMAT,
+        "source": source,
+        "shape": shape,
+        "encoding": encoding,
+        "classes": classes,
+    }
+
+
+def to_table(
+    images: Images, ids: np.ndarray, pixels_NCHW: np.ndarray, labels: np.ndarray
+) -> pa.Table:
+    """Rows of a data set of pixels."""
+    header = header_of(images.source, images.shape, images.encoding, images.classes)
+    return _table(header, ids, pixels_to_values(pixels_NCHW), labels)
+
+
+def pixels_to_values(pixels_NCHW: np.ndarray) -> pa.Array:
+    """(N,) bytes, without a copy."""
+    data = np.ascontiguousarray(pixels_NCHW, dtype=np.uint8)
+    count, size = len(data), math.prod(data.shape[1:])
+    fixed = pa.Array.from_buffers(pa.binary(size), count, [None, pa.py_buffer(data)])
+    return fixed.cast(pa.binary())
+
+
+def write_part(
+    header: dict[str, Any], file: str, first_id: int, values: pa.Array, labels: np.ndarray
+) -> bytes:
+    """A file of a split, whose first row has that id."""
+    place = {"file": file, "first_id": first_id, "rows": len(values)}
+    ids = np.arange(first_id, first_id + len(values))
+    table = _table(header | place, ids, values, labels)
+    num_groups = max(ROW_GROUPS, math.ceil(values.nbytes / ROW_GROUP_BYTES))
+    output = io.BytesIO()
+    pq.write_table(
+        table,
+        output,
+        row_group_size=max(1, math.ceil(len(table) / num_groups)),
+        # LZ4 halves most pixels and is read at nearly the speed of none; pictures are compressed already.
+        compression="lz4" if header["encoding"] == "raw" else "none",
+        use_dictionary=False,
+        write_statistics=["id", "label"],
+    )
+    return output.getvalue()
+
+
+def _table(
+    header: dict[str, Any], ids: np.ndarray, values: pa.Array, labels: np.ndarray
+) -> pa.Table:
+    schema = pa.schema(
+        [("id", pa.int64()), ("image", values.type), ("label", pa.int64())],
+        metadata={METADATA_KEY: json.dumps(header)},
+    )
+    return pa.table([pa.array(ids), values, pa.array(labels)], schema=schema)
+
+
+# Reading.
+
+
+def is_prepared(folder: RunFolder) -> bool:
+    return folder.exists(f"{folder.root}/{DATASET}")
+
+
+def read_known(folder: RunFolder) -> dict[str, Any]:
+    """What dataset.json says. Raises ConfigError if it is of another version or damaged."""
+    path = f"{folder.root}/{DATASET}"
+    try:
+        known = json.loads(folder.read(path))
+        found = known["format"]
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{folder.show(path)} was not written by `trainyard data prepare`: {error}."
+        ) from error
+    if found != FORMAT:
+        raise ConfigError(
+            f"{folder.show(path)} has format {found}, and this version reads {FORMAT}. "
+            "Prepare the data again: trainyard data prepare."
+        )
+    return known
+
+
+def read_prepared(folder: RunFolder, *, path: str, endpoint: str | None) -> Prepared:
+    """The data set in a folder, which lies at `path` as a person writes it.
+
+    Raises ConfigError if a file is missing or has another size than it should.
+    """
+    known = read_known(folder)
+    files = {name: known["splits"][name]["files"] for name in ("train", "valid")}
+    _check_files(folder, [file for part in files.values() for file in part])
+    return Prepared(
+        images=to_images(known["images"]),
+        **{
+            name: Split(
+                files=tuple(f"{folder.root}/{file['file']}" for file in part),
+                rows=tuple(file["rows"] for file in part),
+            )
+            for name, part in files.items()
+        },
+        path=path,
+        endpoint=endpoint,
+        bad_samples=len(known["bad_samples"]),
+    )
+
+
+def to_images(known: dict[str, Any]) -> Images:
+    """From JSON, which has lists where we have tuples."""
+    told: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in known.items()
+    }
+    return Images(**told)
+
+
+def _check_files(folder: RunFolder, files: Sequence[dict[str, Any]]) -> None:
+    infos = folder.filesystem.get_file_info([f"{folder.root}/{file['file']}" for file in files])
+    for info, file in zip(infos, files, strict=True):
+        if info.type != fs.FileType.File or info.size != file["bytes"]:
+            found = f"has {info.size:,} bytes" if info.type == fs.FileType.File else "is missing"
+            raise ConfigError(
+                f"{folder.show(info.path)} {found}, where {DATASET} counts {file['bytes']:,} bytes. "
+                "Prepare the data again: trainyard data prepare."
+            )
+
+
+def decode(table: pa.Table, images: Images, *, threads: int | None = None) -> dict[str, np.ndarray]:
+    """Columns as arrays: image (N, C, H, W) uint8, label (N,) int64, id (N,) int64.
+
+    Pixels take no step per row, and are read-only where no copy was needed. Pictures are decoded by as many
+    threads as torch has. Raises RunError that names the row of an image that is none.
+    """
+    if images.encoding == "raw":
+        pixels = _joined(table, images.bytes_per_image).reshape(-1, *images.shape)
+    else:
+        pixels = _decoded(table, images, threads)
+    return {
+        "image": pixels,
+        "label": table["label"].to_numpy(),
+        "id": table["id"].to_numpy(),
+    }
+
+
+def _decoded(table: pa.Table, images: Images, threads: int | None) -> np.ndarray:
+    # Only pictures need torch.
+    import torch
+
+    from trainyard_trainer.data import image_codec
+
+    column = table["image"].to_pylist()
+    pixels = np.empty((len(column), *images.shape), np.uint8)
+
+    def fill(row: int) -> None:
+        try:
+            pixels[row] = image_codec.decode(column[row], images.shape)
+        except image_codec.UnreadableError as error:
+            raise RunError(
+                f"{_where(table, row)} of {images.source} cannot be decoded: {error}. "
+                "Prepare the data again: trainyard data prepare."
+            ) from error
+
+    threads = min(threads or torch.get_num_threads(), len(column))
+    if threads <= 1:
+        _each(fill, range(len(column)))
+        return pixels
+    with ThreadPoolExecutor(threads) as pool:
+        # A few rows at a time: one by one the pool costs as much as a small picture.
+        stretches = np.array_split(np.arange(len(column)), threads * 4)
+        for done in [pool.submit(_each, fill, rows.tolist()) for rows in stretches]:
+            done.result()
+    return pixels
+
+
+def _each(work: Callable[[int], None], rows: Iterable[int]) -> None:
+    for row in rows:
+        work(row)
+
+
+def _where(table: pa.Table, row: int) -> str:
+    """A sample's place: its file and row there, if the table is from that file alone."""
+    sample = table["id"][row].as_py()
+    header = json.loads((table.schema.metadata or {}).get(METADATA_KEY, b"{}"))
+    place = f"sample {sample}"
+    if "file" in header and 0 <= sample - header["first_id"] < header["rows"]:
+        place += f" ({header['file']}, row {sample - header['first_id']})"
+    return place
+
+
+def _joined(table: pa.Table, size: int) -> np.ndarray:
+    """The bytes of all images one after the other, as (N, size)."""
+    values = table["image"].combine_chunks()
+    if isinstance(values, pa.ChunkedArray):  # of no chunk at all
+        values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], pa.binary())
+    lengths = pc.binary_length(values).to_numpy(zero_copy_only=False)
+    wrong = np.flatnonzero(lengths != size)
+    if len(wrong):
+        raise RunError(
+            f"image of {_where(table, wrong[0])} has {lengths[wrong[0]]:.0f} bytes where {size} are "
+            f"right, and so have {len(wrong)} of {len(lengths)} rows."
+        )
+    offset_type = np.int64 if pa.types.is_large_binary(values.type) else np.int32
+    if len(values) == 0:
+        return np.empty((0, size), np.uint8)
+    _, offsets, data = values.buffers()
+    start = np.frombuffer(offsets, offset_type)[values.offset]
+    return np.frombuffer(data, np.uint8, count=len(values) * size, offset=start).reshape(-1, size)
+
+
+def read_pixels(data: Prepared, rows: Sequence[int]) -> np.ndarray:
+    """Those validation images, (N, C, H, W) uint8. In memory is one row group at a time."""
+    pixels = np.empty((len(rows), *data.images.shape), np.uint8)
+    filesystem = data.open_filesystem()
+    start = 0
+    for path, count in zip(data.valid.files, data.valid.rows, strict=True):
+        if any(start <= row < start + count for row in rows):
+            with filesystem.open_input_file(path) as stream:
+                _pick(pq.ParquetFile(stream), start, data, rows, pixels)
+        start += count
+    return pixels
+
+
+def _pick(
+    file: pq.ParquetFile, start: int, data: Prepared, rows: Sequence[int], pixels: np.ndarray
+) -> None:
+    """Put those of the rows that lie in a file, whose first row is `start`, into their places."""
+    for group in range(file.num_row_groups):
+        end = start + file.metadata.row_group(group).num_rows
+        places = [place for place, row in enumerate(rows) if start <= row < end]
+        if places:
+            found = file.read_row_group(group).take([rows[place] - start for place in places])
+            pixels[places] = decode(found, data.images)["image"]
+        start = end

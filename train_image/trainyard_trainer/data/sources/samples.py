@@ -1,0 +1,196 @@
+"""What every source of images offers: all labels at once, and the images of rows when they are asked for."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from trainyard_trainer.errors import ConfigError
+
+TRAIN = "train"
+VALID = "valid"
+ALL = "all"
+"""Name of the only part of a source that is not split."""
+
+SPLIT_NAMES = {
+    TRAIN: ("train", "training"),
+    VALID: ("valid", "val", "validation", "dev", "test", "t10k"),
+}
+"""What people call the parts; of several names of one part the first counts."""
+
+
+class Place(NamedTuple):
+    """Where a sample comes from, so that a person finds it."""
+
+    file: str
+    row: int | None = None
+    unit: str = "row"
+
+    def __str__(self) -> str:
+        return self.file if self.row is None else f"{self.file}, {self.unit} {self.row}"
+
+
+class Read(NamedTuple):
+    """Images of some rows, in the order in which they were asked for."""
+
+    images: np.ndarray | list[bytes]
+    """Pixels (n, C, H, W) uint8, or picture files; anything where there is a problem."""
+    problems: dict[int, str]
+    """Why an image is none, by its place among the rows."""
+
+
+class Samples(Protocol):
+    """One part of a source."""
+
+    @property
+    def labels(self) -> pa.Array:
+        """Numbers (int64) or names (string), null where there is none."""
+
+    @property
+    def pixel_shape(self) -> tuple[int, int, int] | None:
+        """(C, H, W) of a source of pixels; None for one of picture files."""
+
+    @property
+    def num_bytes(self) -> int | None:
+        """About how many the images have; None if nobody knows."""
+
+    @property
+    def is_random_access(self) -> bool:
+        """Any rows come as fast as rows side by side."""
+
+    @property
+    def problems(self) -> Mapping[int, str]:
+        """Rows that are known to be no samples before their images are read."""
+
+    def where(self, row: int) -> Place: ...
+
+    def read(self, rows: np.ndarray, pool: Executor) -> Read: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """A data set as it was found."""
+
+    path: str
+    """As a person wrote it."""
+    kind: str
+    """What it was found to be, in words."""
+    splits: Mapping[str, Samples]
+    """`train` and `valid`, or one of them, or `all`."""
+    class_names: tuple[str, ...] | None = None
+    """If the source has names for numbers."""
+    stamp: str
+    """Changes when the source does."""
+
+    def part(self, name: str) -> Samples:
+        """Raises ConfigError if the source has only other parts."""
+        found = self.splits.get(name, self.splits.get(ALL))
+        if found is None:
+            raise ConfigError(
+                f"{self.path} has only a part for {' and '.join(self.splits)}, and none for {name}."
+            )
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldSamples:
+    """Samples whose images are in memory."""
+
+    labels: pa.Array
+    images: np.ndarray | list[bytes]
+    file: str
+    problems: Mapping[int, str] = field(default_factory=dict)
+    is_random_access: bool = True
+
+    @property
+    def pixel_shape(self) -> tuple[int, int, int] | None:
+        return self.images.shape[1:] if isinstance(self.images, np.ndarray) else None
+
+    @property
+    def num_bytes(self) -> int:
+        if isinstance(self.images, np.ndarray):
+            return self.images.nbytes
+        return sum(map(len, self.images))
+
+    def where(self, row: int) -> Place:
+        return Place(self.file, row, "image")
+
+    def read(self, rows: np.ndarray, pool: Executor) -> Read:
+        if isinstance(self.images, np.ndarray):
+            return Read(self.images[rows], {})
+        return Read([self.images[row] for row in rows], {})
+
+
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """Samples of a file that gives rows only one after the other, read into memory at once."""
+
+    origin: Samples
+    found: Read
+
+    @classmethod
+    def of(cls, origin: Samples, pool: Executor) -> Cached:
+        return cls(origin, origin.read(np.arange(len(origin.labels)), pool))
+
+    @property
+    def labels(self) -> pa.Array:
+        return self.origin.labels
+
+    @property
+    def pixel_shape(self) -> tuple[int, int, int] | None:
+        return self.origin.pixel_shape
+
+    @property
+    def num_bytes(self) -> int | None:
+        return self.origin.num_bytes
+
+    @property
+    def is_random_access(self) -> bool:
+        return True
+
+    @property
+    def problems(self) -> Mapping[int, str]:
+        return self.origin.problems
+
+    def where(self, row: int) -> Place:
+        return self.origin.where(row)
+
+    def read(self, rows: np.ndarray, pool: Executor) -> Read:
+        images, problems = self.found
+        bad = (
+            {place: problems[row] for place, row in enumerate(rows.tolist()) if row in problems}
+            if problems
+            else {}
+        )
+        if isinstance(images, np.ndarray):
+            return Read(images[rows], bad)
+        return Read([images[row] for row in rows], bad)
+
+
+def choose_splits(names: Iterable[str], path: str, say: Callable[[str], None]) -> dict[str, str]:
+    """Which of the names found stand for `train` and `valid`: `{"train": "training", "valid": "test"}`."""
+    found = {name.lower(): name for name in names}
+    chosen = {}
+    for split, known in SPLIT_NAMES.items():
+        match = next((found[name] for name in known if name in found), None)
+        if match is not None:
+            chosen[split] = match
+    others = sorted(set(found.values()) - set(chosen.values()))
+    if others:
+        say(f"{path}: {', '.join(others)} is left out; validation is on {chosen[VALID]}")
+    return chosen
+
+
+def is_split_name(name: str) -> bool:
+    return any(name.lower() in known for known in SPLIT_NAMES.values())
+
+
+def stamp_of(*parts: object) -> str:
+    """A fingerprint of what a source is made of."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

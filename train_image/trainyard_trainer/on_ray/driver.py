@@ -1,0 +1,291 @@
+"""Workers on Ray: a Ray that is large enough, Ray Train around each worker, and Ray's notices and gauges."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from pathlib import Path
+from typing import Any, TypeVar
+
+from trainyard_trainer.on_ray.ray_cluster import (  # first: Ray reads some variables when it is imported
+    ray_running,
+    require_room,
+    worker_resources,
+)
+
+# isort: split
+import ray
+import ray.exceptions
+import ray.train
+import ray.train.torch
+import ray.util.metrics
+
+from trainyard_trainer.attempt import attempt
+from trainyard_trainer.checkpointing.resume import Start
+from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.data.loading.batch import Batches
+from trainyard_trainer.data.loading.ray_loader import RayBatches
+from trainyard_trainer.engine.worker import AnyTask, Outcome, Task, torch_batches, work
+from trainyard_trainer.errors import RunError
+from trainyard_trainer.on_ray.coordinator import start_coordinator
+from trainyard_trainer.on_ray.placement_groups import GiveBackPlaces
+from trainyard_trainer.on_ray.replacement import START_VARIABLE, NotReplaced, ReplacementLimit
+from trainyard_trainer.on_ray.resize import SaveBeforeResize
+from trainyard_trainer.parallel.strategy import BACKENDS, Worker
+from trainyard_trainer.run_folder import failures, gauges
+from trainyard_trainer.run_folder.attempt_scope import Stopped
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.lease import Lease
+from trainyard_trainer.run_folder.log import Output
+from trainyard_trainer.run_folder.progress import Length
+
+T = TypeVar("T")
+
+SIGNAL_POLL_S = 0.5
+
+STOP_WAIT_S = 20.0
+"""How long workers may take to save and leave after SIGTERM; a pod has 30 s by default."""
+
+SAVED = "stopped: all is saved up to step "
+"""The last word of workers that were asked to stop."""
+
+LOST = (ray.exceptions.OutOfMemoryError, ray.exceptions.RayActorError)
+"""What Ray calls it when a worker is gone."""
+
+
+def run(config: TrainerConfig, output: Output) -> None:
+    """Bring the run to its end on Ray. Raises TrainerError."""
+    attempt.run(config, output, fit)
+
+
+MakeTrainer = Callable[..., Any]
+"""A trainer of Ray Train for a task, with its scaling and run config; its workers return plain outcomes."""
+
+
+def torch_trainer(task: Task, **common: Any) -> ray.train.torch.TorchTrainer:
+    backend = BACKENDS["cuda" if task.config.scaling.use_gpu else "cpu"]
+    timeout_s = task.config.faults.collective_timeout_s
+    return ray.train.torch.TorchTrainer(
+        train_worker,
+        train_loop_config={"task": task},
+        torch_config=ray.train.torch.TorchConfig(
+            backend=backend,
+            timeout_s=timeout_s,  # type: ignore[arg-type]
+        ),
+        **common,
+    )
+
+
+def fit(
+    task: AnyTask, folder: RunFolder, lease: Lease, make_trainer: MakeTrainer = torch_trainer
+) -> Outcome:
+    """Train on Ray, with as many workers as the config says."""
+    with ray_running(task.config.scaling) as scratch:
+        task.startup.reach("ray")
+        return aside(
+            lambda: run_workers(task, folder, scratch, make_trainer),
+            ask_to_end=lambda stopped: ask_to_stop(task, folder, stopped),
+            tell=lambda outcome: print(f"{SAVED}{outcome.trained.step}", flush=True),
+            check=lambda: lease.check() if lease.is_fenced else None,
+        )
+
+
+def ask_to_stop(task: AnyTask, folder: RunFolder, stopped: Stopped) -> None:
+    """Have the workers save and leave; they look for this file about every second."""
+    print(f"{stopped.notice}: the workers save a checkpoint and leave", flush=True)
+    folder.write(folder.stop(task.attempt), "")
+
+
+def aside(
+    work: Callable[[], T],
+    *,
+    ask_to_end: Callable[[Stopped], None],
+    tell: Callable[[T], None],
+    check: Callable[[], None],
+) -> T:
+    """Do the work in another thread, while this one waits where a signal may end it.
+
+    An exception that a signal handler raises in the middle of Ray's own code tears that apart. The
+    first SIGTERM asks the work to end, waits STOP_WAIT_S for that, and tells what came of it. What
+    `check` raises ends the waiting at once.
+    """
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="fit", daemon=True).start()
+    # The system may give a signal to any thread, and Python's handlers run in this one alone, once it wakes.
+    try:
+        while not wait([outcome], timeout=SIGNAL_POLL_S).done:
+            check()
+    except Stopped as stopped:
+        ask_to_end(stopped)
+        if wait([outcome], timeout=STOP_WAIT_S).done and outcome.exception() is None:
+            tell(outcome.result())
+        raise
+    return outcome.result()
+
+
+def run_workers(
+    task: AnyTask, folder: RunFolder, scratch: Path, make_trainer: MakeTrainer
+) -> Outcome:
+    """Run the workers to their end, on a Ray that is large enough.
+
+    They start anew where they had to leave a node, or one was lost at a moment when Ray Train does not
+    expect it.
+    """
+    scaling, restarts_left = task.config.scaling, task.config.faults.worker_failures
+    require_room(scaling)
+    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    if scaling.is_elastic:
+        # So long an elastic group waits for the places that Ray counts, before it counts anew: those of a
+        # lost node are among them until Ray has missed it.
+        os.environ.setdefault(START_VARIABLE, "5")
+        start_coordinator()
+    # Without these a worker that hangs blocks the others for ever, or is nobody's concern if it is alone.
+    timeout_s = str(task.config.faults.collective_timeout_s)
+    os.environ["RAY_TRAIN_COLLECTIVE_TIMEOUT_S"] = timeout_s
+    os.environ["RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"] = timeout_s
+    for number in itertools.count(1):
+        try:
+            outcome = fit_workers(task, scratch / f"train-{number}", make_trainer)
+        except ray.train.ControllerError as error:
+            if isinstance(error.controller_failure, NotReplaced):
+                raise RunError(str(error.controller_failure)) from error
+            # Ray Train itself starts such a group anew, but not at all moments of its start and end, and not
+            # where it was Ray that killed the worker, for want of memory.
+            if not restarts_left or not isinstance(error.controller_failure, LOST):
+                raise
+            restarts_left -= 1
+            cause = failures.first_line(error.controller_failure)
+            print(f"a worker was lost, and Ray Train has ended: {cause}", flush=True)
+            continue
+        if not outcome.is_stopped or folder.exists(folder.stop(task.attempt)):
+            break
+        print(
+            f"a node goes away: its workers have left, all is saved up to step {outcome.trained.step}",
+            flush=True,
+        )
+        failures.note_leaving(folder, task.attempt)
+    return outcome
+
+
+def fit_workers(task: AnyTask, storage: Path, make_trainer: MakeTrainer) -> Outcome:
+    """Run one worker group after another, until the run has ended or a group has left."""
+    config, scaling = task.config, task.config.scaling
+    callbacks: list[Any] = [
+        Failures(task),
+        GiveBackPlaces(),
+        ReplacementLimit(config.faults.replacement_timeout_s),
+    ]
+    if scaling.is_elastic:
+        callbacks.append(SaveBeforeResize(config.storage, config.name, task.attempt))
+    # Type checkers read Ray Train's first version, in whose place the second is imported.
+    train: Any = ray.train
+    trainer = make_trainer(
+        task,
+        scaling_config=train.ScalingConfig(
+            num_workers=(scaling.min_workers, scaling.num_workers)
+            if scaling.is_elastic
+            else scaling.num_workers,
+            use_gpu=scaling.use_gpu,
+            resources_per_worker=worker_resources(scaling),
+        ),
+        run_config=train.RunConfig(
+            name=f"{config.name}-a{task.attempt}",
+            # Ray Train's own state must not outlive the attempt: ours lies in the run's folder.
+            storage_path=str(storage),
+            callbacks=callbacks,
+            failure_config=train.FailureConfig(max_failures=config.faults.worker_failures),
+            logging_config=train.LoggingConfig(log_level="WARNING"),
+        ),
+    )
+    try:
+        result = trainer.fit()
+    except ray.train.WorkerGroupError as error:
+        rank, failure = min(error.worker_failures.items())
+        cause = getattr(failure, "_base_exc", failure)
+        raise RunError(
+            f"worker {rank} failed, after {config.faults.worker_failures} restarts: "
+            f"{type(cause).__name__}: {cause}"
+        ) from error
+    return Outcome.from_plain(result.return_value)
+
+
+class Failures(ray.train.UserCallback):
+    """Puts down and prints when workers have failed. Ray Train's controller has one."""
+
+    def __init__(self, task: AnyTask) -> None:
+        self.config = task.config
+        self.attempt = task.attempt
+
+    def after_exception(
+        self, run_context: Any, worker_exceptions: Mapping[int, BaseException]
+    ) -> None:
+        storage = self.config.storage
+        try:
+            folder = RunFolder.open(storage.path, self.config.name, storage.endpoint)
+            lines = failures.record(folder, self.attempt, worker_exceptions)
+        except OSError as error:
+            # What is raised here would end the run.
+            lines = [f"a failure of workers could not be put down: {error}"]
+        print("\n".join(lines), flush=True)
+
+
+def train_worker(told: dict[str, Task]) -> Any:
+    """What each Ray Train worker runs: its work, with its place in the group and Ray's own tools."""
+    task = told["task"]
+    context = ray.train.get_context()
+    worker = Worker(
+        rank=context.get_world_rank(),
+        world_size=context.get_world_size(),
+        device=ray.train.torch.get_device(),
+    )
+    outcome = work(
+        task,
+        worker,
+        make_batches=ray_batches if task.config.data.loader == "ray" else torch_batches,
+        drain_s=seconds_until_drain,
+        gauges=Gauges(task) if worker.rank == 0 else lambda record: None,
+        ray_worker=ray.get_runtime_context().get_worker_id(),
+    )
+    return outcome.to_plain()
+
+
+def ray_batches(task: Task, length: Length, start: Start, worker: Worker) -> Batches:
+    saved = start.state["begun"].get("batches", {}) if start.state else {}
+    return RayBatches(task.data, length, start.trained, saved, worker, task.config)
+
+
+def seconds_until_drain() -> float | None:
+    """How long the nodes of all workers stay, if Ray has told that one goes; all workers ask together."""
+    info = ray.train.get_preemption_info()
+    if info is None:
+        return None
+    return max(info.deadline_ms / 1000 - time.time(), 0.0) if info.deadline_ms else 0.0
+
+
+class Gauges:
+    """Tells Ray's metrics endpoint of a record; Prometheus finds it there. Rank 0 has one."""
+
+    def __init__(self, task: AnyTask) -> None:
+        labels = {"run": task.config.name, "attempt": str(task.attempt)}
+        self.gauges = {}
+        for gauge in gauges.GAUGES:
+            self.gauges[gauge.name] = ray.util.metrics.Gauge(
+                gauge.name, gauge.help, tag_keys=gauges.LABELS
+            )
+            self.gauges[gauge.name].set_default_tags(labels)
+
+    def __call__(self, record: dict[str, Any]) -> None:
+        for name, value in gauges.readings(record).items():
+            self.gauges[name].set(value)

@@ -1,0 +1,139 @@
+"""The recipe `image_classification`: which class an image is of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from trainyard_trainer.config.data import Augment
+from trainyard_trainer.config.train import ImageClassification, Model
+from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.data.loading.batch import Batch
+from trainyard_trainer.data.loading.on_device import ToInput, augmented
+from trainyard_trainer.data.prepared import Images, Prepared
+from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.recipes.image_classification import model as models
+from trainyard_trainer.recipes.validation import Answers, Judged
+from trainyard_trainer.run_folder.folder import RunFolder
+
+if TYPE_CHECKING:
+    from trainyard_trainer.report.page import Own
+
+EMPTY_SHARE = 2
+"""Images that stand in for none: batch norm wants more than one."""
+
+
+class Classification:
+    """A torchvision model on images with labels."""
+
+    samples = "images"
+    settings = Model
+
+    def form(self, model: Model) -> dict[str, Any]:
+        return {
+            "fallback_size": model.image_size,
+            "channels": model.in_channels,
+            "num_classes": model.num_classes,
+        }
+
+    def build(self, model: Model) -> nn.Module:
+        return models.build_model(model)
+
+    def check(self, model: Model) -> int:
+        return models.check_model(model)
+
+    def check_fit(self, model: Model, images: Images) -> None:
+        models.check_fit(model, images)
+
+    def takes_one_sample(self, model: Model) -> bool:
+        return models.takes_one_image(model)
+
+    def title(self, model: Model) -> str:
+        return model.name
+
+    def describe(self, images: Images) -> str:
+        return f"images of {'x'.join(map(str, images.shape))}, {len(images.classes)} classes"
+
+    def facts(self, model: dict[str, Any], images: dict[str, Any]) -> dict[str, Any]:
+        channels, rows, columns = images["shape"]
+        side = model["image_size"]
+        return {
+            "images": images,
+            "input": {"shape": [None, channels, side, side], "dtype": "float32"},
+            "preprocessing": [
+                f"decode to 8 bits and {channels} channel{'s' if channels > 1 else ''}",
+                f"resize to cover {rows} x {columns} and crop the centre to it",
+                "divide by 255, subtract images.mean and divide by images.spread, per channel",
+                f"resize to {side} x {side}: bilinear, with antialiasing",
+            ],
+        }
+
+    def lesson(self, config: TrainerConfig, images: Images, device: torch.device) -> ImageLesson:
+        assert isinstance(config.train, ImageClassification)
+        return ImageLesson(config.train, config.data.augment, images, device)
+
+    def speeds(self, model: Model, samples_per_s: float, worker: Worker | None) -> dict[str, float]:
+        """None beside images per second, which every recipe has."""
+        return {}
+
+    def findings(
+        self,
+        folder: RunFolder,
+        config: TrainerConfig,
+        data: Prepared,
+        summary: dict[str, Any],
+        validation: dict[str, Any],
+    ) -> Own:
+        from trainyard_trainer.recipes.image_classification.report import (
+            find,  # matplotlib comes with it
+        )
+
+        return find(folder, config, data, summary, validation)
+
+
+class ImageLesson:
+    """Images become the network's input on the device, and labels are what is right."""
+
+    def __init__(
+        self,
+        train: ImageClassification,
+        augment: Augment,
+        images: Images,
+        device: torch.device,
+    ) -> None:
+        self.train = train
+        self.augment = augment
+        self.images = images
+        self.device = device
+        self.to_input = ToInput(images, train.model.image_size, device)
+        self.layout = torch.channels_last if train.channels_last else torch.contiguous_format
+
+    def build(self) -> nn.Module:
+        return models.build_model(self.train.model).to(memory_format=self.layout)  # type: ignore[call-overload]
+
+    def inputs(self, batch: Batch, *, epoch: int | None = None) -> torch.Tensor:
+        pixels = batch.pixels
+        if epoch is not None:
+            pixels = augmented(batch, self.augment, seed=self.train.seed, epoch=epoch)
+        return self._to_input(pixels)
+
+    def no_inputs(self) -> torch.Tensor:
+        shape = (EMPTY_SHARE, *self.images.shape)
+        return self._to_input(torch.zeros(shape, dtype=torch.uint8, device=self.device))
+
+    def judged(self, outputs: torch.Tensor, batch: Batch) -> Judged:
+        labels, smoothing = batch.labels, self.train.label_smoothing
+        return Judged(
+            loss=functional.cross_entropy(outputs, labels, label_smoothing=smoothing),
+            hits=(outputs.argmax(dim=1) == labels).sum(),
+            total=len(labels),
+        )
+
+    def answers(self, worker: Worker) -> Answers:
+        return Answers(len(self.images.classes), worker)
+
+    def _to_input(self, pixels: torch.Tensor) -> torch.Tensor:
+        return self.to_input(pixels).to(memory_format=self.layout)

@@ -1,0 +1,1 @@
+"""The recipe `language_model`: a transformer over bytes of text, its loss, and its part of the report."""

@@ -1,0 +1,48 @@
+"""Text that a language model writes on from a prompt."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from trainyard_trainer.data.sources.text import SEPARATOR
+from trainyard_trainer.recipes.language_model.model import Memory
+
+
+def continued(
+    network: nn.Module,
+    prompt: bytes,
+    *,
+    count: int = 1,
+    length: int,
+    context_length: int,
+    temperature: float,
+    seed: int,
+) -> list[bytes]:
+    """What may follow the prompt: `count` texts of at most `length` bytes, the same for the same seed.
+
+    A text ends where the model ends its document. Where it outgrows the context, the model goes on from the
+    last half of that. At temperature 0 each byte is the likeliest one; below 1 likely ones become likelier.
+    """
+    random = torch.Generator().manual_seed(seed)
+    device = next(network.parameters()).device
+    # A separator in front: the prompt is the beginning of a document.
+    written = torch.tensor([[SEPARATOR, *prompt]] * count)
+    begun = written.shape[1]
+    memory, unread = Memory(), written
+    with torch.inference_mode():
+        while written.shape[1] < begun + length:
+            if memory.length + unread.shape[1] > context_length:
+                memory, unread = Memory(), written[:, -(context_length // 2) :]
+            scores = network(unread.to(device), memory)[:, -1].float().cpu()
+            if temperature == 0:
+                unread = scores.argmax(dim=1, keepdim=True)
+            else:
+                # The likeliest stays at 0, however small the temperature.
+                below = scores - scores.max(dim=1, keepdim=True).values
+                shares = (below / temperature).softmax(dim=1)
+                unread = torch.multinomial(shares, 1, generator=random)
+            written = torch.cat([written, unread], dim=1)
+            if (written[:, begun:] == SEPARATOR).any(dim=1).all():
+                break
+    return [bytes(row).split(bytes([SEPARATOR]))[0] for row in written[:, begun:].tolist()]

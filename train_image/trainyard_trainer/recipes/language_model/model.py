@@ -1,0 +1,154 @@
+"""The network of a language model: a transformer that tells from bytes of text which one comes next."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from trainyard_trainer.config.train import Gpt
+from trainyard_trainer.data.sources.text import SEPARATOR
+
+BYTES = 256
+
+SPREAD = 0.02
+"""Standard deviation of initial weights (Radford et al.: Improving language understanding by generative
+pre-training, 2018)."""
+
+MLP_FACTOR = 4
+"""Width of the hidden layer behind each attention, by that of the model."""
+
+
+class Memory:
+    """What each attention knows of the bytes that were given so far, so that they are not computed again."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._known: dict[nn.Module, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def joined(
+        self, attention: nn.Module, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values, (N, H, T, W / H), of all bytes; `key` and `value` are of the new ones."""
+        if attention in self._known:
+            before_key, before_value = self._known[attention]
+            key, value = (
+                torch.cat([before_key, key], dim=2),
+                torch.cat([before_value, value], dim=2),
+            )
+        self._known[attention] = key, value
+        return key, value
+
+
+class Transformer(nn.Module):
+    """Scores of the next byte, (N, T, 256), for each of the bytes (N, T) int64; T is at most the context.
+
+    A separator begins a document, and one document knows nothing of another in its row: attention stays
+    within it, and its positions count from its own start. With a memory the bytes go on after those that it
+    knows, all of one document.
+    """
+
+    def __init__(self, config: Gpt) -> None:
+        super().__init__()
+        self.bytes = nn.Embedding(BYTES, config.width)
+        self.positions = nn.Embedding(config.context_length, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+        blocks = [Block(config) for _ in range(config.layers)]
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = nn.LayerNorm(config.width)
+        self.apply(_init)
+        # What blocks add up grows with their number: Radford et al.: Language models are unsupervised
+        # multitask learners, 2019, section 2.3.
+        for block in blocks:
+            for last in (block.attention.out, block.narrow):
+                nn.init.normal_(last.weight, std=SPREAD / (2 * config.layers) ** 0.5)
+
+    def forward(self, bytes_NT: torch.Tensor, memory: Memory | None = None) -> torch.Tensor:
+        places_NT, sees_NTT = layout(bytes_NT) if memory is None else following(bytes_NT, memory)
+        x_NTW = self.dropout(self.bytes(bytes_NT) + self.positions(places_NT))
+        for block in self.blocks:
+            x_NTW = block(x_NTW, sees_NTT, memory)
+        # The same table tells bytes what they are and scores what they may be.
+        return functional.linear(self.norm(x_NTW), self.bytes.weight)
+
+
+class Block(nn.Module):
+    """Attention, then a network for each byte; both add to what comes in, and normalise it first."""
+
+    def __init__(self, config: Gpt) -> None:
+        super().__init__()
+        self.before_attention = nn.LayerNorm(config.width)
+        self.attention = Attention(config)
+        self.before_mlp = nn.LayerNorm(config.width)
+        self.widen = nn.Linear(config.width, MLP_FACTOR * config.width)
+        self.narrow = nn.Linear(MLP_FACTOR * config.width, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self, x_NTW: torch.Tensor, sees_NTT: torch.Tensor, memory: Memory | None = None
+    ) -> torch.Tensor:
+        found = self.attention(self.before_attention(x_NTW), sees_NTT, memory)
+        x_NTW = x_NTW + self.dropout(found)
+        hidden = functional.gelu(self.widen(self.before_mlp(x_NTW)))
+        return x_NTW + self.dropout(self.narrow(hidden))
+
+
+class Attention(nn.Module):
+    """Each byte gathers from those that it sees, by several heads."""
+
+    def __init__(self, config: Gpt) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.dropout = config.dropout
+        self.inward = nn.Linear(config.width, 3 * config.width)
+        self.out = nn.Linear(config.width, config.width)
+
+    def forward(
+        self, x_NTW: torch.Tensor, sees_NTT: torch.Tensor, memory: Memory | None = None
+    ) -> torch.Tensor:
+        count, length, width = x_NTW.shape
+        parts = self.inward(x_NTW).view(count, length, 3, self.heads, width // self.heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)  # (N, H, T, W / H) each
+        if memory is not None:
+            key, value = memory.joined(self, key, value)
+        found = functional.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=sees_NTT.unsqueeze(1),
+            dropout_p=self.dropout if self.training else 0.0,
+        )
+        return self.out(found.transpose(1, 2).reshape(count, length, width))
+
+
+def layout(bytes_NT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each byte its place in its document, (N, T), and which bytes it sees, (N, T, T) bool.
+
+    It sees itself and what is before it, back to the separator before its document.
+    """
+    begins_NT = bytes_NT == SEPARATOR
+    document_NT = begins_NT.cumsum(dim=1)
+    place = torch.arange(bytes_NT.shape[1], device=bytes_NT.device)
+    first_NT = torch.where(begins_NT, place, 0).cummax(dim=1).values
+    is_same_NTT = document_NT.unsqueeze(2) == document_NT.unsqueeze(1)
+    is_past_TT = place.unsqueeze(1) >= place
+    return place - first_NT, is_same_NTT & is_past_TT
+
+
+def following(bytes_NT: torch.Tensor, memory: Memory) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, (1, T) and (1, T, all), of bytes behind those that the memory knows, which it counts now."""
+    before, memory.length = memory.length, memory.length + bytes_NT.shape[1]
+    place = torch.arange(memory.length, device=bytes_NT.device)
+    return place[None, before:], place[None, before:, None] >= place
+
+
+def _init(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=SPREAD)
+    if isinstance(module, nn.Linear):
+        nn.init.zeros_(module.bias)
+
+
+def title_of(config: Gpt) -> str:
+    """Return the size of the network in a few words, for titles."""
+    return f"{config.layers} layers of width {config.width} over {config.context_length} bytes"

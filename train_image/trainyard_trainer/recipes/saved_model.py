@@ -1,0 +1,159 @@
+"""A model that a run has saved, with all that is needed to use it afterwards."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainyard_trainer.checkpointing import shards, zero
+from trainyard_trainer.checkpointing.checkpoint import (
+    MODEL,
+    STATE,
+    Checkpoint,
+    Checkpoints,
+    Damaged,
+    load,
+)
+from trainyard_trainer.checkpointing.inventory import best_name, judge, newest_name, result_of
+from trainyard_trainer.config.section import Section
+from trainyard_trainer.config.trainer_config import BOOSTING, recipe_named
+from trainyard_trainer.data.prepared import Images, to_images
+from trainyard_trainer.errors import ConfigError, RunError
+from trainyard_trainer.recipes.recipe import Recipe
+from trainyard_trainer.recipes.registry import RECIPES
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.terminal import Bar
+
+DELIVERED, LAST, BEST = "delivered", "last", "best"
+"""Words that stand for a checkpoint's name; the first one for the run's model.pt."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Saved:
+    """A model with its weights, and what is known of them."""
+
+    facts: dict[str, Any]
+    """What `facts_of` says."""
+    weights: dict[str, torch.Tensor]
+
+    @property
+    def recipe(self) -> Recipe:
+        return RECIPES[recipe_named(self.facts)]
+
+    @property
+    def config(self) -> Any:
+        """What `train.model` was."""
+        model: Section = self.recipe.settings.model_validate(self.facts["model"])
+        return model
+
+    @property
+    def images(self) -> Images:
+        return to_images(self.facts["images"])
+
+    def build(self) -> nn.Module:
+        """The network, ready to be asked."""
+        network = self.recipe.build(self.config)
+        network.load_state_dict(self.weights)
+        return network.eval()
+
+
+def facts_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What whoever uses a model must know: its network, what it says, and what becomes its input."""
+    train = checkpoint.config["train"]
+    return {
+        "run": checkpoint.config["name"],
+        "checkpoint": checkpoint.name,
+        "weights": "moving average" if train["ema_decay"] else "trained",
+        "recipe": train["recipe"],
+        "model": train["model"],
+        **RECIPES[train["recipe"]].facts(train["model"], checkpoint.images),
+        "trained": result_of(checkpoint.trained),
+    }
+
+
+def read_saved(folder: RunFolder, which: str) -> Saved:
+    """The model that a run has delivered, or that of a checkpoint. Raises TrainerError."""
+    if which == DELIVERED:
+        return _delivered(folder)
+    checkpoints = Checkpoints(folder)
+    name = _name_of(checkpoints, which)
+    if name is None:
+        raise ConfigError(
+            f"--checkpoint = {which}: there is none in {folder.show(folder.checkpoints)}.\n"
+            f"       Use {DELIVERED}, {LAST}, {BEST}, or a name that `trainyard checkpoints ls` shows."
+        )
+    try:
+        with Bar(name, checkpoints.read_manifest(name).bytes) as bar:
+            checkpoint = checkpoints.check(name, bar.advance)
+    except Damaged as reason:
+        raise RunError(
+            f"checkpoint {name} of {folder.show(folder.root)} cannot be used: {reason}.\n"
+            "       `trainyard checkpoints ls` shows what there is."
+        ) from None
+    _require_network(checkpoint.config["train"], checkpoint.config["name"])
+    return Saved(facts=facts_of(checkpoint), weights=_weights(checkpoints, checkpoint))
+
+
+def _require_network(train: dict[str, Any], run: str) -> None:
+    """Raises ConfigError for trees; `train` names the recipe and the library."""
+    if recipe_named(train) == BOOSTING:
+        raise ConfigError(
+            f"{run} is a run of train.recipe = {BOOSTING}, which has trees and no network: "
+            f"{train['library']} itself loads them.\n"
+            "       `trainyard cp` gets the file that model.json names; docs/gradient-boosting.md shows how "
+            "to ask it."
+        )
+
+
+def _name_of(checkpoints: Checkpoints, which: str) -> str | None:
+    """None if there is no such checkpoint."""
+    names = checkpoints.names()
+    if which not in (LAST, BEST):
+        return which if which in names else None
+    judged = [judge(checkpoints, name, is_thorough=False) for name in names]
+    return best_name(judged) if which == BEST else newest_name(judged)
+
+
+def deliver(folder: RunFolder, checkpoints: Checkpoints, checkpoint: Checkpoint) -> None:
+    """Make a checkpoint's model the run's own: model.pt, and model.json with what is known of it."""
+    if MODEL in checkpoint.files and not checkpoint.config["train"]["ema_decay"]:
+        folder.copy(checkpoints.path(checkpoint.name, MODEL), folder.model)
+    else:
+        with folder.writing(folder.model) as stream:
+            torch.save(_weights(checkpoints, checkpoint), stream)
+    folder.write(folder.model_facts, json.dumps(facts_of(checkpoint), indent=2))
+
+
+def _weights(checkpoints: Checkpoints, checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    """Those that were validated: their moving average, where the run has one."""
+    is_averaged = checkpoint.config["train"]["ema_decay"]
+    if MODEL not in checkpoint.files:
+        if checkpoint.config["train"]["strategy"] == "deepspeed":
+            return zero.whole(checkpoints, checkpoint.name)
+        part = "average.module" if is_averaged else "model"
+        return shards.whole(checkpoints, checkpoint.name, part)
+    if not is_averaged:
+        return checkpoints.load(checkpoint.name, MODEL)
+    average = checkpoints.load(checkpoint.name, STATE)["learner"]["average"]
+    return {
+        name.removeprefix("module."): weight
+        for name, weight in average.items()
+        if name.startswith("module.")
+    }
+
+
+def _delivered(folder: RunFolder) -> Saved:
+    try:
+        facts = json.loads(folder.read(folder.model_facts))
+        _require_network(facts, facts["run"])
+        weights = load(folder, folder.model)
+    except FileNotFoundError:
+        raise RunError(
+            f"{folder.show(folder.root)} has not delivered a model yet: model.pt is missing.\n"
+            "       Use --checkpoint last, or train the run to its end."
+        ) from None
+    return Saved(facts=facts, weights=weights)

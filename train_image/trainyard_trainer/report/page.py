@@ -1,0 +1,221 @@
+"""The report as HTML: sections of one page, in the order in which a reader asks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from html import escape
+from importlib import resources
+from typing import Any, NamedTuple
+
+from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.data.prepared import Prepared
+from trainyard_trainer.report.charts import Chart, Metrics, curves, draw
+from trainyard_trainer.report.elements import count, duration, table
+from trainyard_trainer.report.verdict import Verdict
+
+PARTS = {
+    "startup": ("Start-up", "from the start of an attempt to its first step"),
+    "data": ("Data", "waiting for batches"),
+    "compute": ("Compute", "the steps themselves"),
+    "communication": ("Communication", "gradients' exchange that was not hidden behind the steps"),
+    "checkpoint": ("Checkpoints", "training stood still for them"),
+    "validation": ("Validation", "after each epoch"),
+}
+"""Names and meanings of the parts of `progress.SPENT`."""
+
+WITH_EXCHANGE = "the steps, with what workers exchange in them"
+"""What is computing where `communication` is not told apart."""
+
+
+class Tile(NamedTuple):
+    """A figure in large print."""
+
+    name: str
+    value: str
+    more: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Own:
+    """What a recipe brings to the page."""
+
+    title: str
+    """The model in a few words."""
+    result: Tile
+    """How well the delivered model does."""
+    speed: tuple[Tile, ...]
+    speed_curve: tuple[str, str]
+    """Its title, and its key in metrics.jsonl."""
+    sections: tuple[tuple[str, str], ...]
+    """Titles and HTML."""
+    facts: tuple[tuple[str, str], ...]
+    """Of the data."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Findings:
+    """All that the page shows of a run beside its config and its data."""
+
+    summary: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    attempts: list[dict[str, Any]]
+    verdict: Verdict
+    own: Own
+
+
+def render(config: TrainerConfig, data: Prepared, findings: Findings) -> str:
+    """The whole page as text."""
+    summary, own = findings.summary, findings.own
+    drawn = curves(Metrics(findings.metrics), summary["best_epoch"], own.speed_curve)
+    sections = (
+        section("What bounds it", verdict_card(findings.verdict) + time_card(summary["seconds"])),
+        section("Curves", charts(drawn)),
+        *(section(title, content) for title, content in own.sections),
+        section("Data and outcome", facts(config, own, summary)),
+        section("Attempts", attempts(findings.attempts)),
+        section("Settings", table(("setting", "value"), flat(config.model_dump(mode="json")))),
+    )
+    headline = tiles(own.result, summary["train_s"], own.speed, attempts_so_far=summary["attempts"])
+    return document(config.name, subtitle(config, data, own, summary), headline, sections)
+
+
+def document(name: str, about: str, headline: str, sections: Iterable[str]) -> str:
+    """The page of a run, of whichever recipe."""
+    style = resources.files(__package__).joinpath("style.css").read_text(encoding="utf-8")
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(name)} - trainyard</title>
+<style>{style}</style>
+</head>
+<body>
+<main>
+<header><h1>{escape(name)}</h1><p>{escape(about)}</p></header>
+{headline}
+{"".join(sections)}
+</main>
+</body>
+</html>
+"""
+
+
+def section(title: str, content: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>{content}</section>\n"
+
+
+# How it went.
+
+
+def subtitle(config: TrainerConfig, data: Prepared, own: Own, summary: Mapping[str, Any]) -> str:
+    scaling = config.scaling
+    device = "GPU" if scaling.use_gpu else "CPU"
+    epochs = count(summary["epochs"], "epoch")
+    if summary["stopped_early"]:
+        epochs = f"stopped early after {epochs} of {config.train.epochs}"
+    ends = f" at the end, of {scaling.min_workers} to {scaling.num_workers}"
+    return (
+        f"{own.title} on {data.images.source}, {epochs}, "
+        f"{count(summary['workers'], f'{device} worker')}{ends if scaling.min_workers else ''}"
+    )
+
+
+def tiles(result: Tile, train_s: float, speed: Iterable[Tile], *, attempts_so_far: int) -> str:
+    headline = (
+        result,
+        Tile("training time", duration(train_s)),
+        *speed,
+        Tile("attempt" if attempts_so_far == 1 else "attempts", f"{attempts_so_far}"),
+    )
+    cards = "".join(
+        f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span>'
+        f"<small>{escape(more)}</small></div>"
+        for name, value, more in headline
+    )
+    return f'<section class="tiles">{cards}</section>'
+
+
+def verdict_card(verdict: Verdict) -> str:
+    kind = verdict.kind.removesuffix("-bound")
+    return (
+        f'<div class="card verdict {kind}"><h3>{escape(verdict.kind.capitalize())}'
+        f"<em>{verdict.share:.0%}</em></h3><p>{escape(verdict.sentence)}</p>"
+        f'<p class="remedy"><span>the line to change</span>'
+        f"<code>{escape(verdict.remedy)}</code></p></div>"
+    )
+
+
+def time_card(seconds: Mapping[str, float]) -> str:
+    """Where the time went, as a bar and in figures, by the parts that are told apart."""
+    whole = sum(seconds.values())
+    shares = {part: seconds[part] / whole for part in PARTS if part in seconds}
+    meanings = {part: meaning for part, (_, meaning) in PARTS.items()}
+    if "communication" not in seconds:
+        meanings["compute"] = WITH_EXCHANGE
+    bar = "".join(
+        f'<i class="{part}" style="flex-grow:{share:.5f}" title="{PARTS[part][0]} {share:.1%}"></i>'
+        for part, share in shares.items()
+        if share > 0
+    )
+    rows = "".join(
+        f'<tr><td><i class="{part}"></i>{escape(PARTS[part][0])}</td><td class="number">{share:.1%}</td>'
+        f'<td class="number">{duration(seconds[part])}</td>'
+        f'<td class="soft">{escape(meanings[part])}</td></tr>'
+        for part, share in shares.items()
+    )
+    return (
+        f'<div class="card time"><h3>Where the time went<em>{duration(whole)}, rank 0</em></h3>'
+        f'<div class="stack">{bar}</div><table><tbody>{rows}</tbody></table></div>'
+    )
+
+
+def charts(drawn: Iterable[Chart]) -> str:
+    figures = "".join(
+        f'<figure class="chart"><figcaption>{escape(chart.title)}</figcaption>{draw(chart)}</figure>'
+        for chart in drawn
+    )
+    return f'<div class="charts">{figures}</div>'
+
+
+# What it was.
+
+
+def facts(config: TrainerConfig, own: Own, summary: Mapping[str, Any]) -> str:
+    return table(
+        (),
+        (
+            *own.facts,
+            ("left over in each epoch (data.drop_last)", f"{summary['dropped_per_epoch']:,}"),
+            ("best epoch", f"{summary['best_epoch'] or 'unknown'}, by {config.checkpoint.best}"),
+            ("delivered checkpoint", f"{summary['checkpoint']} ({config.checkpoint.deliver})"),
+            ("stopped early", "yes" if summary["stopped_early"] else "no"),
+        ),
+    )
+
+
+def attempts(lines: Iterable[dict[str, Any]]) -> str:
+    return table(
+        ("attempt", "started", "from checkpoint", "versions"),
+        (
+            (
+                str(line["attempt"]),
+                f"{datetime.fromisoformat(line['time']):%Y-%m-%d %H:%M:%S %Z}",
+                line["resumed_from"] or "start",
+                ", ".join(f"{name} {version}" for name, version in line["versions"].items()),
+            )
+            for line in lines
+        ),
+    )
+
+
+def flat(settings: dict[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+    """Nested settings as `train.model.name`, value."""
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value if isinstance(value, str) else json.dumps(value)

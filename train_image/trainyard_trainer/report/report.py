@@ -1,0 +1,33 @@
+"""The report of a run: one HTML file with its verdict, curves and samples, readable without a network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.data.prepared import Prepared
+from trainyard_trainer.report.page import Findings, Own, render
+from trainyard_trainer.report.verdict import judge
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.progress import read_lines
+
+
+def write_report(
+    folder: RunFolder,
+    config: TrainerConfig,
+    data: Prepared,
+    summary: dict[str, Any],
+    own: Own,
+) -> None:
+    """Make report.html of what lies in the run's folder.
+
+    `summary` is what summary.json will hold, `own` the part that the recipe adds.
+    """
+    findings = Findings(
+        summary=summary,
+        metrics=read_lines(folder, folder.metrics),
+        attempts=read_lines(folder, folder.attempts),
+        verdict=judge(summary["seconds"], config, epochs=summary["epochs"], images=data.images),
+        own=own,
+    )
+    folder.write(folder.report, render(config, data, findings))

@@ -1,0 +1,1 @@
+"""The folder of a run: every path and record in it, and the lease that decides which attempt may write."""

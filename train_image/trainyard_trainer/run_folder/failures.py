@@ -1,0 +1,67 @@
+"""What workers of a run failed of, and when that was noticed: a line for each in failures.jsonl.
+
+A worker group that has saved all and left a machine that goes away has a line without rank and error.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.lease import newest_group
+from trainyard_trainer.run_folder.progress import read_lines
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def record(folder: RunFolder, attempt: int, errors: Mapping[int, BaseException]) -> list[str]:
+    """Put down the errors of a worker group by rank, and return them in words.
+
+    Nothing comes of errors of a group that has failed already: it is looked at until all have left.
+    """
+    group = newest_group(folder, attempt)
+    if any(is_of(failure, attempt, group) for failure in read_lines(folder, folder.failures)):
+        return []
+    now = round(time.time(), 3)
+    failures: list[dict[str, Any]] = [
+        {"attempt": attempt, "group": group, "time": now, "rank": rank, "error": first_line(error)}
+        for rank, error in sorted(errors.items())
+    ]
+    folder.append(folder.failures, "".join(json.dumps(failure) + "\n" for failure in failures))
+    return [f"worker {each['rank']} of group {group} failed: {each['error']}" for each in failures]
+
+
+def note_leaving(folder: RunFolder, attempt: int) -> None:
+    """Put down that a worker group has left a machine that goes away."""
+    leaving = {
+        "attempt": attempt,
+        "group": newest_group(folder, attempt),
+        "time": round(time.time(), 3),
+        "rank": None,
+        "error": None,
+    }
+    folder.append(folder.failures, json.dumps(leaving) + "\n")
+
+
+def noticed_at(folder: RunFolder, attempt: int, group: int) -> float | None:
+    """time.time() at which a worker group was seen to have failed, or has left; None if neither."""
+    failures = read_lines(folder, folder.failures)
+    return next((each["time"] for each in failures if is_of(each, attempt, group)), None)
+
+
+def is_of(failure: Mapping[str, Any], attempt: int, group: int) -> bool:
+    return (failure["attempt"], failure["group"]) == (attempt, group)
+
+
+def first_line(error: BaseException) -> str:
+    """Of what lies at the bottom of it: Ray wraps errors, and colours its own."""
+    inner = error
+    for wrapped in ("cause", "health_check_failure"):
+        found = getattr(inner, wrapped, None)
+        inner = found if isinstance(found, BaseException) else inner
+    lines = COLOUR.sub("", str(inner)).strip().splitlines()
+    return lines[0] if lines else type(inner).__name__

@@ -1,0 +1,301 @@
+"""How far a run has come: the numbers, and the files that show them."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from trainyard_trainer.config.trainer_config import RecipeConfig, TrainerConfig
+from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.run_folder.folder import RunFolder
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Length:
+    """How long a run is."""
+
+    epochs: int
+    num_samples: int
+    """Of the training split."""
+    global_batch_size: int
+    drop_last: bool
+
+    @classmethod
+    def of(cls, config: TrainerConfig, num_train: int) -> Length:
+        """Raises ConfigError if the samples do not fill one global batch."""
+        size = config.train.global_batch_size
+        if num_train < size:
+            raise ConfigError(
+                f"train.global_batch_size = {size} is more than the {num_train} training samples: "
+                "no step can be made. Use a smaller one."
+            )
+        return cls(
+            epochs=config.train.epochs,
+            num_samples=num_train,
+            global_batch_size=size,
+            drop_last=config.data.drop_last,
+        )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        full, rest = divmod(self.num_samples, self.global_batch_size)
+        return full if self.drop_last or not rest else full + 1
+
+    @property
+    def samples_per_epoch(self) -> int:
+        return self.num_samples - self.dropped_per_epoch
+
+    @property
+    def dropped_per_epoch(self) -> int:
+        """Samples that are left out because they do not fill a global batch."""
+        return self.num_samples % self.global_batch_size if self.drop_last else 0
+
+    def batch_size(self, step_in_epoch: int) -> int:
+        """Samples of a global batch, counted from 0: the last one of an epoch may be smaller."""
+        start = step_in_epoch * self.global_batch_size
+        return min(self.global_batch_size, self.num_samples - start)
+
+    def samples_until(self, epochs: int, steps_in_epoch: int) -> int:
+        """Samples of so many whole epochs and so many steps of the next one."""
+        size = self.global_batch_size
+        return epochs * self.samples_per_epoch + min(steps_in_epoch * size, self.samples_per_epoch)
+
+    @property
+    def steps(self) -> int:
+        return self.epochs * self.steps_per_epoch
+
+    @property
+    def samples(self) -> int:
+        return self.epochs * self.samples_per_epoch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trained:
+    """What has been trained, over all attempts; lies in each checkpoint."""
+
+    epoch: int = 0
+    """Epochs that are complete."""
+    step: int = 0
+    samples: int = 0
+    steps_in_epoch: int = 0
+    """Steps of the epoch under way; 0 between two epochs."""
+    train_s: float = 0.0
+    """Seconds from the first step on, with validation and checkpoints; lost work is not counted."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Where rank 0's time went: keys of SPENT."""
+    loss: float | None = None
+    """Of the last complete epoch, as are the three below."""
+    accuracy: float | None = None
+    val_loss: float | None = None
+    val_accuracy: float | None = None
+    best_stopping: float | None = None
+    """The best value of `train.early_stopping.metric` so far."""
+    epochs_without_gain: int = 0
+    is_stopped_early: bool = False
+
+    def is_complete(self, epochs: int) -> bool:
+        """Whether nothing is left to train of so many epochs."""
+        return self.is_stopped_early or (self.epoch >= epochs and self.steps_in_epoch == 0)
+
+    @property
+    def images_per_s(self) -> float:
+        """While steps were made: waiting for data counts, validation and checkpoints do not."""
+        spent = (self.seconds.get(name, 0.0) for name in ("data", "compute", "communication"))
+        return per_second(self.samples, sum(spent))
+
+
+SPENT = ("startup", "data", "compute", "communication", "checkpoint", "validation")
+"""Where time goes: start of an attempt to its first step, waiting for batches, the steps, what of their
+gradients' exchange was not hidden behind them, waiting for checkpoints, validation."""
+
+
+def told_apart(config: RecipeConfig) -> tuple[str, ...]:
+    """The parts of SPENT that are measured: without DDP the exchange is part of the steps."""
+    is_ddp = isinstance(config, TrainerConfig) and config.train.strategy == "ddp"
+    return tuple(part for part in SPENT if is_ddp or part != "communication")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """What the loop tells about every second, and at the end of each epoch."""
+
+    kind: Literal["interval", "epoch"]
+    """An interval has rank 0's share of the batches since the last report, an epoch has them all."""
+    epoch: int
+    """The one under way, from 1."""
+    step: int
+    samples: int
+    loss: float | None
+    accuracy: float | None
+    """Since the epoch began."""
+    learning_rate: float
+    images_per_s: float
+    """Samples, of whichever recipe, of all workers together."""
+    eta_s: float | None
+    data_wait_s: float | None
+    """Seconds per step that rank 0 waited for its batch, as is `step_s` for what followed."""
+    step_s: float | None
+    checkpoint_stall_s: float
+    """Seconds that training stood still for checkpoints."""
+    memory_bytes: int
+    """Most that rank 0 has held: on its GPU, if it has one."""
+    val_loss: float | None
+    """Of the last validation, as is `val_accuracy`."""
+    val_accuracy: float | None
+
+
+def per_second(count: float, seconds: float) -> float:
+    """A rate that is 0 while no time has passed."""
+    return count / seconds if seconds > 0 else 0.0
+
+
+def percent(samples: int, total: int) -> float:
+    return round(100 * min(samples / total, 1.0), 1) if total else 100.0
+
+
+def eta_s(total: int, samples: int, samples_at_start: int, elapsed_s: float) -> float:
+    """Seconds still to go at the pace of this attempt, its validations and checkpoints included."""
+    done = samples - samples_at_start
+    return max(total - samples, 0) * elapsed_s / done if done else 0.0
+
+
+def cleaned(record: dict[str, Any]) -> dict[str, Any]:
+    """Floats with as many digits as mean anything; None for NaN, which is no JSON."""
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, float):
+            return round(value, 6) if math.isfinite(value) else None
+        return value
+
+    return {key: clean(value) for key, value in record.items()}
+
+
+def to_json(record: dict[str, Any]) -> str:
+    """One line of JSON."""
+    return json.dumps(cleaned(record))
+
+
+def read_lines(folder: RunFolder, path: str) -> list[dict[str, Any]]:
+    """The records of a file with one JSON object per line, without a last line that was cut off."""
+    if not folder.exists(path):
+        return []
+    records = []
+    for line in folder.read(path).decode(errors="replace").splitlines():
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return records
+
+
+class Recorder:
+    """Writes reports to metrics.jsonl and progress.json, in a thread of its own. Rank 0 has one."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        length: Length,
+        *,
+        attempt: int,
+        workers: int,
+        own: Callable[[Report], dict[str, float]] = lambda report: {},
+        also: Callable[[dict[str, Any]], None] = lambda record: None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`own` is what the recipe tells beside the figures of all recipes; `also` hears of each record and
+        of what progress.json says, in the same thread. `check` raises for whoever may not write any more."""
+        self.folder = folder
+        self.length = length
+        self.attempt = attempt
+        self.workers = workers
+        self._own = own
+        self._also = also
+        self._check = check
+        self._pending: list[str] = []
+        self._flushed = time.monotonic()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="recorder")
+        self._last: Future[None] = Future()
+        self._last.set_result(None)
+
+    def __call__(self, report: Report) -> None:
+        """Returns at once. Raises what an earlier report could not be written for."""
+        if self._last.done():
+            self._last.result()
+        self._last = self._thread.submit(self._write, report, self._last)
+
+    def flush(self) -> None:
+        """Until all reports are written, as they must be before a checkpoint is."""
+        self._last.result()
+        self._thread.submit(self.folder.outlast, self._flush).result()
+
+    def close(self) -> None:
+        self.flush()
+        self._thread.shutdown()
+
+    def _write(self, report: Report, before: Future[None]) -> None:
+        before.result()  # what went wrong once is told until it is heard
+        record = asdict(report) | self._own(report) | {"attempt": self.attempt}
+        if report.kind == "interval":
+            del record["val_loss"], record["val_accuracy"]
+        self._pending.append(to_json(record) + "\n")
+        if time.monotonic() - self._flushed >= self.folder.flush_interval_s:
+            self.folder.outlast(self._flush)
+        self._also(self.folder.outlast(lambda: self.show(report)) | record)
+
+    def _flush(self) -> None:
+        if self._pending:
+            self._check()
+            self.folder.append(self.folder.metrics, "".join(self._pending))
+        self._pending, self._flushed = [], time.monotonic()
+
+    def show(self, report: Report) -> dict[str, Any]:
+        """Write progress.json alone; returns what it holds."""
+        record = self.standing(report)
+        self.folder.write(self.folder.progress, to_json(record), is_durable=False)
+        return record
+
+    def standing(self, report: Report) -> dict[str, Any]:
+        """What progress.json says."""
+        return {
+            "percent": percent(report.samples, self.length.samples),
+            "eta_s": report.eta_s,
+            "epoch": report.epoch,
+            "epochs": self.length.epochs,
+            "step": report.step,
+            "steps": self.length.steps,
+            "samples": report.samples,
+            "loss": report.loss,
+            "accuracy": report.accuracy,
+            "val_accuracy": report.val_accuracy,
+            "images_per_s": report.images_per_s,
+            **self._own(report),
+            "attempt": self.attempt,
+            "workers": self.workers,
+        }
+
+    def show_start(self, trained: Trained) -> None:
+        """Write progress.json as it stands before the first step of an attempt."""
+        self.show(
+            Report(
+                kind="interval",
+                epoch=min(trained.epoch + 1, self.length.epochs),
+                step=trained.step,
+                samples=trained.samples,
+                loss=trained.loss,
+                accuracy=trained.accuracy,
+                learning_rate=0.0,
+                images_per_s=trained.images_per_s,
+                eta_s=None,
+                data_wait_s=None,
+                step_s=None,
+                checkpoint_stall_s=0.0,
+                memory_bytes=0,
+                val_loss=trained.val_loss,
+                val_accuracy=trained.val_accuracy,
+            )
+        )

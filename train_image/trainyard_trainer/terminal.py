@@ -1,0 +1,86 @@
+"""What the trainer's tools share on the command line: finding a run, tables, progress, errors."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+WIDTH = 24
+"""Characters of a full bar."""
+
+REDRAW_S = 0.1
+
+PATIENCE_S = 0.5
+"""Work that is done sooner needs no bar."""
+
+
+def table_text(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns side by side, one line per row; numbers stand to the right."""
+    lines = [headings, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    is_number = [
+        all(cell[:1].isdigit() or cell == "-" for cell in column)
+        for column in zip(*rows, strict=True)
+    ] or [False] * len(headings)
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(line, widths, is_number, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def size_text(count: float) -> str:
+    """`5_400_000` -> `5.4 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+class Bar:
+    """A progress bar on standard error while work takes long and a person looks on."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what = what
+        self._total = total
+        self._done = 0
+        self._began = self._drawn = time.monotonic()
+        self._is_shown = False
+        self._is_seen = sys.stderr.isatty()
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._is_shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+    def advance(self, count: int) -> None:
+        """So much more is done."""
+        self._done += count
+        now = time.monotonic()
+        is_due = now - self._drawn >= REDRAW_S and now - self._began >= PATIENCE_S
+        if self._is_seen and is_due:
+            self._draw(now)
+
+    def _draw(self, now: float) -> None:
+        self._drawn, self._is_shown = now, True
+        share = min(self._done / self._total, 1.0) if self._total else 1.0
+        left_s = (now - self._began) * (1 - share) / share if share else 0.0
+        full = round(share * WIDTH)
+        print(
+            f"\r\033[K{'█' * full}{'░' * (WIDTH - full)} {share:4.0%}  {self._what}  {left_s:.0f} s left",
+            end="",
+            file=sys.stderr,
+            flush=True,
+        )

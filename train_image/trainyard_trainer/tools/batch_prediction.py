@@ -1,0 +1,392 @@
+"""Labels for all rows of Parquet files: what is read of them, what is asked, and what is written.
+
+Each file of the input becomes one of the output, of the same name, with the same rows in the same order: its
+columns but for the images, and behind them
+
+    predicted     the likeliest class
+    probability   how sure the model is of it
+    top           the likeliest classes with their probabilities, where more than one was asked for
+    error         why the row has no image that can be used; it has no prediction then
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from trainyard_trainer.data.image_codec import UnreadableError, load, to_png
+from trainyard_trainer.data.prepared import METADATA_KEY, pixels_to_values
+from trainyard_trainer.data.sources.find import list_all
+from trainyard_trainer.data.sources.tables import (
+    NO_IMAGE,
+    OPENING_THREADS,
+    PixelLayout,
+    class_names_of,
+    find_layout,
+    plain,
+    to_pixels,
+)
+from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.storage import open_filesystem
+from trainyard_trainer.tools.predict import Oracle
+
+PART_BYTES = 2**24
+"""Pixels that are read at once, about."""
+
+SHARE = pa.struct([("class", pa.string()), ("probability", pa.float64())])
+
+ANSWER = pa.schema(
+    [
+        ("predicted", pa.string()),
+        ("probability", pa.float64()),
+        ("top", pa.list_(SHARE)),
+        ("error", pa.string()),
+    ]
+)
+"""What is said of a row."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Input:
+    """A Parquet file of images."""
+
+    path: str
+    """In the filesystem's own words."""
+    name: str
+    """Below the data set's folder."""
+    schema: pa.Schema
+    image_column: str
+    layout: PixelLayout | None
+    """None for picture files."""
+    group_rows: tuple[int, ...]
+    """Of each row group."""
+
+    @property
+    def rows(self) -> int:
+        return sum(self.group_rows)
+
+    @property
+    def other_columns(self) -> list[str]:
+        return [name for name in self.schema.names if name != self.image_column]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stretch:
+    """Row groups of a file that are read by one task."""
+
+    file: int
+    """Its number among the inputs."""
+    first_group: int
+    end_group: int
+    first_row: int
+    """Its number in the whole data set."""
+
+
+# Reading.
+
+
+def open_inputs(
+    path: str, endpoint: str | None, image_column: str, label_column: str | None = None
+) -> list[Input]:
+    """The Parquet files at a path, in the order of their names, which must have these columns.
+
+    Raises ConfigError.
+    """
+    filesystem, root = open_filesystem(path, endpoint, names=("--data", "--endpoint"))
+    info = filesystem.get_file_info(root)
+    if info.type == fs.FileType.NotFound:
+        raise ConfigError(f"--data = {path}: there is nothing.")
+    found = [info] if info.type == fs.FileType.File else list_all(filesystem, root)
+    files = [each.path for each in found if each.base_name.endswith(".parquet")]
+    if not files:
+        raise ConfigError(
+            f"--data = {path} has no Parquet file. `trainyard data prepare` makes some of pictures."
+        )
+    above = root.rpartition("/")[0] if info.type == fs.FileType.File else root
+    with ThreadPoolExecutor(OPENING_THREADS) as pool:
+        inputs = list(pool.map(lambda file: _open(filesystem, above, file, image_column), files))
+    for each in inputs:
+        if label_column is not None and label_column not in each.schema.names:
+            raise ConfigError(f"{each.path} has no column {label_column} (--label-column).")
+    return inputs
+
+
+def _open(filesystem: fs.FileSystem, root: str, path: str, image_column: str) -> Input:
+    try:
+        with filesystem.open_input_file(path) as stream:
+            file = pq.ParquetFile(stream)
+            schema, metadata = file.schema_arrow, file.metadata
+    except pa.ArrowInvalid as error:
+        raise ConfigError(f"{path} is no intact Parquet file: {error}") from error
+    if image_column not in schema.names:
+        raise ConfigError(
+            f"{path} has no column {image_column}; its columns are {', '.join(schema.names)}. "
+            "Name that of the images with --image-column."
+        )
+    if taken := [name for name in ANSWER.names if name in schema.names and name != image_column]:
+        raise ConfigError(
+            f"{path} has a column {taken[0]} already, which a prediction would add. Rename it."
+        )
+    header = json.loads((schema.metadata or {}).get(METADATA_KEY, b"{}"))
+    layout: PixelLayout | None = None
+    if image_column == "image" and header.get("encoding") == "raw":
+        channels, height, width = header["shape"]
+        shape = (channels, height, width)
+        layout = PixelLayout((channels * height * width,), shape, is_channel_last=False)
+    elif metadata.num_rows:
+        layout = find_layout(filesystem, path, schema.field(image_column))
+    groups = range(metadata.num_row_groups)
+    return Input(
+        path=path,
+        name=path.removeprefix(f"{root}/"),
+        schema=schema,
+        image_column=image_column,
+        layout=layout,
+        group_rows=tuple(metadata.row_group(group).num_rows for group in groups),
+    )
+
+
+def stretches_of(inputs: Sequence[Input], bytes_per_image: int) -> Iterator[Stretch]:
+    """All row groups, a few at a time where they are small."""
+    first_row = 0
+    wanted = max(1, PART_BYTES // bytes_per_image)
+    for number, file in enumerate(inputs):
+        first_group = rows = 0
+        for group, group_rows in enumerate(file.group_rows, start=1):
+            rows += group_rows
+            if rows and (rows >= wanted or group == len(file.group_rows)):
+                yield Stretch(
+                    file=number, first_group=first_group, end_group=group, first_row=first_row
+                )
+                first_row += rows
+                first_group, rows = group, 0
+
+
+def read_stretch(
+    file: Input, stretch: Stretch, filesystem: fs.FileSystem, shape: tuple[int, int, int]
+) -> Iterator[pa.Table]:
+    """Rows with their number, pixels in that shape, and why there are none, a part at a time."""
+    size = int(np.prod(shape))
+    row = stretch.first_row
+    with filesystem.open_input_file(file.path) as stream:
+        batches = pq.ParquetFile(stream, pre_buffer=False, buffer_size=2**20).iter_batches(
+            batch_size=max(1, PART_BYTES // size),
+            row_groups=range(stretch.first_group, stretch.end_group),
+            columns=[file.image_column],
+        )
+        for batch in batches:
+            pixels, errors = _pixels_of(plain(batch.column(0)), file.layout, shape)
+            rows = np.arange(row, row + len(pixels))
+            row += len(pixels)
+            yield pa.table(
+                {
+                    "row": rows,
+                    "pixels": pixels_to_values(pixels),
+                    "error": pa.array(errors, pa.string()),
+                }
+            )
+
+
+def _pixels_of(
+    values: pa.Array, layout: PixelLayout | None, shape: tuple[int, int, int]
+) -> tuple[np.ndarray, list[str | None]]:
+    """(N, C, H, W) uint8, and why an image is none."""
+    errors: list[str | None] = [None] * len(values)
+    if layout is not None:
+        read = to_pixels(values, layout)
+        for place, problem in read.problems.items():
+            errors[place] = problem
+        images = np.asarray(read.images)
+        if layout.shape == shape:
+            return images, errors
+        pictures: list[bytes | None] = [to_png(image) for image in images]
+    else:
+        pictures = values.to_pylist()
+    pixels = np.zeros((len(values), *shape), np.uint8)
+    for place, picture in enumerate(pictures):
+        if errors[place] is not None:
+            continue
+        try:
+            if picture:
+                pixels[place] = load(picture, shape)
+            else:
+                errors[place] = NO_IMAGE
+        except UnreadableError as reason:
+            errors[place] = str(reason)
+    return pixels, errors
+
+
+# Asking.
+
+
+def answers_to(oracle: Oracle, rows: pa.Table, *, top: int, batch_size: int) -> pa.Table:
+    """What `read_stretch` gave -> row, and the columns of an answer."""
+    shape = oracle.images.shape
+    layout = PixelLayout((oracle.images.bytes_per_image,), shape, is_channel_last=False)
+    pixels = np.asarray(to_pixels(rows["pixels"].combine_chunks(), layout).images)
+    errors = rows["error"].to_pylist()
+    is_good = np.array([error is None for error in errors], bool)
+    good = pixels[is_good]
+    found = (
+        likeliest
+        for start in range(0, len(good), batch_size)
+        for likeliest in oracle(good[start : start + batch_size], top)
+    )
+    likeliest = [next(found) if each else None for each in is_good]
+    return pa.table(
+        {
+            "row": rows["row"],
+            "predicted": pa.array([each and each[0][0] for each in likeliest], pa.string()),
+            "probability": pa.array([each and each[0][1] for each in likeliest], pa.float64()),
+            "top": pa.array(
+                [
+                    each and [{"class": label, "probability": sure} for label, sure in each]
+                    for each in likeliest
+                ],
+                pa.list_(SHARE),
+            ),
+            "error": rows["error"],
+        }
+    )
+
+
+# Writing.
+
+
+@dataclass(slots=True)
+class Writer:
+    """Writes the files of the output one after the other, as answers come in the order of the rows."""
+
+    inputs: Sequence[Input]
+    filesystem: fs.FileSystem
+    """Of the inputs."""
+    out: RunFolder
+    classes: tuple[str, ...]
+    """The model's."""
+    top: int
+    label_column: str
+    rows: int = 0
+    bad_rows: int = 0
+    labelled_rows: int = 0
+    """Those that have a label and a prediction."""
+    agreeing_rows: int = 0
+    first_error: str = ""
+    _held: list[pa.Table] = field(default_factory=list)
+    _written: int = 0
+    """Files of the output."""
+
+    def add(self, answers: pa.Table) -> None:
+        """What is said of the rows that come next. Raises ValueError for others."""
+        numbers = answers["row"].to_numpy()
+        if not np.array_equal(numbers, np.arange(self.rows, self.rows + len(numbers))):
+            raise ValueError(f"rows {self.rows} and on are to come, and {numbers[:3]} came")
+        self.rows += len(numbers)
+        self._held.append(answers.drop_columns(["row"]))
+        self._write_what_is_whole()
+
+    def finish(self) -> None:
+        """Raises ValueError where rows are missing."""
+        self._write_what_is_whole()
+        if self._written < len(self.inputs):
+            raise ValueError(f"{self.inputs[self._written].name} lacks rows")
+
+    def _write_what_is_whole(self) -> None:
+        ends = list(accumulate(file.rows for file in self.inputs))
+        while self._written < len(ends) and self.rows >= ends[self._written]:
+            held = pa.concat_tables(self._held) if self._held else ANSWER.empty_table()
+            rows = self.inputs[self._written].rows
+            self._write(self.inputs[self._written], held.slice(0, rows))
+            self._held = [held.slice(rows)]
+            self._written += 1
+
+    def _write(self, file: Input, answers: pa.Table) -> None:
+        said = ["predicted", "probability", *(["top"] if self.top > 1 else []), "error"]
+        kept = file.other_columns
+        fields = [file.schema.field(name) for name in kept]
+        schema = pa.schema([*fields, *(ANSWER.field(name) for name in said)])
+        start = 0
+        with (
+            self.filesystem.open_input_file(file.path) as source,
+            self.out.writing(f"{self.out.root}/{file.name}") as target,
+            pq.ParquetWriter(target, schema) as writer,
+        ):
+            parquet = pq.ParquetFile(source)
+            for group, rows in enumerate(file.group_rows):
+                columns = parquet.read_row_group(group, columns=kept)
+                part = answers.slice(start, rows)
+                start += rows
+                self._count(file, columns, part)
+                arrays = [*(columns[name] for name in kept), *(part[name] for name in said)]
+                writer.write_table(pa.table(arrays, schema=schema))
+
+    def _count(self, file: Input, columns: pa.Table, answers: pa.Table) -> None:
+        errors = answers["error"].drop_null()
+        self.bad_rows += len(errors)
+        if len(errors) and not self.first_error:
+            self.first_error = f"{file.name}: {errors[0]}"
+        if self.label_column in columns.column_names:
+            labels = _names_of(
+                columns[self.label_column], file.schema, self.label_column, self.classes
+            )
+            predicted = answers["predicted"].to_pylist()
+            both = [pair for pair in zip(labels, predicted, strict=True) if None not in pair]
+            self.labelled_rows += len(both)
+            self.agreeing_rows += sum(label == name for label, name in both)
+
+
+def _names_of(
+    labels: pa.ChunkedArray, schema: pa.Schema, column: str, classes: tuple[str, ...]
+) -> list[str | None]:
+    """Names of the classes in a column of labels; None where there is none.
+
+    Numbers count the classes that the file names, else those of the model.
+    """
+    if pa.types.is_dictionary(labels.type):
+        labels = labels.cast(labels.type.value_type)
+    if not pa.types.is_integer(labels.type):
+        return [label if isinstance(label, str) else None for label in labels.to_pylist()]
+    header = json.loads((schema.metadata or {}).get(METADATA_KEY, b"{}"))
+    names = tuple(header.get("classes", ())) or class_names_of(schema, column) or classes
+    return [
+        names[label] if label is not None and 0 <= label < len(names) else None
+        for label in labels.to_pylist()
+    ]
+
+
+def summary_of(writer: Writer, seconds: float) -> dict[str, Any]:
+    """In numbers; the agreement is None where there are no labels."""
+    share = writer.agreeing_rows / writer.labelled_rows if writer.labelled_rows else None
+    return {
+        "files": len(writer.inputs),
+        "rows": writer.rows,
+        "rows_without_prediction": writer.bad_rows,
+        "labelled_rows": writer.labelled_rows,
+        "agreement": None if share is None else round(share, 6),
+        "seconds": round(seconds, 1),
+        "rows_per_second": round(writer.rows / seconds, 1) if seconds else None,
+    }
+
+
+def summary_text(summary: dict[str, Any], label_column: str) -> str:
+    bad = summary["rows_without_prediction"]
+    lines = [
+        f"{summary['rows']:,} rows in {summary['seconds']:,} s, {summary['rows_per_second']:,} rows/s"
+    ]
+    if bad:
+        lines.append(f"{bad:,} of them have no prediction: their column error says why")
+    if summary["agreement"] is not None:
+        lines.append(
+            f"agreement with column {label_column}: {summary['agreement']:.2%} of "
+            f"{summary['labelled_rows']:,} rows"
+        )
+    return "\n".join(lines)

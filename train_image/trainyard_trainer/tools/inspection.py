@@ -1,0 +1,270 @@
+"""What a data set has, prepared or not: numbers, and a few of its images to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from trainyard_trainer.data.preparation.labels import Numbered, number_labels
+from trainyard_trainer.data.preparation.plan import look_at_first
+from trainyard_trainer.data.preparation.run_data import default_threads
+from trainyard_trainer.data.prepared import decode, read_known, read_prepared
+from trainyard_trainer.data.sources.find import open_prepared, open_source
+from trainyard_trainer.data.sources.samples import ALL, TRAIN, Samples
+from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.terminal import size_text, table_text
+from trainyard_trainer.tools.grid import MOST, draw_grid
+
+MOST_PER_CLASS = 10
+"""Images of a class in a grid."""
+
+NEAR_ROWS = 4096
+"""Images come from so many first rows where others are far away."""
+
+GRID_SIDE = 128
+"""Pixels of a picture in a grid, at most."""
+
+SHOWN_CLASSES = 40
+SHOWN_BAD = 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """What is known of a data set."""
+
+    known: dict[str, Any]
+    """As JSON shows it."""
+    pick: Callable[[], list[tuple[np.ndarray, str]]]
+    """Gives a few images of each class, (C, H, W), each with its label."""
+
+
+def look_at(
+    path: str,
+    *,
+    endpoint: str | None,
+    image_column: str,
+    label_column: str,
+    say: Callable[[str], None],
+) -> Facts:
+    """Raises ConfigError if there is no data set."""
+    prepared = open_prepared(path, endpoint)
+    if prepared is not None:
+        return _look_at_prepared(prepared, path, endpoint)
+    return _look_at_source(path, endpoint, image_column, label_column, say)
+
+
+def _look_at_prepared(folder: RunFolder, path: str, endpoint: str | None) -> Facts:
+    prepared = read_prepared(folder, path=path, endpoint=endpoint)
+    if prepared.images.kind == "text":
+        raise ConfigError(
+            f"{path} is text in rows of {prepared.images.bytes_per_image} bytes: {prepared.num_train:,} for "
+            f"training and {prepared.num_valid:,} for validation. Only images are looked at here."
+        )
+    known = read_known(folder)
+    images = known["images"]
+    splits = {}
+    for name, split in (("train", prepared.train), ("valid", prepared.valid)):
+        groups = []
+        for file in split.files:
+            with folder.filesystem.open_input_file(file) as stream:
+                groups.append(pq.read_metadata(stream).num_row_groups)
+        listed = known["splits"][name]
+        splits[name] = {
+            "samples": split.count,
+            "class_counts": listed["class_counts"],
+            "bytes": sum(file["bytes"] for file in listed["files"]),
+            "decoded_bytes": split.count * prepared.images.bytes_per_image,
+            "files": len(split.files),
+            "rows_per_file": max(split.rows),
+            "row_groups": sum(groups),
+        }
+    facts = {
+        "path": path,
+        "kind": "prepared",
+        "source": images["source"],
+        "encoding": images["encoding"],
+        "shape": images["shape"],
+        "classes": images["classes"],
+        "mean": images["mean"],
+        "spread": images["spread"],
+        "splits": splits,
+        "bad_samples": known["bad_samples"],
+    }
+
+    def pick() -> list[tuple[np.ndarray, str]]:
+        # The files are shuffled: the first one has of everything.
+        with folder.filesystem.open_input_file(prepared.train.files[0]) as stream:
+            table = pq.read_table(stream)
+        rows = _few_of_each(table["label"].to_numpy())
+        columns = decode(table.take(rows), prepared.images)
+        names = [prepared.images.classes[label] for label in columns["label"]]
+        return list(zip(columns["image"], names, strict=True))
+
+    return Facts(known=facts, pick=pick)
+
+
+def _look_at_source(
+    path: str,
+    endpoint: str | None,
+    image_column: str,
+    label_column: str,
+    say: Callable[[str], None],
+) -> Facts:
+    source = open_source(
+        path, endpoint=endpoint, image_column=image_column, label_column=label_column, say=say
+    )
+    first = next((source.splits[name] for name in (TRAIN, ALL) if name in source.splits), None)
+    if first is None:
+        first = next(iter(source.splits.values()))
+    # The part that is looked at first says which classes there are.
+    parts = {TRAIN: first} | {
+        name: samples for name, samples in source.splits.items() if samples is not first
+    }
+    classes, numbered = number_labels(parts, source.class_names, None)
+    with ThreadPoolExecutor(default_threads(path)) as pool:
+        look = look_at_first(first, pool)
+    shape = [look.channels, *look.size] if look.size else None
+    names = {id(samples): name for name, samples in source.splits.items()}
+    facts = {
+        "path": path,
+        "kind": source.kind,
+        "encoding": "raw" if look.is_pixels else "encoded",
+        "shape": shape,
+        "differing_shapes": look.difference or None,
+        "classes": list(classes),
+        "splits": {
+            names[id(samples)]: _count(samples, numbered[part], len(classes), shape)
+            for part, samples in parts.items()
+        },
+        "bad_samples": [
+            {"place": str(samples.where(row)), "reason": numbered[part].problems[row]}
+            for part, samples in parts.items()
+            for row in sorted(numbered[part].problems)
+        ],
+    }
+
+    def pick() -> list[tuple[np.ndarray, str]]:
+        labels = numbered[TRAIN].labels
+        rows = numbered[TRAIN].good_rows
+        if not first.is_random_access:
+            rows = rows[rows < NEAR_ROWS]
+        chosen = rows[_few_of_each(labels[rows])]
+        with ThreadPoolExecutor(default_threads(path)) as pool:
+            found = first.read(chosen, pool)
+        return [
+            (pixels, classes[labels[row]])
+            for place, row in enumerate(chosen.tolist())
+            if place not in found.problems
+            and (pixels := _to_pixels(found.images[place])) is not None
+        ]
+
+    return Facts(known=facts, pick=pick)
+
+
+def _count(
+    samples: Samples, numbered: Numbered, num_classes: int, shape: list[int] | None
+) -> dict[str, Any]:
+    good = numbered.labels[numbered.good_rows]
+    return {
+        "samples": len(good),
+        "class_counts": np.bincount(good, minlength=num_classes).tolist(),
+        "bytes": samples.num_bytes,
+        "decoded_bytes": len(good) * int(np.prod(shape)) if shape else None,
+    }
+
+
+def _few_of_each(labels: np.ndarray) -> np.ndarray:
+    """Indices of the first few of each class, class by class, as many as a grid can show."""
+    classes = np.unique(labels)[:MOST]
+    count = min(MOST_PER_CLASS, MOST // max(len(classes), 1))
+    return np.concatenate(
+        [np.empty(0, np.int64), *(np.flatnonzero(labels == label)[:count] for label in classes)]
+    )
+
+
+def _to_pixels(image: np.ndarray | bytes) -> np.ndarray | None:
+    """None for a picture that cannot be decoded."""
+    if isinstance(image, np.ndarray):
+        return image
+    from trainyard_trainer.data import image_codec
+
+    try:
+        header = image_codec.read_header(image)
+        side = min(GRID_SIDE, max(header.height, header.width))
+        return image_codec.load(image, (header.channels, side, side), header)
+    except image_codec.UnreadableError:
+        return None
+
+
+def write_grid(facts: Facts, path: str) -> None:
+    """Raises ConfigError if the file cannot be written."""
+    picked = facts.pick()
+    if not picked:
+        raise ConfigError(f"{facts.known['path']} has no image that can be drawn.")
+    try:
+        Path(path).write_bytes(draw_grid(picked))
+    except OSError as error:
+        raise ConfigError(f"--grid {path} cannot be written: {error.strerror}.") from error
+
+
+# In words.
+
+
+def describe(known: dict[str, Any]) -> str:
+    sizes = " x ".join(map(str, known["shape"])) if known["shape"] else "several"
+    lines = [
+        f"{known['path']}: {known['kind']}",
+        f"images: {known['encoding']}, shape {sizes} (channels x rows x columns)",
+    ]
+    if known.get("differing_shapes"):
+        lines.append(f"        {known['differing_shapes']}")
+    for key in ("mean", "spread"):
+        if key in known:
+            lines.append(f"{key}: {', '.join(f'{value:.4f}' for value in known[key])}")
+    lines += ["", _split_table(known["splits"]), "", _class_table(known)]
+    bad = known["bad_samples"]
+    if bad:
+        lines += ["", f"bad samples: {len(bad)}"]
+        lines += [f"  {each['place']}: {each['reason']}" for each in bad[:SHOWN_BAD]]
+        if len(bad) > SHOWN_BAD:
+            lines.append(f"  and {len(bad) - SHOWN_BAD} more")
+    return "\n".join(lines)
+
+
+def _split_table(splits: dict[str, dict[str, Any]]) -> str:
+    columns = {
+        "samples": "{:,}",
+        "bytes": None,
+        "decoded_bytes": None,
+        "files": "{:,}",
+        "rows_per_file": "{:,}",
+        "row_groups": "{:,}",
+    }
+    found = [column for column in columns if any(column in split for split in splits.values())]
+    rows = []
+    for name, split in splits.items():
+        row = [name]
+        for column in found:
+            value, form = split[column], columns[column]
+            text = "-" if value is None else form.format(value) if form else size_text(value)
+            row.append(text)
+        rows.append(row)
+    return table_text(["split", *(column.replace("_", " ") for column in found)], rows)
+
+
+def _class_table(known: dict[str, Any]) -> str:
+    classes, splits = known["classes"], known["splits"]
+    rows = [
+        [name, *(f"{split['class_counts'][label]:,}" for split in splits.values())]
+        for label, name in enumerate(classes[:SHOWN_CLASSES])
+    ]
+    text = table_text([f"{len(classes)} classes", *splits], rows)
+    more = len(classes) - SHOWN_CLASSES
+    return text if more <= 0 else f"{text}\nand {more} more classes"

@@ -1,0 +1,83 @@
+"""The code that travels with a run: an archive in an environment variable, or in the run's folder -> a folder
+of this machine."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import io
+import os
+import shutil
+import tarfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainyard_trainer.config.trainer_config import CODE_VARIABLE
+from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.run_files import submission
+from trainyard_trainer.run_folder.folder import RunFolder
+
+
+def fetch(
+    folder: RunFolder, sha256: str, target: Path, environment: Mapping[str, str] = os.environ
+) -> None:
+    """Unpack a run's code into an empty folder; its archive lies in the run's folder then.
+
+    Raises ConfigError where it is not what was submitted.
+    """
+    path = f"{folder.root}/{submission.code_file(sha256)}"
+    if CODE_VARIABLE in environment:
+        archive = decode(environment[CODE_VARIABLE])
+        unpack(archive, sha256, target, CODE_VARIABLE)
+        folder.write(path, archive)
+        return
+    try:
+        archive = folder.read(path)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{folder.show(path)}, the code that was uploaded, is not there. "
+            "Submit the run again: that uploads it."
+        ) from None
+    unpack(archive, sha256, target, folder.show(path))
+
+
+def decode(text: str) -> bytes:
+    """The archive that a variable holds. Raises ConfigError."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ConfigError(f"{CODE_VARIABLE} is no base64: {error}") from None
+
+
+def unpack(archive: bytes, sha256: str, folder: Path, what: str) -> None:
+    """Unpack an archive into an empty folder. Raises ConfigError where it is not what was sent; `what` is
+    where it came in."""
+    if hashlib.sha256(archive).hexdigest() != sha256:
+        raise ConfigError(f"{what} is not the archive that was submitted (SHA-256 differs)")
+    limit = room = submission.unpacked_limit(len(archive))
+    try:
+        with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as members:
+            for member in members:
+                if not submission.is_plain_file(member):
+                    raise ConfigError(
+                        f"{what} holds {member.name!r}, which is no file below its folder"
+                    )
+                room -= member.size
+                if room < 0:
+                    raise ConfigError(f"{what} unpacks to more than {limit // 2**20} MiB")
+                _unpack_file(members, member, folder)
+    # ValueError: a header that holds no number, or a name with a NUL.
+    except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError) as error:
+        raise ConfigError(f"{what} cannot be unpacked: {error}") from None
+
+
+def _unpack_file(members: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+    source = members.extractfile(member)
+    assert source is not None
+    target = folder / member.name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("wb") as file:
+        shutil.copyfileobj(source, file)
+    target.chmod(0o755 if member.mode & 0o100 else 0o644)
