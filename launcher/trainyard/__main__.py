@@ -14,11 +14,10 @@ from typer.exceptions import TyperException
 
 from trainyard.cli.app import app
 from trainyard.errors import LauncherError
+from trainyard_trainer.run_files import exit_codes
 
 PROGRAM = "trainyard"
 TRACEBACK = "--traceback"
-USAGE = 2
-DETACHED = 130
 
 
 BARE = {"--dry-run": "--dry-run=client"}
@@ -46,10 +45,10 @@ def run(arguments: list[str]) -> int:
     except TyperException as error:
         print(f"error: {error.format_message()}", file=sys.stderr)
         print("       `trainyard COMMAND --help` lists what a command takes.", file=sys.stderr)
-        return USAGE
+        return exit_codes.WRONG_INPUT
     except (KeyboardInterrupt, typer.Abort):
-        return DETACHED
-    return code if isinstance(code, int) else 0
+        return exit_codes.DETACHED
+    return code if isinstance(code, int) else exit_codes.SUCCEEDED
 
 
 def _until_dashes(arguments: list[str]) -> tuple[list[str], list[str]]:

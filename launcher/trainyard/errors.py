@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from trainyard_trainer.run_files import exit_codes
+
 
 class LauncherError(Exception):
     """What went wrong, the numbers, the remedy: one line each.
@@ -25,13 +27,13 @@ class LauncherError(Exception):
 class ConfigError(LauncherError):
     """Your input is wrong: a run file, an option, a platform file."""
 
-    exit_code = 2
+    exit_code = exit_codes.WRONG_INPUT
 
 
 class ClusterError(LauncherError):
     """The cluster refused. `reason` is Kubernetes' own, such as `Forbidden`."""
 
-    exit_code = 3
+    exit_code = exit_codes.CLUSTER_REFUSED
 
     def __init__(self, what: str, *details: str, reason: str = "") -> None:
         super().__init__(what, *details)
@@ -45,4 +47,4 @@ class ClusterUnreachable(ClusterError):
 class RunFailed(LauncherError):
     """The run was carried out and ended badly, or was stopped."""
 
-    exit_code = 1
+    exit_code = exit_codes.FAILED

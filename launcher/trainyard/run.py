@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from trainyard.errors import ConfigError, RunFailed
 from trainyard.local.results import Files, LocalFiles, Result, read_result
 from trainyard.submission.watch import ENDED, Phase, Sight, head_pod, look, watch_run
+from trainyard_trainer.run_files import lease, names
 
 if TYPE_CHECKING:
     from trainyard.cluster.cluster import Cluster
@@ -29,9 +30,6 @@ NAMESPACE = "trainyard"
 
 LOOK_S = 1.0
 """Between two looks at a run on this machine."""
-
-BEAT_LIMIT_S = 20.0
-"""An attempt gives a sign of life each 5 s; after so long without one it is dead."""
 
 
 class Run:
@@ -161,7 +159,7 @@ class OnThisMachine:
                 f"there is no run {self._run} in {self._storage}",
                 f"Runs there: {', '.join(there)}." if there else "Name its storage.",
             )
-        summary, progress = self._record("summary.json"), self._record("progress.json")
+        summary, progress = self._record(names.SUMMARY), self._record(names.PROGRESS)
         if summary is not None:
             return replace(ended(self._run, summary), progress=progress)
         phase: Phase = "running" if self._is_alive() else "stopped"
@@ -198,11 +196,12 @@ class OnThisMachine:
 
     def _is_alive(self) -> bool:
         """Whether the newest attempt has not ended, and gave a sign of life a moment ago."""
-        beats = self._files.root.glob("lease/a*.beat")
-        newest = max(beats, key=lambda beat: beat.stat().st_mtime, default=None)
-        if newest is None or newest.with_suffix(".ended").exists():
+        root = self._files.root
+        attempts = lease.attempts_of(self._files.files())
+        if not attempts or (root / lease.ended_file(attempts[-1])).exists():
             return False
-        return time.time() - newest.stat().st_mtime < BEAT_LIMIT_S
+        heartbeat = root / lease.heartbeat_file(attempts[-1])
+        return heartbeat.exists() and time.time() - heartbeat.stat().st_mtime < lease.STALE_S
 
 
 def local_storage(storage: str | Path) -> Path:
@@ -283,7 +282,7 @@ def summary_of(cluster: Cluster, name: str, last: Sight | None) -> Object | None
     if last is not None and (last.summary is not None or last.phase not in ENDED):
         return last.summary
     with folder_of(cluster, name) as folder:
-        text = folder.read("summary.json")
+        text = folder.read(names.SUMMARY)
     return None if text is None else json.loads(text)
 
 

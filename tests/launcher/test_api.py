@@ -414,9 +414,9 @@ def test_code_of_one_s_own_has_what_it_reported_to_ray_train(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("files", "beat_age_s", "phase"),
     [
-        ({"lease/a1.beat": "1"}, 0, "running"),
-        ({"lease/a1.beat": "1"}, 60, "stopped"),
-        ({"lease/a1.beat": "1", "lease/a1.ended": ""}, 0, "stopped"),
+        ({"lease/a1.json": "{}", "lease/a1.beat": "1"}, 0, "running"),
+        ({"lease/a1.json": "{}", "lease/a1.beat": "1"}, 60, "stopped"),
+        ({"lease/a1.json": "{}", "lease/a1.beat": "1", "lease/a1.ended": ""}, 0, "stopped"),
         (
             {"summary.json": '{"outcome": "succeeded", "attempts": 1, "error": null}'},
             0,
@@ -442,6 +442,7 @@ def test_a_run_of_this_machine_stands_as_its_folder_says(
 
 def test_a_run_of_this_machine_is_waited_for(tmp_path: Path) -> None:
     folder = tmp_path / "digits"
+    write(folder / "lease/a1.json", "{}")
     write(folder / "lease/a1.beat", "1")
     write(folder / "progress.json", '{"percent": 5}')
     slept: list[float] = []

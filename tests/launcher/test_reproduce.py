@@ -37,7 +37,7 @@ from trainyard.submission.reproduce import (
     run_file,
 )
 from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE
-from trainyard_trainer.run_files import submission
+from trainyard_trainer.run_files import names, submission
 from trainyard_trainer.run_files.submission import code_file
 from trainyard_trainer.run_folder.submission import record_submission
 
@@ -55,7 +55,7 @@ def left_by(job: dict[str, Any]) -> str:
     """The submission.json that the driver of a RayJob writes."""
     folder = Kept()
     record_submission(folder, None, environment_of(job))
-    return str(folder.files[f"{folder.root}/{submission.FILE}"])
+    return str(folder.files[f"{folder.root}/{names.SUBMISSION}"])
 
 
 class Kept:
@@ -217,7 +217,7 @@ def test_what_the_trainer_is_told_already_is_not_told_twice(platform: Platform) 
 
 
 def test_an_attempt_that_nobody_submitted_leaves_no_submission() -> None:
-    folder = Kept(**{submission.FILE: "{}"})
+    folder = Kept(**{names.SUBMISSION: "{}"})
     record_submission(folder, None, {CONFIG_VARIABLE: "{}"})
     assert folder.files == {}
 

@@ -13,13 +13,13 @@ from trainyard.errors import ClusterUnreachable, RunFailed
 from trainyard.submission.watch import (
     Watch,
     attempts_of,
-    last_record,
     look,
     message_of,
     pending_reason,
     phase_of,
     watch_run,
 )
+from trainyard_trainer.run_files.driver_output import last_record
 
 Object = dict[str, Any]
 

@@ -16,18 +16,17 @@ from training import small_config
 
 from trainyard_trainer.checkpointing import resume
 from trainyard_trainer.checkpointing.checkpoint import (
-    MANIFEST,
     MODEL,
     STATE,
     VALIDATION,
     Checkpoints,
     Damaged,
-    Name,
     best_of,
 )
 from trainyard_trainer.config.checkpoint import Checkpoint as Rule
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.errors import RunError
+from trainyard_trainer.run_files.names import CHECKPOINT_MANIFEST, CheckpointName
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.lease import Fence, Fenced
 from trainyard_trainer.run_folder.progress import Trained, read_lines
@@ -197,7 +196,8 @@ def test_a_kill_between_any_two_writes_leaves_a_loadable_run(tmp_path: Path, kee
         Checkpoints(folder).prune(Rule(keep=1), last)
         assert Checkpoints(folder).names() == [last]
         assert [file for file in folder.files() if file.startswith("checkpoints/")] == [
-            f"checkpoints/{last}/{file}" for file in sorted((MANIFEST, MODEL, STATE, VALIDATION))
+            f"checkpoints/{last}/{file}"
+            for file in sorted((CHECKPOINT_MANIFEST, MODEL, STATE, VALIDATION))
         ]
         if is_done:
             break
@@ -209,7 +209,7 @@ def test_a_kill_while_the_folder_is_put_back_leaves_it_to_the_next_group(tmp_pat
         folder = open_small(path)
         good, damaged, half = save(folder, 1), save(folder, 2), save(folder, 2, steps_in_epoch=1)
         break_file(folder, damaged, MODEL)
-        folder.delete(Checkpoints(folder).path(half, MANIFEST))
+        folder.delete(Checkpoints(folder).path(half, CHECKPOINT_MANIFEST))
         records = [{"samples": 50, "step": 5}, {"samples": 150, "step": 15}]
         folder.append(folder.metrics, "".join(json.dumps(record) + "\n" for record in records))
 
@@ -254,7 +254,7 @@ def test_the_last_look_before_a_commit_is_taken_when_all_files_are_there(tmp_pat
 def test_a_write_that_was_never_committed_is_passed_over_and_removed(tmp_path: Path) -> None:
     folder = open_small(tmp_path)
     first, second = save(folder, 1), save(folder, 2)
-    folder.delete(Checkpoints(folder).path(second, MANIFEST))
+    folder.delete(Checkpoints(folder).path(second, CHECKPOINT_MANIFEST))
     said: list[str] = []
     assert begin(folder, say=said.append) == first
     assert said == [
@@ -297,7 +297,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
 def test_a_manifest_that_cannot_be_read_makes_no_checkpoint(tmp_path: Path, text: str) -> None:
     folder = open_small(tmp_path)
     name = save(folder, 1)
-    folder.write(Checkpoints(folder).path(name, MANIFEST), text)
+    folder.write(Checkpoints(folder).path(name, CHECKPOINT_MANIFEST), text)
     assert Checkpoints(folder).newest() is None
     assert Checkpoints(folder).committed() == []
     assert begin(folder) is None
@@ -307,7 +307,7 @@ def test_a_manifest_that_cannot_be_read_makes_no_checkpoint(tmp_path: Path, text
 def test_a_checkpoint_of_another_version_is_neither_used_nor_removed(tmp_path: Path) -> None:
     folder = open_small(tmp_path)
     name = save(folder, 1)
-    folder.write(Checkpoints(folder).path(name, MANIFEST), '{"format": 1}')
+    folder.write(Checkpoints(folder).path(name, CHECKPOINT_MANIFEST), '{"format": 1}')
     with pytest.raises(RunError, match="has format 1, this program reads 2"):
         begin(folder)
     assert Checkpoints(folder).names() == [name]
@@ -364,9 +364,11 @@ def test_names_sort_by_progress_then_by_attempt_then_by_group(tmp_path: Path) ->
 
 
 def test_a_name_is_read_as_it_is_written() -> None:
-    name = Name(samples=1234, attempt=5, group=6)
-    assert Name.parse(str(name)) == name
-    assert [Name.parse(text) for text in ("s1-a1.1", "s000000001234-a5", "x")] == [None] * 3
+    name = CheckpointName(samples=1234, attempt=5, group=6)
+    assert CheckpointName.parse(str(name)) == name
+    assert [CheckpointName.parse(text) for text in ("s1-a1.1", "s000000001234-a5", "x")] == [
+        None
+    ] * 3
 
 
 # Retention.

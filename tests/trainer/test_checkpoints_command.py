@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from tests.trainer.saved_run import damage, open_small, save
-from trainyard_trainer.checkpointing.checkpoint import MANIFEST, MODEL, Checkpoints
+from trainyard_trainer.checkpointing.checkpoint import MODEL, Checkpoints
 from trainyard_trainer.errors import ConfigError, RunError
 from trainyard_trainer.recipes.saved_model import deliver
+from trainyard_trainer.run_files.names import CHECKPOINT_MANIFEST
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.lease import Lease
 from trainyard_trainer.tools.checkpoints import age_text, main
@@ -52,7 +53,7 @@ def test_marks_tell_what_a_checkpoint_is_good_for(
     checkpoints = Checkpoints(folder)
     deliver(folder, checkpoints, checkpoints.read_manifest(delivered))
     folder.write(checkpoints.path(cut, MODEL), b"")
-    folder.delete(checkpoints.path(begun, MANIFEST))
+    folder.delete(checkpoints.path(begun, CHECKPOINT_MANIFEST))
 
     found = listed(folder, capsys)
     assert {name: record["marks"] for name, record in found.items()} == {
@@ -130,7 +131,7 @@ def test_what_cannot_be_used_goes_and_does_not_count(tmp_path: Path) -> None:
     names = [save(folder, n) for n in range(1, 6)]
     damage(folder, names[4])
     damage(folder, names[2])
-    folder.delete(Checkpoints(folder).path(names[0], MANIFEST))
+    folder.delete(Checkpoints(folder).path(names[0], CHECKPOINT_MANIFEST))
     run(folder, "prune", "--keep", "2")
     assert Checkpoints(folder).names() == [names[3], names[1]]
 
@@ -176,7 +177,7 @@ def test_checkpoints_of_another_version_stay(
 ) -> None:
     folder = open_small(tmp_path)
     old, new = save(folder, 1), save(folder, 2)
-    folder.write(Checkpoints(folder).path(old, MANIFEST), '{"format": 0}')
+    folder.write(Checkpoints(folder).path(old, CHECKPOINT_MANIFEST), '{"format": 0}')
     run(folder, "prune", "--keep", "1")
     assert Checkpoints(folder).names() == [new, old]
     assert run(folder, "verify") == 0

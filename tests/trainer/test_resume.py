@@ -11,13 +11,14 @@ import torch
 from training import open_folder, small_config
 
 from trainyard_trainer.checkpointing import resume
-from trainyard_trainer.checkpointing.checkpoint import MANIFEST, MODEL, STATE, Checkpoints
+from trainyard_trainer.checkpointing.checkpoint import MODEL, STATE, Checkpoints
 from trainyard_trainer.checkpointing.resume import Start
 from trainyard_trainer.config.boosting import Boosting
 from trainyard_trainer.config.data import Data
 from trainyard_trainer.config.train import ImageClassification
 from trainyard_trainer.config.trainer_config import MAY_CHANGE, TrainerConfig
 from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.run_files.names import CHECKPOINT_MANIFEST
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.lease import Fence
 from trainyard_trainer.run_folder.progress import Trained, read_lines
@@ -142,7 +143,7 @@ def test_a_checkpoint_that_was_there_when_the_newer_group_began_stays_good(tmp_p
 
 
 def lose_manifest(folder: RunFolder, name: str) -> None:
-    folder.delete(Checkpoints(folder).path(name, MANIFEST))
+    folder.delete(Checkpoints(folder).path(name, CHECKPOINT_MANIFEST))
 
 
 def damage(folder: RunFolder, name: str) -> None:

@@ -1,16 +1,20 @@
 """What can go wrong with a run, told apart by who must act."""
 
+from __future__ import annotations
+
+from trainyard_trainer.run_files import exit_codes
+
 
 class TrainerError(Exception):
     """A failure that is explained in its message; a traceback would add nothing."""
 
-    exit_code = 1
+    exit_code = exit_codes.FAILED
 
 
 class ConfigError(TrainerError):
     """The config asks for something that cannot be: no retry will help."""
 
-    exit_code = 2
+    exit_code = exit_codes.WRONG_INPUT
 
 
 class RunError(TrainerError):

@@ -11,10 +11,11 @@ import typer
 from trainyard.cli.lookup import folder_of, head_of, last_job, no_run
 from trainyard.cli.options import Json, _check_namespace, run_name
 from trainyard.cli.tools import RUNS, AnyRun, Endpoint, any_run
+from trainyard_trainer.run_files import names
 
 COMPARED = (
-    *("run.json", "summary.json", "progress.json", "submission.json"),
-    *("metrics.jsonl", "attempts.jsonl", "starts.jsonl", "failures.jsonl"),
+    *(names.RUN, names.SUMMARY, names.PROGRESS, names.SUBMISSION),
+    *(names.METRICS, names.ATTEMPTS, names.STARTS, names.FAILURES),
 )
 """What `trainyard_trainer.tools.compare` reads of a run's folder."""
 

@@ -20,6 +20,7 @@ from trainyard.cli.options import (
     run_name,
     yaml_text,
 )
+from trainyard_trainer.run_files import names
 
 if TYPE_CHECKING:
     from trainyard.cluster.cluster import Cluster
@@ -193,7 +194,7 @@ def _print_kept_log(
                 f"run {name} has no log of attempt {attempt if not previous else 'before the last'}",
                 f"It has those of: {', '.join(map(str, kept))}.",
             )
-        text = folder.read(f"logs/attempt-{attempt}.log")
+        text = folder.read(names.log_of(attempt))
     _print_log((text or "").splitlines())
 
 

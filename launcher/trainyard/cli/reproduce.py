@@ -22,6 +22,7 @@ from trainyard.cli.options import (
 )
 from trainyard.cli.runs import watch
 from trainyard.cli.tools import Endpoint
+from trainyard_trainer.run_files import names
 
 if TYPE_CHECKING:
     from trainyard.cluster.cluster import Cluster
@@ -111,15 +112,15 @@ def _left_in(folder: Folder, namespace: str) -> tuple[Submission, Overlay | None
     from trainyard.submission.reproduce import code_of_archive, read_submission
     from trainyard_trainer.run_files import submission
 
-    text = folder.read(submission.FILE)
+    text = folder.read(names.SUBMISSION)
     if text is None and not folder.files():
         raise no_run(folder.run, namespace)
     if text is None:
         raise ConfigError(
-            f"run {folder.run} has left no {submission.FILE}: its image is older than that file",
+            f"run {folder.run} has left no {names.SUBMISSION}: its image is older than that file",
             f"Its config is there: `trainyard cp {folder.run}:run.json . -n {namespace}`.",
         )
-    kept = read_submission(text, f"{folder.run}:{submission.FILE}")
+    kept = read_submission(text, f"{folder.run}:{names.SUBMISSION}")
     if kept.code_sha256 is None:
         return kept, None
     with tempfile.TemporaryDirectory() as place:
@@ -161,10 +162,10 @@ def _print_run_file(name: str, new_name: str | None, storage: str, endpoint: str
     from trainyard.submission.reproduce import read_config, read_submission, renamed, run_file
     from trainyard_trainer.run_files import submission
 
-    if (text := _kept(storage, endpoint, name, submission.FILE)) is not None:
-        kept = read_submission(text, f"{name}/{submission.FILE}")
-    elif (text := _kept(storage, endpoint, name, "run.json")) is not None:
-        kept = read_config(text, f"{name}/run.json")
+    if (text := _kept(storage, endpoint, name, names.SUBMISSION)) is not None:
+        kept = read_submission(text, f"{name}/{names.SUBMISSION}")
+    elif (text := _kept(storage, endpoint, name, names.RUN)) is not None:
+        kept = read_config(text, f"{name}/{names.RUN}")
     else:
         raise _no_run_there(name, storage)
     code = None if kept.code_sha256 is None else f"{name}-code"
@@ -179,14 +180,15 @@ def _kept(storage: str, endpoint: str | None, run: str, file: str) -> str | None
     """The text of a file of a run's folder, which the trainer reads; None if it is not there."""
     from trainyard.errors import RunFailed
     from trainyard.local.tools import require_packages
-    from trainyard.submission.reader import NO_SUCH_FILE, storage_options
+    from trainyard.submission.reader import storage_options
     from trainyard_trainer.config.trainer_config import Storage
+    from trainyard_trainer.run_files.exit_codes import NOT_FOUND
 
     require_packages(NEEDED, "`reproduce --storage`")
     where = storage_options(Storage(path=storage, endpoint=endpoint))
     command = [sys.executable, "-m", "trainyard_trainer.tools.folder", *where, run, file]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    if ended.returncode == NO_SUCH_FILE:
+    if ended.returncode == NOT_FOUND:
         return None
     if ended.returncode != 0:
         raise RunFailed(

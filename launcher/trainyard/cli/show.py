@@ -21,7 +21,8 @@ from trainyard.drills.timeline import Recovery
 from trainyard.planning.capacity import GpuNode, Holder
 from trainyard.planning.reasons import Reason
 from trainyard.run_file.code_archive import size_text
-from trainyard.submission.watch import ENDED, PROGRESS, SUMMARY, Phase, Sight, record_of
+from trainyard.submission.watch import ENDED, Phase, Sight
+from trainyard_trainer.run_files.driver_output import PROGRESS, SUMMARY, record_of
 
 Object = dict[str, Any]
 

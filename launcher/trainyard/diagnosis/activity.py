@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import re
-
 from trainyard.diagnosis.snapshot import Object, Scene, condition, containers, is_ready, name_of
-from trainyard.submission.watch import PROGRESS, attempts_of, last_record, record_of
+from trainyard.submission.watch import attempts_of
+from trainyard_trainer.run_files.driver_output import (
+    PROGRESS,
+    WORKER_FAILED,
+    last_record,
+    record_of,
+)
 
 PODS_NAMED = 3
-FAILED = re.compile(r"worker \d+ of group \d+ failed: .*")
 """What the driver says when Ray Train has seen it; the next progress comes from the group after it."""
 
 
@@ -121,6 +124,6 @@ def _failed_since(scene: Scene) -> str:
     for line in reversed(scene.log.splitlines()):
         if record_of(line, PROGRESS) is not None:
             break
-        if failed := FAILED.search(line):
+        if failed := WORKER_FAILED.search(line):
             return f"; its workers start anew: {failed[0].rstrip()}"
     return ""

@@ -31,6 +31,7 @@ from trainyard.diagnosis.snapshot import (
 )
 from trainyard.errors import ClusterError, ClusterUnreachable
 from trainyard.submission.watch import HEAD_CONTAINER
+from trainyard_trainer.run_files import names
 
 LOG_LINES = 3000
 """How much of the driver's log is looked at."""
@@ -258,8 +259,8 @@ def _kept(asking: _Asking, open_folder: OpenFolder) -> dict[str, Any]:
     try:
         with open_folder() as folder:
             if attempts := folder.logs():
-                found["log"] = folder.read(f"logs/attempt-{attempts[-1]}.log") or ""
-            if summary := folder.read("summary.json"):
+                found["log"] = folder.read(names.log_of(attempts[-1])) or ""
+            if summary := folder.read(names.SUMMARY):
                 found["summary"] = json.loads(summary)
     except ClusterUnreachable:
         raise

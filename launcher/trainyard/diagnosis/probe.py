@@ -20,7 +20,7 @@ from trainyard.diagnosis.snapshot import Scene, claims_of
 from trainyard.errors import ClusterError, ClusterUnreachable
 from trainyard.platform import Platform
 from trainyard.submission.reader import CONTAINER, storage_options, storage_pod
-from trainyard.submission.watch import last_record
+from trainyard_trainer.run_files.driver_output import PROBE, last_record
 
 Object = dict[str, Any]
 
@@ -29,7 +29,6 @@ PROBE_S = 300.0
 SETTLE_S = 15.0
 """How long a failure must be there before it is believed: some go by themselves."""
 POLL_S = 1.0
-PROBE = "probe "
 NAME = "trainyard-preflight"
 RAYJOB_CRD = "rayjobs.ray.io"
 

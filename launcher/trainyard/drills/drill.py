@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +23,7 @@ from trainyard.submission.reader import Folder, open_folder
 from trainyard.submission.submit import delete_and_wait, submit_run
 from trainyard.submission.watch import Sight, watch_run
 from trainyard_trainer.config.trainer_config import RUN_NAME_LIMIT, TrainerConfig, identity_of
+from trainyard_trainer.run_files import lease, names
 
 Object = dict[str, Any]
 
@@ -57,10 +57,10 @@ class Kept(Protocol):
 
 def weights_of(folder: Kept, config: TrainerConfig) -> str | None:
     """SHA-256 of the weights of a finished run that learnt just this; None where there is none."""
-    run, summary = folder.read("run.json"), folder.read("summary.json")
+    run, summary = folder.read(names.RUN), folder.read(names.SUMMARY)
     if run is None or summary is None or json.loads(summary)["outcome"] != "succeeded":
         return None
-    return folder.sum("model.pt") if _learnt(json.loads(run)) == _learnt(_plain(config)) else None
+    return folder.sum(names.MODEL) if _learnt(json.loads(run)) == _learnt(_plain(config)) else None
 
 
 def _plain(config: TrainerConfig) -> Object:
@@ -135,8 +135,8 @@ def run_drill(
     with open_folder(cluster, platform, job.run) as folder:
         records = read_records(folder)
         left += left_in_folder(folder)
-        found = folder.sum("model.pt") if last.phase == "succeeded" else None
-        is_even = has_even_epochs(folder.records("metrics.jsonl"), job.config.train.epochs)
+        found = folder.sum(names.MODEL) if last.phase == "succeeded" else None
+        is_even = has_even_epochs(folder.records(names.METRICS), job.config.train.epochs)
         if not keep:
             folder.delete()
     pods = list(witness.pods.values())
@@ -180,9 +180,9 @@ def clear_folder(cluster: Cluster, platform: Platform, run: str, *, keep: bool) 
 
 def read_records(folder: Folder) -> Records:
     return Records(
-        attempts=folder.records("attempts.jsonl"),
-        starts=folder.records("starts.jsonl"),
-        failures=folder.records("failures.jsonl"),
+        attempts=folder.records(names.ATTEMPTS),
+        starts=folder.records(names.STARTS),
+        failures=folder.records(names.FAILURES),
     )
 
 
@@ -272,8 +272,7 @@ def left_in_folder(folder: Kept) -> list[str]:
     """A lease that was not given back, and files that nobody finished."""
     files = folder.files()
     left = [file for file in files if file.endswith(".aside")]
-    claims = (re.fullmatch(r"lease/a(\d+)\.json", file) for file in files)
-    newest = max((int(claim[1]) for claim in claims if claim), default=0)
-    if newest and f"lease/a{newest}.ended" not in files:
-        left.append(f"the lease of attempt {newest}")
+    attempts = lease.attempts_of(files)
+    if attempts and lease.ended_file(attempts[-1]) not in files:
+        left.append(f"the lease of attempt {attempts[-1]}")
     return left

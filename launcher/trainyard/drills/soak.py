@@ -35,6 +35,7 @@ from trainyard.platform import Platform
 from trainyard.submission.reader import Folder, open_folder
 from trainyard.submission.submit import delete_and_wait, submit_run
 from trainyard.submission.watch import HEAD_CONTAINER, Sight
+from trainyard_trainer.run_files import names
 
 Object = dict[str, Any]
 
@@ -96,8 +97,8 @@ def soak_run(
     with open_folder(cluster, platform, run) as folder:
         records = read_records(folder)
         left += left_in_folder(folder)
-        found = None if why_not else folder.sum("model.pt")
-        is_even = has_even_epochs(folder.records("metrics.jsonl"), rounds * epochs)
+        found = None if why_not else folder.sum(names.MODEL)
+        is_even = has_even_epochs(folder.records(names.METRICS), rounds * epochs)
     report = SoakReport(
         run=run,
         minutes=minutes,
@@ -202,7 +203,9 @@ class _Soak:
     def _measure(self, target: Target) -> Size:
         folder = Folder(self.cluster, self.platform, target.run, target.head, HEAD_CONTAINER)
         files = folder.sizes()
-        checkpoints = sum(size for file, size in files.items() if file.startswith("checkpoints/"))
+        checkpoints = sum(
+            size for file, size in files.items() if file.startswith(f"{names.CHECKPOINTS}/")
+        )
         ask = ("python", "-c", MEMORY)
         return Size(
             after_s=self.after_s,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -17,15 +16,17 @@ from typing import Any, Protocol
 
 from trainyard.errors import ConfigError, RunFailed
 from trainyard.local.tools import NEEDED, require_packages
+from trainyard_trainer.run_files.names import (
+    CHECKPOINTS,
+    METRICS,
+    MODEL,
+    MODEL_METADATA,
+    RAY_SNAPSHOT,
+    SUMMARY,
+    checkpoint_of_manifest,
+)
 
 Object = dict[str, Any]
-
-MODEL, FACTS = "model.pt", "model.json"
-"""The model that a run has delivered, and what is known of it."""
-RAY_SNAPSHOT = "checkpoint_manager_snapshot.json"
-"""What Ray Train says of the checkpoints of a program of one's own."""
-MANIFEST = re.compile(r"checkpoints/(s(\d{12})-a(\d+)\.(\d+))/manifest\.json")
-"""Of a checkpoint that is whole: after so many samples, by this attempt and its worker group."""
 
 
 class Files(Protocol):
@@ -198,7 +199,7 @@ class Result:
             )
         require_packages([*NEEDED, "obstore"], "a model")
         with TemporaryDirectory() as scratch, self.open_files() as files:
-            for name in (MODEL, FACTS):
+            for name in (MODEL, MODEL_METADATA):
                 files.copy(name, Path(scratch) / self.run / name)
             folder = _trainer("run_folder.folder").RunFolder.open(scratch, self.run)
             return _trainer("recipes.saved_model").read_saved(folder, "delivered")
@@ -207,13 +208,13 @@ class Result:
 def read_result(run: str, path: str, open_files: OpenFiles) -> Result:
     """The result of a run that has succeeded. Raises RunFailed if its folder says something else."""
     with open_files() as files:
-        summary = json.loads(files.read("summary.json") or "{}")
+        summary = json.loads(files.read(SUMMARY) or "{}")
         if summary.get("outcome") != "succeeded":
             raise RunFailed(
                 f"run {run} has no result in {path}",
                 "Its folder was removed, or it is being trained again: wait for its end.",
             )
-        records, names = files.records("metrics.jsonl"), files.files()
+        records, names = files.records(METRICS), files.files()
         snapshot = files.read(RAY_SNAPSHOT) if RAY_SNAPSHOT in names else None
     ends = {record["epoch"]: record for record in records if record.get("kind") == "epoch"}
     last = _of_epoch(ends.get(summary.get("epochs")), names)
@@ -238,13 +239,13 @@ def _of_epoch(record: Object | None, names: Sequence[str]) -> Checkpoint | None:
     """The checkpoint at the end of an epoch: the newest, where the epoch was trained twice."""
     if record is None:
         return None
-    found = [match for match in map(MANIFEST.fullmatch, names) if match]
-    of_it = [match for match in found if int(match[2]) == record["samples"]]
-    if not of_it:
+    complete = [name for name in map(checkpoint_of_manifest, names) if name is not None]
+    of_epoch = [name for name in complete if name.samples == record["samples"]]
+    if not of_epoch:
         return None
-    name = max(of_it, key=lambda match: (int(match[3]), int(match[4])))[1]
+    name = str(max(of_epoch, key=lambda name: (name.attempt, name.group)))
     return Checkpoint(
-        name=name, path=f"checkpoints/{name}", step=record["step"], metrics=_metrics_of(record)
+        name=name, path=f"{CHECKPOINTS}/{name}", step=record["step"], metrics=_metrics_of(record)
     )
 
 

@@ -16,7 +16,7 @@ from trainyard.local.tools import require_packages, stopped_like_ctrl_c
 from trainyard.planning.plan import trainer_config
 from trainyard.run_file.code_archive import Overlay
 from trainyard.run_file.config import BoostingRun, OwnRun, RunConfig
-from trainyard.submission.watch import PROGRESS, SUMMARY, Phase, Sight, error_lines, record_of
+from trainyard.submission.watch import Phase, Sight, error_lines
 from trainyard_trainer.config.trainer_config import (
     CODE_VARIABLE,
     CONFIG_VARIABLE,
@@ -26,11 +26,11 @@ from trainyard_trainer.config.trainer_config import (
     Scaling,
     Storage,
 )
+from trainyard_trainer.run_files import exit_codes
+from trainyard_trainer.run_files.driver_output import PROGRESS, SUMMARY, record_of
 from trainyard_trainer.run_files.submission import code_file
 
 NEEDED = ("ray", "torch", "torchvision", "sklearn", "matplotlib", "obstore", "tensorboardX")
-CONFIG_ERROR = 2
-"""Exit code of the trainer for a config that cannot work."""
 
 Way = Literal["ray", "torchrun", "alone"]
 """Who starts the workers: Ray Train, torchrun, or nobody, for one process is all there is."""
@@ -126,7 +126,7 @@ def train_locally(
     if exit_code == 0:
         return
     told = error_of(noise.read_text(errors="replace"))
-    if exit_code == CONFIG_ERROR:
+    if exit_code == exit_codes.WRONG_INPUT:
         raise ConfigError(f"the training program refused run {config.name}", *told)
     raise RunFailed(
         f"run {config.name} failed (exit code {exit_code})", *told, f"Ray's own output: {noise}"

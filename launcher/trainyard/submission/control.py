@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from trainyard.errors import ClusterError
 from trainyard.run_file.queue import QUEUE_LABELS
 from trainyard.submission.submit import delete_and_wait, is_live
 from trainyard.submission.watch import ENDED, HEAD_CONTAINER, LAST_LINES, Logs, head_pod, phase_of
+from trainyard_trainer.run_files.driver_output import STOPPED_STEP
 
 Object = dict[str, Any]
 Ended = Literal["in good order", "killed", "not running"]
@@ -22,8 +22,6 @@ STOP_LIMIT_S = 90.0
 """The driver has 40 s to have its workers save; the operator asks for its end each 3 s."""
 POLL_S = 1.0
 DASHBOARD = "http://127.0.0.1:8265"
-SAVED = re.compile(r"stopped: all is saved up to step (\d+)")
-"""The last word of a driver whose workers have saved."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +70,7 @@ def stop_job(
 def _saved_step(cluster: Pods, job: Object) -> int | None:
     pod = head_pod(cluster, job["status"]["rayClusterName"])
     log = "" if pod is None else cluster.log(pod, HEAD_CONTAINER, tail_lines=LAST_LINES)
-    said = SAVED.findall(log)
+    said = STOPPED_STEP.findall(log)
     return int(said[-1]) if said else None
 
 

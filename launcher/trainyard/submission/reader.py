@@ -23,12 +23,12 @@ from trainyard.errors import ClusterError, ClusterUnreachable, ConfigError
 from trainyard.platform import Platform
 from trainyard.submission.watch import HEAD_CONTAINER
 from trainyard_trainer.config.trainer_config import Storage
+from trainyard_trainer.run_files import names
+from trainyard_trainer.run_files.exit_codes import NOT_FOUND
 from trainyard_trainer.run_files.submission import is_plain_file
 
 Object = dict[str, Any]
 
-NO_SUCH_FILE = 4
-"""Exit code of `python -m trainyard_trainer.tools.folder` for a file that is not there."""
 START_LIMIT_S = 300.0
 """For a node that has to pull the image first."""
 LIFE_S = 3600
@@ -147,16 +147,14 @@ class Folder:
 
     def workers(self) -> list[Object]:
         """Where each rank of the last attempt runs, or ran."""
-        text = self.read("workers.json")
+        text = self.read(names.WORKERS)
         workers: list[Object] = [] if text is None else json.loads(text)["workers"]
         return workers
 
     def logs(self) -> list[int]:
         """Numbers of the attempts whose logs are kept."""
-        names = [file for file in self.files() if file.startswith("logs/attempt-")]
-        return sorted(
-            int(name.removeprefix("logs/attempt-").removesuffix(".log")) for name in names
-        )
+        attempts = map(names.attempt_of_log, self.files())
+        return sorted(attempt for attempt in attempts if attempt is not None)
 
     def delete(self) -> bool:
         """Remove it with all in it; False if it is not there."""
@@ -259,7 +257,7 @@ class Folder:
 
     def _check(self, process: Process, errors: str) -> bool:
         """Whether it was there. Raises ClusterError for any other failure."""
-        if process.exit_code == NO_SUCH_FILE:
+        if process.exit_code == NOT_FOUND:
             return False
         if process.exit_code != 0:
             raise ClusterError(

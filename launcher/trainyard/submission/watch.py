@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import queue
 import threading
 import time
@@ -14,6 +13,13 @@ from typing import Any, Literal, Protocol
 from trainyard.cluster.follow import State, Watched, follow, follow_log
 from trainyard.cluster.kuberay import RUN_LABEL
 from trainyard.errors import ClusterError, RunFailed
+from trainyard_trainer.run_files.driver_output import (
+    ERROR,
+    PROGRESS,
+    SUMMARY,
+    last_record,
+    record_of,
+)
 
 Object = dict[str, Any]
 
@@ -37,8 +43,6 @@ HEAD_WAIT_S = 2.0
 """Between two looks for the head of a driver that should be running."""
 
 HEAD_CONTAINER = "ray-head"
-PROGRESS = "progress "
-SUMMARY = "summary "
 
 
 class Logs(Watched, Protocol):
@@ -94,7 +98,7 @@ def error_lines(log: str) -> list[str]:
     Its details are indented: what Ray says after them is left out.
     """
     lines = [line for line in log.splitlines() if line.strip()]
-    starts = [number for number, line in enumerate(lines) if line.startswith("error: ")]
+    starts = [number for number, line in enumerate(lines) if line.startswith(ERROR)]
     if not starts:
         return [line.strip() for line in lines[-1:]]
     first, *rest = lines[starts[-1] :]
@@ -144,23 +148,6 @@ def pending_reason(pods: list[Object]) -> str:
             if waiting.get("message"):
                 return f"{name} waits: {waiting['reason']}: {waiting['message']}"
     return ""
-
-
-def record_of(line: str, prefix: str) -> Object | None:
-    """The JSON of a line `<prefix>{...}`, or None for any other line and for one cut short."""
-    if not line.startswith(prefix):
-        return None
-    try:
-        record = json.loads(line.removeprefix(prefix))
-    except ValueError:
-        return None  # still being written, or cut at the edge of the window that was read
-    return record if isinstance(record, dict) else None
-
-
-def last_record(log: str, prefix: str) -> Object | None:
-    """The last record of its kind in a driver's log, or None."""
-    records = (record_of(line, prefix) for line in reversed(log.splitlines()))
-    return next((record for record in records if record is not None), None)
 
 
 def sight_of(job: Object) -> Sight:

@@ -9,9 +9,11 @@ from typing import Any, Protocol
 
 from trainyard.errors import ConfigError
 from trainyard.run_file.config import OwnRun, RunConfig
-from trainyard.submission.watch import Phase, record_of
+from trainyard.submission.watch import Phase
 from trainyard.sweeps.combinations import Combination
 from trainyard_trainer.config.trainer_config import LENGTHS, AttemptConfig, identity_of
+from trainyard_trainer.run_files import names
+from trainyard_trainer.run_files.driver_output import record_of
 
 Object = dict[str, Any]
 
@@ -98,8 +100,8 @@ def completed(outcome: Outcome, folder: Kept, goal: Goal) -> Outcome:
     """The same with what the run's folder says where the run's log did not."""
     outcome = replace(
         outcome,
-        summary=outcome.summary or _record(folder, "summary.json"),
-        progress=outcome.progress or _record(folder, "progress.json"),
+        summary=outcome.summary or _record(folder, names.SUMMARY),
+        progress=outcome.progress or _record(folder, names.PROGRESS),
     )
     return replace(outcome, epoch=_last_epoch(folder)) if outcome.lacks(goal) else outcome
 
@@ -109,17 +111,17 @@ def _record(folder: Kept, file: str) -> Object | None:
 
 
 def _last_epoch(folder: Kept) -> Object | None:
-    lines = reversed((folder.read("metrics.jsonl") or "").splitlines())
+    lines = reversed((folder.read(names.METRICS) or "").splitlines())
     records = (record_of(line, "") for line in lines)
     return next((one for one in records if one is not None and one.get("kind") == "epoch"), None)
 
 
 def has_trained(folder: Kept, config: Object) -> bool:
     """Whether the run has succeeded, and has learnt just what this config would have it learn."""
-    summary = _record(folder, "summary.json")
+    summary = _record(folder, names.SUMMARY)
     if summary is None or summary["outcome"] != "succeeded":
         return False
-    kept = _record(folder, "run.json")
+    kept = _record(folder, names.RUN)
     return kept is not None and _learnt(kept) == _learnt(config)
 
 

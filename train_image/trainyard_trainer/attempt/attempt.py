@@ -27,6 +27,7 @@ from trainyard_trainer.engine.worker import Outcome, Task
 from trainyard_trainer.errors import ConfigError, Diverged, RunError
 from trainyard_trainer.recipes.registry import recipe_of, speeds_in
 from trainyard_trainer.recipes.saved_model import deliver
+from trainyard_trainer.run_files.driver_output import SUMMARY, record_line
 from trainyard_trainer.run_folder import attempt_scope
 from trainyard_trainer.run_folder.attempt_scope import say, storage_explained, under_way
 from trainyard_trainer.run_folder.folder import RunFolder
@@ -81,7 +82,7 @@ def run(config: TrainerConfig, output: Output, fit: Fit) -> None:
                 )
                 lease.check()
                 summary = finish(config, folder, data, length, attempt, resumed_from, startup)
-    print(f"summary {json.dumps(summary)}", flush=True)
+    print(record_line(SUMMARY, summary), flush=True)
 
 
 def open_data(config: TrainerConfig, folder: RunFolder) -> Prepared:

@@ -28,6 +28,7 @@ from trainyard_trainer.config.trainer_config import BoostingConfig
 from trainyard_trainer.engine.worker import Outcome
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.run_files.driver_output import SUMMARY, record_line
 from trainyard_trainer.run_folder.attempt_scope import say, storage_explained, under_way
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.lease import Lease
@@ -85,7 +86,7 @@ def run(
                 )
                 lease.check()
                 summary = finish(config, folder, table, attempt, resumed_from, startup)
-    say(f"summary {json.dumps(summary)}")
+    say(record_line(SUMMARY, summary))
 
 
 # Without Ray.

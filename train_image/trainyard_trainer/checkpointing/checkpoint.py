@@ -12,23 +12,21 @@ import hashlib
 import io
 import json
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import total_ordering
 from pickle import UnpicklingError
 from typing import IO, Any, cast
 
 from trainyard_trainer.config import checkpoint as wanted
 from trainyard_trainer.config.section import Metric
 from trainyard_trainer.errors import RunError
+from trainyard_trainer.run_files.names import CHECKPOINT_MANIFEST, CheckpointName
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.progress import Trained
 
 MODEL = "model.pt"
 STATE = "state.pt"
 VALIDATION = "validation.json"
-MANIFEST = "manifest.json"
 
 Facts = dict[str, Any]
 """Size and SHA-256 of a file."""
@@ -37,41 +35,6 @@ Rule = wanted.Checkpoint | wanted.BoostingCheckpoint
 
 FORMAT = 2
 """Of the manifest; other numbers are of other versions of this program."""
-
-
-@total_ordering
-@dataclass(frozen=True, slots=True)
-class Name:
-    """A checkpoint's name in parts; the newest is the greatest."""
-
-    samples: int
-    attempt: int
-    group: int
-    """The attempt's worker group that wrote it, from 1."""
-
-    PATTERN = re.compile(r"s(\d{12})-a(\d+)\.(\d+)")
-
-    @classmethod
-    def parse(cls, text: str) -> Name | None:
-        match = cls.PATTERN.fullmatch(text)
-        return cls(*map(int, match.groups())) if match else None
-
-    @classmethod
-    def known(cls, text: str) -> Name:
-        """The same of a checkpoint that there is."""
-        name = cls.parse(text)
-        assert name is not None, text
-        return name
-
-    def __str__(self) -> str:
-        return f"s{self.samples:012d}-a{self.attempt}.{self.group}"
-
-    def __lt__(self, other: Name) -> bool:
-        return (self.samples, self.attempt, self.group) < (
-            other.samples,
-            other.attempt,
-            other.group,
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,7 +92,7 @@ class Checkpoints:
 
     def names(self) -> list[str]:
         """All there are, newest first, whole or not."""
-        found = map(Name.parse, self.folder.subfolders(self.folder.checkpoints))
+        found = map(CheckpointName.parse, self.folder.subfolders(self.folder.checkpoints))
         return [str(name) for name in sorted(filter(None, found), reverse=True)]
 
     def save(
@@ -148,13 +111,13 @@ class Checkpoints:
         `contents` is what goes into each file, `facts` what the manifest tells of config and images,
         `written` what it tells of files that lie there already.
         """
-        name = str(Name(trained.samples, attempt, group))
+        name = str(CheckpointName(trained.samples, attempt, group))
         files = {
             file: self.write(self.path(name, file), content) for file, content in contents.items()
         } | dict(written or {})
         manifest = {"format": FORMAT, "files": files, "trained": asdict(trained), **facts}
         before_commit()
-        self.folder.write(self.path(name, MANIFEST), json.dumps(manifest, indent=2))
+        self.folder.write(self.path(name, CHECKPOINT_MANIFEST), json.dumps(manifest, indent=2))
         return name
 
     def write(self, path: str, content: Any) -> Facts:
@@ -180,7 +143,7 @@ class Checkpoints:
     def read_manifest(self, name: str) -> Checkpoint:
         """What the manifest says. Raises Damaged, or RunError if another version wrote it."""
         try:
-            manifest = json.loads(self.folder.read(self.path(name, MANIFEST)))
+            manifest = json.loads(self.folder.read(self.path(name, CHECKPOINT_MANIFEST)))
             if manifest["format"] != FORMAT:
                 raise RunError(
                     f"checkpoint {self.folder.show(self.path(name))} has format "
@@ -246,7 +209,7 @@ class Checkpoints:
         return found
 
     def is_committed(self, name: str) -> bool:
-        return self.folder.exists(self.path(name, MANIFEST))
+        return self.folder.exists(self.path(name, CHECKPOINT_MANIFEST))
 
     def load(self, name: str, file: str, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """A file's content; tensors on the CPU. One of bytes is for `folder.read`. `known` as for `load`."""
@@ -259,7 +222,7 @@ class Checkpoints:
 
     def delete(self, name: str) -> None:
         """The manifest goes first, so that half a removed checkpoint is none."""
-        self.folder.delete(self.path(name, MANIFEST))
+        self.folder.delete(self.path(name, CHECKPOINT_MANIFEST))
         self.folder.delete(self.path(name))
 
     def prune(self, rule: Rule, newest: str) -> list[str]:
@@ -271,7 +234,7 @@ class Checkpoints:
         there = [
             checkpoint
             for checkpoint in self.committed()
-            if Name.known(checkpoint.name) <= Name.known(newest)
+            if CheckpointName.require(checkpoint.name) <= CheckpointName.require(newest)
         ]
         kept = kept_by(rule, there)
         gone = [checkpoint.name for checkpoint in there if checkpoint.name not in kept]

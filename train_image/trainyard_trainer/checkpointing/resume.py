@@ -8,10 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from trainyard_trainer.checkpointing.checkpoint import MODEL, STATE, Checkpoint, Checkpoints, Name
+from trainyard_trainer.checkpointing.checkpoint import MODEL, STATE, Checkpoint, Checkpoints
 from trainyard_trainer.config.train import has_fixed_workers
 from trainyard_trainer.config.trainer_config import LENGTHS, RecipeConfig, identity_of
 from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.run_files.names import CheckpointName
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.lease import Fence
 from trainyard_trainer.run_folder.progress import Trained, read_lines, to_json
@@ -62,7 +63,7 @@ def begin(
     if start:
         refuse_other(start, config)
     for name in checkpoints.names():
-        is_newer = not start or Name.known(name) > Name.known(start.name)
+        is_newer = not start or CheckpointName.require(name) > CheckpointName.require(start.name)
         if is_newer or not checkpoints.is_committed(name):
             checkpoints.delete(name)
     trained = start.trained if start else Trained()
@@ -111,7 +112,7 @@ def descended(folder: RunFolder) -> list[Checkpoint]:
 
 def why_overtaken(text: str, starts: list[dict[str, Any]]) -> str | None:
     """Why a checkpoint does not belong to the run's line of descent; None if it does."""
-    name = Name.known(text)
+    name = CheckpointName.require(text)
     for start in starts:
         is_later = (start["attempt"], start["group"]) > (name.attempt, name.group)
         if is_later and start["samples"] < name.samples:

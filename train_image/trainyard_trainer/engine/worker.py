@@ -22,7 +22,6 @@ from trainyard_trainer.checkpointing.checkpoint import (
     VALIDATION,
     Checkpoints,
     Facts,
-    Name,
 )
 from trainyard_trainer.checkpointing.resume import Start
 from trainyard_trainer.checkpointing.saver import Saver
@@ -40,6 +39,7 @@ from trainyard_trainer.errors import Diverged
 from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.recipes.registry import speeds_in
 from trainyard_trainer.recipes.validation import Validation
+from trainyard_trainer.run_files.names import CheckpointName
 from trainyard_trainer.run_folder import failures
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.lease import Fence
@@ -278,7 +278,7 @@ class _Records:
         self.recorder.flush()
         written = {}
         if self.shards:
-            name = str(Name(trained.samples, self.fence.attempt, self.fence.group))
+            name = str(CheckpointName(trained.samples, self.fence.attempt, self.fence.group))
             written = self.shards.save(name, content["shares"])
         commit(
             self.checkpoints,
@@ -344,7 +344,7 @@ class _Shares(loop.NoRecords):
 
     def _save(self, content: Record) -> None:
         """In the saver's thread."""
-        name = str(Name(content["trained"].samples, self.attempt, self.group))
+        name = str(CheckpointName(content["trained"].samples, self.attempt, self.group))
         self.shards.save(name, content["shares"])
 
 

@@ -17,6 +17,7 @@ from trainyard_trainer.on_ray.ray_cluster import (  # first: Ray reads some vari
     require_room,
     worker_resources,
 )
+from trainyard_trainer.run_files.driver_output import STOPPED
 
 # isort: split
 import ray
@@ -51,8 +52,6 @@ SIGNAL_POLL_S = 0.5
 STOP_WAIT_S = 20.0
 """How long workers may take to save and leave after SIGTERM; a pod has 30 s by default."""
 
-SAVED = "stopped: all is saved up to step "
-"""The last word of workers that were asked to stop."""
 
 LOST = (ray.exceptions.OutOfMemoryError, ray.exceptions.RayActorError)
 """What Ray calls it when a worker is gone."""
@@ -90,7 +89,7 @@ def fit(
         return aside(
             lambda: run_workers(task, folder, scratch, make_trainer),
             ask_to_end=lambda stopped: ask_to_stop(task, folder, stopped),
-            tell=lambda outcome: print(f"{SAVED}{outcome.trained.step}", flush=True),
+            tell=lambda outcome: print(f"{STOPPED}{outcome.trained.step}", flush=True),
             check=lambda: lease.check() if lease.is_fenced else None,
         )
 

@@ -10,9 +10,8 @@ import json
 import time
 from collections.abc import Callable
 
+from trainyard_trainer.run_files.names import RAY_SNAPSHOT
 from trainyard_trainer.run_folder.folder import RunFolder
-
-NAME = "checkpoint_manager_snapshot.json"
 
 
 class RaySnapshot:
@@ -20,7 +19,7 @@ class RaySnapshot:
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
-        self._path = f"{folder.root}/{NAME}"
+        self._path = f"{folder.root}/{RAY_SNAPSHOT}"
         self._copy = f"{self._path}.intact"
         self._kept = b""
         self._kept_at = 0.0
@@ -52,7 +51,7 @@ class RaySnapshot:
         if not self._problem(copy):
             self._folder.write(self._path, copy)
             what = "its last intact copy is used"
-        say(f"{self._folder.show(self._path)} {problem}: {what}; it lies in {NAME}.broken")
+        say(f"{self._folder.show(self._path)} {problem}: {what}; it lies in {RAY_SNAPSHOT}.broken")
 
     def _read(self, path: str) -> bytes:
         """Empty where there is no such file."""

@@ -8,18 +8,14 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from trainyard_trainer.run_files.names import CODE
+
 if TYPE_CHECKING:
     from tarfile import TarInfo
 
 VARIABLE = "TRAINYARD_SUBMISSION"
 """The environment variable of the head that tells what the config does not: image, pools, queue, network,
 and the hash of each part of the RayJob."""
-
-FILE = "submission.json"
-"""Both together, in the run's folder."""
-
-CODE = "code"
-"""The folder of the code that travelled with it, in the run's folder."""
 
 ROOM = 64 * 2**20
 RATIO = 20

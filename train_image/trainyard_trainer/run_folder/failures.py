@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from trainyard_trainer.run_files.driver_output import worker_failed
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.lease import newest_group
 from trainyard_trainer.run_folder.progress import read_lines
@@ -32,7 +33,7 @@ def record(folder: RunFolder, attempt: int, errors: Mapping[int, BaseException])
         for rank, error in sorted(errors.items())
     ]
     folder.append(folder.failures, "".join(json.dumps(failure) + "\n" for failure in failures))
-    return [f"worker {each['rank']} of group {group} failed: {each['error']}" for each in failures]
+    return [worker_failed(each["rank"], group, each["error"]) for each in failures]
 
 
 def note_leaving(folder: RunFolder, attempt: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from trainyard_trainer.run_files import names
+from trainyard_trainer.run_files.lease import stop_file
 from trainyard_trainer.storage import ASIDE, REQUESTS, Folder, open_filesystem, parent
 
 
@@ -27,50 +29,50 @@ class RunFolder(Folder):
     @property
     def data(self) -> str:
         """The data set, where the run had to prepare it."""
-        return f"{self.root}/data"
+        return f"{self.root}/{names.DATA}"
 
     @property
     def run(self) -> str:
-        return f"{self.root}/run.json"
+        return f"{self.root}/{names.RUN}"
 
     @property
     def attempts(self) -> str:
-        return f"{self.root}/attempts.jsonl"
+        return f"{self.root}/{names.ATTEMPTS}"
 
     @property
     def starts(self) -> str:
         """Where each group of workers has started from, and once more with how long it took."""
-        return f"{self.root}/starts.jsonl"
+        return f"{self.root}/{names.STARTS}"
 
     @property
     def failures(self) -> str:
         """When workers failed, and of what."""
-        return f"{self.root}/failures.jsonl"
+        return f"{self.root}/{names.FAILURES}"
 
     @property
     def workers(self) -> str:
         """Where each rank runs: in which pod, as which process."""
-        return f"{self.root}/workers.json"
+        return f"{self.root}/{names.WORKERS}"
 
     @property
     def metrics(self) -> str:
-        return f"{self.root}/metrics.jsonl"
+        return f"{self.root}/{names.METRICS}"
 
     @property
     def progress(self) -> str:
-        return f"{self.root}/progress.json"
+        return f"{self.root}/{names.PROGRESS}"
 
     @property
     def summary(self) -> str:
-        return f"{self.root}/summary.json"
+        return f"{self.root}/{names.SUMMARY}"
 
     @property
     def report(self) -> str:
-        return f"{self.root}/report.html"
+        return f"{self.root}/{names.REPORT}"
 
     @property
     def model(self) -> str:
-        return f"{self.root}/model.pt"
+        return f"{self.root}/{names.MODEL}"
 
     def trees(self, file: str) -> str:
         """The model of `gradient_boosting`, in its library's own format."""
@@ -79,21 +81,21 @@ class RunFolder(Folder):
     @property
     def model_facts(self) -> str:
         """What is known of the model: its network, its classes, and how images become its input."""
-        return f"{self.root}/model.json"
+        return f"{self.root}/{names.MODEL_METADATA}"
 
     @property
     def checkpoints(self) -> str:
-        return f"{self.root}/checkpoints"
+        return f"{self.root}/{names.CHECKPOINTS}"
 
     @property
     def lease(self) -> str:
         """Who may write: see `lease.py`."""
-        return f"{self.root}/lease"
+        return f"{self.root}/{names.LEASE}"
 
     @property
     def set_aside(self) -> str:
         """While its files are being set aside, where they go: see `set_aside.py`."""
-        return f"{self.root}/set-aside.txt"
+        return f"{self.root}/{names.SET_ASIDE}"
 
     def events(self, number: int) -> str:
         """A file of TensorBoard, which reads them in the order of their names."""
@@ -101,14 +103,13 @@ class RunFolder(Folder):
 
     def stop(self, attempt: int, group: int = 0) -> str:
         """Asks the attempt's workers to save and leave; with a group those of that one alone."""
-        who = f"a{attempt}.{group}" if group else f"a{attempt}"
-        return f"{self.root}/lease/{who}.stop"
+        return f"{self.root}/{stop_file(attempt, group)}"
 
     def log(self, attempt: int) -> str:
-        return f"{self.root}/logs/attempt-{attempt}.log"
+        return f"{self.root}/{names.log_of(attempt)}"
 
     def sweep(self) -> None:
         """Remove what killed writers left behind. Only while nobody writes but a living lease."""
         for file in self.files():
-            if file.endswith(ASIDE) and not file.startswith("lease/"):
+            if file.endswith(ASIDE) and not file.startswith(f"{names.LEASE}/"):
                 self.delete(f"{self.root}/{file}")

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import socket
 import threading
 import time
@@ -38,10 +37,16 @@ from pathlib import Path
 from types import TracebackType
 
 from trainyard_trainer.errors import RunError
+from trainyard_trainer.run_files.lease import (
+    CLAIM,
+    HEARTBEAT_S,
+    STALE_S,
+    claim_file,
+    ended_file,
+    heartbeat_file,
+)
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.progress import read_lines
-
-CLAIM = re.compile(r"a(\d+)(?:\.(\d+))?\.json")
 
 Say = Callable[[str], None]
 
@@ -54,10 +59,10 @@ class Fenced(RunError):
 class Times:
     """How long is waited for what."""
 
-    heartbeat_s: float = 5.0
+    heartbeat_s: float = HEARTBEAT_S
     """Between two signs of life."""
 
-    stale_s: float = 20.0
+    stale_s: float = STALE_S
     """Without a new sign of life an attempt is taken for dead after so long."""
 
     wait_s: float = 120.0
@@ -145,8 +150,7 @@ class Fence:
     @property
     def path(self) -> str:
         """Where its claim lies."""
-        kind = f"{self.group}.json" if self.group else "json"
-        return _path(self.folder, self.attempt, kind)
+        return f"{self.folder.root}/{claim_file(self.attempt, self.group)}"
 
     def check_in_sight(self) -> None:
         """Whether this machine sees the claim at all. Raises Fenced.
@@ -269,7 +273,7 @@ class Lease:
         if self._fenced:
             return
         try:
-            self._folder.write(_path(self._folder, self.attempt, "ended"), _now() + "\n")
+            self._folder.write(f"{self._folder.root}/{ended_file(self.attempt)}", _now() + "\n")
         except OSError as trouble:
             self._say(
                 f"lease: it could not be given back, so the next attempt waits "
@@ -277,7 +281,7 @@ class Lease:
             )
 
     def _live(self) -> None:
-        path = _path(self._folder, self.attempt, "beat")
+        path = f"{self._folder.root}/{heartbeat_file(self.attempt)}"
         count, is_in_trouble = 0, False
         while True:
             count += 1
@@ -310,10 +314,6 @@ def newest_group(folder: RunFolder, attempt: int) -> int:
     return max((group for number, group in _claims(folder) if number == attempt), default=0)
 
 
-def _path(folder: RunFolder, attempt: int, kind: str) -> str:
-    return f"{folder.lease}/a{attempt}.{kind}"
-
-
 def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
@@ -337,7 +337,7 @@ def _make_claim(attempt: int, group: int, holder: Holder) -> str:
 
 def _await_end(folder: RunFolder, attempt: int, say: Say, times: Times) -> None:
     """Return when the attempt has ended or must be dead. Raises RunError if it lives on."""
-    if folder.exists(_path(folder, attempt, "ended")):
+    if folder.exists(f"{folder.root}/{ended_file(attempt)}"):
         return
     holder = _read_holder(folder, attempt)
     if holder and holder.is_in_sight():
@@ -360,7 +360,7 @@ def _await_silence(
     beat: bytes | None = None
     began = seen = said = time.monotonic()
     deadline = began + times.wait_s
-    while not folder.exists(_path(folder, attempt, "ended")):
+    while not folder.exists(f"{folder.root}/{ended_file(attempt)}"):
         # The times are taken so that a pause of this process never looks like one of the other.
         now = time.monotonic()
         latest = _read_beat(folder, attempt)
@@ -385,7 +385,7 @@ def _await_silence(
 def _read_holder(folder: RunFolder, attempt: int) -> Holder | None:
     """None for a claim whose content is not there yet, or of another version of this program."""
     try:
-        claim = json.loads(folder.read(_path(folder, attempt, "json")))
+        claim = json.loads(folder.read(f"{folder.root}/{claim_file(attempt)}"))
         return Holder(**claim["holder"])
     except (ValueError, KeyError, TypeError):
         return None
@@ -393,6 +393,6 @@ def _read_holder(folder: RunFolder, attempt: int) -> Holder | None:
 
 def _read_beat(folder: RunFolder, attempt: int) -> bytes:
     try:
-        return folder.read(_path(folder, attempt, "beat"))
+        return folder.read(f"{folder.root}/{heartbeat_file(attempt)}")
     except FileNotFoundError:
         return b""

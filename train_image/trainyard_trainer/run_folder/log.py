@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
+from trainyard_trainer.run_files.driver_output import PROGRESS
 from trainyard_trainer.run_folder.folder import RunFolder
 
 POLL_S = 1.0
@@ -156,4 +157,4 @@ class ProgressPrinter:
             return
         if text != self._last and attempt == self._attempt:
             self._last = text
-            print(f"progress {text.decode()}", flush=True)
+            print(f"{PROGRESS}{text.decode()}", flush=True)

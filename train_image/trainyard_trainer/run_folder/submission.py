@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE
+from trainyard_trainer.run_files.names import CODE, SUBMISSION
 
 if TYPE_CHECKING:
     pass
-from trainyard_trainer.run_files.submission import CODE, FILE, VARIABLE, code_file
+from trainyard_trainer.run_files.submission import VARIABLE, code_file
 
 
 class Folder(Protocol):
@@ -32,7 +33,7 @@ def record_submission(
     for name in folder.file_names(f"{folder.root}/{CODE}"):
         if code_sha256 is None or f"{CODE}/{name}" != code_file(code_sha256):
             folder.delete(f"{folder.root}/{CODE}/{name}")
-    path = f"{folder.root}/{FILE}"
+    path = f"{folder.root}/{SUBMISSION}"
     if VARIABLE not in environment:
         folder.delete(path)
         return

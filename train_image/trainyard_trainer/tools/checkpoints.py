@@ -11,7 +11,6 @@ from datetime import datetime, timezone
 from typing import Any
 
 from trainyard_trainer.checkpointing.checkpoint import (
-    MANIFEST,
     Checkpoints,
 )
 from trainyard_trainer.checkpointing.inventory import (
@@ -24,6 +23,7 @@ from trainyard_trainer.checkpointing.inventory import (
     result_of,
 )
 from trainyard_trainer.errors import RunError
+from trainyard_trainer.run_files.names import CHECKPOINT_MANIFEST
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.lease import refuse_if_live
 from trainyard_trainer.terminal import size_text, table_text
@@ -95,7 +95,7 @@ def delivered_name(folder: RunFolder) -> str | None:
 def record_of(checkpoints: Checkpoints, judged: Judged, marks: list[str]) -> dict[str, Any]:
     """What `ls --json` tells of one checkpoint."""
     time = checkpoints.folder.filesystem.get_file_info(
-        checkpoints.path(judged.name, MANIFEST)
+        checkpoints.path(judged.name, CHECKPOINT_MANIFEST)
     ).mtime
     return {
         "name": judged.name,

@@ -8,15 +8,9 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from trainyard_trainer.errors import ConfigError, TrainerError
+from trainyard_trainer.run_files.exit_codes import DETACHED, WRONG_INPUT
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.storage import open_filesystem
-
-USAGE = 2
-"""Exit code for wrong input, as errors.ConfigError has it."""
-
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it."""
 
 
 class Arguments(argparse.ArgumentParser):
@@ -26,7 +20,7 @@ class Arguments(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        self.exit(USAGE, f"error: {message}\n")
+        self.exit(WRONG_INPUT, f"error: {message}\n")
 
 
 def exit_code_of(main: Callable[[], int]) -> int:
@@ -40,7 +34,7 @@ def exit_code_of(main: Callable[[], int]) -> int:
         print(f"error: the storage cannot be used: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return DETACHED
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from trainyard_trainer.errors import ConfigError
-from trainyard_trainer.run_files import submission
+from trainyard_trainer.run_files import names
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.progress import SPENT, per_second, read_lines
 from trainyard_trainer.storage import open_filesystem
@@ -128,7 +128,7 @@ def read_run(label: str, folder: RunFolder) -> Run:
         attempts=read_lines(folder, folder.attempts),
         starts=read_lines(folder, folder.starts),
         failures=read_lines(folder, folder.failures),
-        submitted=document(f"{folder.root}/{submission.FILE}"),
+        submitted=document(f"{folder.root}/{names.SUBMISSION}"),
     )
 
 

@@ -17,10 +17,8 @@ from pathlib import PurePosixPath
 from typing import IO
 
 from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.run_files.exit_codes import NOT_FOUND
 from trainyard_trainer.run_folder.folder import RunFolder
-
-NOT_FOUND = 4
-"""Exit code of `python -m trainyard_trainer.tools.folder` for a file or a run that does not exist."""
 
 
 def _print_file(folder: RunFolder, file: str, output: IO[bytes]) -> None:

@@ -8,7 +8,6 @@ prints one line `probe {...}`. Exit code 1 if a program is missing or the storag
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 import uuid
@@ -16,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.run_files.driver_output import PROBE, record_line
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.versions import versions
 
@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--endpoint", help="address of an S3 server that is not AWS")
     wanted = parser.parse_args(arguments)
     found = probe(wanted.path, wanted.endpoint)
-    print(f"probe {json.dumps(found)}", flush=True)
+    print(record_line(PROBE, found), flush=True)
     return 0 if is_well(found) else 1
 
 

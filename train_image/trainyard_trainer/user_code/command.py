@@ -19,6 +19,7 @@ from trainyard_trainer.on_ray.ray_cluster import (  # first: Ray reads some vari
     ray_running,
     require_room,
 )
+from trainyard_trainer.run_files.driver_output import SUMMARY, record_line
 
 # isort: split
 from trainyard_trainer.child_process import run_program
@@ -95,7 +96,7 @@ def run(config: Own, output: Output) -> None:
                 lease.check()
                 summary = summarise(None)
                 folder.write(folder.summary, json.dumps(summary, indent=2))
-    say(f"summary {json.dumps(summary)}")
+    say(record_line(SUMMARY, summary))
 
 
 def with_absolute_paths(config: Own) -> Own:

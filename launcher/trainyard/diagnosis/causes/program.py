@@ -6,7 +6,8 @@ import re
 
 from trainyard.diagnosis.failure import Evidence, Sign, any_of, evidence, failure, matching
 from trainyard.diagnosis.snapshot import Scene
-from trainyard.submission.watch import SUMMARY, error_lines, last_record
+from trainyard.submission.watch import error_lines
+from trainyard_trainer.run_files.driver_output import ERROR, PROGRESS, SUMMARY, last_record
 
 LOG = "driver's log"
 TRACEBACK_LINES = 5
@@ -14,7 +15,7 @@ TRACEBACK_LINES = 5
 
 FRAME = r'\s+File ".*", line \d+'
 
-NO_PROGRESS = re.compile(r"^(progress|summary) \{")
+NO_PROGRESS = re.compile(rf"^({PROGRESS}|{SUMMARY})\{{")
 
 
 def _lines(scene: Scene) -> list[str]:
@@ -29,10 +30,10 @@ def _error(scene: Scene) -> list[str]:
     if not scene.is_broken:
         return []
     lines = error_lines(scene.words)
-    if lines and lines[0].startswith("error: "):
+    if lines and lines[0].startswith(ERROR):
         return lines
     summary = last_record(scene.words, SUMMARY) or scene.summary or {}
-    return [f"error: {summary['error']}"] if summary.get("error") else []
+    return [f"{ERROR}{summary['error']}"] if summary.get("error") else []
 
 
 def _told(scene: Scene, pattern: str, cause: str = "") -> Sign | None:
@@ -41,7 +42,7 @@ def _told(scene: Scene, pattern: str, cause: str = "") -> Sign | None:
     if not lines or not re.search(pattern, "\n".join(lines)):
         return None
     return Sign(
-        cause=cause or lines[0].removeprefix("error: "),
+        cause=cause or lines[0].removeprefix(ERROR),
         evidence=tuple(evidence(LOG, line) for line in lines),
     )
 
@@ -458,7 +459,7 @@ def worker_died(scene: Scene) -> Sign | None:
 )
 def run_error(scene: Scene) -> Sign | None:
     """The training program says why it failed, in words that are none of the above."""
-    if any(line.startswith("error: worker ") for line in _error(scene)):
+    if any(line.startswith(f"{ERROR}worker ") for line in _error(scene)):
         return None
     return _told(scene, "^error: ")
 
@@ -471,9 +472,9 @@ def run_error(scene: Scene) -> Sign | None:
 )
 def user_code(scene: Scene) -> Sign | None:
     """The code of the run raised an error."""
-    told = [line for line in _error(scene) if line.startswith("error: worker ")]
+    told = [line for line in _error(scene) if line.startswith(f"{ERROR}worker ")]
     seen = [evidence(LOG, line) for line in told]
-    cause = told[0].removeprefix("error: ") if told else ""
+    cause = told[0].removeprefix(ERROR) if told else ""
     if last := _last_traceback([line for line in _lines(scene) if line.strip()]):
         seen += [Evidence(LOG, line.rstrip()) for line in last[-TRACEBACK_LINES:]]
         cause = cause or _without_prefix(last[-1]).strip()

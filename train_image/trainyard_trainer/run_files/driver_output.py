@@ -1,0 +1,58 @@
+"""The lines that the driver prints for programs: progress, summary, errors.
+
+The trainer prints them, `trainyard watch`, `logs` and `explain` read them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+PROGRESS = "progress "
+"""The beginning of a line with the newest progress report, as JSON."""
+
+SUMMARY = "summary "
+"""The beginning of the line with which an attempt ends, as JSON."""
+
+PROBE = "probe "
+"""The beginning of the line with which the preflight pod tells what it found, as JSON."""
+
+ERROR = "error: "
+"""The beginning of the line that says why a program failed; details follow, indented."""
+
+STOPPED = "stopped: all is saved up to step "
+"""The beginning of the last line of a driver that was asked to stop and whose workers have saved."""
+
+STOPPED_STEP = re.compile(rf"{STOPPED}(\d+)")
+"""Finds the step of `STOPPED`."""
+
+WORKER_FAILED = re.compile(r"worker \d+ of group \d+ failed: .*")
+"""Finds the line that tells the failure of a worker; `worker_failed` makes it."""
+
+
+def record_line(prefix: str, record: dict[str, Any]) -> str:
+    """Return the line for a record: `PROGRESS`, `SUMMARY` or `PROBE`, and JSON."""
+    return f"{prefix}{json.dumps(record)}"
+
+
+def record_of(line: str, prefix: str) -> dict[str, Any] | None:
+    """Return the record of a line with this prefix, or None for any other line, a cut one too."""
+    if not line.startswith(prefix):
+        return None
+    try:
+        record = json.loads(line.removeprefix(prefix))
+    except json.JSONDecodeError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def worker_failed(rank: int, group: int, error: str) -> str:
+    """Return the line that tells the failure of a worker of a worker group."""
+    return f"worker {rank} of group {group} failed: {error}"
+
+
+def last_record(log: str, prefix: str) -> dict[str, Any] | None:
+    """Return the last record with this prefix in a driver's log, or None."""
+    records = (record_of(line, prefix) for line in reversed(log.splitlines()))
+    return next((record for record in records if record is not None), None)

@@ -1,0 +1,138 @@
+"""Names of the files in a run's folder, relative to that folder.
+
+The trainer writes them through `run_folder.folder.RunFolder`, the launcher reads them through a pod or from a
+disk. docs/reference/run-folder.md describes each one.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import total_ordering
+
+RUN = "run.json"
+"""The config of the newest attempt."""
+
+SUBMISSION = "submission.json"
+"""What was submitted, config and objects: with it `trainyard reproduce` renders the same RayJob again."""
+
+ATTEMPTS = "attempts.jsonl"
+"""One line for each attempt: when it started, from which checkpoint, with which versions."""
+
+STARTS = "starts.jsonl"
+"""One line for each start of a worker group, and one more with the seconds of each phase of that start."""
+
+FAILURES = "failures.jsonl"
+"""One line for each failure of a worker group."""
+
+WORKERS = "workers.json"
+"""The pod and process of each rank."""
+
+METRICS = "metrics.jsonl"
+"""One line for each report of metrics."""
+
+PROGRESS = "progress.json"
+"""The newest progress report."""
+
+SUMMARY = "summary.json"
+"""How the newest attempt ended."""
+
+REPORT = "report.html"
+"""The report of a run that succeeded."""
+
+MODEL = "model.pt"
+"""The weights that the run delivers."""
+
+MODEL_METADATA = "model.json"
+"""What is needed to use the delivered model: its network, its classes, the format of its input."""
+
+DATA = "data"
+"""The folder of the prepared data set, where the run had to prepare it."""
+
+CHECKPOINTS = "checkpoints"
+"""The folder of all checkpoints, one folder for each."""
+
+CHECKPOINT_MANIFEST = "manifest.json"
+"""The file that makes a checkpoint complete: sizes and hashes of its other files."""
+
+RAY_SNAPSHOT = "checkpoint_manager_snapshot.json"
+"""Ray Train's own list of the checkpoints of a run of the user's code."""
+
+CODE = "code"
+"""The folder of the archives of the user's code."""
+
+LEASE = "lease"
+"""The folder of the claims by which attempts take over from each other; see `lease`."""
+
+SET_ASIDE = "set-aside.txt"
+"""The name of the folder to which the files go while `--fresh` sets them aside."""
+
+LOGS = "logs"
+"""The folder of the drivers' logs."""
+
+_CHECKPOINT = re.compile(r"s(\d{12})-a(\d+)\.(\d+)")
+_MANIFEST = re.compile(rf"{CHECKPOINTS}/([^/]+)/{re.escape(CHECKPOINT_MANIFEST)}")
+_LOG = re.compile(rf"{LOGS}/attempt-(\d+)\.log")
+
+
+def log_of(attempt: int) -> str:
+    """Return the path of an attempt's log.
+
+    >>> log_of(2)
+    'logs/attempt-2.log'
+    """
+    return f"{LOGS}/attempt-{attempt}.log"
+
+
+def attempt_of_log(file: str) -> int | None:
+    """Return the attempt whose log a file is, or None for any other file."""
+    match = _LOG.fullmatch(file)
+    return int(match[1]) if match else None
+
+
+@total_ordering
+@dataclass(frozen=True, slots=True)
+class CheckpointName:
+    """The name of a checkpoint in parts; the newest checkpoint of a run has the greatest name."""
+
+    samples: int
+    """Training samples seen when it was saved."""
+
+    attempt: int
+    """The attempt that saved it, from 1."""
+
+    group: int
+    """The attempt's worker group that saved it, from 1."""
+
+    @classmethod
+    def parse(cls, text: str) -> CheckpointName | None:
+        """Return the parts of a name, or None for a text that is no name of a checkpoint."""
+        match = _CHECKPOINT.fullmatch(text)
+        return cls(*map(int, match.groups())) if match else None
+
+    @classmethod
+    def require(cls, text: str) -> CheckpointName:
+        """Return the parts of a name that is known to be one of a checkpoint."""
+        name = cls.parse(text)
+        assert name is not None, text
+        return name
+
+    def __str__(self) -> str:
+        return f"s{self.samples:012d}-a{self.attempt}.{self.group}"
+
+    def __lt__(self, other: CheckpointName) -> bool:
+        return (self.samples, self.attempt, self.group) < (
+            other.samples,
+            other.attempt,
+            other.group,
+        )
+
+
+def checkpoint_of_manifest(file: str) -> CheckpointName | None:
+    """Return the checkpoint whose manifest a file is, or None for any other file.
+
+    >>> checkpoint_of_manifest("checkpoints/s000000000640-a1.1/manifest.json")
+    CheckpointName(samples=640, attempt=1, group=1)
+    """
+    match = _MANIFEST.fullmatch(file)
+    return CheckpointName.parse(match[1]) if match else None
