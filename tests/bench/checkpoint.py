@@ -38,7 +38,7 @@ REPORT = Report(
     loss=1.0,
     accuracy=0.5,
     learning_rate=0.01,
-    images_per_s=1000.0,
+    samples_per_s=1000.0,
     eta_s=100.0,
     data_wait_s=0.001,
     step_s=0.1,
@@ -68,7 +68,7 @@ def train(path: Path, every_s: float | None, options: Options) -> list[dict[str,
     )
     speed = runs.steady(ran.metrics, size, skip_s)
     stalls = [stall for stall in map(stall_s, ran.metrics) if stall]
-    say(f"  {config.name}: {speed.images_per_s:.1f} images/s, {len(stalls)} checkpoints")
+    say(f"  {config.name}: {speed.samples_per_s:.1f} images/s, {len(stalls)} checkpoints")
     return ran.metrics
 
 
@@ -84,7 +84,7 @@ def checkpoint_rows(options: Options) -> list[Row]:
     saved: list[list[dict[str, Any]]] = []
 
     def speed(metrics: list[dict[str, Any]]) -> float:
-        return runs.steady(metrics, size, options.choose(5.0, 0.0)).images_per_s
+        return runs.steady(metrics, size, options.choose(5.0, 0.0)).samples_per_s
 
     def with_checkpoints() -> float:
         saved.append(train(path, every_s, options))

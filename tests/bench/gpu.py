@@ -205,8 +205,8 @@ def compare(
     our_loop, their_loop = ours(settings), by_hand(settings)
     speeds = alternate(
         {
-            "ours": lambda: our_loop(our_batches()).images_per_s,
-            "by hand": lambda: their_loop(their_batches()).images_per_s,
+            "ours": lambda: our_loop(our_batches()).samples_per_s,
+            "by hand": lambda: their_loop(their_batches()).samples_per_s,
         },
         place.rounds,
     )
@@ -303,7 +303,7 @@ def whole_runs(place: Place, config: TrainerConfig, title: str) -> list[Row]:
     for loader in ("torch", "ray"):
         loading = config.data.model_copy(update={"loader": loader})
         ways[loader] = partial(
-            runs.images_per_s,
+            runs.samples_per_s,
             config.model_copy(update={"data": loading}),
             "ray",
             seconds=place.size.run_s,

@@ -224,7 +224,7 @@ def measure_worker(config: dict[str, Any]) -> dict[str, list[float]]:
     return rates
 
 
-def images_per_s(data: Prepared, rounds: int) -> dict[str, list[float]]:
+def samples_per_s(data: Prepared, rounds: int) -> dict[str, list[float]]:
     with tempfile.TemporaryDirectory() as storage:
         trainer = ray.train.torch.TorchTrainer(
             measure_worker,
@@ -327,7 +327,7 @@ def measure(options: Options) -> list[Section]:
             (f"Ingest alone, {image_codec:,} PNG files of 64x64x3", write_pictures, image_codec),
         ):
             folder = Path(tempfile.mkdtemp(dir=scratch))
-            rates = images_per_s(make(folder, count), rounds)
+            rates = samples_per_s(make(folder, count), rounds)
             sections.append(section_of(title, rates, is_tiny=make is write_tiny))
         ray.shutdown()
     return sections

@@ -55,7 +55,7 @@ class Counted:
     def __init__(self, batches: Iterable[Batch], settings: Settings) -> None:
         self.batches = batches
         self.settings = settings
-        self.images_per_s = 0.0
+        self.samples_per_s = 0.0
         self.step_s = 0.0
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
@@ -66,7 +66,7 @@ class Counted:
             yield batch
         seconds = settings.clock() - began
         self.step_s = seconds / settings.steps
-        self.images_per_s = settings.steps * settings.config.train.global_batch_size / seconds
+        self.samples_per_s = settings.steps * settings.config.train.global_batch_size / seconds
 
     def state(self) -> dict[str, torch.Tensor]:
         return {}

@@ -44,7 +44,7 @@ def batches(config: TrainerConfig, worker: Worker) -> Iterator[Batch]:
             yield Batch(pixels, labels, labels)
 
 
-def images_per_s(config: TrainerConfig, worker: Worker, seconds: float, skip_s: float) -> float:
+def samples_per_s(config: TrainerConfig, worker: Worker, seconds: float, skip_s: float) -> float:
     """By rank 0's clock; 0 on the others."""
     loop = ByHand(config, data.opened(Path(config.data.source)).images, worker, steps=10**6)
     began, warm, steps = time.perf_counter(), None, 0
@@ -74,7 +74,7 @@ def main() -> None:
         world_size=distributed.get_world_size(),
         device=torch.device("cpu"),
     )
-    speed = images_per_s(config, worker, wanted.seconds, wanted.skip)
+    speed = samples_per_s(config, worker, wanted.seconds, wanted.skip)
     if worker.rank == 0:
         print(speed, flush=True)
     distributed.destroy_process_group()

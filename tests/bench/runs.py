@@ -48,7 +48,7 @@ class Steady:
     seconds: float = 0.0
 
     @property
-    def images_per_s(self) -> float:
+    def samples_per_s(self) -> float:
         return self.images / self.seconds
 
 
@@ -152,14 +152,14 @@ def steady(metrics: list[dict[str, Any]], batch_size: int, skip_s: float) -> Ste
         kind_before = record["kind"]
         if is_rest:
             continue
-        interval_s = steps * batch_size / record["images_per_s"]
+        interval_s = steps * batch_size / record["samples_per_s"]
         if passed >= skip_s:
             images, seconds = images + steps * batch_size, seconds + interval_s
         passed += interval_s
     return Steady(images=images, seconds=seconds)
 
 
-def images_per_s(
+def samples_per_s(
     config: TrainerConfig,
     way: Way,
     *,
@@ -175,12 +175,12 @@ def images_per_s(
         is_enough=lambda metrics: steady(metrics, size, skip_s).seconds >= seconds,
         environment=environment,
     )
-    speed = steady(ran.metrics, size, skip_s).images_per_s
+    speed = steady(ran.metrics, size, skip_s).samples_per_s
     say(f"  {config.name}, {way}: {speed:.1f} images/s")
     return speed
 
 
-def images_per_s_by_hand(config: TrainerConfig, *, seconds: float, skip_s: float) -> float:
+def samples_per_s_by_hand(config: TrainerConfig, *, seconds: float, skip_s: float) -> float:
     """The same of plain.py, which leaves nothing in a folder."""
     processes = f"--nproc-per-node={config.scaling.num_workers}"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", processes]

@@ -34,14 +34,14 @@ class Kind:
     changes: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
 
-    def images_per_s(self, options: Options) -> float:
+    def samples_per_s(self, options: Options) -> float:
         config = runs.config(
             self.name, self.data(), **{"data__loader": self.loader} | dict(self.changes)
         )
         seconds, skip_s = options.choose((30.0, 5.0), (0.5, 0.0))
         if self.way == "by hand":
-            return runs.images_per_s_by_hand(config, seconds=seconds, skip_s=skip_s)
-        return runs.images_per_s(
+            return runs.samples_per_s_by_hand(config, seconds=seconds, skip_s=skip_s)
+        return runs.samples_per_s(
             config,
             self.way,
             seconds=seconds,
@@ -73,7 +73,7 @@ def kinds(options: Options) -> tuple[Kind, ...]:
 
 
 def measure(options: Options) -> list[Section]:
-    ways = {kind.name: partial(kind.images_per_s, options) for kind in kinds(options)}
+    ways = {kind.name: partial(kind.samples_per_s, options) for kind in kinds(options)}
     chosen = options.more.only or ways.keys()
     speeds = alternate({name: ways[name] for name in chosen}, options.rounds_or(5))
 

@@ -296,7 +296,7 @@ def speed_of(way: Way, seen: Seen) -> float:
     if way.code is not None:
         return way.samples / seen.epoch_s()
     epochs = [record for record in metrics_of(way) if record["kind"] == "epoch"]
-    return statistics.median(record["images_per_s"] for record in epochs[1:])
+    return statistics.median(record["samples_per_s"] for record in epochs[1:])
 
 
 def peak_of(way: Way, seen: Seen) -> int | None:

@@ -108,7 +108,7 @@ def test_every_label_exists(rules):
 def test_every_gauge_of_a_run_is_on_the_dashboard_of_runs():
     text = (CHART / "dashboards/runs.json").read_text()
     assert [gauge.name for gauge in GAUGES if f"ray_{gauge.name}" not in text] == [
-        "trainyard_samples"  # progress_ratio and images_per_second tell it better
+        "trainyard_samples"  # progress_ratio and samples_per_second tell it better
     ]
 
 
@@ -152,7 +152,7 @@ def test_limits_of_alerts_are_values():
 
 STEP = 'ray_trainyard_step{namespace="team-vision",run="digits",attempt="1"}'
 PROGRESS = STEP.replace("step", "progress_ratio")
-SPEED = STEP.replace("step", "images_per_second")
+SPEED = STEP.replace("step", "samples_per_second")
 WAIT = STEP.replace("step", "data_wait_seconds")
 BUSY = STEP.replace("step", "step_seconds")
 JOB = 'kuberay_job_deployment_status{namespace="team-vision",name="digits-0123abcd",deployment_status="%s"}'

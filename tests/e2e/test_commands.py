@@ -38,11 +38,11 @@ DIGITS = "examples/digits.yaml"
 MANAGED = {"managedBy": "kueue.x-k8s.io/multikueue"}
 PROGRESS = {
     "attempt": 1, "epoch": 3, "epochs": 12, "step": 30, "steps": 120, "percent": 25.0, "loss": 0.5,
-    "accuracy": 0.9, "val_accuracy": None, "images_per_s": 100.0, "eta_s": 60.0,
+    "accuracy": 0.9, "val_accuracy": None, "samples_per_s": 100.0, "eta_s": 60.0,
 }  # fmt: skip
 SUMMARY = {
     "outcome": "succeeded", "error": None, "val_accuracy": 0.97, "epochs": 12, "train_s": 60.0,
-    "images_per_s": 100.0, "resumed_from": None, "model": "m", "metrics": "x", "report": "r",
+    "samples_per_s": 100.0, "resumed_from": None, "model": "m", "metrics": "x", "report": "r",
 }  # fmt: skip
 SAY = "import json, sys, time\nfor line in json.loads(sys.argv[1]): print(line, flush=True)\n"
 

@@ -38,7 +38,7 @@ SUMMARY = {
     "val_accuracy": 0.5,
     "epochs": 1,
     "train_s": 1.0,
-    "images_per_s": 1.0,
+    "samples_per_s": 1.0,
     **{file: f"/runs/made-up/{file}" for file in ("model", "metrics", "report")},
 }
 

@@ -53,7 +53,7 @@ def test_make_deploy_trains_the_digits_to_an_accuracy_worth_having(
 def test_the_plan_stands_before_the_run_and_one_line_after_it(deployed: Ended) -> None:
     assert "batch per worker" in deployed.stdout
     assert "succeeded: validation accuracy" in deployed.stdout.splitlines()[-1]
-    assert "images/s" in deployed.stderr
+    assert "samples/s" in deployed.stderr
 
 
 def test_ray_pods_hold_no_token_and_nobody_joins_without_one(team: Team) -> None:

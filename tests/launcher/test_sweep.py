@@ -245,7 +245,7 @@ SUMMARY: Object = {
     "best_val_accuracy": 0.95,
     "epochs": 2,
     "steps": 44,
-    "images_per_s": 812.5,
+    "samples_per_s": 812.5,
     "metrics": "/runs/digits/metrics.jsonl",
     "error": None,
 }
@@ -385,7 +385,7 @@ def test_the_table_has_a_row_for_each_run_and_marks_the_best() -> None:
     headings, cells = table_of_rows(rows, ACCURACY)
     assert headings == [
         *("run", "train.seed", "phase", "epochs", "steps", "val_accuracy"),
-        *("best_val_accuracy", "loss", "accuracy", "images/s", "message"),
+        *("best_val_accuracy", "loss", "accuracy", "samples/s", "message"),
     ]
     assert cells == [
         [ONE, "1", "succeeded", "2", "44", "0.8", "0.95", "-", "-", "812.5", "-"],

@@ -213,7 +213,7 @@ KEYS = {
     *("name", "outcome", "error", "attempts", "resumed_from", "workers"),
     *("val_accuracy", "best_val_accuracy", "best_epoch", "checkpoint"),
     *("epochs", "steps", "samples_seen", "stopped_early", "bad_samples", "dropped_per_epoch"),
-    *("train_s", "images_per_s", "seconds", "startup"),
+    *("train_s", "samples_per_s", "seconds", "startup"),
     *("model", "metrics", "report"),
 }
 

@@ -125,8 +125,8 @@ def test_a_page_says_of_what_its_figures_are(
 # What runs leave.
 
 
-def record(kind: str, step: int, images_per_s: float) -> dict[str, object]:
-    return {"kind": kind, "step": step, "images_per_s": images_per_s}
+def record(kind: str, step: int, samples_per_s: float) -> dict[str, object]:
+    return {"kind": kind, "step": step, "samples_per_s": samples_per_s}
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ SECONDS = {
 }  # fmt: skip
 SUMMARY: Record = {
     "outcome": "succeeded", "error": None, "epochs": 2, "stopped_early": False, "best_epoch": 2, "steps": 20,
-    "samples_seen": 200, "images_per_s": 20.0, "train_s": 12.5, "seconds": SECONDS, "workers": 2,
+    "samples_seen": 200, "samples_per_s": 20.0, "train_s": 12.5, "seconds": SECONDS, "workers": 2,
 }  # fmt: skip
 VERSIONS = {"python": "3.11.7", "torch": "2.13.0"}
 ATTEMPT: Record = {"attempt": 1, "workers": 2, "versions": VERSIONS}
@@ -152,7 +152,7 @@ def test_results_speed_workers_and_environment_are_those_of_the_records(
     assert first["notes"] == second["notes"] == []
     assert second["metrics"]["val_accuracy"] == {"last": 0.8, "lowest": 0.8, "highest": 0.9}
     assert second["result"]["samples"] == 200
-    assert second["speed"]["images/s"] == 20.0
+    assert second["speed"]["samples/s"] == 20.0
     assert second["speed"]["a step, s"] == 0.5
     assert second["speed"]["data wait of a step, s"] == 0.05
     assert second["speed"]["start-up in all, s"] == 5.0
@@ -176,12 +176,12 @@ def test_a_run_that_goes_on_is_compared_by_its_metrics(
     two: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     metrics = [interval(2, 0.4, 0.1), interval(8, 0.2, 0.1)]
-    progress = {"percent": 40.0, "step": 8, "samples": 80, "images_per_s": 30.0, "workers": 4}
+    progress = {"percent": 40.0, "step": 8, "samples": 80, "samples_per_s": 30.0, "workers": 4}
     write(two, summary=None, progress=progress, metrics=metrics)
     found = compared(tmp_path, capsys)["runs"][1]
     assert found["notes"] == ["it has not ended (40 %): what is known at the end is missing"]
     assert found["result"]["steps"] == 8
-    assert found["speed"]["images/s"] == 30.0
+    assert found["speed"]["samples/s"] == 30.0
     assert found["speed"]["a step, s"] == pytest.approx((2 * 0.5 + 6 * 0.3) / 8)
     assert found["speed"]["data wait of a step, s"] == pytest.approx(0.1)
     assert found["speed"]["training in all, s"] is None
@@ -235,7 +235,7 @@ def test_reported_metrics_are_compared_by_name(
 def test_the_tables_stand_under_each_other(
     two: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write(two, summary=SUMMARY | {"images_per_s": 40.0}, run=CONFIG | {"scaling": {"x": 900.0}})
+    write(two, summary=SUMMARY | {"samples_per_s": 40.0}, run=CONFIG | {"scaling": {"x": 900.0}})
     assert command.main(["one", "two", "--storage", str(tmp_path)]) == 0
     blocks = capsys.readouterr().out.split("\n\n")
     assert blocks[0] == "config: 3 of 10 fields differ"
@@ -243,7 +243,7 @@ def test_the_tables_stand_under_each_other(
     assert [block.split()[0] for block in blocks[1:]] == ["field", *command.HEADINGS]
     speed = next(block for block in blocks if block.startswith("speed")).splitlines()
     assert speed[0].split() == ["speed", "one", "two", "ratio"]
-    assert speed[1].split() == ["images/s", "20", "40", "2.00"]
+    assert speed[1].split() == ["samples/s", "20", "40", "2.00"]
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,9 @@ def test_no_two_gauges_share_a_name() -> None:
 
 
 def test_a_record_becomes_values_in_base_units() -> None:
-    assert readings({"percent": 12.5, "images_per_s": 640.0, "epoch": 2, "attempt": 1}) == {
+    assert readings({"percent": 12.5, "samples_per_s": 640.0, "epoch": 2, "attempt": 1}) == {
         "trainyard_progress_ratio": 0.125,
-        "trainyard_images_per_second": 640.0,
+        "trainyard_samples_per_second": 640.0,
         "trainyard_epoch": 2,
     }
 

@@ -557,12 +557,12 @@ def test_it_learns_more_than_how_often_each_byte_comes(ended: TrainerConfig, cor
 
 def test_speed_is_told_in_tokens_everywhere(ended: TrainerConfig, folder: RunFolder) -> None:
     for record in [*metrics(ended), json.loads(folder.read(folder.progress))]:
-        assert record["tokens_per_s"] == pytest.approx(16 * record["images_per_s"], rel=1e-3)
+        assert record["tokens_per_s"] == pytest.approx(16 * record["samples_per_s"], rel=1e-3)
         assert "mfu" not in record
     assert re.search(r"  [\d,]+ tokens/s", progress_text(record))
     summary = json.loads(folder.read(folder.summary))
     assert re.search(r" \([\d,]+ tokens/s\); model", summary_text(summary))
-    assert summary["tokens_per_s"] == pytest.approx(16 * summary["images_per_s"], rel=0.01)
+    assert summary["tokens_per_s"] == pytest.approx(16 * summary["samples_per_s"], rel=0.01)
 
 
 def test_what_is_delivered_needs_nothing_but_torch_and_what_model_json_says(

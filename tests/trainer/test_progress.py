@@ -42,7 +42,7 @@ def report(step: int, *, kind: str = "interval", loss: float = 0.5) -> Report:
         loss=loss,
         accuracy=0.75,
         learning_rate=0.1,
-        images_per_s=100.0,
+        samples_per_s=100.0,
         eta_s=12.3,
         data_wait_s=0.01,
         step_s=0.02,
@@ -98,10 +98,10 @@ def test_a_run_is_complete_after_its_epochs_or_when_it_stopped_early(
     assert trained.is_complete(3) is is_complete
 
 
-def test_images_per_second_are_those_of_the_steps() -> None:
+def test_samples_per_second_are_those_of_the_steps() -> None:
     seconds = {"startup": 9.0, "data": 1.0, "compute": 2.0, "communication": 1.0, "validation": 9.0}
-    assert Trained(samples=400, seconds=seconds).images_per_s == 100.0
-    assert Trained(samples=400).images_per_s == 0.0
+    assert Trained(samples=400, seconds=seconds).samples_per_s == 100.0
+    assert Trained(samples=400).samples_per_s == 0.0
 
 
 def test_fewer_samples_than_a_batch_are_refused(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_reports_become_lines_and_the_last_one_is_shown(tmp_path: Path) -> None:
         "loss": 0.5,
         "accuracy": 0.75,
         "val_accuracy": 0.9,
-        "images_per_s": 100.0,
+        "samples_per_s": 100.0,
         "attempt": 2,
         "workers": 3,
     }

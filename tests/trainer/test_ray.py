@@ -46,7 +46,7 @@ def test_a_run_leaves_all_its_files(attempts: Attempts, loader: str) -> None:
     assert summary["val_accuracy"] * 359 == pytest.approx(
         round(summary["val_accuracy"] * 359), abs=1e-3
     )
-    assert summary["images_per_s"] > 0
+    assert summary["samples_per_s"] > 0
     check_metrics(config, 2)
 
     shown = lines(output, "progress")

@@ -21,6 +21,7 @@ from trainyard_trainer.recipes.image_classification.confusion import per_class
 from trainyard_trainer.recipes.image_classification.gallery import source
 from trainyard_trainer.recipes.image_classification.model import build_model
 from trainyard_trainer.recipes.image_classification.predictions import read_labels, varied
+from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.report.charts import MOST_POINTS, Chart, Line, draw, thinned
 from trainyard_trainer.report.elements import duration
 from trainyard_trainer.report.report import write_report
@@ -37,7 +38,7 @@ SUMMARY = {
     "workers": 2,
     "steps": 132,
     "samples_seen": 16896,
-    "images_per_s": 612.4,
+    "samples_per_s": 612.4,
     "attempts": 2,
     "train_s": 75.2,
     "seconds": {
@@ -70,7 +71,7 @@ def record(kind: str, epoch: int, step: int) -> dict[str, Any]:
         "loss": 1 / step,
         "accuracy": 0.5,
         "learning_rate": 0.1 / step,
-        "images_per_s": 600.0,
+        "samples_per_s": 600.0,
         "data_wait_s": 0.01,
         "step_s": 0.1,
         "memory_bytes": 2**28,
@@ -118,7 +119,9 @@ def page(config: TrainerConfig, *, metrics: list[dict[str, Any]], worst: list[An
         "versions": {"ray": "2.60.0"},
     }
     write_lines(folder, folder.attempts, [attempt])
-    write_report(folder, config, data, SUMMARY, VALIDATION | {"worst": worst})
+    validation = VALIDATION | {"worst": worst}
+    own = recipe_of(config.train).findings(folder, config, data, SUMMARY, validation)
+    write_report(folder, config, data, SUMMARY, own)
     return folder.read(folder.report).decode()
 
 

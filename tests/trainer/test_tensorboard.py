@@ -21,7 +21,7 @@ def record(samples: int, kind: str = "interval", **values: Any) -> dict[str, Any
         "loss": 2.5,
         "accuracy": 0.25,
         "learning_rate": 0.1,
-        "images_per_s": 640.0,
+        "samples_per_s": 640.0,
         "data_wait_s": 0.001,
         "step_s": 0.125,
         "checkpoint_stall_s": 0.0,
@@ -55,7 +55,7 @@ def test_records_become_curves_over_samples(folder: RunFolder, tmp_path: Path) -
     assert curves["epoch/loss"] == [(200, 2.5)]
     assert curves["val/loss"] == [(200, 3.5)]
     assert curves["val/accuracy"] == [(200, 0.375)]
-    assert curves["speed/images_per_s"] == [(100, 640.0), (200, 640.0)]
+    assert curves["speed/samples_per_s"] == [(100, 640.0), (200, 640.0)]
     assert curves["speed/step_s"] == [(100, 0.125), (200, 0.125)]
     assert curves["speed/memory_bytes"] == [(100, 2**30), (200, 2**30)]
 

@@ -231,7 +231,7 @@ def _speed_text(record: Object) -> str:
         return f"{record['rows_per_s']:,.0f} rows/s"
     if "tokens_per_s" in record:
         return f"{record['tokens_per_s']:,.0f} tokens/s"
-    return f"{record['images_per_s']:.0f} images/s"
+    return f"{record['samples_per_s']:.0f} samples/s"
 
 
 def _reported_text(progress: Object) -> str:

@@ -169,7 +169,7 @@ def _counts(outcome: Outcome) -> Object:
     return {
         "epochs": summary.get("epochs"),
         "steps": summary.get("steps", progress.get("step")),
-        "images_per_s": summary.get("images_per_s", progress.get("images_per_s")),
+        "samples_per_s": summary.get("samples_per_s", progress.get("samples_per_s")),
     }
 
 
@@ -186,7 +186,7 @@ def table_of_rows(rows: Sequence[Object], goal: Goal) -> tuple[list[str], list[l
         ("steps", [row["steps"] for row in rows]),
         (goal.metric, [_cell(row, goal.metric) + " (best)" * row["best"] for row in rows]),
         *((name, [_cell(row, name) for row in rows]) for name in others),
-        ("images/s", [row["images_per_s"] for row in rows]),
+        ("samples/s", [row["samples_per_s"] for row in rows]),
         ("message", [row["message"] or None for row in rows]),
     ]
     shown = [column for column in columns if any(cell is not None for cell in column[1])]

@@ -337,7 +337,7 @@ def last_workers(config: TrainerConfig, folder: RunFolder) -> int:
 def speeds_of(config: TrainerConfig, folder: RunFolder, trained: Trained) -> dict[str, float]:
     """How fast it was in the recipe's own units; what only workers can tell, as in the last epoch."""
     recipe, model = recipe_of(config.train), config.train.model
-    told = recipe.speeds(model, trained.images_per_s, worker=None)
+    told = recipe.speeds(model, trained.samples_per_s, worker=None)
     speeds = {name: round(speed, 1) for name, speed in told.items()}
     ended = [line for line in read_lines(folder, folder.metrics) if line["kind"] == "epoch"]
     if ended and "mfu" in ended[-1]:
@@ -394,7 +394,7 @@ def summary_of(
         "stopped_early": trained.is_stopped_early,
         "steps": trained.step,
         "samples_seen": trained.samples,
-        "images_per_s": round(trained.images_per_s, 1),
+        "samples_per_s": round(trained.samples_per_s, 1),
         **own,
         "attempts": attempt,
         "resumed_from": resumed_from,

@@ -231,7 +231,7 @@ def summarise(
             "best_val_loss": best.trained.val_loss if best else None,
             **rooted,
             "rounds": trained.epoch,
-            "rows_per_s": round(trained.images_per_s, 1),
+            "rows_per_s": round(trained.samples_per_s, 1),
         },
         workers=config.scaling.num_workers,
         model=folder.trees(LIBRARIES[config.train.library].file),

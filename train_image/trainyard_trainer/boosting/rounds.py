@@ -209,7 +209,7 @@ class Rounds:
             loss=now.loss,
             accuracy=now.accuracy,
             learning_rate=self._task.config.train.learning_rate,
-            images_per_s=per_second(length.num_samples, round_s),
+            samples_per_s=per_second(length.num_samples, round_s),
             eta_s=0.0 if is_last else eta,
             data_wait_s=None,
             step_s=round_s,
@@ -238,7 +238,7 @@ class RoundRecorder(Recorder):
 
 
 def _own(report: Report) -> dict[str, float]:
-    told = {"rows_per_s": report.images_per_s}
+    told = {"rows_per_s": report.samples_per_s}
     if report.accuracy is None and report.loss is not None and report.val_loss is not None:
         told |= {"rmse": math.sqrt(report.loss), "val_rmse": math.sqrt(report.val_loss)}
     return told

@@ -183,7 +183,7 @@ def train(
                     loss=trained.loss,
                     accuracy=trained.accuracy,
                     learning_rate=rate,
-                    images_per_s=per_second(trained.samples - epoch_began, step_s),
+                    samples_per_s=per_second(trained.samples - epoch_began, step_s),
                     eta_s=0.0
                     if is_last
                     else eta_s(
@@ -328,7 +328,7 @@ class Interval:
             loss=loss,
             accuracy=accuracy,
             learning_rate=rate,
-            images_per_s=per_second(steps * length.global_batch_size, self.seconds()),
+            samples_per_s=per_second(steps * length.global_batch_size, self.seconds()),
             eta_s=eta,
             data_wait_s=self._spent.since(self._before, "data") / steps,
             step_s=self._spent.since(self._before, "compute", "communication") / steps,

@@ -30,4 +30,4 @@ def recipe_of(train: Train) -> Recipe:
 
 def speeds_in(config: TrainerConfig, report: Report, worker: Worker | None) -> dict[str, float]:
     """A report's speed in the recipe's own units."""
-    return recipe_of(config.train).speeds(config.train.model, report.images_per_s, worker)
+    return recipe_of(config.train).speeds(config.train.model, report.samples_per_s, worker)

@@ -56,9 +56,9 @@ GAUGES = (
         name="trainyard_learning_rate", key="learning_rate", help="Learning rate of the last step."
     ),
     Gauge(
-        name="trainyard_images_per_second",
-        key="images_per_s",
-        help="Training images per second, of all workers together.",
+        name="trainyard_samples_per_second",
+        key="samples_per_s",
+        help="Training samples per second, of all workers together.",
     ),
     Gauge(
         name="trainyard_data_wait_seconds",

@@ -103,7 +103,7 @@ class Trained:
         return self.is_stopped_early or (self.epoch >= epochs and self.steps_in_epoch == 0)
 
     @property
-    def images_per_s(self) -> float:
+    def samples_per_s(self) -> float:
         """While steps were made: waiting for data counts, validation and checkpoints do not."""
         spent = (self.seconds.get(name, 0.0) for name in ("data", "compute", "communication"))
         return per_second(self.samples, sum(spent))
@@ -134,7 +134,7 @@ class Report:
     accuracy: float | None
     """Since the epoch began."""
     learning_rate: float
-    images_per_s: float
+    samples_per_s: float
     """Samples, of whichever recipe, of all workers together."""
     eta_s: float | None
     data_wait_s: float | None
@@ -272,7 +272,7 @@ class Recorder:
             "loss": report.loss,
             "accuracy": report.accuracy,
             "val_accuracy": report.val_accuracy,
-            "images_per_s": report.images_per_s,
+            "samples_per_s": report.samples_per_s,
             **self._own(report),
             "attempt": self.attempt,
             "workers": self.workers,
@@ -289,7 +289,7 @@ class Recorder:
                 loss=trained.loss,
                 accuracy=trained.accuracy,
                 learning_rate=0.0,
-                images_per_s=trained.images_per_s,
+                samples_per_s=trained.samples_per_s,
                 eta_s=None,
                 data_wait_s=None,
                 step_s=None,

@@ -19,7 +19,7 @@ from trainyard_trainer.run_folder.folder import RunFolder
 
 BOTH = {
     "train/learning_rate": "learning_rate",
-    "speed/images_per_s": "images_per_s",
+    "speed/samples_per_s": "samples_per_s",
     "speed/tokens_per_s": "tokens_per_s",
     "speed/mfu": "mfu",
     "speed/data_wait_s": "data_wait_s",

@@ -212,7 +212,7 @@ def speed_of(run: Run) -> Record:
     spent = summary.get("seconds", {})
     of_steps = ("data", "compute", "communication")
     return {
-        "images/s": summary.get("images_per_s", run.progress.get("images_per_s")),
+        "samples/s": summary.get("samples_per_s", run.progress.get("samples_per_s")),
         "a step, s": per_step(run, of_steps, ("data_wait_s", "step_s")),
         "data wait of a step, s": per_step(run, ("data",), ("data_wait_s",)),
         "training in all, s": summary.get("train_s"),

@@ -76,7 +76,7 @@ class Classification:
         return ImageLesson(config.train, config.data.augment, images, device)
 
     def speeds(self, model: Model, samples_per_s: float, worker: Worker | None) -> dict[str, float]:
-        """None beside images per second, which every recipe has."""
+        """None beside samples per second, which every recipe has."""
         return {}
 
     def findings(

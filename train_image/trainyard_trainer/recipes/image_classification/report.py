@@ -34,10 +34,10 @@ def find(
         title=config.train.model.name,
         result=Tile("validation accuracy", f"{validation['accuracy']:.2%}", best),
         speed=(
-            Tile("images per second", f"{summary['images_per_s']:,.0f}"),
+            Tile("samples per second", f"{summary['samples_per_s']:,.0f}"),
             Tile("images seen", f"{summary['samples_seen']:,}", steps),
         ),
-        speed_curve=("Images per second", "images_per_s"),
+        speed_curve=("Samples per second", "samples_per_s"),
         sections=(
             (
                 "Predictions on validation images",
