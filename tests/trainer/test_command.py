@@ -285,7 +285,16 @@ def test_a_function_that_is_not_there_is_named(attempts: Attempts) -> None:
     assert "error: function = loop:trian: module loop has no function trian" in output
 
 
-COMMON_NAMES = ("trainer", "launcher", "config", "types_", "utils", "run_files", "storage", "errors")
+COMMON_NAMES = (
+    "trainer",
+    "launcher",
+    "config",
+    "types_",
+    "utils",
+    "run_files",
+    "storage",
+    "errors",
+)
 """Modules of user code whose names are common, or are those of rooms of our own packages."""
 
 COMMON_PACKAGES = ("data", "tests", "engine", "recipes")
