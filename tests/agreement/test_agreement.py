@@ -21,11 +21,11 @@ from trainyard.planning.plan import plan_run
 from trainyard.planning.render import render_job
 from trainyard.platform import Platform, PlatformSection, load_platform, parse_platform
 from trainyard.run_file.config import load_run
-from trainyard.submission.reader import NO_SUCH_FILE
 from trainyard.submission.watch import HEAD_CONTAINER
 from trainyard_trainer.config.section import Section
 from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE, read_config
 from trainyard_trainer.run_files import submission
+from trainyard_trainer.run_files.exit_codes import NOT_FOUND
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
@@ -89,7 +89,7 @@ def test_entrypoint_and_reader_are_modules_of_the_image() -> None:
         capture_output=True,
         check=False,
     )
-    assert ended.returncode == NO_SUCH_FILE
+    assert ended.returncode == NOT_FOUND
 
 
 def test_the_head_container_is_the_one_whose_log_is_read() -> None:

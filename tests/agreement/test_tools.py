@@ -1,48 +1,110 @@
-"""The launcher offers just the options that the trainer's tools take."""
+"""The launcher's commands and the trainer's tools are built from one definition of their arguments."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 import typer
 
-import trainyard_trainer.tools.checkpoints
-import trainyard_trainer.tools.data
-import trainyard_trainer.tools.export
-import trainyard_trainer.tools.predict
-import trainyard_trainer.tools.predict_data
+from trainyard.__main__ import run
 from trainyard.cli.app import app
+from trainyard_trainer.config import tool_arguments
+from trainyard_trainer.config.tool_arguments import Tool
+from trainyard_trainer.tools.command_line import parse
 
-Main = Callable[[list[str]], int]
+COMMANDS = {
+    "checkpoints ls": tool_arguments.CHECKPOINTS_LS,
+    "checkpoints verify": tool_arguments.CHECKPOINTS_VERIFY,
+    "checkpoints prune": tool_arguments.CHECKPOINTS_PRUNE,
+    "checkpoints export": tool_arguments.CHECKPOINTS_EXPORT,
+    "predict": tool_arguments.PREDICT,
+    "data prepare": tool_arguments.DATA_PREPARE,
+    "data inspect": tool_arguments.DATA_INSPECT,
+}
+ARGUMENTS = [
+    pytest.param(command, argument, id=f"{command} {argument.name}")
+    for command, tool in COMMANDS.items()
+    for argument in tool.arguments
+]
+
+
+def command_of(words: str) -> Any:
+    found: Any = typer.main.get_command(app)
+    for word in words.split():
+        found = found.commands[word]
+    return found
+
+
+@pytest.mark.parametrize("tool", COMMANDS.values(), ids=COMMANDS)
+def test_the_help_of_a_tool_shows_all_arguments(
+    tool: Tool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(["--help"], tool)
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    for argument in tool.arguments:
+        assert (argument.name if argument.is_option else argument.metavar) in shown
+
+
+@pytest.mark.parametrize(("command", "argument"), ARGUMENTS)
+def test_a_command_offers_each_argument_with_its_help(command: str, argument: Any) -> None:
+    offered = {parameter.name: parameter for parameter in command_of(command).params}
+    parameter = offered[argument.key]
+    assert parameter.required == argument.is_required
+    assert parameter.param_type_name == ("option" if argument.is_option else "argument")
+    if argument is not tool_arguments.RUN:
+        assert parameter.help == argument.full_help
+
+
+@pytest.mark.parametrize(("command", "tool"), COMMANDS.items())
+def test_a_command_offers_nothing_else(command: str, tool: Tool) -> None:
+    offered = {parameter.name for parameter in command_of(command).params}
+    assert offered == {argument.key for argument in tool.arguments}
 
 
 @pytest.mark.parametrize(
-    ("command", "mains", "words"),
+    ("command", "options", "message"),
     [
-        ("checkpoints ls", [trainyard_trainer.tools.checkpoints.main], ["ls"]),
-        ("checkpoints verify", [trainyard_trainer.tools.checkpoints.main], ["verify"]),
-        ("checkpoints prune", [trainyard_trainer.tools.checkpoints.main], ["prune"]),
-        ("checkpoints export", [trainyard_trainer.tools.export.main], []),
-        (
-            "predict",
-            [trainyard_trainer.tools.predict.main, trainyard_trainer.tools.predict_data.main],
-            [],
-        ),
-        ("data prepare", [trainyard_trainer.tools.data.main], ["prepare"]),
-        ("data inspect", [trainyard_trainer.tools.data.main], ["inspect"]),
+        ("checkpoints prune", ["--keep", "0"], "0 is not a whole number of at least 1"),
+        ("checkpoints prune", ["--keep", "1.5"], "1.5 is not a whole number of at least 1"),
+        ("checkpoints export", ["--format", "h5"], "h5 is not one of state_dict, torchscript"),
+        ("data prepare", ["dest", "--valid-share", "1"], "1 is not a number between 0 and 1"),
+        ("data prepare", ["dest", "--channels", "2"], "2 is not one of 1, 3"),
+        ("predict", ["--prompt=a", "--temperature=nan"], "nan is not a number of at least 0"),
+        ("predict", ["--prompt=a", "--seed=-1"], "-1 is not a whole number of at least 0"),
+        ("predict", [], "predict has no input"),
+        ("predict", ["a.png", "--prompt=a"], "IMAGE and --prompt exclude each other"),
+        ("predict", ["a.png", "--label-column=x"], "IMAGE and --label-column exclude each other"),
+        ("predict", ["--prompt=a", "--top=2"], "--prompt and --top exclude each other"),
+        ("predict", ["--data=in", "--out=x", "--seed=1"], "--data and --seed exclude each other"),
+        ("predict", ["a.png", "--out=x"], "--data PATH and --out PATH belong together"),
     ],
 )
-def test_a_command_and_its_tools_have_the_same_options(
-    command: str, mains: list[Main], words: list[str], capsys: pytest.CaptureFixture[str]
+def test_a_command_and_its_tool_refuse_the_same(
+    command: str, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    offered = typer.main.get_command(app)
-    for word in command.split():
-        offered = offered.commands[word]  # type: ignore[attr-defined]
-    for main in mains:
-        with pytest.raises(SystemExit):
-            main([*words, "--help"])
-    taken = set(re.findall(r"--[a-z]+(?:-[a-z]+)*", capsys.readouterr().out))
-    options = {name for parameter in offered.params for name in parameter.opts if name[:2] == "--"}
-    assert options | {"--help"} == taken
+    assert run([*command.split(), "digits", *options]) == 2
+    assert message in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        parse(["digits", *options], COMMANDS[command])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_argument_that_was_not_given_has_its_default() -> None:
+    tool, found = parse(["digits", "a.png", "b.png"], tool_arguments.PREDICT)
+    assert tool is tool_arguments.PREDICT
+    assert vars(found) == {
+        **{"run": "digits", "images": ["a.png", "b.png"], "prompt": None, "data": None},
+        **{"length": 200, "temperature": 0.8, "seed": 0, "out": None, "image_column": "image"},
+        **{"label_column": None, "top": 1, "grid": None, "checkpoint": "delivered"},
+        **{"batch_size": 64, "storage": "runs", "endpoint": None, "json": False},
+    }
+
+
+def test_the_commands_of_a_tool_are_told_apart() -> None:
+    tools = (tool_arguments.DATA_PREPARE, tool_arguments.DATA_INSPECT)
+    for tool, words in zip(tools, (["prepare", "in", "out"], ["inspect", "in"]), strict=True):
+        assert parse(words, *tools)[0] is tool

@@ -44,7 +44,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # The launcher reads the real ones.
     for room in ("config", "run_files"):
         shutil.copytree(ROOT / "train_image/trainyard_trainer" / room, package / room)
-    for module in ("checkpoints", "export", "predict", "predict_data", "data"):
+    for module in ("checkpoints", "export", "predict", "data"):
         (tools / f"{module}.py").write_text(SHOW_ARGUMENTS)
     return tools
 
@@ -61,35 +61,34 @@ def trainyard(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("typed", "passed_on"),
     [
-        ("checkpoints ls digits", "ls --storage=runs -- digits"),
-        ("checkpoints ls ./there/digits --json", "ls --storage=runs --json -- ./there/digits"),
+        ("checkpoints ls digits", "ls -- digits"),
+        ("checkpoints ls ./there/digits --json", "ls --json -- ./there/digits"),
         (
             "checkpoints verify digits --storage s3://b/p --endpoint http://s3:9000",
             "verify --storage=s3://b/p --endpoint=http://s3:9000 -- digits",
         ),
         (
             "checkpoints prune digits --keep 2 --keep-best --keep-every-epochs 5 --dry-run",
-            "prune --storage=runs --keep=2 --keep-best --keep-every-epochs=5 --dry-run -- digits",
+            "prune --keep=2 --keep-best --keep-every-epochs=5 --dry-run -- digits",
         ),
         (
             "checkpoints export digits --out m.onnx --format onnx --checkpoint best",
-            "--storage=runs --out=m.onnx --format=onnx --checkpoint=best -- digits",
+            "--out=m.onnx --format=onnx --checkpoint=best -- digits",
         ),
         (
             "predict digits a.png b.png --top 3 --grid g.png --json",
-            "--storage=runs --checkpoint=delivered --top=3 --grid=g.png --json -- digits a.png b.png",
+            "--top=3 --grid=g.png --json -- digits a.png b.png",
         ),
         (
             "predict digits --data s3://b/in --out s3://b/out --image-column photo --batch-size 8",
-            "--storage=runs --data=s3://b/in --out=s3://b/out --image-column=photo "
-            "--checkpoint=delivered --top=1 --batch-size=8 -- digits",
+            "--data=s3://b/in --out=s3://b/out --image-column=photo --batch-size=8 -- digits",
         ),
         (
             "data prepare in/ out --size 64 --valid-share 0.1 --encoding raw",
             "prepare --valid-share=0.1 --size=64 --encoding=raw -- in/ out",
         ),
         ("data inspect out --grid g.png", "inspect --grid=g.png -- out"),
-        ("data prepare in/ out --channels 1", "prepare --channels=1 --encoding=auto -- in/ out"),
+        ("data prepare in/ out --channels 1", "prepare --channels=1 -- in/ out"),
     ],
 )
 def test_what_was_typed_is_passed_on(tools: Path, typed: str, passed_on: str) -> None:
@@ -104,16 +103,16 @@ def test_what_was_typed_is_passed_on(tools: Path, typed: str, passed_on: str) ->
         (["checkpoints", "ls", "Digits"], "NAME = 'Digits': must be at most 38 characters"),
         (["checkpoints", "ls", "none.yaml"], "cannot read none.yaml"),
         (["checkpoints", "prune", "digits"], "Missing option '--keep'"),
-        (["checkpoints", "prune", "digits", "--keep", "0"], "'--keep': Input should be greater"),
-        (["checkpoints", "export", "digits", "--format", "h5"], "is not one of 'state_dict'"),
+        (["checkpoints", "prune", "digits", "--keep", "0"], "'--keep': 0 is not a whole number"),
+        (["checkpoints", "export", "digits", "--format", "h5"], "h5 is not one of state_dict"),
         (
             ["predict", "digits"],
-            "Name images, or a data set with --data PATH --out PATH, or give a",
+            "Name image files, or give Parquet files with --data PATH and --out PATH",
         ),
         (["predict", "digits", "--data", "in"], "--data PATH and --out PATH belong together"),
-        (["predict", "digits", "a.png", "--data", "in", "--out", "x"], "--data and IMAGE exclude"),
+        (["predict", "digits", "a.png", "--data", "in", "--out", "x"], "IMAGE and --data exclude"),
         (["predict", "digits", "--data=in", "--out=x", "--seed=1"], "--data and --seed exclude"),
-        (["predict", "digits", "a.png", "--label-column", "x"], "are of --data PATH"),
+        (["predict", "digits", "a.png", "--label-column", "x"], "IMAGE and --label-column exclude"),
         (["data", "prepare", "in/"], "Missing argument"),
     ],
 )
@@ -125,7 +124,7 @@ def test_bad_input_starts_no_tool(tools: Path, arguments: Sequence[str], message
 
 def test_a_run_file_stands_for_its_run(tools: Path) -> None:
     ended = trainyard("checkpoints", "ls", str(ROOT / "examples/digits.yaml"))
-    assert ended.stdout == "ls --storage=runs -- digits\n"
+    assert ended.stdout == "ls -- digits\n"
 
 
 @pytest.mark.parametrize("code", [0, 1, 2])

@@ -25,7 +25,7 @@ from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.saved_model import deliver, read_saved
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.tools import batch_prediction
-from trainyard_trainer.tools.predict import Oracle, predict
+from trainyard_trainer.tools.classifier import Classifier, classify_files
 
 CPU = torch.device("cpu")
 COUNT = 23
@@ -57,7 +57,9 @@ def expected(run: RunFolder, pixels: np.ndarray, folder: Path, top: int = 2) -> 
     for file, image in zip(files, pixels, strict=True):
         Path(file).write_bytes(png(image))
     saved = read_saved(run, "delivered")
-    return [answer.top for answer in predict(saved, files, top=top, batch_size=64, device=CPU)]
+    return [
+        answer.top for answer in classify_files(saved, files, top=top, batch_size=64, device=CPU)
+    ]
 
 
 def predicted(
@@ -74,13 +76,13 @@ def predicted(
         top=top,
         label_column=columns.get("label_column", "label"),
     )
-    oracle = Oracle(saved, CPU)
+    classifier = Classifier(saved, CPU)
     for stretch in batch_prediction.stretches_of(inputs, IMAGES.bytes_per_image):
         file = inputs[stretch.file]
         for rows in batch_prediction.read_stretch(
             file, stretch, fs.LocalFileSystem(), IMAGES.shape
         ):
-            writer.add(batch_prediction.answers_to(oracle, rows, top=top, batch_size=64))
+            writer.add(batch_prediction.answers_to(classifier, rows, top=top, batch_size=64))
     writer.finish()
     written = [pq.read_table(out / file.name) for file in inputs]
     return writer, [row for table in written for row in table.to_pylist()]
@@ -191,7 +193,7 @@ def test_pixels_of_another_size_or_colour_go_the_way_of_their_picture(
     for file, image in zip(files, colours, strict=True):
         Image.fromarray(image).save(file)
     saved = read_saved(run, "delivered")
-    answers = predict(saved, files, top=2, batch_size=64, device=CPU)
+    answers = classify_files(saved, files, top=2, batch_size=64, device=CPU)
     # The same pictures are computed together here and there: not a bit is another one.
     assert tops(rows) == [answer.top for answer in answers]
 

@@ -193,7 +193,7 @@ def test_a_script_reads_the_files_of_mnist_where_they_are(tmp_path: Path) -> Non
 
 
 def function_config(attempts: Attempts, function: str, **changes: Any) -> FunctionConfig:
-    document = command_config(attempts, "true").model_dump(exclude={"command", "launcher"})
+    document = command_config(attempts, "true").model_dump(exclude={"command", "run_with"})
     return FunctionConfig.model_validate(document | {"function": function} | changes)
 
 
@@ -285,6 +285,121 @@ def test_a_function_that_is_not_there_is_named(attempts: Attempts) -> None:
     assert "error: function = loop:trian: module loop has no function trian" in output
 
 
+COMMON_NAMES = (
+    "trainer",
+    "launcher",
+    "config",
+    "types_",
+    "utils",
+    "run_files",
+    "storage",
+    "errors",
+)
+"""Modules of user code whose names are common, or are those of rooms of our own packages."""
+
+COMMON_PACKAGES = ("data", "tests", "engine", "recipes")
+
+IMPORTS_ALL = f"""
+import importlib
+
+NAMES = {COMMON_NAMES + COMMON_PACKAGES}
+
+
+def check():
+    for name in NAMES:
+        assert importlib.import_module(name).OWNER == "user", name
+    assert importlib.import_module("data.loading").OWNER == "user"
+"""
+
+REPORTS_TO_RAY = """
+import ray.train
+import torch
+
+from imports import NAMES, check
+
+
+def train(config):
+    check()
+    model = ray.train.torch.prepare_model(torch.nn.Linear(2, 1))
+    model(torch.ones(4, 2)).sum().backward()
+    ray.train.report({"modules": len(NAMES)})
+"""
+
+USES_RAY_TRAIN = """
+import ray.train
+import ray.train.torch
+from trainyard_trainer.user_code.run_config import run_config
+
+from imports import check
+from trainer import train
+
+check()
+scaling = ray.train.ScalingConfig(num_workers=2)
+ray.train.torch.TorchTrainer(train, scaling_config=scaling, run_config=run_config()).fit()
+print("imported its own modules", flush=True)
+"""
+
+USES_TORCHRUN = """
+import torch
+from torch import distributed
+
+from imports import check
+
+check()
+distributed.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+model(torch.ones(4, 2)).sum().backward()
+distributed.destroy_process_group()
+print("imported its own modules", flush=True)
+"""
+
+
+@pytest.fixture
+def common_names(tmp_path: Path) -> Path:
+    """A folder of user code whose modules have common names."""
+    folder = tmp_path / "code"
+    for package in COMMON_PACKAGES:
+        (folder / package).mkdir(parents=True)
+        (folder / package / "__init__.py").write_text('OWNER = "user"\n')
+        (folder / package / "loading.py").write_text('OWNER = "user"\n')
+    for module in COMMON_NAMES:
+        (folder / f"{module}.py").write_text('OWNER = "user"\n')
+    (folder / "imports.py").write_text(IMPORTS_ALL)
+    (folder / "trainer.py").write_text('OWNER = "user"\n' + REPORTS_TO_RAY)
+    (folder / "with_ray_train.py").write_text(USES_RAY_TRAIN)
+    (folder / "with_torchrun.py").write_text(USES_TORCHRUN)
+    return folder
+
+
+@pytest.mark.slow
+def test_modules_of_a_function_s_code_may_have_any_name(
+    attempts: Attempts, common_names: Path
+) -> None:
+    changes, environment = with_code(common_names)
+    config = function_config(attempts, "trainer:train", **changes)
+    attempts.finish(config, 0, environment)
+    assert read_json(config, "summary.json")["metrics"] == {
+        "modules": len(COMMON_NAMES + COMMON_PACKAGES)
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "changes"),
+    [
+        (("python", "with_ray_train.py"), {}),
+        (("python", "-m", "with_ray_train"), {}),
+        (("with_torchrun.py",), {"run_with": "torchrun"}),
+    ],
+)
+def test_modules_of_a_command_s_code_may_have_any_name(
+    attempts: Attempts, common_names: Path, command: tuple[str, ...], changes: dict[str, str]
+) -> None:
+    code, environment = with_code(common_names)
+    config = command_config(attempts, *command, **code, **changes)
+    assert "imported its own modules" in attempts.finish(config, 0, environment)
+
+
 @pytest.mark.slow
 def test_torchrun_starts_a_script_once_for_each_worker_and_a_retry_goes_on(
     attempts: Attempts,
@@ -293,7 +408,7 @@ def test_torchrun_starts_a_script_once_for_each_worker_and_a_retry_goes_on(
 
     def trained(epochs: int) -> str:
         command = ("ddp.py", "--epochs", f"{epochs}", "--checkpoint", "{storage}/{run}/state.pt")
-        config = command_config(attempts, *command, launcher="torchrun", **changes)
+        config = command_config(attempts, *command, run_with="torchrun", **changes)
         return attempts.finish(config, 0, environment)
 
     assert "epoch 2 of 2 workers" in trained(2)
@@ -308,14 +423,14 @@ def test_workers_of_torchrun_meet_at_an_address_for_no_pod_can_resolve_another_s
 ) -> None:
     meet = "import ipaddress, os; ipaddress.ip_address(os.environ['MASTER_ADDR'])"
     faults = {"worker_failures": 0}
-    config = command_config(attempts, "-c", meet, launcher="torchrun", faults=faults)
+    config = command_config(attempts, "-c", meet, run_with="torchrun", faults=faults)
     attempts.finish(config)
 
 
 @pytest.mark.slow
 def test_a_script_that_fails_under_torchrun_fails_the_run(attempts: Attempts) -> None:
     faults = {"worker_failures": 0}
-    config = command_config(attempts, "no-such.py", launcher="torchrun", faults=faults)
+    config = command_config(attempts, "no-such.py", run_with="torchrun", faults=faults)
     output = attempts.finish(config, 1)
     assert "can't open file" in output
     assert "error: the program ended with exit code 1" in output

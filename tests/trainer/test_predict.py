@@ -18,6 +18,7 @@ from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.saved_model import deliver, read_saved
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.tools import predict
+from trainyard_trainer.tools.classifier import classify_files
 from trainyard_trainer.tools.grid import MOST, draw_grid, shortened
 
 CPU = torch.device("cpu")
@@ -52,7 +53,7 @@ def test_a_picture_gets_what_its_pixels_get_in_validation(
     with torch.inference_mode():
         inputs = ToInput(IMAGES, 16, CPU)(torch.from_numpy(pixels))
         shares, labels = saved.build()(inputs).softmax(dim=1).sort(dim=1, descending=True)
-    answers = predict.predict(saved, files, top=2, batch_size=batch_size, device=CPU)
+    answers = classify_files(saved, files, top=2, batch_size=batch_size, device=CPU)
     assert [answer.file for answer in answers] == files
     for answer, wanted, sure in zip(answers, labels.tolist(), shares.tolist(), strict=True):
         assert [label for label, _ in answer.top] == [IMAGES.classes[n] for n in wanted[:2]]
@@ -75,7 +76,7 @@ def test_pictures_of_any_format_size_and_colours_are_read(
 ) -> None:
     image = Image.linear_gradient("L").resize((60, 40)).convert(mode)
     image.save(tmp_path / "picture", kind)
-    (answer,) = predict.predict(
+    (answer,) = classify_files(
         read_saved(folder, "last"), [str(tmp_path / "picture")], top=1, batch_size=8, device=CPU
     )
     assert answer.pixels.shape == IMAGES.shape

@@ -27,6 +27,7 @@ from trainyard.cli import (
     tools,
     train,
 )
+from trainyard_trainer.config import tool_arguments
 
 
 def _group(help_text: str, **commands: object) -> typer.Typer:
@@ -84,17 +85,17 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
         "train": train.train,
         "data": _group(
             "Convert images to Parquet, and look at them.",
-            prepare=tools.data_prepare,
-            inspect=tools.data_inspect,
+            prepare=tools.command_of(tool_arguments.DATA_PREPARE),
+            inspect=tools.command_of(tool_arguments.DATA_INSPECT),
         ),
         "checkpoints": _group(
             "Look at the checkpoints of a run, clear them up, and take a model out.",
-            ls=tools.checkpoints_ls,
-            verify=tools.checkpoints_verify,
-            prune=tools.checkpoints_prune,
-            export=tools.checkpoints_export,
+            ls=tools.command_of(tool_arguments.CHECKPOINTS_LS),
+            verify=tools.command_of(tool_arguments.CHECKPOINTS_VERIFY),
+            prune=tools.command_of(tool_arguments.CHECKPOINTS_PRUNE),
+            export=tools.command_of(tool_arguments.CHECKPOINTS_EXPORT),
         ),
-        "predict": tools.predict,
+        "predict": tools.command_of(tool_arguments.PREDICT),
         "compare": compare.compare,
     },
 }

@@ -10,7 +10,7 @@ import typer
 
 from trainyard.cli.lookup import folder_of, head_of, last_job, no_run
 from trainyard.cli.options import Json, _check_namespace, run_name
-from trainyard.cli.tools import RUNS, AnyRun, Endpoint, any_run
+from trainyard.cli.tools import RUNS, AnyRun, Endpoint, Plot, Storage, any_run
 from trainyard_trainer.run_files import names
 
 COMPARED = (
@@ -23,13 +23,7 @@ COMPARED = (
 def compare(
     a: AnyRun,
     b: AnyRun,
-    storage: Annotated[
-        Optional[str],
-        typer.Option(
-            metavar="DIR",
-            help="Where the folders of runs lie; s3://bucket/prefix, too.  [default: runs]",
-        ),
-    ] = None,
+    storage: Storage = None,
     endpoint: Endpoint = None,
     namespace: Annotated[
         Optional[str],
@@ -41,10 +35,7 @@ def compare(
             callback=lambda given: given and _check_namespace(given),
         ),
     ] = None,
-    plot: Annotated[
-        Optional[Path],
-        typer.Option(metavar="FILE.png", help="Draw loss and validation accuracy of both, too."),
-    ] = None,
+    plot: Plot = None,
     as_json: Json = False,
 ) -> int:
     """Show what differs between two runs: config, results, speed, failures, versions, memory."""

@@ -229,7 +229,7 @@ def _own_config(
             **common,
         )
     assert isinstance(run, CommandRun)
-    return CommandConfig(command=run.command, launcher=run.launcher, **common)
+    return CommandConfig(command=run.command, run_with=run.run_with, **common)
 
 
 def launch_of(run: RunConfig, image: str, pool: Pool, data: DataGroup | None) -> dict[str, Any]:

@@ -190,7 +190,7 @@ def _own_rows(plan: Plan) -> list[Row]:
     else:
         assert isinstance(config, CommandConfig)
         # The command stands last: in a column of its own it would push all others aside.
-        where = "by torchrun, for each worker" if config.launcher else "once, on the head"
+        where = "by torchrun, for each worker" if config.run_with else "once, on the head"
         rows = [("command", where, shlex.join(config.command))]
     if plan.code is not None:
         size = f"{size_text(plan.code.text_bytes)} of packed text"

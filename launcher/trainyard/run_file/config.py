@@ -42,7 +42,7 @@ from trainyard_trainer.config.trainer_config import (
     kinds_of,
     recipe_named,
 )
-from trainyard_trainer.config.user_code import Command, Function, Launcher
+from trainyard_trainer.config.user_code import Command, Function, RunWith
 
 PART = r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*"
 IMAGE = re.compile(
@@ -286,9 +286,10 @@ class CommandRun(OwnRun):
     """The program and its arguments, with a Ray cluster around it. `{workers}`, `{gpus}`, `{storage}`,
     `{run}` and `{attempt}` stand for what they say; `{{run}}` is the text `{run}`."""
 
-    launcher: Launcher | None = None
-    """`torchrun`: the command is a script and its arguments, which torchrun starts once for each worker, on
-    all nodes; for code that knows nothing of Ray. Without it the command is started once."""
+    run_with: RunWith | None = None
+    """`torchrun`: the command is a script and its arguments, and torchrun starts it once for each worker on
+    all nodes. Use it for distributed code that does not use Ray. Without this key the command is started
+    once, on the head node."""
 
 
 class FunctionRun(OwnRun):

@@ -34,7 +34,7 @@ from trainyard_trainer.config.train import (
     require_fit,
     require_one_size,
 )
-from trainyard_trainer.config.user_code import Command, Function, Launcher
+from trainyard_trainer.config.user_code import Command, Function, RunWith
 
 CONFIG_VARIABLE = "TRAINYARD_CONFIG"
 """The environment variable that carries a run's config as JSON to the driver."""
@@ -256,8 +256,8 @@ class CommandConfig(OwnConfig):
     command: Command
     """The program and its arguments."""
 
-    launcher: Launcher | None = None
-    """Who starts the workers; without it the program does."""
+    run_with: RunWith | None = None
+    """The program that starts the command once for each worker. None: the command is started once."""
 
 
 class FunctionConfig(OwnConfig):

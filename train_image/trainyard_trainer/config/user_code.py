@@ -39,7 +39,8 @@ Command = Annotated[
 Function = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
 """`module:callable`."""
 
-Launcher = Literal["torchrun"]
+RunWith = Literal["torchrun"]
+"""Programs that start a command once for each worker."""
 
 
 def fill_command(command: tuple[str, ...], values: Mapping[str, str]) -> list[str]:

@@ -38,7 +38,7 @@ from trainyard_trainer.data.sources.tables import (
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.storage import open_filesystem
-from trainyard_trainer.tools.predict import Oracle
+from trainyard_trainer.tools.classifier import Classifier
 
 PART_BYTES = 2**24
 """Pixels that are read at once, about."""
@@ -229,10 +229,10 @@ def _pixels_of(
 # Asking.
 
 
-def answers_to(oracle: Oracle, rows: pa.Table, *, top: int, batch_size: int) -> pa.Table:
+def answers_to(classifier: Classifier, rows: pa.Table, *, top: int, batch_size: int) -> pa.Table:
     """What `read_stretch` gave -> row, and the columns of an answer."""
-    shape = oracle.images.shape
-    layout = PixelLayout((oracle.images.bytes_per_image,), shape, is_channel_last=False)
+    shape = classifier.images.shape
+    layout = PixelLayout((classifier.images.bytes_per_image,), shape, is_channel_last=False)
     pixels = np.asarray(to_pixels(rows["pixels"].combine_chunks(), layout).images)
     errors = rows["error"].to_pylist()
     is_good = np.array([error is None for error in errors], bool)
@@ -240,7 +240,7 @@ def answers_to(oracle: Oracle, rows: pa.Table, *, top: int, batch_size: int) -> 
     found = (
         likeliest
         for start in range(0, len(good), batch_size)
-        for likeliest in oracle(good[start : start + batch_size], top)
+        for likeliest in classifier(good[start : start + batch_size], top)
     )
     likeliest = [next(found) if each else None for each in is_good]
     return pa.table(

@@ -22,12 +22,17 @@ from trainyard_trainer.checkpointing.inventory import (
     newest_name,
     result_of,
 )
+from trainyard_trainer.config.tool_arguments import (
+    CHECKPOINTS_LS,
+    CHECKPOINTS_PRUNE,
+    CHECKPOINTS_VERIFY,
+)
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.run_files.names import CHECKPOINT_MANIFEST
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.lease import refuse_if_live
 from trainyard_trainer.terminal import size_text, table_text
-from trainyard_trainer.tools.command_line import Arguments, add_run, exit_code_of, open_run
+from trainyard_trainer.tools.command_line import exit_code_of, open_run, parse
 
 AGES = ((86_400, "d"), (3_600, "h"), (60, "min"))
 """Seconds of each unit in which an age is told."""
@@ -159,26 +164,11 @@ def prune(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = Arguments(prog="python -m trainyard_trainer.checkpointing.inventory")
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("ls", "verify", "prune"):
-        command = commands.add_parser(name)
-        add_run(command)
-        if name != "prune":
-            command.add_argument("--json", action="store_true")
-            continue
-        command.add_argument("--keep", type=int, required=True)
-        command.add_argument("--keep-best", action="store_true")
-        command.add_argument("--keep-every-epochs", type=int)
-        command.add_argument("--dry-run", action="store_true")
-    wanted = parser.parse_args(arguments)
-    if wanted.command == "prune" and wanted.keep < 1:
-        parser.error("--keep must be at least 1: the newest intact checkpoint always stays")
-
+    tool, wanted = parse(arguments, CHECKPOINTS_LS, CHECKPOINTS_VERIFY, CHECKPOINTS_PRUNE)
     folder = open_run(wanted.run, wanted.storage, wanted.endpoint)
-    if wanted.command == "ls":
+    if tool is CHECKPOINTS_LS:
         ls(folder, as_json=wanted.json)
-    elif wanted.command == "verify":
+    elif tool is CHECKPOINTS_VERIFY:
         verify(folder, as_json=wanted.json)
     else:
         prune(

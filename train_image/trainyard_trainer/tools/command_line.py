@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from trainyard_trainer.config.tool_arguments import Tool, ValueKind
 from trainyard_trainer.errors import ConfigError, TrainerError
 from trainyard_trainer.run_files.exit_codes import DETACHED, WRONG_INPUT
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.storage import open_filesystem
 
 
-class Arguments(argparse.ArgumentParser):
-    """Refuses what was typed in the words of all other errors."""
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors look like all other errors: `error: ...`, without the usage."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
@@ -23,8 +24,60 @@ class Arguments(argparse.ArgumentParser):
         self.exit(WRONG_INPUT, f"error: {message}\n")
 
 
+def parse(arguments: Sequence[str] | None, *tools: Tool) -> tuple[Tool, argparse.Namespace]:
+    """Parse a command line: the tool that it names, and its arguments by key.
+
+    Several tools are the commands of one module; a single one has no command. Ends the process with exit
+    code 2 if the arguments are wrong.
+    """
+    parser = Parser(prog=f"python -m trainyard_trainer.tools.{tools[0].module}")
+    if len(tools) == 1:
+        _add_arguments(parser, tools[0])
+    else:
+        commands = parser.add_subparsers(
+            required=True, metavar=" | ".join(tool.command or "" for tool in tools)
+        )
+        for tool in tools:
+            assert tool.command is not None
+            _add_arguments(commands.add_parser(tool.command, help=tool.help), tool)
+    given = vars(parser.parse_args(arguments))
+    found: Tool = given.pop("tool")
+    if problem := found.problem(given):
+        parser.error(problem)
+    defaults = {
+        argument.key: False if argument.kind is None else argument.default
+        for argument in found.arguments
+    }
+    return found, argparse.Namespace(**defaults | given)
+
+
+def _add_arguments(parser: argparse.ArgumentParser, tool: Tool) -> None:
+    parser.set_defaults(tool=tool)
+    for argument in tool.arguments:
+        options: dict[str, Any] = {"help": argument.full_help.replace("%", "%%")}
+        if argument.is_option:
+            options |= {"default": argparse.SUPPRESS, "required": argument.is_required}
+        if argument.kind is None:
+            options |= {"action": "store_true"}
+        else:
+            options |= {"metavar": argument.metavar, "type": _checked(argument.kind)}
+        if argument.is_repeated:
+            options |= {"nargs": "*", "default": argparse.SUPPRESS}
+        parser.add_argument(argument.name, **options)
+
+
+def _checked(kind: ValueKind) -> Callable[[str], Any]:
+    def checked(text: str) -> Any:
+        try:
+            return kind.parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return checked
+
+
 def exit_code_of(main: Callable[[], int]) -> int:
-    """Run a tool; what it cannot do is told in a few lines, without a traceback."""
+    """Run a tool and return its exit code; print its error in a few lines, without a traceback."""
     try:
         return main()
     except TrainerError as error:
@@ -37,17 +90,10 @@ def exit_code_of(main: Callable[[], int]) -> int:
         return DETACHED
 
 
-def add_run(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `open_run`, for the command line of a tool."""
-    parser.add_argument("run", help="the run's name, or its folder's path with a slash in it")
-    parser.add_argument("--storage", default="runs", help="where the folders of runs lie")
-    parser.add_argument("--endpoint", help="address of an S3 server that is not AWS")
-
-
 def open_run(run: str, storage: str, endpoint: str | None) -> RunFolder:
-    """The folder of a run that is there: named below the storage, or by a path with a slash in it.
+    """Return the folder of an existing run, given by its name in the storage or by a path with a slash.
 
-    Raises ConfigError.
+    Raises ConfigError if there is no such run, or if it has neither checkpoints nor a model.
     """
     is_path = "/" in run
     folder = (

@@ -14,13 +14,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from trainyard_trainer.config.tool_arguments import COMPARE
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_files import names
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.progress import SPENT, per_second, read_lines
 from trainyard_trainer.storage import open_filesystem
 from trainyard_trainer.terminal import table_text
-from trainyard_trainer.tools.command_line import Arguments, exit_code_of
+from trainyard_trainer.tools.command_line import exit_code_of, parse
 
 Record = dict[str, Any]
 Points = Sequence[tuple[float, float]]
@@ -399,19 +400,12 @@ def draw(curves: Mapping[str, Mapping[str, Points]], names: Sequence[str], unit:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = Arguments(prog="python -m trainyard_trainer.tools.compare")
-    parser.add_argument("a", help="a run's name, or its folder's path with a slash in it")
-    parser.add_argument("b", help="the other one's")
-    parser.add_argument("--storage", default="runs", help="where the folders of runs lie")
-    parser.add_argument("--endpoint", help="address of an S3 server that is not AWS")
-    parser.add_argument("--plot", type=Path, help="draw their curves, too, as a PNG file")
-    parser.add_argument("--json", action="store_true")
-    wanted = parser.parse_args(arguments)
+    _, wanted = parse(arguments, COMPARE)
     folders = open_folders((wanted.a, wanted.b), wanted.storage, wanted.endpoint)
     a, b = (read_run(label, folder) for label, folder in folders)
     print_comparison(a, b, as_json=wanted.json)
     if wanted.plot:
-        write_plot((a, b), wanted.plot)
+        write_plot((a, b), Path(wanted.plot))
     return 0
 
 

@@ -6,8 +6,8 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
 
+from trainyard_trainer.config.tool_arguments import DATA_INSPECT, DATA_PREPARE
 from trainyard_trainer.data.preparation.plan import Options
 from trainyard_trainer.data.preparation.prepare import Means, is_finished, prepare
 from trainyard_trainer.data.preparation.run_data import absolute, default_threads
@@ -15,15 +15,16 @@ from trainyard_trainer.data.prepared import read_prepared
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.storage import open_filesystem
 from trainyard_trainer.terminal import Bar, size_text
-from trainyard_trainer.tools.command_line import Arguments, exit_code_of
+from trainyard_trainer.tools.command_line import exit_code_of, parse
 
 TELL_S = 5.0
 """Between two lines of progress, where no terminal shows a bar."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    wanted = _parser().parse_args(arguments)
-    return exit_code_of(lambda: wanted.run(wanted))
+    tool, wanted = parse(arguments, DATA_PREPARE, DATA_INSPECT)
+    run = _prepare if tool is DATA_PREPARE else _inspect
+    return exit_code_of(lambda: run(wanted))
 
 
 def _prepare(wanted: argparse.Namespace) -> int:
@@ -120,68 +121,6 @@ class Progress:
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Arguments(prog="python -m trainyard_trainer.tools.data")
-    commands = parser.add_subparsers(required=True, metavar="prepare | inspect")
-    prepare_parser = commands.add_parser(
-        "prepare", help="convert a data set to Parquet that trains fast"
-    )
-    _add_source(prepare_parser)
-    add = prepare_parser.add_argument
-    add("dest", metavar="DEST", help="folder or s3://bucket/prefix to write")
-    add("--valid", metavar="SOURCE", help="validation images; without them, a share of SOURCE")
-    add(
-        "--valid-share",
-        type=_number(float, lambda share: 0 < share < 1, "a number between 0 and 1"),
-        default=0.2,
-        metavar="SHARE",
-        help="share of each class for validation, where SOURCE has no part for it (0.2)",
-    )
-    positive = _number(int, lambda count: count > 0, "a whole number from 1")
-    add("--size", type=positive, metavar="PIXELS", help="bring all images to this height and width")
-    add("--channels", type=int, choices=(1, 3), help="1 for grey, 3 for colour; as in the source")
-    add("--encoding", choices=("auto", "raw", "encoded"), default="auto", help="pixels or pictures")
-    count = _number(int, lambda count: count >= 0, "a whole number from 0")
-    add("--max-bad-samples", type=count, default=0, metavar="N", help="leave out up to so many (0)")
-    add("--seed", type=count, default=0, metavar="N", help="of the split and of the order (0)")
-    add("--dest-endpoint", metavar="URL", help="the same for DEST, if it is another one")
-    add("--jobs", type=positive, metavar="N", help="threads that read and decode; one per CPU")
-    prepare_parser.set_defaults(run=_prepare)
-
-    inspect_parser = commands.add_parser(
-        "inspect", help="counts, classes, shapes and bytes of a data set"
-    )
-    _add_source(inspect_parser)
-    add = inspect_parser.add_argument
-    add("--grid", metavar="FILE.png", help="draw a few images of each class, too")
-    add("--json", action="store_true", help="print JSON")
-    inspect_parser.set_defaults(run=_inspect)
-    return parser
-
-
-def _add_source(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("source", metavar="SOURCE", help="digits, a path, or s3://bucket/prefix")
-    add("--endpoint", metavar="URL", help="address of an S3 server that is not AWS")
-    add("--image-column", default="image", metavar="NAME", help="of a manifest or Parquet (image)")
-    add("--label-column", default="label", metavar="NAME", help="of a manifest or Parquet (label)")
-
-
-def _number(
-    kind: Callable[[str], float], is_right: Callable[[float], bool], rule: str
-) -> Callable[[str], float]:
-    def read(text: str) -> float:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = None
-        if value is None or not is_right(value):
-            raise argparse.ArgumentTypeError(f"{text} is not {rule}")
-        return value
-
-    return read
 
 
 if __name__ == "__main__":

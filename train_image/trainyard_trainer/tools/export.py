@@ -19,11 +19,12 @@ import torch
 from pyarrow import fs
 from torch import nn
 
+from trainyard_trainer.config.tool_arguments import CHECKPOINTS_EXPORT
 from trainyard_trainer.errors import ConfigError, RunError
-from trainyard_trainer.recipes.saved_model import DELIVERED, Saved, read_saved
+from trainyard_trainer.recipes.saved_model import Saved, read_saved
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.storage import open_filesystem
-from trainyard_trainer.tools.command_line import Arguments, add_run, exit_code_of, open_run
+from trainyard_trainer.tools.command_line import exit_code_of, open_run, parse
 
 SUFFIXES = {"state_dict": "pt", "torchscript": "torchscript.pt", "pt2": "pt2", "onnx": "onnx"}
 """Of each format's files."""
@@ -175,12 +176,7 @@ def _compare(network: nn.Module, inputs: torch.Tensor, file: Path, kind: str) ->
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = Arguments(prog="python -m trainyard_trainer.tools.export")
-    add_run(parser)
-    parser.add_argument("--out", help="where to; by default a file in the run's folder")
-    parser.add_argument("--format", choices=SUFFIXES, default="state_dict")
-    parser.add_argument("--checkpoint", default=DELIVERED, help="delivered, last, best or a name")
-    wanted = parser.parse_args(arguments)
+    _, wanted = parse(arguments, CHECKPOINTS_EXPORT)
     folder = open_run(wanted.run, wanted.storage, wanted.endpoint)
     out = export(
         folder,

@@ -1,10 +1,8 @@
-"""Labels for all rows of Parquet files, by Ray Data: tasks read and decode, actors hold the model.
-
-python -m trainyard_trainer.tools.predict_data RUN --data PATH --out PATH [--top K] [--checkpoint NAME]
-"""
+"""Labels for all rows of Parquet files, by Ray Data: tasks read and decode, actors hold the model."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -28,7 +26,7 @@ from ray.data import ActorPoolStrategy, DataContext
 from trainyard_trainer.config.trainer_config import DATA_CPUS, Scaling
 from trainyard_trainer.data.loading.ray_loader import from_ray
 from trainyard_trainer.errors import ConfigError
-from trainyard_trainer.recipes.saved_model import DELIVERED, Saved, read_saved
+from trainyard_trainer.recipes.saved_model import Saved, read_saved
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.storage import open_filesystem
 from trainyard_trainer.terminal import Bar
@@ -43,46 +41,48 @@ from trainyard_trainer.tools.batch_prediction import (
     summary_of,
     summary_text,
 )
-from trainyard_trainer.tools.command_line import Arguments, add_run, exit_code_of, open_run
-from trainyard_trainer.tools.predict import Oracle, require_pictures
+from trainyard_trainer.tools.classifier import Classifier, require_recipe
+from trainyard_trainer.tools.command_line import open_run
 
 SUMMARY = "predictions.json"
-"""In the output: what it is of, in numbers. It is written last."""
+"""The file of the output that summarises the predictions. It is written last."""
 
 LABEL = "label"
-"""The column to compare with, where nobody names one."""
+"""The column that predictions are compared with, unless --label-column names one."""
 
-Work = tuple[Sequence[Input], Sequence[Stretch], tuple[int, int, int]]
-"""What all tasks share: the files, what each task reads of them, and the shape of the model's images."""
+SharedInputs = tuple[Sequence[Input], Sequence[Stretch], tuple[int, int, int]]
+"""The input of all tasks: the files, the stretch of each task, and the shape of the model's images."""
 
 
-class Read:
-    """A task: a stretch of a file -> rows with pixels."""
+class ReadRows:
+    """The Ray Data task that reads one stretch of a file and decodes its images."""
 
-    def __init__(self, work: ray.ObjectRef[Work], path: str, endpoint: str | None) -> None:
-        self._work, self._path, self._endpoint = work, path, endpoint
+    def __init__(
+        self, inputs: ray.ObjectRef[SharedInputs], path: str, endpoint: str | None
+    ) -> None:
+        self._inputs, self._path, self._endpoint = inputs, path, endpoint
 
     def __call__(self, numbers: dict[str, Any]) -> Iterator[pa.Table]:
-        inputs, stretches, shape = ray.get(self._work)
+        inputs, stretches, shape = ray.get(self._inputs)
         filesystem, _ = open_filesystem(self._path, self._endpoint)
         for number in numbers["item"]:
             stretch = stretches[number]
             yield from read_stretch(inputs[stretch.file], stretch, filesystem, shape)
 
 
-class Ask:
-    """An actor: rows with pixels -> answers."""
+class ClassifyRows:
+    """The Ray Data actor that gives labels to rows of pixels."""
 
     def __init__(self, saved: ray.ObjectRef[Saved], top: int, batch_size: int) -> None:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._oracle = Oracle(ray.get(saved), device)
+        self._classifier = Classifier(ray.get(saved), device)
         self._top, self._batch_size = top, batch_size
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        return answers_to(self._oracle, rows, top=self._top, batch_size=self._batch_size)
+        return answers_to(self._classifier, rows, top=self._top, batch_size=self._batch_size)
 
 
-def answers(
+def labels_of(
     saved: Saved,
     inputs: Sequence[Input],
     path: str,
@@ -92,17 +92,17 @@ def answers(
     batch_size: int,
     scaling: Scaling,
 ) -> Iterator[pa.Table]:
-    """What the model says of all rows, in their order. Raises RunError."""
+    """Yield the labels of all rows, in the order of the rows. Raises RunError."""
     stretches: Sequence[Stretch] = list(stretches_of(inputs, saved.images.bytes_per_image))
     if not stretches:
         return
     DataContext.get_current().execution_options.preserve_order = True
-    work = ray.put((inputs, stretches, saved.images.shape))
+    shared_inputs = ray.put((inputs, stretches, saved.images.shape))
     dataset = (
         ray.data.from_items(list(range(len(stretches))), override_num_blocks=len(stretches))
-        .map_batches(Read(work, path, endpoint).__call__, batch_size=1, num_cpus=1)
+        .map_batches(ReadRows(shared_inputs, path, endpoint).__call__, batch_size=1, num_cpus=1)
         .map_batches(
-            Ask,
+            ClassifyRows,
             fn_constructor_args=(ray.put(saved), top, batch_size),
             batch_size=None,
             batch_format="pyarrow",
@@ -115,7 +115,7 @@ def answers(
 
 
 def scaling_here() -> Scaling:
-    """An actor per GPU of this machine, or one; all of its CPUs."""
+    """Use all of this machine: one actor per GPU, or one actor without a GPU."""
     gpus, cpus = torch.cuda.device_count(), os.cpu_count() or 1
     actors = gpus or 1
     return Scaling(
@@ -126,44 +126,36 @@ def scaling_here() -> Scaling:
 
 
 def actor_cpus(scaling: Scaling) -> int:
-    """Without a GPU half of them compute, and the rest decodes."""
+    """Return the CPUs of an actor. Without a GPU, half of the CPUs compute and the others decode."""
     return 1 if scaling.use_gpu else (scaling.cpus_per_worker + 1) // 2
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = Arguments(prog="python -m trainyard_trainer.tools.predict_data")
-    add_run(parser)
-    parser.add_argument("--data", required=True, help="Parquet files of images")
-    parser.add_argument("--out", required=True, help="where predictions go")
-    parser.add_argument("--image-column", default="image")
-    parser.add_argument("--label-column", help="to compare with; without it label, if there is one")
-    parser.add_argument("--checkpoint", default=DELIVERED, help="delivered, last, best or a name")
-    parser.add_argument("--top", type=int, default=1, help="labels per image")
-    parser.add_argument("--batch-size", type=int, default=64, help="images at once")
-    parser.add_argument("--json", action="store_true")
-    wanted = parser.parse_args(arguments)
-    if min(wanted.top, wanted.batch_size) < 1:
-        parser.error("--top and --batch-size must be at least 1")
+def predict_data(wanted: argparse.Namespace) -> None:
+    """Write the predictions for a data set and print their summary. Raises TrainerError."""
     out = RunFolder(*open_filesystem(wanted.out, wanted.endpoint, names=("--out", "--endpoint")))
     if out.exists(out.root):
         raise ConfigError(f"--out = {wanted.out} exists already. Name another one, or remove it.")
     saved = read_saved(open_run(wanted.run, wanted.storage, wanted.endpoint), wanted.checkpoint)
-    require_pictures(saved)
+    require_recipe(saved, "image_classification")
     inputs = open_inputs(wanted.data, wanted.endpoint, wanted.image_column, wanted.label_column)
-    wanted.label_column = wanted.label_column or LABEL
+    label_column = wanted.label_column or LABEL
     summary = {"run": saved.facts["run"], "checkpoint": saved.facts["checkpoint"]}
-    summary |= {"data": wanted.data, **predict_data(saved, inputs, out, wanted)}
+    summary |= {"data": wanted.data, **_write(saved, inputs, out, label_column, wanted)}
     out.write(f"{out.root}/{SUMMARY}", json.dumps(summary, indent=2))
-    print(
-        json.dumps(summary, indent=2) if wanted.json else summary_text(summary, wanted.label_column)
-    )
-    return 0
+    print(json.dumps(summary, indent=2) if wanted.json else summary_text(summary, label_column))
 
 
-def predict_data(
-    saved: Saved, inputs: Sequence[Input], out: RunFolder, wanted: Any
+def _write(
+    saved: Saved,
+    inputs: Sequence[Input],
+    out: RunFolder,
+    label_column: str,
+    wanted: argparse.Namespace,
 ) -> dict[str, Any]:
-    """Write the predictions; what is left half written by an error is removed. Raises TrainerError."""
+    """Write the predictions and return their summary; after an error the output is removed.
+
+    Raises TrainerError.
+    """
     began = time.monotonic()
     writer = Writer(
         inputs=inputs,
@@ -171,14 +163,14 @@ def predict_data(
         out=out,
         classes=saved.images.classes,
         top=wanted.top,
-        label_column=wanted.label_column,
+        label_column=label_column,
     )
     scaling = scaling_here()
     try:
         with ray_running(scaling), Bar("rows", sum(file.rows for file in inputs)) as bar:
             with redirect_stdout(sys.stderr):
                 require_room(scaling)
-            for table in answers(
+            for table in labels_of(
                 saved,
                 inputs,
                 wanted.data,
@@ -199,7 +191,3 @@ def predict_data(
         out.delete(out.root)
         raise
     return summary_of(writer, time.monotonic() - began)
-
-
-if __name__ == "__main__":
-    sys.exit(exit_code_of(main))

@@ -114,7 +114,7 @@ def command_of(config: Own, attempt: int) -> list[str]:
     if isinstance(config, FunctionConfig):
         return ["python", "-m", "trainyard_trainer.user_code.function"]
     filled = fill_command(config.command, placeholders(config, attempt))
-    if config.launcher == "torchrun":
+    if config.run_with == "torchrun":
         return ["python", "-m", "trainyard_trainer.user_code.torchrun", *filled]
     return filled
 
@@ -145,7 +145,7 @@ def program_text(config: Own, attempt: int) -> str:
     if isinstance(config, FunctionConfig):
         return config.function
     filled = fill_command(config.command, placeholders(config, attempt))
-    return shlex.join(filled if config.launcher is None else [config.launcher, *filled])
+    return shlex.join(filled if config.run_with is None else [config.run_with, *filled])
 
 
 def check_identity(folder: RunFolder, config: Own) -> None:
