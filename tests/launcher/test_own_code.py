@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from trainyard.api import render_run
+from trainyard.cli.commands.run_files.plan import render
 from trainyard.cli.options import code_of, objects_of
-from trainyard.cli.run_file import render
 from trainyard.cli.show import log_line, progress_text, summary_text
 from trainyard.errors import ConfigError
 from trainyard.local.training import local_config

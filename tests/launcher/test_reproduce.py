@@ -18,8 +18,8 @@ from fake_cluster import FakeCluster, FakeProcess
 from hypothesis import given
 from random_runs import Made, plausible
 
+from trainyard.cli.commands.cluster_runs.reproduce import reproduce
 from trainyard.cli.options import code_of, objects_of, yaml_text
-from trainyard.cli.reproduce import reproduce
 from trainyard.errors import ConfigError
 from trainyard.local.training import local_config
 from trainyard.planning.plan import plan_run
@@ -351,7 +351,7 @@ def test_the_run_file_of_a_local_run_makes_the_same_run(
         path = Path(storage, run, file)
         return path.read_text() if path.exists() else None
 
-    monkeypatch.setattr("trainyard.cli.reproduce._kept", kept)
+    monkeypatch.setattr("trainyard.cli.commands.cluster_runs.reproduce._kept", kept)
     run = load_run(example)
     left_locally(tmp_path, run)
     reproduce(run.name, storage=str(tmp_path))
@@ -387,7 +387,7 @@ def test_a_run_file_is_made_of_a_folder_that_the_trainer_reads(tmp_path: Path) -
 def test_what_cannot_be_reproduced_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], message: str
 ) -> None:
-    monkeypatch.setattr("trainyard.cli.reproduce._kept", lambda *where: None)
+    monkeypatch.setattr("trainyard.cli.commands.cluster_runs.reproduce._kept", lambda *where: None)
     with pytest.raises(ConfigError, match=message):
         reproduce("digits", storage=str(tmp_path), **options)
 

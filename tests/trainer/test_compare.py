@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trainyard.cli.compare import COMPARED, compare
+from trainyard.cli.commands.this_machine.compare import COMPARED, compare
 from trainyard.errors import ConfigError as LauncherConfigError
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_folder.folder import RunFolder

@@ -8,25 +8,11 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from trainyard.cli import (
-    check,
-    compare,
-    control,
-    diff,
-    drill,
-    explain,
-    files,
-    gpus,
-    inside,
-    look,
-    platform,
-    reproduce,
-    run_file,
-    runs,
-    sweep,
-    tools,
-    train,
-)
+from trainyard.cli import tools
+from trainyard.cli.commands.cluster_runs import control, diagnose, drill, reproduce, submit, sweep
+from trainyard.cli.commands.inspection import gpus, platform, pods, runs
+from trainyard.cli.commands.run_files import check, diff, new_file, plan
+from trainyard.cli.commands.this_machine import compare, train
 from trainyard_trainer.config import tool_arguments
 
 
@@ -46,19 +32,19 @@ def _group(help_text: str, **commands: object) -> typer.Typer:
 
 SECTIONS: Mapping[str, Mapping[str, Any]] = {
     "A run file": {
-        "init": files.init,
-        "plan": run_file.plan,
-        "render": run_file.render,
+        "init": new_file.init,
+        "plan": plan.plan,
+        "render": plan.render,
         "check": check.check,
         "diff": diff.diff,
-        "schema": files.schema,
+        "schema": new_file.schema,
     },
     "A run on a cluster": {
-        "preflight": explain.preflight,
-        "submit": runs.submit,
+        "preflight": diagnose.preflight,
+        "submit": submit.submit,
         "sweep": sweep.sweep,
-        "watch": runs.watch,
-        "explain": explain.explain,
+        "watch": submit.watch,
+        "explain": diagnose.explain,
         "stop": control.stop,
         "suspend": control.suspend,
         "resume": control.resume,
@@ -68,13 +54,13 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
         "reproduce": reproduce.reproduce,
     },
     "What is there": {
-        "list": look.list_runs,
-        "status": look.status,
-        "logs": look.logs,
+        "list": runs.list_runs,
+        "status": runs.status,
+        "logs": runs.logs,
         "gpus": gpus.gpus,
-        "dashboard": inside.dashboard,
-        "shell": inside.shell,
-        "cp": inside.cp,
+        "dashboard": pods.dashboard,
+        "shell": pods.shell,
+        "cp": pods.cp,
         "platform": _group(
             "What the chart publishes in a namespace.",
             get=platform.platform_get,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from trainyard.cli.commands.cluster_runs.submit import watch
 from trainyard.cli.lookup import head_of, last_job, no_run
 from trainyard.cli.options import (
     NAMESPACE,
@@ -20,7 +21,6 @@ from trainyard.cli.options import (
     run_name,
     yaml_text,
 )
-from trainyard.cli.runs import watch
 from trainyard.cli.tools import Endpoint
 from trainyard_trainer.run_files import names
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from trainyard.cli.gpus import look_at_nodes
+from trainyard.cli.commands.inspection.gpus import look_at_nodes
 from trainyard.cli.options import (
     NAMESPACE,
     FromCluster,

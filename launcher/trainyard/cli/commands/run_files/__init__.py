@@ -1,0 +1,1 @@
+"""Commands about run files. None of them changes anything on a cluster."""

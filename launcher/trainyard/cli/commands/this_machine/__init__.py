@@ -1,0 +1,1 @@
+"""Commands that work on this machine without a cluster."""
