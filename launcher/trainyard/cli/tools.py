@@ -8,6 +8,7 @@ from typing import Annotated, Literal, NoReturn, Optional
 import typer
 
 from trainyard.cli.options import Json, run_name
+from trainyard_trainer.config.data_sources import describe_preparable_sources
 
 AnyRun = Annotated[
     str, typer.Argument(metavar="RUN", help="A run's name, its run file, or its folder's path.")
@@ -257,8 +258,7 @@ def data_prepare(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="`digits`, or a path or s3:// URL of idx files, a folder with a sub-folder per "
-            "class, a CSV or JSONL manifest, or Parquet files.",
+            help=describe_preparable_sources(),
         ),
     ],
     dest: Annotated[
