@@ -8,6 +8,7 @@ known failures.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -23,12 +24,17 @@ from trainyard.planning.render import render_job
 from trainyard.planning.schema import Kind, schema_of
 from trainyard.platform import CONFIG_MAP_KEY, parse_platform
 from trainyard.run_file.config import load_run
+from trainyard_trainer.config.data_sources import IMAGES, sources_table
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).parent / "objects"
 PLATFORM = ROOT / "launcher/trainyard/platform.yaml"
 PAGE = ROOT / "docs/explain.md"
 SCHEMAS = ROOT / "schemas"
+TABLE_OF_SOURCES = re.compile(
+    r"(<!-- data sources, written by make golden -->\n)(.*?)(<!-- end -->)", re.S
+)
+"""Where a page of the documentation has the table of the registry of data sources."""
 ON_DATA_NODES = ("data.loader=ray", "resources.data={nodes: 2}")
 CASES: dict[str, tuple[dict[str, str], dict[str, Any], tuple[str, ...]]] = {
     "workers-2": ({"workers": "2"}, {}, ()),
@@ -107,6 +113,12 @@ def chart_platform(helm: str) -> str:
     return text
 
 
+def with_data_sources(page: str) -> str:
+    """Return the text of a page with its table of data sources, if it has one, as the registry says today."""
+    table = sources_table(IMAGES)
+    return TABLE_OF_SOURCES.sub(lambda found: f"{found[1]}\n{table}\n\n{found[3]}", page)
+
+
 def write() -> None:
     """Rewrite every golden file; files of examples that are gone are removed."""
     helm = shutil.which("helm")
@@ -114,6 +126,9 @@ def write() -> None:
         sys.exit("make golden renders the chart: helm must be on PATH")
     PLATFORM.write_text(chart_platform(helm))
     PAGE.write_text(catalogue_page())
+    for page in (ROOT / "docs").rglob("*.md"):
+        if (text := page.read_text()) != (table := with_data_sources(text)):
+            page.write_text(table)
     SCHEMAS.mkdir(exist_ok=True)
     for kind in get_args(Kind):
         text = json.dumps(schema_of(kind), indent=2)

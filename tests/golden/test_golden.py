@@ -5,7 +5,17 @@ from __future__ import annotations
 import difflib
 
 import pytest
-from golden import FOLDER, PAGE, PLATFORM, ROOT, chart_platform, expected_files, rendered
+from golden import (
+    FOLDER,
+    PAGE,
+    PLATFORM,
+    ROOT,
+    TABLE_OF_SOURCES,
+    chart_platform,
+    expected_files,
+    rendered,
+    with_data_sources,
+)
 from helm_chart import need_tool
 
 from trainyard.diagnosis.page import catalogue_page
@@ -40,6 +50,13 @@ def test_the_packaged_platform_is_the_chart_at_its_default_values() -> None:
 def test_the_page_of_known_failures_is_the_catalogue() -> None:
     today = catalogue_page()
     assert today == PAGE.read_text(), f"{difference(PAGE.read_text(), today)}\n{REPAIR}"
+
+
+def test_the_documentation_has_the_table_of_data_sources() -> None:
+    pages = {page: page.read_text() for page in (ROOT / "docs").rglob("*.md")}
+    assert len([text for text in pages.values() if TABLE_OF_SOURCES.search(text)]) == 1
+    outdated = [page.name for page, text in pages.items() if with_data_sources(text) != text]
+    assert outdated == [], REPAIR
 
 
 def test_one_changed_character_of_the_template_is_seen() -> None:

@@ -91,7 +91,7 @@ def test_flags_become_keys(init: Init, tmp_path: Path) -> None:
         (["--source", "s3://bucket/x"], "how many classes and channels s3://bucket/x has"),
         (
             ["--source", "mnist", "--classes", "9", "--channels", "1"],
-            "must be breast_cancer, digits, stdlib, a path",
+            "must be digits, stdlib, breast_cancer, a path",
         ),
         (["--epochs", "0"], "train.epochs = 0"),
         (["there.yaml"], "there.yaml exists already and is not overwritten"),

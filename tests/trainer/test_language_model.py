@@ -232,7 +232,7 @@ def test_images_are_not_looked_for_in_text(corpus: Path) -> None:
         "say": print,
     }
     for source in (str(corpus), "stdlib"):
-        with pytest.raises(ConfigError, match=r"Text is prepared by the runs that learn from it"):
+        with pytest.raises(ConfigError, match=r"Text is prepared by the runs that train on it"):
             open_source(source, **options)
 
 

@@ -582,7 +582,7 @@ WRONG: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
     "an unknown folder": (
         unknown_folder,
         {},
-        r"folders: 1, files: 3 \(.txt 2, .json 1\), and is no data set(?s:.*)Understood are",
+        r"folders: 1, files: 3 \(.txt 2, .json 1\), and is no data set(?s:.*)A data set of images is",
     ),
     "nothing": (lambda folder: folder, {}, r"there is no .*/source"),
     "another store": (lambda folder: "gs://bucket", {}, r"data.source = gs://bucket is neither"),

@@ -12,8 +12,8 @@ INTRODUCTION = f"""\
 `trainyard explain RUN` looks at a run's RayJob, RayCluster, pods, events, claims, quotas, queue, nodes and
 operator, and at its driver's log, and names one cause and one remedy. It knows {len(CATALOGUE)} failures and
 looks for them in this order: what stands first is the cause of what stands below. Words in capitals stand
-for names of the run. This page is made of the catalogue itself (`launcher/trainyard/diagnosis/`) by
-`make golden`.
+for names of the run. This page is made of the catalogue itself
+(`launcher/trainyard/diagnosis/`) by `make golden`.
 """
 
 

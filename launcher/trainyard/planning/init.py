@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import ceil, lcm
 from pathlib import Path
 from typing import Any, Literal
@@ -18,17 +17,6 @@ from trainyard.planning.plan import is_on_this_machine, plan_run, trainer_config
 from trainyard.platform import Platform
 from trainyard.run_file.config import RecipeRun, parse_mapping, section_of, validate
 from trainyard_trainer.config.trainer_config import Scaling, Storage
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shape:
-    """What a model must know of a data set."""
-
-    classes: int
-    channels: int
-
-
-BUILT_IN_DATA = {"digits": Shape(classes=10, channels=1)}
 
 BATCH = 64
 """Samples per step at least, where nobody says how many."""

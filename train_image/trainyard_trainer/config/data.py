@@ -7,18 +7,22 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, NonNegativeInt, StringConstraints
 from pydantic_core import PydanticCustomError
 
+from trainyard_trainer.config.data_sources import (
+    BUILT_IN,
+    IMAGES,
+    TABLES,
+    TEXT,
+    describe_sources,
+    sources_for,
+)
 from trainyard_trainer.config.section import Section
-
-BUILT_IN = {
-    "breast_cancer": "gradient_boosting",
-    "digits": "image_classification",
-    "stdlib": "language_model",
-}
-"""Data sets that come with a package, and the recipe that learns each."""
 
 
 def _require_source(source: str) -> str:
-    """A built-in data set by its name, or a path: with a slash, so that a misspelled name is none."""
+    """Return the source if it is a built-in data set or a path.
+
+    A path needs a slash, so that a misspelled name of a built-in data set is not taken for one.
+    """
     if source in BUILT_IN or "/" in source:
         return source
     raise PydanticCustomError(
@@ -41,11 +45,9 @@ class Augment(Section):
 class Data(Section):
     """What to train on, and who feeds it."""
 
-    source: Annotated[str, AfterValidator(_require_source)]
-    """`digits` (1,797 handwritten digits that come with scikit-learn), `stdlib` (a mebibyte of Python's own
-    modules, as text), or a path or `s3://` URL: of what `trainyard data prepare` made, idx files, a folder
-    with a sub-folder per class, a CSV or JSONL manifest, or Parquet files; for `language_model` of a text
-    file or a folder of text files."""
+    source: Annotated[
+        str, AfterValidator(_require_source), Field(description=describe_sources(IMAGES, TEXT))
+    ]
 
     text_files: Annotated[str, StringConstraints(min_length=1)] | None = None
     """Which files of a folder are text, by their names, such as `*.md`; without it `*.txt`. Those in
@@ -94,9 +96,9 @@ class Data(Section):
 class Table(Section):
     """The rows that `gradient_boosting` learns from."""
 
-    source: Annotated[str, AfterValidator(_require_source)]
-    """`breast_cancer` (569 rows of 30 columns that come with scikit-learn; the label is `diagnosis`), or a
-    path or `s3://` URL: of a Parquet file, or of a folder with Parquet files."""
+    source: Annotated[
+        str, AfterValidator(_require_source), Field(description=describe_sources(TABLES))
+    ]
 
     valid_source: Annotated[str, AfterValidator(_require_source)] | None = None
     """Rows for validation, with the same columns; without them, `valid_share` of the source."""
@@ -115,12 +117,14 @@ class Table(Section):
 
 
 def require_known(data: Data | Table, recipe: str) -> None:
-    """Raises PydanticCustomError for a built-in data set that another recipe learns."""
+    """Raise PydanticCustomError for a built-in data set that the recipe cannot train on."""
+    own = ", ".join(source.name for source in sources_for(recipe) if source.is_built_in)
     for key in ("source", "valid_source"):
-        word = getattr(data, key)
-        if BUILT_IN.get(word, recipe) != recipe:
+        name = getattr(data, key)
+        built_in = BUILT_IN.get(name)
+        if built_in is not None and recipe not in built_in.recipes:
             raise PydanticCustomError(
                 "one_of",
-                f"data.{key} = {word} is for train.recipe = {BUILT_IN[word]}, not for {recipe}: "
-                "use another source, or another recipe",
+                f"data.{key} = {name} is for train.recipe = {', '.join(built_in.recipes)}, not for {recipe}: "
+                f"use {own}, a path, or another recipe",
             )

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainyard_trainer.config.data_sources import describe_preparable_sources
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValueKind:
@@ -137,8 +139,7 @@ GRID = Argument(
 SOURCE = Argument(
     name="source",
     metavar="SOURCE",
-    help="`digits`, or a path or s3:// URL of idx files, a folder with one sub-folder per class, a CSV or "
-    "JSONL manifest, or Parquet files.",
+    help=describe_preparable_sources(),
     is_required=True,
 )
 IMAGE_COLUMN = Argument(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from pydantic_core import PydanticCustomError
@@ -174,7 +174,23 @@ class DeepSpeed(Section):
         return self
 
 
-Optimizer = Annotated[Sgd | AdamW, Field(discriminator="name")]
+AnyOptimizer = Sgd | AdamW
+"""The registry of optimizers: the models that `train.optimizer` can have."""
+
+OPTIMIZERS: tuple[str, ...] = tuple(
+    get_args(model.model_fields["name"].annotation)[0] for model in get_args(AnyOptimizer)
+)
+"""The values that `train.optimizer.name` can have."""
+
+Optimizer = Annotated[
+    AnyOptimizer,
+    Field(
+        discriminator="name",
+        description="The optimizer and its settings: "
+        + " or ".join(f"`{{name: {name}, ...}}`" for name in OPTIMIZERS)
+        + ".",
+    ),
+]
 
 
 class Train(Section):
@@ -210,7 +226,6 @@ class Train(Section):
     worker's share of the global batch; without it that share is computed at once."""
 
     optimizer: Optimizer = Sgd(name="sgd")
-    """How weights follow gradients: `{name: sgd, ...}` or `{name: adamw, ...}`."""
 
     schedule: Cosine | Steps | Constant = Field(default=Cosine(name="cosine"), discriminator="name")
     """How the learning rate changes: `{name: cosine}`, `{name: step, every_samples: N}` or
@@ -282,7 +297,6 @@ class LanguageModel(Train):
     """The network."""
 
     optimizer: Optimizer = AdamW(name="adamw")
-    """How weights follow gradients: `{name: sgd, ...}` or `{name: adamw, ...}`."""
 
 
 def require_fit(data: Data, train: Train) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import (
@@ -95,11 +95,25 @@ AnyTrain = Annotated[
 ]
 """A recipe that trains a network, and its settings."""
 
-RECIPES = ("image_classification", "language_model", "gradient_boosting")
-"""All that `train.recipe` may name."""
+RECIPE_MODELS: tuple[type[Train] | type[Boosting], ...] = (
+    ImageClassification,
+    LanguageModel,
+    Boosting,
+)
+"""The registry of recipes: the model of the `train` section of each."""
 
-BOOSTING = RECIPES[-1]
-"""The one without a network, whose runs have other sections."""
+
+def recipe_of(model: type[Train] | type[Boosting]) -> str:
+    """Return the value of `train.recipe` that selects a model of the registry."""
+    (name,) = get_args(model.model_fields["recipe"].annotation)
+    return str(name)
+
+
+RECIPES = tuple(recipe_of(model) for model in RECIPE_MODELS)
+"""The values that `train.recipe` can have."""
+
+BOOSTING = recipe_of(Boosting)
+"""The recipe without a network. Its runs have other `data`, `train` and `checkpoint` sections."""
 
 
 class Faults(Section):

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainyard_trainer.config.data import BUILT_IN, Data
+from trainyard_trainer.config.data import Data
+from trainyard_trainer.config.data_sources import BUILT_IN
 from trainyard_trainer.data.preparation.plan import Options
 from trainyard_trainer.data.preparation.prepare import Means, prepare
 from trainyard_trainer.data.prepared import Prepared, is_prepared, read_prepared

@@ -10,11 +10,14 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import fs
 
-from trainyard_trainer.config.data import BUILT_IN
+from trainyard_trainer.config.data_sources import (
+    BUILT_IN,
+    MANIFEST_SUFFIXES,
+    describe_preparable_sources,
+)
 from trainyard_trainer.data.prepared import DATASET
 from trainyard_trainer.data.sources.idx import is_idx_images, open_idx
 from trainyard_trainer.data.sources.image_files import (
-    MANIFESTS,
     has_classes,
     open_folder,
     open_manifest,
@@ -26,11 +29,8 @@ from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.storage import open_filesystem
 
 UNDERSTOOD = (
-    "Understood are: idx files such as train-images-idx3-ubyte.gz beside train-labels-idx1-ubyte.gz; "
-    "Parquet files; a sub-folder of pictures per class, perhaps below train/ and valid/; "
-    "a manifest, named itself, that ends in " + ", ".join(MANIFESTS) + "; "
-    "and what `trainyard data prepare` has written. "
-    "Text is prepared by the runs that learn from it (train.recipe: language_model)."
+    f"A data set of images is {describe_preparable_sources()} "
+    "Text is prepared by the runs that train on it (train.recipe: language_model)."
 )
 
 DIGITS = "digits"
@@ -99,7 +99,7 @@ def _open_file(
     name = info.base_name.lower()
     if is_idx_images(name):
         return open_idx(path, filesystem, [info.path], say)
-    if name.endswith(MANIFESTS):
+    if name.endswith(MANIFEST_SUFFIXES):
         return open_manifest(path, filesystem, info.path, image_column, label_column, say)
     if name.endswith(".parquet"):
         folder = info.path.rpartition("/")[0]

@@ -30,8 +30,6 @@ from trainyard_trainer.data.sources.samples import (
 )
 from trainyard_trainer.errors import ConfigError, RunError
 
-MANIFESTS = (".csv", ".tsv", ".jsonl", ".ndjson")
-
 SPLIT_COLUMN = "split"
 
 NO_FILE = "there is no such file"

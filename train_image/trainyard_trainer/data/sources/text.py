@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import fs
 
-from trainyard_trainer.config.data import BUILT_IN
+from trainyard_trainer.config.data_sources import BUILT_IN
 from trainyard_trainer.data.sources.find import KEYS, list_all
 from trainyard_trainer.data.sources.samples import ALL, TRAIN, VALID, Place, Read, Source, stamp_of
 from trainyard_trainer.errors import ConfigError

@@ -67,13 +67,13 @@ def init(
     from trainyard.cli import show
     from trainyard.errors import ConfigError
     from trainyard.planning.init import (
-        BUILT_IN_DATA,
         check_text,
         default_batch,
         run_text,
         write_run,
     )
     from trainyard.run_file.config import parse_amount
+    from trainyard_trainer.config.data_sources import BUILT_IN
 
     if gpus is not None and workers is not None:
         raise ConfigError("--gpus and --workers exclude each other: one worker starts per GPU")
@@ -84,15 +84,17 @@ def init(
     platform = platform_of(platform_file, from_cluster, namespace)
     name = _ask("The run's name", name, file.stem)
     source = _ask("Data: digits, a path, or s3://bucket/prefix", source, "digits")
-    known = BUILT_IN_DATA.get(source)
-    if known is None and None in (classes, channels) and not sys.stdin.isatty():
+    built_in = BUILT_IN.get(source)
+    known_classes = built_in.num_classes if built_in else None
+    known_channels = built_in.num_channels if built_in else None
+    if known_classes is None and None in (classes, channels) and not sys.stdin.isatty():
         raise ConfigError(
             f"how many classes and channels {source} has must be said",
             "Use --classes N and --channels N; `trainyard data inspect` shows them.",
         )
-    classes = _ask("Classes", classes, known.classes if known else 10, is_known=known is not None)
+    classes = _ask("Classes", classes, known_classes or 10, is_known=known_classes is not None)
     channels = _ask(
-        "Channels of an image", channels, known.channels if known else 3, is_known=known is not None
+        "Channels of an image", channels, known_channels or 3, is_known=known_channels is not None
     )
     model = _ask("Model of torchvision", model, "resnet18")
     if gpus is None and workers is None:
