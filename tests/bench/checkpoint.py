@@ -138,7 +138,7 @@ def settings_of(path: Path, steps: int) -> Settings:
     config = runs.config("reports", path, scaling__num_workers=1, train__global_batch_size=32)
     return Settings(
         config=config,
-        images=data.opened(path).images,
+        images=data.opened(path).info,
         worker=Worker(device=torch.device("cpu")),
         steps=steps,
         skip=2,

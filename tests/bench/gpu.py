@@ -135,7 +135,7 @@ class Place:
     def settings(self, config: TrainerConfig) -> Settings:
         return Settings(
             config=config,
-            images=self.data.images,
+            images=self.data.info,
             worker=Worker(device=self.device),
             steps=self.size.steps,
             skip=self.size.skip,

@@ -36,7 +36,7 @@ from torchvision.io import decode_image  # noqa: E402
 from tests.bench.rounds import Options, Row, Section, main, ratios, say  # noqa: E402
 from trainyard_trainer.config.trainer_config import TrainerConfig  # noqa: E402
 from trainyard_trainer.data import prepared, image_codec  # noqa: E402
-from trainyard_trainer.data.prepared import Images, Prepared, Split  # noqa: E402
+from trainyard_trainer.data.prepared import DatasetInfo, Prepared, Split  # noqa: E402
 from trainyard_trainer.data.loading.ray_loader import RayBatches  # noqa: E402
 from trainyard_trainer.data.loading.torch_loader import TorchBatches  # noqa: E402
 from trainyard_trainer.run_folder.progress import Length, Trained  # noqa: E402
@@ -65,7 +65,7 @@ Epochs = Callable[[int], Iterator[Any]]
 def by_hand(data: Prepared, worker: Worker, size: int, *, is_read_once: bool) -> Epochs:
     """Each worker reads its own files and takes batches from them in random order."""
     files = list(data.train.files[worker.rank :: worker.world_size])
-    is_raw, shape = data.images.encoding == "raw", data.images.shape
+    is_raw, shape = data.info.encoding == "raw", data.info.shape
 
     def read() -> tuple[Any, np.ndarray]:
         table = pq.read_table(files, columns=["image", "label"])
@@ -94,7 +94,7 @@ def decoded(files: Any, rows: np.ndarray) -> torch.Tensor:
 
 def rows_of(data: Prepared) -> ray.data.Dataset:
     """Ray Data as tutorials have it."""
-    is_raw, shape = data.images.encoding == "raw", data.images.shape
+    is_raw, shape = data.info.encoding == "raw", data.info.shape
 
     def to_pixels(row: dict[str, Any]) -> dict[str, Any]:
         if is_raw:
@@ -148,7 +148,7 @@ class Streaming:
 
 def pipelines(data: Prepared, worker: Worker) -> dict[str, Pipeline]:
     size = GLOBAL_BATCH // worker.world_size
-    is_raw = data.images.encoding == "raw"
+    is_raw = data.info.encoding == "raw"
     many, few = (20, 4) if is_raw else (20, 1)
 
     def torch_batches(processes: int) -> Epochs:
@@ -241,7 +241,7 @@ def samples_per_s(data: Prepared, rounds: int) -> dict[str, list[float]]:
 # Data.
 
 
-def write(folder: Path, images: Images, values: Any, labels: np.ndarray) -> Prepared:
+def write(folder: Path, images: DatasetInfo, values: Any, labels: np.ndarray) -> Prepared:
     header = prepared.header_of(images.source, images.shape, images.encoding, images.classes)
     files, rows, first = [], [], 0
     for index, part in enumerate(np.array_split(np.arange(len(labels)), FILES)):
@@ -252,14 +252,14 @@ def write(folder: Path, images: Images, values: Any, labels: np.ndarray) -> Prep
         rows.append(len(part))
         first += len(part)
     split = Split(files=tuple(files), rows=tuple(rows))
-    return Prepared(images=images, train=split, valid=split, path=str(folder), endpoint=None)
+    return Prepared(info=images, train=split, valid=split, path=str(folder), endpoint=None)
 
 
-def images_of(shape: tuple[int, int, int], encoding: Any) -> Images:
+def images_of(shape: tuple[int, int, int], encoding: Any) -> DatasetInfo:
     grey = (0.5,) * shape[0]
     classes = tuple(map(str, range(10)))
-    return Images(
-        source="bench", shape=shape, encoding=encoding, classes=classes, mean=grey, spread=grey
+    return DatasetInfo(
+        source="bench", shape=shape, encoding=encoding, classes=classes, mean=grey, std=grey
     )
 
 

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainyard_trainer.config.train import Model
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch
-from trainyard_trainer.data.prepared import Images
+from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.engine import loop
 from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.engine.loop import NoRecords, Records
@@ -32,7 +32,7 @@ class Settings:
     """What both loops have in common."""
 
     config: TrainerConfig
-    images: Images
+    images: DatasetInfo
     worker: Worker
     steps: int
     """That are counted."""
@@ -106,7 +106,7 @@ class ByHand:
     def __init__(
         self,
         config: TrainerConfig,
-        images: Images,
+        images: DatasetInfo,
         worker: Worker,
         *,
         steps: int,
@@ -126,12 +126,12 @@ class ByHand:
         self.optimizer = build_optimizer(self.model, train, device)
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, steps)
         self.mean = torch.tensor(images.mean, device=device).view(1, -1, 1, 1)
-        self.spread = torch.tensor(images.spread, device=device).view(1, -1, 1, 1)
+        self.std = torch.tensor(images.std, device=device).view(1, -1, 1, 1)
 
     def step(self, batch: Batch) -> None:
         pixels = batch.pixels.to(self.device, non_blocking=True)
         labels = batch.labels.to(self.device, non_blocking=True)
-        inputs = ((pixels.float() / 255 - self.mean) / self.spread).to(memory_format=self.layout)
+        inputs = ((pixels.float() / 255 - self.mean) / self.std).to(memory_format=self.layout)
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.is_bf16):
             loss = functional.cross_entropy(self.model(inputs), labels)
         self.optimizer.zero_grad(set_to_none=True)

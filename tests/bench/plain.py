@@ -33,7 +33,7 @@ AGREE_STEPS = 10
 def batches(config: TrainerConfig, worker: Worker) -> Iterator[Batch]:
     """This rank's part of all epochs."""
     prepared = data.opened(Path(config.data.source))
-    columns = decode(pq.read_table(list(prepared.train.files)), prepared.images)
+    columns = decode(pq.read_table(list(prepared.train.files)), prepared.info)
     images = TensorDataset(torch.tensor(columns["image"]), torch.tensor(columns["label"]))
     sampler = DistributedSampler(images, worker.world_size, worker.rank, drop_last=True)
     share = config.train.global_batch_size // worker.world_size
@@ -46,7 +46,7 @@ def batches(config: TrainerConfig, worker: Worker) -> Iterator[Batch]:
 
 def samples_per_s(config: TrainerConfig, worker: Worker, seconds: float, skip_s: float) -> float:
     """By rank 0's clock; 0 on the others."""
-    loop = ByHand(config, data.opened(Path(config.data.source)).images, worker, steps=10**6)
+    loop = ByHand(config, data.opened(Path(config.data.source)).info, worker, steps=10**6)
     began, warm, steps = time.perf_counter(), None, 0
     for step, batch in enumerate(batches(config, worker)):
         if step % AGREE_STEPS == 0:

@@ -18,11 +18,11 @@ from tests.bench import runs
 from tests.bench.loops import Counted, Settings, again_and_again, by_hand, ours, same_batch
 from tests.bench.rounds import Options, Row, Section, alternate, main, ratios
 from trainyard_trainer.config.train import Model
-from trainyard_trainer.data.prepared import Images
+from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.parallel.strategy import Worker
 
-GREY = Images(
-    source="made", shape=(1, 28, 28), classes=tuple("0123456789"), mean=(0.5,), spread=(0.25,)
+GREY = DatasetInfo(
+    source="made", shape=(1, 28, 28), classes=tuple("0123456789"), mean=(0.5,), std=(0.25,)
 )
 LARGEST_SHARE = 1.01
 

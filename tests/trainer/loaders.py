@@ -17,7 +17,7 @@ from training import Group, ThreadWorker, small_config
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data import prepared
 from trainyard_trainer.data.loading.batch import Batch, Batches
-from trainyard_trainer.data.prepared import Images, Prepared, Split
+from trainyard_trainer.data.prepared import DatasetInfo, Prepared, Split
 from trainyard_trainer.run_folder.progress import Length, Trained
 
 Given = list[list[list[int]]]
@@ -27,13 +27,13 @@ Make = Callable[[Trained, dict[str, torch.Tensor], ThreadWorker], Batches]
 
 
 def prepared_of(folder: Path, count: int, *, encoding: Any = "raw", per_file: int = 40) -> Prepared:
-    images = Images(
+    images = DatasetInfo(
         source="test",
         shape=(1, 8, 8),
         encoding=encoding,
         classes=made_sources.NAMES,
         mean=(0.5,),
-        spread=(0.25,),
+        std=(0.25,),
     )
     header = prepared.header_of(images.source, images.shape, images.encoding, images.classes)
     pixels, labels = made_sources.pixels(count), made_sources.labels(count)
@@ -47,7 +47,7 @@ def prepared_of(folder: Path, count: int, *, encoding: Any = "raw", per_file: in
         path.write_bytes(prepared.write_part(header, path.name, first, values[rows], labels[rows]))
         files[str(path)] = len(labels[rows])
     split = Split(files=tuple(files), rows=tuple(files.values()))
-    return Prepared(images=images, train=split, valid=split, path=str(folder), endpoint=None)
+    return Prepared(info=images, train=split, valid=split, path=str(folder), endpoint=None)
 
 
 def config_of(folder: Path, batch_size: int, **changes: Any) -> TrainerConfig:

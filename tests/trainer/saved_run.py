@@ -11,17 +11,17 @@ import torch
 
 from trainyard_trainer.checkpointing.checkpoint import MODEL, STATE, Checkpoints
 from trainyard_trainer.config.trainer_config import TrainerConfig
-from trainyard_trainer.data.prepared import Images
+from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.recipes.image_classification.model import build_model
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.progress import Trained
 
-IMAGES = Images(
+IMAGES = DatasetInfo(
     source="digits",
     shape=(1, 8, 8),
     classes=("zero", "one", "two"),
     mean=(0.3,),
-    spread=(0.4,),
+    std=(0.4,),
 )
 
 

@@ -21,7 +21,7 @@ from trainyard_trainer.attempt import attempt
 from trainyard_trainer.attempt.attempt import Fit, check_data, with_absolute_path
 from trainyard_trainer.checkpointing.checkpoint import MODEL, STATE, VALIDATION, Checkpoints
 from trainyard_trainer.config.trainer_config import TrainerConfig
-from trainyard_trainer.data.prepared import Images, Prepared, Split
+from trainyard_trainer.data.prepared import DatasetInfo, Prepared, Split
 from trainyard_trainer.engine.worker import Outcome, Task, work
 from trainyard_trainer.errors import ConfigError, Diverged, RunError, TrainerError
 from trainyard_trainer.parallel.strategy import Worker
@@ -95,7 +95,7 @@ def saving(*accuracies: float, finish: Callable[[], None] = lambda: None) -> Fit
                 },
                 facts={
                     "config": task.config.model_dump(mode="json"),
-                    "images": asdict(task.data.images),
+                    "images": asdict(task.data.info),
                 },
             )
         finish()
@@ -120,8 +120,8 @@ def delivered_epoch(config: TrainerConfig) -> float:
 
 
 def data_of(num_train: int) -> Prepared:
-    images = Images(
-        source="any", shape=(1, 8, 8), classes=tuple("0123456789"), mean=(0.3,), spread=(0.4,)
+    images = DatasetInfo(
+        source="any", shape=(1, 8, 8), classes=tuple("0123456789"), mean=(0.3,), std=(0.4,)
     )
     return Prepared(
         images=images,

@@ -77,7 +77,7 @@ def predicted(
         label_column=columns.get("label_column", "label"),
     )
     classifier = Classifier(saved, CPU)
-    for stretch in batch_prediction.stretches_of(inputs, IMAGES.bytes_per_image):
+    for stretch in batch_prediction.stretches_of(inputs, IMAGES.bytes_per_sample):
         file = inputs[stretch.file]
         for rows in batch_prediction.read_stretch(
             file, stretch, fs.LocalFileSystem(), IMAGES.shape
@@ -113,7 +113,7 @@ def nested(pixels: np.ndarray) -> pa.Array:
 def test_a_row_gets_what_its_picture_gets(
     run: RunFolder, pixels: np.ndarray, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_prediction, "PART_BYTES", 7 * IMAGES.bytes_per_image)
+    monkeypatch.setattr(batch_prediction, "PART_BYTES", 7 * IMAGES.bytes_per_sample)
     data, names = tmp_path / "data", [f"row {number}" for number in range(COUNT)]
     images = {
         "pictures": pa.array([png(image) for image in pixels]),

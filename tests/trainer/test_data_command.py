@@ -61,9 +61,9 @@ def test_bad_samples_are_told(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["prepare", "digits", "d", "--size", "0"], "0 is not a whole number from 1"),
+        (["prepare", "digits", "d", "--size", "0"], "0 is not a whole number of at least 1"),
         (["prepare", "digits", "d", "--valid-share", "1"], "1 is not a number between 0 and 1"),
-        (["prepare", "digits", "d", "--channels", "2"], "invalid choice: 2"),
+        (["prepare", "digits", "d", "--channels", "2"], "2 is not one of 1, 3"),
         (["prepare", "digits", "d", "--max-bad", "2"], "unrecognized arguments: --max-bad"),
         (["inspect"], "arguments are required: SOURCE"),
         ([], "arguments are required: prepare | inspect"),
@@ -125,7 +125,10 @@ def test_inspect_knows_a_source_without_preparing_it(
     )
     found = inspected(table, capsys)
     assert found["bad_samples"] == [
-        {"place": "a.parquet, row 2", "reason": "its label -1 is out of range: 0 to 2 are right"}
+        {
+            "place": "a.parquet, row 2",
+            "reason": "its label -1 is out of range: the classes are 0 to 2",
+        }
     ]
     assert main(["inspect", "digits"]) == 0
     assert "built in" in capsys.readouterr().out
@@ -183,4 +186,4 @@ def test_a_source_and_a_destination_may_lie_on_s3(
         say=print,
     )
     table = pq.read_table(list(prepared.train.files), filesystem=prepared.open_filesystem())
-    assert decode(table, prepared.images)["image"].shape == (48, 3, 16, 16)
+    assert decode(table, prepared.info)["image"].shape == (48, 3, 16, 16)

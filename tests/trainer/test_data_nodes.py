@@ -18,7 +18,7 @@ from ray.cluster_utils import Cluster
 
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading import ray_loader
-from trainyard_trainer.data.loading.ray_loader import STORE_SHARE, Work
+from trainyard_trainer.data.loading.ray_loader import STORE_SHARE, RemainingSamples
 from trainyard_trainer.run_folder.progress import Length, Trained
 
 LABELS = {"ray-subcluster": "data"}
@@ -53,7 +53,7 @@ def nodes_of_tasks(folder: Path, config: TrainerConfig) -> list[str]:
     """Where the tasks ran, of a data set that is split among two workers as in training."""
     prepared = prepared_of(folder, 97)
     length = Length.of(config, 97)
-    work = Work(prepared, length, Trained(), np.zeros(97, bool), 1, config)
+    work = RemainingSamples(prepared, length, Trained(), np.zeros(97, bool), 1, config)
     ray_loader.configure(config)
 
     def with_node(table: pa.Table) -> pa.Table:

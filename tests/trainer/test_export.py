@@ -60,7 +60,7 @@ def test_what_a_program_must_know_lies_beside_the_model(folder: RunFolder, tmp_p
     assert (facts["run"], facts["checkpoint"]) == ("small", "s000000000100-a1.1")
     assert facts["input"] == {"shape": [None, 1, 16, 16], "dtype": "float32"}
     assert facts["images"]["classes"] == ["zero", "one", "two"]
-    assert (facts["images"]["mean"], facts["images"]["spread"]) == ([0.3], [0.4])
+    assert (facts["images"]["mean"], facts["images"]["std"]) == ([0.3], [0.4])
     assert facts["model"]["name"] == "shufflenet_v2_x0_5"
     assert facts["trained"]["samples"] == 100
     assert facts["trained"]["val_accuracy"] == 0.9

@@ -180,7 +180,7 @@ def learn_and_save(rank: int, folder: Path, config: TrainerConfig) -> None:
     with gloo_worker(rank, 2, f"{folder}/meet") as worker:
         task = worker.from_rank_zero(task_of(config) if rank == 0 else None)
         length = Length.of(config, task.data.num_train)
-        learner = Learner(config, task.data.images, length, worker)
+        learner = Learner(config, task.data.info, length, worker)
         batches = TorchBatches(task.data, length, Trained(), worker, config).epoch(0)
         for step, batch in enumerate(islice(batches, 2)):
             learner.step(batch, Tally(worker.device), epoch=0, step_in_epoch=step)
@@ -334,7 +334,7 @@ def test_other_attributes_are_not_read(of: Any, name: str) -> None:
 
 def learner_of(config: TrainerConfig, worker: Worker) -> Learner:
     task = worker.from_rank_zero(task_of(config) if worker.rank == 0 else None)
-    return Learner(config, task.data.images, Length.of(config, task.data.num_train), worker)
+    return Learner(config, task.data.info, Length.of(config, task.data.num_train), worker)
 
 
 def look_at_shares(rank: int, meeting_point: str, config: TrainerConfig, result: str) -> None:

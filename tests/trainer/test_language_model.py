@@ -41,8 +41,8 @@ from trainyard_trainer.attempt import attempt
 from trainyard_trainer.config.train import Gpt
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch
-from trainyard_trainer.data.loading.local_copy import Rows
-from trainyard_trainer.data.preparation.prepare import Means
+from trainyard_trainer.data.loading.local_copy import LocalCopy
+from trainyard_trainer.data.preparation.context import PrepareContext
 from trainyard_trainer.data.prepared import Prepared, Split, decode
 from trainyard_trainer.data.sources.find import open_source
 from trainyard_trainer.data.sources.text import SEPARATOR, STDLIB_BYTES, open_text
@@ -122,7 +122,7 @@ def text_config(storage: Path, source: Path | str, **changes: Any) -> TrainerCon
 def rows_in(data: Prepared, split: Split) -> list[bytes]:
     """The rows of a split, as they lie in its files."""
     table = pq.read_table(list(split.files), filesystem=data.open_filesystem())
-    return [row.tobytes() for row in decode(table, data.images)["image"]]
+    return [row.tobytes() for row in decode(table, data.info)["image"]]
 
 
 def joined(rows: list[bytes]) -> set[bytes]:
@@ -154,8 +154,8 @@ def test_documents_follow_each_other_and_are_cut_into_rows_that_overlap_by_a_byt
 ) -> None:
     one, two = bytes(range(1, 41)), bytes(range(101, 131))
     data = prepared(tmp_path, {"a.txt": one, "b.txt": two}, 4, valid_share=0.25)
-    assert data.images.kind == "text"
-    assert data.images.shape == (1, 1, 5)
+    assert data.info.kind == "text"
+    assert data.info.shape == (1, 1, 5)
     train, valid = rows_in(data, data.train), rows_in(data, data.valid)
     assert {len(row) for row in train + valid} == {5}
     # 30 and 23 bytes with a separator each are 13 rows, and 3 bytes that fill none; the ends are 10 and 7.
@@ -197,7 +197,8 @@ def test_text_that_is_too_large_for_memory_has_the_same_rows(
     files = {f"{number}.txt": bytes([number + 1]) * (100 + number) for number in range(20)}
     small = prepared(tmp_path / "small", files, 16)
     monkeypatch.setattr(
-        "trainyard_trainer.data.preparation.run_data.Means", partial(Means, memory_bytes=500)
+        "trainyard_trainer.data.preparation.run_data.PrepareContext",
+        partial(PrepareContext, memory_bytes=500),
     )
     large = prepared(tmp_path / "large", files, 16)
     for part in ("train", "valid"):
@@ -279,12 +280,12 @@ def test_what_means_nothing_to_text_is_refused(
 def test_a_model_for_other_rows_or_for_images_is_refused(tmp_path: Path, corpus: Path) -> None:
     text = task_of(text_config(tmp_path, corpus)).data
     with pytest.raises(ConfigError, match=r"context_length = 32, but .* is prepared for 16"):
-        Language().check_fit(SMALL.model_copy(update={"context_length": 32}), text.images)
+        Language().check_fit(SMALL.model_copy(update={"context_length": 32}), text.info)
     images = small_config(tmp_path, name="images")
     with pytest.raises(ConfigError, match=r"is text, and train\.recipe = image_classification"):
         attempt.check_data(images, text)
     with pytest.raises(ConfigError, match=r"has images, and train\.recipe = language_model"):
-        Language().check_fit(SMALL, task_of(images).data.images)
+        Language().check_fit(SMALL, task_of(images).data.info)
 
 
 # The network.
@@ -390,7 +391,7 @@ def test_a_cpu_has_no_share_of_a_peak() -> None:
 
 def learner_of(data: Prepared, **changes: Any) -> Learner:
     config = text_config(Path("/unused"), "stdlib", **changes)
-    return Learner(config, data.images, Length.of(config, data.num_train), Worker(device=CPU))
+    return Learner(config, data.info, Length.of(config, data.num_train), Worker(device=CPU))
 
 
 @pytest.fixture(scope="module")
@@ -400,7 +401,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Prepared:
 
 @pytest.fixture(scope="module")
 def batch(rows: Prepared) -> Batch:
-    return Rows(rows, rows.train)[np.arange(64)]
+    return LocalCopy(rows, rows.train)[np.arange(64)]
 
 
 def test_a_batch_in_passes_moves_the_weights_as_a_whole_one(rows: Prepared, batch: Batch) -> None:

@@ -37,7 +37,7 @@ from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading import ray_loader
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.chunks import Ahead, Columns, cut, in_order, shuffled
-from trainyard_trainer.data.loading.ray_loader import HANDED_OUT, RayBatches, Work
+from trainyard_trainer.data.loading.ray_loader import HANDED_OUT, RayBatches, RemainingSamples
 from trainyard_trainer.data.loading.reading import read_part
 from trainyard_trainer.data.loading.torch_loader import (
     GlobalBatches,
@@ -127,7 +127,7 @@ def test_processes_decode_beside_a_worker_where_there_is_something_to_decode(
 ) -> None:
     def processes(encoding: str, **changes: Any) -> int:
         config = config_of(tmp_path, 8, scaling__cpus_per_worker=4, **changes)
-        images = replace(prepared_of(tmp_path, 8).images, encoding=encoding)
+        images = replace(prepared_of(tmp_path, 8).info, encoding=encoding)
         return decode_workers(config.data, config.scaling, images)
 
     assert processes("raw") == 0
@@ -188,7 +188,7 @@ class Shard:
 class FakeDataset:
     """What our tasks read, in this process."""
 
-    def __init__(self, work: Work, ids: np.ndarray, seed: list[int]) -> None:
+    def __init__(self, work: RemainingSamples, ids: np.ndarray, seed: list[int]) -> None:
         wanted = np.zeros(work.length.num_samples, bool)
         wanted[ids] = True
         self.tables = [
@@ -307,7 +307,7 @@ def test_a_sample_that_comes_twice_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Twice(FakeDataset):
-        def __init__(self, work: Work, ids: np.ndarray, seed: list[int]) -> None:
+        def __init__(self, work: RemainingSamples, ids: np.ndarray, seed: list[int]) -> None:
             super().__init__(work, ids, seed)
             self.tables[1] = self.tables[0]
 
@@ -338,7 +338,7 @@ def test_a_sample_that_comes_to_two_workers_ends_the_run(tmp_path: Path) -> None
 @pytest.mark.usefixtures("without_ray")
 def test_blocks_that_are_lost_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Lost(FakeDataset):
-        def __init__(self, work: Work, ids: np.ndarray, seed: list[int]) -> None:
+        def __init__(self, work: RemainingSamples, ids: np.ndarray, seed: list[int]) -> None:
             super().__init__(work, ids, seed)
             del self.tables[1]
 
@@ -478,7 +478,7 @@ def test_ray_keeps_the_order_of_the_files_unless_it_shall_shuffle(tmp_path: Path
 @pytest.mark.parametrize("held_share", [0.0, 0.25])
 def test_a_picture_that_cannot_be_decoded_is_named(tmp_path: Path, held_share: float) -> None:
     prepared = prepared_of(tmp_path, 97)
-    broken = replace(prepared, images=replace(prepared.images, encoding="encoded"))
+    broken = replace(prepared, info=replace(prepared.info, encoding="encoded"))
     config = config_of(tmp_path, 12)
     length = Length.of(config, 97)
     make = ray_by_threads(broken, length, config, held_share)

@@ -11,7 +11,7 @@ from torch import multiprocessing
 from training import small_config, task_of
 
 from trainyard_trainer.data.loading import local_copy
-from trainyard_trainer.data.loading.local_copy import Rows
+from trainyard_trainer.data.loading.local_copy import LocalCopy
 from trainyard_trainer.data.prepared import Prepared
 
 WORKERS = 6
@@ -23,7 +23,7 @@ def hold_copies(prepared: Prepared, scratches: list[str], all_hold: Any) -> None
     for scratch in scratches:
         all_hold.wait(60)
         tempfile.tempdir = scratch
-        rows = Rows(prepared, prepared.train)
+        rows = LocalCopy(prepared, prepared.train)
         all_hold.wait(60)
         assert len(rows) == prepared.num_train
 
@@ -58,8 +58,8 @@ def test_who_looked_before_the_copy_was_made_does_not_wait_for_those_who_have_it
 ) -> None:
     prepared = task_of(small_config(tmp_path)).data
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    holder = Rows(prepared, prepared.train)
+    holder = LocalCopy(prepared, prepared.train)
     answers = iter([False])
     look = local_copy.is_complete
     monkeypatch.setattr(local_copy, "is_complete", lambda folder: next(answers, look(folder)))
-    assert len(Rows(prepared, prepared.train)) == len(holder)
+    assert len(LocalCopy(prepared, prepared.train)) == len(holder)

@@ -148,10 +148,10 @@ def step_as_rank(
     with gloo_worker(rank, world_size, meeting_point) as worker:
         task = worker.from_rank_zero(task_of(config) if rank == 0 else None)
         length = Length(epochs=1, num_samples=129, global_batch_size=128, drop_last=False)
-        learner = Learner(config, task.data.images, length, worker)
+        learner = Learner(config, task.data.info, length, worker)
         learner.network.eval()
         order = GlobalBatches(length, worker, shuffle=False, seed=0)
-        images = decode(read_split(task.data), task.data.images)
+        images = decode(read_split(task.data), task.data.info)
         for step, indices in enumerate(order):
             batch = Batch(*(torch.tensor(images[key][indices]) for key in ("image", "label", "id")))
             learner.step(batch, Tally(worker.device), epoch=0, step_in_epoch=step)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trainyard_trainer.config.train import Model
-from trainyard_trainer.data.prepared import Images
+from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.image_classification.model import (
     build_model,
@@ -15,8 +15,8 @@ from trainyard_trainer.recipes.image_classification.model import (
     takes_one_image,
 )
 
-DIGITS = Images(
-    source="digits", shape=(1, 8, 8), classes=tuple("0123456789"), mean=(0.3,), spread=(0.4,)
+DIGITS = DatasetInfo(
+    source="digits", shape=(1, 8, 8), classes=tuple("0123456789"), mean=(0.3,), std=(0.4,)
 )
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 from trainyard_trainer.config.data import Augment
 from trainyard_trainer.data.loading.batch import Batch, moved
 from trainyard_trainer.data.loading.on_device import ToInput, augmented, random_numbers
-from trainyard_trainer.data.prepared import Images
+from trainyard_trainer.data.prepared import DatasetInfo
 
 CPU = torch.device("cpu")
 BOTH = Augment(flip=True, crop=2)
@@ -165,20 +165,20 @@ def test_a_batch_moves_to_a_device_with_all_its_columns() -> None:
 
 # What the model gets.
 
-COLOURS = Images(
+COLOURS = DatasetInfo(
     source="any",
     shape=(3, 6, 6),
     classes=("a", "b"),
     mean=(0.1, 0.5, 0.9),
-    spread=(0.2, 0.3, 0.4),
+    std=(0.2, 0.3, 0.4),
 )
 
 
 def as_before(pixels: torch.Tensor, size: int) -> torch.Tensor:
     """Step by step in float64, without any shortcut."""
     mean = torch.tensor(COLOURS.mean, dtype=torch.float64).view(1, 3, 1, 1)
-    spread = torch.tensor(COLOURS.spread, dtype=torch.float64).view(1, 3, 1, 1)
-    inputs = (pixels.double() / 255 - mean) / spread
+    std = torch.tensor(COLOURS.std, dtype=torch.float64).view(1, 3, 1, 1)
+    inputs = (pixels.double() / 255 - mean) / std
     if size == pixels.shape[-1]:
         return inputs
     return functional.interpolate(inputs, size=size, mode="bilinear", antialias=True)

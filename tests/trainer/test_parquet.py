@@ -13,7 +13,7 @@ import pytest
 
 from trainyard_trainer.data import image_codec
 from trainyard_trainer.data.prepared import (
-    Images,
+    DatasetInfo,
     decode,
     header_of,
     read_prepared,
@@ -25,9 +25,9 @@ from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.storage import open_filesystem
 
 
-def images_of(shape: tuple[int, int, int], encoding: str = "raw") -> Images:
-    return Images(
-        source="t", shape=shape, encoding=encoding, classes=("a",), mean=(0.0,), spread=(1.0,)
+def images_of(shape: tuple[int, int, int], encoding: str = "raw") -> DatasetInfo:
+    return DatasetInfo(
+        source="t", shape=shape, encoding=encoding, classes=("a",), mean=(0.0,), std=(1.0,)
     )
 
 
@@ -112,7 +112,7 @@ def known_of(tmp_path: Path, **changes: object) -> RunFolder:
         "format": 1,
         "images": {
             "source": "t", "shape": [1, 2, 2], "encoding": "raw", "classes": ["a"],
-            "mean": [0.0], "spread": [1.0],
+            "mean": [0.0], "std": [1.0],
         },
         "splits": {"train": part, "valid": {"files": []}},
         "bad_samples": [],
@@ -123,7 +123,7 @@ def known_of(tmp_path: Path, **changes: object) -> RunFolder:
 
 def test_a_data_set_is_read_as_it_was_written(tmp_path: Path) -> None:
     prepared = read_prepared(known_of(tmp_path), path="there", endpoint=None)
-    assert prepared.images == images_of((1, 2, 2))
+    assert prepared.info == images_of((1, 2, 2))
     assert prepared.train.files == (f"{tmp_path}/train/p.parquet",)
     assert (prepared.num_train, prepared.num_valid, prepared.path) == (1, 0, "there")
 

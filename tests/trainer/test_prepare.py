@@ -18,8 +18,9 @@ import pytest
 
 from trainyard_trainer.data import image_codec
 from trainyard_trainer.data.preparation import plan
+from trainyard_trainer.data.preparation.context import PrepareContext
 from trainyard_trainer.data.preparation.plan import Options
-from trainyard_trainer.data.preparation.prepare import Means, prepare
+from trainyard_trainer.data.preparation.prepare import prepare
 from trainyard_trainer.data.prepared import METADATA_KEY, Prepared, Split, decode, read_prepared
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_folder.folder import RunFolder
@@ -56,8 +57,14 @@ def folder_of(path: Path) -> RunFolder:
     return RunFolder(*open_filesystem(str(path)))
 
 
-def prepared_in(dest: Path, source: Path, means: Means | None = None, **options: Any) -> Prepared:
-    prepare(Options(source=str(source), **options), folder_of(dest), means or Means(threads=2))
+def prepared_in(
+    dest: Path, source: Path, context: PrepareContext | None = None, **options: Any
+) -> Prepared:
+    prepare(
+        Options(source=str(source), **options),
+        folder_of(dest),
+        context or PrepareContext(threads=2),
+    )
     return read_prepared(folder_of(dest), path=str(dest), endpoint=None)
 
 
@@ -70,7 +77,7 @@ def hashes(root: Path) -> dict[str, str]:
 
 
 def rows_of(prepared: Prepared, part: Split) -> dict[str, np.ndarray]:
-    return decode(pq.read_table(list(part.files)), prepared.images)
+    return decode(pq.read_table(list(part.files)), prepared.info)
 
 
 def numbers_in(columns: dict[str, np.ndarray]) -> np.ndarray:
@@ -94,8 +101,8 @@ def test_each_sample_lies_in_one_file_at_a_random_place(idx: Path, tmp_path: Pat
 
 
 def test_the_seed_alone_decides_about_the_order(idx: Path, tmp_path: Path) -> None:
-    first = prepared_in(tmp_path / "a", idx, Means(threads=1))
-    prepared_in(tmp_path / "b", idx, Means(threads=5))
+    first = prepared_in(tmp_path / "a", idx, PrepareContext(threads=1))
+    prepared_in(tmp_path / "b", idx, PrepareContext(threads=5))
     assert hashes(tmp_path / "a") == hashes(tmp_path / "b")
     other = prepared_in(tmp_path / "c", idx, seed=1)
     assert not np.array_equal(
@@ -130,8 +137,8 @@ def test_mean_and_spread_are_those_of_the_training_images(channels: int, tmp_pat
     )
     prepared = prepared_in(tmp_path / "b", source)
     seen = rows_of(prepared, prepared.train)["image"] / 255
-    assert prepared.images.mean == pytest.approx(seen.mean(axis=(0, 2, 3)), rel=1e-12)
-    assert prepared.images.spread == pytest.approx(seen.std(axis=(0, 2, 3)), rel=1e-12)
+    assert prepared.info.mean == pytest.approx(seen.mean(axis=(0, 2, 3)), rel=1e-12)
+    assert prepared.info.std == pytest.approx(seen.std(axis=(0, 2, 3)), rel=1e-12)
 
 
 def test_images_that_are_all_alike_can_be_normalised(tmp_path: Path) -> None:
@@ -139,8 +146,8 @@ def test_images_that_are_all_alike_can_be_normalised(tmp_path: Path) -> None:
         tmp_path / "a", "train", np.zeros((30, 1, 8, 8), np.uint8), made.labels(30)
     )
     prepared = prepared_in(tmp_path / "b", source)
-    assert prepared.images.mean == (0.0,)
-    assert prepared.images.spread[0] > 0
+    assert prepared.info.mean == (0.0,)
+    assert prepared.info.std[0] > 0
 
 
 def photos(folder: Path, count: int = 30) -> Path:
@@ -167,10 +174,10 @@ def test_pictures_are_kept_in_the_form_that_was_asked_for(
     options: dict[str, Any], shape: tuple[int, int, int], encoding: str, tmp_path: Path
 ) -> None:
     prepared = prepared_in(tmp_path / "b", photos(tmp_path / "a"), **options)
-    assert (prepared.images.shape, prepared.images.encoding) == (shape, encoding)
+    assert (prepared.info.shape, prepared.info.encoding) == (shape, encoding)
     train = rows_of(prepared, prepared.train)["image"]
     assert train.shape == (24, *shape)
-    assert prepared.images.mean == pytest.approx((train / 255).mean(axis=(0, 2, 3)))
+    assert prepared.info.mean == pytest.approx((train / 255).mean(axis=(0, 2, 3)))
 
 
 def test_pictures_are_kept_byte_for_byte_unless_they_get_smaller(tmp_path: Path) -> None:
@@ -194,7 +201,7 @@ def test_pixels_take_channels_size_and_form(idx: Path, tmp_path: Path) -> None:
     colour = prepared_in(tmp_path / "a", idx, channels=3, size=16)
     assert rows_of(colour, colour.train)["image"].shape == (480, 3, 16, 16)
     encoded = prepared_in(tmp_path / "b", idx, encoding="encoded")
-    assert encoded.images.encoding == "encoded"
+    assert encoded.info.encoding == "encoded"
     assert sorted(numbers_in(rows_of(encoded, encoded.valid)))[0] < COUNT
     raw = prepared_in(tmp_path / "c", idx)
     for part in ("train", "valid"):
@@ -222,8 +229,8 @@ def test_grey_of_colour_is_what_picture_libraries_make_of_it(tmp_path: Path) -> 
 def test_a_source_larger_than_memory_gives_the_same_data_set(table: Path, tmp_path: Path) -> None:
     whole = prepared_in(tmp_path / "a", table)
     shown: list[tuple[str, int, int]] = []
-    means = Means(memory_bytes=20_000, show=lambda *seen: shown.append(seen))
-    spilled = prepared_in(tmp_path / "b", table, means)
+    context = PrepareContext(memory_bytes=20_000, show=lambda *seen: shown.append(seen))
+    spilled = prepared_in(tmp_path / "b", table, context)
     assert hashes(tmp_path / "a") == hashes(tmp_path / "b")
     assert len(rows_of(spilled, spilled.train)["id"]) == whole.num_train
     assert ("reading train", 480, 480) in shown
@@ -234,7 +241,7 @@ def test_a_table_of_pixels_larger_than_memory_gives_the_same_data_set(tmp_path: 
     column = pa.FixedShapeTensorArray.from_numpy_ndarray(made.pixels(COUNT)[:, 0])
     source = made.write_table(tmp_path / "t.parquet", column, made.labels(COUNT), row_group_size=50)
     prepared_in(tmp_path / "a", source)
-    prepared_in(tmp_path / "b", source, Means(memory_bytes=10_000))
+    prepared_in(tmp_path / "b", source, PrepareContext(memory_bytes=10_000))
     assert hashes(tmp_path / "a") == hashes(tmp_path / "b")
 
 
@@ -262,13 +269,15 @@ def test_another_source_or_option_is_refused_with_the_difference(
 
 def test_a_folder_with_other_files_is_left_alone(idx: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(ConfigError, match="has files that are none of a data set"):
+    with pytest.raises(ConfigError, match="has files that are not part of a data set"):
         prepared_in(tmp_path, idx)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 def test_a_destination_within_its_source_is_refused(idx: Path) -> None:
-    with pytest.raises(ConfigError, match=r"lies in .*, whose files it would be taken for"):
+    with pytest.raises(
+        ConfigError, match=r"is inside .*: its files would be read as part of the source"
+    ):
         prepared_in(idx.parent / "prepared", idx.parent)
 
 
@@ -296,15 +305,15 @@ def test_a_kill_before_any_write_costs_no_finished_file(
     memory_bytes: int, table: Path, tmp_path: Path
 ) -> None:
     """Each attempt gets two writes further: a file, and what is noted of it."""
-    means = Means(memory_bytes=memory_bytes)
-    prepared_in(tmp_path / "whole", table, means)
+    context = PrepareContext(memory_bytes=memory_bytes)
+    prepared_in(tmp_path / "whole", table, context)
     dying = DyingFolder(*open_filesystem(str(tmp_path / "dest")))
     attempts = 0
     while True:
         dying.writes_left = 1 + attempts % 3
         attempts += 1
         try:
-            prepare(Options(source=str(table)), dying, means)
+            prepare(Options(source=str(table)), dying, context)
         except Killed:
             assert not (tmp_path / "dest/dataset.json").exists()
             assert attempts < 200
@@ -319,7 +328,7 @@ def test_a_damaged_file_of_a_killed_attempt_is_made_again(idx: Path, tmp_path: P
     dying = DyingFolder(*open_filesystem(str(tmp_path / "dest")))
     dying.writes_left = 9
     with pytest.raises(Killed):
-        prepare(Options(source=str(idx)), dying, Means())
+        prepare(Options(source=str(idx)), dying, PrepareContext())
     damaged = tmp_path / "dest/train/part-00001.parquet"
     data = damaged.read_bytes()
     damaged.write_bytes(b"x" + data[1:])
@@ -335,7 +344,7 @@ def test_a_source_that_changed_in_between_is_refused(tmp_path: Path) -> None:
     dying = DyingFolder(*open_filesystem(str(tmp_path / "dest")))
     dying.writes_left = 3
     with pytest.raises(Killed):
-        prepare(Options(source=str(source)), dying, Means())
+        prepare(Options(source=str(source)), dying, PrepareContext())
     (source / "ant/one-more.png").write_bytes(made.png(made.pixels(1)[0]))
     with pytest.raises(ConfigError, match=r"files of train: \w+ there, \w+ here"):
         prepared_in(tmp_path / "dest", source)
@@ -344,7 +353,9 @@ def test_a_source_that_changed_in_between_is_refused(tmp_path: Path) -> None:
 def prepare_elsewhere(source: str, dest: str, memory_bytes: int) -> None:
     """What another process does."""
     plan.FILE_BYTES = (3_000, 5_000)
-    prepare(Options(source=source), folder_of(Path(dest)), Means(memory_bytes=memory_bytes))
+    prepare(
+        Options(source=source), folder_of(Path(dest)), PrepareContext(memory_bytes=memory_bytes)
+    )
 
 
 def files_in(dest: Path) -> int:
@@ -356,7 +367,7 @@ def test_sigkill_at_random_points_leaves_the_same_bytes(memory_bytes: int, tmp_p
     count = 5 * COUNT  # in some 100 files
     column = pa.FixedShapeTensorArray.from_numpy_ndarray(made.pixels(count)[:, 0])
     source = made.write_table(tmp_path / "t.parquet", column, made.labels(count), row_group_size=50)
-    prepared_in(tmp_path / "whole", source, Means(memory_bytes=memory_bytes))
+    prepared_in(tmp_path / "whole", source, PrepareContext(memory_bytes=memory_bytes))
     dest = tmp_path / "dest"
     # All is imported here already: a start takes no time.
     starter = multiprocessing.get_context("fork")
@@ -378,5 +389,5 @@ def test_sigkill_at_random_points_leaves_the_same_bytes(memory_bytes: int, tmp_p
         kills += 1
     # On a busy machine the work may be done before we look.
     assert kills >= 3
-    prepared_in(dest, source, Means(memory_bytes=memory_bytes))
+    prepared_in(dest, source, PrepareContext(memory_bytes=memory_bytes))
     assert hashes(dest) == hashes(tmp_path / "whole")

@@ -15,7 +15,7 @@ import torch
 from training import open_folder, small_config
 
 from trainyard_trainer.config.trainer_config import TrainerConfig
-from trainyard_trainer.data.prepared import Images, Prepared, Split, read_pixels, to_table
+from trainyard_trainer.data.prepared import DatasetInfo, Prepared, Split, read_pixels, to_table
 from trainyard_trainer.recipes.image_classification.classes import class_table, confusion, short
 from trainyard_trainer.recipes.image_classification.confusion import per_class
 from trainyard_trainer.recipes.image_classification.gallery import source
@@ -81,7 +81,7 @@ def record(kind: str, epoch: int, step: int) -> dict[str, Any]:
 
 def prepare(folder: RunFolder) -> Prepared:
     """30 validation images in two files of small row groups; the pixels of each are its row's number."""
-    images = Images(source="digits", shape=(1, 8, 8), classes=CLASSES, mean=(0.3,), spread=(0.4,))
+    images = DatasetInfo(source="digits", shape=(1, 8, 8), classes=CLASSES, mean=(0.3,), std=(0.4,))
     files = []
     for rows in (range(0, 13), range(13, 30)):
         ids = np.array(rows)

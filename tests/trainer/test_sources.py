@@ -20,8 +20,10 @@ from training import open_folder, small_config
 from trainyard_trainer.config.data import Data
 from trainyard_trainer.config.train import Model
 from trainyard_trainer.data.preparation import run_data
+from trainyard_trainer.data.preparation.context import PrepareContext
 from trainyard_trainer.data.preparation.plan import Options
-from trainyard_trainer.data.preparation.prepare import Means, prepare, split
+from trainyard_trainer.data.preparation.prepare import prepare
+from trainyard_trainer.data.preparation.splits import split
 from trainyard_trainer.data.prepared import Prepared, Split, decode, read_prepared
 from trainyard_trainer.data.sources.find import open_source
 from trainyard_trainer.errors import ConfigError
@@ -37,15 +39,15 @@ NAMED = [made.NAMES[label] for label in LABELS]
 
 
 def prepared_from(
-    source: Path | str, dest: Path, *, means: Means | None = None, **options: Any
+    source: Path | str, dest: Path, *, context: PrepareContext | None = None, **options: Any
 ) -> Prepared:
     folder = RunFolder(*open_filesystem(str(dest)))
-    prepare(Options(source=str(source), **options), folder, means or Means(threads=2))
+    prepare(Options(source=str(source), **options), folder, context or PrepareContext(threads=2))
     return read_prepared(folder, path=str(dest), endpoint=None)
 
 
 def rows_of(prepared: Prepared, part: Split) -> dict[str, np.ndarray]:
-    return decode(pq.read_table(list(part.files)), prepared.images)
+    return decode(pq.read_table(list(part.files)), prepared.info)
 
 
 def all_rows(prepared: Prepared) -> dict[int, tuple[np.ndarray, int]]:
@@ -148,9 +150,9 @@ def test_every_kind_of_source_keeps_all_images_and_labels(
 ) -> None:
     prepared = prepared_from(write(tmp_path / "source"), tmp_path / "dest")
     assert (prepared.num_train, prepared.num_valid) == (24, 6)
-    assert prepared.images.shape == (1, 8, 8)
-    assert prepared.images.encoding == "raw"
-    assert prepared.images.classes in (made.NAMES, ("0", "1", "2"))
+    assert prepared.info.shape == (1, 8, 8)
+    assert prepared.info.encoding == "raw"
+    assert prepared.info.classes in (made.NAMES, ("0", "1", "2"))
     found = all_rows(prepared)
     assert sorted(found) == list(range(COUNT))
     for number, (image, label) in found.items():
@@ -170,7 +172,7 @@ def test_ray_tensors_are_read_where_ray_is_not(tmp_path: Path) -> None:
     pq.write_table(pa.table([images, LABELS], schema=schema), tmp_path / "a.parquet")
     prepared = prepared_from(tmp_path / "a.parquet", tmp_path / "dest")
     assert sorted(all_rows(prepared)) == list(range(COUNT))
-    assert prepared.images.shape == (1, 8, 8)
+    assert prepared.info.shape == (1, 8, 8)
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
@@ -180,7 +182,7 @@ def test_colour_lies_in_either_order(last: bool, tmp_path: Path) -> None:
     column = pa.FixedShapeTensorArray.from_numpy_ndarray(stored)
     source = made.write_table(tmp_path / "a.parquet", column, LABELS)
     prepared = prepared_from(source, tmp_path / "dest")
-    assert prepared.images.shape == (3, 8, 8)
+    assert prepared.info.shape == (3, 8, 8)
     found = all_rows(prepared)
     assert all(np.array_equal(image, colour[number]) for number, (image, _) in found.items())
 
@@ -256,7 +258,7 @@ def test_parts_that_nobody_asked_for_are_named(tmp_path: Path) -> None:
     source = two_folders(tmp_path / "source", "valid")
     made.write_folder(source / "test", PNGS[:3], LABELS[:3])
     (source / "train/ant/notes.txt").write_text("none")
-    prepared_from(source, tmp_path / "dest", means=Means(say=said.append))
+    prepared_from(source, tmp_path / "dest", context=PrepareContext(say=said.append))
     assert any("test is left out; validation is on valid" in line for line in said)
     assert any("files whose names are not those of pictures: 1" in line for line in said)
 
@@ -266,15 +268,15 @@ def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     source = made.write_folder(tmp_path / "a", PNGS, LABELS)
     (source / "bee").rename(source / "train")
     prepared = prepared_from(source, tmp_path / "dest")
-    assert prepared.images.classes == ("ant", "cat", "train")
+    assert prepared.info.classes == ("ant", "cat", "train")
 
 
 def test_other_folders_beside_train_are_no_classes(tmp_path: Path) -> None:
     said: list[str] = []
     source = two_folders(tmp_path / "a", "valid")
     (source / "notes").mkdir()
-    prepared = prepared_from(source, tmp_path / "dest", means=Means(say=said.append))
-    assert prepared.images.classes == made.NAMES
+    prepared = prepared_from(source, tmp_path / "dest", context=PrepareContext(say=said.append))
+    assert prepared.info.classes == made.NAMES
     assert any("left out beside train, valid: notes" in line for line in said)
 
 
@@ -312,11 +314,11 @@ def test_digits_come_back_from_parquet_as_they_went_in(tmp_path: Path) -> None:
         assert np.array_equal(columns["label"], digits.target[rows])
         assert np.array_equal(np.round(columns["image"][:, 0] / 255 * 16), digits.images[rows])
         assert columns["id"].tolist() == list(range(len(rows)))
-    assert prepared.images.shape == (1, 8, 8)
-    assert prepared.images.classes == tuple("0123456789")
+    assert prepared.info.shape == (1, 8, 8)
+    assert prepared.info.classes == tuple("0123456789")
     seen = rows_of(prepared, prepared.train)["image"] / 255
-    assert prepared.images.mean == pytest.approx((seen.mean(),), rel=1e-12)
-    assert prepared.images.spread == pytest.approx((seen.std(),), rel=1e-12)
+    assert prepared.info.mean == pytest.approx((seen.mean(),), rel=1e-12)
+    assert prepared.info.std == pytest.approx((seen.std(),), rel=1e-12)
 
 
 def test_data_is_written_once(tmp_path: Path) -> None:
@@ -341,8 +343,8 @@ def test_a_run_brings_pictures_to_its_models_size_and_channels(tmp_path: Path) -
     source = made.write_folder(tmp_path / "a", [made.png(image) for image in large], LABELS)
     model = Model(name="resnet18", in_channels=1, num_classes=3, image_size=80)
     prepared = open_data(open_folder(small_config(tmp_path)), model, source=str(source))
-    assert prepared.images.shape == (1, 80, 80)
-    assert prepared.images.encoding == "encoded"
+    assert prepared.info.shape == (1, 80, 80)
+    assert prepared.info.encoding == "encoded"
     assert rows_of(prepared, prepared.valid)["image"].shape == (6, 1, 80, 80)
 
 
@@ -350,13 +352,13 @@ def test_a_run_keeps_small_images_as_they_are(tmp_path: Path) -> None:
     model = Model(name="resnet18", in_channels=3, num_classes=3, image_size=32)
     source = made.write_folder(tmp_path / "a", PNGS, LABELS)
     prepared = open_data(open_folder(small_config(tmp_path)), model, source=str(source))
-    assert prepared.images.shape == (3, 8, 8)
+    assert prepared.info.shape == (3, 8, 8)
 
 
 def test_numbers_may_name_fewer_classes_than_the_model_has(tmp_path: Path) -> None:
     source = made.write_idx(tmp_path, "train", PIXELS, LABELS)
     prepared = open_data(open_folder(small_config(tmp_path)), source=str(source))
-    assert len(prepared.images.classes) == 10
+    assert len(prepared.info.classes) == 10
 
 
 # What is wrong.
@@ -451,7 +453,11 @@ BAD_SAMPLES: dict[str, tuple[Callable[[Path], Path], int, str]] = {
         r"a.parquet, row 3: it has not 8 x 8 values",
     ),
     "a pixel of 256": (out_of_range, 1, r"row 2: it has pixels that are not from 0 to 255"),
-    "a class of validation alone": (new_class, 2, r"its label 'dog' is no class of the training"),
+    "a class of validation alone": (
+        new_class,
+        2,
+        r"its label 'dog' is not a class of the training",
+    ),
 }
 
 
@@ -463,8 +469,10 @@ def test_a_bad_sample_is_named_or_left_out_and_counted(
 ) -> None:
     source = write(tmp_path / "source")
     with pytest.raises(ConfigError, match=f"samples that cannot be used: (?s:.*){message}"):
-        prepared_from(source, tmp_path / "dest", means=Means(max_bad_samples=count - 1))
-    prepared = prepared_from(source, tmp_path / "dest", means=Means(max_bad_samples=count))
+        prepared_from(source, tmp_path / "dest", context=PrepareContext(max_bad_samples=count - 1))
+    prepared = prepared_from(
+        source, tmp_path / "dest", context=PrepareContext(max_bad_samples=count)
+    )
     assert prepared.bad_samples == count
     known = json.loads((tmp_path / "dest/dataset.json").read_text())
     assert len(known["bad_samples"]) == count
@@ -643,12 +651,12 @@ WRONG: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
     "pictures of several shapes": (
         several_shapes,
         {},
-        r"several shapes: .* is 70 x 70, .* is \d+ x \d+.\n       Say by --size",
+        r"several shapes: .* is 70 x 70, .* is \d+ x \d+.\n       Choose the height",
     ),
     "an empty validation": (
         KINDS["idx files"],
         {"valid_share": 0.01},
-        r"a share of 0.01 of each class of 30 samples in all leaves no sample for validation",
+        r"a share of 0.01 of each class of 30 samples leaves no sample for validation",
     ),
     "another number of classes": (
         KINDS["a folder of pictures"],
@@ -679,7 +687,7 @@ def test_no_more_bad_samples_are_shown_than_a_person_reads(tmp_path: Path) -> No
 def test_labels_must_be_below_the_number_of_classes(tmp_path: Path) -> None:
     source = made.write_idx(tmp_path, "train", PIXELS, LABELS)
     with pytest.raises(
-        ConfigError, match=r"image 2: its label 2 is out of range: 0 to 1 are right"
+        ConfigError, match=r"image 2: its label 2 is out of range: the classes are 0 to 1"
     ):
         prepared_from(source, tmp_path / "dest", num_classes=2)
 

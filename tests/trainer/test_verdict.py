@@ -9,7 +9,7 @@ import pytest
 from training import small_config
 
 from trainyard_trainer.config.trainer_config import TrainerConfig
-from trainyard_trainer.data.prepared import Images
+from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.report.verdict import Verdict, judge
 from trainyard_trainer.run_folder.progress import SPENT
 
@@ -24,8 +24,8 @@ def judged(
     """Of 100 s after start-up: what `seconds` does not name is spent on steps."""
     spent = dict.fromkeys(SPENT, 0.0) | {"startup": 5.0} | seconds
     spent["compute"] = 100 + spent["startup"] - sum(spent.values())
-    images = Images(
-        source="digits", shape=(1, 8, 8), encoding=encoding, classes=("0",), mean=(0,), spread=(1,)
+    images = DatasetInfo(
+        source="digits", shape=(1, 8, 8), encoding=encoding, classes=("0",), mean=(0,), std=(1,)
     )
     config = small_config(folder, **{"train__epochs": EPOCHS, **changes})
     verdict = judge(spent, config, epochs=EPOCHS, images=images)

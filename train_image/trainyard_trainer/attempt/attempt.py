@@ -173,7 +173,7 @@ def check(config: TrainerConfig, folder: RunFolder) -> int:
 
 def check_data(config: TrainerConfig, data: Prepared) -> Length:
     """How long the run is. Raises ConfigError if model and batches do not fit the data."""
-    recipe_of(config.train).check_fit(config.train.model, data.images)
+    recipe_of(config.train).check_fit(config.train.model, data.info)
     length = Length.of(config, data.num_train)
     for workers in config.scaling.sizes:
         check_share(config, length, workers)
@@ -224,8 +224,8 @@ def describe(
     lines = (
         f"run {config.name}, attempt {attempt}: {folder.show(folder.root)}",
         "versions: " + ", ".join(f"{name} {version}" for name, version in versions().items()),
-        f"data: {data.images.source}, {data.num_train:,} training and {data.num_valid:,} validation "
-        f"{recipe.describe(data.images)}{bad}, by the {config.data.loader} loader",
+        f"data: {data.info.source}, {data.num_train:,} training and {data.num_valid:,} validation "
+        f"{recipe.describe(data.info)}{bad}, by the {config.data.loader} loader",
         f"model: {recipe.title(config.train.model)}, {parameters:,} parameters",
         f"plan: {length.epochs} epochs of {length.steps_per_epoch} steps of "
         f"{length.global_batch_size} {recipe.samples}, {share.samples} on each of {workers} workers{at_least}"

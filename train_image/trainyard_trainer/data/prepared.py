@@ -1,11 +1,13 @@
 """A prepared data set: Parquet files with the columns `id` int64, `image` bytes and `label` int64.
 
-    <path>/dataset.json                 what it holds; written last, so that half a data set is none
-    <path>/train/part-00000.parquet     samples in random order, row groups of a few MB
+    <path>/dataset.json                 the description of the data set; written last, so an incomplete data
+                                        set has none
+    <path>/train/part-00000.parquet     samples in random order, in row groups of a few MB
     <path>/valid/part-00000.parquet
 
-An image is its pixels, uint8, in the order channel, row, column, or a plain picture file (see pictures.py); a
-row of text is its bytes (see text.py). A sample's id is its row number in its split.
+The column `image` holds pixels (uint8, in the order channel, row, column) or a plain image file (see
+`image_codec.py`); for text it holds the bytes of a row (see `sources/text.py`). The id of a sample is its row
+number in its split.
 """
 
 from __future__ import annotations
@@ -30,45 +32,48 @@ from trainyard_trainer.storage import open_filesystem
 
 METADATA_KEY = b"trainyard"
 
-FORMAT = 1
-"""Of dataset.json; other numbers are of other versions of this program."""
+FORMAT = 2
+"""The version of dataset.json. A file of another version is refused."""
 
 DATASET = "dataset.json"
 
 ROW_GROUP_BYTES = 16 * 2**20
 ROW_GROUPS = 4
-"""At least so many in a file: a row group is the least that can be read."""
+"""The smallest number of row groups of a file; a row group is the smallest unit that can be read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Images:
-    """What all images of a data set have in common, or all rows of its text."""
+class DatasetInfo:
+    """The format and statistics of a prepared data set: what all its samples have in common."""
 
     source: str
+    """The path or name of the source that was prepared."""
     shape: tuple[int, int, int]
-    """Channels, rows, columns of each image, once it is decoded. Bytes of text lie as one line of pixels."""
+    """Channels, rows and columns of each decoded image. A row of N bytes of text has the shape (1, 1, N)."""
     kind: Literal["images", "text"] = "images"
     encoding: Literal["raw", "encoded"] = "raw"
-    """Pixels, or picture files."""
+    """How the column `image` stores images: `raw` pixels, or `encoded` image files."""
     classes: tuple[str, ...]
+    """The names of the classes, by label."""
     mean: tuple[float, ...]
-    """Of the training images, per channel, with pixels from 0 to 1."""
-    spread: tuple[float, ...]
-    """Standard deviation of the training images, per channel."""
+    """The mean of the training images, per channel, with pixels from 0 to 1."""
+    std: tuple[float, ...]
+    """The standard deviation of the training images, per channel, with pixels from 0 to 1."""
 
     @property
-    def bytes_per_image(self) -> int:
-        """Of a decoded image."""
+    def bytes_per_sample(self) -> int:
+        """The size of a decoded image, or of a row of text."""
         return int(np.prod(self.shape))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Split:
-    """The files of one part of a data set, and how many rows each has."""
+    """The Parquet files of the training or the validation samples."""
 
     files: tuple[str, ...]
-    """In the filesystem's own words."""
+    """The paths of the files, as the filesystem of the data set takes them."""
     rows: tuple[int, ...]
+    """The number of rows of each file."""
 
     @property
     def count(self) -> int:
@@ -77,16 +82,17 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """A data set as a loader finds it."""
+    """A prepared data set that a loader can read."""
 
-    images: Images
+    info: DatasetInfo
     train: Split
     valid: Split
     path: str
-    """As a person writes it."""
+    """The path or URL as in a run file."""
     endpoint: str | None
+    """The address of the S3 server; None for AWS, or for a disk."""
     bad_samples: int = 0
-    """How many samples could not be read and were left out."""
+    """The number of samples that could not be read and were left out."""
 
     @property
     def num_train(self) -> int:
@@ -97,7 +103,7 @@ class Prepared:
         return self.valid.count
 
     def open_filesystem(self) -> fs.FileSystem:
-        """Where the splits' files lie."""
+        """Open the filesystem of the splits' files."""
         return open_filesystem(self.path, self.endpoint)[0]
 
 
@@ -107,7 +113,7 @@ class Prepared:
 def header_of(
     source: str, shape: tuple[int, int, int], encoding: str, classes: tuple[str, ...]
 ) -> dict[str, Any]:
-    """What every file of a data set says of it: all that is known before the last one is written."""
+    """Return the metadata of each Parquet file: all that is known before the last file is written."""
     return {
         "format": FORMAT,
         "source": source,
@@ -118,15 +124,15 @@ def header_of(
 
 
 def to_table(
-    images: Images, ids: np.ndarray, pixels_NCHW: np.ndarray, labels: np.ndarray
+    info: DatasetInfo, ids: np.ndarray, pixels_NCHW: np.ndarray, labels: np.ndarray
 ) -> pa.Table:
-    """Rows of a data set of pixels."""
-    header = header_of(images.source, images.shape, images.encoding, images.classes)
+    """Return rows of a data set as a table with raw pixels."""
+    header = header_of(info.source, info.shape, info.encoding, info.classes)
     return _table(header, ids, pixels_to_values(pixels_NCHW), labels)
 
 
 def pixels_to_values(pixels_NCHW: np.ndarray) -> pa.Array:
-    """(N,) bytes, without a copy."""
+    """Return an array of N binary values that shares the memory of the pixels."""
     data = np.ascontiguousarray(pixels_NCHW, dtype=np.uint8)
     count, size = len(data), math.prod(data.shape[1:])
     fixed = pa.Array.from_buffers(pa.binary(size), count, [None, pa.py_buffer(data)])
@@ -136,10 +142,10 @@ def pixels_to_values(pixels_NCHW: np.ndarray) -> pa.Array:
 def write_part(
     header: dict[str, Any], file: str, first_id: int, values: pa.Array, labels: np.ndarray
 ) -> bytes:
-    """A file of a split, whose first row has that id."""
-    place = {"file": file, "first_id": first_id, "rows": len(values)}
+    """Return the bytes of a Parquet file of a split; its first row has the id `first_id`."""
+    position = {"file": file, "first_id": first_id, "rows": len(values)}
     ids = np.arange(first_id, first_id + len(values))
-    table = _table(header | place, ids, values, labels)
+    table = _table(header | position, ids, values, labels)
     num_groups = max(ROW_GROUPS, math.ceil(values.nbytes / ROW_GROUP_BYTES))
     output = io.BytesIO()
     pq.write_table(
@@ -171,8 +177,8 @@ def is_prepared(folder: RunFolder) -> bool:
     return folder.exists(f"{folder.root}/{DATASET}")
 
 
-def read_known(folder: RunFolder) -> dict[str, Any]:
-    """What dataset.json says. Raises ConfigError if it is of another version or damaged."""
+def read_dataset_json(folder: RunFolder) -> dict[str, Any]:
+    """Return the content of dataset.json. Raises ConfigError if it is of another version or damaged."""
     path = f"{folder.root}/{DATASET}"
     try:
         known = json.loads(folder.read(path))
@@ -190,15 +196,15 @@ def read_known(folder: RunFolder) -> dict[str, Any]:
 
 
 def read_prepared(folder: RunFolder, *, path: str, endpoint: str | None) -> Prepared:
-    """The data set in a folder, which lies at `path` as a person writes it.
+    """Return the data set of a folder; `path` and `endpoint` are those of the run file.
 
-    Raises ConfigError if a file is missing or has another size than it should.
+    Raises ConfigError if a file is missing or has a size other than dataset.json says.
     """
-    known = read_known(folder)
+    known = read_dataset_json(folder)
     files = {name: known["splits"][name]["files"] for name in ("train", "valid")}
     _check_files(folder, [file for part in files.values() for file in part])
     return Prepared(
-        images=to_images(known["images"]),
+        info=info_of_json(known["images"]),
         **{
             name: Split(
                 files=tuple(f"{folder.root}/{file['file']}" for file in part),
@@ -212,12 +218,12 @@ def read_prepared(folder: RunFolder, *, path: str, endpoint: str | None) -> Prep
     )
 
 
-def to_images(known: dict[str, Any]) -> Images:
-    """From JSON, which has lists where we have tuples."""
-    told: dict[str, Any] = {
+def info_of_json(known: dict[str, Any]) -> DatasetInfo:
+    """Return the info that a JSON object holds, with tuples in place of lists."""
+    values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in known.items()
     }
-    return Images(**told)
+    return DatasetInfo(**values)
 
 
 def _check_files(folder: RunFolder, files: Sequence[dict[str, Any]]) -> None:
@@ -231,16 +237,18 @@ def _check_files(folder: RunFolder, files: Sequence[dict[str, Any]]) -> None:
             )
 
 
-def decode(table: pa.Table, images: Images, *, threads: int | None = None) -> dict[str, np.ndarray]:
-    """Columns as arrays: image (N, C, H, W) uint8, label (N,) int64, id (N,) int64.
+def decode(
+    table: pa.Table, info: DatasetInfo, *, threads: int | None = None
+) -> dict[str, np.ndarray]:
+    """Return the columns as arrays: image (N, C, H, W) uint8, label (N,) int64, id (N,) int64.
 
-    Pixels take no step per row, and are read-only where no copy was needed. Pictures are decoded by as many
-    threads as torch has. Raises RunError that names the row of an image that is none.
+    Raw pixels need no step per row, and are read-only if no copy was needed. Image files are decoded by
+    `threads` threads, by default as many as torch has. Raises RunError with the row of a damaged image.
     """
-    if images.encoding == "raw":
-        pixels = _joined(table, images.bytes_per_image).reshape(-1, *images.shape)
+    if info.encoding == "raw":
+        pixels = _joined(table, info.bytes_per_sample).reshape(-1, *info.shape)
     else:
-        pixels = _decoded(table, images, threads)
+        pixels = _decoded(table, info, threads)
     return {
         "image": pixels,
         "label": table["label"].to_numpy(),
@@ -248,21 +256,21 @@ def decode(table: pa.Table, images: Images, *, threads: int | None = None) -> di
     }
 
 
-def _decoded(table: pa.Table, images: Images, threads: int | None) -> np.ndarray:
-    # Only pictures need torch.
+def _decoded(table: pa.Table, info: DatasetInfo, threads: int | None) -> np.ndarray:
+    # Only image files need torch.
     import torch
 
     from trainyard_trainer.data import image_codec
 
     column = table["image"].to_pylist()
-    pixels = np.empty((len(column), *images.shape), np.uint8)
+    pixels = np.empty((len(column), *info.shape), np.uint8)
 
     def fill(row: int) -> None:
         try:
-            pixels[row] = image_codec.decode(column[row], images.shape)
+            pixels[row] = image_codec.decode(column[row], info.shape)
         except image_codec.UnreadableError as error:
             raise RunError(
-                f"{_where(table, row)} of {images.source} cannot be decoded: {error}. "
+                f"{_where(table, row)} of {info.source} cannot be decoded: {error}. "
                 "Prepare the data again: trainyard data prepare."
             ) from error
 
@@ -284,17 +292,17 @@ def _each(work: Callable[[int], None], rows: Iterable[int]) -> None:
 
 
 def _where(table: pa.Table, row: int) -> str:
-    """A sample's place: its file and row there, if the table is from that file alone."""
+    """Return a sample's id for an error message, and its file and row if the table is of one file."""
     sample = table["id"][row].as_py()
     header = json.loads((table.schema.metadata or {}).get(METADATA_KEY, b"{}"))
-    place = f"sample {sample}"
+    text = f"sample {sample}"
     if "file" in header and 0 <= sample - header["first_id"] < header["rows"]:
-        place += f" ({header['file']}, row {sample - header['first_id']})"
-    return place
+        text += f" ({header['file']}, row {sample - header['first_id']})"
+    return text
 
 
 def _joined(table: pa.Table, size: int) -> np.ndarray:
-    """The bytes of all images one after the other, as (N, size)."""
+    """Return the bytes of all images as an array (N, size)."""
     values = table["image"].combine_chunks()
     if isinstance(values, pa.ChunkedArray):  # of no chunk at all
         values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], pa.binary())
@@ -314,8 +322,8 @@ def _joined(table: pa.Table, size: int) -> np.ndarray:
 
 
 def read_pixels(data: Prepared, rows: Sequence[int]) -> np.ndarray:
-    """Those validation images, (N, C, H, W) uint8. In memory is one row group at a time."""
-    pixels = np.empty((len(rows), *data.images.shape), np.uint8)
+    """Return these validation images, (N, C, H, W) uint8, with one row group in memory at a time."""
+    pixels = np.empty((len(rows), *data.info.shape), np.uint8)
     filesystem = data.open_filesystem()
     start = 0
     for path, count in zip(data.valid.files, data.valid.rows, strict=True):
@@ -329,11 +337,11 @@ def read_pixels(data: Prepared, rows: Sequence[int]) -> np.ndarray:
 def _pick(
     file: pq.ParquetFile, start: int, data: Prepared, rows: Sequence[int], pixels: np.ndarray
 ) -> None:
-    """Put those of the rows that lie in a file, whose first row is `start`, into their places."""
+    """Copy those of the rows that are in a file, whose first row is `start`, to their places in `pixels`."""
     for group in range(file.num_row_groups):
         end = start + file.metadata.row_group(group).num_rows
         places = [place for place, row in enumerate(rows) if start <= row < end]
         if places:
             found = file.read_row_group(group).take([rows[place] - start for place in places])
-            pixels[places] = decode(found, data.images)["image"]
+            pixels[places] = decode(found, data.info)["image"]
         start = end

@@ -12,7 +12,7 @@ from torch import nn
 from trainyard_trainer.config.train import share_batch
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch, moved
-from trainyard_trainer.data.prepared import Images
+from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.engine.optimizers import (
     Precision,
     average_of,
@@ -29,7 +29,7 @@ class Learner:
     """One worker's copy or share of the model, with everything that changes by training."""
 
     def __init__(
-        self, config: TrainerConfig, images: Images, length: Length, worker: Worker
+        self, config: TrainerConfig, images: DatasetInfo, length: Length, worker: Worker
     ) -> None:
         self.train_config = config.train
         self.length = length

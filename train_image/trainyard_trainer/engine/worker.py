@@ -113,7 +113,7 @@ def work(
     folder, fence, startup = entered.folder, entered.fence, entered.startup
     start = Start.of(folder, entered.name)
 
-    learner = Learner(config, task.data.images, length, worker)
+    learner = Learner(config, task.data.info, length, worker)
     checkpoints = Checkpoints(folder)
     shards = shards_of(config, checkpoints)
     if start.name is not None and start.state is not None:
@@ -286,7 +286,7 @@ class _Records:
             self.task.config,
             trained,
             contents,
-            images=asdict(self.task.data.images),
+            images=asdict(self.task.data.info),
             written=written,
         )
 

@@ -10,7 +10,7 @@ from torch import nn
 from trainyard_trainer.config.section import Section
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch
-from trainyard_trainer.data.prepared import Images, Prepared
+from trainyard_trainer.data.prepared import DatasetInfo, Prepared
 from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.recipes.validation import Judged, Validation
 from trainyard_trainer.run_folder.folder import RunFolder
@@ -65,7 +65,7 @@ class Recipe(Protocol):
     def check(self, model: Any) -> int:
         """Number of parameters. Raises ConfigError for a network that cannot be."""
 
-    def check_fit(self, model: Any, images: Images) -> None:
+    def check_fit(self, model: Any, images: DatasetInfo) -> None:
         """Raises ConfigError if the model is for other data."""
 
     def takes_one_sample(self, model: Any) -> bool:
@@ -74,13 +74,13 @@ class Recipe(Protocol):
     def title(self, model: Any) -> str:
         """The model in a few words."""
 
-    def describe(self, images: Images) -> str:
+    def describe(self, images: DatasetInfo) -> str:
         """What the data's samples are."""
 
     def facts(self, model: dict[str, Any], images: dict[str, Any]) -> dict[str, Any]:
         """What whoever uses the model must know of its input, given plain JSON."""
 
-    def lesson(self, config: TrainerConfig, images: Images, device: torch.device) -> Lesson:
+    def lesson(self, config: TrainerConfig, images: DatasetInfo, device: torch.device) -> Lesson:
         """The same on one worker."""
 
     def speeds(self, model: Any, samples_per_s: float, worker: Worker | None) -> dict[str, float]:

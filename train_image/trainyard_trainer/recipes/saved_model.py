@@ -21,7 +21,7 @@ from trainyard_trainer.checkpointing.checkpoint import (
 from trainyard_trainer.checkpointing.inventory import best_name, judge, newest_name, result_of
 from trainyard_trainer.config.section import Section
 from trainyard_trainer.config.trainer_config import BOOSTING, recipe_named
-from trainyard_trainer.data.prepared import Images, to_images
+from trainyard_trainer.data.prepared import DatasetInfo, info_of_json
 from trainyard_trainer.errors import ConfigError, RunError
 from trainyard_trainer.recipes.recipe import Recipe
 from trainyard_trainer.recipes.registry import RECIPES
@@ -51,8 +51,8 @@ class Saved:
         return model
 
     @property
-    def images(self) -> Images:
-        return to_images(self.facts["images"])
+    def info(self) -> DatasetInfo:
+        return info_of_json(self.facts["images"])
 
     def build(self) -> nn.Module:
         """The network, ready to be asked."""

@@ -119,7 +119,7 @@ def subtitle(config: TrainerConfig, data: Prepared, own: Own, summary: Mapping[s
         epochs = f"stopped early after {epochs} of {config.train.epochs}"
     ends = f" at the end, of {scaling.min_workers} to {scaling.num_workers}"
     return (
-        f"{own.title} on {data.images.source}, {epochs}, "
+        f"{own.title} on {data.info.source}, {epochs}, "
         f"{count(summary['workers'], f'{device} worker')}{ends if scaling.min_workers else ''}"
     )
 

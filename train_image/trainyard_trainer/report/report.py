@@ -27,7 +27,7 @@ def write_report(
         summary=summary,
         metrics=read_lines(folder, folder.metrics),
         attempts=read_lines(folder, folder.attempts),
-        verdict=judge(summary["seconds"], config, epochs=summary["epochs"], images=data.images),
+        verdict=judge(summary["seconds"], config, epochs=summary["epochs"], images=data.info),
         own=own,
     )
     folder.write(folder.report, render(config, data, findings))

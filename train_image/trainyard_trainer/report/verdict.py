@@ -10,7 +10,7 @@ from typing import Literal
 from trainyard_trainer.config.train import ImageClassification
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.torch_loader import decode_workers
-from trainyard_trainer.data.prepared import Images
+from trainyard_trainer.data.prepared import DatasetInfo
 
 Kind = Literal[
     "start-up-bound",
@@ -58,7 +58,7 @@ class Verdict:
 
 
 def judge(
-    seconds: Mapping[str, float], config: TrainerConfig, *, epochs: int, images: Images
+    seconds: Mapping[str, float], config: TrainerConfig, *, epochs: int, images: DatasetInfo
 ) -> Verdict:
     """The largest part that is above its limit; if none is, the steps themselves.
 
@@ -96,7 +96,7 @@ def _startup(share: float, config: TrainerConfig) -> Verdict:
     )
 
 
-def _input(share: float, config: TrainerConfig, images: Images) -> Verdict:
+def _input(share: float, config: TrainerConfig, images: DatasetInfo) -> Verdict:
     wait = f"Training waited for its batches {share:.0%} of the time after start-up. "
     # The worker itself needs a CPU; each other one can prepare batches.
     most = max(config.scaling.cpus_per_worker - 1, 1)

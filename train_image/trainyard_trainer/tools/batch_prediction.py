@@ -156,10 +156,10 @@ def _open(filesystem: fs.FileSystem, root: str, path: str, image_column: str) ->
     )
 
 
-def stretches_of(inputs: Sequence[Input], bytes_per_image: int) -> Iterator[Stretch]:
+def stretches_of(inputs: Sequence[Input], bytes_per_sample: int) -> Iterator[Stretch]:
     """All row groups, a few at a time where they are small."""
     first_row = 0
-    wanted = max(1, PART_BYTES // bytes_per_image)
+    wanted = max(1, PART_BYTES // bytes_per_sample)
     for number, file in enumerate(inputs):
         first_group = rows = 0
         for group, group_rows in enumerate(file.group_rows, start=1):
@@ -231,8 +231,8 @@ def _pixels_of(
 
 def answers_to(classifier: Classifier, rows: pa.Table, *, top: int, batch_size: int) -> pa.Table:
     """What `read_stretch` gave -> row, and the columns of an answer."""
-    shape = classifier.images.shape
-    layout = PixelLayout((classifier.images.bytes_per_image,), shape, is_channel_last=False)
+    shape = classifier.info.shape
+    layout = PixelLayout((classifier.info.bytes_per_sample,), shape, is_channel_last=False)
     pixels = np.asarray(to_pixels(rows["pixels"].combine_chunks(), layout).images)
     errors = rows["error"].to_pylist()
     is_good = np.array([error is None for error in errors], bool)

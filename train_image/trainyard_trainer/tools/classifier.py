@@ -46,14 +46,14 @@ class Classifier:
 
     def __init__(self, saved: Saved, device: torch.device) -> None:
         require_recipe(saved, "image_classification")
-        self.images = saved.images
+        self.info = saved.info
         self._network = saved.build().to(device)
-        self._to_input = ToInput(self.images, saved.config.image_size, device)
+        self._to_input = ToInput(self.info, saved.config.image_size, device)
         self._device = device
 
     def __call__(self, pixels_NCHW: np.ndarray, top: int) -> list[TopLabels]:
         """Return the `top` most likely labels of each image; pixels are uint8."""
-        classes = self.images.classes
+        classes = self.info.classes
         with torch.inference_mode():
             pixels = torch.from_numpy(pixels_NCHW).to(self._device)
             shares = self._network(self._to_input(pixels)).softmax(dim=1)
@@ -78,7 +78,7 @@ def classify_files(
     labelled: list[LabelledFile] = []
     problems: list[str] = []
     with Bar("images", len(files)) as bar:
-        for names, loaded in _batches(files, classifier.images.shape, batch_size):
+        for names, loaded in _batches(files, classifier.info.shape, batch_size):
             bar.advance(len(names))
             problems += [each for each in loaded if isinstance(each, str)]
             if problems:  # Go on, to find all other files that cannot be used.

@@ -8,8 +8,10 @@ import sys
 import time
 
 from trainyard_trainer.config.tool_arguments import DATA_INSPECT, DATA_PREPARE
+from trainyard_trainer.data.preparation.context import PrepareContext
+from trainyard_trainer.data.preparation.destination import is_finished
 from trainyard_trainer.data.preparation.plan import Options
-from trainyard_trainer.data.preparation.prepare import Means, is_finished, prepare
+from trainyard_trainer.data.preparation.prepare import prepare
 from trainyard_trainer.data.preparation.run_data import absolute, default_threads
 from trainyard_trainer.data.prepared import read_prepared
 from trainyard_trainer.run_folder.folder import RunFolder
@@ -42,23 +44,23 @@ def _prepare(wanted: argparse.Namespace) -> int:
     )
     was_finished = is_finished(dest, options)
     with Progress() as progress:
-        means = Means(
+        context = PrepareContext(
             endpoint=wanted.endpoint,
             threads=wanted.jobs or default_threads(wanted.source),
             max_bad_samples=wanted.max_bad_samples,
             say=progress.say,
             show=progress,
         )
-        prepare(options, dest, means)
+        prepare(options, dest, context)
     if was_finished:
         _say(f"{wanted.dest} was finished before")
     prepared = read_prepared(dest, path=wanted.dest, endpoint=wanted.dest_endpoint)
     files = [*prepared.train.files, *prepared.valid.files]
     size = sum(info.size for info in dest.filesystem.get_file_info(files))
-    shape = " x ".join(map(str, prepared.images.shape))
+    shape = " x ".join(map(str, prepared.info.shape))
     print(
         f"{prepared.num_train:,} training and {prepared.num_valid:,} validation images of {shape}, "
-        f"{prepared.images.encoding}, {len(prepared.images.classes)} classes, "
+        f"{prepared.info.encoding}, {len(prepared.info.classes)} classes, "
         f"{size_text(size)} in {len(files)} files: {wanted.dest}"
     )
     if prepared.bad_samples:

@@ -1,10 +1,11 @@
-"""The folder of a run, from the command line.
+"""The command line that reads and writes the folder of a run.
 
     python -m trainyard_trainer.tools.folder --path PATH [--endpoint URL]
         [--archive | --delete | --put LENGTH SHA256 | --sizes | --sum] NAME [FILE]
 
-prints one file of the run NAME, or its SHA-256, or lists them all, on request with their sizes; as an
-archive, prints a file, a folder or the whole; writes a file; or removes the whole.
+Without FILE it lists the files of the run NAME (`--sizes`: with their sizes), prints them all as a tar
+archive (`--archive`), or deletes them (`--delete`). With FILE it prints that file, its SHA-256 (`--sum`), an
+archive of that file or folder (`--archive`), or writes the file from standard input (`--put`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,98 @@ from trainyard_trainer.run_files.exit_codes import NOT_FOUND
 from trainyard_trainer.run_folder.folder import RunFolder
 
 
+def main(arguments: list[str] | None = None) -> int:
+    parser = _parser()
+    wanted = parser.parse_args(arguments)
+    _refuse_wrong_combinations(parser, wanted)
+    try:
+        folder = RunFolder.open(wanted.path, wanted.name, wanted.endpoint)
+    except ConfigError as error:
+        parser.error(str(error))
+    if wanted.put:
+        return _put(folder, wanted.file, int(wanted.put[0]), wanted.put[1])
+    return _handle_run(folder, wanted) if wanted.file is None else _handle_file(folder, wanted)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainyard_trainer.tools.folder", allow_abbrev=False
+    )
+    parser.add_argument("--path", required=True, help="the folder that holds the folders of runs")
+    parser.add_argument("--endpoint", help="the address of an S3 server other than AWS")
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument(
+        "--archive",
+        action="store_true",
+        help="print a tar archive of the file, of the folder FILE, or of the whole run; the last line of "
+        "standard error has its SHA-256 and length",
+    )
+    action.add_argument("--delete", action="store_true", help="delete the run's folder")
+    action.add_argument(
+        "--put",
+        nargs=2,
+        metavar=("LENGTH", "SHA256"),
+        help="write FILE from standard input, and print how many bytes have arrived",
+    )
+    action.add_argument("--sizes", action="store_true", help="list all files, each after its size")
+    action.add_argument("--sum", action="store_true", help="print the SHA-256 of FILE")
+    parser.add_argument("name", help="the name of the run")
+    parser.add_argument(
+        "file", nargs="?", help="the file to print; without it, all files are listed"
+    )
+    return parser
+
+
+def _refuse_wrong_combinations(parser: argparse.ArgumentParser, wanted: argparse.Namespace) -> None:
+    """End the process with exit code 2 if the arguments do not fit together."""
+    parts = PurePosixPath(wanted.name, wanted.file or "").parts
+    if ".." in parts or PurePosixPath(wanted.file or "").is_absolute() or "/" in wanted.name:
+        parser.error("NAME and FILE must lie below PATH")
+    if wanted.put and (wanted.file is None or not wanted.put[0].isdecimal()):
+        parser.error("--put LENGTH SHA256 writes one FILE of so many bytes")
+    if wanted.sum and wanted.file is None:
+        parser.error("--sum needs a FILE")
+    if wanted.sizes and wanted.file is not None:
+        parser.error("--sizes lists the whole folder: leave FILE out")
+    if wanted.delete and wanted.file is not None:
+        parser.error("--delete removes the whole folder: leave FILE out")
+
+
+def _handle_run(folder: RunFolder, wanted: argparse.Namespace) -> int:
+    """List, archive or delete all files of the run."""
+    sizes = folder.sizes()
+    if not sizes:
+        print(f"error: there is no run {wanted.name} in {wanted.path}", file=sys.stderr)
+        return NOT_FOUND
+    if wanted.delete:
+        folder.delete(folder.root)
+    elif wanted.archive:
+        _print_archive(folder, sorted(sizes), "")
+    else:
+        for name in sorted(sizes):
+            print(f"{sizes[name]} {name}" if wanted.sizes else name)
+    return 0
+
+
+def _handle_file(folder: RunFolder, wanted: argparse.Namespace) -> int:
+    """Print or archive one file, its SHA-256, or one folder of the run."""
+    if wanted.archive:
+        root = wanted.file.strip("/")
+        names = [name for name in folder.files() if name == root or name.startswith(f"{root}/")]
+        if names:
+            below = str(PurePosixPath(root).parent) if root in names else root
+            _print_archive(folder, names, below)
+            return 0
+    elif folder.size(f"{folder.root}/{wanted.file}") is not None:
+        if wanted.sum:
+            print(folder.sha256(f"{folder.root}/{wanted.file}"))
+        else:
+            _print_file(folder, wanted.file, sys.stdout.buffer)
+        return 0
+    print(f"error: run {wanted.name} in {wanted.path} has no file {wanted.file}", file=sys.stderr)
+    return NOT_FOUND
+
+
 def _print_file(folder: RunFolder, file: str, output: IO[bytes]) -> None:
     with folder.filesystem.open_input_stream(f"{folder.root}/{file}", compression=None) as stream:
         while chunk := stream.read(2**20):
@@ -29,21 +122,21 @@ def _print_file(folder: RunFolder, file: str, output: IO[bytes]) -> None:
 
 
 def _put(folder: RunFolder, file: str, length: int, sha256: str) -> int:
-    """Write a file from standard input; what has come of it is said, and 0 when it is awaited."""
+    """Write a file from standard input, and print how many bytes have arrived; 0 when it is ready to read."""
 
-    def told(size: int) -> None:
+    def print_size(size: int) -> None:
         print(size, flush=True)
 
     try:
-        folder.put(f"{folder.root}/{file}", sys.stdin.buffer, length, sha256, told)
+        folder.put(f"{folder.root}/{file}", sys.stdin.buffer, length, sha256, print_size)
     except (OSError, ValueError) as error:
         print(f"error: {file} of run {folder.name} was not written: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-class _Summed:
-    """What passes through to a stream, its SHA-256 and its length."""
+class _HashingWriter:
+    """A writer that passes all bytes on to a stream, and computes their SHA-256 and length."""
 
     def __init__(self, output: IO[bytes]) -> None:
         self._output = output
@@ -60,100 +153,21 @@ class _Summed:
         return f"sha256 {self._sum.hexdigest()} {self._length}"
 
 
-def _print_archive(folder: RunFolder, names: list[str], below: str, output: IO[bytes]) -> str:
-    """Print these files as a tar archive, with names that begin at `below`; its SHA-256 and length."""
-    summed = _Summed(output)
-    with tarfile.open(fileobj=summed, mode="w|") as archive:  # type: ignore[call-overload]
+def _print_archive(folder: RunFolder, names: list[str], below: str) -> None:
+    """Print these files as a tar archive, with names relative to `below`, and wait for the reader's byte."""
+    writer = _HashingWriter(sys.stdout.buffer)
+    with tarfile.open(fileobj=writer, mode="w|") as archive:  # type: ignore[call-overload]
         for name in names:
             path = f"{folder.root}/{name}"
             entry = tarfile.TarInfo(str(PurePosixPath(name).relative_to(below)))
-            # A file that grows meanwhile is taken as it was.
+            # A file that grows meanwhile is archived with the size that it had.
             entry.size = folder.size(path) or 0
             with folder.filesystem.open_input_stream(path, compression=None) as stream:
                 archive.addfile(entry, stream)
-    return summed.close()
-
-
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m trainyard_trainer.tools.folder", allow_abbrev=False
-    )
-    parser.add_argument("--path", required=True, help="where the folders of runs lie")
-    parser.add_argument("--endpoint", help="address of an S3 server that is not AWS")
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument(
-        "--archive",
-        action="store_true",
-        help="print a tar archive of the file, of the folder FILE, or of the whole run; its SHA-256 "
-        "and length are the last line of standard error",
-    )
-    how.add_argument("--delete", action="store_true", help="remove the run's folder")
-    how.add_argument(
-        "--put",
-        nargs=2,
-        metavar=("LENGTH", "SHA256"),
-        help="write FILE from standard input; how many bytes have come is printed meanwhile",
-    )
-    how.add_argument("--sizes", action="store_true", help="list all files, each after its bytes")
-    how.add_argument("--sum", action="store_true", help="print the SHA-256 of FILE")
-    parser.add_argument("name", help="the run")
-    parser.add_argument("file", nargs="?", help="print this file; without it, list all files")
-    wanted = parser.parse_args(arguments)
-
-    parts = PurePosixPath(wanted.name, wanted.file or "").parts
-    if ".." in parts or PurePosixPath(wanted.file or "").is_absolute() or "/" in wanted.name:
-        parser.error("NAME and FILE must lie below PATH")
-    try:
-        folder = RunFolder.open(wanted.path, wanted.name, wanted.endpoint)
-    except ConfigError as error:
-        parser.error(str(error))
-
-    if wanted.put:
-        if wanted.file is None or not wanted.put[0].isdecimal():
-            parser.error("--put LENGTH SHA256 writes one FILE of so many bytes")
-        return _put(folder, wanted.file, int(wanted.put[0]), wanted.put[1])
-    sizes = folder.sizes() if wanted.file is None or wanted.archive else {}
-    files = sorted(sizes)
-    if wanted.sum and wanted.file is None:
-        parser.error("--sum is of one FILE")
-    if wanted.sizes and wanted.file is not None:
-        parser.error("--sizes are of the whole folder: leave FILE out")
-    if wanted.file is None and not files:
-        print(f"error: there is no run {wanted.name} in {wanted.path}", file=sys.stderr)
-        return NOT_FOUND
-    if wanted.delete:
-        if wanted.file is not None:
-            parser.error("--delete removes the whole folder: leave FILE out")
-        folder.delete(folder.root)
-        return 0
-    if wanted.archive:
-        root = (wanted.file or "").strip("/")
-        names = [name for name in files if not root or name == root or name.startswith(f"{root}/")]
-        if names:
-            below = str(PurePosixPath(root).parent) if root in names else root
-            told = _print_archive(folder, names, below, sys.stdout.buffer)
-            print(told, file=sys.stderr, flush=True)
-            # Kubernetes throws away what a slow reader has not got 10 s after the end of a program: this
-            # one ends when the reader says so.
-            sys.stdin.buffer.read(1)
-            return 0
-    elif wanted.sizes:
-        for name in files:
-            print(sizes[name], name)
-        return 0
-    elif wanted.file is None:
-        print("\n".join(files))
-        return 0
-    if wanted.archive or folder.size(f"{folder.root}/{wanted.file}") is None:
-        print(
-            f"error: run {wanted.name} in {wanted.path} has no file {wanted.file}", file=sys.stderr
-        )
-        return NOT_FOUND
-    if wanted.sum:
-        print(folder.sha256(f"{folder.root}/{wanted.file}"))
-    else:
-        _print_file(folder, wanted.file, sys.stdout.buffer)
-    return 0
+    print(writer.close(), file=sys.stderr, flush=True)
+    # Kubernetes drops the output that a slow reader has not received 10 s after a program has ended, so this
+    # program ends only when the reader sends a byte.
+    sys.stdin.buffer.read(1)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from trainyard_trainer.data.preparation.labels import Numbered, number_labels
-from trainyard_trainer.data.preparation.plan import look_at_first
+from trainyard_trainer.data.preparation.plan import detect_format
 from trainyard_trainer.data.preparation.run_data import default_threads
-from trainyard_trainer.data.prepared import decode, read_known, read_prepared
+from trainyard_trainer.data.prepared import decode, read_dataset_json, read_prepared
 from trainyard_trainer.data.sources.find import open_prepared, open_source
 from trainyard_trainer.data.sources.samples import ALL, TRAIN, Samples
 from trainyard_trainer.errors import ConfigError
@@ -62,12 +62,12 @@ def look_at(
 
 def _look_at_prepared(folder: RunFolder, path: str, endpoint: str | None) -> Facts:
     prepared = read_prepared(folder, path=path, endpoint=endpoint)
-    if prepared.images.kind == "text":
+    if prepared.info.kind == "text":
         raise ConfigError(
-            f"{path} is text in rows of {prepared.images.bytes_per_image} bytes: {prepared.num_train:,} for "
+            f"{path} is text in rows of {prepared.info.bytes_per_sample} bytes: {prepared.num_train:,} for "
             f"training and {prepared.num_valid:,} for validation. Only images are looked at here."
         )
-    known = read_known(folder)
+    known = read_dataset_json(folder)
     images = known["images"]
     splits = {}
     for name, split in (("train", prepared.train), ("valid", prepared.valid)):
@@ -80,7 +80,7 @@ def _look_at_prepared(folder: RunFolder, path: str, endpoint: str | None) -> Fac
             "samples": split.count,
             "class_counts": listed["class_counts"],
             "bytes": sum(file["bytes"] for file in listed["files"]),
-            "decoded_bytes": split.count * prepared.images.bytes_per_image,
+            "decoded_bytes": split.count * prepared.info.bytes_per_sample,
             "files": len(split.files),
             "rows_per_file": max(split.rows),
             "row_groups": sum(groups),
@@ -93,7 +93,7 @@ def _look_at_prepared(folder: RunFolder, path: str, endpoint: str | None) -> Fac
         "shape": images["shape"],
         "classes": images["classes"],
         "mean": images["mean"],
-        "spread": images["spread"],
+        "std": images["std"],
         "splits": splits,
         "bad_samples": known["bad_samples"],
     }
@@ -103,8 +103,8 @@ def _look_at_prepared(folder: RunFolder, path: str, endpoint: str | None) -> Fac
         with folder.filesystem.open_input_file(prepared.train.files[0]) as stream:
             table = pq.read_table(stream)
         rows = _few_of_each(table["label"].to_numpy())
-        columns = decode(table.take(rows), prepared.images)
-        names = [prepared.images.classes[label] for label in columns["label"]]
+        columns = decode(table.take(rows), prepared.info)
+        names = [prepared.info.classes[label] for label in columns["label"]]
         return list(zip(columns["image"], names, strict=True))
 
     return Facts(known=facts, pick=pick)
@@ -129,7 +129,7 @@ def _look_at_source(
     }
     classes, numbered = number_labels(parts, source.class_names, None)
     with ThreadPoolExecutor(default_threads(path)) as pool:
-        look = look_at_first(first, pool)
+        look = detect_format(first, pool)
     shape = [look.channels, *look.size] if look.size else None
     names = {id(samples): name for name, samples in source.splits.items()}
     facts = {
@@ -225,7 +225,7 @@ def describe(known: dict[str, Any]) -> str:
     ]
     if known.get("differing_shapes"):
         lines.append(f"        {known['differing_shapes']}")
-    for key in ("mean", "spread"):
+    for key in ("mean", "std"):
         if key in known:
             lines.append(f"{key}: {', '.join(f'{value:.4f}' for value in known[key])}")
     lines += ["", _split_table(known["splits"]), "", _class_table(known)]

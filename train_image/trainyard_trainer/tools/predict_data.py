@@ -93,11 +93,11 @@ def labels_of(
     scaling: Scaling,
 ) -> Iterator[pa.Table]:
     """Yield the labels of all rows, in the order of the rows. Raises RunError."""
-    stretches: Sequence[Stretch] = list(stretches_of(inputs, saved.images.bytes_per_image))
+    stretches: Sequence[Stretch] = list(stretches_of(inputs, saved.info.bytes_per_sample))
     if not stretches:
         return
     DataContext.get_current().execution_options.preserve_order = True
-    shared_inputs = ray.put((inputs, stretches, saved.images.shape))
+    shared_inputs = ray.put((inputs, stretches, saved.info.shape))
     dataset = (
         ray.data.from_items(list(range(len(stretches))), override_num_blocks=len(stretches))
         .map_batches(ReadRows(shared_inputs, path, endpoint).__call__, batch_size=1, num_cpus=1)
@@ -161,7 +161,7 @@ def _write(
         inputs=inputs,
         filesystem=open_filesystem(wanted.data, wanted.endpoint)[0],
         out=out,
-        classes=saved.images.classes,
+        classes=saved.info.classes,
         top=wanted.top,
         label_column=label_column,
     )

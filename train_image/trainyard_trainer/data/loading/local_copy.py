@@ -47,11 +47,11 @@ GIB = 2**30
 TRY_AGAIN_S = 0.05
 
 
-class Rows(Dataset[Batch]):
+class LocalCopy(Dataset[Batch]):
     """A split of which an item is a whole batch, given its indices. Other processes get it as a path."""
 
     def __init__(self, prepared: Prepared, split: Split, *, is_pinned: bool = False) -> None:
-        self.images = prepared.images
+        self.info = prepared.info
         self.is_pinned = is_pinned
         self.folder = folder_of(prepared, split)
         remove_unused_but(self.folder)
@@ -61,7 +61,7 @@ class Rows(Dataset[Batch]):
 
     def __getstate__(self) -> dict[str, Any]:
         # Where CUDA is not used, nothing can be pinned.
-        return {"images": self.images, "folder": self.folder, "is_pinned": False}
+        return {"info": self.info, "folder": self.folder, "is_pinned": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
@@ -72,8 +72,8 @@ class Rows(Dataset[Batch]):
         self.ids = np.arange(len(self.labels))
         with (self.folder / "images").open("rb") as file:
             data = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-        if self.images.encoding == "raw":
-            self.pixels = np.frombuffer(data, np.uint8).reshape(-1, *self.images.shape)
+        if self.info.encoding == "raw":
+            self.pixels = np.frombuffer(data, np.uint8).reshape(-1, *self.info.shape)
             return
         offsets = np.load(self.folder / "offsets.npy", mmap_mode="r")
         # In one chunk: to take rows of a column of several chunks, pyarrow copies the whole column.
@@ -85,7 +85,7 @@ class Rows(Dataset[Batch]):
         return len(self.labels)
 
     def __getitem__(self, indices: np.ndarray) -> Batch:
-        if self.images.encoding == "raw":
+        if self.info.encoding == "raw":
             columns = self.pixels, self.labels, self.ids
             return copied(columns, indices, is_pinned=self.is_pinned)
         chosen = {
@@ -93,7 +93,7 @@ class Rows(Dataset[Batch]):
             "image": self.files.take(pa.array(indices)),
             "label": self.labels[indices],
         }
-        pixels = decode(pa.table(chosen), self.images)["image"]
+        pixels = decode(pa.table(chosen), self.info)["image"]
         return Batch(*map(torch.from_numpy, (pixels, chosen["label"], indices)))
 
 
@@ -104,7 +104,7 @@ def folder_of(prepared: Prepared, split: Split) -> Path:
     """Where the copy of these very files lies."""
     infos = prepared.open_filesystem().get_file_info(list(split.files))
     files = [(info.path, info.size, info.mtime_ns) for info in infos]
-    known = repr((prepared.path, prepared.endpoint, astuple(prepared.images), split.rows, files))
+    known = repr((prepared.path, prepared.endpoint, astuple(prepared.info), split.rows, files))
     fingerprint = hashlib.sha256(known.encode()).hexdigest()[:16]
     return Path(tempfile.gettempdir(), f"trainyard-data-{os.getuid()}", fingerprint)
 
@@ -226,8 +226,8 @@ def read_in_order(prepared: Prepared, split: Split) -> Iterator[pa.Table]:
     rows = 0
     for batch in files.to_batches(columns=["id", "image", "label"]):
         table = pa.Table.from_batches([batch])
-        if prepared.images.encoding == "raw":
-            decode(table.slice(), prepared.images)
+        if prepared.info.encoding == "raw":
+            decode(table.slice(), prepared.info)
         due = np.arange(rows, rows + len(table))
         if not np.array_equal(table["id"].to_numpy(), due):
             raise RunError(
@@ -253,8 +253,8 @@ def _bytes_in(values: pa.Array, lengths: np.ndarray) -> pa.Buffer:
 
 def bytes_of(prepared: Prepared, split: Split) -> int:
     """How large the copy will be."""
-    if prepared.images.encoding == "raw":
-        return split.count * prepared.images.bytes_per_image
+    if prepared.info.encoding == "raw":
+        return split.count * prepared.info.bytes_per_sample
     filesystem = prepared.open_filesystem()
     total = 0
     for path in split.files:

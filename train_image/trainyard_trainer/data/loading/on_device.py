@@ -11,19 +11,19 @@ from torch.nn import functional
 
 from trainyard_trainer.config.data import Augment
 from trainyard_trainer.data.loading.batch import Batch
-from trainyard_trainer.data.prepared import Images
+from trainyard_trainer.data.prepared import DatasetInfo
 
 
 class ToInput:
-    """Normalises by the training images' mean and spread, and resizes to the model's square."""
+    """Normalises by the training images' mean and std, and resizes to the model's square."""
 
-    def __init__(self, images: Images, image_size: int, device: torch.device) -> None:
+    def __init__(self, info: DatasetInfo, image_size: int, device: torch.device) -> None:
         self.image_size = image_size
-        # pixel / 255 - mean, over spread, as one multiplication and one addition.
-        mean = torch.tensor(images.mean, device=device).view(1, -1, 1, 1)
-        spread = torch.tensor(images.spread, device=device).view(1, -1, 1, 1)
-        self.factor = 1 / (255 * spread)
-        self.summand = -mean / spread
+        # pixel / 255 - mean, over std, as one multiplication and one addition.
+        mean = torch.tensor(info.mean, device=device).view(1, -1, 1, 1)
+        std = torch.tensor(info.std, device=device).view(1, -1, 1, 1)
+        self.factor = 1 / (255 * std)
+        self.summand = -mean / std
 
     def __call__(self, pixels_NCHW: torch.Tensor) -> torch.Tensor:
         """float32 (N, C, image_size, image_size)."""

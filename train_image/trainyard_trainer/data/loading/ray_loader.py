@@ -33,7 +33,7 @@ from trainyard_trainer.data.loading.chunks import (
     shuffled,
 )
 from trainyard_trainer.data.loading.reading import read_part, read_sample
-from trainyard_trainer.data.prepared import Images, Prepared, decode
+from trainyard_trainer.data.prepared import DatasetInfo, Prepared, decode
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.run_folder.progress import Length, Trained
@@ -85,7 +85,9 @@ class RayBatches:
         self.own = np.zeros(length.num_samples, bool)
         """Used in it since then, by this worker."""
 
-        work = Work(prepared, length, start, self.before.copy(), worker.world_size, config)
+        work = RemainingSamples(
+            prepared, length, start, self.before.copy(), worker.world_size, config
+        )
         nodes = worker.gathered(node_here())
         opened = open_source(work, nodes, held_share) if worker.rank == 0 else None
         source = (share or through_store)(opened)
@@ -130,7 +132,7 @@ def given_twice() -> RunError:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class RemainingSamples:
     """What lies before a group of workers; each of them knows the same."""
 
     prepared: Prepared
@@ -182,10 +184,10 @@ class Streams:
     full: list[ray.data.DataIterator]
 
 
-def open_source(work: Work, nodes: list[str], held_share: float) -> Arrays | Streams:
+def open_source(work: RemainingSamples, nodes: list[str], held_share: float) -> Arrays | Streams:
     """What rank 0 shares with the other workers, which are on these nodes, by rank."""
     configure(work.config)
-    size = work.length.num_samples * work.prepared.images.bytes_per_image
+    size = work.length.num_samples * work.prepared.info.bytes_per_sample
     if size <= held_share * smallest_store():
         return read_all(work)
     epoch, is_begun = work.start.epoch, work.start.steps_in_epoch > 0
@@ -224,14 +226,14 @@ def smallest_store() -> float:
     return min(node["object_store_memory"] for node in nodes if node.get("CPU"))
 
 
-def read(work: Work, ids: np.ndarray, seed: list[int]) -> ray.data.Dataset:
+def read(work: RemainingSamples, ids: np.ndarray, seed: list[int]) -> ray.data.Dataset:
     """These training images as raw pixels, a block per task; shuffled, in another order each time."""
     prepared = work.prepared
     wanted = np.zeros(prepared.num_train, bool)
     wanted[ids] = True
     tasks, first = [], 0
     for file, rows in zip(prepared.train.files, prepared.train.rows, strict=True):
-        parts = -(-rows * prepared.images.bytes_per_image // PART_BYTES)
+        parts = -(-rows * prepared.info.bytes_per_sample // PART_BYTES)
         if wanted[first : first + rows].any():
             tasks += [{"file": [file], "part": [part], "parts": [parts]} for part in range(parts)]
         first += rows
@@ -247,23 +249,23 @@ def read(work: Work, ids: np.ndarray, seed: list[int]) -> ray.data.Dataset:
     return dataset.map_batches(read_task, batch_size=None, batch_format="pyarrow")
 
 
-def split(work: Work, epoch: int, nodes: list[str]) -> list[ray.data.DataIterator]:
+def split(work: RemainingSamples, epoch: int, nodes: list[str]) -> list[ray.data.DataIterator]:
     """The samples that are left from an epoch on, in a stream of equal parts, anew for each epoch."""
     ids = np.setdiff1d(work.unused(epoch), work.apart(epoch), assume_unique=True)
     seed = [work.config.train.seed, work.start.step, epoch]
     return read(work, ids, seed).streaming_split(work.world_size, equal=True, locality_hints=nodes)
 
 
-def read_all(work: Work) -> Arrays:
-    samples, images = work.length.num_samples, work.prepared.images
-    pixels = np.empty((samples, *images.shape), np.uint8)
+def read_all(work: RemainingSamples) -> Arrays:
+    samples, info = work.length.num_samples, work.prepared.info
+    pixels = np.empty((samples, *info.shape), np.uint8)
     labels = np.empty(samples, np.int64)
     times = np.zeros(samples, np.int64)
     tables: Iterable[pa.Table] = read(work, np.arange(samples), seed=[0]).iter_batches(
         batch_size=None, batch_format="pyarrow"
     )
     for table in ahead(tables, work.config.data.ray_nodes):
-        columns = decode(table, replace(images, encoding="raw"))
+        columns = decode(table, replace(info, encoding="raw"))
         ids = columns["id"]
         pixels[ids], labels[ids] = columns["image"], columns["label"]
         times[ids] += 1
@@ -278,7 +280,7 @@ def read_all(work: Work) -> Arrays:
 class Held:
     """Batches from memory that the processes of a machine share, in the order of the torch loader."""
 
-    def __init__(self, source: Arrays, work: Work, worker: Worker) -> None:
+    def __init__(self, source: Arrays, work: RemainingSamples, worker: Worker) -> None:
         self.work = work
         self.rank = worker.rank
         self.is_pinned = worker.device.type == "cuda"
@@ -304,7 +306,7 @@ class Held:
 class Streamed:
     """Batches from Ray's tasks. While an epoch is validated, the next one's first images come already."""
 
-    def __init__(self, source: Streams, work: Work, worker: Worker) -> None:
+    def __init__(self, source: Streams, work: RemainingSamples, worker: Worker) -> None:
         self.work = work
         self.rank = worker.rank
         self.is_pinned = worker.device.type == "cuda"
@@ -320,15 +322,17 @@ class Streamed:
             parts = [next(batches)] if size else []
             if step == len(sizes) - 1 and self.rank < len(apart):
                 parts.append(self._sample(int(apart[self.rank])))
-            yield joined(parts) if parts else no_samples(work.prepared.images)
+            yield joined(parts) if parts else no_samples(work.prepared.info)
 
     def _sample(self, sample: int) -> Batch:
         table = read_sample(self.work.prepared, sample)
-        columns = to_arrays(table, self.work.prepared.images)
+        columns = to_arrays(table, self.work.prepared.info)
         return copied(columns, np.zeros(1, np.int64), is_pinned=self.is_pinned)
 
 
-def all_chunks(source: Streams, work: Work, rank: int, *, is_pinned: bool) -> Iterator[Batch]:
+def all_chunks(
+    source: Streams, work: RemainingSamples, rank: int, *, is_pinned: bool
+) -> Iterator[Batch]:
     """A worker's part of the streams of all epochs, one after the other, and no sample more."""
     for epoch in range(work.start.epoch, work.length.epochs):
         due = sum(work.streamed(epoch))
@@ -350,16 +354,21 @@ def all_chunks(source: Streams, work: Work, rank: int, *, is_pinned: bool) -> It
 
 
 def stream(
-    iterator: ray.data.DataIterator, work: Work, epoch: int, rank: int, *, is_pinned: bool
+    iterator: ray.data.DataIterator,
+    work: RemainingSamples,
+    epoch: int,
+    rank: int,
+    *,
+    is_pinned: bool,
 ) -> Iterator[Batch]:
     """A worker's part of the stream of an epoch, in chunks."""
-    images = work.prepared.images
-    size = images.bytes_per_image
+    info = work.prepared.info
+    size = info.bytes_per_sample
     rows = max(CHUNK_BYTES // size, work.length.global_batch_size // work.world_size)
     tables = iterator.iter_batches(
         batch_size=rows, batch_format="pyarrow", prefetch_batches=CHUNKS_AHEAD
     )
-    chunks = (to_arrays(table, images) for table in tables)
+    chunks = (to_arrays(table, info) for table in tables)
     if not work.config.data.shuffle:
         return in_order(chunks, is_pinned=is_pinned)
     # Not in Ray's own buffer: it keeps its samples in the object store, and stops the tasks that fill it.
@@ -368,15 +377,15 @@ def stream(
     return shuffled(chunks, room, random, is_pinned=is_pinned)
 
 
-def to_arrays(table: pa.Table, images: Images) -> Columns:
+def to_arrays(table: pa.Table, info: DatasetInfo) -> Columns:
     """Views of raw pixels in Arrow."""
-    columns = decode(table, replace(images, encoding="raw"))
+    columns = decode(table, replace(info, encoding="raw"))
     return columns["image"], columns["label"], columns["id"]
 
 
-def no_samples(images: Images) -> Batch:
+def no_samples(info: DatasetInfo) -> Batch:
     none = torch.empty(0, dtype=torch.int64)
-    return Batch(torch.empty(0, *images.shape, dtype=torch.uint8), none, none)
+    return Batch(torch.empty(0, *info.shape, dtype=torch.uint8), none, none)
 
 
 def ahead(items: Iterable[T], nodes: dict[str, str] | None) -> Ahead[T]:

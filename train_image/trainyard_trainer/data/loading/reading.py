@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainyard_trainer.data.prepared import Images, Prepared, decode, to_table
+from trainyard_trainer.data.prepared import DatasetInfo, Prepared, decode, to_table
 
 COLUMNS = ["id", "image", "label"]
 
@@ -27,7 +27,7 @@ def read_part(
         table = parquet.read_row_groups(chosen, columns=COLUMNS)
     if wanted is not None:
         table = table.filter(pa.array(np.unpackbits(wanted)[table["id"].to_numpy()] == 1))
-    return with_pixels(table, prepared.images)
+    return with_pixels(table, prepared.info)
 
 
 def read_sample(prepared: Prepared, sample: int) -> pa.Table:
@@ -43,12 +43,12 @@ def read_sample(prepared: Prepared, sample: int) -> pa.Table:
                 break
             row -= rows
         table = parquet.read_row_group(group, columns=COLUMNS)
-    return with_pixels(table.slice(row, 1), prepared.images)
+    return with_pixels(table.slice(row, 1), prepared.info)
 
 
-def with_pixels(table: pa.Table, images: Images) -> pa.Table:
+def with_pixels(table: pa.Table, info: DatasetInfo) -> pa.Table:
     """The same rows, with pixels instead of picture files."""
-    if images.encoding == "encoded":
-        columns = decode(table, images)
-        table = to_table(images, columns["id"], columns["image"], columns["label"])
+    if info.encoding == "encoded":
+        columns = decode(table, info)
+        table = to_table(info, columns["id"], columns["image"], columns["label"])
     return table.replace_schema_metadata(None)

@@ -18,8 +18,8 @@ from trainyard_trainer.config.train import share_batch
 from trainyard_trainer.config.trainer_config import Scaling, TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch, order_of_epoch, parts_of_epoch
 from trainyard_trainer.data.loading.chunks import Ahead
-from trainyard_trainer.data.loading.local_copy import Rows
-from trainyard_trainer.data.prepared import Images, Prepared
+from trainyard_trainer.data.loading.local_copy import LocalCopy
+from trainyard_trainer.data.prepared import DatasetInfo, Prepared
 from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.run_folder.progress import Length, Trained
 
@@ -70,8 +70,8 @@ class TorchBatches:
         self.sampler = GlobalBatches(
             length, worker, shuffle=config.data.shuffle, seed=config.train.seed
         )
-        processes = decode_workers(config.data, config.scaling, prepared.images)
-        rows = Rows(prepared, prepared.train, is_pinned=worker.device.type == "cuda")
+        processes = decode_workers(config.data, config.scaling, prepared.info)
+        rows = LocalCopy(prepared, prepared.train, is_pinned=worker.device.type == "cuda")
         self.loader = load(rows, self.sampler, processes, worker)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
@@ -97,23 +97,23 @@ class ValidationBatches:
         size = 2 * share_batch(config.train, worker.world_size).micro_batch_size
         most = -(-prepared.num_valid // worker.world_size)
         batches = [self.indices[start : start + size] for start in range(0, most, size)]
-        processes = decode_workers(config.data, config.scaling, prepared.images)
-        rows = Rows(prepared, prepared.valid, is_pinned=worker.device.type == "cuda")
+        processes = decode_workers(config.data, config.scaling, prepared.info)
+        rows = LocalCopy(prepared, prepared.valid, is_pinned=worker.device.type == "cuda")
         self.loader = load(rows, batches, processes, worker)
 
     def __iter__(self) -> Iterator[Batch]:
         return iterate(self.loader)
 
 
-def decode_workers(data: Data, scaling: Scaling, images: Images) -> int:
+def decode_workers(data: Data, scaling: Scaling, info: DatasetInfo) -> int:
     """Processes of one worker that make batches; with none, the worker itself does."""
     if data.decode_workers is not None:
         return data.decode_workers
-    return scaling.cpus_per_worker - 1 if images.encoding == "encoded" else 0
+    return scaling.cpus_per_worker - 1 if info.encoding == "encoded" else 0
 
 
 def load(
-    rows: Rows, batches: Sampler[np.ndarray] | list[np.ndarray], processes: int, worker: Worker
+    rows: LocalCopy, batches: Sampler[np.ndarray] | list[np.ndarray], processes: int, worker: Worker
 ) -> DataLoader[Batch]:
     """A loader of batches, given the indices of each."""
     several: dict[str, Any] = {}

@@ -1,4 +1,5 @@
-"""Images as a source has them -> images as a prepared data set keeps them, each one decoded and checked."""
+"""Convert the images of a source into the format of the prepared data set. Each image is decoded and
+checked."""
 
 from __future__ import annotations
 
@@ -14,33 +15,35 @@ import pyarrow as pa
 from trainyard_trainer.data.prepared import pixels_to_values
 from trainyard_trainer.data.sources.samples import Samples
 
-PICTURES_AT_ONCE = 128
-"""Picture files in memory, as they come."""
+FILES_AT_ONCE = 128
+"""The number of image files that are in memory at once."""
 
 LUMA = (19595, 38470, 7471)
-"""Of red, green and blue in grey, by 2**16: ITU-R 601, as all picture libraries have it."""
+"""The weights of red, green and blue in a grey value, times 2**16, as ITU-R BT.601 defines them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Form:
-    """How a prepared data set keeps its images."""
+class StoredFormat:
+    """The format in which a prepared data set stores its images."""
 
     shape: tuple[int, int, int]
     encoding: Literal["raw", "encoded"]
     is_fitted: bool
-    """Images of other sizes are made to fit, and larger pictures kept so; else each must have that size."""
+    """Whether images are cropped and resized to the shape; if not, each image must have that size."""
 
 
-class Sums(NamedTuple):
-    """What mean and spread follow from, exactly, in whatever order it is added up."""
+class PixelSums(NamedTuple):
+    """Exact sums from which mean and standard deviation follow, in whatever order they are added."""
 
     pixels: int
-    """Of each channel."""
+    """The number of pixels of each channel."""
     total: tuple[int, ...]
+    """The sum of the pixel values, per channel."""
     squares: tuple[int, ...]
+    """The sum of the squared pixel values, per channel."""
 
     @classmethod
-    def of(cls, pixels_NCHW: np.ndarray) -> Sums:
+    def of(cls, pixels_NCHW: np.ndarray) -> PixelSums:
         count, channels, height, width = pixels_NCHW.shape
         flat = pixels_NCHW.reshape(count, channels, height * width)
         total, squares = np.zeros((2, channels), np.uint64)
@@ -52,16 +55,16 @@ class Sums(NamedTuple):
         return cls(count * height * width, tuple(total.tolist()), tuple(squares.tolist()))
 
     @classmethod
-    def none(cls, channels: int) -> Sums:
+    def none(cls, channels: int) -> PixelSums:
         return cls(0, (0,) * channels, (0,) * channels)
 
     @classmethod
-    def of_json(cls, known: list) -> Sums:
-        pixels, total, squares = known
+    def of_json(cls, values: list) -> PixelSums:
+        pixels, total, squares = values
         return cls(pixels, tuple(total), tuple(squares))
 
-    def plus(self, other: Sums) -> Sums:
-        return Sums(
+    def plus(self, other: PixelSums) -> PixelSums:
+        return PixelSums(
             self.pixels + other.pixels,
             tuple(map(sum, zip(self.total, other.total, strict=True))),
             tuple(map(sum, zip(self.squares, other.squares, strict=True))),
@@ -69,12 +72,12 @@ class Sums(NamedTuple):
 
     @property
     def mean(self) -> tuple[float, ...]:
-        """Per channel, with pixels from 0 to 1."""
+        """The mean per channel, with pixels from 0 to 1."""
         return tuple(total / (255 * self.pixels) for total in self.total)
 
     @property
-    def spread(self) -> tuple[float, ...]:
-        """Standard deviation."""
+    def std(self) -> tuple[float, ...]:
+        """The standard deviation per channel, with pixels from 0 to 1."""
         return tuple(
             (self.pixels * squares - total**2) ** 0.5 / (255 * self.pixels)
             for total, squares in zip(self.total, self.squares, strict=True)
@@ -82,43 +85,46 @@ class Sums(NamedTuple):
 
 
 class Converted(NamedTuple):
-    """Images of some rows."""
+    """The converted images of some rows, and the rows that have no usable image."""
 
-    places: np.ndarray
-    """Of the images that are good, among the rows that were asked for."""
+    indices: np.ndarray
+    """The indices of the good images among the requested rows."""
     values: pa.Array
-    sums: Sums
+    sums: PixelSums
     problems: dict[int, str]
-    """Why an image is none, by its place."""
+    """Why an image cannot be used, by its index among the requested rows."""
 
 
 def convert(
     samples: Samples,
     rows: np.ndarray,
-    form: Form,
+    form: StoredFormat,
     pool: Executor,
     note: Callable[[int], None] = lambda count: None,
 ) -> Converted:
-    """The images of the rows, in that order. `note` hears how many more are done."""
+    """Return the converted images of the rows, in that order.
+
+    `note` is called with the number of rows that are finished since its last call.
+    """
     if samples.pixel_shape is None:
-        return _convert_pictures(samples, rows, form, pool, note)
+        return _convert_files(samples, rows, form, pool, note)
     images, problems = samples.read(rows, pool)
     assert isinstance(images, np.ndarray)
-    places = _good_places(len(rows), problems)
-    pixels = _to_channels(images if len(places) == len(rows) else images[places], form.shape[0])
+    indices = _good_indices(len(rows), problems)
+    pixels = _to_channels(images if len(indices) == len(rows) else images[indices], form.shape[0])
     if pixels.shape[1:] != form.shape:
         pixels = _resize(pixels, form, pool)
     values = pixels_to_values(pixels)
     if form.encoding == "encoded":
-        # Only pictures need torch.
+        # Only image files need torch.
         from trainyard_trainer.data.image_codec import to_png
 
         values = pa.array(pool.map(to_png, pixels), pa.binary())
     note(len(rows))
-    return Converted(places, values, Sums.of(pixels), problems)
+    return Converted(indices, values, PixelSums.of(pixels), problems)
 
 
-def _good_places(count: int, problems: dict[int, str]) -> np.ndarray:
+def _good_indices(count: int, problems: dict[int, str]) -> np.ndarray:
     return np.setdiff1d(np.arange(count), list(problems))
 
 
@@ -131,47 +137,51 @@ def _to_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
     return ((grey + 2**15) >> 16).astype(np.uint8)[:, None]
 
 
-def _resize(pixels: np.ndarray, form: Form, pool: Executor) -> np.ndarray:
+def _resize(pixels: np.ndarray, form: StoredFormat, pool: Executor) -> np.ndarray:
     from trainyard_trainer.data.image_codec import resize
 
     _, height, width = form.shape
     resized = np.empty((len(pixels), *form.shape), np.uint8)
-    for place, image in enumerate(pool.map(partial(resize, height=height, width=width), pixels)):
-        resized[place] = image
+    for index, image in enumerate(pool.map(partial(resize, height=height, width=width), pixels)):
+        resized[index] = image
     return resized
 
 
-def _convert_pictures(
-    samples: Samples, rows: np.ndarray, form: Form, pool: Executor, note: Callable[[int], None]
+def _convert_files(
+    samples: Samples,
+    rows: np.ndarray,
+    form: StoredFormat,
+    pool: Executor,
+    note: Callable[[int], None],
 ) -> Converted:
     pieces: list[pa.Array] = [pa.array([], pa.binary())]
-    sums = Sums.none(form.shape[0])
+    sums = PixelSums.none(form.shape[0])
     problems: dict[int, str] = {}
-    for start in range(0, len(rows), PICTURES_AT_ONCE):
-        images, bad = samples.read(rows[start : start + PICTURES_AT_ONCE], pool)
+    for start in range(0, len(rows), FILES_AT_ONCE):
+        images, bad = samples.read(rows[start : start + FILES_AT_ONCE], pool)
         assert isinstance(images, list)
-        good = _good_places(len(images), bad)
+        good = _good_indices(len(images), bad)
         kept = []
-        for place, found in zip(good, _convert_each(images, good, form, pool), strict=True):
+        for index, found in zip(good, _convert_each(images, good, form, pool), strict=True):
             if isinstance(found, str):
-                bad[int(place)] = found
+                bad[int(index)] = found
             else:
                 kept.append(found[0])
                 sums = sums.plus(found[1])
         pieces.append(pa.array(kept, pa.binary()))
-        problems |= {start + place: reason for place, reason in bad.items()}
+        problems |= {start + index: reason for index, reason in bad.items()}
         note(len(images))
-    return Converted(_good_places(len(rows), problems), pa.concat_arrays(pieces), sums, problems)
+    return Converted(_good_indices(len(rows), problems), pa.concat_arrays(pieces), sums, problems)
 
 
 def _convert_each(
-    images: list[bytes], places: np.ndarray, form: Form, pool: Executor
-) -> Iterator[tuple[bytes, Sums] | str]:
-    return pool.map(lambda place: _convert_one(images[place], form), places.tolist())
+    images: list[bytes], indices: np.ndarray, form: StoredFormat, pool: Executor
+) -> Iterator[tuple[bytes, PixelSums] | str]:
+    return pool.map(lambda index: _convert_one(images[index], form), indices.tolist())
 
 
-def _convert_one(data: bytes, form: Form) -> tuple[bytes, Sums] | str:
-    """The bytes to keep, or why there are none."""
+def _convert_one(data: bytes, form: StoredFormat) -> tuple[bytes, PixelSums] | str:
+    """Return the bytes to store and their sums, or the reason why the image cannot be used."""
     from trainyard_trainer.data import image_codec
 
     try:
@@ -180,12 +190,12 @@ def _convert_one(data: bytes, form: Form) -> tuple[bytes, Sums] | str:
             _, height, width = form.shape
             return (
                 f"it is {header.height} x {header.width}, where others are {height} x {width}; "
-                "--size would make all alike"
+                "use --size to resize all images"
             )
         if form.encoding == "raw":
             pixels = image_codec.load(data, form.shape, header)
-            return pixels.tobytes(), Sums.of(pixels[None])
+            return pixels.tobytes(), PixelSums.of(pixels[None])
         data = image_codec.to_plain(data, header, form.shape, shrink=form.is_fitted)
-        return data, Sums.of(image_codec.decode(data, form.shape)[None])
+        return data, PixelSums.of(image_codec.decode(data, form.shape)[None])
     except image_codec.UnreadableError as error:
         return f"it cannot be decoded: {error}"

@@ -1,7 +1,7 @@
-"""A shuffle of more rows than memory holds, by way of runs: rows as they come, sorted by the files they fill.
+"""A shuffle of more rows than fit into memory, by way of sorted chunks.
 
-A run is an Arrow file with a record batch for each file of the part; a file of the part is put together from
-its batches in all runs.
+A sorted chunk is an Arrow file that holds some rows of the source, with one record batch for each Parquet
+file of the split. Each Parquet file is then assembled from its batches in all chunks.
 """
 
 from __future__ import annotations
@@ -18,9 +18,14 @@ from trainyard_trainer.run_folder.folder import RunFolder
 SCHEMA = pa.schema([("position", pa.int64()), ("image", pa.binary())])
 
 
-def pack_run(found: Converted, positions: np.ndarray, file_of: np.ndarray, num_files: int) -> bytes:
-    """Images that were converted; `positions` and `file_of` are where each of the rows goes."""
-    positions, file_of = positions[found.places], file_of[found.places]
+def pack_chunk(
+    found: Converted, positions: np.ndarray, file_of: np.ndarray, num_files: int
+) -> bytes:
+    """Return a sorted chunk of converted images.
+
+    `positions` has the position of each row in the split, `file_of` the number of its Parquet file.
+    """
+    positions, file_of = positions[found.indices], file_of[found.indices]
     order = np.argsort(file_of, kind="stable")
     ends = np.searchsorted(file_of[order], np.arange(num_files), side="right").tolist()
     output = pa.BufferOutputStream()
@@ -33,29 +38,29 @@ def pack_run(found: Converted, positions: np.ndarray, file_of: np.ndarray, num_f
     return output.getvalue().to_pybytes()
 
 
-class Gathered(NamedTuple):
-    """The rows of a file, in order."""
+class SortedRows(NamedTuple):
+    """The rows of one Parquet file, in the order of their positions."""
 
     positions: np.ndarray
-    """In the part."""
+    """The positions of the rows in the split."""
     values: pa.Array
 
 
-class Runs:
-    """All runs of a part."""
+class SortedChunks:
+    """All sorted chunks of a split."""
 
     def __init__(self, dest: RunFolder, files: Sequence[str]) -> None:
         self._dest = dest
         self._files = files
 
-    def take(self, number: int) -> Gathered:
-        """The rows of a file of the part."""
+    def take(self, number: int) -> SortedRows:
+        """Return the rows of the Parquet file with this number."""
         table = pa.Table.from_batches(self._batches(number), SCHEMA)
         positions = table["position"].to_numpy()
         order = np.argsort(positions)
         chunks = table["image"].chunks
         images = pa.concat_arrays(chunks) if chunks else pa.array([], pa.binary())
-        return Gathered(positions[order], images.take(pa.array(order)))
+        return SortedRows(positions[order], images.take(pa.array(order)))
 
     def _batches(self, number: int) -> Iterator[pa.RecordBatch]:
         for file in self._files:

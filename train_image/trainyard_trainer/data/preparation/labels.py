@@ -1,4 +1,4 @@
-"""Labels as numbers from 0, the names of the classes, and what is wrong with the labels of a source."""
+"""Turn the labels of a source into numbers from 0, find the names of the classes, and find wrong labels."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from trainyard_trainer.data.sources.samples import TRAIN, Samples
 from trainyard_trainer.errors import ConfigError
 
 MOST_CLASSES = 2**20
-"""A larger number is no class, but something else in the wrong column."""
+"""The largest number of classes. A larger label is most likely from another column."""
 
 SHOWN = 5
+"""The largest number of classes that an error message lists."""
 
 
 class Numbered(NamedTuple):
-    """Labels of one part of a data set."""
+    """The numbered labels of one split of a source."""
 
     labels: np.ndarray
-    """(N,) int64; anything where there is a problem."""
+    """(N,) int64; the value of a row with a problem has no meaning."""
     problems: dict[int, str]
-    """Why a row is no sample, by row."""
+    """Why a row cannot be used, by row."""
 
     @property
     def good_rows(self) -> np.ndarray:
@@ -36,17 +37,17 @@ class Numbered(NamedTuple):
 def number_labels(
     splits: Mapping[str, Samples], class_names: tuple[str, ...] | None, num_classes: int | None
 ) -> tuple[tuple[str, ...], dict[str, Numbered]]:
-    """The classes, and the labels of each part.
+    """Return the names of the classes, and the numbered labels of each split.
 
-    Names are those of the training samples, sorted; numbers are their own names, up to the highest.
-    Raises ConfigError if that is another number of classes than it should be.
+    The classes are the sorted names of the training samples, or the numbers from 0 to the highest label.
+    Raises ConfigError if their number is not `num_classes`.
     """
     are_names = {name: _are_names(samples.labels) for name, samples in splits.items()}
     if len(set(are_names.values())) > 1:
         words = ", ".join(
             f"{'names' if are else 'numbers'} in {name}" for name, are in are_names.items()
         )
-        raise ConfigError(f"labels are {words}. Use the same in both.")
+        raise ConfigError(f"labels are {words}. Use names in both splits, or numbers in both.")
     if are_names[TRAIN]:
         classes = class_names or _names_in(splits[TRAIN].labels)
     else:
@@ -70,12 +71,12 @@ def _names_in(labels: pa.Array) -> tuple[str, ...]:
 
 
 def _count_numbers(splits: Iterable[Samples]) -> int:
-    """One more than the highest label that can be a class."""
+    """Return the number of classes of integer labels: one more than the highest label."""
     highest = 0
     for samples in splits:
         labels = samples.labels
-        known = labels.filter(pc.less(labels, MOST_CLASSES))
-        highest = max(highest, pc.max(known).as_py() or 0)
+        plausible = labels.filter(pc.less(labels, MOST_CLASSES))
+        highest = max(highest, pc.max(plausible).as_py() or 0)
     return highest + 1
 
 
@@ -98,8 +99,8 @@ def _number(samples: Samples, classes: tuple[str, ...]) -> Numbered:
 
 def _explain(label: int | str, classes: tuple[str, ...]) -> str:
     if isinstance(label, str):
-        return f"its label '{label}' is no class of the training samples: {_shortened(classes)}"
-    return f"its label {label} is out of range: 0 to {len(classes) - 1} are right"
+        return f"its label '{label}' is not a class of the training samples: {_shortened(classes)}"
+    return f"its label {label} is out of range: the classes are 0 to {len(classes) - 1}"
 
 
 def _shortened(classes: tuple[str, ...]) -> str:

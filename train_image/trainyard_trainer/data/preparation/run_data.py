@@ -1,4 +1,5 @@
-"""The data set of a run: one that is prepared already, where it is, or prepared into the run's folder."""
+"""The data set of a run: a prepared one is read in place, another source is prepared into the run's
+folder."""
 
 from __future__ import annotations
 
@@ -10,18 +11,19 @@ from typing import Any
 
 from trainyard_trainer.config.data import Data
 from trainyard_trainer.config.data_sources import BUILT_IN
+from trainyard_trainer.data.preparation.context import PrepareContext
 from trainyard_trainer.data.preparation.plan import Options
-from trainyard_trainer.data.preparation.prepare import Means, prepare
+from trainyard_trainer.data.preparation.prepare import prepare
 from trainyard_trainer.data.prepared import Prepared, is_prepared, read_prepared
 from trainyard_trainer.data.sources.find import open_prepared
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_folder.folder import RunFolder
 
-TELL_S = 10.0
-"""Between two lines about how far a preparation is."""
+PROGRESS_S = 10.0
+"""Seconds between two lines about the progress of a preparation."""
 
 REQUESTS_PER_CPU = 8
-"""Pictures that are fetched at once from an object store: most of the time is waiting."""
+"""The number of image files that are requested at once from an object store, per CPU."""
 
 
 def open_data(
@@ -32,18 +34,18 @@ def open_data(
     storage_endpoint: str | None,
     say: Callable[[str], None],
 ) -> Prepared:
-    """The run's data set, prepared first if it is not, or not completely; `form` has the options that its
-    recipe decides.
+    """Return the run's data set; prepare it first if that has not been done, or not completely.
 
-    Raises ConfigError for a source that is none, or has bad samples; it names them.
+    `form` has the preparation options that the recipe decides. Raises ConfigError if the source cannot be
+    read, or has more bad samples than allowed.
     """
     endpoint = data.endpoint or storage_endpoint
     in_place = open_prepared(data.source, endpoint)
     if in_place is not None:
         if data.valid_source is not None:
             raise ConfigError(
-                f"data.valid_source = {data.valid_source} cannot be added to {data.source}, which is "
-                "prepared already. Prepare both together: trainyard data prepare --valid."
+                f"data.valid_source = {data.valid_source} cannot be added to {data.source}, which is a "
+                "prepared data set. Prepare both together: trainyard data prepare --valid."
             )
         return read_prepared(in_place, path=data.source, endpoint=endpoint)
     dest = RunFolder(folder.filesystem, folder.data)
@@ -57,38 +59,39 @@ def open_data(
             text_files=data.text_files,
             **form,
         )
-        means = Means(
+        context = PrepareContext(
             endpoint=endpoint,
             threads=default_threads(data.source),
             max_bad_samples=data.max_bad_samples,
             say=say,
-            show=_Teller(say),
+            show=_ProgressLines(say),
         )
-        prepare(options, dest, means)
+        prepare(options, dest, context)
     return read_prepared(dest, path=folder.show(folder.data), endpoint=storage_endpoint)
 
 
 def absolute(source: str) -> str:
-    """The same source from everywhere."""
+    """Return the source with an absolute path, so that it does not depend on the working directory."""
     if source in BUILT_IN:
         return source
     return source.rstrip("/") if "://" in source else str(Path(source).resolve())
 
 
 def default_threads(source: str) -> int:
+    """Return the number of threads that read and decode a source."""
     cpus = len(os.sched_getaffinity(0))
     return cpus * REQUESTS_PER_CPU if source.startswith("s3://") else cpus
 
 
-class _Teller:
-    """Says now and then how far the work is; nothing of work that is done in a moment."""
+class _ProgressLines:
+    """Prints the progress of a preparation every few seconds."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._told = time.monotonic()
+        self._printed = time.monotonic()
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         now = time.monotonic()
-        if now - self._told >= TELL_S:
-            self._told = now
+        if now - self._printed >= PROGRESS_S:
+            self._printed = now
             self._say(f"{stage}: {done:,} of {total:,} samples")

@@ -21,8 +21,8 @@ from trainyard_trainer.data.sources.samples import (
     ALL,
     SPLIT_NAMES,
     TRAIN,
-    Place,
-    Read,
+    ReadImages,
+    SampleLocation,
     Source,
     choose_splits,
     is_split_name,
@@ -52,19 +52,19 @@ class PictureFiles:
     pixel_shape: None = None
     is_random_access: bool = True
 
-    def where(self, row: int) -> Place:
+    def where(self, row: int) -> SampleLocation:
         if self.manifest is None:
-            return Place(self.paths[row])
-        return Place(self.manifest, self.lines[row], "line")
+            return SampleLocation(self.paths[row])
+        return SampleLocation(self.manifest, self.lines[row], "line")
 
-    def read(self, rows: np.ndarray, pool: Executor) -> Read:
+    def read(self, rows: np.ndarray, pool: Executor) -> ReadImages:
         images: list[bytes] = []
         problems: dict[int, str] = {}
         for place, found in enumerate(pool.map(self._read, rows.tolist())):
             if isinstance(found, str):
                 problems[place] = found
             images.append(b"" if isinstance(found, str) else found)
-        return Read(images, problems)
+        return ReadImages(images, problems)
 
     def _read(self, row: int) -> bytes | str:
         """A picture file, or why there is none. Raises RunError if the storage does not answer."""
@@ -191,7 +191,7 @@ def has_classes(root: str, infos: Sequence[fs.FileInfo]) -> bool:
 # A manifest.
 
 
-class Line(NamedTuple):
+class ManifestLine(NamedTuple):
     """One line of a manifest: what it holds, or why that cannot be said."""
 
     number: int
@@ -200,7 +200,7 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class ManifestLines:
     """The columns of a manifest that matter, and what is wrong by row."""
 
     numbers: list[int] = field(default_factory=list)
@@ -209,12 +209,12 @@ class Lines:
     splits: list[Any] = field(default_factory=list)
     problems: dict[int, str] = field(default_factory=dict)
 
-    def take(self, rows: list[int]) -> Lines:
+    def take(self, rows: list[int]) -> ManifestLines:
         def at_rows(column: list[Any]) -> list[Any]:
             return [column[row] for row in rows]
 
         problems = {new: self.problems[row] for new, row in enumerate(rows) if row in self.problems}
-        return Lines(
+        return ManifestLines(
             at_rows(self.numbers),
             at_rows(self.paths),
             at_rows(self.labels),
@@ -254,9 +254,11 @@ def open_manifest(
     )
 
 
-def _gather(found: Iterator[Line], file: str, image_column: str, label_column: str) -> Lines:
+def _gather(
+    found: Iterator[ManifestLine], file: str, image_column: str, label_column: str
+) -> ManifestLines:
     """Raises ConfigError if no line can be used, or the first that can has not the columns."""
-    lines = Lines()
+    lines = ManifestLines()
     is_checked = False
     for row, (number, values, problem) in enumerate(found):
         if problem is not None:
@@ -295,7 +297,7 @@ def check_columns(
         )
 
 
-def _csv_lines(text: str, file: str) -> Iterator[Line]:
+def _csv_lines(text: str, file: str) -> Iterator[ManifestLine]:
     delimiter = "\t" if file.lower().endswith(".tsv") else ","
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
@@ -304,33 +306,33 @@ def _csv_lines(text: str, file: str) -> Iterator[Line]:
             if not values:
                 continue
             if len(values) == len(names):
-                yield Line(reader.line_num, dict(zip(names, values, strict=True)))
+                yield ManifestLine(reader.line_num, dict(zip(names, values, strict=True)))
             else:
                 problem = (
                     f"it has {len(values)} values, where the first line has {len(names)} names"
                 )
-                yield Line(reader.line_num, {}, problem)
+                yield ManifestLine(reader.line_num, {}, problem)
     except csv.Error as error:
         raise ConfigError(f"{file}, line {reader.line_num}: {error}.") from error
 
 
-def _json_lines(text: str) -> Iterator[Line]:
+def _json_lines(text: str) -> Iterator[ManifestLine]:
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
             values = json.loads(line)
         except json.JSONDecodeError as error:
-            yield Line(number, {}, f"it is no JSON: {error}")
+            yield ManifestLine(number, {}, f"it is no JSON: {error}")
             continue
         if isinstance(values, dict):
-            yield Line(number, values)
+            yield ManifestLine(number, values)
         else:
-            yield Line(number, {}, "it is no JSON object")
+            yield ManifestLine(number, {}, "it is no JSON object")
 
 
 def _split_rows(
-    path: str, file: str, lines: Lines, say: Callable[[str], None]
+    path: str, file: str, lines: ManifestLines, say: Callable[[str], None]
 ) -> dict[str, list[int]]:
     """Rows of each part. A line that cannot be read belongs to the first one."""
     rows: dict[Any, list[int]] = {}
@@ -355,7 +357,7 @@ def _split_rows(
 
 
 def _files_of_lines(
-    filesystem: fs.FileSystem, file: str, lines: Lines, image_column: str, label_column: str
+    filesystem: fs.FileSystem, file: str, lines: ManifestLines, image_column: str, label_column: str
 ) -> PictureFiles:
     for row, path in enumerate(lines.paths):
         if not isinstance(path, str) or not path:
@@ -384,7 +386,7 @@ def _is_number(text: str) -> bool:
     return text.strip().removeprefix("-").isdecimal()
 
 
-def _of_one_type(lines: Lines, file: str, column: str) -> pa.Array:
+def _of_one_type(lines: ManifestLines, file: str, column: str) -> pa.Array:
     """Numbers or names, as the first label is; others are problems. Raises ConfigError."""
     known = [row for row, label in enumerate(lines.labels) if label is not None]
     first: Any = lines.labels[known[0]] if known else ""

@@ -25,7 +25,7 @@ SPLIT_NAMES = {
 """What people call the parts; of several names of one part the first counts."""
 
 
-class Place(NamedTuple):
+class SampleLocation(NamedTuple):
     """Where a sample comes from, so that a person finds it."""
 
     file: str
@@ -36,7 +36,7 @@ class Place(NamedTuple):
         return self.file if self.row is None else f"{self.file}, {self.unit} {self.row}"
 
 
-class Read(NamedTuple):
+class ReadImages(NamedTuple):
     """Images of some rows, in the order in which they were asked for."""
 
     images: np.ndarray | list[bytes]
@@ -68,9 +68,9 @@ class Samples(Protocol):
     def problems(self) -> Mapping[int, str]:
         """Rows that are known to be no samples before their images are read."""
 
-    def where(self, row: int) -> Place: ...
+    def where(self, row: int) -> SampleLocation: ...
 
-    def read(self, rows: np.ndarray, pool: Executor) -> Read: ...
+    def read(self, rows: np.ndarray, pool: Executor) -> ReadImages: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,13 +118,13 @@ class HeldSamples:
             return self.images.nbytes
         return sum(map(len, self.images))
 
-    def where(self, row: int) -> Place:
-        return Place(self.file, row, "image")
+    def where(self, row: int) -> SampleLocation:
+        return SampleLocation(self.file, row, "image")
 
-    def read(self, rows: np.ndarray, pool: Executor) -> Read:
+    def read(self, rows: np.ndarray, pool: Executor) -> ReadImages:
         if isinstance(self.images, np.ndarray):
-            return Read(self.images[rows], {})
-        return Read([self.images[row] for row in rows], {})
+            return ReadImages(self.images[rows], {})
+        return ReadImages([self.images[row] for row in rows], {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class Cached:
     """Samples of a file that gives rows only one after the other, read into memory at once."""
 
     origin: Samples
-    found: Read
+    found: ReadImages
 
     @classmethod
     def of(cls, origin: Samples, pool: Executor) -> Cached:
@@ -158,10 +158,10 @@ class Cached:
     def problems(self) -> Mapping[int, str]:
         return self.origin.problems
 
-    def where(self, row: int) -> Place:
+    def where(self, row: int) -> SampleLocation:
         return self.origin.where(row)
 
-    def read(self, rows: np.ndarray, pool: Executor) -> Read:
+    def read(self, rows: np.ndarray, pool: Executor) -> ReadImages:
         images, problems = self.found
         bad = (
             {place: problems[row] for place, row in enumerate(rows.tolist()) if row in problems}
@@ -169,8 +169,8 @@ class Cached:
             else {}
         )
         if isinstance(images, np.ndarray):
-            return Read(images[rows], bad)
-        return Read([images[row] for row in rows], bad)
+            return ReadImages(images[rows], bad)
+        return ReadImages([images[row] for row in rows], bad)
 
 
 def choose_splits(names: Iterable[str], path: str, say: Callable[[str], None]) -> dict[str, str]:

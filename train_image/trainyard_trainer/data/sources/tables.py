@@ -18,8 +18,8 @@ from pyarrow import fs
 from trainyard_trainer.data.sources.image_files import check_columns
 from trainyard_trainer.data.sources.samples import (
     ALL,
-    Place,
-    Read,
+    ReadImages,
+    SampleLocation,
     Source,
     choose_splits,
     is_split_name,
@@ -340,7 +340,7 @@ class TableSamples:
     problems: dict[int, str] = field(default_factory=dict)
     labels: pa.Array = field(init=False)
     _ends: np.ndarray = field(init=False)
-    _stream: _Stream | None = field(init=False, default=None)
+    _stream: _RowGroupReader | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.labels = pa.concat_arrays([table.labels for table in self.tables])
@@ -354,17 +354,17 @@ class TableSamples:
     def num_bytes(self) -> int:
         return sum(table.num_bytes for table in self.tables)
 
-    def where(self, row: int) -> Place:
+    def where(self, row: int) -> SampleLocation:
         number, start = self._find(row)
         path = self.tables[number].path
-        return Place(path.removeprefix(f"{self.root}/"), row - start)
+        return SampleLocation(path.removeprefix(f"{self.root}/"), row - start)
 
     def _find(self, row: int) -> tuple[int, int]:
         """Number of the file of a row, and the file's first row."""
         number = int(np.searchsorted(self._ends, row, side="right"))
         return number, int(self._ends[number - 1]) if number else 0
 
-    def read(self, rows: np.ndarray, pool: Executor) -> Read:
+    def read(self, rows: np.ndarray, pool: Executor) -> ReadImages:
         order = np.argsort(rows, kind="stable")
         found = pa.concat_arrays(list(self._pick(rows[order])))
         place_of = np.empty(len(rows), np.int64)
@@ -375,7 +375,7 @@ class TableSamples:
             return to_pixels(values, self.layout)
         images = values.to_pylist()
         problems = {place: NO_IMAGE for place, image in enumerate(images) if not image}
-        return Read(images, problems)
+        return ReadImages(images, problems)
 
     def _pick(self, rows: np.ndarray) -> Iterator[pa.Array]:
         """The images of ascending rows, a piece at a time."""
@@ -387,21 +387,21 @@ class TableSamples:
             yield values.take(pa.array(rows[done:end] - start))
             done = end
 
-    def _stream_to(self, row: int) -> _Stream:
+    def _stream_to(self, row: int) -> _RowGroupReader:
         """A stream whose next batch has the row. One that stands before it in the same row group goes on."""
         stream = self._stream
         if stream is None or not stream.start <= row < stream.end:
             if stream is not None:
                 stream.close()
             number, first = self._find(row)
-            stream = self._stream = _Stream.open(
+            stream = self._stream = _RowGroupReader.open(
                 self.filesystem, self.tables[number], self.column, first, row
             )
         stream.skip_to(row)
         return stream
 
 
-class _Stream:
+class _RowGroupReader:
     """One row group of a file, batch by batch: a group can be larger than memory."""
 
     def __init__(
@@ -424,7 +424,7 @@ class _Stream:
     @classmethod
     def open(
         cls, filesystem: fs.FileSystem, table: TableFile, column: str, first: int, row: int
-    ) -> _Stream:
+    ) -> _RowGroupReader:
         ends = first + np.cumsum(table.group_rows)
         group = int(np.searchsorted(ends, row, side="right"))
         stream = filesystem.open_input_file(table.path)
@@ -461,7 +461,7 @@ class _Stream:
         self._file.close()
 
 
-def to_pixels(values: pa.Array, layout: PixelLayout) -> Read:
+def to_pixels(values: pa.Array, layout: PixelLayout) -> ReadImages:
     """Bytes or lists of integers as pixels, without a step per row where all is well."""
     images = np.zeros((len(values), *layout.shape), np.uint8)
     problems: dict[int, str] = {}
@@ -482,7 +482,7 @@ def to_pixels(values: pa.Array, layout: PixelLayout) -> Read:
         values = leave_out(is_out, "it has pixels that are not from 0 to 255")
         numbers = numbers[~is_out].astype(np.uint8)
     images[places] = layout.to_images(numbers)
-    return Read(images, problems)
+    return ReadImages(images, problems)
 
 
 def _flatten(values: pa.Array) -> np.ndarray:

@@ -21,7 +21,15 @@ from pyarrow import fs
 
 from trainyard_trainer.config.data_sources import BUILT_IN
 from trainyard_trainer.data.sources.find import KEYS, list_all
-from trainyard_trainer.data.sources.samples import ALL, TRAIN, VALID, Place, Read, Source, stamp_of
+from trainyard_trainer.data.sources.samples import (
+    ALL,
+    TRAIN,
+    VALID,
+    ReadImages,
+    SampleLocation,
+    Source,
+    stamp_of,
+)
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.storage import open_filesystem
 
@@ -87,19 +95,19 @@ class TextRows:
     def num_bytes(self) -> int:
         return self.count * self.row_bytes
 
-    def where(self, row: int) -> Place:
+    def where(self, row: int) -> SampleLocation:
         start = row * (self.row_bytes - 1)
         index = int(np.searchsorted(self.starts, start, side="right")) - 1
         document = self.documents[index]
-        return Place(document.file, document.begin + start - self.starts[index], "byte")
+        return SampleLocation(document.file, document.begin + start - self.starts[index], "byte")
 
-    def read(self, rows: np.ndarray, pool: Executor) -> Read:
+    def read(self, rows: np.ndarray, pool: Executor) -> ReadImages:
         """Raises ConfigError for a file that is no text, or has become shorter."""
         step = self.row_bytes - 1
         first, last = int(rows.min()), int(rows.max())
         data = self._between(first * step, last * step + self.row_bytes, pool)
         windows = np.lib.stride_tricks.sliding_window_view(data, self.row_bytes)[::step]
-        return Read(windows[rows - first].reshape(-1, *self.pixel_shape), {})
+        return ReadImages(windows[rows - first].reshape(-1, *self.pixel_shape), {})
 
     def _between(self, start: int, stop: int, pool: Executor) -> np.ndarray:
         """Those bytes of all documents, (N,) uint8."""

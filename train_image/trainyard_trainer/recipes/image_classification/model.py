@@ -10,7 +10,7 @@ import torchvision
 from torch import nn
 
 from trainyard_trainer.config.train import Model
-from trainyard_trainer.data.prepared import Images
+from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.errors import ConfigError
 
 
@@ -56,7 +56,7 @@ def takes_one_image(config: Model) -> bool:
     return True
 
 
-def check_fit(config: Model, images: Images) -> None:
+def check_fit(config: Model, images: DatasetInfo) -> None:
     """Raises ConfigError if the model is for other images than the data has."""
     if images.kind != "images":
         raise ConfigError(

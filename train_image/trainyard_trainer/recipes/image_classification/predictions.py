@@ -41,10 +41,10 @@ def predict(folder: RunFolder, model: Model, data: Prepared) -> list[Prediction]
     network = build_model(model).eval()
     network.load_state_dict(load(folder, folder.model))
     with torch.inference_mode():
-        to_input = ToInput(data.images, model.image_size, torch.device("cpu"))
+        to_input = ToInput(data.info, model.image_size, torch.device("cpu"))
         shares = network(to_input(torch.from_numpy(pixels))).softmax(dim=1)
     confidence, predicted = shares.max(dim=1)
-    classes = data.images.classes
+    classes = data.info.classes
     return [
         Prediction(
             pixels=image,
@@ -60,7 +60,7 @@ def predict(folder: RunFolder, model: Model, data: Prepared) -> list[Prediction]
 
 def find_mistakes(data: Prepared, worst: Sequence[dict[str, Any]]) -> list[Prediction]:
     """The pictures that belong to what a validation calls its worst mistakes."""
-    classes = data.images.classes
+    classes = data.info.classes
     pixels = read_pixels(data, [mistake["id"] for mistake in worst])
     return [
         Prediction(

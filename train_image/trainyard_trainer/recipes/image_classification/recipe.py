@@ -13,7 +13,7 @@ from trainyard_trainer.config.train import ImageClassification, Model
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.on_device import ToInput, augmented
-from trainyard_trainer.data.prepared import Images, Prepared
+from trainyard_trainer.data.prepared import DatasetInfo, Prepared
 from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.recipes.image_classification import model as models
 from trainyard_trainer.recipes.validation import Answers, Judged
@@ -45,7 +45,7 @@ class Classification:
     def check(self, model: Model) -> int:
         return models.check_model(model)
 
-    def check_fit(self, model: Model, images: Images) -> None:
+    def check_fit(self, model: Model, images: DatasetInfo) -> None:
         models.check_fit(model, images)
 
     def takes_one_sample(self, model: Model) -> bool:
@@ -54,7 +54,7 @@ class Classification:
     def title(self, model: Model) -> str:
         return model.name
 
-    def describe(self, images: Images) -> str:
+    def describe(self, images: DatasetInfo) -> str:
         return f"images of {'x'.join(map(str, images.shape))}, {len(images.classes)} classes"
 
     def facts(self, model: dict[str, Any], images: dict[str, Any]) -> dict[str, Any]:
@@ -66,12 +66,14 @@ class Classification:
             "preprocessing": [
                 f"decode to 8 bits and {channels} channel{'s' if channels > 1 else ''}",
                 f"resize to cover {rows} x {columns} and crop the centre to it",
-                "divide by 255, subtract images.mean and divide by images.spread, per channel",
+                "divide by 255, subtract images.mean and divide by images.std, per channel",
                 f"resize to {side} x {side}: bilinear, with antialiasing",
             ],
         }
 
-    def lesson(self, config: TrainerConfig, images: Images, device: torch.device) -> ImageLesson:
+    def lesson(
+        self, config: TrainerConfig, images: DatasetInfo, device: torch.device
+    ) -> ImageLesson:
         assert isinstance(config.train, ImageClassification)
         return ImageLesson(config.train, config.data.augment, images, device)
 
@@ -101,7 +103,7 @@ class ImageLesson:
         self,
         train: ImageClassification,
         augment: Augment,
-        images: Images,
+        images: DatasetInfo,
         device: torch.device,
     ) -> None:
         self.train = train

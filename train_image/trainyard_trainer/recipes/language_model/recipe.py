@@ -12,7 +12,7 @@ from torch.nn import functional
 from trainyard_trainer.config.train import Gpt, LanguageModel
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch
-from trainyard_trainer.data.prepared import Images, Prepared
+from trainyard_trainer.data.prepared import DatasetInfo, Prepared
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.recipes.language_model.model import Transformer, title_of
@@ -54,13 +54,13 @@ class Language:
     def check(self, model: Gpt) -> int:
         return parameters_of(model)
 
-    def check_fit(self, model: Gpt, images: Images) -> None:
+    def check_fit(self, model: Gpt, images: DatasetInfo) -> None:
         if images.kind != "text":
             raise ConfigError(
                 f"{images.source} has images, and train.recipe = language_model learns from text. "
                 "Use text, or train.recipe: image_classification."
             )
-        found = images.bytes_per_image - 1
+        found = images.bytes_per_sample - 1
         if found != model.context_length:
             raise ConfigError(
                 f"train.model.context_length = {model.context_length}, but {images.source} is prepared for "
@@ -73,8 +73,8 @@ class Language:
     def title(self, model: Gpt) -> str:
         return title_of(model)
 
-    def describe(self, images: Images) -> str:
-        return f"rows of {images.bytes_per_image - 1} bytes of text"
+    def describe(self, images: DatasetInfo) -> str:
+        return f"rows of {images.bytes_per_sample - 1} bytes of text"
 
     def facts(self, model: dict[str, Any], images: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -86,7 +86,9 @@ class Language:
             ],
         }
 
-    def lesson(self, config: TrainerConfig, images: Images, device: torch.device) -> TextLesson:
+    def lesson(
+        self, config: TrainerConfig, images: DatasetInfo, device: torch.device
+    ) -> TextLesson:
         assert isinstance(config.train, LanguageModel)
         return TextLesson(config.train.model, device)
 

@@ -1,0 +1,23 @@
+"""The settings of a preparation that do not change its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+MEMORY_BYTES = 256 * 2**20
+"""The largest source without random access that is read into memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrepareContext:
+    """The settings of a preparation that do not change its result."""
+
+    endpoint: str | None = None
+    """The address of the sources' S3 server; None for AWS."""
+    threads: int = 1
+    max_bad_samples: int = 0
+    memory_bytes: int = MEMORY_BYTES
+    say: Callable[[str], None] = print
+    show: Callable[[str, int, int], None] = lambda stage, done, total: None
+    """Is called with the stage, the number of finished samples and their total number."""

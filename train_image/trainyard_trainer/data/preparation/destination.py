@@ -1,0 +1,84 @@
+"""The destination of a preparation: what it may hold already, and the state of an unfinished preparation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from trainyard_trainer.data.preparation.plan import Options, PreparationPlan
+from trainyard_trainer.data.prepared import DATASET, read_dataset_json
+from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.storage import ASIDE
+
+STATE = ".prepare"
+"""The folder of the destination that holds the state of an unfinished preparation."""
+
+
+def state_path(dest: RunFolder, name: str) -> str:
+    """Return the path of a file of the preparation's state."""
+    return f"{dest.root}/{STATE}/{name}"
+
+
+def is_finished(dest: RunFolder, options: Options) -> bool:
+    """Whether the destination holds this data set already. Raises ConfigError if it holds something else."""
+    if dest.exists(f"{dest.root}/{DATASET}"):
+        _refuse_others(dest, read_dataset_json(dest)["options"], asdict(options))
+        clear_state(dest)
+        return True
+    if not dest.exists(state_path(dest, "plan.json")) and any(
+        not file.endswith(ASIDE) for file in dest.files()
+    ):
+        raise ConfigError(
+            f"{dest.show(dest.root)} has files that are not part of a data set. Use a new or an empty folder."
+        )
+    return False
+
+
+def refuse_nested(dest: RunFolder, options: Options) -> None:
+    """Raise ConfigError if the destination is inside one of the sources."""
+    path = dest.show(dest.root)
+    for source in (options.source, options.valid_source):
+        if source is not None and f"{path}/".startswith(f"{source}/"):
+            raise ConfigError(
+                f"{path} is inside {source}: its files would be read as part of the source. Use a folder "
+                "beside it."
+            )
+
+
+def _refuse_others(dest: RunFolder, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    different = [key for key in wanted if found.get(key) != wanted[key]]
+    if different:
+        lines = "".join(
+            f"\n       {key}: {found.get(key)} there, {wanted[key]} here" for key in different
+        )
+        raise ConfigError(
+            f"{dest.show(dest.root)} holds another data set, or the beginning of another one:{lines}\n"
+            "       Use another destination, or delete that data set."
+        )
+
+
+def settle_plan(
+    dest: RunFolder, wanted: dict[str, Any], make: Callable[[], PreparationPlan]
+) -> PreparationPlan:
+    """Return the plan of an interrupted preparation, or make and write a new one.
+
+    Raises ConfigError if the interrupted preparation had other options or other source files.
+    """
+    path = state_path(dest, "plan.json")
+    if dest.exists(path):
+        found = json.loads(dest.read(path))
+        _refuse_others(dest, found["options"], wanted)
+        return PreparationPlan.of_json(found["plan"])
+    plan = make()
+    dest.write(path, json.dumps({"options": wanted, "plan": asdict(plan)}, indent=1))
+    return plan
+
+
+def clear_state(dest: RunFolder) -> None:
+    """Remove the files that only an unfinished preparation needs."""
+    dest.delete(f"{dest.root}/{STATE}")
+    if dest.is_local:
+        dest.sweep()
