@@ -10,7 +10,7 @@ from typing import Any
 
 from trainyard.planning.plan import DataGroup, Plan, Size
 from trainyard.platform import Platform
-from trainyard.run_file.network import Fabric
+from trainyard.run_file.network import NetworkRequirements
 from trainyard_trainer.config.trainer_config import (
     CODE_VARIABLE,
     CONFIG_VARIABLE,
@@ -27,7 +27,8 @@ GPU_OF_KUBERAY = re.compile(r".*gpu|nvidia\.com/mig-.*")
 
 
 def merge(job: Object, platform: Platform, plan: Plan) -> Object:
-    """The whole RayJob. The launcher fills replicas, sizes, image, labels and the variables of the driver.
+    """The whole RayJob. The launcher fills replicas, sizes, image, labels and the variables of the
+    driver.
 
     A new volume, sidecar or node selector belongs into the chart.
     """
@@ -53,7 +54,7 @@ def merge(job: Object, platform: Platform, plan: Plan) -> Object:
     group = copy.deepcopy(platform.worker_group(plan.pool))
     group.update(replicas=plan.min_nodes, minReplicas=plan.min_nodes, maxReplicas=plan.nodes)
     _fill_workers(group, plan.image, plan.node, plan.gpu_resource, labels)
-    _connect(group["template"]["spec"]["containers"][0], plan.fabric)
+    _add_network(group["template"]["spec"]["containers"][0], plan.network_requirements)
     if plan.trainer.scaling.has_worker_places:
         group["resources"] = {WORKER_RESOURCE: f"{plan.workers_per_node}"}
     groups = [group]
@@ -78,8 +79,9 @@ def object_hash(nameless: Object) -> str:
 
 
 def _submission(nameless: Object, plan: Plan) -> str:
-    """What the driver leaves in the run's folder beside its config: the rest of the run file, and the hash
-    of each part of the RayJob, by which a change of the platform is told. A namespace changes no part."""
+    """What the driver leaves in the run's folder beside its config: the rest of the run file, and
+    the hash of each part of the RayJob, by which a change of the platform is told. A namespace
+    changes no part."""
     metadata = {key: value for key, value in nameless["metadata"].items() if key != "namespace"}
     spec = dict(nameless["spec"])
     shape = dict(spec.pop("rayClusterSpec"))
@@ -96,7 +98,8 @@ def _escaped(value: str) -> str:
 
 
 def _data_group(platform: Platform, data: DataGroup, image: str, labels: dict[str, str]) -> Object:
-    """The Ray pods that read and decode: those of their pool, under labels that the Ray loader asks for."""
+    """The Ray pods that read and decode: those of their pool, under labels that the Ray loader asks
+    for."""
     group = copy.deepcopy(platform.worker_group(data.pool))
     group.update(
         groupName=f"{data.pool}{DATA_SUFFIX}",
@@ -141,14 +144,15 @@ def _fill(
     }
 
 
-def _connect(container: Object, fabric: Fabric) -> None:
-    """Give a worker what its network needs; the plan's variables win over the shape's."""
-    kept = [one for one in container.get("env", []) if one["name"] not in fabric.environment]
-    added = [{"name": name, "value": value} for name, value in fabric.environment.items()]
+def _add_network(container: Object, network: NetworkRequirements) -> None:
+    """Add the network's variables and devices to a worker's container; its variables replace those
+    of the shape."""
+    kept = [one for one in container.get("env", []) if one["name"] not in network.environment]
+    added = [{"name": name, "value": value} for name, value in network.environment.items()]
     if kept or added:
         container["env"] = kept + added
     for quantities in container["resources"].values():
-        quantities.update(fabric.resources)
+        quantities.update(network.resources)
 
 
 def _quantities(size: Size, cpu_milli: int, gpu_resource: str | None) -> dict[str, str]:
