@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from trainyard.errors import ClusterError, ConfigError
 from trainyard.run_file.config import Image, parse_mapping, read_yaml, validate
-from trainyard.run_file.network import Network
+from trainyard.run_file.network import RDMA_PRESETS, Network, NetworkPreset
 from trainyard.run_file.queue import QueueName, System
 from trainyard_trainer.config.trainer_config import Storage
 
@@ -40,9 +40,23 @@ class PlatformSection(BaseModel):
 
 
 class PoolNetwork(Network):
-    """How the nodes of a pool talk to each other, unless the run says something else."""
+    """How the nodes of a pool communicate. The `network` section of a run file changes single
+    fields of it."""
 
     model_config = ConfigDict(alias_generator=to_camel)
+
+    preset: NetworkPreset
+    """`tcp`, or RDMA: `infiniband`, `roce` or `efa`."""
+
+    @model_validator(mode="after")
+    def _rdma_names_its_devices(self) -> PoolNetwork:
+        if self.preset in RDMA_PRESETS and self.resource is None:
+            raise PydanticCustomError(
+                "one_of",
+                f"the preset {self.preset} needs resource: the resource name under which nodes offer their "
+                "devices, such as rdma/hca_shared_devices_a",
+            )
+        return self
 
 
 class PlatformQueue(PlatformSection):
@@ -156,7 +170,8 @@ class Job(PlatformSection):
     """How long the head stays after a failure; the workers go at once."""
 
     separate_attempts: bool = False
-    """Whether the pods of an attempt keep off nodes that still hold pods of another one of their run."""
+    """Whether the pods of an attempt keep off nodes that still hold pods of another one of their
+    run."""
 
 
 class Platform(PlatformSection):
@@ -274,7 +289,8 @@ def load_platform(path: Path | None) -> Platform:
 
 
 def platform_of_config_map(config_map: dict[str, Any] | None, namespace: str) -> Platform:
-    """The platform that the chart published in a namespace. Raises ClusterError where it did not."""
+    """The platform that the chart published in a namespace. Raises ClusterError where it did
+    not."""
     if config_map is None:
         raise ClusterError(
             f"namespace {namespace} has no ConfigMap {CONFIG_MAP}: trainyard is not installed there",

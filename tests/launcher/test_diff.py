@@ -15,7 +15,10 @@ from trainyard.cli.options import objects_of
 from trainyard.cluster.kuberay import RayjobApi
 from trainyard.errors import ConfigError
 from trainyard.planning.diff import diff_jobs, require_same_identity
+from trainyard.planning.merge import merge
+from trainyard.planning.plan import plan_run
 from trainyard.planning.platform_diff import diff_platforms, platform_of_manifests
+from trainyard.planning.render import render_job
 from trainyard.platform import Platform, PlatformQueue, load_platform, parse_platform
 from trainyard.run_file.config import load_run
 from trainyard.submission.submit import submit_run
@@ -41,8 +44,9 @@ def stored(job: Object, status: Object | None = None) -> Object:
         "creationTimestamp": "2026-01-01T00:00:00Z",
         "generation": 3,
         "finalizers": ["ray.io/rayjob-finalizer"],
-        "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "{}"},
     }
+    annotation = {"kubectl.kubernetes.io/last-applied-configuration": "{}"}
+    job["metadata"]["annotations"] = job["metadata"].get("annotations", {}) | annotation
     spec = job["spec"]["rayClusterSpec"]
     for group in spec["workerGroupSpecs"]:
         group["numOfHosts"] = 1
@@ -139,6 +143,60 @@ def test_life_cycle_and_queue_are_told_by_when_kuberay_reads_them() -> None:
     assert changes.pop("spec.deletionStrategy") == "at once"
     assert changes.pop("spec.shutdownAfterJobFinishes") == "at once"
     assert changes == {"spec.ttlSecondsAfterFinished": "at once"}
+
+
+TEMPLATE = (ROOT / "manifests/rayjob.yaml.j2").read_text()
+OF_THE_JOB = "trainyard.io/run: {{ plan.run | tojson }}\n    {%- for"
+OF_THE_PODS = "trainyard.io/run: {{ plan.run | tojson }}\n---"
+
+
+def job_of_template(template: str) -> Object:
+    run, platform = load_run(DIGITS, workers="2"), load_platform(None)
+    plan = plan_run(run, platform, "team")
+    return merge(render_job(plan, template), platform, plan)
+
+
+@pytest.mark.parametrize("field", ["labels", "annotations"])
+@pytest.mark.parametrize("key", ["cost-center", "example.com/cost-center"])
+def test_a_label_or_annotation_of_the_template_is_compared(field: str, key: str) -> None:
+    def job_with(value: str | None) -> Object:
+        job = job_of()
+        if value is not None:
+            job["metadata"].setdefault(field, {})[key] = value
+        return job
+
+    path = f"metadata.{field}[{key}]" if "/" in key else f"metadata.{field}.{key}"
+    for old in (None, "a"):
+        (change,) = diff_jobs(stored(job_with(old)), job_with("b"), live=True)
+        assert (change.path, change.before, change.after) == (path, old, "b")
+        assert change.effect == "next attempt"
+    # A key that trainyard does not set comes from a controller or a user.
+    assert diff_jobs(stored(job_with("a")), job_with(None), live=True) == ()
+
+
+def test_a_label_with_the_prefix_of_trainyard_that_is_gone_is_compared() -> None:
+    old = job_of()
+    old["metadata"]["labels"]["trainyard.io/team"] = "a"
+    (change,) = diff_jobs(stored(old), job_of(), live=True)
+    assert (change.path, change.after) == ("metadata.labels[trainyard.io/team]", None)
+
+
+def test_a_label_of_the_rayjob_is_no_label_of_its_pods() -> None:
+    assert TEMPLATE.count(OF_THE_JOB) == 1
+    template = TEMPLATE.replace(OF_THE_JOB, f"cost-center: vision\n    {OF_THE_JOB}")
+    changes = diff_jobs(stored(job_of()), job_of_template(template), live=True)
+    assert [one.path for one in changes] == ["metadata.labels.cost-center"]
+
+
+def test_a_label_of_the_pods_is_no_label_of_the_rayjob() -> None:
+    assert TEMPLATE.count(OF_THE_PODS) == 1
+    template = TEMPLATE.replace(OF_THE_PODS, f"cost-center: vision\n    {OF_THE_PODS}")
+    changes = diff_jobs(stored(job_of()), job_of_template(template), live=True)
+    assert [one.path for one in changes] == [
+        f"spec.rayClusterSpec.{group}.template.metadata.labels.cost-center"
+        for group in ("headGroupSpec", "workerGroupSpecs.cpu")
+    ]
+    assert {one.effect for one in changes} == {"next attempt"}
 
 
 def test_a_job_that_kueue_has_let_start_is_unchanged() -> None:

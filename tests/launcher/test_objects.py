@@ -42,7 +42,7 @@ def head_of(job: dict[str, Any]) -> dict[str, Any]:
     [
         (TEMPLATE.replace("plan.run ", "plan.rnu "), "has no attribute 'rnu'"),
         (TEMPLATE.replace("plan.run ", "paln.run "), "'paln' is undefined"),
-        (TEMPLATE.replace("{{ plan.run | tojson }}", '"'), "while parsing a block mapping"),
+        (TEMPLATE.replace("{{ plan.run | tojson }}", '"'), "while scanning a quoted scalar"),
     ],
 )
 def test_a_misspelled_variable_of_the_template_is_an_error(
@@ -51,6 +51,49 @@ def test_a_misspelled_variable_of_the_template_is_an_error(
     with pytest.raises(ConfigError, match=r"rayjob\.yaml\.j2") as raised:
         render_job(plan_of(platform), template)
     assert problem in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        TEMPLATE.replace("podMetadata:", "metadata:"),
+        TEMPLATE.replace("---", ""),
+        TEMPLATE.replace("  labels:", "  finalizers:", 1),
+        f"{TEMPLATE}\n---\nkind: RayJob\n",
+    ],
+    ids=["another key", "one document", "finalizers of pods", "three documents"],
+)
+def test_a_template_without_its_two_documents_is_an_error(
+    platform: Platform, template: str
+) -> None:
+    assert template != TEMPLATE
+    with pytest.raises(ConfigError, match=r"two YAML documents|cannot be rendered"):
+        render_job(plan_of(platform), template)
+
+
+def test_labels_and_annotations_of_the_template_reach_every_pod(platform: Platform) -> None:
+    template = TEMPLATE.replace(
+        "podMetadata:\n", "podMetadata:\n  annotations: {example.com/scrape: 'true'}\n"
+    )
+    plan = plan_run(
+        load_run(
+            ROOT / "examples/digits.yaml",
+            ["data.loader=ray", "resources.data={nodes: 1}"],
+            gpus="16",
+        ),
+        platform,
+        "team",
+    )
+    job = merge(render_job(plan, template), platform, plan)
+    spec = job["spec"]["rayClusterSpec"]
+    groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
+    assert len(groups) == 3
+    for group in groups:
+        metadata = group["template"]["metadata"]
+        assert metadata["annotations"] == {"example.com/scrape": "true"}
+        assert metadata["labels"]["trainyard.io/run"] == plan.run
+        assert metadata["labels"]["app.kubernetes.io/part-of"] == "trainyard"
+    assert "annotations" not in job["metadata"]
 
 
 @pytest.mark.parametrize("name", ["yes", "null", "on", "e1"])

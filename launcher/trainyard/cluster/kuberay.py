@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-RUN_LABEL = "trainyard.io/run"
-OWNER_LABELS = {"app.kubernetes.io/managed-by": "trainyard"}
+from trainyard.labels import OWNER_LABELS, RUN_LABEL
 
 Object = dict[str, Any]
 

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any, Protocol
 
-from trainyard.cluster.kuberay import OWNER_LABELS, RUN_LABEL
 from trainyard.diagnosis.causes.admission import QUEUE_KIND, QUEUE_LABEL
 from trainyard.diagnosis.causes.placement import SCHEDULING
 from trainyard.diagnosis.complaints import complaints
@@ -30,6 +29,7 @@ from trainyard.diagnosis.snapshot import (
     waits_for_head,
 )
 from trainyard.errors import ClusterError, ClusterUnreachable
+from trainyard.labels import OWNER_LABELS, RUN_LABEL
 from trainyard.submission.watch import HEAD_CONTAINER
 from trainyard_trainer.run_files import names
 

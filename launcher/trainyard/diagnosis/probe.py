@@ -11,13 +11,13 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import Any, Protocol
 
-from trainyard.cluster.kuberay import OWNER_LABELS
 from trainyard.diagnosis.catalogue import explain_pod
 from trainyard.diagnosis.gather import OPERATOR_LABELS
 from trainyard.diagnosis.preflight import OPERATOR_S, RIGHTS, Facts, Probe, Right
 from trainyard.diagnosis.redact import trimmed_pod
 from trainyard.diagnosis.snapshot import Scene, claims_of
 from trainyard.errors import ClusterError, ClusterUnreachable
+from trainyard.labels import OWNER_LABELS
 from trainyard.platform import Platform
 from trainyard.submission.reader import CONTAINER, storage_options, storage_pod
 from trainyard_trainer.run_files.driver_output import PROBE, last_record

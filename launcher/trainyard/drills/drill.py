@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from trainyard.cluster.cluster import Cluster
-from trainyard.cluster.kuberay import RUN_LABEL, RayjobApi
+from trainyard.cluster.kuberay import RayjobApi
 from trainyard.drills.drill_run import Job, Pursuit, Say, Witness
 from trainyard.drills.report import Report, missed
 from trainyard.drills.scenarios import Scenario
 from trainyard.drills.strikes import Target
 from trainyard.drills.timeline import Records, recover, stood_still_s, trained_after, what_was_seen
 from trainyard.errors import ClusterError, ConfigError, RunFailed
+from trainyard.labels import RUN_LABEL
 from trainyard.platform import Platform
 from trainyard.submission.reader import Folder, open_folder
 from trainyard.submission.submit import delete_and_wait, submit_run

@@ -11,10 +11,11 @@ from typing import Any
 
 from trainyard.cluster.cluster import Cluster
 from trainyard.cluster.follow import follow
-from trainyard.cluster.kuberay import RUN_LABEL, RayjobApi
+from trainyard.cluster.kuberay import RayjobApi
 from trainyard.drills.strikes import Target
 from trainyard.drills.timeline import PodLife, Saw
 from trainyard.errors import ClusterError, RunFailed
+from trainyard.labels import RUN_LABEL
 from trainyard.platform import Platform
 from trainyard.submission.reader import Folder, worker_of
 from trainyard.submission.submit import submit_run

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainyard.cluster.kuberay import RUN_LABEL, RayjobApi
+from trainyard.cluster.kuberay import RayjobApi
 from trainyard.errors import ClusterError
+from trainyard.labels import RUN_LABEL
 from trainyard.submission.control import resume_job, suspend_job
 from trainyard.submission.reader import Place
 from trainyard.submission.submit import delete_and_wait

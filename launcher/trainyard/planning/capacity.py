@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from trainyard.errors import ConfigError
+from trainyard.labels import RUN_LABEL
 from trainyard.planning.reasons import Reason
 from trainyard.quantities import (
     Amounts,
@@ -24,7 +25,6 @@ from trainyard.quantities import (
 GPU = re.compile(r".*/.*gpu.*|gpu\..*/.*|nvidia\.com/mig-.*")
 """Names of resources that count GPUs or parts of them."""
 
-RUN_LABEL = "trainyard.io/run"
 CONDITION_TAINT = "node.kubernetes.io/"
 """Kubernetes' own taints: a node that is cordoned, not ready or short of something just now."""
 

@@ -1,8 +1,9 @@
-"""Two RayJobs of a run, the one that was submitted and the one that would be: what differs, and what it
-would change. Both are parsed objects; no cluster is asked here.
+"""Compare two RayJobs of a run: the submitted one and the one that the run file gives now.
 
-KubeRay reads some fields at once, some at the next attempt and some never again; the trainer refuses
-what would make another model. trainyard itself edits no RayJob: `submit` makes a new one.
+Both are parsed objects; nothing here calls the cluster. Each change says when it would take effect.
+KubeRay reads some fields continuously, some when an attempt starts and some only once, and the
+trainer refuses a config that would train another model. trainyard edits no RayJob: `trainyard
+submit` creates a new one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trainyard.errors import ConfigError
+from trainyard.labels import DOMAIN, RUN_LABEL
 from trainyard.quantities import SUFFIXES, quantity
 from trainyard.run_file.queue import APPLICATION_LABEL, GANG_LABEL, PRIORITY_LABELS, QUEUE_LABELS
 from trainyard_trainer.config.train import has_fixed_workers
@@ -28,14 +30,18 @@ Object = dict[str, Any]
 Effect = Literal["no effect", "at once", "next attempt", "new submission", "refused"]
 
 CONFIG = "config"
-"""The path of the run's config, which travels as one variable of the head."""
+"""The path under which the trainer's config is compared. It is an environment variable of the
+head."""
 
 NUM_WORKERS = f"{CONFIG}.scaling.num_workers"
-FIXED_WORKERS = "checkpoints of its strategy are for as many workers as have written them"
+FIXED_WORKERS = "its strategy can only load checkpoints with the number of workers that wrote them"
 
 AT_ONCE = {"suspend", "activeDeadlineSeconds", "preRunningDeadlineSeconds", "backoffLimit"}
+"""Fields of `spec` that KubeRay reads continuously."""
 AT_THE_END = {"shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "deletionStrategy"}
+"""Fields of `spec` that KubeRay reads when the job ends."""
 WRITTEN_ONCE = {"submissionMode", "jobId", "managedBy", "clusterSelector"}
+"""Fields of `spec` that KubeRay reads only when the RayJob is created."""
 
 DEFAULTS: Object = {
     "backoffLimit": 0,
@@ -49,39 +55,45 @@ DEFAULTS: Object = {
     "submissionMode": "K8sJobMode",
     "shutdownAfterJobFinishes": False,
 }
-"""What the API server writes where a RayJob says nothing, or the operator leaves out when it writes one."""
+"""Values that the API server adds to a RayJob, or that the operator omits when it writes one. They
+are no changes."""
 
-AMOUNTS = ("limits", "requests")
-"""Whose values the operator writes in its own way: 2048Mi as 2Gi, 0.1 as 100m."""
+RESOURCE_MAPS = ("limits", "requests")
+"""Maps of quantities, which the operator normalises: 2048Mi becomes 2Gi, and 0.1 becomes 100m."""
 
-LABELS = {
-    "trainyard.io/run",
-    "app.kubernetes.io/managed-by",
+QUEUE_SYSTEM_LABELS = {
     GANG_LABEL,
     APPLICATION_LABEL,
     *QUEUE_LABELS.values(),
     *PRIORITY_LABELS.values(),
 }
-"""Labels of a RayJob that are ours; controllers add others."""
+"""Labels of a RayJob that `trainyard.run_file.queue` sets."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
-    """One value that differs."""
+class FieldChange:
+    """A field of a RayJob that differs between the submitted object and the new one."""
 
     path: str
     before: Any
+    """The value in the submitted RayJob; None if the field is absent."""
     after: Any
+    """The value in the new RayJob; None if the field is absent."""
     effect: Effect
+    """When the change takes effect."""
     why: str
+    """The reason for the effect, as a clause without a full stop."""
 
 
-def diff_jobs(before: Object, after: Object, *, live: bool) -> tuple[Change, ...]:
-    """What differs between a RayJob of the cluster and one that is rendered now."""
-    before, after = _comparable(before), _comparable(after)
+def diff_jobs(before: Object, after: Object, *, live: bool) -> tuple[FieldChange, ...]:
+    """List the differences between a RayJob from the cluster and a newly rendered one.
+
+    `live` says whether the submission of the former has not ended yet.
+    """
+    before, after = _comparable(before, after), _comparable(after, after)
     is_fixed = _has_fixed_workers(before) and _has_fixed_workers(after)
     return tuple(
-        Change(path=path, before=old, after=new, effect="refused", why=FIXED_WORKERS)
+        FieldChange(path=path, before=old, after=new, effect="refused", why=FIXED_WORKERS)
         if path == NUM_WORKERS and is_fixed
         else _classify(path, old, new, live)
         for path, old, new in differences(before, after)
@@ -94,7 +106,7 @@ def _has_fixed_workers(job: Object) -> bool:
 
 
 def differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Path, old and new value of each leaf that differs; what is absent is None."""
+    """Yield path, old value and new value of each leaf that differs; an absent value is None."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in sorted(before.keys() | after.keys()):
             below = f"{path}[{key}]" if "/" in key else f"{path}.{key}".lstrip(".")
@@ -104,49 +116,72 @@ def differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, 
 
 
 def require_same_identity(submissions: Sequence[Object], after: Object) -> None:
-    """Raises ConfigError, field by field, if a RayJob would make another model than all of its run before.
+    """Require that a new RayJob trains the same model as an earlier submission of its run.
 
-    The driver compares with the run's folder; here it costs no GPU, where a RayJob is left whose driver
-    has begun. One that agrees is enough: the others may be those that the driver refused.
+    The driver checks this against the run's folder. This check finds the problem before a GPU is
+    used, if a RayJob remains whose driver has started. Agreement with one of them is enough,
+    because the driver may have refused the others. Raises ConfigError with all fields that differ.
     """
-    begun = [job for job in submissions if _has_begun(job)]
-    refusals = [_refused(before, after) for before in begun]
+    started = [job for job in submissions if _driver_has_started(job)]
+    refusals = [_refused_changes(before, after) for before in started]
     if not refusals or not all(refusals):
         return
-    run = after["metadata"]["labels"]["trainyard.io/run"]
+    run = after["metadata"]["labels"][RUN_LABEL]
     raise ConfigError(
-        f"run {run} exists, as {begun[-1]['metadata']['name']}, and this run file is another one",
+        f"run {run} exists, as {started[-1]['metadata']['name']}, and this run file is another one",
         *(f"{one.path}: {one.before} -> {one.after}: {one.why}" for one in refusals[-1]),
         "Give this one another name (--name), or set the folder of the old one aside (--fresh).",
     )
 
 
-def _refused(before: Object, after: Object) -> list[Change]:
+def _refused_changes(before: Object, after: Object) -> list[FieldChange]:
     return [one for one in diff_jobs(before, after, live=False) if one.effect == "refused"]
 
 
-def _has_begun(job: Object) -> bool:
-    """Whether its driver may have written to the run's folder."""
+def _driver_has_started(job: Object) -> bool:
+    """Return whether the driver of a RayJob may have written to the run's folder."""
     status = job.get("status", {})
     return bool(status.get("jobStatus") or status.get("failed") or status.get("succeeded"))
 
 
-def _comparable(job: Object) -> Object:
-    """What a person decides of a RayJob: no status, nothing of the API server's, lists by name."""
-    metadata, spec = job["metadata"], dict(job.get("spec", {}))
-    labels = {key: value for key, value in metadata.get("labels", {}).items() if key in LABELS}
-    # Where Kueue lets a job start, it is Kueue that changes this.
-    if QUEUE_LABELS["kueue"] in labels:
+def _comparable(job: Object, rendered: Object) -> Object:
+    """Reduce a RayJob to what trainyard sets: no status, nothing that the API server or a
+    controller adds.
+
+    `rendered` is the new RayJob, whose labels and annotations tell which of them trainyard sets.
+    """
+    spec = dict(job.get("spec", {}))
+    metadata = {
+        field: _set_by_trainyard(job["metadata"].get(field), rendered["metadata"].get(field))
+        for field in ("labels", "annotations")
+    }
+    # Kueue changes this field when it admits the job.
+    if QUEUE_LABELS["kueue"] in metadata["labels"]:
         spec.pop("suspend", None)
     named: Object = by_name(spec)
-    return {"metadata": {"labels": labels}, "spec": named, CONFIG: _take_config(named)}
+    return {"metadata": metadata, "spec": named, CONFIG: _take_config(named)}
+
+
+def _set_by_trainyard(
+    found: dict[str, str] | None, rendered: dict[str, str] | None
+) -> dict[str, str]:
+    """Select the labels or annotations that trainyard renders now, or may have rendered earlier.
+
+    Controllers and users add others to a RayJob. So a key that trainyard renders no longer is
+    recognised only if it has trainyard's prefix or belongs to a queue system.
+    """
+    return {
+        key: value
+        for key, value in (found or {}).items()
+        if key in (rendered or {}) or key.startswith(DOMAIN) or key in QUEUE_SYSTEM_LABELS
+    }
 
 
 def by_name(node: Any) -> Any:
-    """Lists of named things as mappings, and nothing that only says a default."""
+    """Turn lists of named objects into mappings by name, and omit values that are defaults."""
     if isinstance(node, dict):
         kept = {
-            key: same_amounts(value) if key in AMOUNTS else by_name(value)
+            key: normalised_quantities(value) if key in RESOURCE_MAPS else by_name(value)
             for key, value in node.items()
             if key not in DEFAULTS or DEFAULTS[key] != value
         }
@@ -160,14 +195,17 @@ def by_name(node: Any) -> Any:
     return {str(index): by_name(item) for index, item in enumerate(node)}
 
 
-def same_amounts(node: Any) -> Any:
-    """Quantities by resource, equal ones alike; what is none stays as it stands."""
+def normalised_quantities(node: Any) -> Any:
+    """Write equal quantities of a map by resource name in the same way; leave other values
+    unchanged."""
     if not isinstance(node, dict):
         return by_name(node)
-    return {name: _same_amount(amount) for name, amount in node.items()}
+    return {name: _normalised(amount) for name, amount in node.items()}
 
 
-def _same_amount(amount: Any) -> Any:
+def _normalised(amount: Any) -> Any:
+    """Write a quantity in the largest unit that keeps it a whole number; return other values
+    unchanged."""
     try:
         exact = quantity(amount)
     except ValueError:
@@ -180,15 +218,16 @@ def _same_amount(amount: Any) -> Any:
 
 
 def _take_config(spec: Object) -> Any:
-    """The config out of the head's variables: parsed, or as it stands if it is none."""
+    """Remove the trainer's variables from the head and return the config: parsed, or as text if it
+    is invalid JSON."""
     here: Any = spec
     for key in ("rayClusterSpec", "headGroupSpec", "template", "spec", "containers"):
         here = here.get(key) if isinstance(here, dict) else None
     for container in here.values() if isinstance(here, dict) else ():
         environment = container.get("env") if isinstance(container, dict) else None
         if isinstance(environment, dict) and CONFIG_VARIABLE in environment:
-            environment.pop(CODE_VARIABLE, None)  # the config has its SHA-256
-            environment.pop(submission.VARIABLE, None)  # it tells of the other fields
+            environment.pop(CODE_VARIABLE, None)  # The config contains its SHA-256.
+            environment.pop(submission.VARIABLE, None)  # It describes the other fields.
             text = environment.pop(CONFIG_VARIABLE).get("value", "")
             try:
                 return json.loads(text.replace("$$", "$"))
@@ -197,11 +236,14 @@ def _take_config(spec: Object) -> Any:
     return None
 
 
-def _classify(path: str, before: Any, after: Any, live: bool) -> Change:
+def _classify(path: str, before: Any, after: Any, live: bool) -> FieldChange:
     effect, why = _effect(path, before, after)
     if not live and effect in ("at once", "new submission"):
-        effect, why = "next attempt", "the submission has ended; the next one has it"
-    return Change(path=path, before=before, after=after, effect=effect, why=why)
+        effect, why = (
+            "next attempt",
+            "the submission has ended, and the next one includes the change",
+        )
+    return FieldChange(path=path, before=before, after=after, effect=effect, why=why)
 
 
 def _effect(path: str, before: Any, after: Any) -> tuple[Effect, str]:
@@ -210,16 +252,16 @@ def _effect(path: str, before: Any, after: Any) -> tuple[Effect, str]:
         return _config_effect(keys, before, after)
     if root == "metadata":
         if path.removesuffix("]").partition("[")[2] in QUEUE_LABELS.values():
-            return "new submission", "a queue takes a job in when it is created"
-        return "next attempt", "KubeRay copies labels to the RayCluster of each attempt"
+            return "new submission", "a queue reads it when the job is created"
+        return "next attempt", "KubeRay copies it to the RayCluster of each attempt"
     field = keys[0] if keys else ""
     if field in AT_ONCE:
-        return "at once", "KubeRay reads it all the time"
+        return "at once", "KubeRay reads it continuously"
     if field in AT_THE_END:
-        return "at once", "KubeRay reads it at the end"
+        return "at once", "KubeRay reads it when the job ends"
     if field in WRITTEN_ONCE:
         return "new submission", "KubeRay reads it when the job is created"
-    return "next attempt", "each attempt has a RayCluster of its own"
+    return "next attempt", "KubeRay creates a new RayCluster for each attempt"
 
 
 def _config_effect(keys: list[str], before: Any, after: Any) -> tuple[Effect, str]:
@@ -227,10 +269,10 @@ def _config_effect(keys: list[str], before: Any, after: Any) -> tuple[Effect, st
     key = rest[0] if rest else ""
     if section == "train" and key in LENGTHS:
         if isinstance(before, int) and isinstance(after, int) and after < before:
-            return "refused", "it may only be raised"
-        return "next attempt", "the run goes on for longer"
+            return "refused", "it can only be increased"
+        return "next attempt", "the run continues for longer"
     if section in MAY_CHANGE and key not in MAY_CHANGE[section]:
-        return "refused", "it decides what is learnt, and belongs to the run's identity"
+        return "refused", "it changes what is trained, so it is part of the run's identity"
     if section == "storage":
-        return "next attempt", "the run's folder is another one: it begins anew there"
-    return "next attempt", "the driver reads its config when an attempt begins"
+        return "next attempt", "the run's folder moves, so the run starts from the beginning there"
+    return "next attempt", "the driver reads its config when an attempt starts"

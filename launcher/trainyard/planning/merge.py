@@ -1,4 +1,5 @@
-"""Job + Platform + Plan -> objects: the shape is copied, the plan's numbers go to named places."""
+"""Build the RayJob of a run from the rendered template, the platform's pod templates and the plan's
+numbers."""
 
 from __future__ import annotations
 
@@ -6,11 +7,13 @@ import copy
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from trainyard.planning.plan import DataGroup, Plan, Size
+from trainyard.planning.render import RenderedTemplate
 from trainyard.platform import Platform
-from trainyard.run_file.network import Fabric
+from trainyard.run_file.network import NetworkRequirements
 from trainyard_trainer.config.trainer_config import (
     CODE_VARIABLE,
     CONFIG_VARIABLE,
@@ -22,64 +25,55 @@ from trainyard_trainer.run_files import submission
 Object = dict[str, Any]
 HASH_DIGITS = 8
 DATA_SUFFIX = "-data"
-GPU_OF_KUBERAY = re.compile(r".*gpu|nvidia\.com/mig-.*")
-"""Resources that KubeRay takes for GPUs of Ray; of others it must be told their number."""
+"""The ending of the worker group's name whose nodes only read data."""
+KUBERAY_GPU = re.compile(r".*gpu|nvidia\.com/mig-.*")
+"""Resource names that KubeRay passes to Ray as GPUs. For other names the number of GPUs is a start
+parameter."""
 
 
-def merge(job: Object, platform: Platform, plan: Plan) -> Object:
-    """The whole RayJob. The launcher fills replicas, sizes, image, labels and the variables of the driver.
+def merge(rendered: RenderedTemplate, platform: Platform, plan: Plan) -> Object:
+    """Build the whole RayJob.
 
-    A new volume, sidecar or node selector belongs into the chart.
+    The launcher sets only what depends on the run: replicas, image, sizes, pod metadata, and the
+    variables of driver and network. Everything else of a pod, such as volumes and node selectors,
+    belongs to the chart.
     """
-    merged = copy.deepcopy(job)
+    job = copy.deepcopy(rendered.job)
     shape = copy.deepcopy(platform.ray_cluster_spec)
-    # A queue counts the RayJob: its labels on the pods would have them wait once more.
-    labels = {
-        label: value
-        for label, value in merged["metadata"]["labels"].items()
-        if label not in plan.queue_labels
-    }
+    job["spec"]["rayClusterSpec"] = shape
 
     head = shape["headGroupSpec"]
-    _fill(head, plan.image, plan.head, None, labels)
-    head["template"]["spec"]["containers"][0].setdefault("env", []).append(
-        {"name": CONFIG_VARIABLE, "value": _escaped(plan.trainer.model_dump_json())}
-    )
-    if plan.code is not None and not plan.code.is_uploaded:
-        head["template"]["spec"]["containers"][0]["env"].append(
-            {"name": CODE_VARIABLE, "value": plan.code.text}
-        )
-
-    group = copy.deepcopy(platform.worker_group(plan.pool))
-    group.update(replicas=plan.min_nodes, minReplicas=plan.min_nodes, maxReplicas=plan.nodes)
-    _fill_workers(group, plan.image, plan.node, plan.gpu_resource, labels)
-    _connect(group["template"]["spec"]["containers"][0], plan.fabric)
-    if plan.trainer.scaling.has_worker_places:
-        group["resources"] = {WORKER_RESOURCE: f"{plan.workers_per_node}"}
-    groups = [group]
+    _fill(head, plan.image, plan.head, None)
+    shape["workerGroupSpecs"] = [_worker_group(platform, plan)]
     if plan.data is not None:
-        groups.append(_data_group(platform, plan.data, plan.image, labels))
-    shape["workerGroupSpecs"] = groups
+        shape["workerGroupSpecs"].append(_data_group(platform, plan.data, plan.image))
+    for group in (head, *shape["workerGroupSpecs"]):
+        _add_metadata(group["template"], rendered.pod_metadata)
     if plan.is_elastic:
-        _autoscale(shape, platform)
+        _add_autoscaler(shape, platform)
 
-    merged["spec"]["rayClusterSpec"] = shape
-    head["template"]["spec"]["containers"][0]["env"].append(
-        {"name": submission.VARIABLE, "value": _escaped(_submission(merged, plan))}
-    )
-    merged["metadata"] = {"name": f"{plan.run}-{object_hash(merged)}", **merged["metadata"]}
-    return merged
+    variables = {CONFIG_VARIABLE: _escaped(plan.trainer.model_dump_json())}
+    if plan.code is not None and not plan.code.is_uploaded:
+        variables[CODE_VARIABLE] = plan.code.text
+    _add_variables(head, variables)
+    # The last variable holds hashes of everything above, and the name holds a hash of the whole object.
+    _add_variables(head, {submission.VARIABLE: _escaped(_submission(job, plan))})
+    job["metadata"] = {"name": f"{plan.run}-{object_hash(job)}", **job["metadata"]}
+    return job
 
 
 def object_hash(nameless: Object) -> str:
-    """The first digits of the SHA-256 of an object that has no name yet."""
+    """Return the first digits of the SHA-256 of an object without a name."""
     canonical = json.dumps(nameless, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:HASH_DIGITS]
 
 
 def _submission(nameless: Object, plan: Plan) -> str:
-    """What the driver leaves in the run's folder beside its config: the rest of the run file, and the hash
-    of each part of the RayJob, by which a change of the platform is told. A namespace changes no part."""
+    """Return, as JSON, what the driver records in the run's folder beside its config.
+
+    This is the rest of the run file, and a hash of each part of the RayJob, which shows later
+    whether the platform has changed. The namespace changes no hash.
+    """
     metadata = {key: value for key, value in nameless["metadata"].items() if key != "namespace"}
     spec = dict(nameless["spec"])
     shape = dict(spec.pop("rayClusterSpec"))
@@ -91,12 +85,38 @@ def _submission(nameless: Object, plan: Plan) -> str:
 
 
 def _escaped(value: str) -> str:
-    """Kubernetes expands $(NAME) in values; a doubled dollar is a dollar."""
+    """Double each dollar sign, because Kubernetes expands $(NAME) in values of variables."""
     return value.replace("$", "$$")
 
 
-def _data_group(platform: Platform, data: DataGroup, image: str, labels: dict[str, str]) -> Object:
-    """The Ray pods that read and decode: those of their pool, under labels that the Ray loader asks for."""
+def _add_metadata(template: Object, metadata: Mapping[str, Mapping[str, str]]) -> None:
+    """Add the run's labels and annotations to a pod template; they replace those of the shape."""
+    for field, values in metadata.items():
+        template.setdefault("metadata", {}).setdefault(field, {}).update(values)
+
+
+def _add_variables(group: Object, variables: Mapping[str, str]) -> None:
+    """Append environment variables to the Ray container of a group."""
+    container = group["template"]["spec"]["containers"][0]
+    container.setdefault("env", []).extend(
+        {"name": name, "value": value} for name, value in variables.items()
+    )
+
+
+def _worker_group(platform: Platform, plan: Plan) -> Object:
+    """Build the group of Ray pods whose workers train."""
+    group = copy.deepcopy(platform.worker_group(plan.pool))
+    group.update(replicas=plan.min_nodes, minReplicas=plan.min_nodes, maxReplicas=plan.nodes)
+    _fill_workers(group, plan.image, plan.node, plan.gpu_resource)
+    _add_network(group["template"]["spec"]["containers"][0], plan.network_requirements)
+    if plan.trainer.scaling.has_worker_places:
+        group["resources"] = {WORKER_RESOURCE: f"{plan.workers_per_node}"}
+    return group
+
+
+def _data_group(platform: Platform, data: DataGroup, image: str) -> Object:
+    """Build the group of Ray pods that read and decode data; the Ray loader selects them by their
+    Ray labels."""
     group = copy.deepcopy(platform.worker_group(data.pool))
     group.update(
         groupName=f"{data.pool}{DATA_SUFFIX}",
@@ -105,12 +125,13 @@ def _data_group(platform: Platform, data: DataGroup, image: str, labels: dict[st
         maxReplicas=data.nodes,
         labels={**(group.get("labels") or {}), **DATA_LABELS},
     )
-    _fill_workers(group, image, data.node, None, labels)
+    _fill_workers(group, image, data.node, None)
     return group
 
 
-def _autoscale(shape: Object, platform: Platform) -> None:
-    """Ray's autoscaler beside the head, with what the platform gives to it alone."""
+def _add_autoscaler(shape: Object, platform: Platform) -> None:
+    """Enable Ray's autoscaler in the head pod, with the options and volumes that the platform
+    publishes for it."""
     assert platform.autoscaler is not None
     shape["enableInTreeAutoscaling"] = True
     shape["autoscalerOptions"] = copy.deepcopy(platform.autoscaler.options)
@@ -118,22 +139,18 @@ def _autoscale(shape: Object, platform: Platform) -> None:
     pod["volumes"] = [*(pod.get("volumes") or []), *copy.deepcopy(platform.autoscaler.volumes)]
 
 
-def _fill_workers(
-    group: Object, image: str, size: Size, gpu_resource: str | None, labels: dict[str, str]
-) -> None:
-    _fill(group, image, size, gpu_resource, labels)
+def _fill_workers(group: Object, image: str, size: Size, gpu_resource: str | None) -> None:
+    """Set image, sizes and Ray start parameters of a worker group."""
+    _fill(group, image, size, gpu_resource)
     start = {"object-store-memory": f"{size.object_store_mib * 2**20}"}
-    if gpu_resource is not None and not GPU_OF_KUBERAY.fullmatch(gpu_resource):
+    if gpu_resource is not None and not KUBERAY_GPU.fullmatch(gpu_resource):
         start["num-gpus"] = f"{size.gpus}"
     group["rayStartParams"] = {**(group.get("rayStartParams") or {}), **start}
 
 
-def _fill(
-    group: Object, image: str, size: Size, gpu_resource: str | None, labels: dict[str, str]
-) -> None:
-    template = group["template"]
-    template.setdefault("metadata", {}).setdefault("labels", {}).update(labels)
-    container = template["spec"]["containers"][0]
+def _fill(group: Object, image: str, size: Size, gpu_resource: str | None) -> None:
+    """Set image and resources of the Ray container of a group."""
+    container = group["template"]["spec"]["containers"][0]
     container["image"] = image
     container["resources"] = {
         "requests": _quantities(size, size.cpu_request_milli, gpu_resource),
@@ -141,17 +158,19 @@ def _fill(
     }
 
 
-def _connect(container: Object, fabric: Fabric) -> None:
-    """Give a worker what its network needs; the plan's variables win over the shape's."""
-    kept = [one for one in container.get("env", []) if one["name"] not in fabric.environment]
-    added = [{"name": name, "value": value} for name, value in fabric.environment.items()]
+def _add_network(container: Object, network: NetworkRequirements) -> None:
+    """Add the network's variables and devices to a worker's container; its variables replace those
+    of the shape."""
+    kept = [one for one in container.get("env", []) if one["name"] not in network.environment]
+    added = [{"name": name, "value": value} for name, value in network.environment.items()]
     if kept or added:
         container["env"] = kept + added
     for quantities in container["resources"].values():
-        quantities.update(fabric.resources)
+        quantities.update(network.resources)
 
 
 def _quantities(size: Size, cpu_milli: int, gpu_resource: str | None) -> dict[str, str]:
+    """Write the resources of a pod as Kubernetes quantities by resource name."""
     cpu = f"{cpu_milli // 1000}" if cpu_milli % 1000 == 0 else f"{cpu_milli}m"
     quantities = {"cpu": cpu, "memory": f"{size.memory_mib}Mi"}
     if gpu_resource is not None and size.gpus:

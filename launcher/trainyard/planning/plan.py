@@ -20,7 +20,12 @@ from trainyard.run_file.config import (
     RecipeRun,
     RunConfig,
 )
-from trainyard.run_file.network import Fabric, Network, fabric_of
+from trainyard.run_file.network import (
+    Network,
+    NetworkRequirements,
+    merge_networks,
+    network_requirements,
+)
 from trainyard.run_file.queue import System, queue_labels
 from trainyard_trainer.config.train import BatchShare, share_batch
 from trainyard_trainer.config.trainer_config import (
@@ -93,7 +98,10 @@ class Plan:
     retries: int
     queue_system: System
     queue_labels: dict[str, str]
-    fabric: Fabric
+    network: Network | None
+    """The run's `network` combined with its pool's."""
+    network_requirements: NetworkRequirements
+    """Environment variables and devices of each worker's container."""
     pre_running_deadline_seconds: int
     ttl_seconds_after_finished: int
     keep_head_seconds_after_failure: int
@@ -148,6 +156,7 @@ def plan_run(
         _require_data_nodes(run, pool, platform)
     data = _data_group(run, platform)
     low, high = _fits(run, pool, platform)
+    network = _network(run, pool)
     uses_gpus = pool.gpus_per_node > 0
     return Plan(
         run=run.name,
@@ -167,7 +176,8 @@ def plan_run(
         queue_labels=queue_labels(
             run.queue, platform.queue.system, platform.queue.name, run.name, namespace
         ),
-        fabric=fabric_of(_network(run, pool), high.nodes),
+        network=network,
+        network_requirements=network_requirements(network, high.nodes),
         pre_running_deadline_seconds=platform.job.pre_running_deadline_seconds,
         ttl_seconds_after_finished=platform.job.ttl_seconds_after_finished,
         keep_head_seconds_after_failure=platform.job.keep_head_seconds_after_failure,
@@ -308,12 +318,12 @@ def _pool(run: RunConfig, platform: Platform) -> Pool:
 
 
 def _network(run: RunConfig, pool: Pool) -> Network | None:
-    """The run's network, else the pool's. Raises ConfigError for RDMA between CPU workers."""
-    network = run.network or pool.network
-    if network is not None and network.device and not pool.gpus_per_node:
+    """Combine the run's network with the pool's. Raises ConfigError for RDMA between CPU workers."""
+    network = merge_networks(run.network, pool.network)
+    if network is not None and network.device_resource and not pool.gpus_per_node:
         raise ConfigError(
-            f"network.preset = {network.preset}, but pool {pool.name} has no GPUs: CPU workers talk by gloo, "
-            "over TCP",
+            f"network.preset = {network.preset}, but pool {pool.name} has no GPUs: CPU workers communicate "
+            "with gloo over TCP",
             "Use preset tcp, or a pool with GPUs.",
         )
     return network

@@ -16,6 +16,7 @@ from trainyard.planning.plan import (
 from trainyard.platform import Platform, Pool
 from trainyard.run_file.code_archive import LIMIT_KIB, size_text
 from trainyard.run_file.config import BoostingRun, RecipeRun, RunConfig
+from trainyard.run_file.network import Network
 from trainyard.run_file.queue import QUEUE_LABELS
 from trainyard_trainer.config.trainer_config import DATA_CPUS, CommandConfig, FunctionConfig
 
@@ -210,12 +211,8 @@ def _cluster_reasons(plan: Plan, run: RunConfig, pool: Pool) -> list[tuple[str, 
         chosen = "named by the run" if run.queue and run.queue.name else "the platform's default"
         name = plan.queue_labels[QUEUE_LABELS[plan.queue_system]]
         rows.append(("queue", name, f"{chosen}; the cluster's queue system is {plan.queue_system}"))
-    if network := run.network or pool.network:
-        chosen = "named by the run" if run.network else f"pool {pool.name}'s"
-        devices = ", ".join(f"{number} {name}" for name, number in plan.fabric.resources.items())
-        alone = "no devices: one node talks to no other" if network.device else "no devices"
-        per_node = f"{devices} per node" if devices else alone
-        rows.append(("network", network.preset, f"{chosen}; {per_node}"))
+    if plan.network is not None:
+        rows.append(_network_row(plan.network, plan, run, pool))
     ttl, keep = plan.ttl_seconds_after_finished, plan.keep_head_seconds_after_failure
     if plan.has_staged_cleanup:
         rows += [
@@ -236,6 +233,26 @@ def _cluster_reasons(plan: Plan, run: RunConfig, pool: Pool) -> list[tuple[str, 
             )
         )
     return rows
+
+
+def _network_row(network: Network, plan: Plan, run: RunConfig, pool: Pool) -> Row:
+    """Describe the network preset, which of run and pool set it, and the devices of a worker pod."""
+    if run.network is None:
+        source = f"from pool {pool.name}"
+    elif pool.network is None:
+        source = "from the run file"
+    else:
+        keys = ", ".join(run.network.model_dump(exclude_none=True))
+        source = f"from pool {pool.name}, with {keys or 'no key'} of the run file"
+    quantities = plan.network_requirements.resources.items()
+    devices = ", ".join(f"{number} {name}" for name, number in quantities)
+    if devices:
+        devices = f"{devices} per node"
+    elif network.device_resource is not None:
+        devices = "no devices, because the run has one node"
+    else:
+        devices = "no devices"
+    return "network", network.preset or "chosen by NCCL", f"{source}; {devices}"
 
 
 def _mib(mib: int) -> str:

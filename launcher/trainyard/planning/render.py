@@ -1,9 +1,10 @@
-"""Plan -> job: the RayJob of `manifests/`, without the pods' shape and without a name."""
+"""Render `manifests/rayjob.yaml.j2`: a plan becomes a RayJob without name and pod templates."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import yaml
 from jinja2 import Environment, StrictUndefined, TemplateError
@@ -14,20 +15,42 @@ from trainyard.planning.plan import Plan
 TEMPLATE = "rayjob.yaml.j2"
 
 
-def render_job(plan: Plan, template: str | None = None) -> dict[str, Any]:
-    """The RayJob that the template makes of a plan, parsed.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RenderedTemplate:
+    """The two YAML documents of the template, parsed."""
 
-    Raises ConfigError if the template names a variable that no plan has, or makes no YAML.
+    job: dict[str, Any]
+    """The RayJob without `metadata.name` and `spec.rayClusterSpec`."""
+    pod_metadata: dict[str, dict[str, str]]
+    """Labels and annotations of every pod: `labels` and `annotations`, each optional."""
+
+
+def render_job(plan: Plan, template: str | None = None) -> RenderedTemplate:
+    """Render the template, or the given text of one, with the numbers of a plan and parse the
+    result.
+
+    Raises ConfigError if the template uses an unknown variable, or if its result is not the two
+    expected documents.
     """
     text = template or (files("trainyard") / TEMPLATE).read_text(encoding="utf-8")
     environment = Environment(undefined=StrictUndefined, autoescape=False)
     environment.policies["json.dumps_kwargs"] = {"default": _refuse}
     try:
-        return cast(dict[str, Any], yaml.safe_load(environment.from_string(text).render(plan=plan)))
+        rendered = environment.from_string(text).render(plan=plan)
+        documents = list(yaml.safe_load_all(rendered))
     except (TemplateError, yaml.YAMLError) as error:
         raise ConfigError(f"manifests/{TEMPLATE} cannot be rendered", str(error)) from error
+    match documents:
+        case [{"podMetadata": dict(pod_metadata), **rest}, {"kind": "RayJob"} as job] if not rest:
+            if pod_metadata.keys() <= {"labels", "annotations"}:
+                return RenderedTemplate(job=job, pod_metadata=pod_metadata)
+    raise ConfigError(
+        f"manifests/{TEMPLATE} must hold two YAML documents",
+        "The first is podMetadata with labels and annotations of all pods, the second is the RayJob.",
+    )
 
 
 def _refuse(value: object) -> NoReturn:
-    """Called for what JSON cannot hold; the text of an undefined variable raises its own error."""
+    """Raise TypeError for a value that JSON cannot represent. An undefined variable raises an error
+    of its own."""
     raise TypeError(f"{value} is no JSON value")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Protocol
 
-from trainyard.cluster.kuberay import RUN_LABEL
+from trainyard.labels import RUN_LABEL
 from trainyard.submission.watch import Sight, sight_of, with_reason
 
 Object = dict[str, Any]

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
-from trainyard.cluster.kuberay import OWNER_LABELS, RUN_LABEL
 from trainyard.errors import ClusterError, ClusterUnreachable, ConfigError
+from trainyard.labels import OWNER_LABELS, RUN_LABEL
 from trainyard.platform import Platform
 from trainyard.submission.watch import HEAD_CONTAINER
 from trainyard_trainer.config.trainer_config import Storage

@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
-from trainyard.cluster.kuberay import OWNER_LABELS, RUN_LABEL, RayjobApi
+from trainyard.cluster.kuberay import RayjobApi
 from trainyard.errors import ClusterError
+from trainyard.labels import OWNER_LABELS, RUN_LABEL
 from trainyard.planning.diff import require_same_identity
 from trainyard.submission.watch import ENDED, phase_of
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from trainyard.cluster.follow import State, Watched, follow, follow_log
-from trainyard.cluster.kuberay import RUN_LABEL
 from trainyard.errors import ClusterError, RunFailed
+from trainyard.labels import RUN_LABEL
 from trainyard_trainer.run_files.driver_output import (
     ERROR,
     PROGRESS,

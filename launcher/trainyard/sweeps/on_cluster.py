@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 from trainyard.api import objects_of, upload_of
 from trainyard.cluster.cluster import Cluster
 from trainyard.cluster.follow import TRANSIENT, Patience, follow
-from trainyard.cluster.kuberay import OWNER_LABELS, RUN_LABEL, RayjobApi
+from trainyard.cluster.kuberay import RayjobApi
 from trainyard.errors import ClusterError, ClusterUnreachable, ConfigError, LauncherError
+from trainyard.labels import OWNER_LABELS, RUN_LABEL
 from trainyard.platform import Platform
 from trainyard.run_file.code_archive import Overlay
 from trainyard.submission.reader import open_folder
