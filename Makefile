@@ -153,7 +153,15 @@ soak: setup cluster-up image push platform ## Strike a run every 1 to 3 minutes:
 
 ##@ The project itself
 
-.PHONY: golden lock bench compare fault-table clean
+.PHONY: docs docs-serve golden lock bench compare fault-table clean
+docs: setup ## Build the documentation into build/docs (needs Python 3.11)
+	$(BIN)/python docs/generate.py
+	$(BIN)/zensical build --strict --clean
+
+docs-serve: setup ## Serve the documentation on 127.0.0.1:8000 while it is edited
+	$(BIN)/python docs/generate.py
+	$(BIN)/zensical serve
+
 golden: setup ## Rewrite the golden files, the packaged platform and the JSON Schemas
 	$(BIN)/python -m tests.golden.golden
 

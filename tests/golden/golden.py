@@ -27,7 +27,7 @@ from trainyard.run_file.config import load_run
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).parent / "objects"
 PLATFORM = ROOT / "launcher/trainyard/platform.yaml"
-PAGE = ROOT / "docs/explain.md"
+PAGE = ROOT / "docs/reference/failures.md"
 SCHEMAS = ROOT / "schemas"
 ON_DATA_NODES = ("data.loader=ray", "resources.data={nodes: 2}")
 CASES: dict[str, tuple[dict[str, str], dict[str, Any], tuple[str, ...]]] = {
