@@ -169,13 +169,13 @@ lock: ## Compile the locked requirements from pyproject.toml
 	$(LOCK) pyproject.toml --all-extras --output-file requirements.txt
 	$(LOCK) train_image/requirements.in --constraint requirements.txt --output-file train_image/requirements.txt
 
-bench: setup ## Measure speed, start-up and memory, as docs/performance.md says:  make bench BENCH=training
+bench: setup ## Measure speed, start-up and memory, as docs/explanation/performance.md says:  make bench BENCH=training
 	$(BIN)/python -m tests.bench $(BENCH)
 
-compare: setup ## Train in each way that there is, and write docs/ways.json and .md
+compare: setup ## Train in each way that there is, and write docs/results/ways.json and .md
 	$(BIN)/python -m tests.bench.ways --write
 
-fault-table: setup ## Take what `make drills` and `make soak` found over into docs/faults.md and the README
+fault-table: setup ## Take what `make drills` and `make soak` found over into docs/results/faults.md
 	$(BIN)/python -m tests.e2e.fault_table $(if $(wildcard build/soak.json),--soak build/soak.json) build/drills.json
 
 clean: ## Remove what `setup` made

@@ -321,7 +321,7 @@ together.
 """
 OTHER_FOLDERS = {
     "charts/trainyard": "The shape of a Ray cluster: pods, pools, storage, security. It publishes the platform.",
-    "manifests": "The template of the RayJob: entrypoint, retries, life cycle.",
+    "manifests": "The template of the RayJob: entrypoint, retries, life cycle. The wheel contains it as `trainyard/rayjob.yaml.j2`.",
     "examples": "Run files. Each of them is a test case too.",
     "examples/byo": "Code of your own, as the run files in `examples` use it.",
 }

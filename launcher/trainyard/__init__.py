@@ -1,6 +1,6 @@
 """The launcher: run file -> plan -> objects -> cluster -> progress.
 
-From Python, for notebooks and pipelines, as docs/notebook.md shows. What is named here is imported when it
+From Python, for notebooks and pipelines, as docs/guides/python.md shows. What is named here is imported when it
 is asked for: `import launcher` alone costs nothing.
 """
 
