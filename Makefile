@@ -153,7 +153,7 @@ soak: setup cluster-up image push platform ## Strike a run every 1 to 3 minutes:
 
 ##@ The project itself
 
-.PHONY: docs docs-serve golden lock bench compare fault-table clean
+.PHONY: docs docs-serve screenshots golden lock bench compare fault-table clean
 docs: setup ## Build the documentation into build/docs (needs Python 3.11)
 	$(BIN)/python docs/generate.py
 	$(BIN)/zensical build --strict --clean
@@ -162,7 +162,10 @@ docs-serve: setup ## Serve the documentation on 127.0.0.1:8000 while it is edite
 	$(BIN)/python docs/generate.py
 	$(BIN)/zensical serve
 
-golden: setup ## Rewrite the golden files, the packaged platform and the JSON Schemas
+screenshots: setup ## Take the pictures of the README anew, with tmux and chromium
+	$(BIN)/python docs/screenshots.py
+
+golden: setup ## Rewrite the golden files, the packaged platform, the JSON Schemas and docs/reference/failures.md
 	$(BIN)/python -m tests.golden.golden
 
 lock: ## Compile the locked requirements from pyproject.toml

@@ -1,9 +1,10 @@
-"""Write the pages of docs/ that are made from the source code: `make docs` runs this before it builds the site.
+"""Write the pages of docs/ that are made from the source code; `make docs` runs this first.
 
     python docs/generate.py [FOLDER]
 
-Each page comes from the one place that owns its facts: the models of the run file, the chart's values.yaml,
-the command line, and the docstrings of the modules. The pages are not committed, so they cannot be out of date.
+Each page comes from the one place that owns its facts: the models of the run file, the chart's
+values.yaml, the command line, and the docstrings of the modules. The pages are not committed, so they
+cannot be out of date.
 """
 
 from __future__ import annotations
@@ -248,8 +249,8 @@ COMMANDS = """\
 # Command line
 
 This page is generated from the commands themselves. `trainyard COMMAND --help` prints the same text, and
-[Exit codes](exit-codes.md) lists what each command returns. `--traceback`, with any command, shows the traceback
-of an error.
+[Exit codes](exit-codes.md) lists what each command returns. `--traceback`, with any command, shows the
+traceback of an error.
 """
 
 
@@ -315,13 +316,13 @@ def option_default(option: Any) -> str:
 TREE = """\
 # Source tree
 
-What each file is for. This page is generated from the first line of every module's docstring, and from the first
-comment of the chart's templates. The table *To change X, edit Y* in `CONTRIBUTING.md` says which files change
-together.
+What each file is for. This page is generated from the first line of every module's docstring, and from
+the first comment of the chart's templates. The table *To change X, edit Y* in `CONTRIBUTING.md` says which
+files change together.
 """
 OTHER_FOLDERS = {
-    "charts/trainyard": "The shape of a Ray cluster: pods, pools, storage, security. It publishes the platform.",
-    "manifests": "The template of the RayJob: entrypoint, retries, life cycle. The wheel contains it as `trainyard/rayjob.yaml.j2`.",
+    "charts/trainyard": "The shape of a Ray cluster: pods, pools, storage, security; the platform.",
+    "manifests": "The template of the RayJob. The wheel contains it as `trainyard/rayjob.yaml.j2`.",
     "examples": "Run files. Each of them is a test case too.",
     "examples/byo": "Code of your own, as the run files in `examples` use it.",
 }

@@ -40,6 +40,9 @@ def load_generator() -> Any:
 GENERATED = {DOCS / name for name in load_generator().PAGES}
 WRITTEN = sorted({*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("tests/*/*.md")} - GENERATED)
 GUIDES = [page for page in WRITTEN if page == README or DOCS in page.parents]
+COMMANDS: Any = typer.main.get_command(app)
+SCHEMA = schema_of("run")
+VALUES = yaml.safe_load((ROOT / "charts/trainyard/values.yaml").read_text())
 NAME = {"ids": lambda page: page.relative_to(ROOT).as_posix()}
 
 
@@ -119,7 +122,7 @@ def commands_of(page: Path) -> Iterator[list[str]]:
 @pytest.mark.parametrize("page", GUIDES, **NAME)
 def test_commands_of_a_page_exist_with_their_options(page: Path) -> None:
     for words in commands_of(page):
-        command: Any = typer.main.get_command(app)
+        command = COMMANDS
         rest = list(words)
         while rest and rest[0] in getattr(command, "commands", {}):
             command = command.commands[rest.pop(0)]
@@ -174,13 +177,11 @@ def unknown_keys(
 
 @pytest.mark.parametrize("page", GUIDES, **NAME)
 def test_keys_of_run_files_and_values_on_a_page_exist(page: Path) -> None:
-    schema = schema_of("run")
-    values = yaml.safe_load((ROOT / "charts/trainyard/values.yaml").read_text())
     for block in blocks(page, "yaml"):
         document = yaml.safe_load(block)
         assert isinstance(document, dict), block
-        unknown = list(unknown_keys(document, schema, schema["$defs"]))
-        assert not unknown or set(document) <= set(values), f"{unknown} in\n{block}"
+        unknown = list(unknown_keys(document, SCHEMA, SCHEMA["$defs"]))
+        assert not unknown or set(document) <= set(VALUES), f"{unknown} in\n{block}"
 
 
 def test_each_dependency_has_a_reason() -> None:

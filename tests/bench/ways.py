@@ -2,8 +2,8 @@
 
     python -m tests.bench.ways [--write | --page]
 
-`make compare` writes docs/results/ways.json with it, and docs/results/ways.md from that. Each way is run as a user would, by
-`trainyard train`, twice: once to its end, and once killed with all its processes after its second epoch and
+`make compare` writes docs/results/ways.json, and docs/results/ways.md from it. Each way is run as a user
+would, by `trainyard train`, twice: once to its end, and once killed with all its processes after its second epoch and
 then started again.
 """
 
@@ -105,7 +105,9 @@ def built_in(title: str, *settings: str, flags: tuple[str, ...] = (), **more: An
     )
 
 
-ON_CPU = "Made for models that do not fit on one GPU. On a CPU it shows only that it works, not its advantage."
+ON_CPU = (
+    "Made for models that do not fit on one GPU. On CPUs it shows only that it works, not its gain."
+)
 UNKNOWN = "Not measured so far."
 NO_CUDA = " With CUDA `make compare` takes two GPUs, or the only one: not run so far."
 
@@ -441,18 +443,18 @@ def page(results: Results) -> str:
     device = {0: "2 CPU workers", 1: "1 GPU"}.get(results.gpus, f"{results.gpus} GPUs")
     memory = "the peak of a worker's private memory, without files and shared memory"
     if results.gpus:
-        memory = f"for trees {memory}; otherwise the peak on rank 0's GPU, which your own code does not report"
+        memory = f"for trees {memory}; otherwise the peak on rank 0's GPU, not of your own code"
     return f"""\
 # Ways to train
 
-Every way to train, side by side. `make compare` runs each of them with `trainyard train` and writes this page and
-`ways.json`. The ways differ in one line of the run file, or in the code that you bring along.
+Every way to train, side by side. `make compare` runs each of them with `trainyard train` and writes this
+page and `ways.json`. The ways differ in one line of the run file, or in the code that you bring along.
 
 {table(results)}
 
 * *start*: seconds from the command until training begins.
-* *samples/s*: of all workers together. A recipe measures its steps. For your own code it is the time from one epoch
-  to the next, with everything in it.
+* *samples/s*: of all workers together. A recipe measures its steps. For your own code it is the time from
+  one epoch to the next, with everything in it.
 * *memory*: {memory}.
 * *killed*: all processes are killed by SIGKILL after the second epoch, then the same command starts again. A
   recipe resumes from its last checkpoint. Your own code resumes if it looks for its checkpoint.

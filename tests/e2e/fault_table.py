@@ -25,11 +25,11 @@ Object = dict[str, Any]
 HEAD = """\
 # Faults
 
-What each fault costs a run, measured by drills. `make fault-table` writes this page from the results of `make drills` and
-`make soak`. [Faults and fencing](../explanation/faults.md) explains how a run survives them.
+What each fault costs a run, measured by drills. `make fault-table` writes this page from the results of
+`make drills` and `make soak`. [Faults and fencing](../explanation/faults.md) explains how a run survives.
 
-A drill submits a small run, injects one fault at a random step, follows the run to its end, and compares its weights with
-those of an undisturbed run:
+A drill submits a small run, injects one fault at a random step, follows the run to its end, and compares
+its weights with those of an undisturbed run:
 
 ```sh
 trainyard drill --list                              # the scenarios, and the rights that each needs
@@ -39,13 +39,13 @@ make drills                                         # all of them, on the test c
 
 ## Results
 
-One drill each, on a machine with 2 cores that holds the whole cluster: a ResNet-18 on two CPU workers, saved every
-5 s.
+One drill each, on a machine with 2 cores that holds the whole cluster: a ResNet-18 on two CPU workers,
+saved every 5 s.
 
-* *noticed* counts from the fault. If training goes on after the fault, it is the time until the workers leave.
+* *noticed* counts from the fault. If training goes on after it, it is the time until the workers leave.
 * *again* counts from then until the next step is done.
-* All runs ended with the same bits as without a fault, unless a line says otherwise. The bits of an elastic run depend on
-  its number of workers over time, so only its steps and samples are compared.
+* All runs ended with the same bits as without a fault, unless a line says otherwise. The bits of an elastic
+  run depend on its number of workers over time, so only its steps and samples are compared.
 
 """
 BOUNDS = """
@@ -117,9 +117,10 @@ def problems(result: Object) -> list[str]:
 
 
 SOAK_HEAD = """\
-`trainyard soak RUN.yaml --minutes 90` (`make soak MINUTES=90`) injects one of these faults every 1 to 3 minutes and trains the
-run in rounds until the time is over. The run must end with the weights of an undisturbed run, with memory and checkpoints in
-the last third no larger than 1.25 times those of the first third, and with nothing left behind. `make e2e` includes 5 minutes of it.
+`trainyard soak RUN.yaml --minutes 90` (`make soak MINUTES=90`) injects one of these faults every 1 to 3
+minutes and trains the run in rounds until the time is over. The run must end with the weights of an
+undisturbed run, with memory and checkpoints in the last third no larger than 1.25 times those of the first
+third, and with nothing left behind. `make e2e` includes 5 minutes of it.
 """
 
 
