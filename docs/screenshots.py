@@ -25,7 +25,7 @@ from rich.text import Text
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs/images"
-COLUMNS, ROWS = 124, 33
+COLUMNS, ROWS = 124, 34
 COMMANDS = ("trainyard plan examples/digits.yaml --gpus 16", "trainyard train examples/digits.yaml")
 MOMENT = re.compile(r"epoch (?:[89]|1[01])/12")
 """What the terminal shows when the picture is taken."""
@@ -133,7 +133,7 @@ def main() -> None:
             shell.wait_for(re.compile(r"succeeded: "))
         (folder / "terminal.html").write_text(html_of(screen))
         profile = folder / "chromium"
-        picture(f"file://{folder}/terminal.html", IMAGES / "terminal.png", 1172, 740, profile)
+        picture(f"file://{folder}/terminal.html", IMAGES / "terminal.png", 1172, 745, profile)
         report = folder / "runs/digits/report.html"
         picture(f"file://{report}", IMAGES / "report.png", 1280, 1000, profile)
 

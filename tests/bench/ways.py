@@ -3,8 +3,8 @@
     python -m tests.bench.ways [--write | --page]
 
 `make compare` writes docs/results/ways.json, and docs/results/ways.md from it. Each way is run as a user
-would, by `trainyard train`, twice: once to its end, and once killed with all its processes after its second epoch and
-then started again.
+would, by `trainyard train`, twice: once to its end, and once killed with all its processes after its second
+epoch and then started again.
 """
 
 from __future__ import annotations

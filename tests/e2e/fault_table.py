@@ -32,9 +32,9 @@ A drill submits a small run, injects one fault at a random step, follows the run
 its weights with those of an undisturbed run:
 
 ```sh
-trainyard drill --list                              # the scenarios, and the rights that each needs
-trainyard drill worker-killed run.yaml -n team      # exit code 0: it recovered, within the bounds
-make drills                                         # all of them, on the test cluster of this machine
+trainyard drill --list                           # the scenarios, and their rights
+trainyard drill worker-killed run.yaml -n team   # exit code 0: it recovered
+make drills                                      # all, on the test cluster
 ```
 
 ## Results

@@ -16,7 +16,8 @@ trainyard explain RUN
 `trainyard explain` looks at a run's RayJob, RayCluster, pods, events, claims, quotas, queue, nodes and
 operator, and at its driver's log. It names one cause and one remedy. It recognises the {len(CATALOGUE)}
 failures below, and looks for them in this order: a failure further up is the cause of those further down.
-Words in capitals stand for names of the run. `make golden` generates this page from the catalogue in `launcher/trainyard/diagnosis`.
+Words in capitals stand for names of the run. `make golden` generates this page from the catalogue in
+`launcher/trainyard/diagnosis`.
 """
 
 
