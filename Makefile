@@ -153,21 +153,32 @@ soak: setup cluster-up image push platform ## Strike a run every 1 to 3 minutes:
 
 ##@ The project itself
 
-.PHONY: golden lock bench compare fault-table clean
-golden: setup ## Rewrite the golden files, the packaged platform and the JSON Schemas
+.PHONY: docs docs-serve screenshots golden lock bench compare fault-table clean
+docs: setup ## Build the documentation into build/docs (needs Python 3.11)
+	$(BIN)/python docs/generate.py
+	$(BIN)/zensical build --strict --clean
+
+docs-serve: setup ## Serve the documentation on 127.0.0.1:8000 while it is edited
+	$(BIN)/python docs/generate.py
+	$(BIN)/zensical serve
+
+screenshots: setup ## Take the pictures of the README anew, with tmux and chromium
+	$(BIN)/python docs/screenshots.py
+
+golden: setup ## Rewrite the golden files, the packaged platform, the JSON Schemas and docs/reference/failures.md
 	$(BIN)/python -m tests.golden.golden
 
 lock: ## Compile the locked requirements from pyproject.toml
 	$(LOCK) pyproject.toml --all-extras --output-file requirements.txt
 	$(LOCK) train_image/requirements.in --constraint requirements.txt --output-file train_image/requirements.txt
 
-bench: setup ## Measure speed, start-up and memory, as docs/performance.md says:  make bench BENCH=training
+bench: setup ## Measure speed, start-up and memory, as docs/explanation/performance.md says:  make bench BENCH=training
 	$(BIN)/python -m tests.bench $(BENCH)
 
-compare: setup ## Train in each way that there is, and write docs/ways.json and .md
+compare: setup ## Train in each way that there is, and write docs/results/ways.json and .md
 	$(BIN)/python -m tests.bench.ways --write
 
-fault-table: setup ## Take what `make drills` and `make soak` found over into docs/faults.md and the README
+fault-table: setup ## Take what `make drills` and `make soak` found over into docs/results/faults.md
 	$(BIN)/python -m tests.e2e.fault_table $(if $(wildcard build/soak.json),--soak build/soak.json) build/drills.json
 
 clean: ## Remove what `setup` made

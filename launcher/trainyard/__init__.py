@@ -1,7 +1,7 @@
 """The launcher: run file -> plan -> objects -> cluster -> progress.
 
-From Python, for notebooks and pipelines, as docs/notebook.md shows. What is named here is imported when it
-is asked for: `import launcher` alone costs nothing.
+docs/guides/python.md shows the Python API for notebooks and pipelines. The names of this module are imported
+when they are first used, so `import trainyard` alone costs nothing.
 """
 
 from __future__ import annotations

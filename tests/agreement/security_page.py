@@ -1,11 +1,11 @@
-"""docs/security.md, as tests read it."""
+"""docs/explanation/security.md, as tests read it."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/security.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/explanation/security.md"
 RIGHT = re.compile(r"^\| `(?P<resource>[a-z0-9./-]+)` \| (?P<verbs>[a-z, ]+) \|$", re.MULTILINE)
 
 

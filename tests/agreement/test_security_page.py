@@ -1,4 +1,4 @@
-"""docs/security.md is true: its tests exist, its table of rights is the chart's Role, and the lock is one."""
+"""docs/explanation/security.md is true: its tests exist, and its table of rights is the chart's Role."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
     python -m tests.bench.ways [--write | --page]
 
-`make compare` writes docs/ways.json with it, and docs/ways.md from that. Each way is run as a user would, by
-`trainyard train`, twice: once to its end, and once killed with all its processes after its second epoch and
-then started again.
+`make compare` writes docs/results/ways.json, and docs/results/ways.md from it. Each way is run as a user
+would, by `trainyard train`, twice: once to its end, and once killed with all its processes after its second
+epoch and then started again.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from tests.bench.runs import FAIR
 from trainyard_trainer.config.trainer_config import RUN_NAME_LIMIT
 
 TRAINYARD = str(ROOT / ".venv/bin/trainyard")
-RESULTS = ROOT / "docs/ways.json"
-PAGE = ROOT / "docs/ways.md"
+RESULTS = ROOT / "docs/results/ways.json"
+PAGE = ROOT / "docs/results/ways.md"
 STORAGE = BUILD / "ways"
 LOOK_S = 0.25
 KILL_AT = 2
@@ -105,7 +105,9 @@ def built_in(title: str, *settings: str, flags: tuple[str, ...] = (), **more: An
     )
 
 
-ON_CPU = "For models that one GPU cannot hold: a CPU shows that it works, not what it is worth."
+ON_CPU = (
+    "Made for models that do not fit on one GPU. On CPUs it shows only that it works, not its gain."
+)
 UNKNOWN = "Not measured so far."
 NO_CUDA = " With CUDA `make compare` takes two GPUs, or the only one: not run so far."
 
@@ -113,7 +115,7 @@ FSDP2 = ("train.strategy=fsdp2",)
 DEEPSPEED = ("train.strategy=deepspeed",)
 
 LARGE = (
-    f"data.source={ROOT / 'docs/sweeps.md'}",
+    f"data.source={ROOT / 'docs/guides/sweeps.md'}",
     "train.model={layers: 24, heads: 8, width: 512, context_length: 16}",
     "train.schedule={name: constant}",
     "train.global_batch_size=32",
@@ -130,7 +132,7 @@ def large(title: str, *settings: str, **more: Any) -> Way:
         example="language_model.yaml",
         settings=(*LARGE, *settings),
         environment=GIVING_BACK,
-        note="76 million parameters. What is freed is given back at once (by glibc), which takes time.",
+        note="76 million parameters. glibc is told to give freed memory back at once, which takes time.",
         **more,
     )
 
@@ -143,7 +145,7 @@ def trees(title: str, library: str) -> Way:
         settings=(f"train.library={library}",),
         places=("--workers", "2"),
         epochs="train.rounds={}000",
-        note="Its epochs are rounds, each from all rows, and a thousand times as many.",
+        note="An epoch is a round over all rows. There are a thousand times as many of them.",
     )
 
 
@@ -174,7 +176,7 @@ WAYS = (
         samples=ALL_DIGITS,
         code="single.py",
         word="single.py",
-        note="Its epochs are single steps of milliseconds, and a thousand times as many.",
+        note="An epoch is a single step of milliseconds. There are a thousand times as many of them.",
     ),
     Way(
         title="own script, torchrun",
@@ -371,7 +373,7 @@ def _lines(path: Path) -> int:
 
 @dataclass(kw_only=True, slots=True)
 class Results:
-    """What docs/ways.json has."""
+    """What docs/results/ways.json has."""
 
     epochs: int
     gpus: int
@@ -439,24 +441,24 @@ def page(results: Results) -> str:
     often = sorted({len(rounds) for rounds in results.ways.values() if rounds})
     rounds = "One round" if often == [1] else f"Medians of {' or '.join(map(str, often))} rounds"
     device = {0: "2 CPU workers", 1: "1 GPU"}.get(results.gpus, f"{results.gpus} GPUs")
-    memory = "the most that a worker has held of its own, without files and what is shared"
+    memory = "the peak of a worker's private memory, without files and shared memory"
     if results.gpus:
-        memory = f"of trees {memory}; else the most on rank 0's GPU, which own code does not tell"
+        memory = f"for trees {memory}; otherwise the peak on rank 0's GPU, not of your own code"
     return f"""\
 # Ways to train
 
-`make compare` runs each of them with `trainyard train`, and writes what it has found to
-[ways.json](ways.json) and this page. What changes from one to the next is a line of the run file, or the code
-that you bring along.
+Every way to train, side by side. `make compare` runs each of them with `trainyard train` and writes this
+page and `ways.json`. The ways differ in one line of the run file, or in the code that you bring along.
 
 {table(results)}
 
-* *start*: from the command until training begins. *samples/s*: of all workers together; a recipe's own
-  account of its steps, of own code the time from one epoch to the next, with all that is done in it.
+* *start*: seconds from the command until training begins.
+* *samples/s*: of all workers together. A recipe measures its steps. For your own code it is the time from
+  one epoch to the next, with everything in it.
 * *memory*: {memory}.
-* *killed*: after its second epoch, with all its processes, by SIGKILL; then the same command once more. A
-  recipe goes on exactly where its last checkpoint is, own code with the epoch that it finds, if it looks.
-* One process has both cores of the machine, a worker one.
+* *killed*: all processes are killed by SIGKILL after the second epoch, then the same command starts again. A
+  recipe resumes from its last checkpoint. Your own code resumes if it looks for its checkpoint.
+* One process has both cores of the machine, a worker has one.
 
 {rounds} of {results.epochs} epochs, {device}, {results.cpus} CPUs.{"" if results.gpus else NO_CUDA}
 """
@@ -498,7 +500,13 @@ def measure(options: Options) -> list[Section]:
 if __name__ == "__main__":
     main(
         measure,
-        write={"action": "store_true", "help": "write docs/ways.json and docs/ways.md"},
-        page={"action": "store_true", "help": "write docs/ways.md anew, and measure nothing"},
+        write={
+            "action": "store_true",
+            "help": "write docs/results/ways.json and docs/results/ways.md",
+        },
+        page={
+            "action": "store_true",
+            "help": "write docs/results/ways.md anew, and measure nothing",
+        },
         only={"default": "", "help": "ways with this in their title, beside those found before"},
     )

@@ -86,7 +86,7 @@ def in_bucket(scenario: Scenario, strike: Strike | None = None) -> Scenario:
     return replace(
         scenario,
         name=f"{scenario.name}-s3",
-        fault=f"{scenario.fault}; the run lies in a bucket",
+        fault=f"{scenario.fault}; the run is in a bucket",
         strike=strike or scenario.strike,
     )
 

@@ -1,8 +1,8 @@
-"""docs/faults.md, and the README's table, from what the drills and a soak have shown.
+"""Write docs/results/faults.md from the results of the drills and of a soak.
 
     python -m tests.e2e.fault_table [--soak SOAK.json] [RESULTS.json]
 
-takes new results over into docs/faults.json, and a soak's report into docs/soak.json first.
+first merges new results into docs/results/faults.json, and a soak's report into docs/results/soak.json.
 """
 
 from __future__ import annotations
@@ -16,40 +16,47 @@ from typing import Any
 from trainyard.drills.scenarios import SCENARIOS
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "docs/faults.json"
-SOAK = ROOT / "docs/soak.json"
-PAGE = ROOT / "docs/faults.md"
-README = ROOT / "README.md"
-BEGIN, END = "<!-- faults: `make fault-table` writes this -->", "<!-- end of faults -->"
+RESULTS = ROOT / "docs/results/faults.json"
+SOAK = ROOT / "docs/results/soak.json"
+PAGE = ROOT / "docs/results/faults.md"
 
 Object = dict[str, Any]
 
 HEAD = """\
-# What faults cost
+# Faults
 
-`trainyard drill SCENARIO RUN.yaml` submits a small run under a name of its own, strikes it at a random
-step, follows it to its end, and compares its weights with those of a run that nobody has struck. `trainyard
-drill --list` shows the scenarios, and the rights that each needs; exit code 0 says that the run recovered
-with equal weights and within the bounds. `make drills` runs all of them on the cluster of `tests/cluster`,
-those too that take the machine: parts of the cluster that are away.
+What each fault costs a run, measured by drills. `make fault-table` writes this page from the results of
+`make drills` and `make soak`. [Faults and fencing](../explanation/faults.md) explains how a run survives.
 
-`trainyard soak RUN.yaml --minutes 90` (`make soak MINUTES=90`) strikes one run every 1 to 3 minutes with one
-of these after the other, and trains it on in rounds for as long as that lasts. It must end with the weights
-of a run that nobody has struck, with memory and checkpoints of the last third no larger than 1.25 times those
-of the first, and with nothing left behind. The tests on a cluster do 5 minutes of it each time.
+A drill submits a small run, injects one fault at a random step, follows the run to its end, and compares
+its weights with those of an undisturbed run:
 
-The figures are of one drill each, on a machine with 2 cores that holds the whole cluster: a ResNet-18 on
-two CPU workers, saved every 5 s. *Noticed* counts from the strike, *again* from then until the next step
-has been made; where training goes on after the fault, *noticed* is when the workers leave. All runs ended
-with the same bits as without a fault, unless a line says otherwise; the bits of an elastic run depend on how
-many workers it had when, so only its steps and samples are checked.
+```sh
+trainyard drill --list                           # the scenarios, and their rights
+trainyard drill worker-killed run.yaml -n team   # exit code 0: it recovered
+make drills                                      # all, on the test cluster
+```
+
+## Results
+
+One drill each, on a machine with 2 cores that holds the whole cluster: a ResNet-18 on two CPU workers,
+saved every 5 s.
+
+* *noticed* counts from the fault. If training goes on after it, it is the time until the workers leave.
+* *again* counts from then until the next step is done.
+* All runs ended with the same bits as without a fault, unless a line says otherwise. The bits of an elastic
+  run depend on its number of workers over time, so only its steps and samples are compared.
 
 """
 BOUNDS = """
-Bounds: a lost worker costs 45 s from the moment it is noticed, or from the end of what keeps it from
-starting, and whatever takes the driver 150 s; no more than an interval between checkpoints and 5 s of
-training are lost, and nothing where a notice comes first; nothing of the run is left in the cluster or in
-its folder.
+## Bounds
+
+A drill fails if it exceeds one of these:
+
+* A lost worker costs at most 45 s, from the moment it is noticed or from the end of what prevents its start.
+* A lost driver costs at most 150 s.
+* At most one checkpoint interval and 5 s of training are lost, and nothing if there was a notice.
+* Nothing of the run is left in the cluster or in its folder.
 """
 
 
@@ -81,7 +88,7 @@ def seconds(value: float | None) -> str:
 
 def details(results: dict[str, Object]) -> str:
     """Where the seconds go until training goes on, and which bounds are not held."""
-    lines = ["\n## Where the seconds go\n", "| drill | noticed by | attempts, groups | then |"]
+    lines = ["\n## Where the time goes\n", "| drill | noticed by | attempts, groups | then |"]
     lines.append("|" + "---|" * 4)
     for name, each in results.items():
         recovery = each["recovery"]
@@ -109,6 +116,14 @@ def problems(result: Object) -> list[str]:
     return found
 
 
+SOAK_HEAD = """\
+`trainyard soak RUN.yaml --minutes 90` (`make soak MINUTES=90`) injects one of these faults every 1 to 3
+minutes and trains the run in rounds until the time is over. The run must end with the weights of an
+undisturbed run, with memory and checkpoints in the last third no larger than 1.25 times those of the first
+third, and with nothing left behind. `make e2e` includes 5 minutes of it.
+"""
+
+
 def soak_section(report: Object) -> str:
     """What a long soak has shown, and what somebody has remarked on that."""
     strikes = [each for each in report["strikes"] if not each["why_not"]]
@@ -134,7 +149,7 @@ def soak_section(report: Object) -> str:
     }
     lines = "".join(f"| {what} | {found} |\n" for what, found in rows.items())
     remark = f"\n{report['remark']}\n" if "remark" in report else ""
-    return f"\n## A long soak\n\n| what | found |\n|---|---|\n{lines}{remark}"
+    return f"\n## A long soak\n\n{SOAK_HEAD}\n| what | found |\n|---|---|\n{lines}{remark}"
 
 
 WEIGHTS = {
@@ -160,12 +175,6 @@ def page(results: dict[str, Object]) -> str:
     return HEAD + table(results) + BOUNDS + details(results) + soak
 
 
-def readme(text: str, results: dict[str, Object]) -> str:
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table(results)}{END}{after}"
-
-
 def load() -> dict[str, Object]:
     results: dict[str, Object] = json.loads(RESULTS.read_text())
     return results
@@ -185,7 +194,6 @@ def main() -> None:
     ordered = {name: results[name] for name in known if name in results}
     RESULTS.write_text(json.dumps(ordered, indent=1) + "\n")
     PAGE.write_text(page(load()))
-    README.write_text(readme(README.read_text(), load()))
 
 
 if __name__ == "__main__":

@@ -168,8 +168,9 @@ MACHINE = {
     for scenario in (
         Scenario(
             name="container-killed",
-            fault="a worker's container is killed with all its processes, as for want of memory by cgroup v2",
-            answer="it starts again in its pod, and the worker group anew",
+            fault="a worker's container is killed with all its processes, as cgroup v2 does when "
+            "memory is exhausted",
+            answer="it restarts in its pod, and the worker group restarts",
             actor="kubelet, Ray Train",
             rights="the machine",
             strike=kill_container,
@@ -190,7 +191,7 @@ MACHINE = {
         Scenario(
             name="api-server-down",
             fault="the API server is down for a minute",
-            answer="training goes on, and `watch` comes back by itself",
+            answer="training goes on, and `watch` reconnects",
             actor="nobody",
             rights="the machine",
             strike=away("kube-apiserver", API_AWAY_S),
@@ -212,8 +213,8 @@ MACHINE = {
         ),
         Scenario(
             name="helm-upgrade",
-            fault="the platform is upgraded (`helm upgrade`), twice",
-            answer="training goes on; the next run has the new numbers",
+            fault="the platform is upgraded (`helm upgrade`) twice",
+            answer="training goes on; the next run uses the new numbers",
             actor="nobody",
             rights="the chart's release",
             strike=upgrade,
@@ -224,8 +225,8 @@ MACHINE = {
         Scenario(
             name="partition-short",
             fault="a worker's pod and the head are cut off from each other for 30 s",
-            answer="training stands still; Ray may give the node up though it is back, and the worker group "
-            "starts anew",
+            answer="training waits; Ray may give up the node although it is back, and the worker "
+            "group restarts",
             actor="Ray Train",
             rights="the machine",
             strike=cut_off(30),
@@ -235,8 +236,8 @@ MACHINE = {
         Scenario(
             name="partition-long",
             fault="a worker's pod and the head are cut off from each other for 5 minutes",
-            answer="Ray gives the node up; when they hear of each other, its container starts again, and the "
-            "worker group anew",
+            answer="Ray gives up the node; when the network is back, its container restarts, and "
+            "the worker group restarts",
             actor="Ray Train",
             rights="the machine",
             strike=cut_off(CUT_OFF_S),
@@ -262,7 +263,7 @@ def test_an_elastic_run_does_without_a_worker_that_is_lost_and_takes_it_back(
         name="elastic",
         fault="an elastic run (`workers: {min: 1, max: 2}`) loses a worker's pod, and for a while "
         "there is no room for another",
-        answer="it trains on with one worker, and takes the other one back when it comes",
+        answer="it goes on with one worker, and with both when the other one is back",
         actor="Ray Train, Ray's autoscaler",
         rights="create and delete resourcequotas",
         strike=crowd_out,

@@ -1,4 +1,4 @@
-"""What docs/security.md promises of a real cluster, on one run that is under way."""
+"""What docs/explanation/security.md promises of a real cluster, on one run that is under way."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ STANDS_STILL_S = 0.8 * FAULT_S
 LATE_S = 0.1
 LONGER = ("train.epochs=30",)
 """For faults that training goes on under: they are to end before the run does."""
-WAITS = "training waits, and saving is tried again"
+WAITS = "training waits, and the save is retried"
 SLOWER = "saves take longer"
 ON_A_VOLUME = {
     "storage-full": ("full", "the storage is full for 45 s", WAITS),

@@ -103,8 +103,8 @@ def test_a_run_survives_the_loss_of_the_node_with_all_its_workers(
     scenario = Scenario(
         name="node-lost",
         fault="the node of all workers is lost, and then its Node object deleted",
-        answer="after `faults.replacement_timeout_s` (here 5 s, as `job.separateAttempts` allows) another "
-        "attempt starts on a new cluster, which keeps off the lost node",
+        answer="after `faults.replacement_timeout_s` (here 5 s, as `job.separateAttempts` allows) "
+        "another attempt starts on a new cluster, which avoids the lost node",
         actor="trainer, KubeRay",
         rights="the machine",
         strike=lose_node,
@@ -122,8 +122,8 @@ def test_a_run_that_waits_gets_the_place_of_a_lost_node_within_the_same_attempt(
         name="node-replaced",
         fault="the node of all workers is lost, and then its Node object deleted; the run waits for longer "
         "(the default)",
-        answer="other pods are made where there is a node, once Kubernetes has given up those of before: it "
-        "misses the node after 50 s, and waits for 40 s more",
+        answer="new pods are created where there is a node, once Kubernetes has given up the old "
+        "ones: it notices the loss after 50 s, and waits for another 40 s",
         actor="KubeRay, Ray Train",
         rights="the machine",
         strike=lose_node,
@@ -170,8 +170,8 @@ def test_a_run_survives_the_loss_of_the_node_with_all_its_pods(
     scenario = Scenario(
         name="head-node-lost",
         fault="the node of the head and of all workers is lost, and then its Node object deleted",
-        answer="another head and other workers are made where there is a node, once Kubernetes has given up "
-        "those of before, and the job starts there once more",
+        answer="a new head and new workers are created where there is a node, once Kubernetes has "
+        "given up the old ones, and the job starts there again",
         actor="KubeRay, trainer",
         rights="the machine",
         strike=partial(lose_node, has_head=True),
@@ -189,8 +189,8 @@ def test_an_elastic_run_waits_for_nobody_when_it_loses_a_node(
     scenario = Scenario(
         name="node-lost-elastic",
         fault="an elastic run (`workers: {min: 1, max: 2}`) loses the node of one of its workers",
-        answer="it trains on with the other one; when Kubernetes has given up the lost pod, another is made "
-        "where there is a node, and taken back",
+        answer="it goes on with the other one; when Kubernetes has given up the lost pod, a new "
+        "one is created where there is a node, and joins",
         actor="Ray Train, Ray's autoscaler",
         rights="the machine",
         strike=partial(lose_node, workers=1),
@@ -230,8 +230,8 @@ def test_a_run_leaves_a_node_that_is_drained_and_trains_on_another(
 ) -> None:
     scenario = Scenario(
         name="kubectl-drain",
-        fault="the node of all workers is drained (`kubectl drain`), and that of the head is not",
-        answer="the workers save and leave; their pods are made anew on another node",
+        fault="the node of all workers is drained (`kubectl drain`), the node of the head is not",
+        answer="the workers save and leave; new pods are created on another node",
         actor="KubeRay, trainer",
         rights="patch nodes, create pods/eviction",
         strike=drain,
@@ -309,9 +309,10 @@ def has_left(pod: str) -> bool:
 
 STRAGGLER = Scenario(
     name="straggler",
-    fault="a worker stops in the middle of a save, cut off with its node, while its attempt fails; later "
-    "it goes on",
-    answer="the next attempt takes over; what the straggler still writes is not used, and it leaves",
+    fault="a worker is cut off with its node in the middle of a save, its attempt fails, and "
+    "later it continues",
+    answer="the next attempt takes over; what the old worker still writes is not used, and it "
+    "exits",
     actor="KubeRay, trainer",
     rights="the machine",
     strike=lambda target: strand(volume_of(target.cluster.namespace), target),

@@ -29,7 +29,7 @@ from trainyard_trainer.config.data_sources import IMAGES, sources_table
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).parent / "objects"
 PLATFORM = ROOT / "launcher/trainyard/platform.yaml"
-PAGE = ROOT / "docs/explain.md"
+PAGE = ROOT / "docs/reference/failures.md"
 SCHEMAS = ROOT / "schemas"
 TABLE_OF_SOURCES = re.compile(
     r"(<!-- data sources, written by make golden -->\n)(.*?)(<!-- end -->)", re.S

@@ -34,7 +34,7 @@ Object = dict[str, Any]
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "examples/digits.yaml"
-PAGE = ROOT / "docs/notebook.md"
+PAGE = ROOT / "docs/guides/python.md"
 
 PLATFORM_TEXT = (ROOT / "launcher/trainyard/platform.yaml").read_text()
 STORAGE = "/mnt/trainyard"

@@ -1,4 +1,4 @@
-"""The catalogue as a page: docs/explain.md, which `make golden` writes and a test compares."""
+"""The catalogue of known failures as a page: docs/reference/failures.md; `make golden` writes it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from collections.abc import Iterator
 from trainyard.diagnosis.catalogue import CATALOGUE, CHAPTERS
 
 INTRODUCTION = f"""\
-# What `trainyard explain` knows
+# Known failures
 
-`trainyard explain RUN` looks at a run's RayJob, RayCluster, pods, events, claims, quotas, queue, nodes and
-operator, and at its driver's log, and names one cause and one remedy. It knows {len(CATALOGUE)} failures and
-looks for them in this order: what stands first is the cause of what stands below. Words in capitals stand
-for names of the run. This page is made of the catalogue itself
-(`launcher/trainyard/diagnosis/`) by `make golden`.
+```sh
+trainyard explain RUN
+```
+
+`trainyard explain` looks at a run's RayJob, RayCluster, pods, events, claims, quotas, queue, nodes and
+operator, and at its driver's log. It names one cause and one remedy. It recognises the {len(CATALOGUE)}
+failures below, and looks for them in this order: a failure further up is the cause of those further down.
+Words in capitals stand for names of the run. `make golden` generates this page from the catalogue in
+`launcher/trainyard/diagnosis`.
 """
 
 

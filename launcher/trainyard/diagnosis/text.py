@@ -29,4 +29,4 @@ def finding_lines(finding: Finding) -> Iterator[str]:
     yield f"cause:    {finding.cause}"
     yield from (f"          {seen.source}: {seen.text}" for seen in finding.evidence)
     yield f"remedy:   {finding.remedy}"
-    yield f"          (docs/explain.md: {finding.failure})"
+    yield f"          (docs/reference/failures.md: {finding.failure})"

@@ -16,7 +16,7 @@ HEAD_S = 150.0
 
 LAUNCHER_ROLE = "the chart's Role"
 HANG_S = 20
-LEAVE = "its workers train on for as long as it may stay, save and leave; then another pod is made"
+LEAVE = "its workers train until its grace period ends, save and leave; then a new pod is created"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +53,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         Scenario(
             name="worker-killed",
             fault="a worker process is killed (SIGKILL)",
-            answer="the worker group starts anew in the same pods",
+            answer="the worker group restarts in the same pods",
             actor="Ray Train",
             rights=LAUNCHER_ROLE,
             strike=strikes.kill_worker,
@@ -71,8 +71,8 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         Scenario(
             name="worker-lost",
-            fault="a worker's pod is gone at once, with all its processes",
-            answer="another pod is made, and the worker group starts anew",
+            fault="a worker's pod disappears at once, with all its processes",
+            answer="a new pod is created, and the worker group restarts",
             actor="KubeRay, Ray Train",
             rights=LAUNCHER_ROLE,
             strike=strikes.lose_worker_pod,
@@ -91,8 +91,8 @@ SCENARIOS: Mapping[str, Scenario] = {
         Scenario(
             name="worker-hangs",
             fault="a worker process hangs (SIGSTOP)",
-            answer="the others wait for it (`faults.collective_timeout_s`, here 20 s); then the worker group "
-            "starts anew",
+            answer="the others wait for it (`faults.collective_timeout_s`, here 20 s); then the "
+            "worker group restarts",
             actor="Ray Train",
             rights=LAUNCHER_ROLE,
             strike=strikes.stop_worker,
@@ -101,8 +101,8 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         Scenario(
             name="worker-oom",
-            fault="a worker is killed for want of memory",
-            answer="the worker group starts anew",
+            fault="a worker is killed because memory is exhausted",
+            answer="the worker group restarts",
             actor="Ray Train",
             rights=LAUNCHER_ROLE,
             strike=strikes.exhaust_worker,
@@ -111,7 +111,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         Scenario(
             name="worker-oom-by-ray",
             fault="a worker's pod has 96 % of its memory in use, and Ray kills the worker",
-            answer="the worker group starts anew in the same pods",
+            answer="the worker group restarts in the same pods",
             actor="trainer",
             rights=LAUNCHER_ROLE,
             strike=strikes.crowd_worker,
@@ -120,7 +120,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         Scenario(
             name="head-deleted",
             fault="the head's pod is deleted",
-            answer="the workers save; another head is made, and the job starts there once more",
+            answer="the workers save; a new head is created, and the job starts there again",
             actor="KubeRay, trainer",
             rights=LAUNCHER_ROLE,
             strike=strikes.delete_head_pod,
@@ -129,8 +129,8 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         Scenario(
             name="head-lost",
-            fault="the head's pod is gone at once, with all its processes",
-            answer="another head is made, and the job starts there once more",
+            fault="the head's pod disappears at once, with all its processes",
+            answer="a new head is created, and the job starts there again",
             actor="KubeRay, trainer",
             rights=LAUNCHER_ROLE,
             strike=strikes.lose_head_pod,
@@ -147,7 +147,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         Scenario(
             name="head-oom",
-            fault="Ray's server on the head is killed for want of memory",
+            fault="Ray's server on the head is killed because memory is exhausted",
             answer="the job has failed; another attempt starts on a new cluster (`faults.retries`)",
             actor="KubeRay, trainer",
             rights=LAUNCHER_ROLE,
@@ -156,8 +156,8 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         Scenario(
             name="node-drained",
-            fault="the node of a worker is drained, and open again when it is empty",
-            answer="the workers save; the pods are made anew where there is a node",
+            fault="the node of a worker is drained, and uncordoned when it is empty",
+            answer="the workers save; new pods are created where there is a node",
             actor="KubeRay, trainer",
             rights="patch nodes, create pods/eviction",
             strike=strikes.drain_node,
@@ -167,8 +167,8 @@ SCENARIOS: Mapping[str, Scenario] = {
         Scenario(
             name="suspended",
             fault="the run is suspended and resumed",
-            answer="the workers save, the cluster goes; another one goes on from there",
-            actor="whoever resumes it",
+            answer="the workers save, the cluster is deleted; a new one resumes from there",
+            actor="you, by resuming it",
             rights=LAUNCHER_ROLE,
             strike=strikes.suspend_and_resume,
             within_s=HEAD_S,
@@ -177,8 +177,8 @@ SCENARIOS: Mapping[str, Scenario] = {
         Scenario(
             name="resubmitted",
             fault="the RayJob is deleted, and the run submitted again",
-            answer="the workers save, the cluster goes; another one goes on from there",
-            actor="whoever submits it",
+            answer="the workers save, the cluster is deleted; a new one resumes from there",
+            actor="you, by submitting it",
             rights=LAUNCHER_ROLE,
             strike=strikes.delete_and_submit,
             within_s=HEAD_S,

@@ -111,7 +111,7 @@ def require_to_travel(code: Overlay | None) -> None:
         f"{LIMIT_KIB} KiB travel in a RayJob: what is rendered would not have them",
         f"The largest: {_largest(sizes)}.",
         "`trainyard submit` uploads it to the run's folder. Or name what the program does not need in "
-        ".gitignore, or build an image with the code in it (docs/own-code.md).",
+        ".gitignore, or build an image with the code in it (docs/guides/own-code.md).",
     )
 
 
@@ -205,7 +205,7 @@ def _too_large(folder: Path, files: list[PurePosixPath], what: str) -> ConfigErr
         f"code = {folder}: its {len(files)} files are {what}",
         f"The largest: {_largest(sizes)}.",
         "Name what the program does not need in .gitignore, read data from the storage, or build an "
-        "image with the code in it (docs/own-code.md).",
+        "image with the code in it (docs/guides/own-code.md).",
     )
 
 

@@ -104,8 +104,8 @@ def _require_network(train: dict[str, Any], run: str) -> None:
         raise ConfigError(
             f"{run} is a run of train.recipe = {BOOSTING}, which has trees and no network: "
             f"{train['library']} itself loads them.\n"
-            "       `trainyard cp` gets the file that model.json names; docs/gradient-boosting.md shows how "
-            "to ask it."
+            "       `trainyard cp` copies the file that model.json names. docs/guides/gradient-boosting.md "
+            "shows how to use it."
         )
 
 
