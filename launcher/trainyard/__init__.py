@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from trainyard.api import plan_run, render_run, submit_run, train_run, watch_run
     from trainyard.run import Run
-    from trainyard.run_file.config import load_run
+    from trainyard.run_file.load import load_run
 
 __all__ = [
     "Run",
@@ -24,7 +24,7 @@ __all__ = [
     "watch_run",
 ]
 
-_PLACES = {"Run": "trainyard.run", "load_run": "trainyard.run_file.config"}
+_PLACES = {"Run": "trainyard.run", "load_run": "trainyard.run_file.load"}
 """Of what does not lie in `trainyard.api`."""
 
 

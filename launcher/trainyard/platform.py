@@ -14,9 +14,11 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
 from trainyard.errors import ClusterError, ConfigError
-from trainyard.run_file.config import Image, parse_mapping, read_yaml, validate
+from trainyard.run_file.models import Image
 from trainyard.run_file.network import RDMA_PRESETS, Network, NetworkPreset
 from trainyard.run_file.queue import QueueName, System
+from trainyard.run_file.validation import validate
+from trainyard.run_file.yaml_text import parse_mapping, read_yaml
 from trainyard_trainer.config.trainer_config import Storage
 
 FORMAT_VERSION = 1

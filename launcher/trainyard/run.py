@@ -42,7 +42,7 @@ class Run:
         self, name: str, *, namespace: str | None = None, storage: str | Path | None = None
     ) -> None:
         """Without namespace and storage: on the cluster, in namespace `trainyard`. Raises ConfigError."""
-        from trainyard.run_file.config import check_name
+        from trainyard.run_file.validation import check_name
 
         if namespace is not None and storage is not None:
             raise ConfigError(

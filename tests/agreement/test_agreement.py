@@ -20,7 +20,7 @@ from trainyard.planning.merge import merge
 from trainyard.planning.plan import plan_run
 from trainyard.planning.render import render_job
 from trainyard.platform import Platform, PlatformSection, load_platform, parse_platform
-from trainyard.run_file.config import load_run
+from trainyard.run_file.load import load_run
 from trainyard.submission.watch import HEAD_CONTAINER
 from trainyard_trainer.config.section import Section
 from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE, read_config
@@ -154,7 +154,7 @@ def test_a_lock_has_hashes_and_names_no_index(file: str) -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["trainyard_trainer.config.trainer_config", "trainyard.cli.app", "trainyard.run_file.config"],
+    ["trainyard_trainer.config.trainer_config", "trainyard.cli.app", "trainyard.run_file.load"],
 )
 def test_the_laptop_side_loads_neither_torch_nor_ray(module: str) -> None:
     script = f"import sys, {module}; sys.exit(sorted({{'torch', 'ray'}} & sys.modules.keys()) or 0)"

@@ -17,7 +17,7 @@ from trainyard.planning.merge import merge
 from trainyard.planning.plan import Plan, plan_run
 from trainyard.planning.render import render_job
 from trainyard.platform import load_platform
-from trainyard.run_file.config import load_run
+from trainyard.run_file.load import load_run
 from trainyard_trainer.checkpointing import resume
 from trainyard_trainer.config.trainer_config import RecipeConfig
 from trainyard_trainer.errors import ConfigError

@@ -11,7 +11,8 @@ import yaml
 from tests.golden.golden import PLATFORM, ROOT
 from trainyard.cli.options import objects_of
 from trainyard.platform import Platform, parse_platform
-from trainyard.run_file.config import RunConfig, load_run
+from trainyard.run_file.load import load_run
+from trainyard.run_file.models import RunConfig
 
 DIGITS = ROOT / "examples/digits.yaml"
 RDMA = "network.resource=rdma/hca_shared_devices_a"

@@ -21,7 +21,7 @@ from tests.bench.rounds import ROOT, say
 from trainyard.cli.options import objects_of
 from trainyard.cluster.cluster import Cluster
 from trainyard.platform import load_platform
-from trainyard.run_file.config import load_run
+from trainyard.run_file.load import load_run
 
 NAMESPACE = "trainyard-scale"
 MADE_UP = "trainyard.io/made-up"

@@ -15,7 +15,7 @@ from trainyard.planning.merge import merge
 from trainyard.planning.plan import plan_run
 from trainyard.planning.render import render_job
 from trainyard.platform import parse_platform
-from trainyard.run_file.config import load_run
+from trainyard.run_file.load import load_run
 
 PRESETS = {path.stem.removeprefix("values-"): path for path in CHART.glob("values-*.yaml")}
 RUN = CHART.parents[1] / "examples/digits.yaml"

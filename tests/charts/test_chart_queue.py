@@ -12,7 +12,7 @@ from trainyard.planning.merge import merge
 from trainyard.planning.plan import plan_run
 from trainyard.planning.render import render_job
 from trainyard.platform import parse_platform
-from trainyard.run_file.config import load_run
+from trainyard.run_file.load import load_run
 
 UNITS = {"": 1, "Mi": 2**20, "Gi": 2**30, "m": 0.001}
 KUEUE = {

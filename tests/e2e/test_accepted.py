@@ -17,7 +17,7 @@ from tests.launcher.rule_cases import API_SERVER, Case
 from trainyard.cli.options import objects_of
 from trainyard.cluster.cluster import Cluster
 from trainyard.errors import ClusterError, ConfigError
-from trainyard.run_file.config import load_run
+from trainyard.run_file.load import load_run
 
 DIGITS = "examples/digits.yaml"
 

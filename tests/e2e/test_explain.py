@@ -21,7 +21,7 @@ from trainyard.planning.merge import merge
 from trainyard.planning.plan import plan_run
 from trainyard.planning.render import render_job
 from trainyard.platform import Platform, platform_of_config_map
-from trainyard.run_file.config import load_run
+from trainyard.run_file.load import load_run
 
 DIGITS = ROOT / "examples/digits.yaml"
 PAUSE = "localhost/pause:1"

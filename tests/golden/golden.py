@@ -23,7 +23,7 @@ from trainyard.planning.plan import plan_run
 from trainyard.planning.render import render_job
 from trainyard.planning.schema import Kind, schema_of
 from trainyard.platform import CONFIG_MAP_KEY, parse_platform
-from trainyard.run_file.config import load_run
+from trainyard.run_file.load import load_run
 from trainyard_trainer.config.data_sources import IMAGES, sources_table
 
 ROOT = Path(__file__).resolve().parents[2]

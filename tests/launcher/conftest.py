@@ -12,7 +12,8 @@ import yaml
 from hypothesis import HealthCheck, settings
 
 from trainyard.platform import Platform, load_platform, parse_platform
-from trainyard.run_file.config import RunConfig, load_run
+from trainyard.run_file.load import load_run
+from trainyard.run_file.models import RunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "examples/digits.yaml"

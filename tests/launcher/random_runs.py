@@ -11,7 +11,7 @@ import yaml
 from hypothesis import strategies as st
 
 from trainyard.platform import Platform, PlatformQueue, load_platform
-from trainyard.run_file.config import load_run
+from trainyard.run_file.load import load_run
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 EXAMPLE = EXAMPLES / "digits.yaml"

@@ -130,7 +130,7 @@ def test_a_mapping_is_the_same_run_as_its_file() -> None:
 def test_resources_are_numbers_or_what_the_command_line_takes(
     given: Any, ends: tuple[int, int]
 ) -> None:
-    assert load_run(DIGITS, **given).resources.ends == ends
+    assert load_run(DIGITS, **given).resources.bounds == ends
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,10 @@ def test_resources_are_numbers_or_what_the_command_line_takes(
         ({"trian": {}}, "trian: unknown key; did you mean train?"),
         ({"resources": {"workers": "8"}}, "workers = '8': must be a valid integer"),
         ({"name": "Digits"}, "name = 'Digits': must be at most 38 characters"),
-        ({"image": Path("a:1")}, "the mapping holds what no run file can: PosixPath"),
+        (
+            {"image": Path("a:1")},
+            "the mapping contains a value that a run file cannot represent: PosixPath",
+        ),
         ({"data": {"source": "digits", 1: 2}}, "1: unknown key"),
         ({"resources": 2}, "resources = 2: must be a mapping"),
         (

@@ -25,7 +25,7 @@ from trainyard.planning.plan import plan_run
 from trainyard.planning.render import render_job
 from trainyard.platform import Platform
 from trainyard.quantities import quantity, requests_of
-from trainyard.run_file.config import load_run
+from trainyard.run_file.load import load_run
 
 Object = dict[str, Any]
 DIGITS = Path(__file__).resolve().parents[2] / "examples/digits.yaml"

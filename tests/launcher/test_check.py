@@ -15,7 +15,7 @@ from tests.launcher.rayjobs import Object, raycluster, rayjob
 from trainyard.cli.options import objects_of
 from trainyard.errors import ConfigError
 from trainyard.platform import load_platform
-from trainyard.run_file.config import load_run
+from trainyard.run_file.load import load_run
 
 ROOT = Path(__file__).resolve().parents[2]
 BROKEN = {"spec.submissionMode": "HttpMode", "spec.rayClusterSpec.workerGroupSpecs.0.replicas": 1}

@@ -15,7 +15,7 @@ from trainyard.planning.merge import merge
 from trainyard.planning.plan import plan_run
 from trainyard.planning.render import render_job
 from trainyard.platform import load_platform
-from trainyard.run_file.config import load_run
+from trainyard.run_file.load import load_run
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = "examples/digits.yaml"
@@ -136,7 +136,7 @@ def test_the_plan_is_a_table_or_json() -> None:
 def test_help_is_there_without_heavy_imports(arguments: list[str]) -> None:
     script = (
         "import sys; from trainyard.__main__ import run; code = run(sys.argv[1:]); "
-        "heavy = {'kubernetes', 'jinja2', 'yaml', 'torch', 'ray', 'trainyard.run_file.config'}; "
+        "heavy = {'kubernetes', 'jinja2', 'yaml', 'torch', 'ray', 'trainyard.run_file.load'}; "
         "sys.exit(code or sorted(heavy & sys.modules.keys()) or 0)"
     )
     ended = subprocess.run(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trainyard.errors import ConfigError
-from trainyard.run_file.config import load_name, load_run
+from trainyard.run_file.load import load_name, load_run
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples/digits.yaml"
 
@@ -48,7 +48,7 @@ def test_the_digits_example_loads() -> None:
         ("train=", "train = nothing: must be a mapping"),
         ("train.seed=99999999999999999999", "must be less than 4294967296"),
         ("train.seed=2001-99-99", "the value is not valid YAML"),
-        ("train.model={name: a, name: b}", "the key name stands here more than once"),
+        ("train.model={name: a, name: b}", "duplicate key name"),
         ("image=registry:5000/trainyard", "must have a tag"),
         ("image=trainyard:latest", "must have a tag other than latest"),
         ("image=registry/TrainYard:1", "with NAME in lower case"),
@@ -62,7 +62,7 @@ def test_a_wrong_value_names_its_path_and_the_rule(setting: str, problem: str) -
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        (["resources.data={nodes: 2}"], "resources.data is for the Ray loader"),
+        (["resources.data={nodes: 2}"], "resources.data is only for the Ray loader"),
         (
             ["resources.data={nodes: 2}", "data.loader=ray", "data.ray_nodes={a: b}"],
             "remove data.ray_nodes",
@@ -83,7 +83,7 @@ def test_ranges_and_data_nodes_that_make_no_sense_are_refused(
 
 
 def test_a_range_is_typed_with_a_colon() -> None:
-    assert load_run(DIGITS, gpus="8:16").resources.ends == (8, 16)
+    assert load_run(DIGITS, gpus="8:16").resources.bounds == (8, 16)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_missing_section_is_named(tmp_path: Path) -> None:
 def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("name: digits\nname: other\n")
-    assert "name stands here more than once" in refusal(path)
+    assert "duplicate key name" in refusal(path)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from tests.launcher.random_runs import (
 from trainyard.cli.options import objects_of
 from trainyard.errors import ConfigError
 from trainyard.platform import Platform
-from trainyard.run_file.config import load_run
+from trainyard.run_file.load import load_run
 from trainyard.run_file.network import EFA_HUGE_PAGES
 from trainyard.run_file.queue import APPLICATION_LABEL, GANG_LABEL, PRIORITY_LABELS, QUEUE_LABELS
 from trainyard_trainer.config.trainer_config import CODE_VARIABLE, CONFIG_VARIABLE, read_config

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainyard.errors import ConfigError
-from trainyard.run_file.config import load_run
 from trainyard.run_file.credentials import credential_in, credentials, refuse_credentials
+from trainyard.run_file.load import load_run
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "examples/digits.yaml"

@@ -20,7 +20,7 @@ from trainyard.planning.plan import plan_run
 from trainyard.planning.platform_diff import diff_platforms, platform_of_manifests
 from trainyard.planning.render import render_job
 from trainyard.platform import Platform, PlatformQueue, load_platform, parse_platform
-from trainyard.run_file.config import load_run
+from trainyard.run_file.load import load_run
 from trainyard.submission.submit import submit_run
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,7 +14,8 @@ from trainyard.planning.plan import plan_run
 from trainyard.planning.reasons import explain_plan
 from trainyard.planning.render import render_job
 from trainyard.platform import Platform, PlatformQueue
-from trainyard.run_file.config import RunConfig, load_run
+from trainyard.run_file.load import load_run
+from trainyard.run_file.models import RunConfig
 from trainyard_trainer.config.trainer_config import DATA_LABELS, WORKER_RESOURCE
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples/digits.yaml"

@@ -19,7 +19,7 @@ from trainyard.__main__ import run
 from trainyard.planning.init import default_batch, run_text
 from trainyard.planning.plan import plan_run
 from trainyard.platform import Platform
-from trainyard.run_file.config import load_run
+from trainyard.run_file.load import load_run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,7 +56,7 @@ def test_without_any_word_it_is_the_digits_run(
     assert ended.returncode == 0, ended.stderr
     assert "digits.yaml is written" in ended.stderr
     written = load_run(tmp_path / "digits.yaml")
-    assert (written.name, written.data.source, written.resources.ends) == (
+    assert (written.name, written.data.source, written.resources.bounds) == (
         "digits",
         "digits",
         (2, 2),
@@ -70,7 +70,7 @@ def test_flags_become_keys(init: Init, tmp_path: Path) -> None:
     ended = init(*flags.split())
     assert ended.returncode == 0, ended.stderr
     written = load_run(tmp_path / "run.yaml")
-    assert (written.name, written.data.source, written.resources.ends) == (
+    assert (written.name, written.data.source, written.resources.bounds) == (
         "photos",
         "s3://b/photos",
         (8, 24),

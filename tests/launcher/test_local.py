@@ -9,7 +9,7 @@ import pytest
 from trainyard.errors import ConfigError, LauncherError, RunFailed
 from trainyard.local import training
 from trainyard.local.training import error_of, local_config, train_locally
-from trainyard.run_file.config import RunConfig
+from trainyard.run_file.models import RunConfig
 from trainyard.submission.watch import Sight
 
 ASKED_TO_LEAVE = """

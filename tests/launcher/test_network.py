@@ -14,7 +14,7 @@ from trainyard.planning.plan import plan_run
 from trainyard.planning.reasons import explain_plan
 from trainyard.planning.render import render_job
 from trainyard.platform import Platform
-from trainyard.run_file.config import load_run
+from trainyard.run_file.load import load_run
 from trainyard.run_file.network import Network, merge_networks
 from trainyard_trainer.run_files import submission
 

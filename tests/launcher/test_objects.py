@@ -16,7 +16,7 @@ from trainyard.planning.merge import merge, object_hash
 from trainyard.planning.plan import Plan, plan_run
 from trainyard.planning.render import render_job
 from trainyard.platform import Platform
-from trainyard.run_file.config import load_run
+from trainyard.run_file.load import load_run
 from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE, TrainerConfig
 from trainyard_trainer.run_files import submission
 

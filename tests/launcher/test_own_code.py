@@ -24,7 +24,8 @@ from trainyard.planning.plan import plan_run
 from trainyard.planning.reasons import explain_plan
 from trainyard.platform import load_platform
 from trainyard.run_file.code_archive import pack
-from trainyard.run_file.config import CommandRun, RunConfig, load_run
+from trainyard.run_file.load import load_run
+from trainyard.run_file.models import CommandRun, RunConfig
 from trainyard_trainer.config.trainer_config import (
     CODE_VARIABLE,
     CONFIG_VARIABLE,

@@ -12,7 +12,8 @@ from trainyard.errors import ConfigError
 from trainyard.planning.plan import Plan, plan_run
 from trainyard.planning.reasons import explain_plan
 from trainyard.platform import Platform
-from trainyard.run_file.config import RunConfig, load_run
+from trainyard.run_file.load import load_run
+from trainyard.run_file.models import RunConfig
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples/digits.yaml"
 

@@ -26,7 +26,7 @@ from trainyard.planning.quota import over_quota
 from trainyard.planning.render import render_job
 from trainyard.platform import Platform
 from trainyard.rules.check import check
-from trainyard.run_file.config import load_run
+from trainyard.run_file.load import load_run
 
 Object = dict[str, Any]
 

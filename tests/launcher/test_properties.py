@@ -30,7 +30,10 @@ from trainyard.planning.render import render_job
 from trainyard.platform import Platform
 from trainyard.quantities import quantity
 from trainyard.rules import check
-from trainyard.run_file.config import RecipeRun, load_run, parse_mapping, validate
+from trainyard.run_file.load import load_run
+from trainyard.run_file.models import RecipeRun
+from trainyard.run_file.validation import validate
+from trainyard.run_file.yaml_text import parse_mapping
 
 often = settings(max_examples=200)
 

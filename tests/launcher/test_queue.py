@@ -13,7 +13,7 @@ from trainyard.planning.plan import plan_run
 from trainyard.planning.reasons import explain_plan
 from trainyard.planning.render import render_job
 from trainyard.platform import Platform, PlatformQueue
-from trainyard.run_file.config import load_run
+from trainyard.run_file.load import load_run
 from trainyard.run_file.queue import System
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples/digits.yaml"

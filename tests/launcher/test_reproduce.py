@@ -25,7 +25,9 @@ from trainyard.local.training import local_config
 from trainyard.planning.plan import plan_run
 from trainyard.platform import Platform, load_platform
 from trainyard.run_file.code_archive import pack
-from trainyard.run_file.config import KINDS, RunConfig, load_run, validate
+from trainyard.run_file.load import load_run
+from trainyard.run_file.models import RUN_MODELS, RunConfig
+from trainyard.run_file.validation import validate
 from trainyard.submission.reproduce import (
     changed_parts,
     code_of_archive,
@@ -119,12 +121,12 @@ def test_each_example_is_rendered_again_with_its_code(platform: Platform, exampl
 def test_with_image_and_pools_as_they_were_chosen_the_plan_is_the_same(made: Made) -> None:
     document, platform = made
     try:
-        run = validate(KINDS["train"], document, "run.yaml")
+        run = validate(RUN_MODELS["train"], document, "run.yaml")
         plan = plan_run(run, platform, "team")
     except ConfigError:
         return
     settled = document | plan.launch
-    assert plan_run(validate(KINDS["train"], settled, "settled"), platform, "team") == plan
+    assert plan_run(validate(RUN_MODELS["train"], settled, "settled"), platform, "team") == plan
 
 
 def test_image_and_pools_stay_as_they_were_chosen(platform: Platform) -> None:

@@ -19,7 +19,7 @@ from fake_cluster import FakeCluster
 from trainyard.__main__ import run as trainyard
 from trainyard.errors import ClusterError, ClusterUnreachable, ConfigError
 from trainyard.local import training
-from trainyard.run_file.config import load_run
+from trainyard.run_file.load import load_run
 from trainyard.submission.submit import is_live
 from trainyard.submission.watch import Phase
 from trainyard.sweeps.combinations import (

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trainyard.planning.plan import Plan
     from trainyard.platform import Platform
     from trainyard.run_file.code_archive import Overlay
-    from trainyard.run_file.config import RunConfig
+    from trainyard.run_file.models import RunConfig
 
 
 def _check_namespace(namespace: str) -> str:
@@ -68,14 +68,15 @@ def load_run(
     workers: str | None,
     name: str | None,
 ) -> RunConfig:
-    from trainyard.run_file import config
+    from trainyard.run_file import load
 
-    return config.load_run(path, settings or (), gpus=gpus, workers=workers, name=name)
+    return load.load_run(path, settings or (), gpus=gpus, workers=workers, name=name)
 
 
 def run_name(name: str) -> str:
     """A run's name, given as itself or as the run file that holds it."""
-    from trainyard.run_file.config import check_name, load_name
+    from trainyard.run_file.load import load_name
+    from trainyard.run_file.validation import check_name
 
     if name.endswith((".yaml", ".yml")):
         return load_name(Path(name))

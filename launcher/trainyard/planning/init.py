@@ -15,7 +15,9 @@ from pydantic.fields import FieldInfo
 from trainyard.errors import ConfigError
 from trainyard.planning.plan import is_on_this_machine, plan_run, trainer_config
 from trainyard.platform import Platform
-from trainyard.run_file.config import RecipeRun, parse_mapping, section_of, validate
+from trainyard.run_file.models import RecipeRun
+from trainyard.run_file.validation import section_of, validate
+from trainyard.run_file.yaml_text import parse_mapping
 from trainyard_trainer.config.trainer_config import Scaling, Storage
 
 BATCH = 64
@@ -60,7 +62,7 @@ def check_text(text: str, source: str, platform: Platform) -> RecipeRun:
     """The run of a text, if it loads and can be planned. Raises ConfigError."""
     run = validate(RecipeRun, parse_mapping(text, source), source)
     if is_on_this_machine(run.data.source):
-        scaling = Scaling(num_workers=run.resources.ends[0], use_gpu=False, cpus_per_worker=1)
+        scaling = Scaling(num_workers=run.resources.bounds[0], use_gpu=False, cpus_per_worker=1)
         trainer_config(run, scaling, Storage(path="runs"))
     else:
         plan_run(run, platform, "trainyard")

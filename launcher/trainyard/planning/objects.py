@@ -10,7 +10,7 @@ from trainyard.planning.render import render_job
 from trainyard.platform import Platform
 from trainyard.rules import check
 from trainyard.run_file.code_archive import Overlay
-from trainyard.run_file.config import RunConfig
+from trainyard.run_file.models import RunConfig
 
 
 def objects_of(

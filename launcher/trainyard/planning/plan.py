@@ -11,14 +11,14 @@ from typing import Any
 from trainyard.errors import ConfigError
 from trainyard.platform import Head, Platform, Pool
 from trainyard.run_file.code_archive import Overlay
-from trainyard.run_file.config import (
+from trainyard.run_file.models import (
     WORKER_LIMIT,
     BoostingRun,
     CommandRun,
     FunctionRun,
-    OwnRun,
     RecipeRun,
     RunConfig,
+    UserCodeRun,
 )
 from trainyard.run_file.network import (
     Network,
@@ -205,7 +205,7 @@ def trainer_config(
     run: RunConfig, scaling: Scaling, storage: Storage, code: Overlay | None = None
 ) -> AnyConfig:
     """What of a run travels to the trainer. Raises ConfigError if workers cannot share a batch."""
-    if isinstance(run, OwnRun):
+    if isinstance(run, UserCodeRun):
         return _own_config(run, scaling, storage, code)
     common: dict[str, Any] = {
         "name": run.name,
@@ -222,7 +222,7 @@ def trainer_config(
 
 
 def _own_config(
-    run: OwnRun, scaling: Scaling, storage: Storage, code: Overlay | None
+    run: UserCodeRun, scaling: Scaling, storage: Storage, code: Overlay | None
 ) -> CommandConfig | FunctionConfig:
     common: dict[str, Any] = {
         "name": run.name,
@@ -354,7 +354,7 @@ def _reading_on_data_nodes(run: RecipeRun) -> RecipeRun:
 
 def _fits(run: RunConfig, pool: Pool, platform: Platform) -> tuple[Fit, Fit]:
     """The fewest and the most pods of a run. Raises ConfigError with numbers that are possible."""
-    ends = run.resources.ends
+    ends = run.resources.bounds
     if not run.resources.is_elastic:
         try:
             fit = _fit(run, pool, ends[0])
@@ -380,7 +380,7 @@ def _fits(run: RunConfig, pool: Pool, platform: Platform) -> tuple[Fit, Fit]:
 
 def _require_autoscaling(run: RunConfig, platform: Platform) -> None:
     """Raises ConfigError where the cluster cannot add nodes to a run."""
-    low, high = run.resources.ends
+    low, high = run.resources.bounds
     asked = f"resources.{run.resources.unit} = {_amount(run)} is elastic, which needs autoscaling"
     if platform.queue.system == "kueue":
         raise ConfigError(
@@ -461,7 +461,7 @@ def _first(run: RunConfig, pool: Pool, numbers: Iterable[int]) -> list[int]:
 
 def _next_possible(run: RunConfig, pool: Pool) -> list[str]:
     """A line with the next possible numbers below and above, all else being as it is."""
-    asked, highest = run.resources.ends[0], _most(run)
+    asked, highest = run.resources.bounds[0], _most(run)
     found = [
         *_first(run, pool, range(min(asked, highest + 1) - 1, 0, -1)),
         *_first(run, pool, range(asked + 1, highest + 1)),
@@ -486,7 +486,7 @@ def _most(run: RunConfig) -> int:
 
 def _other_pools(run: RunConfig, pool: Pool, platform: Platform) -> list[str]:
     """A line with the pools that hold just the number asked for, if there are some."""
-    asked = run.resources.ends[0]
+    asked = run.resources.bounds[0]
     names = [
         other.name
         for other in platform.pools
@@ -509,7 +509,7 @@ def _possible_ranges(run: RecipeRun, pool: Pool) -> list[str]:
         for _, group in groupby(enumerate(sizes), lambda item: item[1] - item[0] * pool.slots)
         if len(size_range := [size for _, size in group]) > 1
     ]
-    low, high = (max(1, end // pool.slots) for end in run.resources.ends)
+    low, high = (max(1, end // pool.slots) for end in run.resources.bounds)
     multiple = lcm(*range(low, high + 1)) * pool.slots
     numbers = ", ".join(str(size) for size in sizes) or "none"
     possible = (
@@ -560,7 +560,7 @@ def _milli(cpus: float) -> int:
 
 
 def _amount(run: RunConfig) -> str:
-    low, high = run.resources.ends
+    low, high = run.resources.bounds
     return f"{low} to {high}" if run.resources.is_elastic else f"{low}"
 
 

@@ -15,7 +15,7 @@ from trainyard.planning.plan import (
 )
 from trainyard.platform import Platform, Pool
 from trainyard.run_file.code_archive import LIMIT_KIB, size_text
-from trainyard.run_file.config import BoostingRun, RecipeRun, RunConfig
+from trainyard.run_file.models import BoostingRun, RecipeRun, RunConfig
 from trainyard.run_file.network import Network
 from trainyard.run_file.queue import QUEUE_LABELS
 from trainyard_trainer.config.trainer_config import DATA_CPUS, CommandConfig, FunctionConfig

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from trainyard.platform import Platform
-from trainyard.run_file.config import BoostingRun, CommandRun, FunctionRun, RecipeRun
+from trainyard.run_file.models import BoostingRun, CommandRun, FunctionRun, RecipeRun
 
 Kind = Literal["run", "platform"]
 

@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.errors import ClusterError, ClusterUnreachable, ConfigError
-from trainyard.run_file.config import RunConfig, load_run, parse_overrides, read_yaml
+from trainyard.run_file.load import load_run
+from trainyard.run_file.models import RunConfig
+from trainyard.run_file.overrides import parse_overrides
+from trainyard.run_file.yaml_text import read_yaml
 from trainyard_trainer.config.trainer_config import RUN_NAME_LIMIT
 
 COMBINATION_LIMIT = 1000

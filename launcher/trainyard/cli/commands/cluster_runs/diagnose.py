@@ -29,7 +29,7 @@ from trainyard.run import scene_of
 if TYPE_CHECKING:
     from trainyard.cluster.cluster import Cluster
     from trainyard.diagnosis.preflight import Facts
-    from trainyard.run_file.config import RunConfig
+    from trainyard.run_file.models import RunConfig
 
 
 def explain(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trainyard.drills.drill_run import Job
     from trainyard.drills.soak_report import SoakReport
     from trainyard.platform import Platform
-    from trainyard.run_file.config import RecipeRun, RunConfig
+    from trainyard.run_file.models import RecipeRun, RunConfig
 
 RANDOM = "random"
 SEEDS = 1_000_000
@@ -201,7 +201,7 @@ def job_of(
 def _recipe_of(run: RunConfig) -> RecipeRun:
     """Raises ConfigError for own code, of which nobody knows what its weights should be, and for trees."""
     from trainyard.errors import ConfigError
-    from trainyard.run_file.config import BoostingRun, RecipeRun
+    from trainyard.run_file.models import BoostingRun, RecipeRun
 
     if not isinstance(run, RecipeRun):
         what = "trains no network" if isinstance(run, BoostingRun) else "has code of its own"

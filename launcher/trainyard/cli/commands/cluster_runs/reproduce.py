@@ -59,7 +59,7 @@ def reproduce(
     """Render the last submission of a run again, from what it left in its folder."""
     from trainyard.cli import show
     from trainyard.errors import ConfigError
-    from trainyard.run_file.config import check_name
+    from trainyard.run_file.validation import check_name
 
     name = run_name(name)
     if new_name is not None:

@@ -74,7 +74,7 @@ def _platform_in(namespace: str) -> Platform:
 def _platform_of_file(path: Path) -> Platform:
     from trainyard.planning.platform_diff import platform_of_manifests
     from trainyard.platform import parse_platform
-    from trainyard.run_file.config import read_documents
+    from trainyard.run_file.yaml_text import read_documents
 
     documents = read_documents(path)
     first = documents[0] if documents else None

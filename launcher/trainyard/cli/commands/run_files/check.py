@@ -26,7 +26,7 @@ def check(
     from trainyard.cli import show
     from trainyard.errors import ConfigError
     from trainyard.rules import check
-    from trainyard.run_file.config import read_documents
+    from trainyard.run_file.yaml_text import read_documents
 
     subjects = [
         document

@@ -72,7 +72,7 @@ def init(
         run_text,
         write_run,
     )
-    from trainyard.run_file.config import parse_amount
+    from trainyard.run_file.overrides import parse_amount
     from trainyard_trainer.config.data_sources import BUILT_IN
 
     if gpus is not None and workers is not None:
