@@ -22,7 +22,7 @@ from trainyard.planning.plan import Plan
 from trainyard.platform import Platform, load_platform
 from trainyard.run import NAMESPACE, Run, check_namespace, local_storage, published_platform
 from trainyard.run_file.code_archive import UPLOAD_LIMIT_MIB, Overlay, pack, require_to_travel
-from trainyard.run_file.config import OwnRun, RunConfig
+from trainyard.run_file.config import RunConfig, UserCodeRun
 from trainyard.submission.watch import Sight
 from trainyard_trainer.run_files import submission
 
@@ -154,7 +154,7 @@ def objects_of(
 
 def code_of(run: RunConfig, limit_mib: int | None = UPLOAD_LIMIT_MIB) -> Overlay | None:
     """The code that travels with the run, packed; None where there is none."""
-    if isinstance(run, OwnRun) and run.code is not None:
+    if isinstance(run, UserCodeRun) and run.code is not None:
         return pack(Path(run.code), limit_mib)
     return None
 

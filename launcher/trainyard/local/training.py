@@ -15,7 +15,7 @@ from trainyard.errors import ConfigError, RunFailed
 from trainyard.local.tools import require_packages, stopped_like_ctrl_c
 from trainyard.planning.plan import trainer_config
 from trainyard.run_file.code_archive import Overlay
-from trainyard.run_file.config import BoostingRun, OwnRun, RunConfig
+from trainyard.run_file.config import BoostingRun, RunConfig, UserCodeRun
 from trainyard.submission.watch import Phase, Sight, error_lines
 from trainyard_trainer.config.trainer_config import (
     CODE_VARIABLE,
@@ -47,7 +47,7 @@ def local_config(
 
     One machine does not grow: an elastic run has its fewest workers. Nor has it other nodes for data.
     """
-    if isinstance(run, OwnRun) and way != "ray":
+    if isinstance(run, UserCodeRun) and way != "ray":
         raise ConfigError(
             f"run {run.name} has code of its own, which is started once, on Ray: --without-ray and "
             "--torchrun are for built-in recipes"

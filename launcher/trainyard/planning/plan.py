@@ -16,9 +16,9 @@ from trainyard.run_file.config import (
     BoostingRun,
     CommandRun,
     FunctionRun,
-    OwnRun,
     RecipeRun,
     RunConfig,
+    UserCodeRun,
 )
 from trainyard.run_file.network import (
     Network,
@@ -205,7 +205,7 @@ def trainer_config(
     run: RunConfig, scaling: Scaling, storage: Storage, code: Overlay | None = None
 ) -> AnyConfig:
     """What of a run travels to the trainer. Raises ConfigError if workers cannot share a batch."""
-    if isinstance(run, OwnRun):
+    if isinstance(run, UserCodeRun):
         return _own_config(run, scaling, storage, code)
     common: dict[str, Any] = {
         "name": run.name,
@@ -222,7 +222,7 @@ def trainer_config(
 
 
 def _own_config(
-    run: OwnRun, scaling: Scaling, storage: Storage, code: Overlay | None
+    run: UserCodeRun, scaling: Scaling, storage: Storage, code: Overlay | None
 ) -> CommandConfig | FunctionConfig:
     common: dict[str, Any] = {
         "name": run.name,

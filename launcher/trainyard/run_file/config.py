@@ -253,7 +253,7 @@ class BoostingRun(RunConfig):
         return self
 
 
-class OwnRun(RunConfig):
+class UserCodeRun(RunConfig):
     """The run file of code of one's own."""
 
     code: str | None = None
@@ -261,7 +261,7 @@ class OwnRun(RunConfig):
     folder. What .gitignore names stays behind."""
 
     @model_validator(mode="after")
-    def _has_one_number_of_workers(self) -> OwnRun:
+    def _has_one_number_of_workers(self) -> UserCodeRun:
         if self.resources.is_elastic:
             raise PydanticCustomError(
                 "one_of",
@@ -279,7 +279,7 @@ class OwnRun(RunConfig):
         return self
 
 
-class CommandRun(OwnRun):
+class CommandRun(UserCodeRun):
     """The run file of a program of one's own."""
 
     command: Command
@@ -292,7 +292,7 @@ class CommandRun(OwnRun):
     once, on the head node."""
 
 
-class FunctionRun(OwnRun):
+class FunctionRun(UserCodeRun):
     """The run file of a training function of one's own, which Ray Train calls on each worker."""
 
     function: Function
@@ -417,7 +417,7 @@ def load_run(
     # First of all: a message about another problem may show the value.
     refuse_credentials(document, said)
     run = validate(_kind_of_run(document, said), document, said)
-    if isinstance(run, OwnRun) and run.code is not None:
+    if isinstance(run, UserCodeRun) and run.code is not None:
         return run.model_copy(update={"code": _absolute(folder, run.code)})
     return run
 

@@ -12,7 +12,7 @@ from trainyard.errors import ConfigError
 from trainyard.planning.objects import objects_of
 from trainyard.platform import Platform
 from trainyard.run_file.code_archive import Overlay
-from trainyard.run_file.config import KINDS, OwnRun, RunConfig, validate
+from trainyard.run_file.config import KINDS, RunConfig, UserCodeRun, validate
 from trainyard_trainer.config.section import Section
 from trainyard_trainer.config.trainer_config import kinds_of
 from trainyard_trainer.run_files import submission
@@ -92,7 +92,7 @@ def _submission(
 ) -> Submission:
     kind = KINDS[next(iter(kinds_of(config)), "train")]
     document = {key: value for key, value in config.items() if key in kind.model_fields} | launch
-    if issubclass(kind, OwnRun):
+    if issubclass(kind, UserCodeRun):
         document["faults"] = _without(document["faults"], "collective_timeout_s")
     elif document["resources"].get("data") is not None:
         # The plan says where the Ray loader reads.
@@ -150,7 +150,7 @@ def run_file(run: RunConfig, code: str | None) -> Object:
     """The document of a run file that makes the same run; `code` is the folder of its code."""
     document = _said(run.model_dump(mode="json"))
     document["resources"] = _said(document["resources"])
-    if isinstance(run, OwnRun):
+    if isinstance(run, UserCodeRun):
         document["faults"] = _without(document["faults"], "collective_timeout_s")
     return document if code is None else document | {"code": code}
 

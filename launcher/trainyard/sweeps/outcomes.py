@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from trainyard.errors import ConfigError
-from trainyard.run_file.config import OwnRun, RunConfig
+from trainyard.run_file.config import RunConfig, UserCodeRun
 from trainyard.submission.watch import Phase
 from trainyard.sweeps.combinations import Combination
 from trainyard_trainer.config.trainer_config import LENGTHS, AttemptConfig, identity_of
@@ -42,7 +42,7 @@ def goal_of(text: str, runs: Sequence[RunConfig] = ()) -> Goal:
     metric = text.removeprefix("-")
     if not metric:
         raise ConfigError("--metric is empty: give the name of what is to be best")
-    if metric not in RECIPE_METRICS and any(not isinstance(run, OwnRun) for run in runs):
+    if metric not in RECIPE_METRICS and any(not isinstance(run, UserCodeRun) for run in runs):
         raise ConfigError(
             f"--metric {metric}: a built-in recipe does not tell that",
             f"It tells: {', '.join(RECIPE_METRICS)}.",
