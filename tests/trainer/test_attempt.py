@@ -26,9 +26,10 @@ from trainyard_trainer.engine.worker import Outcome, Task, work
 from trainyard_trainer.errors import ConfigError, Diverged, RunError, TrainerError
 from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.recipes.image_classification.model import build_model
-from trainyard_trainer.run_folder.attempt_scope import Stopped
+from trainyard_trainer.run_folder.attempt_scope import StoppedBySignal
+from trainyard_trainer.run_folder.fence import Fenced
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.lease import Fenced, Lease
+from trainyard_trainer.run_folder.lease import Lease
 from trainyard_trainer.run_folder.log import Output
 from trainyard_trainer.run_folder.progress import SPENT, Trained, read_lines
 
@@ -124,7 +125,7 @@ def data_of(num_train: int) -> Prepared:
         source="any", shape=(1, 8, 8), classes=tuple("0123456789"), mean=(0.3,), std=(0.4,)
     )
     return Prepared(
-        images=images,
+        info=images,
         train=Split(files=("train",), rows=(num_train,)),
         valid=Split(files=("valid",), rows=(10,)),
         path="/unused",
@@ -426,18 +427,20 @@ def test_sigterm_ends_an_attempt_in_good_order(tmp_path: Path) -> None:
         try:
             os.kill(os.getpid(), signal.SIGTERM)
             return saving(0.5, 0.6)(task, folder, lease)
-        except Stopped:
+        except StoppedBySignal:
             # Whoever is impatient sends it twice.
             os.kill(os.getpid(), signal.SIGTERM)
             goes_on.set()
             raise
 
-    with pytest.raises(Stopped, match="stopped by SIGTERM; started again, it goes on from there"):
+    with pytest.raises(
+        StoppedBySignal, match="stopped by SIGTERM; started again, it goes on from there"
+    ):
         run(config, be_stopped)
     assert goes_on.is_set()
-    assert summary(config)["error"] == str(Stopped())
-    assert isinstance(Stopped(), TrainerError)
-    assert Stopped.exit_code == 1
+    assert summary(config)["error"] == str(StoppedBySignal())
+    assert isinstance(StoppedBySignal(), TrainerError)
+    assert StoppedBySignal.exit_code == 1
     assert open_folder(config).exists(f"{tmp_path}/small/lease/a1.ended")
 
 

@@ -103,7 +103,7 @@ def stop(command: tuple[str, ...], config: TrainerConfig) -> Checkpoint:
         output, _ = process.communicate(timeout=120)
     assert process.returncode == 1, output
     assert "error: the run was stopped by SIGTERM; started again, it goes on from there" in output
-    assert summary(config)["error"] == str(attempt_scope.Stopped())
+    assert summary(config)["error"] == str(attempt_scope.StoppedBySignal())
     left = newest(config)
     assert 0 < left.trained.steps_in_epoch < 89
     return left
@@ -255,7 +255,7 @@ def pretend(
         (None, None, None),
         (None, ConfigError("of the data"), "of the data"),
         (DONE, OSError("of the report"), "of the report"),
-        (STOPPED, None, str(attempt_scope.Stopped())),
+        (STOPPED, None, str(attempt_scope.StoppedBySignal())),
     ],
 )
 def test_all_ranks_leave_in_good_order_when_rank_0_has_no_more_work_for_them(

@@ -27,8 +27,8 @@ from trainyard_trainer.config.checkpoint import Checkpoint as Rule
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.run_files.names import CHECKPOINT_MANIFEST, CheckpointName
+from trainyard_trainer.run_folder.fence import Fence, Fenced
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.lease import Fence, Fenced
 from trainyard_trainer.run_folder.progress import Trained, read_lines
 
 

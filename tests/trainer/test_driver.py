@@ -24,8 +24,8 @@ from trainyard_trainer.errors import RunError
 from trainyard_trainer.on_ray import driver
 from trainyard_trainer.on_ray.driver import aside
 from trainyard_trainer.on_ray.ray_cluster import missing_capacity
-from trainyard_trainer.run_folder.attempt_scope import Stopped, fail_on_sigterm
-from trainyard_trainer.run_folder.lease import Fenced
+from trainyard_trainer.run_folder.attempt_scope import StoppedBySignal, fail_on_sigterm
+from trainyard_trainer.run_folder.fence import Fenced
 from trainyard_trainer.run_folder.log import Output
 from trainyard_trainer.run_folder.progress import Trained
 from trainyard_trainer.run_folder.startup import Startup
@@ -168,7 +168,7 @@ class Waiting:
     def check(self) -> None:
         self.is_waited_for.set()
 
-    def ask(self, stopped: Stopped) -> None:
+    def ask(self, stopped: StoppedBySignal) -> None:
         self.asked.set()
 
     def work(self) -> str:
@@ -213,7 +213,7 @@ def test_what_the_work_returns_or_raises_comes_back(waiting: Waiting) -> None:
 
 
 def test_sigterm_asks_the_work_to_end_and_waits_for_that(waiting: Waiting) -> None:
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedBySignal):
         aside(
             waiting.get_signal,
             ask_to_end=waiting.ask,
@@ -228,7 +228,7 @@ def test_work_that_does_not_end_is_left_behind(
     waiting: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "STOP_WAIT_S", 0.01)
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedBySignal):
         aside(
             waiting.get_signal,
             ask_to_end=lambda stopped: None,
@@ -253,7 +253,7 @@ def test_the_driver_asks_the_workers_to_stop_in_the_run_s_folder(
 ) -> None:
     config = small_config(tmp_path)
     folder = open_folder(config)
-    driver.ask_to_stop(task_of(config, attempt=3), folder, Stopped())
+    driver.ask_to_stop(task_of(config, attempt=3), folder, StoppedBySignal())
     assert folder.exists(folder.stop(3))
     assert capsys.readouterr().out == "SIGTERM: the workers save a checkpoint and leave\n"
 

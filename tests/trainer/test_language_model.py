@@ -697,7 +697,7 @@ def test_pictures_for_text_and_text_for_pictures_are_refused(
         predict.main([folder.root, "--prompt", "a\0b"])
     images = small_config(tmp_path, train__epochs=1)
     train_here(images)
-    with pytest.raises(ConfigError, match="takes pictures: trainyard predict RUN IMAGE"):
+    with pytest.raises(ConfigError, match="takes images: trainyard predict RUN IMAGE"):
         predict.main([open_folder(images).root, "--checkpoint", "last", "--prompt", "a"])
     capsys.readouterr()
 

@@ -16,28 +16,31 @@ from typing import Any
 import pytest
 
 from trainyard_trainer.errors import RunError
+from trainyard_trainer.run_folder.claim_holder import ClaimHolder
+from trainyard_trainer.run_folder.fence import Fence, Fenced
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.lease import Fence, Fenced, Holder, Lease, Times, refuse_if_live
+from trainyard_trainer.run_folder.lease import Lease, LeaseTimes, refuse_if_live
 
-QUICK = Times(heartbeat_s=0.05, stale_s=0.5, wait_s=0.5, say_s=0.1, poll_s=0.02)
+QUICK = LeaseTimes(heartbeat_s=0.05, stale_s=0.5, wait_s=0.5, say_s=0.1, poll_s=0.02)
 PATIENT = replace(QUICK, stale_s=1000, wait_s=1000)
 
 DRIVER = """
 import dataclasses, json, sys
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.lease import Holder, Lease, Times
+from trainyard_trainer.run_folder.claim_holder import ClaimHolder
+from trainyard_trainer.run_folder.lease import Lease, LeaseTimes
 
 def answer(text):
     print(text.splitlines()[0], flush=True)
 
 path, endpoint, times, place = json.loads(sys.argv[1])
 folder = RunFolder.open(path, "small", endpoint)
-holder = dataclasses.replace(Holder.here(), **place)
+holder = dataclasses.replace(ClaimHolder.current(), **place)
 answer("ready")
 sys.stdin.readline()
 try:
-    with Lease.acquire(folder, lambda line: None, times=Times(**times), holder=holder) as lease:
+    with Lease.acquire(folder, lambda line: None, times=LeaseTimes(**times), holder=holder) as lease:
         answer(f"attempt {lease.attempt}")
         for line in sys.stdin:
             lease.check()
@@ -264,10 +267,10 @@ def test_a_machine_that_does_not_share_the_disk_of_the_driver_is_told_so(
     folder: RunFolder, tmp_path: Path
 ) -> None:
     with Lease.acquire(folder) as lease:
-        Fence(folder, lease.attempt).check_in_sight()
+        Fence(folder, lease.attempt).check_visible()
         elsewhere = RunFolder.open(str(tmp_path / "another-disk"), folder.name)
         with pytest.raises(Fenced, match=r"never to be seen on .* a disk of another machine"):
-            Fence(elsewhere, lease.attempt).check_in_sight()
+            Fence(elsewhere, lease.attempt).check_visible()
 
 
 def test_a_claim_that_another_has_overwritten_is_lost(folder: RunFolder) -> None:
@@ -307,21 +310,21 @@ def test_where_claims_are_not_exclusive_the_output_says_so(folder: RunFolder) ->
 
 
 def test_a_process_is_told_from_one_that_got_its_number() -> None:
-    here = Holder.here()
-    assert here.is_in_sight()
+    here = ClaimHolder.current()
+    assert here.is_visible()
     assert here.is_alive()
     assert not replace(here, started=here.started + 1).is_alive()
 
 
 @pytest.mark.parametrize("change", ["host", "boot_id", "pid_namespace"])
 def test_processes_elsewhere_are_out_of_sight(change: str) -> None:
-    assert not replace(Holder.here(), **{change: "other"}).is_in_sight()
+    assert not replace(ClaimHolder.current(), **{change: "other"}).is_visible()
 
 
 def test_a_zombie_is_dead() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     started = int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19])
-    holder = replace(Holder.here(), pid=child.pid, started=started)
+    holder = replace(ClaimHolder.current(), pid=child.pid, started=started)
     assert holder.is_alive()
     child.kill()
     until(lambda: not holder.is_alive())

@@ -19,8 +19,8 @@ from trainyard_trainer.config.train import ImageClassification
 from trainyard_trainer.config.trainer_config import MAY_CHANGE, TrainerConfig
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_files.names import CHECKPOINT_MANIFEST
+from trainyard_trainer.run_folder.fence import Fence
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.lease import Fence
 from trainyard_trainer.run_folder.progress import Trained, read_lines
 from trainyard_trainer.run_folder.startup import Startup
 

@@ -334,7 +334,7 @@ def test_a_run_takes_prepared_data_where_it_is(tmp_path: Path) -> None:
     folder = open_folder(small_config(tmp_path))
     assert open_data(folder, source=prepared.path) == prepared
     assert folder.files() == []
-    with pytest.raises(ConfigError, match="is prepared already"):
+    with pytest.raises(ConfigError, match="which is a prepared data set"):
         open_data(folder, source=prepared.path, valid_source="./other")
 
 

@@ -26,8 +26,8 @@ from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.engine.worker import Outcome, Task, work
 from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.recipes.validation import Tally
+from trainyard_trainer.run_folder.fence import Fence
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.lease import Fence
 from trainyard_trainer.run_folder.progress import read_lines
 from trainyard_trainer.run_folder.startup import Startup
 

@@ -17,7 +17,7 @@ from trainyard_trainer.config.trainer_config import (
     CONFIG_VARIABLE,
     AnyConfig,
     BoostingConfig,
-    OwnConfig,
+    UserCodeConfig,
     read_config,
 )
 from trainyard_trainer.errors import ConfigError, TrainerError
@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None, environment: Mapping[str, str] = os
         try:
             config = _config(environment)
             # Only now: torch and Ray take seconds, and a wrong config needs neither.
-            if isinstance(config, OwnConfig):
+            if isinstance(config, UserCodeConfig):
                 if wanted.without_ray:
                     raise ConfigError("--without-ray is for built-in recipes: own code runs alone")
                 from trainyard_trainer.user_code import command

@@ -1,4 +1,4 @@
-"""Programs that end together with the process that started them, even where that is killed."""
+"""Child processes that end together with the process that started them, even if that one is killed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from pathlib import Path
 from trainyard_trainer.errors import ConfigError, RunError
 
 STOP_WAIT_S = 20.0
-"""How long a program may take to leave after SIGTERM; a pod has 30 s by default."""
+"""Seconds that a program has to end after SIGTERM; a pod has 30 s by default."""
 
 POLL_S = 1.0
+"""Seconds between two calls of `poll` while a program runs."""
 
 READ_S = 5.0
-"""How long its last words are read for: what a process that it has left behind holds open has no end."""
+"""Seconds to read the last output for: a process that the program left behind may keep the pipe open."""
 
-PROGRAM = """
+WRAPPER = """
 import ctypes, os, sys
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, int(sys.argv[1]))
@@ -30,34 +31,38 @@ if int(sys.argv[2]) not in (0, os.getppid()):
     sys.exit("the process that started this one is gone")
 os.execvp(sys.argv[3], sys.argv[3:])
 """
-"""Asks for a signal at the parent's death (PR_SET_PDEATHSIG of prctl(2)), and becomes the program."""
+"""A Python program that sets its parent death signal (PR_SET_PDEATHSIG of prctl(2)), and runs a command."""
 
 
-def leashed(command: Sequence[str], *, parent: int | None = None) -> list[str]:
-    """The command that starts it so: in this process (or another one, 0 for an unknown), and there in the
-    thread that lives longest. It is killed."""
-    known = os.getpid() if parent is None else parent
-    return [sys.executable, "-c", PROGRAM, f"{signal.SIGKILL:d}", f"{known}", *command]
+def killed_with_parent(command: Sequence[str], *, parent: int | None = None) -> list[str]:
+    """Return a command that runs `command` and is killed by the kernel (Linux) when its parent ends.
+
+    `parent` is the process that will start it: by default this one, 0 if it is not known. The command must be
+    started by a thread that lives as long as the parent, since the kernel watches the thread.
+    """
+    parent_id = os.getpid() if parent is None else parent
+    return [sys.executable, "-c", WRAPPER, f"{signal.SIGKILL:d}", f"{parent_id}", *command]
 
 
 def run_program(
     command: Sequence[str],
-    place: Path | None,
-    surroundings: Mapping[str, str],
+    folder: Path | None,
+    environment: Mapping[str, str],
     *,
     say: Callable[[str], None],
-    look: Callable[[], None],
+    poll: Callable[[], None],
 ) -> None:
-    """Run a program to its end, say each line that it says, and look about every second.
+    """Run a program in a folder until it ends.
 
-    Where the looking raises it is asked to leave, and killed if it does not. Raises RunError unless it ends
-    with 0, ConfigError if there is no such program.
+    Each line of its output is passed to `say`, and `poll` is called every second. If `poll` raises, the
+    program gets SIGTERM, and SIGKILL after `STOP_WAIT_S`. Raises RunError unless the program ends with exit
+    code 0, and ConfigError if there is no such program.
     """
-    _require_program(command[0], place, surroundings)
+    _require_program(command[0], folder, environment)
     process = subprocess.Popen(
-        leashed(command),
-        cwd=place,
-        env=surroundings,
+        killed_with_parent(command),
+        cwd=folder,
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -71,7 +76,7 @@ def run_program(
         while process.poll() is None:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(POLL_S)
-            look()
+            poll()
     finally:
         _end(process, say)
         reader.join(READ_S)
@@ -79,14 +84,14 @@ def run_program(
         raise RunError(f"the program ended with {_ending(process.returncode)}")
 
 
-def _require_program(name: str, place: Path | None, surroundings: Mapping[str, str]) -> None:
-    """Raises ConfigError if there is no such program."""
-    # With a slash in it, it is a path from where it is started.
-    path = str((place or Path.cwd()) / name) if "/" in name else name
-    if shutil.which(path, path=surroundings["PATH"]) is None:
+def _require_program(name: str, folder: Path | None, environment: Mapping[str, str]) -> None:
+    """Raise ConfigError if there is no such program."""
+    # A name with a slash is a path relative to the working directory.
+    path = str((folder or Path.cwd()) / name) if "/" in name else name
+    if shutil.which(path, path=environment["PATH"]) is None:
         raise ConfigError(
             f"the command cannot be started: there is no program {name}\n"
-            "       It must be one of the image, or of the folder that `code` names."
+            "       It must be in the image, or in the folder that `code` names."
         )
 
 
@@ -96,13 +101,13 @@ def _say_all(lines: Iterable[str], say: Callable[[str], None]) -> None:
 
 
 def _end(process: subprocess.Popen[str], say: Callable[[str], None]) -> None:
-    """Ask it to leave if it has not, and kill what is left of it and its children."""
+    """Stop a program that still runs, by SIGTERM and then SIGKILL, and kill all its child processes."""
     if process.poll() is None:
         process.terminate()
         try:
             process.wait(STOP_WAIT_S)
         except subprocess.TimeoutExpired:
-            say(f"the program has not left {STOP_WAIT_S:g} s after SIGTERM: it is killed")
+            say(f"the program still runs {STOP_WAIT_S:g} s after SIGTERM: it is killed")
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -77,7 +77,7 @@ def open_filesystem(
     return fs.LocalFileSystem(), str(Path(path).resolve())
 
 
-class Folder:
+class StorageFolder:
     """A folder of a disk or of a bucket; its methods take whole paths in the filesystem's own words.
 
     A reader sees a file whole or not at all: it is renamed into place on a local or shared disk, and put in

@@ -29,7 +29,11 @@ from trainyard_trainer.recipes.registry import recipe_of, speeds_in
 from trainyard_trainer.recipes.saved_model import deliver
 from trainyard_trainer.run_files.driver_output import SUMMARY, record_line
 from trainyard_trainer.run_folder import attempt_scope
-from trainyard_trainer.run_folder.attempt_scope import say, storage_explained, under_way
+from trainyard_trainer.run_folder.attempt_scope import (
+    explained_storage_errors,
+    running_attempt,
+    say,
+)
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.lease import Lease
 from trainyard_trainer.run_folder.log import Output, ProgressPrinter
@@ -58,7 +62,7 @@ def run(config: TrainerConfig, output: Output, fit: Fit) -> None:
     folder = RunFolder.open(config.storage.path, config.name, config.storage.endpoint)
 
     # Check all that can be checked before the run's folder is touched.
-    with storage_explained(config.storage):
+    with explained_storage_errors(config.storage):
         parameters = check(config, folder)
         with Lease.acquire(folder, say) as lease:
             startup.reach("lease")
@@ -66,7 +70,7 @@ def run(config: TrainerConfig, output: Output, fit: Fit) -> None:
             failed = lambda error: summarise(  # noqa: E731
                 config, folder, resume.choose(folder), attempt, None, error=error
             )
-            with under_way(folder, lease, output, failed):
+            with running_attempt(folder, lease, output, failed):
                 data = open_data(config, folder)
                 length = check_data(config, data)
                 start = resume.choose(folder)
@@ -129,14 +133,14 @@ def train_what_is_left(
 
 
 def fit_here(work: Callable[[], Outcome], folder: RunFolder, attempt: int) -> Outcome:
-    """Work in this process, which a first SIGTERM has save and leave. Raises Stopped if it did."""
+    """Work in this process, which a first SIGTERM has save and leave. Raises StoppedBySignal if it did."""
     # From here on SIGTERM is a notice: the loop takes a checkpoint and leaves.
     stop = folder.stop(attempt)
     signal.signal(signal.SIGTERM, lambda signum, frame: folder.write(stop, ""))
     outcome = work()
     attempt_scope.fail_on_sigterm()
     if outcome.is_stopped:
-        raise attempt_scope.Stopped
+        raise attempt_scope.StoppedBySignal
     return outcome
 
 

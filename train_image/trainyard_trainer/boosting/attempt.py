@@ -29,7 +29,11 @@ from trainyard_trainer.engine.worker import Outcome
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.run_files.driver_output import SUMMARY, record_line
-from trainyard_trainer.run_folder.attempt_scope import say, storage_explained, under_way
+from trainyard_trainer.run_folder.attempt_scope import (
+    explained_storage_errors,
+    running_attempt,
+    say,
+)
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.lease import Lease
 from trainyard_trainer.run_folder.log import Output
@@ -61,7 +65,7 @@ def run(
     config = with_absolute_path(config)
     library = LIBRARIES[config.train.library]
     folder = RunFolder.open(config.storage.path, config.name, config.storage.endpoint)
-    with storage_explained(config.storage):
+    with explained_storage_errors(config.storage):
         resume.check_identity(folder, config)
         table = prepare(config.data, config.train, config.storage.endpoint, say)
         check_shares(table, config.scaling.num_workers)
@@ -71,7 +75,7 @@ def run(
             failed = lambda error: summarise(  # noqa: E731
                 config, folder, resume.choose(folder), attempt, None, error=error
             )
-            with under_way(folder, lease, output, failed):
+            with running_attempt(folder, lease, output, failed):
                 start = resume.choose(folder)
                 if start:
                     check_same_rows(start, table)

@@ -22,8 +22,8 @@ from trainyard_trainer.engine.loop import REPORT_INTERVAL_S, Clock, Spent, peak_
 from trainyard_trainer.engine.step_sync import Notices, Talk
 from trainyard_trainer.engine.worker import Outcome, commit, enter, shown_also, stop_heard
 from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.run_folder.fence import Fence
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.lease import Fence
 from trainyard_trainer.run_folder.progress import (
     Length,
     Recorder,

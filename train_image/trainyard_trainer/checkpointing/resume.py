@@ -13,8 +13,8 @@ from trainyard_trainer.config.train import has_fixed_workers
 from trainyard_trainer.config.trainer_config import LENGTHS, RecipeConfig, identity_of
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_files.names import CheckpointName
+from trainyard_trainer.run_folder.fence import Fence
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.lease import Fence
 from trainyard_trainer.run_folder.progress import Trained, read_lines, to_json
 
 if TYPE_CHECKING:

@@ -257,15 +257,16 @@ class BoostingConfig(AttemptConfig):
         return self
 
 
-class OwnConfig(AttemptConfig):
-    """An attempt at code of one's own."""
+class UserCodeConfig(AttemptConfig):
+    """An attempt of a run with the user's code."""
 
     code_sha256: str | None = None
-    """Of the archive in `TRAINYARD_CODE`, in which it runs; without it nothing travels."""
+    """The SHA-256 of the archive with the code, in whose folder the program runs. None: there is no
+    archive."""
 
 
-class CommandConfig(OwnConfig):
-    """An attempt at a program of one's own."""
+class CommandConfig(UserCodeConfig):
+    """An attempt of a run whose program is the user's."""
 
     command: Command
     """The program and its arguments."""
@@ -274,17 +275,17 @@ class CommandConfig(OwnConfig):
     """The program that starts the command once for each worker. None: the command is started once."""
 
 
-class FunctionConfig(OwnConfig):
-    """An attempt at a training function of one's own."""
+class FunctionConfig(UserCodeConfig):
+    """An attempt of a run whose training function is the user's."""
 
     function: Function
-    """What each Ray Train worker calls."""
+    """The function that each Ray Train worker calls, as `module:callable`."""
 
     train_loop_config: dict[str, Any] = Field(default_factory=dict)
-    """What it is called with."""
+    """The argument of that function."""
 
     datasets: dict[str, str] = Field(default_factory=dict)
-    """Parquet files that Ray Data gives to it, by name."""
+    """The paths of the Parquet files that Ray Data gives to the workers, by name."""
 
 
 RecipeConfig = TrainerConfig | BoostingConfig

@@ -41,8 +41,8 @@ from trainyard_trainer.recipes.registry import speeds_in
 from trainyard_trainer.recipes.validation import Validation
 from trainyard_trainer.run_files.names import CheckpointName
 from trainyard_trainer.run_folder import failures
+from trainyard_trainer.run_folder.fence import Fence
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.lease import Fence
 from trainyard_trainer.run_folder.progress import Length, Recorder, Report, Trained
 from trainyard_trainer.run_folder.startup import Startup
 from trainyard_trainer.run_folder.tensorboard import TensorBoard
@@ -190,7 +190,7 @@ def enter(task: AnyTask, worker: Worker, ray_worker: str) -> Entered:
     config, startup, now = task.config, task.startup, time.time()
     folder = RunFolder.open(config.storage.path, config.name, config.storage.endpoint)
     # The driver's: it may be on another machine.
-    Fence(folder, task.attempt).check_in_sight()
+    Fence(folder, task.attempt).check_visible()
     # Rank 0 claims the folder for this group, and decides for all where to start.
     fence = Fence.claim(folder, task.attempt) if worker.rank == 0 else None
     if fence and fence.group > 1:

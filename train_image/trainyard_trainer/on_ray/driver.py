@@ -39,7 +39,7 @@ from trainyard_trainer.on_ray.replacement import START_VARIABLE, NotReplaced, Re
 from trainyard_trainer.on_ray.resize import SaveBeforeResize
 from trainyard_trainer.parallel.strategy import BACKENDS, Worker
 from trainyard_trainer.run_folder import failures, gauges
-from trainyard_trainer.run_folder.attempt_scope import Stopped
+from trainyard_trainer.run_folder.attempt_scope import StoppedBySignal
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.lease import Lease
 from trainyard_trainer.run_folder.log import Output
@@ -94,7 +94,7 @@ def fit(
         )
 
 
-def ask_to_stop(task: AnyTask, folder: RunFolder, stopped: Stopped) -> None:
+def ask_to_stop(task: AnyTask, folder: RunFolder, stopped: StoppedBySignal) -> None:
     """Have the workers save and leave; they look for this file about every second."""
     print(f"{stopped.notice}: the workers save a checkpoint and leave", flush=True)
     folder.write(folder.stop(task.attempt), "")
@@ -103,7 +103,7 @@ def ask_to_stop(task: AnyTask, folder: RunFolder, stopped: Stopped) -> None:
 def aside(
     work: Callable[[], T],
     *,
-    ask_to_end: Callable[[Stopped], None],
+    ask_to_end: Callable[[StoppedBySignal], None],
     tell: Callable[[T], None],
     check: Callable[[], None],
 ) -> T:
@@ -126,7 +126,7 @@ def aside(
     try:
         while not wait([outcome], timeout=SIGNAL_POLL_S).done:
             check()
-    except Stopped as stopped:
+    except StoppedBySignal as stopped:
         ask_to_end(stopped)
         if wait([outcome], timeout=STOP_WAIT_S).done and outcome.exception() is None:
             tell(outcome.result())

@@ -13,8 +13,8 @@ from ray.train.v2._internal.execution.controller.state import ResizingState
 
 from trainyard_trainer.config.trainer_config import Storage
 from trainyard_trainer.run_folder import failures
+from trainyard_trainer.run_folder.fence import newest_group
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.lease import newest_group
 
 POLL_S = 0.5
 

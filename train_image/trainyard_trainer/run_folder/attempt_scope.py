@@ -1,4 +1,4 @@
-"""An attempt's hold on the folder of its run: its log, and what becomes of it where the attempt fails."""
+"""The scope of an attempt: its log, the clean-up before it, its signals, and the summary if it fails."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import Any
 from trainyard_trainer.config.trainer_config import Storage
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.run_folder import set_aside
+from trainyard_trainer.run_folder.fence import Fenced
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.lease import Fenced, Lease
+from trainyard_trainer.run_folder.lease import Lease
 from trainyard_trainer.run_folder.log import Output
 
 
 @contextmanager
-def storage_explained(storage: Storage) -> Iterator[None]:
-    """What the storage refuses is a failure of the run. Raises RunError."""
+def explained_storage_errors(storage: Storage) -> Iterator[None]:
+    """Turn an OSError of the storage into a RunError that names the storage."""
     try:
         yield
     except OSError as error:
@@ -29,23 +30,24 @@ def storage_explained(storage: Storage) -> Iterator[None]:
 
 
 @contextmanager
-def under_way(
+def running_attempt(
     folder: RunFolder, lease: Lease, output: Output, failed: Callable[[str], dict[str, Any]]
 ) -> Iterator[None]:
-    """The attempt that holds the lease, with its log in the folder; what earlier ones left is put in order.
+    """Run the attempt that holds the lease, with its log in the run's folder.
 
-    Of an error `failed` makes what summary.json says.
+    First the files that killed attempts left behind are removed. If the attempt fails, summary.json gets
+    what `failed` returns for the first line of the error.
     """
     output.keep_in(folder, folder.log(lease.attempt))
     fail_on_sigterm()
     try:
         folder.sweep()
         set_aside.finish(folder, lease)
-        # Until this attempt has ended, the run has no outcome.
+        # The run has no outcome until this attempt has ended.
         folder.delete(folder.summary)
         yield
     except (Fenced, Leaving):
-        raise  # The folder is another attempt's, or soon will be.
+        raise  # The folder belongs to another attempt, or soon will.
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             error = RunError("the run was interrupted; started again, it goes on from there")
@@ -55,34 +57,34 @@ def under_way(
 
 
 def fail_on_sigterm() -> None:
-    """Turn the first SIGTERM into an error of the main thread, which leaves in good order."""
+    """Raise StoppedBySignal in the main thread at the first SIGTERM."""
     signal.signal(signal.SIGTERM, _leave)
 
 
 def fail_on_sigusr1() -> None:
-    """The same for what `trainyard_trainer.on_ray.leaving` sends."""
+    """Raise Leaving in the main thread at SIGUSR1, which `trainyard_trainer.on_ray.leaving` sends."""
     signal.signal(signal.SIGUSR1, _leave)
 
 
 def _leave(signum: int, frame: object) -> None:
-    """For one reason only: the second signal of the two would disturb what the first has begun."""
+    """Raise the error of the first signal; ignore all further ones, which would disturb the shutdown."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    raise Leaving if signum == signal.SIGUSR1 else Stopped
+    raise Leaving if signum == signal.SIGUSR1 else StoppedBySignal
 
 
-class Stopped(RunError):
-    """SIGTERM came."""
+class StoppedBySignal(RunError):
+    """The process got SIGTERM: the run stops, and resumes when it is started again."""
 
     notice = "SIGTERM"
-    """What came, before it is said what comes of it."""
+    """What happened, as the output names it."""
 
     def __init__(self) -> None:
         super().__init__("the run was stopped by SIGTERM; started again, it goes on from there")
 
 
-class Leaving(Stopped):
-    """The pod of this process is about to go."""
+class Leaving(StoppedBySignal):
+    """The pod of this process is being deleted: the run resumes in another pod."""
 
     notice = "this pod goes away"
 

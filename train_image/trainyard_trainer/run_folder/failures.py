@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainyard_trainer.run_files.driver_output import worker_failed
+from trainyard_trainer.run_folder.fence import newest_group
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.lease import newest_group
 from trainyard_trainer.run_folder.progress import read_lines
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")

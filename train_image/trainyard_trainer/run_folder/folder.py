@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from trainyard_trainer.run_files import names
 from trainyard_trainer.run_files.lease import stop_file
-from trainyard_trainer.storage import ASIDE, REQUESTS, Folder, open_filesystem, parent
+from trainyard_trainer.storage import ASIDE, REQUESTS, StorageFolder, open_filesystem, parent
 
 
-class RunFolder(Folder):
+class RunFolder(StorageFolder):
     """The paths of a run's files. Nothing else composes one."""
 
     @classmethod

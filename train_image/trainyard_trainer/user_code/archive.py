@@ -1,5 +1,4 @@
-"""The code that travels with a run: an archive in an environment variable, or in the run's folder -> a folder
-of this machine."""
+"""Unpack the user's code: an archive in an environment variable, or in the run's folder."""
 
 from __future__ import annotations
 
@@ -23,9 +22,9 @@ from trainyard_trainer.run_folder.folder import RunFolder
 def fetch(
     folder: RunFolder, sha256: str, target: Path, environment: Mapping[str, str] = os.environ
 ) -> None:
-    """Unpack a run's code into an empty folder; its archive lies in the run's folder then.
+    """Unpack a run's code into an empty folder, and store its archive in the run's folder.
 
-    Raises ConfigError where it is not what was submitted.
+    Raises ConfigError if the archive is missing or is not the one that was submitted.
     """
     path = f"{folder.root}/{submission.code_file(sha256)}"
     if CODE_VARIABLE in environment:
@@ -37,23 +36,26 @@ def fetch(
         archive = folder.read(path)
     except FileNotFoundError:
         raise ConfigError(
-            f"{folder.show(path)}, the code that was uploaded, is not there. "
+            f"{folder.show(path)}, the archive of the run's code, does not exist. "
             "Submit the run again: that uploads it."
         ) from None
     unpack(archive, sha256, target, folder.show(path))
 
 
 def decode(text: str) -> bytes:
-    """The archive that a variable holds. Raises ConfigError."""
+    """Return the archive that an environment variable holds in base64. Raises ConfigError."""
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error as error:
-        raise ConfigError(f"{CODE_VARIABLE} is no base64: {error}") from None
+        raise ConfigError(f"{CODE_VARIABLE} is not valid base64: {error}") from None
 
 
 def unpack(archive: bytes, sha256: str, folder: Path, what: str) -> None:
-    """Unpack an archive into an empty folder. Raises ConfigError where it is not what was sent; `what` is
-    where it came in."""
+    """Unpack an archive into an empty folder; `what` names the archive in errors.
+
+    Raises ConfigError if its SHA-256 differs, if it is damaged or too large, or if it holds anything but
+    plain files.
+    """
     if hashlib.sha256(archive).hexdigest() != sha256:
         raise ConfigError(f"{what} is not the archive that was submitted (SHA-256 differs)")
     limit = room = submission.unpacked_limit(len(archive))

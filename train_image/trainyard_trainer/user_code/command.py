@@ -1,4 +1,4 @@
-"""An attempt at code of one's own: a Ray that is large enough, the program, and what became of it."""
+"""An attempt of a run with the user's code: start or join Ray, run the program, and record the outcome."""
 
 from __future__ import annotations
 
@@ -34,7 +34,11 @@ from trainyard_trainer.config.user_code import fill_command
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.on_ray.ray_snapshot import RaySnapshot
 from trainyard_trainer.run_files import submission
-from trainyard_trainer.run_folder.attempt_scope import say, storage_explained, under_way
+from trainyard_trainer.run_folder.attempt_scope import (
+    explained_storage_errors,
+    running_attempt,
+    say,
+)
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.lease import Lease
 from trainyard_trainer.run_folder.log import Output, ProgressPrinter
@@ -42,21 +46,22 @@ from trainyard_trainer.run_folder.submission import record_submission
 from trainyard_trainer.user_code import archive
 from trainyard_trainer.versions import versions
 
-LOOK_S = 5.0
-"""Between two looks at Ray Train's state, while the program runs."""
+SNAPSHOT_S = 5.0
+"""Seconds between two copies of Ray Train's state while the program runs."""
 
-Own = CommandConfig | FunctionConfig
+UserCode = CommandConfig | FunctionConfig
+"""The config of a run with the user's code."""
 
 JOB_CONFIG_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-"""In it Ray hands the surroundings of a job to the job's `ray.init`; Ray 2.60's own name."""
+"""The variable from which `ray.init` takes the runtime environment of a job, as Ray 2.60 names it."""
 
 
-def run(config: Own, output: Output) -> None:
-    """Run the program until it ends well. Raises TrainerError."""
+def run(config: UserCode, output: Output) -> None:
+    """Run the program until it succeeds. Raises TrainerError."""
     began = time.monotonic()
     config = with_absolute_paths(config)
     folder = RunFolder.open(config.storage.path, config.name, config.storage.endpoint)
-    with storage_explained(config.storage):
+    with explained_storage_errors(config.storage):
         check_identity(folder, config)
         with Lease.acquire(folder, say) as lease:
             command = command_of(config, lease.attempt)
@@ -74,24 +79,24 @@ def run(config: Own, output: Output) -> None:
                     "error": error,
                 }
 
-            with under_way(folder, lease, output, summarise):
+            with running_attempt(folder, lease, output, summarise):
                 _record(config, folder, lease.attempt)
                 _describe(config, folder, lease.attempt)
                 snapshot = RaySnapshot(folder)
                 snapshot.repair(say)
                 with ray_running(config.scaling) as scratch:
                     require_room(config.scaling)
-                    surroundings = _surroundings(config, lease.attempt)
+                    environment = _environment(config, lease.attempt)
                     with (
-                        _code(config, folder, scratch, surroundings) as place,
+                        _code(config, folder, scratch, environment) as code,
                         ProgressPrinter(folder, output, lease.attempt),
                     ):
                         run_program(
                             command,
-                            place,
-                            surroundings,
+                            code,
+                            environment,
                             say=say,
-                            look=lambda: _look(lease, snapshot),
+                            poll=lambda: _poll(lease, snapshot),
                         )
                 lease.check()
                 summary = summarise(None)
@@ -99,8 +104,8 @@ def run(config: Own, output: Output) -> None:
     say(record_line(SUMMARY, summary))
 
 
-def with_absolute_paths(config: Own) -> Own:
-    """The same from the working directory that the program will have."""
+def with_absolute_paths(config: UserCode) -> UserCode:
+    """Return the config with absolute paths, since the program runs in another working directory."""
     update: dict[str, Any] = {"storage": config.storage.absolute()}
     if isinstance(config, FunctionConfig):
         update["datasets"] = {
@@ -109,8 +114,8 @@ def with_absolute_paths(config: Own) -> Own:
     return config.model_copy(update=update)
 
 
-def command_of(config: Own, attempt: int) -> list[str]:
-    """The program and its arguments."""
+def command_of(config: UserCode, attempt: int) -> list[str]:
+    """Return the program and its arguments."""
     if isinstance(config, FunctionConfig):
         return ["python", "-m", "trainyard_trainer.user_code.function"]
     filled = fill_command(config.command, placeholders(config, attempt))
@@ -119,8 +124,8 @@ def command_of(config: Own, attempt: int) -> list[str]:
     return filled
 
 
-def placeholders(config: Own, attempt: int) -> dict[str, str]:
-    """What stands for the names in braces."""
+def placeholders(config: UserCode, attempt: int) -> dict[str, str]:
+    """Return the values of the placeholders in a command's arguments."""
     workers = config.scaling.num_workers
     return {
         "workers": f"{workers}",
@@ -132,7 +137,7 @@ def placeholders(config: Own, attempt: int) -> dict[str, str]:
 
 
 def _last_metrics(folder: RunFolder, attempt: int) -> dict[str, Any]:
-    """What the program has reported last in this attempt; empty where it reports nothing."""
+    """Return the metrics that the program reported last in this attempt; empty if it reports none."""
     if not folder.exists(folder.progress):
         return {}
     progress = json.loads(folder.read(folder.progress))
@@ -140,16 +145,16 @@ def _last_metrics(folder: RunFolder, attempt: int) -> dict[str, Any]:
     return metrics
 
 
-def program_text(config: Own, attempt: int) -> str:
-    """What is run, in a line."""
+def program_text(config: UserCode, attempt: int) -> str:
+    """Return what the run executes, as one line."""
     if isinstance(config, FunctionConfig):
         return config.function
     filled = fill_command(config.command, placeholders(config, attempt))
     return shlex.join(filled if config.run_with is None else [config.run_with, *filled])
 
 
-def check_identity(folder: RunFolder, config: Own) -> None:
-    """Raises ConfigError if the folder belongs to a built-in recipe. Own code may change."""
+def check_identity(folder: RunFolder, config: UserCode) -> None:
+    """Raise ConfigError if the folder belongs to a built-in recipe. The user's code itself may change."""
     if folder.exists(folder.run) and "train" in json.loads(folder.read(folder.run)):
         raise ConfigError(
             f"the run {config.name} exists in {folder.show(folder.root)} and is one of a built-in "
@@ -158,7 +163,7 @@ def check_identity(folder: RunFolder, config: Own) -> None:
         )
 
 
-def _record(config: Own, folder: RunFolder, attempt: int) -> None:
+def _record(config: UserCode, folder: RunFolder, attempt: int) -> None:
     record = {
         "attempt": attempt,
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -172,28 +177,28 @@ def _record(config: Own, folder: RunFolder, attempt: int) -> None:
     record_submission(folder, config.code_sha256)
 
 
-def _describe(config: Own, folder: RunFolder, attempt: int) -> None:
+def _describe(config: UserCode, folder: RunFolder, attempt: int) -> None:
     code = f", in code {config.code_sha256[:8]}" if config.code_sha256 else ""
     say(f"run {config.name}, attempt {attempt}: {folder.show(folder.root)}")
     say("versions: " + ", ".join(f"{name} {version}" for name, version in versions().items()))
     say(f"program: {program_text(config, attempt)}{code}")
 
 
-def _surroundings(config: Own, attempt: int) -> dict[str, str]:
-    """The program's environment."""
-    ours = (CODE_VARIABLE, submission.VARIABLE)
-    inherited = {name: value for name, value in os.environ.items() if name not in ours}
-    told = {
+def _environment(config: UserCode, attempt: int) -> dict[str, str]:
+    """Return the environment variables of the program."""
+    internal = (CODE_VARIABLE, submission.VARIABLE)
+    inherited = {name: value for name, value in os.environ.items() if name not in internal}
+    variables = {
         f"TRAINYARD_{name.upper()}": value for name, value in placeholders(config, attempt).items()
     }
     return {
         **inherited,
-        **told,
+        **variables,
         CONFIG_VARIABLE: config.model_dump_json(),
         "TRAINYARD_WORKER_FAILURES": f"{config.faults.worker_failures}",
         "TRAINYARD_REPLACEMENT_TIMEOUT_S": f"{config.faults.replacement_timeout_s}",
         "RAY_ADDRESS": address(),
-        # `python` and `torchrun` are those that have Ray.
+        # `python` and `torchrun` must be those of the environment that has Ray.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "PYTHONUNBUFFERED": "1",
     }
@@ -201,23 +206,23 @@ def _surroundings(config: Own, attempt: int) -> dict[str, str]:
 
 @contextmanager
 def _code(
-    config: Own, folder: RunFolder, scratch: Path, surroundings: dict[str, str]
+    config: UserCode, folder: RunFolder, scratch: Path, environment: dict[str, str]
 ) -> Iterator[Path | None]:
-    """The folder with the run's code, in which the program runs; its workers get a copy from Ray."""
+    """Unpack the run's code into a folder in which the program runs, and let Ray copy it to the workers."""
     if config.code_sha256 is None:
         yield None
         return
-    with tempfile.TemporaryDirectory(dir=scratch) as place:
-        archive.fetch(folder, config.code_sha256, Path(place))
-        job = json.loads(surroundings.get(JOB_CONFIG_VARIABLE, "{}"))
-        job["runtime_env"] = {**(job.get("runtime_env") or {}), "working_dir": place}
-        surroundings[JOB_CONFIG_VARIABLE] = json.dumps(job)
-        yield Path(place)
+    with tempfile.TemporaryDirectory(dir=scratch) as code:
+        archive.fetch(folder, config.code_sha256, Path(code))
+        job = json.loads(environment.get(JOB_CONFIG_VARIABLE, "{}"))
+        job["runtime_env"] = {**(job.get("runtime_env") or {}), "working_dir": code}
+        environment[JOB_CONFIG_VARIABLE] = json.dumps(job)
+        yield Path(code)
 
 
-def _look(lease: Lease, snapshot: RaySnapshot) -> None:
-    """What is looked after while the program runs. Raises Fenced."""
+def _poll(lease: Lease, snapshot: RaySnapshot) -> None:
+    """Check the lease and copy Ray Train's state. Raises Fenced."""
     if lease.is_fenced:
         lease.check()
     with suppress(OSError):  # the storage is away for a moment
-        snapshot.keep(if_older_s=LOOK_S)
+        snapshot.keep(if_older_s=SNAPSHOT_S)

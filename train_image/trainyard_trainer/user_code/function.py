@@ -21,7 +21,7 @@ from trainyard_trainer.storage import open_filesystem
 from trainyard_trainer.user_code.run_config import run_config
 
 KEEP = 2
-"""How many of the newest checkpoints stay, as of a built-in recipe that says nothing else."""
+"""The number of checkpoints that stay, as for a built-in recipe by default."""
 
 
 def main() -> int:
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def table(path: str, endpoint: str | None) -> ray.data.Dataset:
-    """The rows of Parquet files; a bucket is at the run's own address, unless its URI names another."""
+    """Return the rows of Parquet files. A bucket is at the run's S3 server, unless its URI names another."""
     if not path.startswith("s3://") or "?" in path:
         return ray.data.read_parquet(path)
     filesystem, path = open_filesystem(path, endpoint)
@@ -62,7 +62,7 @@ def table(path: str, endpoint: str | None) -> ray.data.Dataset:
 
 
 def find(name: str) -> Callable[..., Any]:
-    """The callable of `module:callable`, from where the program runs. Raises ConfigError."""
+    """Import and return the callable of `module:callable`. Raises ConfigError if there is none."""
     module, _, path = name.partition(":")
     try:
         found: Any = importlib.import_module(module)

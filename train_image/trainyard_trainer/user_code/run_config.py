@@ -1,10 +1,11 @@
-"""For training code of your own: name, storage and failures of the run that starts it, and its progress.
+"""`run_config` for the user's Ray Train code: the run's name, storage and failure handling, and its progress.
 
     from trainyard_trainer.user_code.run_config import run_config
     trainer = ray.train.torch.TorchTrainer(train_func, run_config=run_config(), ...)
 
-The run's folder is then Ray Train's own, too: a retry goes on from the last reported checkpoint, which
-`ray.train.get_checkpoint()` gives. What is reported is the run's progress, and lies in metrics.jsonl.
+Ray Train then stores its checkpoints in the run's folder: a retry resumes from the last reported checkpoint,
+which `ray.train.get_checkpoint()` returns. Reported metrics are the run's progress, and are stored in
+metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -22,24 +23,25 @@ from trainyard_trainer.run_folder.progress import cleaned
 
 
 def run_config(**others: Any) -> ray.train.RunConfig:
-    """`ray.train.RunConfig` of this run; what else it takes can be given. Outside of a run Ray's defaults."""
+    """Return the `ray.train.RunConfig` of this run, with other fields as given; outside of a run Ray's
+    defaults."""
     if "TRAINYARD_RUN" not in os.environ:
         return ray.train.RunConfig(**others)
     name, storage = os.environ["TRAINYARD_RUN"], os.environ["TRAINYARD_STORAGE"]
     failures = int(os.environ["TRAINYARD_WORKER_FAILURES"])
     attempt = int(os.environ["TRAINYARD_ATTEMPT"])
-    own = {
+    settings = {
         "name": name,
         "storage_path": storage,
         "failure_config": ray.train.FailureConfig(max_failures=failures),
     }
     limit = ReplacementLimit(float(os.environ["TRAINYARD_REPLACEMENT_TIMEOUT_S"]))
-    callbacks = [*others.pop("callbacks", []), Reports(name, storage, attempt), limit]
-    return ray.train.RunConfig(**{**own, **others}, callbacks=callbacks)
+    callbacks = [*others.pop("callbacks", []), ReportRecorder(name, storage, attempt), limit]
+    return ray.train.RunConfig(**{**settings, **others}, callbacks=callbacks)
 
 
-class Reports(ray.train.UserCallback):
-    """Puts down what rank 0 reports, for who looks at the run. Ray Train's controller has one."""
+class ReportRecorder(ray.train.UserCallback):
+    """Writes what rank 0 reports to metrics.jsonl and progress.json. It runs in Ray Train's controller."""
 
     def __init__(self, name: str, storage: str, attempt: int) -> None:
         self._name = name
@@ -59,5 +61,5 @@ class Reports(ray.train.UserCallback):
             folder.append(folder.metrics, line + "\n")
             folder.write(folder.progress, line, is_durable=False)
         except OSError as error:
-            # What is raised here would end the run.
-            print(f"a report could not be put down: {error}", flush=True)
+            # An exception here would end the run.
+            print(f"a report could not be written: {error}", flush=True)

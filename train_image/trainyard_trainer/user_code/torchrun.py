@@ -2,8 +2,8 @@
 
 Started as `python -m trainyard_trainer.user_code.torchrun SCRIPT ARGUMENT...`.
 
-Ray gives the places and starts one agent per node; the agents meet at the first of them (c10d). A worker that
-fails is started again by torchrun, together with the others.
+A placement group reserves the resources of all workers, and an actor on each node runs torchrun there. The
+torchrun processes meet at the first node (c10d). torchrun restarts a failed worker together with the others.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from trainyard_trainer.child_process import leashed
+from trainyard_trainer.child_process import killed_with_parent
 from trainyard_trainer.config.trainer_config import CommandConfig, read_config
 from trainyard_trainer.on_ray.ray_cluster import worker_resources
 
-PLACES_S = 300.0
-"""How long all workers may take to find their places."""
+PLACEMENT_S = 300.0
+"""Seconds that the placement group of all workers may take to become ready."""
 
-WORDS = 40
-"""Lines that are told once more of a torchrun that has failed."""
+LAST_LINES = 40
+"""The number of lines of a failed torchrun's output that are printed again."""
 
-LEAVE_S = 15.0
-"""How long they may take to leave after SIGTERM; who has started this program waits for a little longer."""
+STOP_S = 15.0
+"""Seconds that torchrun has to end after SIGTERM; the parent of this program waits a little longer."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -40,12 +40,12 @@ def main(arguments: Sequence[str]) -> int:
     assert isinstance(config, CommandConfig)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     ray.init(log_to_driver=True)
-    group = _places(config)
+    group = _reserve(config)
     table = placement_group_table(group)["bundles_to_node_id"]
     first = {node: bundle for bundle, node in sorted(table.items(), reverse=True)}
     workers = Counter(table.values())
     agents = {
-        node: Agent.options(  # type: ignore[attr-defined]
+        node: TorchrunActor.options(  # type: ignore[attr-defined]
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 group, placement_group_bundle_index=bundle
             ),
@@ -57,8 +57,8 @@ def main(arguments: Sequence[str]) -> int:
     }
     host, *_ = agents.values()
     endpoint = ray.get(host.endpoint.remote())
-    told = {name: value for name, value in os.environ.items() if name.startswith("TRAINYARD_")}
-    told["OMP_NUM_THREADS"] = f"{config.scaling.cpus_per_worker}"
+    variables = {name: value for name, value in os.environ.items() if name.startswith("TRAINYARD_")}
+    variables["OMP_NUM_THREADS"] = f"{config.scaling.cpus_per_worker}"
     running = [
         agent.run.remote(
             [
@@ -69,71 +69,71 @@ def main(arguments: Sequence[str]) -> int:
                 f"--rdzv-endpoint={endpoint}",
                 f"--rdzv-conf=is_host={int(agent is host)}",
                 f"--max-restarts={config.faults.worker_failures}",
-                # The workers, too, are killed with who started them, which is torchrun.
+                # The workers are killed together with torchrun, which starts them.
                 "--no-python",
-                *leashed([sys.executable, "-u", *arguments], parent=0),
+                *killed_with_parent([sys.executable, "-u", *arguments], parent=0),
             ],
-            told,
+            variables,
         )
         for node, agent in agents.items()
     ]
     try:
         while running:
-            # The first that fails ends the others, which would wait for it.
+            # The first failure ends all: the others would wait for the failed one.
             ended, running = ray.wait(running)
-            ending: Ending = ray.get(ended[0])
-            if ending.code:
-                # What Ray has not brought here yet would be lost with this program.
+            result: TorchrunResult = ray.get(ended[0])
+            if result.code:
+                # Ray may not have delivered these lines yet, and they would be lost with this program.
                 print(
-                    f"torchrun on {ending.node} ended with exit code {ending.code}; it said last:"
+                    f"torchrun on {result.node} ended with exit code {result.code}; it said last:"
                 )
-                print("".join(ending.last_words), flush=True)
-                return ending.code
+                print("".join(result.last_lines), flush=True)
+                return result.code
     except SystemExit:
         ray.get([agent.stop.remote() for agent in agents.values()])
-        ray.wait(running, num_returns=len(running), timeout=LEAVE_S)
+        ray.wait(running, num_returns=len(running), timeout=STOP_S)
         raise
     return 0
 
 
-def _places(config: CommandConfig) -> PlacementGroup:
-    """A place for each worker, as few nodes as they fit on. Raises ray.exceptions.GetTimeoutError."""
+def _reserve(config: CommandConfig) -> PlacementGroup:
+    """Reserve the resources of all workers, on as few nodes as possible. Raises GetTimeoutError of Ray."""
     each = worker_resources(config.scaling)
     group = placement_group([each] * config.scaling.num_workers, strategy="PACK")
-    ray.get(group.ready(), timeout=PLACES_S)
+    ray.get(group.ready(), timeout=PLACEMENT_S)
     return group
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """How torchrun has ended on a node."""
+class TorchrunResult:
+    """The exit code and the last output of torchrun on a node."""
 
     node: str
     code: int
-    last_words: tuple[str, ...]
+    last_lines: tuple[str, ...]
 
 
 @ray.remote(runtime_env={"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}})
-class Agent:
+class TorchrunActor:
     """Runs torchrun on its node, which has the GPUs of all its workers."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
 
     def endpoint(self) -> str:
-        """An address of this node with a port that is free."""
+        """Return the address of this node with a free port."""
         with socket.socket() as found:
             found.bind(("", 0))
             return f"{ray.util.get_node_ip_address()}:{found.getsockname()[1]}"
 
-    def run(self, arguments: Sequence[str], told: Mapping[str, str]) -> Ending:
-        """Say what it says, to its end."""
-        words: deque[str] = deque(maxlen=WORDS)
-        # torchrun would have the workers meet at its node's name, which no other pod can resolve.
+    def run(self, arguments: Sequence[str], variables: Mapping[str, str]) -> TorchrunResult:
+        """Run torchrun and print its output, until it ends."""
+        lines: deque[str] = deque(maxlen=LAST_LINES)
+        # By default the workers would meet at the host name of the node, which no other pod can resolve.
         here = f"--local-addr={ray.util.get_node_ip_address()}"
         process = self._process = subprocess.Popen(
-            leashed([sys.executable, "-m", "torch.distributed.run", here, *arguments]),
-            env={**os.environ, **told},
+            killed_with_parent([sys.executable, "-m", "torch.distributed.run", here, *arguments]),
+            env={**os.environ, **variables},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -142,11 +142,11 @@ class Agent:
         assert process.stdout is not None
         for line in process.stdout:
             print(line, end="", flush=True)
-            words.append(line)
-        return Ending(ray.util.get_node_ip_address(), process.wait(), tuple(words))
+            lines.append(line)
+        return TorchrunResult(ray.util.get_node_ip_address(), process.wait(), tuple(lines))
 
     def stop(self) -> None:
-        """SIGTERM for torchrun, which hands it on to its workers."""
+        """Send SIGTERM to torchrun, which passes it on to its workers."""
         if self._process is not None:
             self._process.terminate()
 

@@ -397,9 +397,10 @@ def from_ray(items: Iterable[T]) -> Iterator[T]:
     try:
         yield from items
     except ray.exceptions.RayError as error:
-        # Of an error in a task only the text comes back.
-        ours = re.search(r"^trainer\.errors\.\w+: (.+)", str(error), re.MULTILINE)
-        raise RunError(ours[1] if ours else f"Ray Data failed: {error}") from error
+        # Ray returns an error of a task as text, traceback included.
+        errors = re.escape(RunError.__module__)
+        explained = re.search(rf"^{errors}\.\w+: (.+)", str(error), re.MULTILINE)
+        raise RunError(explained[1] if explained else f"Ray Data failed: {error}") from error
 
 
 def silence(nodes: dict[str, str] | None) -> RunError:

@@ -1,4 +1,4 @@
-"""A leashed program ends with the process that started it."""
+"""A child process is killed together with the process that started it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 from attempts import wait_for
 
-from trainyard_trainer.child_process import leashed
+from trainyard_trainer.child_process import killed_with_parent
 
 PARENT = """
 import subprocess, sys
-from trainyard_trainer.child_process import leashed
-child = subprocess.Popen(leashed(["sleep", "600"]))
+from trainyard_trainer.child_process import killed_with_parent
+child = subprocess.Popen(killed_with_parent(["sleep", "600"]))
 print(child.pid, flush=True)
 child.wait()
 """
@@ -38,6 +38,8 @@ def test_it_ends_when_its_parent_is_killed() -> None:
 
 
 def test_it_is_the_program_itself_with_its_exit_code() -> None:
-    ended = subprocess.run(leashed(["sh", "-c", "echo $$; exit 7"]), capture_output=True, text=True)
+    ended = subprocess.run(
+        killed_with_parent(["sh", "-c", "echo $$; exit 7"]), capture_output=True, text=True
+    )
     assert ended.returncode == 7
     assert int(ended.stdout) != os.getpid()
