@@ -26,7 +26,9 @@ from rich.text import Text
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs/images"
 COLUMNS, ROWS = 124, 34
-COMMANDS = ("trainyard plan examples/digits.yaml --gpus 16", "trainyard train examples/digits.yaml")
+PLAN = "trainyard plan examples/digits.yaml --gpus 16"
+TRAIN = "trainyard train examples/digits.yaml"
+PROMPT = re.compile(r"\$ ?\s*\Z")
 MOMENT = re.compile(r"epoch (?:[89]|1[01])/12")
 """What the terminal shows when the picture is taken."""
 LIMIT_S = 600
@@ -126,9 +128,10 @@ def main() -> None:
             "TERM": "screen-256color",
         }
         with terminal(folder, environment) as shell:
-            shell.wait_for(re.compile(r"\$"))
-            for command in COMMANDS:
+            for command in (PLAN, TRAIN):
+                shell.wait_for(PROMPT)
                 shell.type(command)
+                time.sleep(1)  # until the command has taken the prompt's place
             screen = shell.wait_for(MOMENT)
             shell.wait_for(re.compile(r"succeeded: "))
         (folder / "terminal.html").write_text(html_of(screen))

@@ -18,7 +18,9 @@ import typer
 import yaml
 
 from trainyard.cli.app import app
+from trainyard.drills.scenarios import SCENARIOS
 from trainyard.planning.schema import schema_of
+from trainyard_trainer.run_files import exit_codes
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -190,3 +192,16 @@ def test_each_dependency_has_a_reason() -> None:
     packages = re.findall(r'(?m)^  "([a-z0-9-]+)(?:\[[a-z,]+\])?==', pyproject)
     assert len(packages) > 20
     assert [name for name in packages if not re.search(rf"`{name}[`\[]", page)] == []
+
+
+def test_the_page_of_exit_codes_has_each_code_of_a_command() -> None:
+    page = (DOCS / "reference/exit-codes.md").read_text()
+    documented = {int(code) for code in re.findall(r"(?m)^\| (\d+) \|", page)}
+    codes = {code for name, code in vars(exit_codes).items() if name.isupper()}
+    assert documented == codes - {exit_codes.NOT_FOUND}  # of a program in the pods alone
+
+
+@pytest.mark.parametrize("page", GUIDES, **NAME)
+def test_drills_that_a_page_names_exist(page: Path) -> None:
+    named = re.findall(r"(?m)trainyard drill ([a-z][a-z0-9-]*)", "".join(blocks(page, "sh")))
+    assert set(named) <= set(SCENARIOS)

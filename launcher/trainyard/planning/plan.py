@@ -384,7 +384,7 @@ def _require_autoscaling(run: RunConfig, platform: Platform) -> None:
     asked = f"resources.{run.resources.unit} = {_amount(run)} is elastic, which needs autoscaling"
     if platform.queue.system == "kueue":
         raise ConfigError(
-            f"{asked}, and Kueue, the platform's queue system, admits no RayJob with it",
+            f"{asked}, and trainyard does not support that in a queue of Kueue, the platform's queue system",
             f"Use a fixed number: {low} or {high}.",
         )
     if platform.autoscaler is None:
