@@ -1,6 +1,6 @@
 """For training code of your own: name, storage and failures of the run that starts it, and its progress.
 
-    from trainyard_trainer.user_code.run_config import run_config
+    from trainyard_trainer import run_config
     trainer = ray.train.torch.TorchTrainer(train_func, run_config=run_config(), ...)
 
 The run's folder is then Ray Train's own, too: a retry goes on from the last reported checkpoint, which
