@@ -124,7 +124,7 @@ def data_of(num_train: int) -> Prepared:
         source="any", shape=(1, 8, 8), classes=tuple("0123456789"), mean=(0.3,), std=(0.4,)
     )
     return Prepared(
-        images=images,
+        info=images,
         train=Split(files=("train",), rows=(num_train,)),
         valid=Split(files=("valid",), rows=(10,)),
         path="/unused",

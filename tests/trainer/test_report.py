@@ -92,7 +92,7 @@ def prepare(folder: RunFolder) -> Prepared:
         with folder.writing(files[-1]) as stream:
             pq.write_table(to_table(images, ids, pixels_NCHW, ids % 10), stream, row_group_size=4)
     return Prepared(
-        images=images,
+        info=images,
         train=Split(files=(), rows=(4253,)),
         valid=Split(files=tuple(files), rows=(13, 17)),
         path=folder.show(folder.data),
