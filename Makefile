@@ -165,7 +165,7 @@ docs-serve: setup ## Serve the documentation on 127.0.0.1:8000 while it is edite
 screenshots: setup ## Take the pictures of the README anew, with tmux and chromium
 	$(BIN)/python docs/screenshots.py
 
-golden: setup ## Rewrite the golden files, the packaged platform, the JSON Schemas and docs/reference/failures.md
+golden: setup ## Rewrite the golden files, the packaged platform, the JSON Schemas, and failures.md and metrics.md in docs/reference
 	$(BIN)/python -m tests.golden.golden
 
 lock: ## Compile the locked requirements from pyproject.toml

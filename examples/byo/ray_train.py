@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, TensorDataset
 from torchvision.models import resnet18
 
-from trainyard_trainer.user_code.run_config import run_config
+from trainyard_trainer import run_config
 
 
 def digits(train: bool) -> TensorDataset:

@@ -21,7 +21,7 @@ from tests.bench.rounds import BUILD, Options, Row, Section, alternate, main, ra
 from trainyard_trainer.engine.loop import NoRecords
 from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.progress import Recorder, Report
+from trainyard_trainer.run_folder.progress import MetricsRecord, Recorder
 from trainyard_trainer.run_folder.tensorboard import TensorBoard
 
 EVERY_S = 30.0
@@ -30,7 +30,7 @@ MOST_PERCENT = 1.0
 
 TINY = {"name": "shufflenet_v2_x0_5", "in_channels": 1, "num_classes": 10, "image_size": 28}
 
-REPORT = Report(
+REPORT = MetricsRecord(
     kind="interval",
     epoch=1,
     step=100,
@@ -127,7 +127,7 @@ class Timed(NoRecords):
         self.recorder = recorder
         self.seconds = 0.0
 
-    def report(self, report: Report) -> None:
+    def report(self, report: MetricsRecord) -> None:
         began = time.perf_counter()
         self.recorder(report)
         self.seconds += time.perf_counter() - began
@@ -151,7 +151,7 @@ def recorder_of(settings: Settings) -> tuple[Recorder, Callable[[], None]]:
     shutil.rmtree(BUILD / "runs" / "reports", ignore_errors=True)
     folder = RunFolder.open(str(BUILD / "runs"), "reports")
     board = TensorBoard(folder, samples=0)
-    recorder = Recorder(folder, settings.length, attempt=1, workers=2, also=board)
+    recorder = Recorder(folder, settings.length, attempt=1, workers=2, on_record=board)
 
     def close() -> None:
         recorder.close()

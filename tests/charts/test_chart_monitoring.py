@@ -25,7 +25,7 @@ from tests.charts.helm_chart import (
     platform_of,
     render,
 )
-from trainyard_trainer.run_folder.gauges import GAUGES, LABELS
+from trainyard_trainer.run_folder.metrics import GAUGE_LABELS, METRICS
 
 NAMESPACE = "team-vision"
 DASHBOARDS = sorted((CHART / "dashboards").glob("*.json"))
@@ -33,6 +33,8 @@ RULES_ON = {"monitoring": {"prometheusRule": {"enabled": True}}}
 LABELS_OF_PODS = {"namespace", "pod", "ray_io_cluster", "ray_io_node_type", "trainyard_run"}
 """What Prometheus adds to each metric of a pod: its own two, and those of our PodMonitor."""
 LABELS_OF_RAYJOBS = {"namespace", "exported_namespace", "name", "deployment_status"}
+
+GAUGES = [metric.gauge for metric in METRICS if metric.gauge]
 
 
 @pytest.fixture(scope="module")
@@ -100,14 +102,14 @@ def test_every_metric_exists(rules):
 def test_every_label_exists(rules):
     for expression in all_expressions(rules):
         for one in selectors(expression):
-            ours = set(LABELS) if one.name.startswith("ray_trainyard_") else set()
+            ours = set(GAUGE_LABELS) if one.name.startswith("ray_trainyard_") else set()
             known = LABELS_OF_RAYJOBS if one.name.startswith("kuberay_") else LABELS_OF_PODS | ours
             assert {matcher.name for matcher in one.matchers.matchers} <= known, expression
 
 
 def test_every_gauge_of_a_run_is_on_the_dashboard_of_runs():
     text = (CHART / "dashboards/runs.json").read_text()
-    assert [gauge.name for gauge in GAUGES if f"ray_{gauge.name}" not in text] == [
+    assert [gauge.name for gauge in GAUGES if f"ray_{gauge.name}{{" not in text] == [
         "trainyard_samples"  # progress_ratio and samples_per_second tell it better
     ]
 

@@ -1,8 +1,8 @@
 """What the golden files hold: rendered objects of each example, keys sorted.
 
 `python -m tests.golden.golden` (`make golden`) is the only thing that writes them. The packaged
-platform is a golden file too: the chart at its default values. So are the JSON Schemas, and the page of
-known failures.
+platform is a golden file too: the chart at its default values. So are the JSON Schemas, the page of
+known failures and the list of metrics.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from trainyard.planning.schema import Kind, schema_of
 from trainyard.platform import CONFIG_MAP_KEY, parse_platform
 from trainyard.run_file.load import load_run
 from trainyard_trainer.config.data_sources import IMAGES, sources_table
+from trainyard_trainer.run_folder.metrics import metrics_page
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).parent / "objects"
 PLATFORM = ROOT / "launcher/trainyard/platform.yaml"
 PAGE = ROOT / "docs/reference/failures.md"
+METRICS_PAGE = ROOT / "docs/reference/metrics.md"
 SCHEMAS = ROOT / "schemas"
 TABLE_OF_SOURCES = re.compile(
     r"(<!-- data sources, written by make golden -->\n)(.*?)(<!-- end -->)", re.S
@@ -129,6 +131,7 @@ def write() -> None:
     for page in (ROOT / "docs").rglob("*.md"):
         if (text := page.read_text()) != (table := with_data_sources(text)):
             page.write_text(table)
+    METRICS_PAGE.write_text(metrics_page())
     SCHEMAS.mkdir(exist_ok=True)
     for kind in get_args(Kind):
         text = json.dumps(schema_of(kind), indent=2)

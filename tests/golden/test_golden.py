@@ -7,6 +7,7 @@ import difflib
 import pytest
 from golden import (
     FOLDER,
+    METRICS_PAGE,
     PAGE,
     PLATFORM,
     ROOT,
@@ -19,6 +20,7 @@ from golden import (
 from helm_chart import need_tool
 
 from trainyard.diagnosis.page import catalogue_page
+from trainyard_trainer.run_folder.metrics import metrics_page
 
 REPAIR = "If the change is meant, run `make golden` and read its diff."
 
@@ -57,6 +59,12 @@ def test_the_documentation_has_the_table_of_data_sources() -> None:
     assert len([text for text in pages.values() if TABLE_OF_SOURCES.search(text)]) == 1
     outdated = [page.name for page, text in pages.items() if with_data_sources(text) != text]
     assert outdated == [], REPAIR
+
+
+def test_the_list_of_metrics_is_the_table_of_metrics() -> None:
+    today = metrics_page()
+    golden = METRICS_PAGE.read_text()
+    assert today == golden, f"{difference(golden, today)}\n{REPAIR}"
 
 
 def test_one_changed_character_of_the_template_is_seen() -> None:

@@ -22,7 +22,7 @@ from trainyard_trainer.config.trainer_config import (
     FunctionConfig,
     Storage,
 )
-from trainyard_trainer.on_ray.ray_snapshot import NAME
+from trainyard_trainer.run_files.names import RAY_SNAPSHOT
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.user_code.command import with_absolute_paths
 
@@ -126,14 +126,14 @@ def test_a_script_with_ray_train_goes_on_after_a_kill_from_a_state_that_was_cut_
     config = command_config(attempts, *trains(200), **changes)
     driver = attempts.start(config, environment)
     folder = attempts.storage / "own"
-    assert wait_for((folder / f"{NAME}.intact").exists, 240)
+    assert wait_for((folder / f"{RAY_SNAPSHOT}.intact").exists, 240)
     (program,) = attempts.processes("ray_train.py")
     driver.kill()
     driver.communicate()
     assert wait_for(lambda: program not in attempts.processes(), 10)  # at once, by the kernel
     attempts.end_processes()
-    reached = len(json.loads((folder / f"{NAME}.intact").read_text())["checkpoint_results"])
-    (folder / NAME).write_text("{")
+    reached = len(json.loads((folder / f"{RAY_SNAPSHOT}.intact").read_text())["checkpoint_results"])
+    (folder / RAY_SNAPSHOT).write_text("{")
 
     output = attempts.finish(
         command_config(attempts, *trains(reached + 1), **changes), 0, environment

@@ -19,8 +19,8 @@ from trainyard_trainer.run_folder.fence import Fence, Fenced
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.progress import (
     Length,
+    MetricsRecord,
     Recorder,
-    Report,
     Trained,
     eta_s,
     per_second,
@@ -33,8 +33,8 @@ LENGTH = Length(epochs=4, num_samples=325, global_batch_size=32, drop_last=True)
 LIMIT_S = 30.0
 
 
-def report(step: int, *, kind: str = "interval", loss: float = 0.5) -> Report:
-    return Report(
+def report(step: int, *, kind: str = "interval", loss: float = 0.5) -> MetricsRecord:
+    return MetricsRecord(
         kind=kind,  # type: ignore[arg-type]
         epoch=1,
         step=step,
@@ -151,7 +151,7 @@ def recording(folder: RunFolder, **changes: Any) -> Iterator[Recorder]:
 def test_reports_become_lines_and_the_last_one_is_shown(tmp_path: Path) -> None:
     folder = open_folder(small_config(tmp_path))
     heard: list[dict[str, Any]] = []
-    with recording(folder, also=heard.append) as record:
+    with recording(folder, on_record=heard.append) as record:
         record(report(5))
         record(report(10, kind="epoch"))
     first, last = read_lines(folder, folder.metrics)
@@ -187,7 +187,7 @@ def test_a_report_returns_before_it_is_written(tmp_path: Path) -> None:
         threads.add(threading.current_thread().name)
         assert go_on.wait(LIMIT_S)
 
-    with recording(folder, also=wait) as record:
+    with recording(folder, on_record=wait) as record:
         record(report(5))
         record(report(6))
         assert read_lines(folder, folder.metrics) == []
@@ -212,7 +212,7 @@ def test_all_reports_are_on_disk_after_a_flush(tmp_path: Path) -> None:
 def test_who_was_overtaken_adds_nothing_to_the_metrics(tmp_path: Path) -> None:
     folder = open_folder(small_config(tmp_path))
     fence = Fence.claim(folder, 1)
-    record = Recorder(folder, LENGTH, attempt=1, workers=1, check=fence.check)
+    record = Recorder(folder, LENGTH, attempt=1, workers=1, check_fence=fence.check)
     record(report(5))
     record.flush()
     Fence.claim(folder, 2)

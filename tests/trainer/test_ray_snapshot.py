@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainyard_trainer.on_ray.ray_snapshot import NAME, RaySnapshot
+from trainyard_trainer.on_ray.ray_snapshot import RaySnapshot
+from trainyard_trainer.run_files.names import RAY_SNAPSHOT
 from trainyard_trainer.run_folder.folder import RunFolder
 
 
@@ -21,7 +22,7 @@ def state(*names: str) -> str:
 
 
 def write(folder: RunFolder, text: str, *checkpoints: str) -> None:
-    folder.write(f"{folder.root}/{NAME}", text)
+    folder.write(f"{folder.root}/{RAY_SNAPSHOT}", text)
     for name in checkpoints:
         folder.write(f"{folder.root}/{name}/state.pt", "weights")
 
@@ -30,7 +31,7 @@ def repaired(folder: RunFolder) -> tuple[str | None, list[str]]:
     """What Ray Train will find, and what was said."""
     said: list[str] = []
     RaySnapshot(folder).repair(said.append)
-    path = f"{folder.root}/{NAME}"
+    path = f"{folder.root}/{RAY_SNAPSHOT}"
     return (folder.read(path).decode() if folder.exists(path) else None), said
 
 
@@ -52,7 +53,7 @@ def test_a_broken_one_is_replaced_by_the_last_intact_copy(folder: RunFolder, bro
     found, (said,) = repaired(folder)
     assert found == state("a")
     assert "its last intact copy is used" in said
-    assert folder.read(f"{folder.root}/{NAME}.broken").decode() == broken
+    assert folder.read(f"{folder.root}/{RAY_SNAPSHOT}.broken").decode() == broken
 
 
 def test_without_a_copy_ray_train_starts_without_it(folder: RunFolder) -> None:

@@ -319,7 +319,7 @@ def test_a_curve_that_falls_steeply_is_drawn_over_powers_of_ten(
     values: list[float], falls: bool, is_steep: bool
 ) -> None:
     line = Line(name="loss", colour="black", points=list(enumerate(values)))
-    svg = draw(Chart(title="Loss", lines=[line], falls=falls))
+    svg = draw(Chart(title="Loss", lines=[line], is_log=falls))
     assert ("mathdefault{10" in svg) == is_steep
 
 

@@ -10,7 +10,7 @@ import pytest
 from trainyard_trainer import terminal
 from trainyard_trainer.errors import ConfigError, RunError
 from trainyard_trainer.terminal import Bar, size_text, table_text
-from trainyard_trainer.tools.command_line import Arguments, exit_code_of
+from trainyard_trainer.tools.command_line import Parser, exit_code_of
 
 
 class Terminal(io.StringIO):
@@ -80,6 +80,6 @@ def test_a_failure_is_told_without_a_traceback(
 
 def test_wrong_options_are_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
-        Arguments(prog="tool").parse_args(["--nonsense"])
+        Parser(prog="tool").parse_args(["--nonsense"])
     assert left.value.code == 2
     assert capsys.readouterr().err == "error: unrecognized arguments: --nonsense\n"

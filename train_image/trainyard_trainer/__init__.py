@@ -1,0 +1,35 @@
+"""The trainer, which runs in the container image: config -> data, model and training loop -> run folder.
+
+User code imports `Recipe` and `run_config` from here. Both are loaded when they are first used, so that
+`trainyard_trainer.config` can be imported on a machine without torch and Ray.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # `typing.TYPE_CHECKING`, without importing typing
+if TYPE_CHECKING:
+    from typing import Any
+
+    from trainyard_trainer.recipes.recipe import Recipe
+    from trainyard_trainer.user_code.run_config import run_config
+
+__all__ = ["Recipe", "run_config"]
+
+_MODULES = {
+    "Recipe": "trainyard_trainer.recipes.recipe",
+    "run_config": "trainyard_trainer.user_code.run_config",
+}
+"""The module of each name that is loaded when it is first used."""
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its module (PEP 562)."""
+    from importlib import import_module
+
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

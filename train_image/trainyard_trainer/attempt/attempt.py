@@ -78,8 +78,13 @@ def run(config: TrainerConfig, output: Output, fit: Fit) -> None:
                 describe(config, folder, data, length, parameters, attempt, start)
 
                 workers = config.scaling.num_workers
-                own = partial(speeds_in, config, worker=None)
-                recorder = Recorder(folder, length, attempt=attempt, workers=workers, own=own)
+                recorder = Recorder(
+                    folder,
+                    length,
+                    attempt=attempt,
+                    workers=workers,
+                    recipe_metrics=partial(speeds_in, config, worker=None),
+                )
                 task = Task(config=config, data=data, attempt=attempt, startup=startup)
                 resumed_from, startup = train_what_is_left(
                     start, recorder, startup, output, lambda: fit(task, folder, lease)

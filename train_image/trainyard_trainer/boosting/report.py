@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
 from trainyard_trainer.boosting.libraries import Importance
 from trainyard_trainer.boosting.table import Prepared
 from trainyard_trainer.config.trainer_config import BoostingConfig
-from trainyard_trainer.report.charts import BLUE, ORANGE, Chart, Line, Metrics, draw_bars
+from trainyard_trainer.report.charts import MetricsLines, curves, draw_bars
 from trainyard_trainer.report.elements import count, table
 from trainyard_trainer.report.page import (
     Tile,
@@ -43,7 +43,12 @@ def write_report(
     title: str,
 ) -> None:
     """Make report.html of what lies in the run's folder; `summary` is what summary.json will hold."""
-    metrics = Metrics(read_lines(folder, folder.metrics))
+    drawn = curves(
+        MetricsLines(read_lines(folder, folder.metrics)),
+        summary["best_epoch"],
+        unit="round",
+        titles={"Loss": LOSSES[config.train.objective]},
+    )
     about = (
         f"{title} on {data.source}, {count(summary['rounds'], 'round')}, "
         f"{count(summary['workers'], 'CPU worker')}"
@@ -59,7 +64,7 @@ def write_report(
     )
     settings = table(("setting", "value"), flat(config.model_dump(mode="json")))
     sections = (
-        section("Curves", charts(curves(metrics, config.train.objective, summary["best_epoch"]))),
+        section("Curves", charts(drawn)),
         section("What the trees ask for", importance_of(importance)),
         section("Data and outcome", facts(config, data, summary, delivered)),
         section("Time", time_card(summary["seconds"])),
@@ -77,28 +82,6 @@ def result_tile(delivered: Trained) -> Tile:
         return Tile("validation RMSE", f"{math.sqrt(delivered.val_loss):.4g}", squared)
     loss = f"log loss {delivered.val_loss:.4f}"
     return Tile("validation accuracy", f"{delivered.val_accuracy:.2%}", loss)
-
-
-def curves(metrics: Metrics, objective: str, best_round: int | None) -> Iterator[Chart]:
-    """Loss, accuracy or root of the squared error, speed and memory."""
-    second = ("RMSE", "rmse") if objective == "regression" else ("Accuracy", "accuracy")
-    for title, key in ((LOSSES[objective], "loss"), second):
-        yield Chart(
-            title=title,
-            lines=[
-                Line(name="training", colour=BLUE, points=metrics.epoch_points(key)),
-                Line(name="validation", colour=ORANGE, points=metrics.epoch_points(f"val_{key}")),
-            ],
-            falls=key != "accuracy",
-            best_epoch=best_round,
-            unit="round",
-        )
-    for title, key, scale in (
-        ("Rows per second", "rows_per_s", 1.0),
-        ("Memory, MiB", "memory_bytes", 2**-20),
-    ):
-        points = metrics.points(key, scale=scale)
-        yield Chart(title=title, lines=[Line(name=title, colour=BLUE, points=points)], unit="round")
 
 
 def importance_of(found: Sequence[Importance]) -> str:

@@ -26,8 +26,8 @@ from trainyard_trainer.run_folder.fence import Fence
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.progress import (
     Length,
+    MetricsRecord,
     Recorder,
-    Report,
     Trained,
     eta_s,
     per_second,
@@ -198,10 +198,10 @@ class Rounds:
         self._round = Clock()
         return not (order and order.is_stop)
 
-    def _report(self, round_s: float, is_last: bool) -> Report:
+    def _report(self, round_s: float, is_last: bool) -> MetricsRecord:
         length, now = self._length, self.trained
         eta = eta_s(length.samples, now.samples, self._at_start.samples, self._running.seconds())
-        return Report(
+        return MetricsRecord(
             kind="epoch",
             epoch=now.epoch,
             step=now.step,
@@ -225,19 +225,26 @@ class RoundRecorder(Recorder):
 
     shown_at = -math.inf
 
-    def __init__(self, folder: RunFolder, task: Task, workers: int, **also: Any) -> None:
+    def __init__(self, folder: RunFolder, task: Task, workers: int, **options: Any) -> None:
         length = length_of(task.config, task.table)
-        super().__init__(folder, length, attempt=task.attempt, workers=workers, own=_own, **also)
+        super().__init__(
+            folder,
+            length,
+            attempt=task.attempt,
+            workers=workers,
+            recipe_metrics=_recipe_metrics,
+            **options,
+        )
 
-    def show(self, report: Report) -> Record:
+    def show(self, report: MetricsRecord) -> Record:
         now = time.monotonic()
         if now - self.shown_at < REPORT_INTERVAL_S and report.epoch < self.length.epochs:
-            return self.standing(report)
+            return self.progress_of(report)
         self.shown_at = now
         return super().show(report)
 
 
-def _own(report: Report) -> dict[str, float]:
+def _recipe_metrics(report: MetricsRecord) -> dict[str, float]:
     told = {"rows_per_s": report.samples_per_s}
     if report.accuracy is None and report.loss is not None and report.val_loss is not None:
         told |= {"rmse": math.sqrt(report.loss), "val_rmse": math.sqrt(report.val_loss)}
@@ -254,7 +261,7 @@ class Records:
         self.recorder = recorder
         self.saver = Saver(self._save)
 
-    def report(self, report: Report) -> None:
+    def report(self, report: MetricsRecord) -> None:
         self.recorder(report)
 
     def save(self, trained: Trained, model: bytes) -> None:
@@ -283,9 +290,9 @@ def _records(
     gauges: Callable[[Record], None],
 ) -> Iterator[Records]:
     board = TensorBoard(fence.folder, samples=trained.samples, shows_epochs=False)
-    with shown_also(board, gauges) as also:
+    with shown_also(board, gauges) as on_record:
         recorder = RoundRecorder(
-            fence.folder, task, worker.world_size, also=also, check=fence.check
+            fence.folder, task, worker.world_size, on_record=on_record, check_fence=fence.check
         )
         records = Records(task, fence, recorder)
         with records.saver:

@@ -16,6 +16,7 @@ import ray.train.collective
 import ray.util
 import torch
 from torch import distributed
+from typing_extensions import assert_never
 
 from trainyard_trainer.boosting.rounds import Task, work
 from trainyard_trainer.engine.worker import Outcome
@@ -32,13 +33,17 @@ def fit(task: Task, folder: RunFolder, lease: Lease) -> Outcome:
 def make_trainer(task: Task, **common: Any) -> Any:
     """XGBoostTrainer or LightGBMTrainer: they make the group in which the library's workers talk."""
     told = {"train_loop_config": {"task": task}, **common}
-    if task.config.train.library == "xgboost":
-        from ray.train.xgboost import XGBoostTrainer
+    match task.config.train.library:
+        case "xgboost":
+            from ray.train.xgboost import XGBoostTrainer
 
-        return XGBoostTrainer(train_worker, **told)
-    from ray.train.lightgbm import LightGBMTrainer
+            return XGBoostTrainer(train_worker, **told)
+        case "lightgbm":
+            from ray.train.lightgbm import LightGBMTrainer
 
-    return LightGBMTrainer(train_worker, **told)
+            return LightGBMTrainer(train_worker, **told)
+        case _:
+            assert_never(task.config.train.library)
 
 
 def train_worker(told: dict[str, Task]) -> Any:

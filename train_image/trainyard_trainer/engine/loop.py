@@ -20,7 +20,14 @@ from trainyard_trainer.engine.step_sync import Notices, Talk
 from trainyard_trainer.errors import Diverged
 from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.recipes.validation import Tally, Validation
-from trainyard_trainer.run_folder.progress import SPENT, Length, Report, Trained, eta_s, per_second
+from trainyard_trainer.run_folder.progress import (
+    SPENT,
+    Length,
+    MetricsRecord,
+    Trained,
+    eta_s,
+    per_second,
+)
 
 REPORT_INTERVAL_S = 1.0
 
@@ -28,7 +35,7 @@ REPORT_INTERVAL_S = 1.0
 class Records(Protocol):
     """What a worker leaves in the run's folder."""
 
-    def report(self, report: Report) -> None:
+    def report(self, report: MetricsRecord) -> None:
         """Put a report on record; rank 0 has some."""
 
     def save(
@@ -50,7 +57,7 @@ class Records(Protocol):
 class NoRecords:
     """The records of a worker that leaves none."""
 
-    def report(self, report: Report) -> None: ...
+    def report(self, report: MetricsRecord) -> None: ...
 
     def save(
         self,
@@ -160,7 +167,7 @@ def train(
         with spent.on("validation"):
             verdict = learner.validate(validation)
 
-        # Report, then save: a checkpoint whose metrics are missing could not be explained.
+        # MetricsRecord, then save: a checkpoint whose metrics are missing could not be explained.
         step_s = spent.since(epoch_spent, "data", "compute", "communication")
         trained = replace(
             stopping(config.train.early_stopping, so_far(), verdict),
@@ -175,7 +182,7 @@ def train(
         is_last = trained.epoch == length.epochs or trained.is_stopped_early
         if is_first:
             records.report(
-                Report(
+                MetricsRecord(
                     kind="epoch",
                     epoch=trained.epoch,
                     step=trained.step,
@@ -318,9 +325,9 @@ class Interval:
         rate: float,
         eta: float,
         worker: Worker,
-    ) -> Report:
+    ) -> MetricsRecord:
         steps = now.step - self.step
-        return Report(
+        return MetricsRecord(
             kind="interval",
             epoch=now.epoch + 1,
             step=now.step,

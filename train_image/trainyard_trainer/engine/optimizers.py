@@ -1,44 +1,53 @@
-"""How weights follow gradients: optimiser, learning rate, precision, and the average of the weights."""
+"""Optimizers, learning-rate schedules, precision and weight averaging."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from typing_extensions import assert_never
 
-from trainyard_trainer.config.train import Cosine, Sgd, Steps, Train
+from trainyard_trainer.config.train import AdamW, Constant, Cosine, Sgd, Steps, Train
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.strategy import local
+
+PrecisionName = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
+"""The values of `train.precision`."""
 
 
 def build_optimizer(
     model: nn.Module, train: Train, device: torch.device, *, is_sharded: bool = False
 ) -> torch.optim.Optimizer:
-    """The optimiser, with all its arithmetic in one kernel where there is one."""
-    wanted = train.optimizer
+    """Build the optimizer of `train.optimizer`, fused into one kernel where torch has such a kernel."""
+    optimizer = train.optimizer
     is_fused = device.type in ("cpu", "cuda")
-    if isinstance(wanted, Sgd):
-        return torch.optim.SGD(
-            model.parameters(),
-            lr=wanted.learning_rate,
-            momentum=wanted.momentum,
-            weight_decay=wanted.weight_decay,
-            fused=is_fused and not is_sharded,  # torch has none of SGD for DTensors
-        )
-    return torch.optim.AdamW(
-        model.parameters(),
-        lr=wanted.learning_rate,
-        weight_decay=wanted.weight_decay,
-        fused=is_fused,
-    )
+    match optimizer:
+        case Sgd():
+            return torch.optim.SGD(
+                model.parameters(),
+                lr=optimizer.learning_rate,
+                momentum=optimizer.momentum,
+                weight_decay=optimizer.weight_decay,
+                fused=is_fused and not is_sharded,  # torch has no fused SGD for DTensors
+            )
+        case AdamW():
+            return torch.optim.AdamW(
+                model.parameters(),
+                lr=optimizer.learning_rate,
+                weight_decay=optimizer.weight_decay,
+                fused=is_fused,
+            )
+        case _:
+            assert_never(optimizer)
 
 
 def learning_rate(train: Train, samples: int, total: int) -> float:
-    """The learning rate of the step that begins after so many samples, of `total` in the whole run."""
+    """Compute the learning rate of the step that begins after `samples` of the run's `total` samples."""
     peak, schedule = train.optimizer.learning_rate, train.schedule
     if samples < schedule.warmup_samples:
         return (
@@ -46,62 +55,78 @@ def learning_rate(train: Train, samples: int, total: int) -> float:
             * (samples + train.global_batch_size)
             / (schedule.warmup_samples + train.global_batch_size)
         )
-    if isinstance(schedule, Cosine):
-        length = max(total - schedule.warmup_samples, 1)
-        done = min((samples - schedule.warmup_samples) / length, 1.0)
-        low = schedule.final_share
-        return peak * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * done)))
-    if isinstance(schedule, Steps):
-        return peak * schedule.factor ** (samples // schedule.every_samples)
-    return peak
+    match schedule:
+        case Cosine():
+            length = max(total - schedule.warmup_samples, 1)
+            done = min((samples - schedule.warmup_samples) / length, 1.0)
+            low = schedule.final_share
+            return peak * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * done)))
+        case Steps():
+            return peak * schedule.factor ** (samples // schedule.every_samples)
+        case Constant():
+            return peak
+        case _:
+            assert_never(schedule)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Precision:
-    """The numbers of a forward pass."""
+    """The floating-point format of a forward pass."""
 
     name: str
+    """The value of `train.precision`, with `auto` replaced by what it means on this device."""
     dtype: torch.dtype | None
-    """Of autocast; None for plain float32."""
+    """The data type of autocast; None computes in float32 without autocast."""
     is_scaled: bool = False
-    """Gradients of fp16 vanish unless the loss is scaled up."""
+    """Whether the loss is scaled up, because gradients in fp16 would underflow to zero."""
     is_tf32: bool = False
+    """Whether matrix products in float32 may use TF32."""
 
     @classmethod
-    def of(cls, wanted: str, device: torch.device) -> Precision:
-        """What the config's word means on this device. Raises ConfigError."""
+    def of(cls, name: PrecisionName, device: torch.device) -> Precision:
+        """Build the precision of `train.precision` on a device.
+
+        Raises ConfigError for a format that needs a GPU, on a CPU.
+        """
         is_cuda = device.type == "cuda"
-        if wanted == "auto":
-            # bf16 on a CPU without instructions for it is up to 50 times slower than fp32.
-            has_bf16 = is_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
-            wanted = "bf16" if has_bf16 else "fp32"
-        if wanted in ("fp16", "tf32") and not is_cuda:
+        if name in ("fp16", "tf32") and not is_cuda:
             raise ConfigError(
-                f"train.precision = {wanted} needs a GPU, this worker computes on the CPU. "
-                "Use auto or fp32, or resources.gpus."
+                f"train.precision = {name} needs a GPU, but this worker computes on the CPU. "
+                "Use auto or fp32, or request GPUs with resources.gpus."
             )
-        dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
-        return cls(
-            name=wanted,
-            dtype=dtypes.get(wanted),
-            is_scaled=wanted == "fp16",
-            # What autocast leaves in float32 may be TF32, too.
-            is_tf32=wanted != "fp32",
-        )
+        # With autocast, operations that stay in float32 may use TF32, too.
+        match name:
+            case "auto":
+                # bf16 on a CPU without instructions for it is up to 50 times slower than fp32.
+                has_bf16 = is_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
+                return cls.of("bf16" if has_bf16 else "fp32", device)
+            case "fp32":
+                return cls(name=name, dtype=None)
+            case "tf32":
+                return cls(name=name, dtype=None, is_tf32=True)
+            case "bf16":
+                return cls(name=name, dtype=torch.bfloat16, is_tf32=True)
+            case "fp16":
+                return cls(name=name, dtype=torch.float16, is_scaled=True, is_tf32=True)
+            case _:
+                assert_never(name)
 
     def set_for_process(self) -> None:
+        """Allow or forbid TF32 in this process."""
         torch.set_float32_matmul_precision("high" if self.is_tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = self.is_tf32
 
     def autocast(self, device: torch.device) -> torch.autocast:
+        """Return the context in which the forward pass is computed."""
         return torch.autocast(device.type, dtype=self.dtype, enabled=self.dtype is not None)
 
 
 def average_of(network: nn.Module, decay: float) -> AveragedModel:
-    """A moving average of the network's weights and buffers, which begins with the first update.
+    """Make an exponential moving average of the network's weights and buffers.
 
-    Early on it keeps less of itself, (1 + n) / (10 + n) after n updates, as TensorFlow's
-    ExponentialMovingAverage does: initial weights would weigh on a short run for long.
+    The decay grows from (1 + n) / (10 + n) after n updates to `decay`, as in TensorFlow's
+    ExponentialMovingAverage. With a fixed decay the initial weights would dominate the average of a short
+    run.
     """
 
     def update(
@@ -109,7 +134,7 @@ def average_of(network: nn.Module, decay: float) -> AveragedModel:
     ) -> None:
         count = int(num_averaged)
         kept = min(decay, (1 + count) / (10 + count))
-        # Of weights that are shared out each worker averages its share; buffers are whole.
+        # Each worker averages its own shard of sharded weights; buffers are not sharded.
         shares = [[local(tensor) for tensor in tensors] for tensors in (average, current)]
         get_ema_multi_avg_fn(kept)(*shares, num_averaged)
 

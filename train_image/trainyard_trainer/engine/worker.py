@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
+from typing_extensions import assert_never
 
 from trainyard_trainer.checkpointing import resume
 from trainyard_trainer.checkpointing.checkpoint import (
@@ -43,7 +44,7 @@ from trainyard_trainer.run_files.names import CheckpointName
 from trainyard_trainer.run_folder import failures
 from trainyard_trainer.run_folder.fence import Fence
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.progress import Length, Recorder, Report, Trained
+from trainyard_trainer.run_folder.progress import Length, MetricsRecord, Recorder, Trained
 from trainyard_trainer.run_folder.startup import Startup
 from trainyard_trainer.run_folder.tensorboard import TensorBoard
 
@@ -163,12 +164,16 @@ def work(
 
 
 def shards_of(config: TrainerConfig, checkpoints: Checkpoints) -> Sharded | None:
-    """None where one worker saves all."""
-    if config.train.strategy == "ddp":
-        return None
-    if config.train.strategy == "fsdp2":
-        return Shards(checkpoints)
-    return ZeroShards(checkpoints)
+    """Return the writer of sharded checkpoints; None where rank 0 saves the whole model."""
+    match config.train.strategy:
+        case "ddp":
+            return None
+        case "fsdp2":
+            return Shards(checkpoints)
+        case "deepspeed":
+            return ZeroShards(checkpoints)
+        case _:
+            assert_never(config.train.strategy)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -247,7 +252,7 @@ class _Records:
         self.recorder = recorder
         self.saver = Saver(self._save)
 
-    def report(self, report: Report) -> None:
+    def report(self, report: MetricsRecord) -> None:
         self.recorder(report)
 
     def save(
@@ -359,15 +364,15 @@ def _records(
     worker: Worker,
     gauges: Callable[[Record], None],
 ) -> Iterator[_Records]:
-    with shown_also(TensorBoard(checkpoints.folder, samples=trained.samples), gauges) as also:
+    with shown_also(TensorBoard(checkpoints.folder, samples=trained.samples), gauges) as on_record:
         recorder = Recorder(
             checkpoints.folder,
             length,
             attempt=task.attempt,
             workers=worker.world_size,
-            own=partial(speeds_in, task.config, worker=worker),
-            also=also,
-            check=fence.check,
+            recipe_metrics=partial(speeds_in, task.config, worker=worker),
+            on_record=on_record,
+            check_fence=fence.check,
         )
         records = _Records(task, checkpoints, shards, fence, recorder)
         with records.saver:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from trainyard_trainer.on_ray.ray_cluster import (  # first: Ray reads some variables when it is imported
     ray_running,
@@ -25,24 +25,26 @@ import ray.exceptions
 import ray.train
 import ray.train.torch
 import ray.util.metrics
+from typing_extensions import assert_never
 
 from trainyard_trainer.attempt import attempt
 from trainyard_trainer.checkpointing.resume import Start
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batches
 from trainyard_trainer.data.loading.ray_loader import RayBatches
-from trainyard_trainer.engine.worker import AnyTask, Outcome, Task, torch_batches, work
+from trainyard_trainer.engine.worker import AnyTask, MakeBatches, Outcome, Task, torch_batches, work
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.on_ray.coordinator import start_coordinator
 from trainyard_trainer.on_ray.placement_groups import GiveBackPlaces
 from trainyard_trainer.on_ray.replacement import START_VARIABLE, NotReplaced, ReplacementLimit
 from trainyard_trainer.on_ray.resize import SaveBeforeResize
 from trainyard_trainer.parallel.strategy import BACKENDS, Worker
-from trainyard_trainer.run_folder import failures, gauges
+from trainyard_trainer.run_folder import failures
 from trainyard_trainer.run_folder.attempt_scope import StoppedBySignal
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.lease import Lease
 from trainyard_trainer.run_folder.log import Output
+from trainyard_trainer.run_folder.metrics import GAUGE_LABELS, METRICS, gauge_values
 from trainyard_trainer.run_folder.progress import Length
 
 T = TypeVar("T")
@@ -252,7 +254,7 @@ def train_worker(told: dict[str, Task]) -> Any:
     outcome = work(
         task,
         worker,
-        make_batches=ray_batches if task.config.data.loader == "ray" else torch_batches,
+        make_batches=batches_of_loader(task.config.data.loader),
         drain_s=seconds_until_drain,
         gauges=Gauges(task) if worker.rank == 0 else lambda record: None,
         ray_worker=ray.get_runtime_context().get_worker_id(),
@@ -263,6 +265,17 @@ def train_worker(told: dict[str, Task]) -> Any:
 def ray_batches(task: Task, length: Length, start: Start, worker: Worker) -> Batches:
     saved = start.state["begun"].get("batches", {}) if start.state else {}
     return RayBatches(task.data, length, start.trained, saved, worker, task.config)
+
+
+def batches_of_loader(loader: Literal["torch", "ray"]) -> MakeBatches:
+    """Return the function that makes the training batches with `data.loader`."""
+    match loader:
+        case "torch":
+            return torch_batches
+        case "ray":
+            return ray_batches
+        case _:
+            assert_never(loader)
 
 
 def seconds_until_drain() -> float | None:
@@ -279,12 +292,14 @@ class Gauges:
     def __init__(self, task: AnyTask) -> None:
         labels = {"run": task.config.name, "attempt": str(task.attempt)}
         self.gauges = {}
-        for gauge in gauges.GAUGES:
-            self.gauges[gauge.name] = ray.util.metrics.Gauge(
-                gauge.name, gauge.help, tag_keys=gauges.LABELS
-            )
-            self.gauges[gauge.name].set_default_tags(labels)
+        for metric in METRICS:
+            if metric.gauge:
+                gauge = ray.util.metrics.Gauge(
+                    metric.gauge.name, metric.description, tag_keys=GAUGE_LABELS
+                )
+                gauge.set_default_tags(labels)
+                self.gauges[metric.gauge.name] = gauge
 
     def __call__(self, record: dict[str, Any]) -> None:
-        for name, value in gauges.readings(record).items():
+        for name, value in gauge_values(record).items():
             self.gauges[name].set(value)

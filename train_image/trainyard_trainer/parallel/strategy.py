@@ -22,6 +22,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import assert_never
 
 from trainyard_trainer.config import train as wanted
 
@@ -341,13 +342,17 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def strategy_of(train: wanted.Train, dtype: torch.dtype | None) -> Strategy:
-    """`dtype` is that of autocast."""
-    if train.strategy == "fsdp2":
-        return Fsdp2(train.fsdp2 or wanted.Fsdp2())
-    if train.strategy == "deepspeed":
-        options = train.deepspeed or wanted.DeepSpeed()
-        return Zero(options, clip_norm=train.clip_norm or 0.0, dtype=dtype)
-    return Ddp()
+    """Build the strategy of `train.strategy`; `dtype` is the data type of autocast, if it is used."""
+    match train.strategy:
+        case "ddp":
+            return Ddp()
+        case "fsdp2":
+            return Fsdp2(train.fsdp2 or wanted.Fsdp2())
+        case "deepspeed":
+            options = train.deepspeed or wanted.DeepSpeed()
+            return Zero(options, clip_norm=train.clip_norm or 0.0, dtype=dtype)
+        case _:
+            assert_never(train.strategy)
 
 
 def agree_on_buffers(network: nn.Module, worker: Worker) -> None:

@@ -11,7 +11,7 @@ from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.recipes.image_classification.recipe import Classification
 from trainyard_trainer.recipes.language_model.recipe import Language
 from trainyard_trainer.recipes.recipe import Recipe
-from trainyard_trainer.run_folder.progress import Report
+from trainyard_trainer.run_folder.progress import MetricsRecord
 
 if TYPE_CHECKING:
     pass
@@ -28,6 +28,8 @@ def recipe_of(train: Train) -> Recipe:
     return RECIPES[train.recipe]
 
 
-def speeds_in(config: TrainerConfig, report: Report, worker: Worker | None) -> dict[str, float]:
+def speeds_in(
+    config: TrainerConfig, report: MetricsRecord, worker: Worker | None
+) -> dict[str, float]:
     """A report's speed in the recipe's own units."""
     return recipe_of(config.train).speeds(config.train.model, report.samples_per_s, worker)

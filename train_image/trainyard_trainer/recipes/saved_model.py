@@ -132,10 +132,17 @@ def _weights(checkpoints: Checkpoints, checkpoint: Checkpoint) -> dict[str, torc
     """Those that were validated: their moving average, where the run has one."""
     is_averaged = checkpoint.config["train"]["ema_decay"]
     if MODEL not in checkpoint.files:
-        if checkpoint.config["train"]["strategy"] == "deepspeed":
-            return zero.whole(checkpoints, checkpoint.name)
-        part = "average.module" if is_averaged else "model"
-        return shards.whole(checkpoints, checkpoint.name, part)
+        match checkpoint.config["train"]["strategy"]:
+            case "deepspeed":
+                return zero.whole(checkpoints, checkpoint.name)
+            case "fsdp2":
+                part = "average.module" if is_averaged else "model"
+                return shards.whole(checkpoints, checkpoint.name, part)
+            case strategy:
+                raise RunError(
+                    f"checkpoint {checkpoint.name} has neither {MODEL} nor shards that this version can "
+                    f"read: its train.strategy is {strategy}.\n       Use the image that wrote it."
+                )
     if not is_averaged:
         return checkpoints.load(checkpoint.name, MODEL)
     average = checkpoints.load(checkpoint.name, STATE)["learner"]["average"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -13,7 +13,12 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from trainyard_trainer.run_folder.metrics import METRICS, RunMetric
+
 BLUE, ORANGE, GREY = "#2563eb", "#d9640b", "#8b97a6"
+
+COLOURS = (BLUE, ORANGE, "#0f766e", "#9333ea")
+"""The colours of the curves of a chart, in their order."""
 
 STEEP = 20
 """A curve whose values differ by more than this factor is drawn over powers of ten."""
@@ -56,79 +61,85 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chart:
-    """Lines over epochs."""
+    """A chart of one or more curves over epochs, or over rounds of boosting."""
 
     title: str
     lines: Sequence[Line]
-    falls: bool = False
-    """By factors, as a loss does: an even scale would show all but its start on the ground."""
+    is_log: bool = False
+    """Whether the vertical axis may be logarithmic, because the values fall by factors as a loss does."""
     best_epoch: int | None = None
+    """The epoch to mark as the best one."""
     unit: str = "epoch"
-    """Of what goes to the right."""
+    """What the horizontal axis counts."""
 
 
-class Metrics:
-    """Records of metrics.jsonl, to be drawn over epochs."""
+class MetricsLines:
+    """The lines of metrics.jsonl as points over epochs. A line without a metric leaves a gap in its curve."""
 
     def __init__(self, records: list[dict[str, Any]]) -> None:
         self.records = records
         self.epochs = [record for record in records if record["kind"] == "epoch"]
 
-    def points(self, key: str, *, scale: float = 1.0) -> Points:
-        """Of all records that have a value."""
-        return thinned(self._points(self.records, key, scale))
+    def points(self, metric: RunMetric) -> Points:
+        """Return the points of a metric's curve: (epoch, value), for each line that has a value.
 
-    def epoch_points(self, key: str) -> Points:
-        """Of whole epochs alone."""
-        return thinned(self._points(self.epochs, key, 1.0))
+        A metric of quality is drawn at the end of each epoch only.
+        """
+        assert metric.curve is not None
+        records = self.epochs if metric.curve.is_quality else self.records
+        return thinned(self._points(records, metric.name, metric.curve.scale))
+
+    def has(self, metric: RunMetric) -> bool:
+        """Whether any line has a value of the metric."""
+        return any(record.get(metric.name) is not None for record in self.records)
 
     def _points(self, records: list[dict[str, Any]], key: str, scale: float) -> Points:
         steps_per_epoch = self.epochs[0]["step"] / self.epochs[0]["epoch"]
         return [
             (record["step"] / steps_per_epoch, record[key] * scale)
             for record in records
-            if record[key] is not None
+            if record.get(key) is not None
         ]
 
 
-def curves(metrics: Metrics, best_epoch: int | None, speed: tuple[str, str]) -> Iterator[Chart]:
-    """What was learnt; how fast, and with how much memory. Nothing before the first epoch ends.
+def curves(
+    lines: MetricsLines,
+    best_epoch: int | None,
+    *,
+    unit: str = "epoch",
+    titles: Mapping[str, str] | None = None,
+    metrics: Iterable[RunMetric] = METRICS,
+) -> Iterator[Chart]:
+    """Make the charts of all metrics that the lines have values of; none before the first epoch has ended.
 
-    `speed` is a title, and a key in metrics.jsonl.
+    `titles` replaces titles of charts, by their names in the table of metrics.
     """
-    if not metrics.epochs:
+    if not lines.epochs:
         return
-    for title, key in (("Loss", "loss"), ("Accuracy", "accuracy")):
+    there = [metric for metric in metrics if metric.curve and lines.has(metric)]
+    replaced = {metric.curve.replaces for metric in there if metric.curve}
+    charts: dict[str, list[RunMetric]] = {}
+    for metric in there:
+        if metric.curve and metric.name not in replaced:
+            charts.setdefault(metric.curve.chart, []).append(metric)
+    for title, drawn in charts.items():
+        kinds = [metric.curve for metric in drawn if metric.curve]
+        is_quality = kinds[0].is_quality
         yield Chart(
-            title=title,
+            title=(titles or {}).get(title, title),
             lines=[
-                Line(name=name, colour=colour, points=metrics.epoch_points(of), has_dots=True)
-                for name, colour, of in (
-                    ("training", BLUE, key),
-                    ("validation", ORANGE, f"val_{key}"),
+                Line(
+                    name=curve.label,
+                    colour=colour,
+                    points=lines.points(metric),
+                    has_dots=is_quality and unit == "epoch",
                 )
+                for metric, curve, colour in zip(drawn, kinds, COLOURS, strict=False)
             ],
-            falls=key == "loss",
-            best_epoch=best_epoch,
+            is_log=kinds[0].is_log,
+            best_epoch=best_epoch if is_quality else None,
+            unit=unit,
         )
-    yield _single("Learning rate", metrics.points("learning_rate"))
-    title, key = speed
-    yield _single(title, metrics.points(key))
-    yield Chart(
-        title="Milliseconds per step",
-        lines=[
-            Line(name=name, colour=colour, points=metrics.points(key, scale=1000))
-            for name, colour, key in (
-                ("step", BLUE, "step_s"),
-                ("wait for its batch", ORANGE, "data_wait_s"),
-            )
-        ],
-    )
-    yield _single("Memory, MiB", metrics.points("memory_bytes", scale=2**-20))
-
-
-def _single(title: str, points: Points) -> Chart:
-    return Chart(title=title, lines=[Line(name=title, colour=BLUE, points=points)])
 
 
 def thinned(points: Points) -> Points:
@@ -146,7 +157,7 @@ def thinned(points: Points) -> Points:
 def draw(chart: Chart) -> str:
     """The chart as SVG."""
     values = [y for line in chart.lines for _, y in line.points]
-    is_steep = chart.falls and min(values, default=0) > 0 and max(values) > STEEP * min(values)
+    is_steep = chart.is_log and min(values, default=0) > 0 and max(values) > STEEP * min(values)
     with rc_context(PLAIN):
         figure = Figure(figsize=(5.2, 2.7), layout="constrained")
         axes = figure.add_subplot(xlabel=chart.unit, yscale="log" if is_steep else "linear")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.prepared import Prepared
-from trainyard_trainer.report.charts import Chart, Metrics, curves, draw
+from trainyard_trainer.report.charts import Chart, MetricsLines, curves, draw
 from trainyard_trainer.report.elements import count, duration, table
 from trainyard_trainer.report.verdict import Verdict
 
@@ -47,8 +47,6 @@ class Own:
     result: Tile
     """How well the delivered model does."""
     speed: tuple[Tile, ...]
-    speed_curve: tuple[str, str]
-    """Its title, and its key in metrics.jsonl."""
     sections: tuple[tuple[str, str], ...]
     """Titles and HTML."""
     facts: tuple[tuple[str, str], ...]
@@ -69,7 +67,7 @@ class Findings:
 def render(config: TrainerConfig, data: Prepared, findings: Findings) -> str:
     """The whole page as text."""
     summary, own = findings.summary, findings.own
-    drawn = curves(Metrics(findings.metrics), summary["best_epoch"], own.speed_curve)
+    drawn = curves(MetricsLines(findings.metrics), summary["best_epoch"])
     sections = (
         section("What bounds it", verdict_card(findings.verdict) + time_card(summary["seconds"])),
         section("Curves", charts(drawn)),

@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from trainyard_trainer.config.trainer_config import RecipeConfig, TrainerConfig
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.metrics import METRICS, Kind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,32 +122,28 @@ def told_apart(config: RecipeConfig) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Report:
-    """What the loop tells about every second, and at the end of each epoch."""
+class MetricsRecord:
+    """One line of metrics.jsonl, written about every second and at the end of each epoch.
 
-    kind: Literal["interval", "epoch"]
-    """An interval has rank 0's share of the batches since the last report, an epoch has them all."""
+    The meaning and unit of each metric stand in `metrics.METRICS`; None means that it was not measured.
+    """
+
+    kind: Kind
+    """An interval covers rank 0's share of the batches since the last line, an epoch covers all batches."""
     epoch: int
-    """The one under way, from 1."""
     step: int
     samples: int
-    loss: float | None
-    accuracy: float | None
-    """Since the epoch began."""
-    learning_rate: float
-    samples_per_s: float
-    """Samples, of whichever recipe, of all workers together."""
-    eta_s: float | None
-    data_wait_s: float | None
-    """Seconds per step that rank 0 waited for its batch, as is `step_s` for what followed."""
-    step_s: float | None
-    checkpoint_stall_s: float
-    """Seconds that training stood still for checkpoints."""
-    memory_bytes: int
-    """Most that rank 0 has held: on its GPU, if it has one."""
-    val_loss: float | None
-    """Of the last validation, as is `val_accuracy`."""
-    val_accuracy: float | None
+    loss: float | None = None
+    accuracy: float | None = None
+    learning_rate: float = 0.0
+    samples_per_s: float = 0.0
+    eta_s: float | None = None
+    data_wait_s: float | None = None
+    step_s: float | None = None
+    checkpoint_stall_s: float = 0.0
+    memory_bytes: int = 0
+    val_loss: float | None = None
+    val_accuracy: float | None = None
 
 
 def per_second(count: float, seconds: float) -> float:
@@ -194,7 +191,7 @@ def read_lines(folder: RunFolder, path: str) -> list[dict[str, Any]]:
 
 
 class Recorder:
-    """Writes reports to metrics.jsonl and progress.json, in a thread of its own. Rank 0 has one."""
+    """Writes metrics to metrics.jsonl and progress.json in a thread of its own. Only rank 0 has one."""
 
     def __init__(
         self,
@@ -203,98 +200,95 @@ class Recorder:
         *,
         attempt: int,
         workers: int,
-        own: Callable[[Report], dict[str, float]] = lambda report: {},
-        also: Callable[[dict[str, Any]], None] = lambda record: None,
-        check: Callable[[], None] = lambda: None,
+        recipe_metrics: Callable[[MetricsRecord], dict[str, float]] = lambda record: {},
+        on_record: Callable[[dict[str, Any]], None] = lambda record: None,
+        check_fence: Callable[[], None] = lambda: None,
     ) -> None:
-        """`own` is what the recipe tells beside the figures of all recipes; `also` hears of each record and
-        of what progress.json says, in the same thread. `check` raises for whoever may not write any more."""
+        """Create the recorder and start its thread.
+
+        `recipe_metrics` computes further metrics of the recipe. `on_record` is called in the recorder's
+        thread with each line and the contents of progress.json. `check_fence` raises if a newer worker group
+        has taken over the run's folder.
+        """
         self.folder = folder
         self.length = length
         self.attempt = attempt
         self.workers = workers
-        self._own = own
-        self._also = also
-        self._check = check
+        self._recipe_metrics = recipe_metrics
+        self._on_record = on_record
+        self._check_fence = check_fence
         self._pending: list[str] = []
         self._flushed = time.monotonic()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="recorder")
         self._last: Future[None] = Future()
         self._last.set_result(None)
 
-    def __call__(self, report: Report) -> None:
-        """Returns at once. Raises what an earlier report could not be written for."""
+    def __call__(self, record: MetricsRecord) -> None:
+        """Record metrics in the background. Raises the error that an earlier write has met."""
         if self._last.done():
             self._last.result()
-        self._last = self._thread.submit(self._write, report, self._last)
+        self._last = self._thread.submit(self._write, record, self._last)
 
     def flush(self) -> None:
-        """Until all reports are written, as they must be before a checkpoint is."""
+        """Wait until all metrics are written, as they must be before a checkpoint is committed."""
         self._last.result()
         self._thread.submit(self.folder.outlast, self._flush).result()
 
     def close(self) -> None:
+        """Write all metrics and end the thread."""
         self.flush()
         self._thread.shutdown()
 
-    def _write(self, report: Report, before: Future[None]) -> None:
-        before.result()  # what went wrong once is told until it is heard
-        record = asdict(report) | self._own(report) | {"attempt": self.attempt}
-        if report.kind == "interval":
-            del record["val_loss"], record["val_accuracy"]
-        self._pending.append(to_json(record) + "\n")
+    def _write(self, record: MetricsRecord, before: Future[None]) -> None:
+        before.result()  # an error is raised again until the loop has seen it
+        line = self._values(record) | {"attempt": self.attempt}
+        if record.kind == "interval":
+            del line["val_loss"], line["val_accuracy"]
+        self._pending.append(to_json(line) + "\n")
         if time.monotonic() - self._flushed >= self.folder.flush_interval_s:
             self.folder.outlast(self._flush)
-        self._also(self.folder.outlast(lambda: self.show(report)) | record)
+        self._on_record(self.folder.outlast(lambda: self.show(record)) | line)
+
+    def _values(self, record: MetricsRecord) -> dict[str, Any]:
+        return asdict(record) | self._recipe_metrics(record)
 
     def _flush(self) -> None:
         if self._pending:
-            self._check()
+            self._check_fence()
             self.folder.append(self.folder.metrics, "".join(self._pending))
         self._pending, self._flushed = [], time.monotonic()
 
-    def show(self, report: Report) -> dict[str, Any]:
+    def show(self, record: MetricsRecord) -> dict[str, Any]:
         """Write progress.json alone; returns what it holds."""
-        record = self.standing(report)
-        self.folder.write(self.folder.progress, to_json(record), is_durable=False)
-        return record
+        progress = self.progress_of(record)
+        self.folder.write(self.folder.progress, to_json(progress), is_durable=False)
+        return progress
 
-    def standing(self, report: Report) -> dict[str, Any]:
-        """What progress.json says."""
-        return {
-            "percent": percent(report.samples, self.length.samples),
-            "eta_s": report.eta_s,
-            "epoch": report.epoch,
-            "epochs": self.length.epochs,
-            "step": report.step,
-            "steps": self.length.steps,
-            "samples": report.samples,
-            "loss": report.loss,
-            "accuracy": report.accuracy,
-            "val_accuracy": report.val_accuracy,
-            "samples_per_s": report.samples_per_s,
-            **self._own(report),
-            "attempt": self.attempt,
+    def progress_of(self, record: MetricsRecord) -> dict[str, Any]:
+        """Build the contents of progress.json from a record."""
+        values = self._values(record) | {
+            "percent": percent(record.samples, self.length.samples),
             "workers": self.workers,
+        }
+        names = (metric.name for metric in METRICS if metric.is_progress)
+        return {
+            **{name: values[name] for name in names if name in values},
+            "epochs": self.length.epochs,
+            "steps": self.length.steps,
+            "attempt": self.attempt,
         }
 
     def show_start(self, trained: Trained) -> None:
         """Write progress.json as it stands before the first step of an attempt."""
         self.show(
-            Report(
+            MetricsRecord(
                 kind="interval",
                 epoch=min(trained.epoch + 1, self.length.epochs),
                 step=trained.step,
                 samples=trained.samples,
                 loss=trained.loss,
                 accuracy=trained.accuracy,
-                learning_rate=0.0,
                 samples_per_s=trained.samples_per_s,
-                eta_s=None,
-                data_wait_s=None,
-                step_s=None,
-                checkpoint_stall_s=0.0,
-                memory_bytes=0,
                 val_loss=trained.val_loss,
                 val_accuracy=trained.val_accuracy,
             )

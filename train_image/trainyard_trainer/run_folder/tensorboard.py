@@ -16,30 +16,7 @@ from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import masked_crc32c
 
 from trainyard_trainer.run_folder.folder import RunFolder
-
-BOTH = {
-    "train/learning_rate": "learning_rate",
-    "speed/samples_per_s": "samples_per_s",
-    "speed/tokens_per_s": "tokens_per_s",
-    "speed/mfu": "mfu",
-    "speed/data_wait_s": "data_wait_s",
-    "speed/step_s": "step_s",
-    "speed/checkpoint_stall_s": "checkpoint_stall_s",
-    "speed/memory_bytes": "memory_bytes",
-}
-
-CURVES = {
-    "interval": BOTH | {"train/loss": "loss", "train/accuracy": "accuracy"},
-    # Means over an epoch: in the curves of the intervals they would be teeth.
-    "epoch": BOTH
-    | {
-        "epoch/loss": "loss",
-        "epoch/accuracy": "accuracy",
-        "val/loss": "val_loss",
-        "val/accuracy": "val_accuracy",
-    },
-}
-"""For each kind of record, the names of the curves and what they show of it."""
+from trainyard_trainer.run_folder.metrics import tensorboard_values
 
 
 class TensorBoard:
@@ -67,9 +44,8 @@ class TensorBoard:
 
     def __call__(self, record: Mapping[str, Any]) -> None:
         values = [
-            Summary.Value(tag=curve, simple_value=record[key])
-            for curve, key in CURVES[record["kind"]].items()
-            if record.get(key) is not None
+            Summary.Value(tag=tag, simple_value=value)
+            for tag, value in tensorboard_values(record).items()
         ]
         self._add(record["samples"], summary=Summary(value=values))
         is_due = self.now() - self.flushed >= self.folder.flush_interval_s

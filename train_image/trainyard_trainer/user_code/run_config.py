@@ -1,6 +1,6 @@
 """`run_config` for the user's Ray Train code: the run's name, storage and failure handling, and its progress.
 
-    from trainyard_trainer.user_code.run_config import run_config
+    from trainyard_trainer import run_config
     trainer = ray.train.torch.TorchTrainer(train_func, run_config=run_config(), ...)
 
 Ray Train then stores its checkpoints in the run's folder: a retry resumes from the last reported checkpoint,

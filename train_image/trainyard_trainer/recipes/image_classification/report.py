@@ -37,7 +37,6 @@ def find(
             Tile("samples per second", f"{summary['samples_per_s']:,.0f}"),
             Tile("images seen", f"{summary['samples_seen']:,}", steps),
         ),
-        speed_curve=("Samples per second", "samples_per_s"),
         sections=(
             (
                 "Predictions on validation images",

@@ -70,7 +70,6 @@ def find(
             Tile("tokens per second", f"{tokens:,.0f}", f"{mfu:.1%} MFU" if mfu else ""),
             Tile("tokens seen", f"{seen:,}", f"in {count(summary['steps'], 'step')}"),
         ),
-        speed_curve=("Tokens per second", "tokens_per_s"),
         sections=(("What it writes", texts(prompt, written)),),
         facts=(
             ("training rows", f"{data.num_train:,}"),
