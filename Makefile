@@ -23,6 +23,9 @@ TRAINYARD_CLUSTER_HOME ?=
 TEST      ?=
 # That run tests at a time; 0 for the one that pytest itself is.
 TEST_PROCESSES ?= 2
+# Where CI is set, `make test` also runs the tests that are marked `ci`.
+CI        ?=
+QUICK      = not slow$(if $(CI),, and not ci)
 BENCH     ?=
 MINUTES   ?= 90
 # Which of the tests on a cluster: see the markers in pyproject.toml.
@@ -68,13 +71,13 @@ setup: .venv/.complete ## Make .venv with all that `train` and `test` need
 train: setup ## Train RUN on a local Ray:  make train RUN=examples/digits.yaml
 	$(TRAINYARD) train $(RUN) $(RESOURCES)
 
-test: setup lint ## Run the quick tests that need no cluster:  make test TEST=tests/launcher
-	$(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadfile -m "not slow" $(if $(TEST),$(TEST),tests)
+test: setup ## Run the quick tests that need no cluster:  make test TEST=tests/launcher
+	$(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist worksteal -m "$(QUICK)" $(if $(TEST),$(TEST),tests)
 
 test-slow: setup ## Run the others, which take many seconds each
-	$(BIN)/pytest -m slow $(if $(TEST),$(TEST),tests)
+	$(BIN)/pytest -m "slow or ci" $(if $(TEST),$(TEST),tests)
 
-lint: setup
+lint: setup ## Check style, types, and which room imports which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -137,7 +140,7 @@ cluster-down: ## Stop exactly what `cluster` started
 	python3 tests/cluster/cluster.py down
 
 e2e-full: E2E = not drills
-e2e-full: cluster-tools e2e ## The same, each way to train, and what else takes minutes
+e2e-full: cluster-tools e2e ## The same, and all that takes minutes
 
 e2e: setup ## Prove the whole way on a real cluster: this one, or the one of KUBECONFIG
 	@$(if $(OTHER_CLUSTER),$(if $(filter 127.0.0.1:%,$(IMAGE)),$(error KUBECONFIG names a cluster of yours: say with IMAGE= where its nodes can pull the image)),$(MAKE) --no-print-directory cluster-up)

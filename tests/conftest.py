@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Each test process computes with one thread, because one runs on each core. torch reads this at its import.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A property test draws 20 examples, and 100 where CI is set. It has no time limit, because the machine may be
+# busy, and no database: an example that has failed once becomes a test of its own.
+ALWAYS = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
+settings.register_profile("quick", ALWAYS, max_examples=20)
+settings.register_profile("ci", ALWAYS, max_examples=100)
+settings.load_profile("ci" if os.environ.get("CI") else "quick")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trainyard.planning.diff import diff_jobs
@@ -196,7 +196,6 @@ def test_they_agree_about_another_number_of_workers(strategy: str, refused: set[
 
 
 @given(st.sets(st.sampled_from(sorted(OTHERS)), max_size=6), st.booleans())
-@settings(max_examples=60, deadline=None)
 def test_they_agree_about_any_change(paths: set[str], lower: bool) -> None:
     config = changed({path: OTHERS[path] for path in sorted(paths)} | (LOWER if lower else {}))
     assert refused_by_the_launcher(config) == refused_by_the_driver(config)

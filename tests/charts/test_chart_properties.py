@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.charts.helm_chart import ALL_APIS, CHART, of_kind, run_helm
@@ -16,10 +16,6 @@ from tests.charts.test_chart_matrix import FACTORS, values_of
 from trainyard.platform import parse_platform
 
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
-QUICK = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
-)
-
 Path = tuple[str, ...]
 
 
@@ -58,7 +54,8 @@ def changed(values: dict[str, Any], changes: list[tuple[Path, Any]]) -> dict[str
     return values
 
 
-@QUICK
+# Each example starts helm.
+@settings(max_examples=settings().max_examples * 2 // 5, derandomize=True)
 @given(mixture=MIXTURES, changes=CHANGES)
 def test_values_render_to_valid_objects_or_are_refused_with_a_sentence(
     mixture: dict[str, int], changes: list[tuple[Path, Any]]

@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +98,11 @@ class Team:
     def trainyard(self, *arguments: str, **environment: str) -> Ended:
         command = (ROOT / ".venv/bin/trainyard", *arguments, "-n", self.namespace)
         return run(*command, **environment)
+
+    def at_once(self, *commands: Sequence[str]) -> list[Ended]:
+        """Run several command lines of `trainyard` at once; returns how each has ended, in this order."""
+        with ThreadPoolExecutor(len(commands)) as threads:
+            return list(threads.map(lambda command: self.trainyard(*command), commands))
 
     def install(self, tmp_path: Path, **changes: Any) -> None:
         """`make platform` with the small values of the test cluster, and some changed."""

@@ -120,7 +120,7 @@ SOAK_HEAD = """\
 `trainyard soak RUN.yaml --minutes 90` (`make soak MINUTES=90`) injects one of these faults every 1 to 3
 minutes and trains the run in rounds until the time is over. The run must end with the weights of an
 undisturbed run, with memory and checkpoints in the last third no larger than 1.25 times those of the first
-third, and with nothing left behind. `make e2e` includes 5 minutes of it.
+third, and with nothing left behind. `make e2e` includes 3 minutes of it.
 """
 
 

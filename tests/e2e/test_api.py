@@ -11,8 +11,6 @@ from conftest import ROOT, Team
 from trainyard import Run, load_run, render_run, submit_run, watch_run
 from trainyard.errors import ConfigError, RunFailed
 
-pytestmark = pytest.mark.full
-
 EPOCHS = 3
 
 
@@ -58,6 +56,7 @@ def test_a_notebook_submits_watches_and_predicts(team: Team, tmp_path: Path) -> 
     assert model.read_bytes() == (tmp_path / "copied.pt").read_bytes()
 
 
+@pytest.mark.full
 def test_a_run_is_found_by_its_name_when_its_rayjob_is_gone(team: Team) -> None:
     deleted = team.trainyard("delete", "notebook", "--yes")
     assert deleted.returncode == 0, deleted.stderr
@@ -68,6 +67,7 @@ def test_a_run_is_found_by_its_name_when_its_rayjob_is_gone(team: Team) -> None:
         Run("none", namespace=team.namespace).status()
 
 
+@pytest.mark.full
 def test_a_run_that_fails_raises_what_explain_says(team: Team) -> None:
     failing = load_run(
         {

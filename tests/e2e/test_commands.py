@@ -23,7 +23,6 @@ import pytest
 import yaml
 from conftest import (
     ROOT,
-    Ended,
     Object,
     Team,
     cluster_py,
@@ -143,21 +142,6 @@ def test_a_server_side_dry_run_says_what_the_api_server_refuses(team: Team, tmp_
     assert "rayStartParam" in refused.stderr
 
 
-def at_once(team: Team, *commands: tuple[str, ...]) -> list[Ended]:
-    """Several command lines, started in the same moment."""
-    ended: list[Ended] = []
-
-    def start(arguments: tuple[str, ...]) -> None:
-        ended.append(team.trainyard(*arguments))
-
-    threads = [threading.Thread(target=start, args=(arguments,)) for arguments in commands]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return ended
-
-
 @pytest.fixture
 def too_large() -> tuple[str, ...]:
     """A run whose pods find no node."""
@@ -167,7 +151,7 @@ def too_large() -> tuple[str, ...]:
 def test_two_who_submit_the_same_at_once_get_one_submission(
     team: Team, too_large: tuple[str, ...]
 ) -> None:
-    ended = at_once(team, too_large, too_large)
+    ended = team.at_once(too_large, too_large)
     assert [each.returncode for each in ended] == [0, 0], [each.stderr for each in ended]
     assert len(live(team, "large")) == 1
     assert "trainyard watch large" in ended[0].stderr
@@ -234,7 +218,7 @@ def test_of_two_different_runs_of_one_name_at_once_one_is_refused(team: Team) ->
         )
         for seed in (1, 2)
     ]
-    ended = at_once(team, *commands)
+    ended = team.at_once(*commands)
     assert sorted(each.returncode for each in ended) == [0, 3], [each.stderr for each in ended]
     wait_for("one is left", lambda: len(live(team, "race")) == 1)
     assert team.trainyard("stop", "race", "--now").returncode == 0

@@ -35,7 +35,7 @@ from trainyard.submission.watch import HEAD_CONTAINER
 
 SHORTEST = "worker-killed"
 """Of the drills: the one that `make e2e` has, too."""
-SOAK_MINUTES = "5"
+SOAK_MINUTES = "3"
 SHORT = "train.epochs=6"
 """Also of a soak's round, which is trained to its end once it has begun, and all of them once more."""
 LONGER = "train.epochs=80"

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 import pytest
 from conftest import Team, kubectl, run, wait_for
 
-pytestmark = pytest.mark.full
-
 LIMIT_S = 600.0
 TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount/token"
 LONG = (

@@ -13,8 +13,6 @@ import pytest
 from bucket import USER, keys, running_bucket, secret
 from conftest import Team
 
-pytestmark = pytest.mark.full
-
 EXAMPLE = "examples/command.yaml"
 
 
@@ -40,6 +38,7 @@ def where(
         yield on_s3
 
 
+@pytest.mark.full
 def test_a_script_with_ray_train_runs_as_it_is_and_goes_on_where_it_stopped(team: Team) -> None:
     first = team.trainyard("submit", EXAMPLE)
     assert first.returncode == 0, first.stderr
@@ -55,11 +54,12 @@ def test_a_script_with_ray_train_runs_as_it_is_and_goes_on_where_it_stopped(team
 
 
 def test_a_function_and_a_plain_ddp_script_run_on_the_cluster(team: Team) -> None:
-    function = team.trainyard("submit", "examples/function.yaml")
+    files = ("examples/function.yaml", "examples/torchrun.yaml")
+    # At once, because a run waits most of the time for its pods.
+    function, plain = team.at_once(*(("submit", file) for file in files))
     assert function.returncode == 0, function.stderr
     assert "succeeded: loop:train ended well" in function.stdout
     assert "epoch 5, loss" in function.stdout
-    plain = team.trainyard("submit", "examples/torchrun.yaml")
     assert plain.returncode == 0, plain.stderr
     assert "epoch 3 of 2 workers" in team.trainyard("logs", "ddp").stdout
 
@@ -67,6 +67,7 @@ def test_a_function_and_a_plain_ddp_script_run_on_the_cluster(team: Team) -> Non
 RAY_TRAIN = ("--num-workers", "{workers}", "--epochs", "2", "--storage-path", "{storage}/{run}")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("script", "arguments", "said"),
     [
@@ -105,6 +106,7 @@ def large_code(folder: Path) -> str:
     return str(folder / "large.yaml")
 
 
+@pytest.mark.full
 def test_large_code_goes_through_the_run_s_folder(where: Team, tmp_path: Path) -> None:
     file = large_code(tmp_path)
     assert "`trainyard submit` uploads it" in where.trainyard("render", file).stderr
@@ -129,6 +131,7 @@ def test_large_code_goes_through_the_run_s_folder(where: Team, tmp_path: Path) -
     assert not [pod for pod in where.pods() if "reader" in pod["metadata"]["name"]]
 
 
+@pytest.mark.full
 def test_a_program_that_fails_is_tried_again_and_explained(team: Team) -> None:
     settings = ("--set", "command=[sh, -c, 'echo \"attempt {attempt}\"; exit 7']")
     ended = team.trainyard(

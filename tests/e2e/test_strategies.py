@@ -1,4 +1,7 @@
-"""Each way to spread a model over workers, and each recipe, once on the cluster."""
+"""Each way to spread a model over workers, and each recipe, once on the cluster.
+
+`make e2e` trains with FSDP2 and with DeepSpeed; `make e2e-full` trains with all of them.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Team, set_options
+from conftest import Ended, Team, set_options
 from drilling import DIGITS, check, leaving_nothing, strike
 
 from trainyard.drills.scenarios import SCENARIOS
 
-pytestmark = pytest.mark.full
+SHARES = {
+    "fsdp2": "__1_0.distcp",
+    "deepspeed": "zero_pp_rank_1_mp_rank_00_optim_states.pt",
+}
+"""A file of the second worker's share of a checkpoint, by strategy."""
+SHORT = ("train.model.image_size=16", "train.epochs=1")
 
 
 @pytest.fixture(scope="module")
@@ -25,20 +33,22 @@ def team(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFact
     return team
 
 
-@pytest.mark.parametrize(
-    ("strategy", "share"),
-    [("fsdp2", "__1_0.distcp"), ("deepspeed", "zero_pp_rank_1_mp_rank_00_optim_states.pt")],
-)
+@pytest.fixture(scope="module")
+def ended(team: Team) -> dict[str, Ended]:
+    """A run of each strategy. They train at once, because a run waits most of the time for its pods."""
+    submit = ("submit", str(DIGITS), "--workers", "2", *set_options(SHORT))
+    commands = [(*submit, "--name", each, "--set", f"train.strategy={each}") for each in SHARES]
+    return dict(zip(SHARES, team.at_once(*commands), strict=True))
+
+
+@pytest.mark.parametrize("strategy", SHARES)
 def test_a_run_is_trained_saved_in_shares_and_delivered_whole(
-    team: Team, strategy: str, share: str, tmp_path: Path
+    team: Team, ended: dict[str, Ended], strategy: str, tmp_path: Path
 ) -> None:
-    settings = (f"train.strategy={strategy}", "train.epochs=2")
-    options = set_options(settings)
-    ended = team.trainyard("submit", str(DIGITS), "--workers", "2", "--name", strategy, *options)
-    assert ended.returncode == 0, ended.stderr
+    assert ended[strategy].returncode == 0, ended[strategy].stderr
     assert team.status(strategy)["summary"]["outcome"] == "succeeded"
     listed = team.trainyard("cp", f"{strategy}:checkpoints").stdout
-    assert f"shards/{share}" in listed
+    assert f"shards/{SHARES[strategy]}" in listed
     for file in ("model.pt", "model.json"):
         assert team.trainyard("cp", f"{strategy}:{file}", str(tmp_path)).returncode == 0
     weights = torch.load(tmp_path / "model.pt", weights_only=True)
@@ -46,6 +56,7 @@ def test_a_run_is_trained_saved_in_shares_and_delivered_whole(
     assert weights["fc.weight"].shape == (facts["model"]["num_classes"], 512)
 
 
+@pytest.mark.full
 def test_a_language_model_is_trained_and_delivered(team: Team, tmp_path: Path) -> None:
     example = DIGITS.with_name("language_model.yaml")
     ended = team.trainyard(
@@ -64,6 +75,7 @@ def test_a_language_model_is_trained_and_delivered(team: Team, tmp_path: Path) -
     assert "What it writes" in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("library", "file", "count"),
     [("xgboost", "model.ubj", "num_features"), ("lightgbm", "model.txt", "num_feature")],
@@ -87,7 +99,8 @@ def test_trees_are_grown_by_two_workers_and_delivered(
     assert "What the trees ask for" in (tmp_path / "report.html").read_text()
 
 
-@pytest.mark.parametrize("strategy", ["fsdp2", "deepspeed"])
+@pytest.mark.full
+@pytest.mark.parametrize("strategy", SHARES)
 def test_a_run_that_loses_a_worker_ends_as_if_it_had_not(
     team: Team, strategy: str, tmp_path: Path
 ) -> None:

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from conftest import Ended, Team
 
-pytestmark = pytest.mark.full
-
 SMALL = (
     *("--set", "train.optimizer.name=sgd", "--set", "train.model.image_size=16"),
     *("--set", "train.epochs=1", "--workers", "1", "--max-parallel", "2", "--json"),
@@ -71,6 +69,7 @@ def test_two_at_most_were_live_at_once(team: Team, ended: Ended) -> None:
     assert most == 2
 
 
+@pytest.mark.full
 def test_the_same_again_submits_nothing_and_reads_the_loss_from_the_folders(
     team: Team, ended: Ended
 ) -> None:
@@ -85,6 +84,7 @@ def test_the_same_again_submits_nothing_and_reads_the_loss_from_the_folders(
     assert losses[best] == min(losses.values())
 
 
+@pytest.mark.full
 def test_a_run_that_fails_stops_no_other_and_is_tried_once_more_by_the_next_command(
     team: Team, ended: Ended
 ) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, settings
 
 from trainyard.platform import Platform, load_platform, parse_platform
 from trainyard.run_file.load import load_run
@@ -17,12 +16,6 @@ from trainyard.run_file.models import RunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "examples/digits.yaml"
-
-# A busy machine is no failure, and what failed once belongs into a test.
-settings.register_profile(
-    "trainyard", deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
-)
-settings.load_profile("trainyard")
 
 
 @pytest.fixture(scope="session")

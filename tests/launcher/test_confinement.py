@@ -68,7 +68,7 @@ STRANGERS = (
 """Keys that a run file does not have, or that decide what is not its own."""
 
 each_kind = pytest.mark.parametrize("kind", KINDS)
-often = settings(max_examples=200 // len(KINDS))
+often = settings(max_examples=2 * settings().max_examples // len(KINDS))
 
 
 def confined(document: dict[str, Any], platform: Platform = PLATFORM) -> None:

@@ -35,7 +35,7 @@ from trainyard.run_file.models import RecipeRun
 from trainyard.run_file.validation import validate
 from trainyard.run_file.yaml_text import parse_mapping
 
-often = settings(max_examples=200)
+often = settings(max_examples=2 * settings().max_examples)
 
 
 def digits(resources: dict[str, Any], **train: int) -> RecipeRun:

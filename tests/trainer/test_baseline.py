@@ -134,6 +134,7 @@ def test_one_process_saves_in_mid_epoch_when_it_is_told_to_go_and_goes_on_there(
     assert metrics(config) == before
 
 
+@pytest.mark.ci
 def test_processes_of_torchrun_save_in_mid_epoch_when_it_is_told_to_go(tmp_path: Path) -> None:
     left = stop(torchrun(2), small_config(tmp_path, scaling__num_workers=2, **SHORT_STEPS))
     # One process can go on where two have stopped.

@@ -18,14 +18,14 @@ from tests.bench.processes import descendants, look_at, started_at
 from tests.bench.rounds import ROOT, Row, Section, alternate, ratios, shown
 from tests.bench.runs import steady
 
-QUICK = {"launcher", "step"}
-"""Whose quick mode takes a few seconds; that of the others, which start whole runs, takes up to minutes."""
+SHORT = {"launcher", "step"}
+"""The benches whose quick mode takes several seconds; the others start whole runs, and take up to minutes."""
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param([name], id=name, marks=[] if name in QUICK else pytest.mark.slow)
+        pytest.param([name], id=name, marks=pytest.mark.ci if name in SHORT else pytest.mark.slow)
         for name in bench.BENCHES
     ]
     + [

@@ -74,8 +74,13 @@ def test_a_program_is_told_its_numbers_and_finds_its_ray(attempts: Attempts) -> 
     ("command", "code", "error"),
     [
         (("python", "-c", "raise SystemExit(7)"), 1, "the program ended with exit code 7"),
-        (("sh", "-c", "kill -9 $$"), 1, "the program ended with signal SIGKILL"),
-        (("no-such-program",), 2, "the command cannot be started"),
+        pytest.param(
+            *(("sh", "-c", "kill -9 $$"), 1, "the program ended with signal SIGKILL"),
+            marks=pytest.mark.ci,
+        ),
+        pytest.param(
+            *(("no-such-program",), 2, "the command cannot be started"), marks=pytest.mark.ci
+        ),
     ],
 )
 def test_a_program_that_fails_fails_the_run(
@@ -170,6 +175,7 @@ def test_a_tutorial_s_script_runs_as_it_is_and_goes_on_with_its_epochs(
     assert checkpoints == 2
 
 
+@pytest.mark.ci
 def test_a_script_that_knows_nothing_of_ray_runs_as_it_is(attempts: Attempts) -> None:
     changes, environment = with_code(EXAMPLE)
     config = command_config(attempts, "python", "single.py", "3", **changes)
@@ -197,6 +203,7 @@ def function_config(attempts: Attempts, function: str, **changes: Any) -> Functi
     return FunctionConfig.model_validate(document | {"function": function} | changes)
 
 
+@pytest.mark.ci
 def test_a_function_is_called_by_ray_train_and_its_reports_are_the_progress(
     attempts: Attempts,
 ) -> None:
@@ -278,6 +285,7 @@ def test_rows_of_a_relative_path_are_those_of_where_the_run_was_started(
     assert found.datasets == {"train": str(tmp_path / "rows"), "valid": "s3://bucket/rows"}
 
 
+@pytest.mark.ci
 def test_a_function_that_is_not_there_is_named(attempts: Attempts) -> None:
     changes, environment = with_code(EXAMPLE)
     config = function_config(attempts, "loop:trian", **changes)

@@ -18,7 +18,7 @@ import pytest
 import torch
 from attempts import Attempts, check_metrics, committed, ray_config, wait_for
 from saved_run import damage
-from torch import distributed, multiprocessing, nn
+from torch import distributed, nn
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.tensor import DTensor
@@ -26,6 +26,7 @@ from training import (
     gloo_worker,
     metrics,
     open_folder,
+    run_processes,
     same,
     small_config,
     task_of,
@@ -85,13 +86,13 @@ def fsdp2(storage: Path, workers: int = 2, **changes: Any) -> TrainerConfig:
     )
 
 
-def train(config: TrainerConfig, attempt: int = 1) -> None:
-    """With processes of their own, as many as the config says."""
+def train(config: TrainerConfig, attempt: int = 1, *, is_fresh: bool = False) -> None:
+    """Train with processes of their own, as many as the config says."""
     workers = config.scaling.num_workers
     storage = Path(config.storage.path)
     storage.mkdir(exist_ok=True)
     meet = str(storage / f"meet-{attempt}")
-    multiprocessing.spawn(train_as_rank, (workers, meet, config, attempt), nprocs=workers)
+    run_processes(train_as_rank, (workers, meet, config, attempt), workers, is_fresh=is_fresh)
 
 
 def losses_of_steps(*configs: TrainerConfig) -> list[list[float]]:
@@ -100,7 +101,7 @@ def losses_of_steps(*configs: TrainerConfig) -> list[list[float]]:
         Path(config.storage.path).mkdir(exist_ok=True)
     meet, told = (f"{configs[0].storage.path}/{name}" for name in ("meet", "told"))
     workers = configs[0].scaling.num_workers
-    multiprocessing.spawn(train_and_tell, (meet, list(configs), told), nprocs=workers)
+    run_processes(train_and_tell, (meet, list(configs), told), workers)
     of_runs: list[list[float]] = torch.load(told)
     return of_runs
 
@@ -205,14 +206,14 @@ def load(rank: int, folder: Path, config: TrainerConfig) -> None:
 
 def test_any_number_of_workers_has_the_bits_that_two_have_saved(tmp_path: Path) -> None:
     changes = {**ALL_STATE, "train__global_batch_size": 96, "train__micro_batch_size": None}
-    multiprocessing.spawn(learn_and_save, (tmp_path, fsdp2(tmp_path, **changes)), nprocs=2)
+    run_processes(learn_and_save, (tmp_path, fsdp2(tmp_path, **changes)), 2)
     saved = torch.load(tmp_path / "saved")
     last = "classifier.1.weight"
     for path in (f"model/{last}", f"optimizer/{last}/exp_avg_sq", f"average/module.{last}"):
         assert saved[f"/{path}"].any()
     assert {int(each) for name, each in saved.items() if name.endswith("/step")} == {2}
     load(0, tmp_path, fsdp2(tmp_path, 1, **changes))
-    multiprocessing.spawn(load, (tmp_path, fsdp2(tmp_path, 3, **changes)), nprocs=3)
+    run_processes(load, (tmp_path, fsdp2(tmp_path, 3, **changes)), 3)
     for workers in (1, 3):
         assert same(torch.load(tmp_path / f"loaded-{workers}"), saved)
 
@@ -248,7 +249,7 @@ def test_the_next_step_is_taken_before_any_worker_has_written_its_share(
 ) -> None:
     config = fsdp2(tmp_path, train__strategy=strategy)
     meet = str(tmp_path / "meet")
-    multiprocessing.spawn(train_while_nothing_is_written, (meet, config), nprocs=2)
+    run_processes(train_while_nothing_is_written, (meet, config), 2)
     assert [record["epoch"] for record in metrics(config, "epoch")] == [1, 2]
     assert len(list(Checkpoints(open_folder(config)).names())) == 2
 
@@ -360,7 +361,7 @@ def test_what_is_saved_of_batch_norm_is_of_the_first_worker_whoever_writes_it(
     tmp_path: Path,
 ) -> None:
     config = fsdp2(tmp_path, train__ema_decay=0.9)
-    multiprocessing.spawn(save_in_mid_epoch, (str(tmp_path / "meet"), config), nprocs=2)
+    run_processes(save_in_mid_epoch, (str(tmp_path / "meet"), config), 2)
     for part in ("model", "average.module"):
         saved = whole(Checkpoints(open_folder(config)), "c", part)
         statistics = [each for name, each in saved.items() if "running_" in name]
@@ -371,7 +372,7 @@ def test_what_is_saved_of_batch_norm_is_of_the_first_worker_whoever_writes_it(
 def test_each_of_two_workers_keeps_half_of_the_weights(tmp_path: Path) -> None:
     result = str(tmp_path / "result")
     config = fsdp2(tmp_path)
-    multiprocessing.spawn(look_at_shares, (str(tmp_path / "meet"), config, result), nprocs=2)
+    run_processes(look_at_shares, (str(tmp_path / "meet"), config, result), 2)
     share, all_of_them = torch.load(result)
     assert share / all_of_them == pytest.approx(0.5, abs=0.02)
 

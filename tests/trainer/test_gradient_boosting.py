@@ -438,7 +438,13 @@ def test_tools_for_networks_refuse_trees(
 # On Ray.
 
 
-@pytest.mark.parametrize("library", ["xgboost", pytest.param("lightgbm", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "library",
+    [
+        pytest.param("xgboost", marks=pytest.mark.ci),
+        pytest.param("lightgbm", marks=pytest.mark.slow),
+    ],
+)
 def test_two_workers_grow_trees_over_the_rows_of_both(attempts: Attempts, library: str) -> None:
     keys = {"train__library": library, "train__subsample": 1.0, "scaling__num_workers": 2}
     config = of_houses(houses(attempts.storage / "houses"), **keys)

@@ -52,7 +52,8 @@ def check_accounts(config: TrainerConfig, epochs: int, samples_per_epoch: int) -
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("kills", "epochs"), [(2, 24), pytest.param(20, 200, marks=pytest.mark.slow)]
+    ("kills", "epochs"),
+    [pytest.param(2, 24, marks=pytest.mark.ci), pytest.param(20, 200, marks=pytest.mark.slow)],
 )
 def test_a_run_that_is_killed_anywhere_has_the_weights_of_one_that_was_not(
     attempts: Attempts, kills: int, epochs: int
@@ -80,7 +81,7 @@ def test_a_run_that_is_killed_anywhere_has_the_weights_of_one_that_was_not(
 @pytest.mark.parametrize(
     ("loader", "kills", "epochs"),
     [
-        ("ray", 2, 30),
+        pytest.param("ray", 2, 30, marks=pytest.mark.ci),
         pytest.param("torch", 20, 150, marks=pytest.mark.slow),
         pytest.param("ray", 20, 150, marks=pytest.mark.slow),
     ],

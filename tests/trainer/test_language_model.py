@@ -24,8 +24,9 @@ from s3_server import Bucket
 from test_fsdp2 import final_weights as weights_of_any
 from test_fsdp2 import losses, losses_of_steps
 from test_loop import kill_after_saves
-from torch import multiprocessing, nn
+from torch import nn
 from training import (
+    FORKSERVER,
     final_weights,
     metrics,
     open_folder,
@@ -527,8 +528,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> TrainerConf
     config = text_config(
         storage, corpus, train__epochs=3, train__global_batch_size=16, train__ema_decay=0.9
     )
-    context = multiprocessing.get_context("spawn")
-    process = context.Process(target=run_alone, args=(config,))
+    process = FORKSERVER.Process(target=run_alone, args=(config,))
     process.start()
     process.join()
     assert process.exitcode == 0

@@ -450,6 +450,7 @@ def ray_by_threads(
     return make
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("ray_here")
 def test_ray_streams_each_sample_once_to_workers_and_to_those_who_go_on(tmp_path: Path) -> None:
     prepared = prepared_of(tmp_path, 97, encoding="encoded")
@@ -518,7 +519,10 @@ def stream_here(task: dict[str, Any]) -> list[list[list[int]]]:
 
 
 @pytest.mark.usefixtures("ray_here")
-@pytest.mark.parametrize("held_share", [0.0, pytest.param(0.25, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "held_share",
+    [pytest.param(0.0, marks=pytest.mark.ci), pytest.param(0.25, marks=pytest.mark.slow)],
+)
 def test_ray_rank_zero_opens_the_stream_for_the_workers_of_ray_train(
     tmp_path: Path, held_share: float
 ) -> None:

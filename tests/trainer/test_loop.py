@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import multiprocessing
 from training import (
+    FORKSERVER,
     final_weights,
     gloo_worker,
     metrics,
     open_folder,
     read_split,
+    run_processes,
     same,
     small_config,
     task_of,
@@ -52,8 +53,7 @@ ALL_STATE = {
 
 def kill_after_saves(config: TrainerConfig, saves: int, attempt: int) -> str:
     """Train in a process of its own, and kill it when it has saved so often; returns the newest save."""
-    context = multiprocessing.get_context("spawn")
-    process = context.Process(target=train_here, args=(config,), kwargs={"attempt": attempt})
+    process = FORKSERVER.Process(target=train_here, args=(config,), kwargs={"attempt": attempt})
     process.start()
     checkpoints = Checkpoints(open_folder(config))
 
@@ -122,7 +122,7 @@ def test_two_processes_do_the_steps_of_one(tmp_path: Path, drop_last: bool, samp
     one = small_config(tmp_path / "one", **changes)
     two = small_config(tmp_path / "two", scaling__num_workers=2, **changes)
     train_here(one)
-    multiprocessing.spawn(train_as_rank, (2, str(tmp_path / "meet"), two), nprocs=2)
+    run_processes(train_as_rank, (2, str(tmp_path / "meet"), two), 2)
     lines = []
     for config in (one, two):
         (line,) = metrics(config, "epoch")
@@ -166,7 +166,7 @@ def test_weights_do_not_depend_on_how_a_batch_is_shared_out(tmp_path: Path) -> N
         # The last batch has one sample: the second worker gets none.
         config = small_config(tmp_path, train__micro_batch_size=micro, scaling__num_workers=workers)
         arguments = (workers, str(tmp_path / f"meet{len(weights)}"), config, str(tmp_path / "w"))
-        multiprocessing.spawn(step_as_rank, arguments, nprocs=workers)
+        run_processes(step_as_rank, arguments, workers)
         weights.append(torch.load(tmp_path / "w", weights_only=True))
     for other in weights[1:]:
         for key, value in weights[0].items():

@@ -11,7 +11,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 
 from tests.random_archives import (
     Entry,
@@ -80,7 +80,6 @@ def test_what_is_no_file_below_the_folder_is_refused(
     assert [path.name for path in tmp_path.rglob("*")] == ["code"]
 
 
-@settings(max_examples=100, deadline=None, database=None)
 @given(entries=entries, damage=damages)
 def test_whatever_an_archive_holds_files_below_the_folder_are_written_or_it_is_refused(
     tmp_path_factory: pytest.TempPathFactory, entries: list[Entry], damage: tuple[int, int] | None

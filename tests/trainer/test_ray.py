@@ -143,6 +143,7 @@ def test_sigterm_ends_an_attempt_in_good_order(attempts: Attempts) -> None:
     assert {path.name for path in attempts.scratch.iterdir()} <= {f"trainyard-data-{os.getuid()}"}
 
 
+@pytest.mark.ci
 def test_a_loss_that_explodes_fails_the_run_at_once_with_its_reason(attempts: Attempts) -> None:
     config = ray_config(
         attempts,

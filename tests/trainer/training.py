@@ -15,13 +15,14 @@ from unittest.mock import patch
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from torch import distributed
+from torch import distributed, multiprocessing
 
 from trainyard_trainer.attempt.attempt import open_data
 from trainyard_trainer.checkpointing.checkpoint import MODEL, Checkpoints
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.prepared import Prepared
+from trainyard_trainer.engine import worker as engine
 from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.engine.worker import Outcome, Task, work
 from trainyard_trainer.parallel.strategy import Worker
@@ -32,6 +33,10 @@ from trainyard_trainer.run_folder.progress import read_lines
 from trainyard_trainer.run_folder.startup import Startup
 
 T = TypeVar("T")
+
+FORKSERVER = multiprocessing.get_context("forkserver")
+"""Forks processes from a server that has imported torch already, which takes seconds."""
+FORKSERVER.set_forkserver_preload([engine.__name__])
 
 SMALL: dict[str, Any] = {
     "name": "small",
@@ -125,6 +130,17 @@ def step_losses(worker: Worker) -> Iterator[list[float]]:
 
     with patch.object(Learner, "step", told):
         yield losses
+
+
+def run_processes(
+    work: Callable[..., None], arguments: tuple[Any, ...], count: int, *, is_fresh: bool = False
+) -> None:
+    """Run `work(rank, *arguments)` in this many new processes, and wait for all of them.
+
+    A fresh process imports everything itself; it has this process's environment as it is now.
+    """
+    method = "spawn" if is_fresh else "forkserver"
+    multiprocessing.start_processes(work, arguments, count, start_method=method)
 
 
 def train_and_tell(rank: int, meeting_point: str, configs: list[TrainerConfig], told: str) -> None:
