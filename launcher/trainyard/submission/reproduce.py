@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainyard.errors import ConfigError
-from trainyard.planning.objects import objects_of
+from trainyard.planning.objects import run_objects_with_code
 from trainyard.platform import Platform
 from trainyard.run_file.code_archive import Overlay
 from trainyard.run_file.models import RUN_MODELS, RunConfig, UserCodeRun
@@ -121,9 +121,9 @@ def make_again(
     run: RunConfig, code: Overlay | None, platform: Platform, namespace: str
 ) -> Rendered:
     """The RayJob of a run whose code is packed already; it obeys all rules. Raises ConfigError."""
-    _, job, warnings = objects_of(run, code, platform, namespace)
-    parts = json.loads(environment_of(job)[submission.VARIABLE])["parts"]
-    return Rendered(job=job, parts=parts, warnings=warnings)
+    objects = run_objects_with_code(run, code, platform, namespace)
+    parts = json.loads(environment_of(objects.job)[submission.VARIABLE])["parts"]
+    return Rendered(job=objects.job, parts=parts, warnings=objects.warnings)
 
 
 def environment_of(job: Object) -> dict[str, str]:

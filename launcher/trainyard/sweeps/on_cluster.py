@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from trainyard.api import objects_of, upload_of
+from trainyard.api import upload_of
 from trainyard.cluster.cluster import Cluster
 from trainyard.cluster.follow import TRANSIENT, Patience, follow
 from trainyard.cluster.kuberay import RayjobApi
 from trainyard.errors import ClusterError, ClusterUnreachable, ConfigError, LauncherError
 from trainyard.labels import OWNER_LABELS, RUN_LABEL
+from trainyard.planning.objects import run_objects
 from trainyard.platform import Platform
 from trainyard.run_file.code_archive import Overlay
 from trainyard.submission.reader import open_folder
@@ -86,13 +87,15 @@ def _sendables(
     for combination in combinations:
         name = combination.name
         with naming(combination):
-            planned, job, doubts = objects_of(combination.run, platform, cluster.namespace)
-        for doubt in doubts:
-            say(f"warning: {doubt}")
-        code = planned.code and codes.setdefault(planned.code.sha256, planned.code)
+            objects = run_objects(combination.run, platform, cluster.namespace)
+        for warning in objects.warnings:
+            say(f"warning: {warning}")
+        code = objects.plan.code
+        if code is not None:
+            code = codes.setdefault(code.sha256, code)
         found[name] = Sendable(
-            job=job,
-            config=planned.trainer.model_dump(mode="json"),
+            job=objects.job,
+            config=objects.plan.trainer.model_dump(mode="json"),
             upload=upload_of(cluster, platform, name, code, told(name)),
         )
     return found

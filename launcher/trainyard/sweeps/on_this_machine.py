@@ -8,11 +8,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from trainyard.api import code_of
 from trainyard.errors import ConfigError, RunFailed
 from trainyard.local.results import LocalFiles
 from trainyard.local.tools import require_packages
 from trainyard.local.training import NEEDED, local_config, train_locally
+from trainyard.planning.objects import pack_code
 from trainyard.run_file.code_archive import Overlay
 from trainyard.sweeps.combinations import Combination, naming
 from trainyard.sweeps.outcomes import Goal, Outcome, completed, has_trained, outcome_text
@@ -30,7 +30,7 @@ def train_here(
     attempts = []
     for combination in combinations:
         with naming(combination):
-            code = code_of(combination.run, None)
+            code = pack_code(combination.run, None)
             config = local_config(combination.run, storage, os.cpu_count() or 1, "ray", code)
         attempts.append((combination, config, code))
     say(f"a sweep of {len(attempts)} runs, one after the other")

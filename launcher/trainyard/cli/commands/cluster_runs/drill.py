@@ -19,7 +19,7 @@ from trainyard.cli.options import (
     Settings,
     Workers,
     load_run,
-    objects_of,
+    objects_with_warnings,
     platform_of,
     print_json,
 )
@@ -193,9 +193,9 @@ def job_of(
     # Other runs have no such settings: they are refused for what they are.
     name = drill_name(_recipe_of(load_run(run_file, settings, gpus, workers, None)).name, word)
     run = _recipe_of(load_run(run_file, [*SETTINGS, *settings], gpus, workers, name))
-    planned, rayjob = objects_of(run, platform, namespace)
-    assert isinstance(planned.trainer, TrainerConfig)
-    return Job(run=name, config=planned.trainer, rayjob=rayjob)
+    objects = objects_with_warnings(run, platform, namespace)
+    assert isinstance(objects.plan.trainer, TrainerConfig)
+    return Job(run=name, config=objects.plan.trainer, rayjob=objects.job)
 
 
 def _recipe_of(run: RunConfig) -> RecipeRun:

@@ -18,6 +18,7 @@ from trainyard.cli.options import (
     PlatformFile,
     RunName,
     platform_of,
+    print_warnings,
     run_name,
     yaml_text,
 )
@@ -98,8 +99,7 @@ def _render_again(
         rendered = make_again(renamed(kept.run, new_name), code, platform, namespace)
         if not submit:
             require_to_travel(code)
-    for warning in rendered.warnings:
-        typer.echo(f"warning: {warning}", err=True)
+    print_warnings(rendered.warnings)
     if submit:
         _submit(cluster, platform, rendered, new_name or name, code)
     else:

@@ -20,7 +20,7 @@ from trainyard.cli.options import (
     Settings,
     Workers,
     load_run,
-    objects_of,
+    objects_with_warnings,
     platform_of,
     run_name,
     yaml_text,
@@ -68,7 +68,8 @@ def submit(
     run = load_run(run_file, settings, gpus, workers, name)
     cluster = Cluster(namespace)
     platform = platform_of(platform_file, platform_file is None, namespace, cluster)
-    planned, job = objects_of(run, platform, namespace)
+    objects = objects_with_warnings(run, platform, namespace)
+    planned, job = objects.plan, objects.job
     job_name = job["metadata"]["name"]
     if dry_run is not None:
         known = "" if dry_run == "client" else _known(cluster, job, fresh)

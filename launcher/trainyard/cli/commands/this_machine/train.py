@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from trainyard.cli.options import Fresh, Gpus, Name, RunFile, Settings, Workers, code_of, load_run
+from trainyard.cli.options import Fresh, Gpus, Name, RunFile, Settings, Workers, load_run
 from trainyard.cli.progress import show_progress
 
 
@@ -34,6 +34,7 @@ def train(
     from trainyard.cli import show
     from trainyard.errors import ConfigError
     from trainyard.local.training import Way, local_config, set_aside, train_locally
+    from trainyard.planning.objects import pack_code
 
     if without_ray and torchrun:
         raise ConfigError(
@@ -42,7 +43,7 @@ def train(
     way: Way = "alone" if without_ray else "torchrun" if torchrun else "ray"
     run = load_run(run_file, settings, gpus, workers, name)
     try:
-        code = code_of(run)
+        code = pack_code(run, None)
         config = local_config(run, storage, os.cpu_count() or 1, way, code)
         if fresh:
             show.set_aside(run.name, set_aside(config))
