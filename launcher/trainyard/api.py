@@ -24,7 +24,7 @@ from trainyard.platform import Platform, load_platform
 from trainyard.run import NAMESPACE, Run, check_namespace, local_storage, published_platform
 from trainyard.run_file.code_archive import Overlay, require_to_travel
 from trainyard.run_file.models import RunConfig
-from trainyard.submission.watch import Sight
+from trainyard.submission.status import RunStatus
 from trainyard_trainer.run_files import submission
 
 if TYPE_CHECKING:
@@ -92,8 +92,8 @@ def submit_run(
     return Run(run.name, namespace=namespace)
 
 
-def watch_run(run: Run | str, namespace: str | None = None) -> Iterator[Sight]:
-    """How a run stands, as often as that changes; the last sight is its end, however it ended.
+def watch_run(run: Run | str, namespace: str | None = None) -> Iterator[RunStatus]:
+    """How a run stands, as often as that changes; the last run_status is its end, however it ended.
 
     Raises ConfigError if there is no such run, RunFailed if its RayJob is deleted meanwhile.
     """
@@ -107,11 +107,11 @@ def train_run(
     storage: str | Path = "runs",
     *,
     fresh: bool = False,
-    on_sight: Callable[[Sight | str], object] = lambda sight: None,
+    on_status: Callable[[RunStatus | str], object] = lambda run_status: None,
 ) -> Run:
     """Train on this machine, on a Ray of its own; a run that was there before goes on.
 
-    `on_sight` hears how it stands, and each line that the program says. Raises ConfigError if packages are
+    `on_status` hears how it stands, and each line that the program says. Raises ConfigError if packages are
     missing or the program refuses the config, RunFailed if it fails.
     """
     from trainyard.local import training
@@ -120,9 +120,9 @@ def train_run(
     config = training.local_config(run, folder, os.cpu_count() or 1, code=code)
     if fresh:
         training.set_aside(config)
-    with closing(training.train_locally(config, code=code)) as sights:
-        for sight in sights:
-            on_sight(sight)
+    with closing(training.train_locally(config, code=code)) as statuses:
+        for run_status in statuses:
+            on_status(run_status)
     return Run(run.name, storage=folder)
 
 
@@ -165,7 +165,7 @@ def _upload(
     told: Callable[[int, int], object],
 ) -> None:
     """Nothing is sent where it lies there already; `told` hears what has come, and of how much."""
-    from trainyard.submission.reader import open_folder
+    from trainyard.submission.reader_pod import open_folder
 
     file, length = submission.code_file(code.sha256), len(code.archive)
     with open_folder(cluster, platform, run) as folder:
@@ -175,7 +175,7 @@ def _upload(
 
 def set_aside(cluster: Cluster, platform: Platform, run: str) -> str | None:
     """Begin a run anew: the name under which all that it had lies now; None if it had nothing."""
-    from trainyard.submission.reader import open_folder
+    from trainyard.submission.reader_pod import open_folder
 
     with open_folder(cluster, platform, run) as folder:
         return folder.set_aside()

@@ -33,10 +33,10 @@ from trainyard.submission.reproduce import (
     changed_parts,
     code_of_archive,
     environment_of,
-    make_again,
     read_config,
     read_submission,
     renamed,
+    render_again,
     run_file,
 )
 from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE
@@ -87,7 +87,7 @@ def again(job: dict[str, Any], run: RunConfig, platform: Platform) -> dict[str, 
     if kept.code_sha256 is not None:
         assert travelled is not None
         code = code_of_archive(travelled.archive, kept.code_sha256)
-    return make_again(kept.run, code, platform, "team").job
+    return render_again(kept.run, code, platform, "team").job
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_another_platform_is_told_by_the_parts_that_it_changes(
 ) -> None:
     job = rendered(load_run(DIGITS, gpus="16"), platform)
     kept = read_submission(left_by(job), "test")
-    now = make_again(kept.run, None, platform_with(**{pool: {"cpus": 72}}), "team")
+    now = render_again(kept.run, None, platform_with(**{pool: {"cpus": 72}}), "team")
     told = list(changed_parts(kept.parts, now.parts))
     assert sorted(part.partition(" (")[0] for part in told) == sorted(parts)
     assert (now.job == job) == (parts == [])
@@ -179,7 +179,7 @@ def test_parts_that_come_and_go_are_told_too() -> None:
 def test_another_name_is_another_run(platform: Platform) -> None:
     run = load_run(DIGITS)
     kept = read_submission(left_by(rendered(run, platform)), "test")
-    job = make_again(renamed(kept.run, "second"), None, platform, "team").job
+    job = render_again(renamed(kept.run, "second"), None, platform, "team").job
     assert job == rendered(load_run(DIGITS, name="second"), platform)
     assert renamed(kept.run, None) == kept.run
 

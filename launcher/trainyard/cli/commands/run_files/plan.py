@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from trainyard.cli.commands.inspection.gpus import look_at_nodes
+from trainyard.cli.commands.inspection.gpus import list_nodes
 from trainyard.cli.options import (
     NAMESPACE,
     FromCluster,
@@ -69,7 +69,7 @@ def _room(cluster: Any, job: dict[str, Any]) -> tuple[Reason, ...]:
     from trainyard.planning.capacity import require_room, room_reasons, rooms_for
 
     try:
-        nodes = look_at_nodes(cluster)
+        nodes = list_nodes(cluster)
     except ClusterError as error:
         if error.reason != "Forbidden":
             raise
