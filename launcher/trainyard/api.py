@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from trainyard.planning import plan
+from trainyard.planning.objects import pack_code, run_objects
 from trainyard.planning.plan import Plan
 from trainyard.platform import Platform, load_platform
 from trainyard.run import NAMESPACE, Run, check_namespace, local_storage, published_platform
-from trainyard.run_file.code_archive import UPLOAD_LIMIT_MIB, Overlay, pack, require_to_travel
-from trainyard.run_file.models import RunConfig, UserCodeRun
-from trainyard.submission.watch import Sight
+from trainyard.run_file.code_archive import Overlay, require_to_travel
+from trainyard.run_file.models import RunConfig
+from trainyard.submission.status import RunStatus
 from trainyard_trainer.run_files import submission
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def plan_run(
     Raises ConfigError for what cannot be planned exactly.
     """
     found = find_platform(platform, check_namespace(namespace))
-    return plan.plan_run(run, found, namespace, code_of(run))
+    return plan.plan_run(run, found, namespace, pack_code(run))
 
 
 def render_run(
@@ -56,10 +57,10 @@ def render_run(
     later is warned of.
     """
     found = find_platform(platform, check_namespace(namespace))
-    planned, job, doubts = objects_of(run, found, namespace)
-    require_to_travel(planned.code)
-    _warn(doubts)
-    return job
+    objects = run_objects(run, found, namespace)
+    require_to_travel(objects.plan.code)
+    _warn(objects.warnings)
+    return objects.job
 
 
 def submit_run(
@@ -80,19 +81,19 @@ def submit_run(
 
     cluster = Cluster(check_namespace(namespace))
     found = find_platform(platform, namespace, cluster)
-    planned, job, doubts = objects_of(run, found, namespace)
-    _warn(doubts)
+    objects = run_objects(run, found, namespace)
+    _warn(objects.warnings)
 
     def clear() -> None:
         set_aside(cluster, found, run.name)
 
-    upload = upload_of(cluster, found, run.name, planned.code)
-    submit_run(RayjobApi(cluster), job, clear if fresh else None, upload)
+    upload = upload_of(cluster, found, run.name, objects.plan.code)
+    submit_run(RayjobApi(cluster), objects.job, clear if fresh else None, upload)
     return Run(run.name, namespace=namespace)
 
 
-def watch_run(run: Run | str, namespace: str | None = None) -> Iterator[Sight]:
-    """How a run stands, as often as that changes; the last sight is its end, however it ended.
+def watch_run(run: Run | str, namespace: str | None = None) -> Iterator[RunStatus]:
+    """How a run stands, as often as that changes; the last run_status is its end, however it ended.
 
     Raises ConfigError if there is no such run, RunFailed if its RayJob is deleted meanwhile.
     """
@@ -106,22 +107,22 @@ def train_run(
     storage: str | Path = "runs",
     *,
     fresh: bool = False,
-    on_sight: Callable[[Sight | str], object] = lambda sight: None,
+    on_status: Callable[[RunStatus | str], object] = lambda run_status: None,
 ) -> Run:
     """Train on this machine, on a Ray of its own; a run that was there before goes on.
 
-    `on_sight` hears how it stands, and each line that the program says. Raises ConfigError if packages are
+    `on_status` hears how it stands, and each line that the program says. Raises ConfigError if packages are
     missing or the program refuses the config, RunFailed if it fails.
     """
     from trainyard.local import training
 
-    folder, code = local_storage(storage), code_of(run, None)
+    folder, code = local_storage(storage), pack_code(run, None)
     config = training.local_config(run, folder, os.cpu_count() or 1, code=code)
     if fresh:
         training.set_aside(config)
-    with closing(training.train_locally(config, code=code)) as sights:
-        for sight in sights:
-            on_sight(sight)
+    with closing(training.train_locally(config, code=code)) as statuses:
+        for run_status in statuses:
+            on_status(run_status)
     return Run(run.name, storage=folder)
 
 
@@ -141,22 +142,6 @@ def find_platform(
 
         cluster = Cluster(namespace)
     return published_platform(cluster)
-
-
-def objects_of(
-    run: RunConfig, platform: Platform, namespace: str
-) -> tuple[Plan, Object, tuple[str, ...]]:
-    """Plan, RayJob and warnings of a run with its code as it lies here now."""
-    from trainyard.planning import objects
-
-    return objects.objects_of(run, code_of(run), platform, namespace)
-
-
-def code_of(run: RunConfig, limit_mib: int | None = UPLOAD_LIMIT_MIB) -> Overlay | None:
-    """The code that travels with the run, packed; None where there is none."""
-    if isinstance(run, UserCodeRun) and run.code is not None:
-        return pack(Path(run.code), limit_mib)
-    return None
 
 
 def upload_of(
@@ -180,7 +165,7 @@ def _upload(
     told: Callable[[int, int], object],
 ) -> None:
     """Nothing is sent where it lies there already; `told` hears what has come, and of how much."""
-    from trainyard.submission.reader import open_folder
+    from trainyard.submission.reader_pod import open_folder
 
     file, length = submission.code_file(code.sha256), len(code.archive)
     with open_folder(cluster, platform, run) as folder:
@@ -190,13 +175,13 @@ def _upload(
 
 def set_aside(cluster: Cluster, platform: Platform, run: str) -> str | None:
     """Begin a run anew: the name under which all that it had lies now; None if it had nothing."""
-    from trainyard.submission.reader import open_folder
+    from trainyard.submission.reader_pod import open_folder
 
     with open_folder(cluster, platform, run) as folder:
         return folder.set_aside()
 
 
-def _warn(doubts: tuple[str, ...]) -> None:
-    """For whoever has called a function of this module."""
-    for doubt in doubts:
-        warnings.warn(doubt, stacklevel=3)
+def _warn(messages: tuple[str, ...]) -> None:
+    """Issue Python warnings that name the line that called this module."""
+    for message in messages:
+        warnings.warn(message, stacklevel=3)

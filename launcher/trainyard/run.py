@@ -14,21 +14,23 @@ from typing import TYPE_CHECKING, Any
 
 from trainyard.errors import ConfigError, RunFailed
 from trainyard.local.results import Files, LocalFiles, Result, read_result
-from trainyard.submission.watch import ENDED, Phase, Sight, head_pod, look, watch_run
+from trainyard.submission.current_status import current_status, head_pod
+from trainyard.submission.status import ENDED, Phase, RunStatus
+from trainyard.submission.watch import watch_submission
 from trainyard_trainer.run_files import lease, names
 
 if TYPE_CHECKING:
     from trainyard.cluster.cluster import Cluster
     from trainyard.diagnosis.snapshot import Scene
     from trainyard.platform import Platform
-    from trainyard.submission.reader import Folder
+    from trainyard.submission.remote_folder import RemoteFolder
 
 Object = dict[str, Any]
 
 NAMESPACE = "trainyard"
 """Of whoever names none."""
 
-LOOK_S = 1.0
+POLL_S = 1.0
 """Between two looks at a run on this machine."""
 
 
@@ -63,16 +65,16 @@ class Run:
         )
         return f"Run({self.name!r}, {where})"
 
-    def status(self) -> Sight:
+    def status(self) -> RunStatus:
         """How it stands now: `phase`, `progress`, `summary` and more.
 
         Raises ConfigError if there is no such run, ClusterError if the cluster refuses.
         """
-        return self._home().look()
+        return self._home().current_status()
 
-    def watch(self) -> Iterator[Sight]:
+    def watch(self) -> Iterator[RunStatus]:
         """How it stands, as often as that changes; the last one is its end. Raises as `status` does."""
-        return self._home().sights()
+        return self._home().statuses()
 
     def result(self) -> Result:
         """Wait for its end; what came of it.
@@ -81,8 +83,8 @@ class Run:
         """
         home = self._home()
         last = None
-        for sight in home.sights():
-            last = sight
+        for run_status in home.statuses():
+            last = run_status
         assert last is not None
         home.require_success(last)
         return read_result(self.name, home.path, home.files)
@@ -108,30 +110,30 @@ class OnCluster:
         """Of the run's folder, as its pods see it."""
         return f"{published_platform(self._cluster).storage.path.rstrip('/')}/{self._run}"
 
-    def look(self) -> Sight:
+    def current_status(self) -> RunStatus:
         job = last_job(self._cluster, self._run)
         if job is None:
             return self._kept()
-        sight = look(self._cluster, job)
-        if not sight.ran:
-            return sight
-        return replace(sight, summary=summary_of(self._cluster, self._run, sight))
+        run_status = current_status(self._cluster, job)
+        if not run_status.ran:
+            return run_status
+        return replace(run_status, summary=summary_of(self._cluster, self._run, run_status))
 
-    def sights(self) -> Iterator[Sight]:
+    def statuses(self) -> Iterator[RunStatus]:
         job = last_job(self._cluster, self._run)
         if job is None:
             yield self._kept()
         else:
-            yield from watch_run(self._cluster, job["metadata"]["name"], self._run)
+            yield from watch_submission(self._cluster, job["metadata"]["name"], self._run)
 
-    def require_success(self, last: Sight) -> None:
+    def require_success(self, last: RunStatus) -> None:
         require_success(self._cluster, self._run, last)
 
     def files(self) -> AbstractContextManager[Files]:
         head = head_of(self._cluster, last_job(self._cluster, self._run))
         return folder_of(self._cluster, self._run, head)
 
-    def _kept(self) -> Sight:
+    def _kept(self) -> RunStatus:
         """What the folder tells of a run whose RayJobs are gone."""
         summary = summary_of(self._cluster, self._run, None)
         if summary is None:
@@ -152,7 +154,7 @@ class OnThisMachine:
         """Of the run's folder."""
         return str(self._files.root)
 
-    def look(self) -> Sight:
+    def current_status(self) -> RunStatus:
         if not self._files.root.is_dir():
             there = sorted(path.name for path in self._storage.glob("*/") if path.is_dir())
             raise ConfigError(
@@ -163,20 +165,20 @@ class OnThisMachine:
         if summary is not None:
             return replace(ended(self._run, summary), progress=progress)
         phase: Phase = "running" if self._is_alive() else "stopped"
-        return Sight(submission=self._run, phase=phase, ran=True, progress=progress)
+        return RunStatus(submission=self._run, phase=phase, ran=True, progress=progress)
 
-    def sights(self, sleep: Callable[[float], None] = time.sleep) -> Iterator[Sight]:
+    def statuses(self, sleep: Callable[[float], None] = time.sleep) -> Iterator[RunStatus]:
         before = None
         while True:
-            sight = self.look()
-            if sight != before:
-                yield sight
-            if sight.phase in ENDED:
+            run_status = self.current_status()
+            if run_status != before:
+                yield run_status
+            if run_status.phase in ENDED:
                 return
-            before = sight
-            sleep(LOOK_S)
+            before = run_status
+            sleep(POLL_S)
 
-    def require_success(self, last: Sight) -> None:
+    def require_success(self, last: RunStatus) -> None:
         if last.phase == "stopped":
             raise RunFailed(
                 f"run {self._run} has not ended, and nobody trains it",
@@ -214,10 +216,10 @@ def local_storage(storage: str | Path) -> Path:
     return Path(storage).resolve()
 
 
-def ended(run: str, summary: Object) -> Sight:
+def ended(run: str, summary: Object) -> RunStatus:
     """A run of which nothing is left but its folder."""
     succeeded = summary["outcome"] == "succeeded"
-    return Sight(
+    return RunStatus(
         submission=run,
         phase="succeeded" if succeeded else "failed",
         ran=True,
@@ -270,14 +272,14 @@ def head_of(cluster: Cluster, job: Object | None) -> str | None:
 
 def folder_of(
     cluster: Cluster, name: str, head: str | None = None
-) -> AbstractContextManager[Folder]:
+) -> AbstractContextManager[RemoteFolder]:
     """The run's folder, through its head where there is one."""
-    from trainyard.submission.reader import open_folder
+    from trainyard.submission.reader_pod import open_folder
 
     return open_folder(cluster, published_platform(cluster), name, head)
 
 
-def summary_of(cluster: Cluster, name: str, last: Sight | None) -> Object | None:
+def summary_of(cluster: Cluster, name: str, last: RunStatus | None) -> Object | None:
     """What the run left in its folder: from the driver's last words, else from the folder itself."""
     if last is not None and (last.summary is not None or last.phase not in ENDED):
         return last.summary
@@ -286,7 +288,7 @@ def summary_of(cluster: Cluster, name: str, last: Sight | None) -> Object | None
     return None if text is None else json.loads(text)
 
 
-def require_success(cluster: Cluster, run: str, last: Sight) -> None:
+def require_success(cluster: Cluster, run: str, last: RunStatus) -> None:
     """Raises RunFailed for a run that was stopped or has failed, with cause and remedy."""
     logs = f"Logs: `trainyard logs {run} -n {cluster.namespace}`."
     if last.phase == "stopped":

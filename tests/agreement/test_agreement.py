@@ -21,7 +21,7 @@ from trainyard.planning.plan import plan_run
 from trainyard.planning.render import render_job
 from trainyard.platform import Platform, PlatformSection, load_platform, parse_platform
 from trainyard.run_file.load import load_run
-from trainyard.submission.watch import HEAD_CONTAINER
+from trainyard.submission.current_status import HEAD_CONTAINER
 from trainyard_trainer.config.section import Section
 from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE, read_config
 from trainyard_trainer.run_files import submission

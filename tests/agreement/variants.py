@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from tests.golden.golden import PLATFORM, ROOT
-from trainyard.cli.options import objects_of
+from trainyard.planning.objects import run_objects
 from trainyard.platform import Platform, parse_platform
 from trainyard.run_file.load import load_run
 from trainyard.run_file.models import RunConfig
@@ -57,4 +57,4 @@ def run_of(name: str) -> RunConfig:
 
 
 def rendered(system: str, run: str, kuberay: str, namespace: str = "team") -> Object:
-    return objects_of(run_of(run), platform_of(system, kuberay), namespace)[1]
+    return run_objects(run_of(run), platform_of(system, kuberay), namespace).job

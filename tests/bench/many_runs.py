@@ -18,8 +18,8 @@ from typing import Any
 import kubernetes
 
 from tests.bench.rounds import ROOT, say
-from trainyard.cli.options import objects_of
 from trainyard.cluster.cluster import Cluster
+from trainyard.planning.objects import run_objects
 from trainyard.platform import load_platform
 from trainyard.run_file.load import load_run
 
@@ -36,7 +36,7 @@ Object = dict[str, Any]
 def rayjobs(count: int) -> list[Object]:
     """What `submit` would send for so many runs, left alone by the operator."""
     run = load_run(ROOT / "examples/digits.yaml", gpus="8")
-    _, job = objects_of(run, load_platform(None), NAMESPACE)
+    job = run_objects(run, load_platform(None), NAMESPACE).job
     made = []
     for number in range(count):
         one = copy.deepcopy(job)

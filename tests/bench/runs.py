@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.rounds import BUILD, ROOT, say
-from trainyard.local.training import Way, program
+from trainyard.local.training import Starter, program
 from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE, TrainerConfig
 
 LOOK_S = 0.5
@@ -75,7 +75,7 @@ def config(name: str, data: Path, **changes: Any) -> TrainerConfig:
 
 def run(
     config: TrainerConfig,
-    way: Way = "ray",
+    way: Starter = "ray",
     *,
     is_enough: Callable[[list[dict[str, Any]]], bool] = lambda metrics: False,
     look: Callable[[int, list[dict[str, Any]]], None] = lambda pid, metrics: None,
@@ -161,7 +161,7 @@ def steady(metrics: list[dict[str, Any]], batch_size: int, skip_s: float) -> Ste
 
 def samples_per_s(
     config: TrainerConfig,
-    way: Way,
+    way: Starter,
     *,
     seconds: float,
     skip_s: float,

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from tests.bench import data, runs
 from tests.bench.rounds import Options, Row, Section, alternate, main, ratios
-from trainyard.local.training import Way
+from trainyard.local.training import Starter
 
 SMALL_STORE = {"RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES": str(160 * 2**20)}
 """Of which the data of a run may have a quarter: less than the pictures take, once they are decoded."""
@@ -29,7 +29,7 @@ class Kind:
 
     name: str
     data: Callable[[], Path]
-    way: Way | Literal["by hand"] = "ray"
+    way: Starter | Literal["by hand"] = "ray"
     loader: str = "torch"
     changes: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)

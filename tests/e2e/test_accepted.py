@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tests.agreement.variants import VARIANTS, rendered
 from tests.launcher.random_runs import KINDS, PLATFORM, Made, documents, plausible
 from tests.launcher.rule_cases import API_SERVER, Case
-from trainyard.cli.options import objects_of
 from trainyard.cluster.cluster import Cluster
 from trainyard.errors import ClusterError, ConfigError
+from trainyard.planning.objects import run_objects
 from trainyard.run_file.load import load_run
 
 DIGITS = "examples/digits.yaml"
@@ -57,7 +57,7 @@ def test_the_api_server_takes_whatever_is_rendered_of_a_random_run_file(
 ) -> None:
     document, platform = made
     try:
-        job = objects_of(load_run(document), platform, cluster.namespace)[1]
+        job = run_objects(load_run(document), platform, cluster.namespace).job
     except ConfigError:
         event("refused")
         return

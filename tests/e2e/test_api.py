@@ -31,9 +31,9 @@ def test_a_notebook_submits_watches_and_predicts(team: Team, tmp_path: Path) -> 
     rendered = render_run(digits, "cluster", team.namespace)
     assert job["metadata"]["name"] == rendered["metadata"]["name"]
 
-    sights = list(watch_run("notebook", team.namespace))
-    assert sights[-1].phase == "succeeded"
-    assert "running" in [sight.phase for sight in sights]
+    statuses = list(watch_run("notebook", team.namespace))
+    assert statuses[-1].phase == "succeeded"
+    assert "running" in [run_status.phase for run_status in statuses]
 
     result = run.result()
     frame = result.metrics_dataframe

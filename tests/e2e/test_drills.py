@@ -31,7 +31,7 @@ from drilling import (
 
 from trainyard.drills.scenarios import SCENARIOS, WORKER_S, Scenario
 from trainyard.drills.strikes import Target
-from trainyard.submission.watch import HEAD_CONTAINER
+from trainyard.submission.current_status import HEAD_CONTAINER
 
 SHORTEST = "worker-killed"
 """Of the drills: the one that `make e2e` has, too."""

@@ -25,10 +25,10 @@ from trainyard import Run, load_run, plan_run, render_run, submit_run, train_run
 from trainyard.cli.options import yaml_text
 from trainyard.errors import ConfigError, LauncherError, RunFailed
 from trainyard.local import training
-from trainyard.local.results import Checkpoint, Result
+from trainyard.local.results import KeptCheckpoint, Result
 from trainyard.platform import Platform
 from trainyard.run import OnThisMachine
-from trainyard.submission.watch import Sight
+from trainyard.submission.status import RunStatus
 
 Object = dict[str, Any]
 
@@ -227,7 +227,7 @@ def test_submitting_twice_changes_nothing_and_what_ended_goes_on(cluster: Laptop
     assert created(cluster) == [render_run(run, namespace="team")["metadata"]["name"]]
     submit_run(run, "team")
     assert len(created(cluster)) == 1
-    assert [sight.phase for sight in watch_run("digits", "team")][-1] == "succeeded"
+    assert [run_status.phase for run_status in watch_run("digits", "team")][-1] == "succeeded"
     submit_run(run, "team")
     assert len(created(cluster)) == 2
 
@@ -256,7 +256,7 @@ def test_large_code_is_in_the_folder_before_its_rayjob_is_created(
         run = submit_run(load_run(document), "team", fresh=fresh)
         assert cluster.calls[-1][:2] == ("create", "RayJob")
         submit_run(load_run(document), "team")
-        assert [sight.phase for sight in watch_run(run)][-1] == "succeeded"
+        assert [run_status.phase for run_status in watch_run(run)][-1] == "succeeded"
         (job,) = (key for key in cluster.objects if key[0] == "RayJob")
         del cluster.objects[job]
         put = [word for command in cluster.commands for word in command if word == "--put"]
@@ -291,7 +291,7 @@ def test_large_code_runs_on_this_machine_from_the_run_s_folder(tmp_path: Path) -
 
 def test_a_run_is_watched_to_its_end(cluster: LaptopCluster) -> None:
     run = submit_run(load_run(DIGITS), "team")
-    phases = [sight.phase for sight in watch_run(run)]
+    phases = [run_status.phase for run_status in watch_run(run)]
     assert phases == ["accepted", "running", "succeeded"]
 
 
@@ -403,7 +403,7 @@ def test_code_of_one_s_own_has_what_it_reported_to_ray_train(tmp_path: Path) -> 
     assert result.metrics == {"loss": 0.3}
     assert result.metrics_dataframe.to_dict("records") == [{"loss": 0.3, "attempt": 1}]
     assert result.best_checkpoint is None
-    assert result.last_checkpoint == Checkpoint(
+    assert result.last_checkpoint == KeptCheckpoint(
         name="checkpoint_1", path="checkpoint_1", step=None, metrics={"loss": 0.3}
     )
     assert [path.name for path in result.download(tmp_path / "here", "checkpoint_1")] == [
@@ -455,8 +455,8 @@ def test_a_run_of_this_machine_is_waited_for(tmp_path: Path) -> None:
         if len(slept) == 3:
             made_run(folder)
 
-    sights = list(OnThisMachine(tmp_path, "digits").sights(sleep))
-    assert [(sight.phase, sight.progress) for sight in sights] == [
+    statuses = list(OnThisMachine(tmp_path, "digits").statuses(sleep))
+    assert [(run_status.phase, run_status.progress) for run_status in statuses] == [
         ("running", {"percent": 5}),
         ("succeeded", {"percent": 100.0}),
     ]
@@ -489,10 +489,12 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_training_here_gives_a_run_and_tells_how_it_stands(program: Path, tmp_path: Path) -> None:
     program.write_text("print('hello'); print('progress {\"percent\": 5}')")
-    heard: list[Sight | str] = []
-    run = train_run(load_run(DIGITS), on_sight=heard.append)
+    heard: list[RunStatus | str] = []
+    run = train_run(load_run(DIGITS), on_status=heard.append)
     assert repr(run) == f"Run('digits', storage='{tmp_path}/runs')"
-    assert [sight if isinstance(sight, str) else sight.progress for sight in heard] == [
+    assert [
+        run_status if isinstance(run_status, str) else run_status.progress for run_status in heard
+    ] == [
         None,
         "hello",
         {"percent": 5},
@@ -617,9 +619,9 @@ def test_each_block_of_the_guide_does_what_it_says(
     trained: str, cluster: LaptopCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    def train_locally(config: Any, code: Any) -> Iterator[Sight]:
+    def train_locally(config: Any, code: Any) -> Iterator[RunStatus]:
         made_model(Path(config.storage.path))
-        yield Sight(submission=config.name, phase="succeeded")
+        yield RunStatus(submission=config.name, phase="succeeded")
 
     if trained == "made":
         monkeypatch.setattr(training, "train_locally", train_locally)

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from tests.launcher.rayjobs import Object, raycluster, rayjob
-from trainyard.cli.options import objects_of
 from trainyard.errors import ConfigError
+from trainyard.planning.objects import run_objects
 from trainyard.platform import load_platform
 from trainyard.run_file.load import load_run
 
@@ -101,7 +101,7 @@ def test_a_broken_shape_is_refused_before_anything_is_rendered() -> None:
     head["ports"] = [{"name": "gcs-server", "containerPort": 6379}]
     changed = platform.model_copy(update={"ray_cluster_spec": shape})
     with pytest.raises(ConfigError, match="breaks 2 rules of KubeRay") as raised:
-        objects_of(load_run(ROOT / "examples/digits.yaml"), changed, "team")
+        run_objects(load_run(ROOT / "examples/digits.yaml"), changed, "team")
     assert "no port named dashboard" in str(raised.value)
     assert "is not for the cluster of a RayJob" in str(raised.value)
     assert "trainyard platform get" in str(raised.value)

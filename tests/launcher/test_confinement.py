@@ -28,8 +28,8 @@ from tests.launcher.random_runs import (
     plausible,
     put,
 )
-from trainyard.cli.options import objects_of
 from trainyard.errors import ConfigError
+from trainyard.planning.objects import run_objects
 from trainyard.platform import Platform
 from trainyard.run_file.load import load_run
 from trainyard.run_file.network import EFA_HUGE_PAGES
@@ -73,7 +73,8 @@ often = settings(max_examples=2 * settings().max_examples // len(KINDS))
 
 def confined(document: dict[str, Any], platform: Platform = PLATFORM) -> None:
     """The RayJob of a run file is the platform's but for the named places. Raises ConfigError."""
-    planned, job = objects_of(load_run(document), platform, NAMESPACE)
+    objects = run_objects(load_run(document), platform, NAMESPACE)
+    planned, job = objects.plan, objects.job
     # What goes over the wire says what the object says.
     assert yaml.safe_load(yaml.safe_dump(job)) == json.loads(json.dumps(job)) == job
 
@@ -254,7 +255,7 @@ def test_a_text_of_the_run_file_travels_in_one_variable_and_arrives_as_it_was(te
     source = f"s3://bucket/{text}"
     document = copy.deepcopy(DIGITS) | {"data": {"source": source}}
     confined(document)
-    _, job = objects_of(load_run(document), PLATFORM, NAMESPACE)
+    job = run_objects(load_run(document), PLATFORM, NAMESPACE).job
     container = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
     (variable,) = [one for one in container["env"] if one["name"] == CONFIG_VARIABLE]
     value = variable.pop("value")

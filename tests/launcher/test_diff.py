@@ -11,11 +11,11 @@ import pytest
 import yaml
 from fake_cluster import FakeCluster
 
-from trainyard.cli.options import objects_of
 from trainyard.cluster.kuberay import RayjobApi
 from trainyard.errors import ConfigError
 from trainyard.planning.diff import diff_jobs, require_same_identity
 from trainyard.planning.merge import merge
+from trainyard.planning.objects import run_objects
 from trainyard.planning.plan import plan_run
 from trainyard.planning.platform_diff import diff_platforms, platform_of_manifests
 from trainyard.planning.render import render_job
@@ -33,7 +33,7 @@ Object = dict[str, Any]
 
 def job_of(*settings: str, platform: Platform | None = None, **resources: str) -> Object:
     run = load_run(DIGITS, settings, **(resources or {"workers": "2"}))
-    return objects_of(run, platform or load_platform(None), "team")[1]
+    return run_objects(run, platform or load_platform(None), "team").job
 
 
 def stored(job: Object, status: Object | None = None) -> Object:
@@ -121,10 +121,10 @@ def test_each_change_has_its_path_and_its_effect(
     settings: list[str], path: str, before: Any, after: Any, effect: str
 ) -> None:
     run = load_run(DIGITS, ["resources.workers=2"])
-    old = objects_of(run, load_platform(None), "team")[1]
-    new = objects_of(
+    old = run_objects(run, load_platform(None), "team").job
+    new = run_objects(
         load_run(DIGITS, ["resources.workers=2", *settings]), load_platform(None), "team"
-    )[1]
+    ).job
     (change,) = [one for one in diff_jobs(stored(old), new, live=True) if one.path == path]
     assert before in (..., change.before)
     assert after in (..., change.after)

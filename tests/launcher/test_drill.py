@@ -21,20 +21,20 @@ from trainyard.drills.drill import (
     require_landed,
     weights_of,
 )
-from trainyard.drills.report import TOO_SHORT, UNEVEN, Report, missed
+from trainyard.drills.report import TOO_SHORT, UNEVEN, DrillReport, missed
 from trainyard.drills.scenarios import SCENARIOS
 from trainyard.drills.soak import STRIKES, in_turn
-from trainyard.drills.soak_report import Size, SoakReport, Struck, growth
+from trainyard.drills.soak_report import RunSize, SoakReport, SoakStrike, growth
 from trainyard.drills.strikes import FIND
 from trainyard.drills.timeline import (
+    Observation,
     PodLife,
-    Records,
     Recovery,
-    Saw,
+    RunRecords,
+    observations_around,
     recover,
     seconds_per_step,
     stood_still_s,
-    what_was_seen,
 )
 from trainyard.errors import ClusterError, ConfigError, LauncherError
 from trainyard_trainer.config.trainer_config import RUN_NAME_LIMIT, TrainerConfig
@@ -62,8 +62,11 @@ def attempt(number: int, began: float, reached: int = 0, imports_s: float = 6.0)
 
 
 FIRST = start(1, 1, 0, 0, 900.0, began=880.0, lease=0.1, workers=15.0, first_step=5.0)
-BEFORE = [Saw(time=950.0, phase="running", step=0), Saw(time=980.0, phase="running", step=60)]
-BEFORE += [Saw(time=1000.0, phase="running", step=100)]
+BEFORE = [
+    Observation(time=950.0, phase="running", step=0),
+    Observation(time=980.0, phase="running", step=60),
+]
+BEFORE += [Observation(time=1000.0, phase="running", step=100)]
 
 
 # A worker is lost: the same attempt goes on with another group.
@@ -72,7 +75,7 @@ BEFORE += [Saw(time=1000.0, phase="running", step=100)]
 def a_worker_is_lost(pods: list[PodLife] | None = None, **more: Any) -> Recovery:
     second = start(1, 2, 70, 101, 1010.0, began=1002.0, workers=7.0, model=2.0, first_step=1.5)
     failure = {"attempt": 1, "group": 1, "time": 1002.0, "rank": 1, "error": "died"}
-    records = Records(
+    records = RunRecords(
         attempts=[attempt(1, 880.0)], starts=[FIRST, second], failures=[failure], **more
     )
     return recover(records, pods or [], BEFORE, STRUCK)
@@ -109,7 +112,7 @@ def test_pods_from_before_the_strike_say_nothing() -> None:
 def test_a_group_that_leaves_a_node_loses_nothing_and_counts_from_there() -> None:
     left = {"attempt": 1, "group": 1, "time": 1052.0, "rank": None, "error": None}
     second = start(1, 2, 180, 180, 1060.0, began=1052.0, workers=9.0, model=1.0)
-    records = Records(attempts=[attempt(1, 880.0)], starts=[FIRST, second], failures=[left])
+    records = RunRecords(attempts=[attempt(1, 880.0)], starts=[FIRST, second], failures=[left])
     new = PodLife(name="w", kind="worker", created=1001.0)
     found = recover(records, [new], BEFORE, STRUCK)
     assert (found.noticed_s, found.noticed_by) == (52.0, "Ray, by its notice")
@@ -124,7 +127,7 @@ def test_an_attempt_counts_from_the_new_head_and_its_job_imports_and_lease_are_t
         *(2, 1, 70, 70, 1050.0),
         **{"began": 1030.0, "lease": 12.0, "ray": 3.0, "workers": 8.0, "first_step": 2.0},
     )
-    records = Records(
+    records = RunRecords(
         attempts=[attempt(1, 880.0), attempt(2, 1030.0, reached=105)],
         starts=[FIRST, second],
         failures=[],
@@ -149,8 +152,12 @@ def test_an_attempt_counts_from_the_new_head_and_its_job_imports_and_lease_are_t
 
 
 def test_a_phase_that_the_watch_shows_is_a_notice_too() -> None:
-    seen = [*BEFORE, Saw(time=1004.0, phase="retrying"), Saw(time=1009.0, phase="starting")]
-    found = recover(Records(attempts=[], starts=[FIRST], failures=[]), [], seen, STRUCK)
+    seen = [
+        *BEFORE,
+        Observation(time=1004.0, phase="retrying"),
+        Observation(time=1009.0, phase="starting"),
+    ]
+    found = recover(RunRecords(attempts=[], starts=[FIRST], failures=[]), [], seen, STRUCK)
     assert (found.noticed_s, found.noticed_by) == (4.0, "KubeRay (retrying)")
 
 
@@ -159,20 +166,20 @@ def test_a_phase_that_the_watch_shows_is_a_notice_too() -> None:
 
 def test_a_run_that_never_trains_again_has_no_time_for_it() -> None:
     stuck = start(1, 2, 70, 100, 1010.0)
-    found = recover(Records(attempts=[], starts=[FIRST, stuck], failures=[]), [], BEFORE, STRUCK)
+    found = recover(RunRecords(attempts=[], starts=[FIRST, stuck], failures=[]), [], BEFORE, STRUCK)
     assert (found.noticed_s, found.again_s, found.phases) == (None, None, {})
     assert found.steps_lost == 30
 
 
 def test_a_fault_that_workers_do_not_feel_costs_nothing() -> None:
-    found = recover(Records(attempts=[], starts=[FIRST], failures=[]), [], BEFORE, STRUCK)
+    found = recover(RunRecords(attempts=[], starts=[FIRST], failures=[]), [], BEFORE, STRUCK)
     assert (found.noticed_s, found.noticed_by, found.steps_lost) == (None, "nobody", 0)
 
 
 def test_a_head_that_is_made_after_the_end_is_no_notice() -> None:
-    seen = [*BEFORE, Saw(time=1090.0, phase="succeeded")]
+    seen = [*BEFORE, Observation(time=1090.0, phase="succeeded")]
     head = PodLife(name="h", kind="head", created=1092.0, started=None, ready=None)
-    found = recover(Records(attempts=[], starts=[FIRST], failures=[]), [head], seen, STRUCK)
+    found = recover(RunRecords(attempts=[], starts=[FIRST], failures=[]), [head], seen, STRUCK)
     assert (found.noticed_s, found.noticed_by) == (None, "nobody")
 
 
@@ -295,9 +302,12 @@ def test_a_lease_that_is_held_and_half_written_files_are_left_behind(
 
 
 def test_the_sights_after_the_strike_are_told_once_each_with_what_was_before() -> None:
-    starting = Saw(time=900.0, phase="starting")
-    after = [Saw(time=1001.0, phase="running", step=101), Saw(time=1004.0, phase="retrying")]
-    told = what_was_seen([starting, *BEFORE, *after], STRUCK)
+    starting = Observation(time=900.0, phase="starting")
+    after = [
+        Observation(time=1001.0, phase="running", step=101),
+        Observation(time=1004.0, phase="retrying"),
+    ]
+    told = observations_around([starting, *BEFORE, *after], STRUCK)
     assert [(each.time, each.phase, each.step) for each in told] == [
         (-50.0, "running", 101),
         (4.0, "retrying", None),
@@ -315,7 +325,7 @@ def test_the_sights_after_the_strike_are_told_once_each_with_what_was_before() -
 def test_progress_stands_still_while_its_step_stays(
     steps: dict[float, int], seconds: float
 ) -> None:
-    after = [Saw(time=time, phase="running", step=step) for time, step in steps.items()]
+    after = [Observation(time=time, phase="running", step=step) for time, step in steps.items()]
     assert stood_still_s([*BEFORE, *after], STRUCK) == seconds
 
 
@@ -356,7 +366,7 @@ ANEW = "training did not just go on: 1 attempts, 2 worker groups"
 NOT_THERE = "training stood still for 12 s, not 40 s: the fault was not there"
 
 
-def report(**changes: Any) -> Report:
+def report(**changes: Any) -> DrillReport:
     recovery = {"noticed_s": 2.0, "noticed_by": "Ray Train", "again_s": 10.0, "phases": {}}
     lost = {"steps_lost": 5, "seconds_lost": 2.5}
     facts: Object = {
@@ -378,7 +388,7 @@ def report(**changes: Any) -> Report:
     for key in [*recovery, *lost]:
         if key in changes:
             (recovery if key in recovery else lost)[key] = changes.pop(key)
-    return Report(**facts | changes, recovery=Recovery(**recovery, **lost))
+    return DrillReport(**facts | changes, recovery=Recovery(**recovery, **lost))
 
 
 @pytest.mark.parametrize(
@@ -464,9 +474,9 @@ def test_a_drill_of_an_elastic_run_needs_no_equal_weights() -> None:
 # A soak.
 
 
-def sizes(head: list[int], checkpoints: int = 10) -> list[Size]:
+def sizes(head: list[int], checkpoints: int = 10) -> list[RunSize]:
     return [
-        Size(
+        RunSize(
             after_s=100.0 * number,
             head_bytes=each,
             worker_bytes=7,
@@ -492,7 +502,7 @@ def test_each_strike_has_its_turn_before_one_comes_again() -> None:
 
 
 def a_soak(**changes: Any) -> SoakReport:
-    landed = Struck(after_s=70.0, step=30, scenario="worker-killed")
+    landed = SoakStrike(after_s=70.0, step=30, scenario="worker-killed")
     facts: Object = {
         "run": "digits", "minutes": 5, "seed": 7, "epochs": 40, "steps": 880, "rounds": 2, "attempts": 3,
         "worker_groups": 6, "strikes": [landed], "steps_lost": 40, "why_not": "",
@@ -514,7 +524,7 @@ def test_a_soak_passes_that_ended_as_if_nobody_had_struck() -> None:
         ({"has_even_epochs": False}, UNEVEN),
         ({"left_behind": ["Pod x"]}, "left behind: Pod x"),
         ({"grown": {"a worker's memory": 2.0}}, "a worker's memory grew 2.00-fold"),
-        ({"strikes": [Struck(after_s=1, step=1, scenario="x", why_not="gone")]}, "it was not struck once"),
+        ({"strikes": [SoakStrike(after_s=1, step=1, scenario="x", why_not="y")]}, "it was not struck once"),
     ],
 )  # fmt: skip
 def test_a_soak_says_what_it_has_missed(changes: Object, missed: str) -> None:

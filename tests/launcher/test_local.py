@@ -10,7 +10,7 @@ from trainyard.errors import ConfigError, LauncherError, RunFailed
 from trainyard.local import training
 from trainyard.local.training import error_of, local_config, train_locally
 from trainyard.run_file.models import RunConfig
-from trainyard.submission.watch import Sight
+from trainyard.submission.status import RunStatus
 
 ASKED_TO_LEAVE = """
 import pathlib, signal, sys, time
@@ -48,10 +48,10 @@ def test_words_progress_and_summary_are_told_apart(
         "print('hello'); print('progress {\"percent\": 5}'); print('summary {\"outcome\": \"succeeded\"}')"
     )
     assert list(train_locally(local_config(run, tmp_path, 2))) == [
-        Sight(submission="digits", phase="starting"),
+        RunStatus(submission="digits", phase="starting"),
         "hello",
-        Sight(submission="digits", phase="running", progress={"percent": 5}),
-        Sight(submission="digits", phase="succeeded", summary={"outcome": "succeeded"}),
+        RunStatus(submission="digits", phase="running", progress={"percent": 5}),
+        RunStatus(submission="digits", phase="succeeded", summary={"outcome": "succeeded"}),
     ]
 
 
@@ -87,8 +87,8 @@ def test_whoever_stops_looking_ends_the_program(
     program: Path, run: RunConfig, tmp_path: Path
 ) -> None:
     program.write_text(ASKED_TO_LEAVE)
-    sights = train_locally(local_config(run, tmp_path, 2))
-    assert isinstance(next(sights), Sight)
-    assert next(sights) == "hello"
-    sights.close()
+    statuses = train_locally(local_config(run, tmp_path, 2))
+    assert isinstance(next(statuses), RunStatus)
+    assert next(statuses) == "hello"
+    statuses.close()
     assert program.with_name("left").exists()

@@ -10,8 +10,8 @@ from fake_cluster import FakeCluster
 
 from trainyard.cli import show
 from trainyard.cluster.kuberay import RayjobApi
-from trainyard.submission.overview import describe, last_of_each, sights_of
-from trainyard.submission.watch import sight_of
+from trainyard.submission.overview import describe, last_of_each, run_statuses_of
+from trainyard.submission.status import run_status_of
 
 Object = dict[str, Any]
 NOW = datetime(2026, 1, 1, 1, 0, 0, tzinfo=timezone.utc)
@@ -44,8 +44,8 @@ def test_why_runs_do_not_start_is_one_question_however_many_they_are() -> None:
     cluster = Counting()
     starting(cluster, 50)
     jobs = RayjobApi(cluster).list_jobs()
-    sights = sights_of(cluster, jobs)
-    assert [sight.message for sight in sights] == [
+    statuses = run_statuses_of(cluster, jobs)
+    assert [run_status.message for run_status in statuses] == [
         f"r{number}-1-abc-head is not scheduled: no room {number}" for number in range(50)
     ]
     assert cluster.lists == 2
@@ -66,7 +66,7 @@ def test_a_pipe_gets_whole_rows_with_aligned_columns(capsys: pytest.CaptureFixtu
 def test_runs_that_started_need_no_question_more() -> None:
     cluster = Counting()
     jobs = [cluster.add_job(f"r{number}-1", status="RUNNING") for number in range(50)]
-    assert {sight.phase for sight in sights_of(cluster, jobs)} == {"running"}
+    assert {run_status.phase for run_status in run_statuses_of(cluster, jobs)} == {"running"}
     assert cluster.lists == 0
 
 
@@ -89,7 +89,7 @@ def test_the_same_name_in_another_namespace_is_another_run() -> None:
 def test_a_row_has_numbers_and_what_is_not_known_is_none() -> None:
     cluster = FakeCluster()
     job = cluster.add_job("digits-1", status="RUNNING")
-    row = describe(job, sight_of(job), NOW)
+    row = describe(job, run_status_of(job), NOW)
     assert (row["phase"], row["age"], row["lasted"], row["nodes"]) == ("running", 3600, 3600, None)
     job["status"] |= {
         "startTime": "2026-01-01T00:30:00Z",
@@ -98,5 +98,5 @@ def test_a_row_has_numbers_and_what_is_not_known_is_none() -> None:
             "readyWorkerReplicas": 1, "desiredWorkerReplicas": 2, "desiredGPU": "16"
         },
     }  # fmt: skip
-    row = describe(job, sight_of(job), NOW)
+    row = describe(job, run_status_of(job), NOW)
     assert (row["age"], row["lasted"], row["nodes"], row["gpus"]) == (3600, 600, "1/2", "16")

@@ -15,11 +15,11 @@ import yaml
 
 from trainyard.api import render_run
 from trainyard.cli.commands.run_files.plan import render
-from trainyard.cli.options import code_of, objects_of
 from trainyard.cli.show import log_line, progress_text, summary_text
 from trainyard.errors import ConfigError
 from trainyard.local.training import local_config
 from trainyard.planning.diff import diff_jobs
+from trainyard.planning.objects import pack_code, run_objects
 from trainyard.planning.plan import plan_run
 from trainyard.planning.reasons import explain_plan
 from trainyard.platform import load_platform
@@ -75,7 +75,7 @@ def test_names_in_braces_are_filled_and_doubled_ones_are_text() -> None:
 
 def test_a_command_is_planned_without_a_batch() -> None:
     run = load_run(EXAMPLE, gpus="16")
-    code, platform = code_of(run), load_platform(None)
+    code, platform = pack_code(run), load_platform(None)
     plan = plan_run(run, platform, "team", code)
     rows = {row.name: row for row in explain_plan(plan, run, platform)}
     assert rows["command"].value == "once, on the head"
@@ -90,11 +90,11 @@ def test_a_command_is_planned_without_a_batch() -> None:
 
 def test_the_code_travels_in_one_variable_of_the_head_alone() -> None:
     run = load_run(EXAMPLE)
-    _, job = objects_of(run, load_platform(None), "team")
+    job = run_objects(run, load_platform(None), "team").job
     shape = job["spec"]["rayClusterSpec"]
     (head,) = shape["headGroupSpec"]["template"]["spec"]["containers"]
     (variable,) = [one for one in head["env"] if one["name"] == CODE_VARIABLE]
-    code = code_of(run)
+    code = pack_code(run)
     assert code is not None
     assert variable["value"] == code.text
     assert CODE_VARIABLE not in str(shape["workerGroupSpecs"])
@@ -107,16 +107,16 @@ def test_changed_code_and_command_take_effect_at_the_next_attempt_and_a_recipe_i
     platform = load_platform(None)
     folder_of(tmp_path / "src", main_py="print()")
     file = write(tmp_path / "run.yaml", code="src")
-    before = objects_of(load_run(file), platform, "team")[1]
+    before = run_objects(load_run(file), platform, "team").job
     folder_of(tmp_path / "src", main_py="print(1)")
     write(file, code="src", command=["python", "main.py"])
-    after = objects_of(load_run(file), platform, "team")[1]
+    after = run_objects(load_run(file), platform, "team").job
     assert {change.path: change.effect for change in diff_jobs(before, after, live=True)} == {
         "config.code_sha256": "next attempt",
         "config.command": "next attempt",
     }
     digits = load_run(ROOT / "examples/digits.yaml", name="mine")
-    other = objects_of(digits, platform, "team")[1]
+    other = run_objects(digits, platform, "team").job
     assert "refused" in {change.effect for change in diff_jobs(before, other, live=False)}
 
 
@@ -128,14 +128,14 @@ def test_code_counts_from_the_run_file_s_folder(
     assert isinstance(run, CommandRun)
     assert run.code == str(tmp_path / "src")
     with pytest.raises(ConfigError, match="there is no such folder"):
-        code_of(run)
+        pack_code(run)
 
 
 def test_a_command_on_this_machine_has_its_number_of_workers_and_no_other_way(
     tmp_path: Path,
 ) -> None:
     run = load_run(EXAMPLE)
-    config = local_config(run, tmp_path, 4, code=code_of(run))
+    config = local_config(run, tmp_path, 4, code=pack_code(run))
     assert isinstance(config, CommandConfig)
     assert config.scaling.num_workers == 2
     with pytest.raises(ConfigError, match="for built-in recipes"):
@@ -167,7 +167,7 @@ def test_a_function_is_a_module_and_a_name(tmp_path: Path, function: str) -> Non
 
 def test_a_function_travels_with_what_it_is_called_with() -> None:
     run = load_run(ROOT / "examples/function.yaml", ["datasets.train=s3://b/train"], gpus="16")
-    plan = plan_run(run, load_platform(None), "team", code_of(run))
+    plan = plan_run(run, load_platform(None), "team", pack_code(run))
     config = read_config({CONFIG_VARIABLE: plan.trainer.model_dump_json()})
     assert config == plan.trainer
     assert isinstance(config, FunctionConfig)
@@ -241,13 +241,14 @@ def large_run(folder: Path, size: int = 100_000) -> RunConfig:
 
 def test_large_code_is_in_the_rayjob_by_its_sum_alone(tmp_path: Path) -> None:
     platform = load_platform(None)
-    plan, job = objects_of(large_run(tmp_path), platform, "team")
+    objects = run_objects(large_run(tmp_path), platform, "team")
+    plan, job = objects.plan, objects.job
     assert plan.code is not None
     assert plan.code.is_uploaded
     assert CODE_VARIABLE not in str(job)
     assert plan.code.sha256 in str(job)
-    assert objects_of(large_run(tmp_path), platform, "team")[1] == job
-    other = objects_of(large_run(tmp_path, 100_001), platform, "team")[1]
+    assert run_objects(large_run(tmp_path), platform, "team").job == job
+    other = run_objects(large_run(tmp_path, 100_001), platform, "team").job
     assert other["metadata"]["name"] != job["metadata"]["name"]
     (row,) = [
         row for row in explain_plan(plan, large_run(tmp_path), platform) if row.name == "code"

@@ -19,9 +19,10 @@ from hypothesis import given
 from random_runs import Made, plausible
 
 from trainyard.cli.commands.cluster_runs.reproduce import reproduce
-from trainyard.cli.options import code_of, objects_of, yaml_text
+from trainyard.cli.options import yaml_text
 from trainyard.errors import ConfigError
 from trainyard.local.training import local_config
+from trainyard.planning.objects import pack_code, run_objects
 from trainyard.planning.plan import plan_run
 from trainyard.platform import Platform, load_platform
 from trainyard.run_file.code_archive import pack
@@ -32,10 +33,10 @@ from trainyard.submission.reproduce import (
     changed_parts,
     code_of_archive,
     environment_of,
-    make_again,
     read_config,
     read_submission,
     renamed,
+    render_again,
     run_file,
 )
 from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE
@@ -50,7 +51,7 @@ ON_DATA_NODES = ("data.loader=ray", "resources.data={nodes: 2}")
 
 
 def rendered(run: RunConfig, platform: Platform) -> dict[str, Any]:
-    return objects_of(run, platform, "team")[1]
+    return run_objects(run, platform, "team").job
 
 
 def left_by(job: dict[str, Any]) -> str:
@@ -81,12 +82,12 @@ class Kept:
 def again(job: dict[str, Any], run: RunConfig, platform: Platform) -> dict[str, Any]:
     """The same from what its driver would leave: a file, and the code as bytes."""
     kept = read_submission(left_by(job), "test")
-    travelled = code_of(run)
+    travelled = pack_code(run)
     code = None
     if kept.code_sha256 is not None:
         assert travelled is not None
         code = code_of_archive(travelled.archive, kept.code_sha256)
-    return make_again(kept.run, code, platform, "team").job
+    return render_again(kept.run, code, platform, "team").job
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ def test_another_platform_is_told_by_the_parts_that_it_changes(
 ) -> None:
     job = rendered(load_run(DIGITS, gpus="16"), platform)
     kept = read_submission(left_by(job), "test")
-    now = make_again(kept.run, None, platform_with(**{pool: {"cpus": 72}}), "team")
+    now = render_again(kept.run, None, platform_with(**{pool: {"cpus": 72}}), "team")
     told = list(changed_parts(kept.parts, now.parts))
     assert sorted(part.partition(" (")[0] for part in told) == sorted(parts)
     assert (now.job == job) == (parts == [])
@@ -161,7 +162,7 @@ def test_another_platform_is_told_by_the_parts_that_it_changes(
 def test_two_namespaces_of_one_platform_differ_in_the_namespace_and_the_name_alone(
     platform: Platform,
 ) -> None:
-    one, other = (objects_of(load_run(DIGITS), platform, name)[1] for name in ("team", "other"))
+    one, other = (run_objects(load_run(DIGITS), platform, name).job for name in ("team", "other"))
     assert one["metadata"].pop("name") != other["metadata"].pop("name")
     assert one["metadata"].pop("namespace") != other["metadata"].pop("namespace")
     assert one == other
@@ -178,7 +179,7 @@ def test_parts_that_come_and_go_are_told_too() -> None:
 def test_another_name_is_another_run(platform: Platform) -> None:
     run = load_run(DIGITS)
     kept = read_submission(left_by(rendered(run, platform)), "test")
-    job = make_again(renamed(kept.run, "second"), None, platform, "team").job
+    job = render_again(renamed(kept.run, "second"), None, platform, "team").job
     assert job == rendered(load_run(DIGITS, name="second"), platform)
     assert renamed(kept.run, None) == kept.run
 
@@ -270,7 +271,7 @@ def test_the_command_prints_what_render_printed(
     run = load_run(ROOT / f"examples/{example}.yaml")
     job = rendered(run, platform)
     cluster.processes = [sent("submission.json", left_by(job).encode())]
-    if (code := code_of(run)) is not None:
+    if (code := pack_code(run)) is not None:
         cluster.processes.append(sent("code.tar.gz", code.archive))
     reproduce(run.name, namespace="team")
     printed = capsys.readouterr()
@@ -284,7 +285,7 @@ def test_large_code_is_under_its_own_name_alone_until_it_is_submitted_under_anot
 ) -> None:
     (tmp_path / "noise").write_bytes(random.Random(1).randbytes(100_000))
     run = load_run(ROOT / "examples/command.yaml", (f"code={tmp_path}",))
-    job, code = rendered(run, platform), code_of(run)
+    job, code = rendered(run, platform), pack_code(run)
     assert code is not None
     for _ in range(2):
         cluster.processes.append(sent("submission.json", left_by(job).encode()))
@@ -331,7 +332,7 @@ def test_a_run_that_left_no_submission_is_told(
 
 def left_locally(folder: Path, run: RunConfig) -> None:
     """What an attempt on this machine leaves of its start."""
-    code = code_of(run)
+    code = pack_code(run)
     place = folder / run.name
     place.mkdir(parents=True)
     config = local_config(run, folder, 4, code=code)
@@ -360,11 +361,11 @@ def test_the_run_file_of_a_local_run_makes_the_same_run(
     printed = capsys.readouterr()
     file = tmp_path / "again.yaml"
     file.write_text(printed.out)
-    if code_of(run) is not None:
+    if pack_code(run) is not None:
         (told,) = [line for line in printed.err.splitlines() if line.startswith("its code: ")]
         subprocess.run(["sh", "-c", told.removeprefix("its code: ")], cwd=tmp_path, check=True)
     made = load_run(file)
-    before, after = (local_config(each, tmp_path, 4, code=code_of(each)) for each in (run, made))
+    before, after = (local_config(each, tmp_path, 4, code=pack_code(each)) for each in (run, made))
     assert after == before
 
 

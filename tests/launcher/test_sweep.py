@@ -20,8 +20,8 @@ from trainyard.__main__ import run as trainyard
 from trainyard.errors import ClusterError, ClusterUnreachable, ConfigError
 from trainyard.local import training
 from trainyard.run_file.load import load_run
+from trainyard.submission.status import Phase
 from trainyard.submission.submit import is_live
-from trainyard.submission.watch import Phase
 from trainyard.sweeps.combinations import (
     COMBINATION_LIMIT,
     load_sweep,
@@ -32,7 +32,7 @@ from trainyard.sweeps.combinations import (
 from trainyard.sweeps.on_cluster import carry_out, patiently
 from trainyard.sweeps.outcomes import (
     Goal,
-    Outcome,
+    SweepOutcome,
     best_of,
     completed,
     goal_of,
@@ -40,7 +40,7 @@ from trainyard.sweeps.outcomes import (
     rows_of,
     table_of_rows,
 )
-from trainyard.sweeps.schedule import Sweep
+from trainyard.sweeps.schedule import SweepSchedule
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "examples/digits.yaml"
@@ -180,17 +180,17 @@ def test_a_name_can_be_one_of_a_run(base: str) -> None:
 
 
 def test_as_one_ends_the_next_is_due() -> None:
-    sweep = Sweep(["a", "b", "c"], 2)
+    sweep = SweepSchedule(["a", "b", "c"], 2)
     assert sweep.due == ["a", "b"]
     for run in sweep.due:
         sweep.submit(run)
     assert sweep.due == []
-    sweep.hear({"a": "running", "b": "starting"})
+    sweep.update({"a": "running", "b": "starting"})
     assert sweep.due == []
-    sweep.hear({"a": "failed", "b": "running"})
+    sweep.update({"a": "failed", "b": "running"})
     assert sweep.due == ["c"]
     sweep.submit("c")
-    sweep.hear({"a": "failed", "b": "succeeded", "c": "succeeded"})
+    sweep.update({"a": "failed", "b": "succeeded", "c": "succeeded"})
     assert sweep.is_over
 
 
@@ -207,31 +207,31 @@ def test_as_one_ends_the_next_is_due() -> None:
 def test_what_earlier_commands_have_left_is_gone_on_with(
     seen: dict[str, Phase], due: list[str], is_over: bool
 ) -> None:
-    sweep = Sweep(["a", "b"], 1)
-    sweep.hear(seen)
+    sweep = SweepSchedule(["a", "b"], 1)
+    sweep.update(seen)
     assert (sweep.due, sweep.is_over) == (due, is_over)
 
 
 def test_a_run_that_failed_is_submitted_once() -> None:
-    sweep = Sweep(["a"], 1)
-    assert sweep.hear({"a": "failed"}) == []
+    sweep = SweepSchedule(["a"], 1)
+    assert sweep.update({"a": "failed"}) == []
     sweep.submit("a")
-    (change,) = sweep.hear({"a": "failed"})
+    (change,) = sweep.update({"a": "failed"})
     assert (change.before, change.after) == ("accepted", "failed")
     assert sweep.is_over
 
 
 def test_a_submission_that_was_deleted_has_stopped_and_is_left_so() -> None:
-    sweep = Sweep(["a"], 1)
+    sweep = SweepSchedule(["a"], 1)
     sweep.submit("a")
-    (change,) = sweep.hear({})
+    (change,) = sweep.update({})
     assert change.after == "stopped"
     assert sweep.is_over
-    assert sweep.hear({"a": "running"}) == []
+    assert sweep.update({"a": "running"}) == []
 
 
 def test_a_refused_run_makes_room() -> None:
-    sweep = Sweep(["a", "b"], 1)
+    sweep = SweepSchedule(["a", "b"], 1)
     sweep.refuse("a")
     assert sweep.due == ["b"]
 
@@ -304,24 +304,27 @@ def test_a_metric_that_a_recipe_does_not_tell_is_refused_and_own_code_may_tell_a
 
 
 def test_metrics_are_the_last_numbers_that_a_run_has_told() -> None:
-    outcome = Outcome(phase="succeeded", summary=SUMMARY, progress=PROGRESS)
+    outcome = SweepOutcome(phase="succeeded", summary=SUMMARY, progress=PROGRESS)
     assert outcome.metrics == {
         "val_accuracy": 0.9,
         "best_val_accuracy": 0.95,
         "loss": 0.25,
         "accuracy": 0.92,
     }
-    assert Outcome(phase="succeeded", summary=OWN).metrics == {"error": 0.125}
+    assert SweepOutcome(phase="succeeded", summary=OWN).metrics == {"error": 0.125}
     reported = {"reports": 3, "metrics": {"error": 0.5, "good": True}}
-    assert Outcome(phase="failed", progress=reported).metrics == {"error": 0.5}
+    assert SweepOutcome(phase="failed", progress=reported).metrics == {"error": 0.5}
     failed = {"outcome": "failed", "val_accuracy": None}
-    assert Outcome(phase="failed", summary=failed, progress=PROGRESS).metrics["val_accuracy"] == 0.9
+    assert (
+        SweepOutcome(phase="failed", summary=failed, progress=PROGRESS).metrics["val_accuracy"]
+        == 0.9
+    )
 
 
 def test_what_the_log_did_not_say_is_taken_from_the_folder() -> None:
     folder = Folder(summary_json=SUMMARY, progress_json=PROGRESS, metrics_jsonl=EPOCHS)
-    found = completed(Outcome(phase="succeeded"), folder, ACCURACY)
-    assert found == Outcome(phase="succeeded", summary=SUMMARY, progress=PROGRESS)
+    found = completed(SweepOutcome(phase="succeeded"), folder, ACCURACY)
+    assert found == SweepOutcome(phase="succeeded", summary=SUMMARY, progress=PROGRESS)
     loss = goal_of("val_loss")
     assert found.lacks(loss)
     assert completed(found, folder, loss).metrics["val_loss"] == 0.5
@@ -330,21 +333,21 @@ def test_what_the_log_did_not_say_is_taken_from_the_folder() -> None:
 @pytest.mark.parametrize(
     ("outcome", "lacks"),
     [
-        (Outcome(phase="succeeded"), True),
-        (Outcome(phase="failed"), False),
-        (Outcome(phase="succeeded", summary=SUMMARY), False),
-        (Outcome(phase="succeeded", summary=OWN), False),
+        (SweepOutcome(phase="succeeded"), True),
+        (SweepOutcome(phase="failed"), False),
+        (SweepOutcome(phase="succeeded", summary=SUMMARY), False),
+        (SweepOutcome(phase="succeeded", summary=OWN), False),
     ],
 )
 def test_a_folder_is_asked_only_for_what_a_success_has_not_said(
-    outcome: Outcome, lacks: bool
+    outcome: SweepOutcome, lacks: bool
 ) -> None:
     assert outcome.lacks(ACCURACY) is lacks
 
 
-def outcomes(**accuracies: float | None) -> dict[str, Outcome]:
+def outcomes(**accuracies: float | None) -> dict[str, SweepOutcome]:
     return {
-        run: Outcome(phase="succeeded", summary={"val_accuracy": accuracy})
+        run: SweepOutcome(phase="succeeded", summary={"val_accuracy": accuracy})
         for run, accuracy in accuracies.items()
     }
 
@@ -364,16 +367,16 @@ def outcomes(**accuracies: float | None) -> dict[str, Outcome]:
 def test_the_best_is_the_first_of_those_that_succeeded_and_told(
     accuracies: dict[str, float | None], metric: str, best: str | None
 ) -> None:
-    failed = Outcome(phase="failed", progress={"val_accuracy": 0.99})
+    failed = SweepOutcome(phase="failed", progress={"val_accuracy": 0.99})
     assert best_of({"x": failed, **outcomes(**accuracies)}, goal_of(metric)) == best
 
 
 def test_the_table_has_a_row_for_each_run_and_marks_the_best() -> None:
     combinations = load_sweep(DIGITS, ["train.seed=1,2,3"])
     found = {
-        THREE: Outcome(phase="failed", message="AppFailed: out of memory"),
-        TWO: Outcome(phase="succeeded", summary=SUMMARY, progress=PROGRESS),
-        ONE: Outcome(phase="succeeded", summary=SUMMARY | {"val_accuracy": 0.8}),
+        THREE: SweepOutcome(phase="failed", message="AppFailed: out of memory"),
+        TWO: SweepOutcome(phase="succeeded", summary=SUMMARY, progress=PROGRESS),
+        ONE: SweepOutcome(phase="succeeded", summary=SUMMARY | {"val_accuracy": 0.8}),
     }
     rows = rows_of(combinations, found, ACCURACY)
     assert [(row["run"], row["best"]) for row in rows] == [
@@ -785,7 +788,7 @@ def test_a_cluster_that_stays_away_ends_the_sweep() -> None:
 
 def test_a_sweep_with_nothing_to_do_asks_nothing() -> None:
     cluster = FakeCluster()
-    carry_out(cluster, Sweep([], 2), {}, None)  # type: ignore[arg-type]
+    carry_out(cluster, SweepSchedule([], 2), {}, None)  # type: ignore[arg-type]
     assert cluster.calls == []
 
 

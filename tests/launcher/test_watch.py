@@ -10,15 +10,9 @@ from fake_cluster import FakeCluster
 
 from trainyard.cluster.follow import SILENT_LIMIT_S
 from trainyard.errors import ClusterUnreachable, RunFailed
-from trainyard.submission.watch import (
-    Watch,
-    attempts_of,
-    look,
-    message_of,
-    pending_reason,
-    phase_of,
-    watch_run,
-)
+from trainyard.submission.current_status import current_status
+from trainyard.submission.status import attempts_of, message_of, pending_reason, phase_of
+from trainyard.submission.watch import StatusTracker, watch_submission
 from trainyard_trainer.run_files.driver_output import last_record
 
 Object = dict[str, Any]
@@ -119,7 +113,7 @@ def test_a_running_head_tells_the_progress() -> None:
     cluster = FakeCluster()
     job = cluster.add_job("digits-1", status="RUNNING")
     cluster.add_head("digits-1-abc", 'progress {"percent": 40}\n')
-    assert look(cluster, job).progress == {"percent": 40}
+    assert current_status(cluster, job).progress == {"percent": 40}
 
 
 class Clock:
@@ -137,8 +131,8 @@ class Clock:
 
 def watch(cluster: FakeCluster) -> list[str]:
     clock = Clock()
-    sights = watch_run(cluster, "digits-1", "digits", clock=clock, sleep=clock.sleep)
-    return [phase for phase, _ in itertools.groupby(sight.phase for sight in sights)]
+    statuses = watch_submission(cluster, "digits-1", "digits", clock=clock, sleep=clock.sleep)
+    return [phase for phase, _ in itertools.groupby(run_status.phase for run_status in statuses)]
 
 
 def test_a_watch_goes_on_through_a_retry_to_the_end() -> None:
@@ -191,12 +185,12 @@ def test_a_watch_ends_with_the_driver_s_last_words() -> None:
     cluster.add_head("digits-1-abc", 'progress {"percent": 100}\nsummary {"outcome": "succeeded"}')
     cluster.script = [("Complete", "SUCCEEDED")]
     clock = Clock()
-    *_, last = watch_run(cluster, "digits-1", "digits", clock=clock, sleep=clock.sleep)
+    *_, last = watch_submission(cluster, "digits-1", "digits", clock=clock, sleep=clock.sleep)
     assert (last.phase, last.summary) == ("succeeded", {"outcome": "succeeded"})
     assert last.progress == {"percent": 100}
 
 
-# What was heard -> a sight.
+# What was heard -> a run_status.
 
 
 def job_at(deployment: str, job: str, **status: Any) -> dict[str, Object]:
@@ -211,34 +205,34 @@ def pod_of(ray_cluster: str, message: str) -> Object:
 
 
 def test_a_start_is_shown_with_what_its_own_pods_wait_for() -> None:
-    heard = Watch("d")
-    assert heard.hear_pods({}) is None
-    assert heard.hear_job(job_at("Initializing", "")).message == ""
-    sight = heard.hear_pods({"p": pod_of("c-0", "of the last attempt")})
-    assert sight is not None
-    assert sight.message == ""
-    sight = heard.hear_pods({"p": pod_of("c-1", "no GPU")})
-    assert sight is not None
-    assert sight.message == "p is not scheduled: no GPU"
-    assert heard.hear_job(job_at("Running", "RUNNING")).message == ""
+    heard = StatusTracker("d")
+    assert heard.update_pods({}) is None
+    assert heard.update_job(job_at("Initializing", "")).message == ""
+    run_status = heard.update_pods({"p": pod_of("c-0", "of the last attempt")})
+    assert run_status is not None
+    assert run_status.message == ""
+    run_status = heard.update_pods({"p": pod_of("c-1", "no GPU")})
+    assert run_status is not None
+    assert run_status.message == "p is not scheduled: no GPU"
+    assert heard.update_job(job_at("Running", "RUNNING")).message == ""
 
 
 def test_progress_stays_until_the_next_attempt() -> None:
-    heard = Watch("d")
-    heard.hear_job(job_at("Running", "RUNNING"))
-    assert heard.hear_line("a line like others") is None
-    sight = heard.hear_line('progress {"percent": 5}')
-    assert sight is not None
-    assert sight.progress == {"percent": 5}
-    assert heard.hear_job(job_at("Running", "RUNNING", message="x")).progress == {"percent": 5}
-    retrying = heard.hear_job(job_at("Retrying", "FAILED", failed=1))
+    heard = StatusTracker("d")
+    heard.update_job(job_at("Running", "RUNNING"))
+    assert heard.read_log_line("a line like others") is None
+    run_status = heard.read_log_line('progress {"percent": 5}')
+    assert run_status is not None
+    assert run_status.progress == {"percent": 5}
+    assert heard.update_job(job_at("Running", "RUNNING", message="x")).progress == {"percent": 5}
+    retrying = heard.update_job(job_at("Retrying", "FAILED", failed=1))
     assert (retrying.progress, retrying.attempts) == (None, 2)
 
 
 def test_a_driver_is_heard_only_while_it_runs() -> None:
-    heard = Watch("d")
+    heard = StatusTracker("d")
     assert heard.ray_cluster == ""
-    heard.hear_job(job_at("Initializing", ""))
+    heard.update_job(job_at("Initializing", ""))
     assert heard.ray_cluster == ""
-    heard.hear_job(job_at("Running", "RUNNING"))
+    heard.update_job(job_at("Running", "RUNNING"))
     assert heard.ray_cluster == "c-1"

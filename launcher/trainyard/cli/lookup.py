@@ -13,14 +13,14 @@ from trainyard.run import summary_of as summary_of
 
 if TYPE_CHECKING:
     from trainyard.cluster.cluster import Cluster
-    from trainyard.submission.reader import Folder
+    from trainyard.submission.remote_folder import RemoteFolder
 
 
 def folder_of(
     cluster: Cluster, name: str, head: str | None = None
-) -> AbstractContextManager[Folder]:
+) -> AbstractContextManager[RemoteFolder]:
     """The run's folder, through its head where there is one; says whose platform tells where it is."""
-    from trainyard.submission.reader import open_folder
+    from trainyard.submission.reader_pod import open_folder
 
     platform = platform_of(None, True, cluster.namespace, cluster)
     return open_folder(cluster, platform, name, head)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -12,9 +13,8 @@ from trainyard.run import NAMESPACE as NAMESPACE
 from trainyard.run import check_namespace
 
 if TYPE_CHECKING:
-    from trainyard.planning.plan import Plan
+    from trainyard.planning.objects import RunObjects
     from trainyard.platform import Platform
-    from trainyard.run_file.code_archive import Overlay
     from trainyard.run_file.models import RunConfig
 
 
@@ -99,21 +99,19 @@ def platform_of(
     return find_platform(CLUSTER if from_cluster else path, namespace, cluster)
 
 
-def objects_of(run: RunConfig, platform: Platform, namespace: str) -> tuple[Plan, dict[str, Any]]:
-    """The one path from run to RayJob that `render` and `submit` share; says its warnings."""
-    from trainyard import api
+def objects_with_warnings(run: RunConfig, platform: Platform, namespace: str) -> RunObjects:
+    """Plan and render a run, and print the warnings about its RayJob on standard error."""
+    from trainyard.planning.objects import run_objects
 
-    planned, job, doubts = api.objects_of(run, platform, namespace)
-    for doubt in doubts:
-        typer.echo(f"warning: {doubt}", err=True)
-    return planned, job
+    objects = run_objects(run, platform, namespace)
+    print_warnings(objects.warnings)
+    return objects
 
 
-def code_of(run: RunConfig) -> Overlay | None:
-    """The code of a run of this machine, packed, however large; None where there is none."""
-    from trainyard import api
-
-    return api.code_of(run, None)
+def print_warnings(messages: Iterable[str]) -> None:
+    """Print warnings on standard error, one for each line."""
+    for message in messages:
+        typer.echo(f"warning: {message}", err=True)
 
 
 def yaml_text(document: Any) -> str:

@@ -6,20 +6,20 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainyard.submission.watch import Sight
+    from trainyard.submission.status import RunStatus
 
 
-def show_progress(sights: Iterable[Sight | str]) -> Sight:
-    """Display sights and log lines as they come; returns the last sight."""
+def show_progress(statuses: Iterable[RunStatus | str]) -> RunStatus:
+    """Display statuses and log lines as they come; returns the last run_status."""
     from trainyard.cli import show
 
-    last: Sight | None = None
+    last: RunStatus | None = None
     with show.ProgressView() as view:
-        for sight in sights:
-            if isinstance(sight, str):
-                show.say(sight)
+        for run_status in statuses:
+            if isinstance(run_status, str):
+                show.say(run_status)
             else:
-                view.show(sight)
-                last = sight
+                view.show(run_status)
+                last = run_status
     assert last is not None
     return last

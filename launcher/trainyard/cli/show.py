@@ -15,13 +15,13 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column, Table
 
-from trainyard.drills.report import Report
+from trainyard.drills.report import DrillReport
 from trainyard.drills.soak_report import SoakReport
 from trainyard.drills.timeline import Recovery
 from trainyard.planning.capacity import GpuNode, Holder
 from trainyard.planning.reasons import Reason
 from trainyard.run_file.code_archive import size_text
-from trainyard.submission.watch import ENDED, Phase, Sight
+from trainyard.submission.status import ENDED, Phase, RunStatus
 from trainyard_trainer.run_files.driver_output import PROGRESS, SUMMARY, record_of
 
 Object = dict[str, Any]
@@ -120,7 +120,7 @@ def holder_text(holder: Holder) -> str:
     return f"{f'run {holder.run} ({pod})' if holder.run else pod}: {int(holder.amount)}"
 
 
-def drill_table(report: Report) -> None:
+def drill_table(report: DrillReport) -> None:
     """What a drill has shown, and what its user saw meanwhile."""
     recovery = report.recovery
     rows = [
@@ -334,16 +334,16 @@ class ProgressView:
         if self._task is not None:
             self._bar.stop()
 
-    def show(self, sight: Sight) -> None:
+    def show(self, run_status: RunStatus) -> None:
         """Bring the display up to date."""
-        if sight.phase != self._phase:
-            self._next_phase(sight.phase)
-        if sight.message and sight.message != self._message:
-            self._message = sight.message
-            say(f"  {sight.message}")
-        if sight.progress is not None and sight.progress != self._last:
-            self._last = sight.progress
-            self._advance(sight.progress)
+        if run_status.phase != self._phase:
+            self._next_phase(run_status.phase)
+        if run_status.message and run_status.message != self._message:
+            self._message = run_status.message
+            say(f"  {run_status.message}")
+        if run_status.progress is not None and run_status.progress != self._last:
+            self._last = run_status.progress
+            self._advance(run_status.progress)
 
     def _next_phase(self, phase: Phase) -> None:
         now = time.monotonic()

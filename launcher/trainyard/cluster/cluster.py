@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from trainyard.cluster.connection import Connection
-from trainyard.cluster.kinds import place_of
-from trainyard.cluster.process import Process
+from trainyard.cluster.kinds import kind_of
+from trainyard.cluster.process import PodProcess
 from trainyard.errors import ClusterError, ClusterUnreachable
 
 Object = dict[str, Any]
@@ -211,14 +211,14 @@ class Cluster:
         *,
         stdin: bool = False,
         terminal: bool = False,
-    ) -> Process:
+    ) -> PodProcess:
         """A command that is started in a container."""
         query = [("command", word) for word in command]
         query += [("container", container), ("stdout", "true"), ("stdin", str(stdin).lower())]
         query += [("stderr", str(not terminal).lower()), ("tty", str(terminal).lower())]
         path = f"{self._path('Pod', pod)}/exec"
         websocket = self._connection.websocket(path, query, "websocket_call")
-        return Process(websocket, f"`{command[0]}` in pod {pod}")
+        return PodProcess(websocket, f"`{command[0]}` in pod {pod}")
 
     def port_forward(self, pod: str, port: int) -> socket.socket:
         """A connection to a port of a pod."""
@@ -231,10 +231,10 @@ class Cluster:
 
     def can_i(self, verb: str, kind: str, subresource: str = "") -> bool:
         """Whether the kubeconfig's user may do that, in this namespace where the kind has one."""
-        place = place_of(kind)
-        wanted = {"verb": verb, "group": place.group, "resource": place.plural}
+        found = kind_of(kind)
+        wanted = {"verb": verb, "group": found.group, "resource": found.plural}
         wanted |= {"subresource": subresource} if subresource else {}
-        wanted |= {"namespace": self.namespace} if place.is_namespaced else {}
+        wanted |= {"namespace": self.namespace} if found.is_namespaced else {}
         answer = self._connection.json(
             "POST",
             "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
@@ -247,7 +247,7 @@ class Cluster:
         return bool(answer["status"]["allowed"])
 
     def _path(self, kind: str, name: str = "", *, everywhere: bool = False) -> str:
-        return place_of(kind).path("" if everywhere else self.namespace, name)
+        return kind_of(kind).path("" if everywhere else self.namespace, name)
 
 
 def _selectors(labels: Labels | None, fields: str) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from trainyard.errors import ClusterError, ClusterUnreachable
 
 Object = dict[str, Any]
-State = dict[str, Object]
+ObjectsByName = dict[str, Object]
 """Objects by name."""
 
 SILENT_LIMIT_S = 300.0
@@ -28,7 +28,7 @@ TRANSIENT = {"500", "502", "503", "504", "InternalError", "ServiceUnavailable", 
 }
 
 
-class Watched(Protocol):
+class WatchAccess(Protocol):
     """What is needed of a cluster."""
 
     def get(self, kind: str, name: str) -> Object | None: ...
@@ -49,24 +49,24 @@ class Watched(Protocol):
 
 
 class Patience:
-    """How long to go on with a cluster that fails to answer; it was heard when it is made."""
+    """How long to go on with a cluster that fails to answer; it was answered when it is made."""
 
     def __init__(self, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
         self._clock = clock
         self._sleep = sleep
-        self._heard_at: float | None = None
+        self._answered_at: float | None = None
         self._began = clock()
 
-    def heard(self) -> None:
+    def answered(self) -> None:
         """It answered."""
-        self._heard_at = self._clock()
+        self._answered_at = self._clock()
 
     def wait(self, error: ClusterError) -> None:
         """Wait before the next attempt; raises the error where waiting is of no use any more."""
         is_away = isinstance(error, ClusterUnreachable) or error.reason in TRANSIENT
-        if self._heard_at is None and not isinstance(error, ClusterUnreachable):
+        if self._answered_at is None and not isinstance(error, ClusterUnreachable):
             raise error
-        since = self._began if self._heard_at is None else self._heard_at
+        since = self._began if self._answered_at is None else self._answered_at
         if self._clock() - since > (SILENT_LIMIT_S if is_away else REFUSED_LIMIT_S):
             raise error
         # Not all who lost the same API server come back in the same moment.
@@ -74,34 +74,34 @@ class Patience:
 
 
 def follow(
-    cluster: Watched,
+    cluster: WatchAccess,
     kind: str,
     labels: Mapping[str, str | None] | None = None,
     *,
     fields: str = "",
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[State]:
+) -> Iterator[ObjectsByName]:
     """All objects that are selected, again after each change of one of them; without an end.
 
     A list, and then one watch. Where the watch ends, or its version is forgotten, the list tells what
     was missed. Raises ClusterError when the cluster refuses, or is away for SILENT_LIMIT_S.
     """
     patience = Patience(clock, sleep)
-    state: State | None = None
+    state: ObjectsByName | None = None
     version = ""
     while True:
         try:
             if not version:
                 found, version = cluster.snapshot(kind, labels, fields=fields)
-                patience.heard()
+                patience.answered()
                 listed = {item["metadata"]["name"]: item for item in found}
                 if listed != state:
                     state = listed
                     yield dict(state)
             assert state is not None
             for event in cluster.watch(kind, labels, fields=fields, resource_version=version):
-                patience.heard()
+                patience.answered()
                 version = event["object"]["metadata"]["resourceVersion"]
                 if event["type"] == "BOOKMARK":
                     continue
@@ -119,7 +119,7 @@ def follow(
 
 
 def follow_log(
-    cluster: Watched,
+    cluster: WatchAccess,
     pod: str,
     container: str,
     *,
@@ -138,7 +138,7 @@ def follow_log(
                 else cluster.follow_log(pod, container, since_s=since_s)
             )
             for line in lines:
-                patience.heard()
+                patience.answered()
                 moment, _, text = line.partition(" ")
                 if seen and precise(moment) <= precise(seen):
                     continue  # the API takes whole seconds
@@ -147,7 +147,7 @@ def follow_log(
             # The end of the stream may be that of the API server, too.
             if not _is_running(cluster.get("Pod", pod), container):
                 return
-            patience.heard()
+            patience.answered()
             sleep(RETRY_S)
         except ClusterError as error:
             if error.reason in ("NotFound", "BadRequest"):

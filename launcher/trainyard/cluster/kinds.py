@@ -9,7 +9,7 @@ from trainyard.errors import ClusterError
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A place in the API."""
+    """A found in the API."""
 
     group_version: str
     plural: str
@@ -23,8 +23,8 @@ class Kind:
     def path(self, namespace: str, name: str = "") -> str:
         """The address of the kind's objects in a namespace, in all of them where it is empty, or of one."""
         root = f"/apis/{self.group_version}" if self.group else f"/api/{self.group_version}"
-        place = f"/namespaces/{namespace}" if self.is_namespaced and namespace else ""
-        return f"{root}{place}/{self.plural}" + (f"/{name}" if name else "")
+        found = f"/namespaces/{namespace}" if self.is_namespaced and namespace else ""
+        return f"{root}{found}/{self.plural}" + (f"/{name}" if name else "")
 
 
 KINDS = {
@@ -53,7 +53,7 @@ KINDS = {
 }
 
 
-def place_of(kind: str) -> Kind:
+def kind_of(kind: str) -> Kind:
     """Raises ClusterError for a kind that is none of these, as the API server would."""
     try:
         return KINDS[kind]

@@ -24,14 +24,14 @@ class Secrets(Protocol):
     def get(self, kind: str, name: str) -> Object | None: ...
 
 
-def token_of(cluster: Secrets, ray_cluster: str) -> str:
+def dashboard_token(cluster: Secrets, ray_cluster: str) -> str:
     """The token of a RayCluster; empty where it has none. KubeRay names the Secret as the cluster."""
     secret = cluster.get("Secret", ray_cluster)
     token = ((secret or {}).get("data") or {}).get("auth_token", "")
     return base64.b64decode(token).decode()
 
 
-class Tunnel:
+class PortForward:
     """Listens on this machine alone; each connection there is one to the pod."""
 
     def __init__(self, connect: Callable[[], socket.socket], port: int) -> None:
@@ -45,7 +45,7 @@ class Tunnel:
             ) from error
         self.port = int(self._server.getsockname()[1])
 
-    def __enter__(self) -> Tunnel:
+    def __enter__(self) -> PortForward:
         return self
 
     def __exit__(

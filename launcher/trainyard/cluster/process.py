@@ -17,7 +17,7 @@ SILENCE_S = 60.0
 """Between two looks at a command that says nothing."""
 
 
-class Process:
+class PodProcess:
     """A command that runs in a pod. What it writes comes in the order in which it was written.
 
     The frames are taken from the socket one by one: the client's own buffer is copied with each of them,
@@ -31,7 +31,7 @@ class Process:
         self.is_open = True
         """Whether it may still say something."""
 
-    def __enter__(self) -> Process:
+    def __enter__(self) -> PodProcess:
         return self
 
     def __exit__(

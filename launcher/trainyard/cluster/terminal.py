@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 STDOUT = 1
-LOOK_S = 0.2
+POLL_S = 0.2
 """Between two looks at a connection that may hold what its socket no longer does."""
 
 
-class Process(Protocol):
+class InteractiveProcess(Protocol):
     """A command in a pod."""
 
     @property
@@ -37,12 +37,12 @@ def is_one() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def connect(process: Process, *, is_raw: bool) -> int:
+def connect(process: InteractiveProcess, *, is_raw: bool) -> int:
     """Pass on what is typed and what is answered until the command ends; its exit code."""
     with _raw(process) if is_raw else contextlib.nullcontext():
         inputs: list[Any] = [process, sys.stdin.fileno()]
         while process.is_open:
-            ready, _, _ = select.select(inputs, [], [], LOOK_S)
+            ready, _, _ = select.select(inputs, [], [], POLL_S)
             if sys.stdin.fileno() in ready:
                 if data := os.read(sys.stdin.fileno(), 4096):
                     process.write(data)
@@ -54,7 +54,7 @@ def connect(process: Process, *, is_raw: bool) -> int:
     return process.exit_code
 
 
-def _show(process: Process) -> None:
+def _show(process: InteractiveProcess) -> None:
     for channel, data in process.read(0):
         stream = sys.stdout if channel == STDOUT else sys.stderr
         stream.buffer.write(data)
@@ -62,7 +62,7 @@ def _show(process: Process) -> None:
 
 
 @contextlib.contextmanager
-def _raw(process: Process) -> Iterator[None]:
+def _raw(process: InteractiveProcess) -> Iterator[None]:
     """Every key goes there, Ctrl-C too; it learns the size of this terminal whenever that changes."""
     before = termios.tcgetattr(sys.stdin)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainyard.diagnosis.snapshot import Object, Scene, condition, containers, is_ready, name_of
-from trainyard.submission.watch import attempts_of
+from trainyard.submission.status import attempts_of
 from trainyard_trainer.run_files.driver_output import (
     PROGRESS,
     WORKER_FAILED,

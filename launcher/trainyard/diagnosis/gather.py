@@ -30,7 +30,7 @@ from trainyard.diagnosis.snapshot import (
 )
 from trainyard.errors import ClusterError, ClusterUnreachable
 from trainyard.labels import OWNER_LABELS, RUN_LABEL
-from trainyard.submission.watch import HEAD_CONTAINER
+from trainyard.submission.current_status import HEAD_CONTAINER
 from trainyard_trainer.run_files import names
 
 LOG_LINES = 3000

@@ -19,7 +19,8 @@ from trainyard.diagnosis.snapshot import Scene, claims_of
 from trainyard.errors import ClusterError, ClusterUnreachable
 from trainyard.labels import OWNER_LABELS
 from trainyard.platform import Platform
-from trainyard.submission.reader import CONTAINER, storage_options, storage_pod
+from trainyard.submission.reader_pod import READER_CONTAINER, storage_pod
+from trainyard.submission.remote_folder import storage_options
 from trainyard_trainer.run_files.driver_output import PROBE, last_record
 
 Object = dict[str, Any]
@@ -216,7 +217,7 @@ def _follow(
         probe = replace(probe, pod=pod, claims=scene.claims, waited_s=waited_s)
         phase = (pod or {}).get("status", {}).get("phase")
         if pod is None or phase in ("Succeeded", "Failed"):
-            log = "" if pod is None else _asked(lambda: cluster.log(name, CONTAINER)) or ""
+            log = "" if pod is None else _asked(lambda: cluster.log(name, READER_CONTAINER)) or ""
             finding = None if log else explain_pod(scene)
             return replace(probe, log=log, told=last_record(log, PROBE), finding=finding)
         finding = explain_pod(scene)

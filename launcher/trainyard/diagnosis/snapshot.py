@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
 from typing import Any
 
-from trainyard.submission.watch import ENDED, Phase, phase_of
+from trainyard.submission.status import ENDED, Phase, phase_of
 
 Object = dict[str, Any]
 

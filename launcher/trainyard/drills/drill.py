@@ -12,17 +12,25 @@ from typing import Any, Protocol
 
 from trainyard.cluster.cluster import Cluster
 from trainyard.cluster.kuberay import RayjobApi
-from trainyard.drills.drill_run import Job, Pursuit, Say, Witness
-from trainyard.drills.report import Report, missed
+from trainyard.drills.drill_run import DrillJob, DrillRun, Recorder, Say
+from trainyard.drills.report import DrillReport, missed
 from trainyard.drills.scenarios import Scenario
 from trainyard.drills.strikes import Target
-from trainyard.drills.timeline import Records, recover, stood_still_s, trained_after, what_was_seen
+from trainyard.drills.timeline import (
+    RunRecords,
+    observations_around,
+    recover,
+    stood_still_s,
+    was_training_after,
+)
 from trainyard.errors import ClusterError, ConfigError, RunFailed
 from trainyard.labels import RUN_LABEL
 from trainyard.platform import Platform
-from trainyard.submission.reader import Folder, open_folder
+from trainyard.submission.reader_pod import open_folder
+from trainyard.submission.remote_folder import RemoteFolder
+from trainyard.submission.status import RunStatus
 from trainyard.submission.submit import delete_and_wait, submit_run
-from trainyard.submission.watch import Sight, watch_run
+from trainyard.submission.watch import watch_submission
 from trainyard_trainer.config.trainer_config import RUN_NAME_LIMIT, TrainerConfig, identity_of
 from trainyard_trainer.run_files import lease, names
 
@@ -48,7 +56,7 @@ def drill_name(run: str, scenario: str) -> str:
     return run[: RUN_NAME_LIMIT - len(suffix)].rstrip("-") + suffix
 
 
-class Kept(Protocol):
+class FolderReader(Protocol):
     """What is needed of a run's folder."""
 
     def files(self) -> list[str]: ...
@@ -56,7 +64,7 @@ class Kept(Protocol):
     def sum(self, file: str) -> str | None: ...
 
 
-def weights_of(folder: Kept, config: TrainerConfig) -> str | None:
+def weights_of(folder: FolderReader, config: TrainerConfig) -> str | None:
     """SHA-256 of the weights of a finished run that learnt just this; None where there is none."""
     run, summary = folder.read(names.RUN), folder.read(names.SUMMARY)
     if run is None or summary is None or json.loads(summary)["outcome"] != "succeeded":
@@ -74,7 +82,7 @@ def _learnt(config: Object) -> Object:
     return identity_of(config) | length | {"scaling": config["scaling"]}
 
 
-def train_undisturbed(cluster: Cluster, platform: Platform, job: Job, say: Say) -> str | None:
+def train_undisturbed(cluster: Cluster, platform: Platform, job: DrillJob, say: Say) -> str | None:
     """SHA-256 of the weights of the run that nobody strikes; it is trained unless that was done before.
 
     None of an elastic run: its bits depend on how many workers it had when, so there is nothing to compare.
@@ -91,7 +99,7 @@ def train_undisturbed(cluster: Cluster, platform: Platform, job: Job, say: Say) 
     rayjobs = RayjobApi(cluster)
     say(f"run {job.run} is trained first, to compare the weights with")
     submit_run(rayjobs, job.rayjob, lambda: None)
-    *_, last = watch_run(cluster, job.name, job.run)
+    *_, last = watch_submission(cluster, job.name, job.run)
     if last.phase != "succeeded":
         raise RunFailed(
             f"run {job.run}, which nobody has struck, has {last.phase}",
@@ -108,14 +116,14 @@ def train_undisturbed(cluster: Cluster, platform: Platform, job: Job, say: Say) 
 def run_drill(
     cluster: Cluster,
     platform: Platform,
-    job: Job,
+    job: DrillJob,
     scenario: Scenario,
     *,
     weights: str | None,
     at_step: int | None = None,
     keep: bool = False,
     say: Say,
-) -> Report:
+) -> DrillReport:
     """Submit the run, strike it, follow it to its end, and clear up.
 
     Without a step a random one is taken; without weights none are compared. Raises ConfigError
@@ -123,16 +131,16 @@ def run_drill(
     """
     rayjobs = RayjobApi(cluster)
     clear_folder(cluster, platform, job.run, keep=keep)
-    witness = Witness.of(cluster, job.run)
+    recorder = Recorder.of(cluster, job.run)
     submit_run(rayjobs, job.rayjob, lambda: None)
     say(f"RayJob {cluster.namespace}/{job.name} created; training is awaited")
-    pursuit = Pursuit(cluster, platform, job, witness, say)
+    drill_run = DrillRun(cluster, platform, job, recorder, say)
     try:
-        blow = strike_once(pursuit, scenario, at_step)
+        strike_result = strike_once(drill_run, scenario, at_step)
     finally:
         delete_and_wait(rayjobs, job.name)
-    last = blow.last
-    left = left_behind(cluster, job.run, witness.clusters)
+    last = strike_result.last
+    left = left_behind(cluster, job.run, recorder.clusters)
     with open_folder(cluster, platform, job.run) as folder:
         records = read_records(folder)
         left += left_in_folder(folder)
@@ -140,14 +148,14 @@ def run_drill(
         is_even = has_even_epochs(folder.records(names.METRICS), job.config.train.epochs)
         if not keep:
             folder.delete()
-    pods = list(witness.pods.values())
-    recovery = recover(records, pods, witness.seen, blow.began)
-    report = Report(
+    pods = list(recorder.pods.values())
+    recovery = recover(records, pods, recorder.seen, strike_result.began)
+    report = DrillReport(
         scenario=scenario.name,
         run=job.run,
         is_recovered=last.phase == "succeeded",
         why_not="" if last.phase == "succeeded" else f"{last.phase}: {last.message}".rstrip(": "),
-        struck_at_step=blow.step,
+        struck_at_step=strike_result.step,
         recovery=recovery,
         attempts=len(records.attempts),
         worker_groups=records.worker_groups,
@@ -155,9 +163,9 @@ def run_drill(
         is_elastic=job.config.scaling.is_elastic,
         has_even_epochs=is_even,
         left_behind=left,
-        seen=what_was_seen(witness.seen, blow.began),
-        stood_still_s=round(stood_still_s(witness.seen, blow.began), 1),
-        outlasted=trained_after(witness.seen, blow.over),
+        seen=observations_around(recorder.seen, strike_result.began),
+        stood_still_s=round(stood_still_s(recorder.seen, strike_result.began), 1),
+        outlasted=was_training_after(recorder.seen, strike_result.over),
     )
     return replace(report, missed=missed(report, scenario, job.config.checkpoint.every_s))
 
@@ -179,8 +187,8 @@ def clear_folder(cluster: Cluster, platform: Platform, run: str, *, keep: bool) 
             folder.sibling(aside).delete()
 
 
-def read_records(folder: Folder) -> Records:
-    return Records(
+def read_records(folder: RemoteFolder) -> RunRecords:
+    return RunRecords(
         attempts=folder.records(names.ATTEMPTS),
         starts=folder.records(names.STARTS),
         failures=folder.records(names.FAILURES),
@@ -188,49 +196,51 @@ def read_records(folder: Folder) -> Records:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Blow:
+class StrikeResult:
     """A strike and how the run went on; times are those of the pods' clocks."""
 
     step: int
     began: float
     over: float
-    last: Sight
+    last: RunStatus
     """Of the run, at its end."""
 
 
-def strike_once(pursuit: Pursuit, scenario: Scenario, at_step: int | None) -> Blow:
+def strike_once(drill_run: DrillRun, scenario: Scenario, at_step: int | None) -> StrikeResult:
     """Follow a run to its end, and strike it on the way."""
-    last: Sight | None = None
-    aim: Future[Target] | None = None
+    last: RunStatus | None = None
+    locate_target: Future[Target] | None = None
     struck, step = 0.0, 0
     over: list[float] = []
     with ThreadPoolExecutor(1) as threads:
-        for sight in pursuit.sights():
-            last = sight
-            if sight.progress is None or pursuit.strike is not None:
+        for run_status in drill_run.statuses():
+            last = run_status
+            if run_status.progress is None or drill_run.strike is not None:
                 continue
-            step = int(sight.progress["step"])
+            step = int(run_status.progress["step"])
             if at_step is None:
-                at_step = round(random.uniform(*STRIKE_AT) * sight.progress["steps"])
+                at_step = round(random.uniform(*STRIKE_AT) * run_status.progress["steps"])
             # Where everything is, is looked up early.
-            workers = pursuit.job.config.scaling.num_workers
-            if aim is None and has_all_at_work(sight.progress, workers):
-                aim = threads.submit(pursuit.aim)
-            if aim is not None and aim.done() and step >= at_step:
-                target = aim.result()
-                pursuit.say(f"strike at step {step}: {scenario.fault}")
-                struck = pursuit.witness.now()
-                pursuit.strike = threads.submit(scenario.strike, target)
-                pursuit.strike.add_done_callback(lambda _: over.append(pursuit.witness.now()))
-        if pursuit.strike is None or last is None:
+            workers = drill_run.job.config.scaling.num_workers
+            if locate_target is None and has_all_at_work(run_status.progress, workers):
+                locate_target = threads.submit(drill_run.locate_target)
+            if locate_target is not None and locate_target.done() and step >= at_step:
+                target = locate_target.result()
+                drill_run.say(f"strike at step {step}: {scenario.fault}")
+                struck = drill_run.recorder.now()
+                drill_run.strike = threads.submit(scenario.strike, target)
+                drill_run.strike.add_done_callback(lambda _: over.append(drill_run.recorder.now()))
+        if drill_run.strike is None or last is None:
             raise ConfigError(
-                f"run {pursuit.job.run} ended before it could be struck"
+                f"run {drill_run.job.run} ended before it could be struck"
                 + ("" if at_step is None else f" at step {at_step}"),
                 LONGER_OR_EARLIER,
             )
-    is_too_late = last.phase == "succeeded" and not trained_after(pursuit.witness.seen, over[0])
-    require_landed(pursuit.strike, pursuit.job.run, is_too_late=is_too_late)
-    return Blow(step=step, began=struck, over=over[0], last=last)
+    is_too_late = last.phase == "succeeded" and not was_training_after(
+        drill_run.recorder.seen, over[0]
+    )
+    require_landed(drill_run.strike, drill_run.job.run, is_too_late=is_too_late)
+    return StrikeResult(step=step, began=struck, over=over[0], last=last)
 
 
 def require_landed(strike: Future[None], run: str, *, is_too_late: bool) -> None:
@@ -269,7 +279,7 @@ def left_behind(cluster: Cluster, run: str, ray_clusters: set[str]) -> list[str]
         time.sleep(POLL_S)
 
 
-def left_in_folder(folder: Kept) -> list[str]:
+def left_in_folder(folder: FolderReader) -> list[str]:
     """A lease that was not given back, and files that nobody finished."""
     files = folder.files()
     left = [file for file in files if file.endswith(".aside")]

@@ -13,13 +13,16 @@ from trainyard.cluster.cluster import Cluster
 from trainyard.cluster.follow import follow
 from trainyard.cluster.kuberay import RayjobApi
 from trainyard.drills.strikes import Target
-from trainyard.drills.timeline import PodLife, Saw
+from trainyard.drills.timeline import Observation, PodLife
 from trainyard.errors import ClusterError, RunFailed
 from trainyard.labels import RUN_LABEL
 from trainyard.platform import Platform
-from trainyard.submission.reader import Folder, worker_of
+from trainyard.submission.current_status import HEAD_CONTAINER, head_pod
+from trainyard.submission.remote_folder import RemoteFolder
+from trainyard.submission.status import RunStatus
 from trainyard.submission.submit import submit_run
-from trainyard.submission.watch import HEAD_CONTAINER, Sight, head_pod, watch_run
+from trainyard.submission.watch import watch_submission
+from trainyard.submission.workers import locate_worker
 from trainyard_trainer.config.trainer_config import TrainerConfig
 
 Object = dict[str, Any]
@@ -27,7 +30,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class DrillJob:
     """A run, ready to be sent."""
 
     run: str
@@ -40,27 +43,31 @@ class Job:
 
 
 @dataclass(slots=True)
-class Witness:
+class Recorder:
     """Notes what is to be seen of a run, each with its time by the clock of the pods."""
 
     offset_s: float = 0.0
-    seen: list[Saw] = field(default_factory=list)
+    seen: list[Observation] = field(default_factory=list)
     pods: dict[str, PodLife] = field(default_factory=dict)
     clusters: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, cluster: Cluster, run: str) -> Witness:
+    def of(cls, cluster: Cluster, run: str) -> Recorder:
         """One that follows the run's pods already, in a thread that lasts as long as the program."""
-        witness = cls()
-        threading.Thread(target=witness._follow_pods, args=(cluster, run), daemon=True).start()
-        return witness
+        recorder = cls()
+        threading.Thread(target=recorder._follow_pods, args=(cluster, run), daemon=True).start()
+        return recorder
 
     def now(self) -> float:
         return time.time() + self.offset_s
 
-    def note_sight(self, sight: Sight) -> None:
-        step = None if sight.progress is None else int(sight.progress["step"])
-        self.seen.append(Saw(time=self.now(), phase=sight.phase, message=sight.message, step=step))
+    def note_status(self, run_status: RunStatus) -> None:
+        step = None if run_status.progress is None else int(run_status.progress["step"])
+        self.seen.append(
+            Observation(
+                time=self.now(), phase=run_status.phase, message=run_status.message, step=step
+            )
+        )
 
     def _follow_pods(self, cluster: Cluster, run: str) -> None:
         labels = {RUN_LABEL: run, "ray.io/is-ray-node": "yes"}
@@ -84,43 +91,43 @@ class Witness:
         self.pods[name] = life
 
 
-class Pursuit:
+class DrillRun:
     """Follows a run to its end, also where a strike takes its RayJob away for a while."""
 
     def __init__(
-        self, cluster: Cluster, platform: Platform, job: Job, witness: Witness, say: Say
+        self, cluster: Cluster, platform: Platform, job: DrillJob, recorder: Recorder, say: Say
     ) -> None:
         self.job = job
         self.strike: Future[None] | None = None
         """The last one."""
         self._cluster = cluster
         self._platform = platform
-        self.witness = witness
+        self.recorder = recorder
         self.say = say
 
-    def sights(self) -> Iterator[Sight]:
+    def statuses(self) -> Iterator[RunStatus]:
         """What a user sees; where the strike takes the RayJob away, they watch the one that follows."""
         while True:
             try:
-                for sight in watch_run(self._cluster, self.job.name, self.job.run):
-                    self.witness.note_sight(sight)
-                    yield sight
+                for run_status in watch_submission(self._cluster, self.job.name, self.job.run):
+                    self.recorder.note_status(run_status)
+                    yield run_status
                 return
             except RunFailed as error:
                 if self.strike is None:
                     raise
-                self.witness.seen.append(
-                    Saw(time=self.witness.now(), phase="stopped", message=error.what)
+                self.recorder.seen.append(
+                    Observation(time=self.recorder.now(), phase="stopped", message=error.what)
                 )
                 self.strike.result()
 
-    def aim(self) -> Target:
+    def locate_target(self) -> Target:
         """Where everything of the run is now, and what its pods' clocks say."""
         job = RayjobApi(self._cluster).get_job(self.job.name)
         head = None if job is None else head_pod(self._cluster, job["status"]["rayClusterName"])
         if head is None:
             raise ClusterError(f"run {self.job.run} has no head while it trains")
-        workers = Folder(
+        workers = RemoteFolder(
             self._cluster, self._platform, self.job.run, head, HEAD_CONTAINER
         ).workers()
         target = Target(
@@ -129,7 +136,7 @@ class Pursuit:
             job=self.job.name,
             head=head,
             workers=[
-                worker_of(self._cluster, self.job.run, workers, rank)
+                locate_worker(self._cluster, self.job.run, workers, rank)
                 for rank in range(len(workers))
             ],
             processes=[each["process"] for each in workers],
@@ -138,9 +145,9 @@ class Pursuit:
         )
         before = time.time()
         clock = float(target.inside(head, HEAD_CONTAINER, "date", "+%s.%N"))
-        self.witness.offset_s = clock - (before + time.time()) / 2
+        self.recorder.offset_s = clock - (before + time.time()) / 2
         return target
 
 
-def _submit(cluster: Cluster, job: Job) -> None:
+def _submit(cluster: Cluster, job: DrillJob) -> None:
     submit_run(RayjobApi(cluster), job.rayjob)

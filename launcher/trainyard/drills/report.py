@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainyard.drills.scenarios import Scenario
-from trainyard.drills.timeline import Recovery, Saw
+from trainyard.drills.timeline import Observation, Recovery
 
 Object = dict[str, Any]
 
@@ -19,7 +19,7 @@ TOO_SHORT = ", so nothing was shown: train for longer (train.epochs)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Report:
+class DrillReport:
     """What came of a drill."""
 
     scenario: str
@@ -37,7 +37,7 @@ class Report:
     has_even_epochs: bool
     """Whether it has each epoch once, and all of as many steps and samples."""
     left_behind: Sequence[str]
-    seen: Sequence[Saw]
+    seen: Sequence[Observation]
     """What `watch` showed, from the last phase before the strike on; times from the strike on."""
     stood_still_s: float
     """How long its progress stood still, at the longest."""
@@ -65,7 +65,7 @@ def _rounded(node: Any) -> Any:
     return round(node, 2) if isinstance(node, float) else node
 
 
-def missed(report: Report, scenario: Scenario, every_s: float | None) -> tuple[str, ...]:
+def missed(report: DrillReport, scenario: Scenario, every_s: float | None) -> tuple[str, ...]:
     """The bounds that a drill did not hold, in words."""
     recovery, found = report.recovery, []
     if recovery.again_s is not None and recovery.noticed_s is not None:
@@ -85,7 +85,7 @@ def missed(report: Report, scenario: Scenario, every_s: float | None) -> tuple[s
     return tuple(found)
 
 
-def _not_shown(report: Report, scenario: Scenario) -> list[str]:
+def _not_shown(report: DrillReport, scenario: Scenario) -> list[str]:
     """What the drill of a run that has recovered was to show, and has not."""
     found: list[str] = []
     if not report.is_recovered:

@@ -25,16 +25,18 @@ from trainyard.drills.drill import (
     read_records,
     train_undisturbed,
 )
-from trainyard.drills.drill_run import Job, Pursuit, Say, Witness
+from trainyard.drills.drill_run import DrillJob, DrillRun, Recorder, Say
 from trainyard.drills.scenarios import LAUNCHER_ROLE, SCENARIOS, Scenario
-from trainyard.drills.soak_report import Size, SoakReport, Struck, growth
+from trainyard.drills.soak_report import RunSize, SoakReport, SoakStrike, growth
 from trainyard.drills.strikes import CGROUP, Target
 from trainyard.drills.timeline import steps_lost
 from trainyard.errors import LauncherError
 from trainyard.platform import Platform
-from trainyard.submission.reader import Folder, open_folder
+from trainyard.submission.current_status import HEAD_CONTAINER
+from trainyard.submission.reader_pod import open_folder
+from trainyard.submission.remote_folder import RemoteFolder
+from trainyard.submission.status import RunStatus
 from trainyard.submission.submit import delete_and_wait, submit_run
-from trainyard.submission.watch import HEAD_CONTAINER, Sight
 from trainyard_trainer.run_files import names
 
 Object = dict[str, Any]
@@ -60,7 +62,7 @@ MEMORY = CGROUP + "print(held_bytes())"
 def soak_run(
     cluster: Cluster,
     platform: Platform,
-    make_job: Callable[[str, int], Job],
+    make_job: Callable[[str, int], DrillJob],
     *,
     epochs: int,
     minutes: float,
@@ -78,7 +80,7 @@ def soak_run(
     run = make_job(SOAK, epochs).run
     clear_folder(cluster, platform, run, keep=keep)
     soak = _Soak(
-        cluster, platform, Witness.of(cluster, run), 60 * minutes, random.Random(seed), say
+        cluster, platform, Recorder.of(cluster, run), 60 * minutes, random.Random(seed), say
     )
     rounds, why_not = 0, ""
     while not why_not and (rounds == 0 or not soak.is_over):
@@ -93,7 +95,7 @@ def soak_run(
             why_not = "" if last.phase == "succeeded" else f"{last.phase}: {last.message}"
         finally:
             delete_and_wait(rayjobs, job.name)
-    left = left_behind(cluster, run, soak.witness.clusters)
+    left = left_behind(cluster, run, soak.recorder.clusters)
     with open_folder(cluster, platform, run) as folder:
         records = read_records(folder)
         left += left_in_folder(folder)
@@ -140,12 +142,12 @@ class _Soak:
 
     cluster: Cluster
     platform: Platform
-    witness: Witness
+    recorder: Recorder
     limit_s: float
     chance: random.Random
     say: Say
-    strikes: list[Struck] = field(default_factory=list)
-    sizes: list[Size] = field(default_factory=list)
+    strikes: list[SoakStrike] = field(default_factory=list)
+    sizes: list[RunSize] = field(default_factory=list)
     step: int = 0
     _turns: Iterator[Scenario] = field(init=False)
     _began: float = field(default_factory=time.monotonic)
@@ -163,33 +165,33 @@ class _Soak:
     def is_over(self) -> bool:
         return self.after_s > self.limit_s
 
-    def follow(self, job: Job) -> Sight:
-        """A round to its end: the last sight."""
-        pursuit = Pursuit(self.cluster, self.platform, job, self.witness, self.say)
+    def follow(self, job: DrillJob) -> RunStatus:
+        """A round to its end: the last run_status."""
+        drill_run = DrillRun(self.cluster, self.platform, job, self.recorder, self.say)
         struck_at = self.step
-        last: Sight | None = None
+        last: RunStatus | None = None
         with ThreadPoolExecutor(1) as threads:
-            for last in pursuit.sights():
-                if pursuit.strike is not None and pursuit.strike.done():
-                    pursuit.strike.result()
-                    pursuit.strike = None
-                if last.phase != "running" or last.progress is None or pursuit.strike is not None:
+            for last in drill_run.statuses():
+                if drill_run.strike is not None and drill_run.strike.done():
+                    drill_run.strike.result()
+                    drill_run.strike = None
+                if last.phase != "running" or last.progress is None or drill_run.strike is not None:
                     continue
                 self.step = int(last.progress["step"])
                 if self._next_s < self.after_s < self.limit_s and self.step > struck_at:
                     struck_at = self.step
                     scenario = next(self._turns)
-                    pursuit.strike = threads.submit(self._strike, pursuit, scenario, self.step)
+                    drill_run.strike = threads.submit(self._strike, drill_run, scenario, self.step)
                     self._next_s = self.after_s + self.chance.uniform(*PAUSE_S)
-            if pursuit.strike is not None:
-                pursuit.strike.result()
+            if drill_run.strike is not None:
+                drill_run.strike.result()
         assert last is not None
         return last
 
-    def _strike(self, pursuit: Pursuit, scenario: Scenario, step: int) -> None:
+    def _strike(self, drill_run: DrillRun, scenario: Scenario, step: int) -> None:
         after_s, why_not = self.after_s, ""
         try:
-            target = pursuit.aim()
+            target = drill_run.locate_target()
             self.sizes.append(self._measure(target))
             self.say(f"{after_s / 60:.1f} min, step {step}: {scenario.fault}")
             scenario.strike(target)
@@ -197,17 +199,17 @@ class _Soak:
             why_not = error.what
             self.say(f"{scenario.name} came too late: {why_not}")
         self.strikes.append(
-            Struck(after_s=after_s, step=step, scenario=scenario.name, why_not=why_not)
+            SoakStrike(after_s=after_s, step=step, scenario=scenario.name, why_not=why_not)
         )
 
-    def _measure(self, target: Target) -> Size:
-        folder = Folder(self.cluster, self.platform, target.run, target.head, HEAD_CONTAINER)
+    def _measure(self, target: Target) -> RunSize:
+        folder = RemoteFolder(self.cluster, self.platform, target.run, target.head, HEAD_CONTAINER)
         files = folder.sizes()
         checkpoints = sum(
             size for file, size in files.items() if file.startswith(f"{names.CHECKPOINTS}/")
         )
         ask = ("python", "-c", MEMORY)
-        return Size(
+        return RunSize(
             after_s=self.after_s,
             head_bytes=int(target.inside(target.head, HEAD_CONTAINER, *ask)),
             worker_bytes=max(

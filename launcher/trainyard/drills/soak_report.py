@@ -18,7 +18,7 @@ ENOUGH = 9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Struck:
+class SoakStrike:
     """A strike, and what it was done to."""
 
     after_s: float
@@ -29,7 +29,7 @@ class Struck:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Size:
+class RunSize:
     """What a run that trains holds."""
 
     after_s: float
@@ -55,14 +55,14 @@ class SoakReport:
     rounds: int
     attempts: int
     worker_groups: int
-    strikes: Sequence[Struck]
+    strikes: Sequence[SoakStrike]
     steps_lost: int
     why_not: str
     has_equal_weights: bool | None
     has_even_epochs: bool
     """Whether it has each epoch once, and all of as many steps and samples."""
     left_behind: Sequence[str]
-    sizes: Sequence[Size]
+    sizes: Sequence[RunSize]
     grown: dict[str, float]
     """Last third over the first one."""
 
@@ -89,7 +89,7 @@ class SoakReport:
         return asdict(self) | {"missed": self.missed, "is_passed": self.is_passed}
 
 
-def growth(sizes: Sequence[Size]) -> dict[str, float]:
+def growth(sizes: Sequence[RunSize]) -> dict[str, float]:
     """The median of the last third over that of the first one; nothing of a soak that was too short."""
     if len(sizes) < ENOUGH:
         return {}

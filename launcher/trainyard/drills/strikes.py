@@ -12,9 +12,10 @@ from trainyard.cluster.kuberay import RayjobApi
 from trainyard.errors import ClusterError
 from trainyard.labels import RUN_LABEL
 from trainyard.submission.control import resume_job, suspend_job
-from trainyard.submission.reader import Place
+from trainyard.submission.current_status import HEAD_CONTAINER
+from trainyard.submission.status import phase_of
 from trainyard.submission.submit import delete_and_wait
-from trainyard.submission.watch import HEAD_CONTAINER, phase_of
+from trainyard.submission.workers import WorkerLocation
 
 if TYPE_CHECKING:
     from trainyard.cluster.cluster import Cluster
@@ -121,7 +122,7 @@ class Target:
     """Its RayJob."""
     head: str
     """Its head pod."""
-    workers: Sequence[Place]
+    workers: Sequence[WorkerLocation]
     """By rank."""
     processes: Sequence[int]
     """Of the workers, each in its pod."""

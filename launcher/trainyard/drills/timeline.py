@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
-from trainyard.submission.watch import Phase
+from trainyard.submission.status import Phase
 
 Object = dict[str, Any]
 
@@ -28,7 +28,7 @@ STARTUP = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Records:
+class RunRecords:
     """What the run's folder says."""
 
     attempts: Sequence[Object]
@@ -55,7 +55,7 @@ class PodLife:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Saw:
+class Observation:
     """What `watch` showed."""
 
     time: float
@@ -81,7 +81,7 @@ class Recovery:
 
 
 def recover(
-    records: Records, pods: Sequence[PodLife], seen: Sequence[Saw], struck: float
+    records: RunRecords, pods: Sequence[PodLife], seen: Sequence[Observation], struck: float
 ) -> Recovery:
     """What a strike cost, by the first step that was made after it by workers who started after it."""
     again = _again(records, struck)
@@ -103,7 +103,7 @@ def recover(
     )
 
 
-def steps_lost(records: Records, struck: float) -> int:
+def steps_lost(records: RunRecords, struck: float) -> int:
     """Steps that were reported, and made once more by those who started after the strike."""
     reached = {each["attempt"]: each["reached_step"] for each in records.attempts}
     lost = 0
@@ -114,7 +114,7 @@ def steps_lost(records: Records, struck: float) -> int:
     return lost
 
 
-def seconds_per_step(seen: Sequence[Saw], struck: float) -> float | None:
+def seconds_per_step(seen: Sequence[Observation], struck: float) -> float | None:
     """By the progress before the strike; None if there were not two sights of it."""
     steps = [(each.time, each.step) for each in seen if each.step is not None]
     before = [(time, step) for time, step in steps if time <= struck and step > 0]
@@ -124,9 +124,9 @@ def seconds_per_step(seen: Sequence[Saw], struck: float) -> float | None:
     return (last - first) / (high - low)
 
 
-def stood_still_s(seen: Sequence[Saw], struck: float) -> float:
+def stood_still_s(seen: Sequence[Observation], struck: float) -> float:
     """How long whoever watched saw no news of progress, at the longest, from the strike on."""
-    news: list[Saw] = []
+    news: list[Observation] = []
     for each in seen:
         if each.step is not None and (not news or each.step != news[-1].step):
             news.append(each)
@@ -134,17 +134,17 @@ def stood_still_s(seen: Sequence[Saw], struck: float) -> float:
     return max((after - before for before, after in pairwise(moments)), default=0.0)
 
 
-def trained_after(seen: Sequence[Saw], moment: float) -> bool:
+def was_training_after(seen: Sequence[Observation], moment: float) -> bool:
     """Whether the run was seen to train after that moment."""
     return any(saw.time > moment and saw.phase == "running" for saw in seen)
 
 
-def what_was_seen(seen: Sequence[Saw], struck: float) -> list[Saw]:
+def observations_around(seen: Sequence[Observation], struck: float) -> list[Observation]:
     """A line for each phase and message from the one before the strike on, with the step that it ended at.
 
     Times count from the strike.
     """
-    lines: list[Saw] = []
+    lines: list[Observation] = []
     for each in seen:
         if lines and (lines[-1].phase, lines[-1].message) == (each.phase, each.message):
             lines[-1] = replace(lines[-1], step=each.step or lines[-1].step)
@@ -155,13 +155,13 @@ def what_was_seen(seen: Sequence[Saw], struck: float) -> list[Saw]:
     return lines
 
 
-def _starts(records: Records) -> list[Object]:
+def _starts(records: RunRecords) -> list[Object]:
     """Each worker group once, with all that is known of it."""
     newest = {(each["attempt"], each["group"]): each for each in records.starts}
     return list(newest.values())
 
 
-def _again(records: Records, struck: float) -> float | None:
+def _again(records: RunRecords, struck: float) -> float | None:
     """The end of the first step by a worker group that has started after the strike."""
     ends = [_ended(each) for each in _starts(records) if each["time"] > struck]
     return min((end for end in ends if end is not None), default=None)
@@ -174,9 +174,9 @@ def _ended(start: Object) -> float | None:
 
 
 def _noticed(
-    records: Records,
+    records: RunRecords,
     pods: Sequence[PodLife],
-    seen: Sequence[Saw],
+    seen: Sequence[Observation],
     struck: float,
     again: float | None,
 ) -> tuple[float | None, str]:
@@ -208,7 +208,7 @@ def _noticed(
 
 
 def _marks(
-    records: Records, pods: Sequence[PodLife], noticed: float, again: float
+    records: RunRecords, pods: Sequence[PodLife], noticed: float, again: float
 ) -> list[tuple[float, str]]:
     """What ended when, between the two."""
     marks = []

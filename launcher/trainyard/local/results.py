@@ -30,7 +30,7 @@ Object = dict[str, Any]
 
 
 class Files(Protocol):
-    """What is needed of a run's folder; see `trainyard.submission.reader.Folder`."""
+    """What is needed of a run's folder; see `trainyard.submission.remote_folder.RemoteFolder`."""
 
     def files(self) -> list[str]: ...
     def read(self, file: str) -> str | None: ...
@@ -42,7 +42,7 @@ OpenFiles = Callable[[], AbstractContextManager[Files]]
 
 
 class LocalFiles:
-    """A run's folder on this machine, in the words of `trainyard.submission.reader.Folder`."""
+    """A run's folder on this machine, in the words of `trainyard.submission.remote_folder.RemoteFolder`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -85,7 +85,7 @@ class LocalFiles:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Checkpoint:
+class KeptCheckpoint:
     """A checkpoint that a run has kept."""
 
     name: str
@@ -98,7 +98,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prediction:
+class LabelPrediction:
     """What a model says of one image."""
 
     label: str
@@ -118,9 +118,9 @@ class Result:
     """What summary.json holds."""
     records: tuple[Object, ...]
     """The lines of metrics.jsonl, of all attempts."""
-    best_checkpoint: Checkpoint | None
+    best_checkpoint: KeptCheckpoint | None
     """By `checkpoint.best`; None for a program of one's own, which alone knows what is good."""
-    last_checkpoint: Checkpoint | None
+    last_checkpoint: KeptCheckpoint | None
     """None if the run has kept none."""
     open_files: OpenFiles = field(repr=False)
 
@@ -158,7 +158,7 @@ class Result:
 
     def predict(
         self, images: Sequence[Any], *, top: int = 1, batch_size: int = 64
-    ) -> list[Prediction]:
+    ) -> list[LabelPrediction]:
         """Labels for images, in their order, prepared as validation images are.
 
         An image is the path of a picture file, or a uint8 array (H, W) or (H, W, C) of 1 or 3 channels.
@@ -180,7 +180,7 @@ class Result:
                 device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
             )
         return [
-            Prediction(label=answer.top[0][0], confidence=answer.top[0][1], top=answer.top)
+            LabelPrediction(label=answer.top[0][0], confidence=answer.top[0][1], top=answer.top)
             for answer in answers
         ]
 
@@ -235,7 +235,7 @@ def _metrics_of(record: Object) -> Object:
     return metrics
 
 
-def _of_epoch(record: Object | None, names: Sequence[str]) -> Checkpoint | None:
+def _of_epoch(record: Object | None, names: Sequence[str]) -> KeptCheckpoint | None:
     """The checkpoint at the end of an epoch: the newest, where the epoch was trained twice."""
     if record is None:
         return None
@@ -244,18 +244,18 @@ def _of_epoch(record: Object | None, names: Sequence[str]) -> Checkpoint | None:
     if not of_epoch:
         return None
     name = str(max(of_epoch, key=lambda name: (name.attempt, name.group)))
-    return Checkpoint(
+    return KeptCheckpoint(
         name=name, path=f"{CHECKPOINTS}/{name}", step=record["step"], metrics=_metrics_of(record)
     )
 
 
-def _of_ray_train(snapshot: str) -> Checkpoint | None:
+def _of_ray_train(snapshot: str) -> KeptCheckpoint | None:
     """The checkpoint that Ray Train was given last."""
     latest = json.loads(snapshot).get("latest_checkpoint_result")
     if latest is None:
         return None
     name = latest["checkpoint_dir_name"]
-    return Checkpoint(name=name, path=name, step=None, metrics=latest["metrics"])
+    return KeptCheckpoint(name=name, path=name, step=None, metrics=latest["metrics"])
 
 
 def _file_of(image: Any, number: int, scratch: Path) -> str:

@@ -16,7 +16,7 @@ from trainyard.local.tools import require_packages, stopped_like_ctrl_c
 from trainyard.planning.plan import trainer_config
 from trainyard.run_file.code_archive import Overlay
 from trainyard.run_file.models import BoostingRun, RunConfig, UserCodeRun
-from trainyard.submission.watch import Phase, Sight, error_lines
+from trainyard.submission.status import Phase, RunStatus, error_lines
 from trainyard_trainer.config.trainer_config import (
     CODE_VARIABLE,
     CONFIG_VARIABLE,
@@ -32,7 +32,7 @@ from trainyard_trainer.run_files.submission import code_file
 
 NEEDED = ("ray", "torch", "torchvision", "sklearn", "matplotlib", "obstore", "tensorboardX")
 
-Way = Literal["ray", "torchrun", "alone"]
+Starter = Literal["ray", "torchrun", "alone"]
 """Who starts the workers: Ray Train, torchrun, or nobody, for one process is all there is."""
 
 
@@ -40,24 +40,24 @@ def local_config(
     run: RunConfig,
     storage: Path,
     cpus: int,
-    way: Way = "ray",
+    starter: Starter = "ray",
     code: Overlay | None = None,
 ) -> AnyConfig:
     """The run for this machine: as many workers as on a cluster, its CPUs shared among them.
 
     One machine does not grow: an elastic run has its fewest workers. Nor has it other nodes for data.
     """
-    if isinstance(run, UserCodeRun) and way != "ray":
+    if isinstance(run, UserCodeRun) and starter != "ray":
         raise ConfigError(
             f"run {run.name} has code of its own, which is started once, on Ray: --without-ray and "
             "--torchrun are for built-in recipes"
         )
-    if isinstance(run, BoostingRun) and way == "torchrun":
+    if isinstance(run, BoostingRun) and starter == "torchrun":
         raise ConfigError(
             f"run {run.name} trains no network: --torchrun is for recipes that do",
             "Use Ray, or --without-ray for one process.",
         )
-    workers = 1 if way == "alone" else run.resources.bounds[0]
+    workers = 1 if starter == "alone" else run.resources.bounds[0]
     scaling = Scaling(
         num_workers=workers,
         use_gpu=run.resources.gpus is not None,
@@ -66,12 +66,12 @@ def local_config(
     return trainer_config(run, scaling, Storage(path=str(storage.resolve())), code)
 
 
-def program(config: AttemptConfig, way: Way) -> list[str]:
+def program(config: AttemptConfig, starter: Starter) -> list[str]:
     """The command that starts an attempt."""
-    if way == "ray":
+    if starter == "ray":
         return [sys.executable, "-m", "trainyard_trainer"]
     baseline = ["-m", "trainyard_trainer", "--without-ray"]
-    if way == "alone":
+    if starter == "alone":
         return [sys.executable, *baseline]
     processes = f"--nproc-per-node={config.scaling.num_workers}"
     torchrun = ["-m", "torch.distributed.run", "--standalone", processes]
@@ -79,8 +79,8 @@ def program(config: AttemptConfig, way: Way) -> list[str]:
 
 
 def train_locally(
-    config: AttemptConfig, way: Way = "ray", code: Overlay | None = None
-) -> Generator[Sight | str, None, None]:
+    config: AttemptConfig, starter: Starter = "ray", code: Overlay | None = None
+) -> Generator[RunStatus | str, None, None]:
     """Sights and log lines of the training program until it has ended well.
 
     Raises ConfigError if its packages are missing or it refuses the config, RunFailed if it fails.
@@ -106,7 +106,7 @@ def train_locally(
     is_main = threading.current_thread() is threading.main_thread()
     with stderr, stopped_like_ctrl_c() if is_main else nullcontext():
         process = subprocess.Popen(
-            program(config, way),
+            program(config, starter),
             env=environment,
             stdout=subprocess.PIPE,
             stderr=stderr,
@@ -116,7 +116,7 @@ def train_locally(
             start_new_session=True,
         )
         try:
-            yield Sight(submission=config.name, phase="starting")
+            yield RunStatus(submission=config.name, phase="starting")
             assert process.stdout is not None
             for line in process.stdout:
                 yield _read_line(config.name, line.rstrip("\n"))
@@ -193,11 +193,11 @@ def error_of(output: str) -> list[str]:
     return [line.removeprefix("error: ") for line in error_lines(output)]
 
 
-def _read_line(run: str, line: str) -> Sight | str:
+def _read_line(run: str, line: str) -> RunStatus | str:
     """A line of the trainer's output: progress, the summary, or words for the user."""
     if (progress := record_of(line, PROGRESS)) is not None:
-        return Sight(submission=run, phase="running", progress=progress)
+        return RunStatus(submission=run, phase="running", progress=progress)
     if (summary := record_of(line, SUMMARY)) is not None:
         phase: Phase = "succeeded" if summary["outcome"] == "succeeded" else "failed"
-        return Sight(submission=run, phase=phase, summary=summary)
+        return RunStatus(submission=run, phase=phase, summary=summary)
     return line

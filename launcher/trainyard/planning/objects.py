@@ -1,7 +1,9 @@
-"""A run -> its plan and its RayJob: the one path that all commands take."""
+"""From a run to its plan and its RayJob: the one path that all commands and the Python API take."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from trainyard.planning.merge import merge
@@ -9,15 +11,45 @@ from trainyard.planning.plan import Plan, plan_run
 from trainyard.planning.render import render_job
 from trainyard.platform import Platform
 from trainyard.rules import check
-from trainyard.run_file.code_archive import Overlay
-from trainyard.run_file.models import RunConfig
+from trainyard.run_file.code_archive import UPLOAD_LIMIT_MIB, Overlay, pack
+from trainyard.run_file.models import RunConfig, UserCodeRun
 
 
-def objects_of(
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunObjects:
+    """What one submission of a run consists of."""
+
+    plan: Plan
+    """The numbers of the submission, and the packed code."""
+    job: dict[str, Any]
+    """The RayJob. It obeys all of KubeRay's rules that are errors."""
+    warnings: tuple[str, ...]
+    """One sentence for each of KubeRay's rules that is a warning and that the RayJob does not obey."""
+
+
+def run_objects(run: RunConfig, platform: Platform, namespace: str) -> RunObjects:
+    """Plan a run, pack its code folder as it is now, and render its RayJob.
+
+    Raises ConfigError if the run cannot be planned exactly, or if the RayJob breaks a rule.
+    """
+    return run_objects_with_code(run, pack_code(run), platform, namespace)
+
+
+def run_objects_with_code(
     run: RunConfig, code: Overlay | None, platform: Platform, namespace: str
-) -> tuple[Plan, dict[str, Any], tuple[str, ...]]:
-    """The plan, the RayJob, which obeys all rules, and the warnings that go with it. Raises ConfigError."""
-    planned = plan_run(run, platform, namespace, code)
-    job = merge(render_job(planned), platform, planned)
-    doubts = check.require(job, platform.kuberay, platform.ray_version)
-    return planned, job, tuple(map(str, doubts))
+) -> RunObjects:
+    """Plan a run whose code is packed already, and render its RayJob. Raises as `run_objects` does."""
+    plan = plan_run(run, platform, namespace, code)
+    job = merge(render_job(plan), platform, plan)
+    warnings = check.require(job, platform.kuberay, platform.ray_version)
+    return RunObjects(plan=plan, job=job, warnings=tuple(map(str, warnings)))
+
+
+def pack_code(run: RunConfig, limit_mib: int | None = UPLOAD_LIMIT_MIB) -> Overlay | None:
+    """Pack the code folder that a run file names; None if it names none.
+
+    Raises ConfigError if the folder cannot be read, or if its archive is larger than `limit_mib` MiB.
+    """
+    if isinstance(run, UserCodeRun) and run.code is not None:
+        return pack(Path(run.code), limit_mib)
+    return None

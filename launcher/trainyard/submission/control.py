@@ -10,8 +10,14 @@ from typing import Any, Literal, Protocol
 from trainyard.cluster.kuberay import RayjobApi
 from trainyard.errors import ClusterError
 from trainyard.run_file.queue import QUEUE_LABELS
+from trainyard.submission.current_status import (
+    HEAD_CONTAINER,
+    LOG_TAIL_LINES,
+    StatusAccess,
+    head_pod,
+)
+from trainyard.submission.status import ENDED, phase_of
 from trainyard.submission.submit import delete_and_wait, is_live
-from trainyard.submission.watch import ENDED, HEAD_CONTAINER, LAST_LINES, Logs, head_pod, phase_of
 from trainyard_trainer.run_files.driver_output import STOPPED_STEP
 
 Object = dict[str, Any]
@@ -25,7 +31,7 @@ DASHBOARD = "http://127.0.0.1:8265"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stopped:
+class StopResult:
     """How a submission was stopped."""
 
     ended: Ended
@@ -33,7 +39,7 @@ class Stopped:
     """Up to which its workers have saved, by their own word."""
 
 
-class Pods(Logs, Protocol):
+class ControlAccess(StatusAccess, Protocol):
     """What is needed of a cluster."""
 
     def patch(self, kind: str, name: str, body: Object) -> Object: ...
@@ -46,35 +52,35 @@ def live_jobs(rayjobs: RayjobApi, run: str) -> list[Object]:
 
 
 def stop_job(
-    cluster: Pods,
+    cluster: ControlAccess,
     rayjobs: RayjobApi,
     job: Object,
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Stopped:
+) -> StopResult:
     """Have the driver stopped, which saves a checkpoint first, and then its RayJob deleted.
 
     A RayJob that is deleted at once takes the pods away while the workers still save.
     """
     name = job["metadata"]["name"]
-    stopped = Stopped(ended="not running")
+    stopped = StopResult(ended="not running")
     if phase_of(job.get("status", {})) == "running":
         _ask_to_stop(cluster, job)
         ended: Ended = "in good order" if _has_ended(rayjobs, name, clock, sleep) else "killed"
-        stopped = Stopped(ended=ended, step=_saved_step(cluster, job))
+        stopped = StopResult(ended=ended, step=_saved_step(cluster, job))
     delete_and_wait(rayjobs, name, clock=clock, sleep=sleep)
     return stopped
 
 
-def _saved_step(cluster: Pods, job: Object) -> int | None:
+def _saved_step(cluster: ControlAccess, job: Object) -> int | None:
     pod = head_pod(cluster, job["status"]["rayClusterName"])
-    log = "" if pod is None else cluster.log(pod, HEAD_CONTAINER, tail_lines=LAST_LINES)
+    log = "" if pod is None else cluster.log(pod, HEAD_CONTAINER, tail_lines=LOG_TAIL_LINES)
     said = STOPPED_STEP.findall(log)
     return int(said[-1]) if said else None
 
 
-def _ask_to_stop(cluster: Pods, job: Object) -> None:
+def _ask_to_stop(cluster: ControlAccess, job: Object) -> None:
     """Ray's own stop, from inside the head: SIGTERM, and time to save.
 
     Inside, the program has the cluster's token, and no more rights are needed than for a shell.
@@ -106,7 +112,7 @@ def _has_ended(
     return False
 
 
-def suspend_job(cluster: Pods, job: Object) -> None:
+def suspend_job(cluster: ControlAccess, job: Object) -> None:
     """Have a run's cluster taken away, until it is resumed; Kueue does it where it holds the queue."""
     if workload := _workload(cluster, job):
         cluster.patch("Workload", workload, {"spec": {"active": False}})
@@ -116,7 +122,7 @@ def suspend_job(cluster: Pods, job: Object) -> None:
     cluster.patch("RayJob", job["metadata"]["name"], {"spec": spec})
 
 
-def resume_job(cluster: Pods, job: Object) -> None:
+def resume_job(cluster: ControlAccess, job: Object) -> None:
     """Have a suspended run start again, from its last checkpoint."""
     if workload := _workload(cluster, job):
         cluster.patch("Workload", workload, {"spec": {"active": True}})
@@ -129,7 +135,7 @@ def is_suspended(job: Object) -> bool:
     return bool(job["spec"].get("suspend")) or phase_of(job.get("status", {})) == "suspended"
 
 
-def _workload(cluster: Pods, job: Object) -> str | None:
+def _workload(cluster: ControlAccess, job: Object) -> str | None:
     """Name of the Workload by which Kueue holds a RayJob; None where it does not."""
     if QUEUE_LABELS["kueue"] not in job["metadata"].get("labels", {}):
         return None

@@ -7,19 +7,19 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from trainyard.labels import RUN_LABEL
-from trainyard.submission.watch import Sight, sight_of, with_reason
+from trainyard.submission.status import RunStatus, run_status_of, with_pending_reason
 
 Object = dict[str, Any]
 
 PENDING_SHOWN = 500
-"""Pods that wait and are asked why: one page, however many runs there are."""
+"""PodLister that wait and are asked why: one page, however many runs there are."""
 WIDE = (
     "run", "submission", "phase", "attempts", "nodes", "gpus", "created", "age", "lasted",
     "ray_cluster", "job", "message",
 )  # fmt: skip
 
 
-class Pods(Protocol):
+class PodLister(Protocol):
     """What is needed of a cluster."""
 
     def list(
@@ -33,11 +33,11 @@ class Pods(Protocol):
     ) -> list[Object]: ...
 
 
-def sights_of(cluster: Pods, jobs: list[Object]) -> list[Sight]:
+def run_statuses_of(cluster: PodLister, jobs: list[Object]) -> list[RunStatus]:
     """How many submissions stand, in at most one question more: why those that start do not."""
-    sights = [sight_of(job) for job in jobs]
-    if not any(sight.phase == "starting" for sight in sights):
-        return sights
+    statuses = [run_status_of(job) for job in jobs]
+    if not any(run_status.phase == "starting" for run_status in statuses):
+        return statuses
     pending = cluster.list(
         "Pod", {RUN_LABEL: None}, fields="status.phase=Pending", limit=PENDING_SHOWN, cached=True
     )
@@ -45,8 +45,10 @@ def sights_of(cluster: Pods, jobs: list[Object]) -> list[Sight]:
     for pod in pending:
         by_cluster.setdefault(pod["metadata"]["labels"].get("ray.io/cluster", ""), []).append(pod)
     return [
-        with_reason(sight, job, by_cluster.get(job.get("status", {}).get("rayClusterName", ""), []))
-        for sight, job in zip(sights, jobs, strict=True)
+        with_pending_reason(
+            run_status, job, by_cluster.get(job.get("status", {}).get("rayClusterName", ""), [])
+        )
+        for run_status, job in zip(statuses, jobs, strict=True)
     ]
 
 
@@ -59,7 +61,7 @@ def last_of_each(jobs: list[Object]) -> list[Object]:
     return [newest[key] for key in sorted(newest)]
 
 
-def describe(job: Object, sight: Sight, now: datetime) -> Object:
+def describe(job: Object, run_status: RunStatus, now: datetime) -> Object:
     """A submission in plain values: times as text of the API, ages in seconds, numbers as numbers."""
     metadata, status = job["metadata"], job.get("status", {})
     of_cluster = status.get("rayClusterStatus") or {}
@@ -69,9 +71,9 @@ def describe(job: Object, sight: Sight, now: datetime) -> Object:
     return {
         "namespace": metadata.get("namespace", ""),
         "run": metadata["labels"][RUN_LABEL],
-        "submission": sight.submission,
-        "phase": sight.phase,
-        "attempts": sight.attempts,
+        "submission": run_status.submission,
+        "phase": run_status.phase,
+        "attempts": run_status.attempts,
         "nodes": None
         if desired is None
         else f"{of_cluster.get('readyWorkerReplicas', 0)}/{desired}",
@@ -81,8 +83,8 @@ def describe(job: Object, sight: Sight, now: datetime) -> Object:
         "lasted": _seconds(began, _moment(ended) if ended else now),
         "ray_cluster": status.get("rayClusterName"),
         "job": status.get("jobId"),
-        "message": sight.message,
-        "progress": sight.progress,
+        "message": run_status.message,
+        "progress": run_status.progress,
     }
 
 

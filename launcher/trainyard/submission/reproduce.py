@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainyard.errors import ConfigError
-from trainyard.planning.objects import objects_of
+from trainyard.planning.objects import run_objects_with_code
 from trainyard.platform import Platform
 from trainyard.run_file.code_archive import Overlay
 from trainyard.run_file.models import RUN_MODELS, RunConfig, UserCodeRun
@@ -24,7 +24,7 @@ NOTHING = "-"
 """In place of the hash of a part that is not there."""
 
 
-class Written(Section):
+class SubmissionFile(Section):
     """What the driver writes down of a submission."""
 
     config: dict[str, Any]
@@ -48,7 +48,7 @@ class Submission:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rendered:
+class RenderedAgain:
     """A RayJob, and what is to be said of it."""
 
     job: Object
@@ -58,7 +58,7 @@ class Rendered:
 
 def read_submission(text: str, source: str) -> Submission:
     """What the run's folder holds. Raises ConfigError if this launcher cannot read it."""
-    written = validate(Written, _parse(text, source), source)
+    written = validate(SubmissionFile, _parse(text, source), source)
     return _submission(written.config, written.launch, written.parts, source)
 
 
@@ -117,13 +117,13 @@ def code_of_archive(archive: bytes, sha256: str) -> Overlay:
     return Overlay(archive=archive, sha256=sha256)
 
 
-def make_again(
+def render_again(
     run: RunConfig, code: Overlay | None, platform: Platform, namespace: str
-) -> Rendered:
+) -> RenderedAgain:
     """The RayJob of a run whose code is packed already; it obeys all rules. Raises ConfigError."""
-    _, job, warnings = objects_of(run, code, platform, namespace)
-    parts = json.loads(environment_of(job)[submission.VARIABLE])["parts"]
-    return Rendered(job=job, parts=parts, warnings=warnings)
+    objects = run_objects_with_code(run, code, platform, namespace)
+    parts = json.loads(environment_of(objects.job)[submission.VARIABLE])["parts"]
+    return RenderedAgain(job=objects.job, parts=parts, warnings=objects.warnings)
 
 
 def environment_of(job: Object) -> dict[str, str]:

@@ -10,7 +10,7 @@ from trainyard.cluster.kuberay import RayjobApi
 from trainyard.errors import ClusterError
 from trainyard.labels import OWNER_LABELS, RUN_LABEL
 from trainyard.planning.diff import require_same_identity
-from trainyard.submission.watch import ENDED, phase_of
+from trainyard.submission.status import ENDED, phase_of
 
 Object = dict[str, Any]
 Submitted = Literal["created", "live", "resubmitted"]
@@ -34,7 +34,7 @@ def submit_run(
     run trains another model.
     """
     name, run = job["metadata"]["name"], job["metadata"]["labels"][RUN_LABEL]
-    existing = find_same(rayjobs, job, is_fresh=set_aside is not None)
+    existing = find_same_submission(rayjobs, job, is_fresh=set_aside is not None)
     if existing is not None and is_live(existing):
         return "live"
     if existing is not None:
@@ -54,7 +54,7 @@ def submit_run(
     return "created" if existing is None else "resubmitted"
 
 
-def find_same(rayjobs: RayjobApi, job: Object, *, is_fresh: bool) -> Object | None:
+def find_same_submission(rayjobs: RayjobApi, job: Object, *, is_fresh: bool) -> Object | None:
     """The RayJob of the same run file that the cluster has already, live or ended; or None.
 
     Raises what `submit_run` raises where this run file can't be sent now.

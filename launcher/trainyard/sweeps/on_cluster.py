@@ -8,30 +8,32 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from trainyard.api import objects_of, upload_of
+from trainyard.api import upload_of
 from trainyard.cluster.cluster import Cluster
 from trainyard.cluster.follow import TRANSIENT, Patience, follow
 from trainyard.cluster.kuberay import RayjobApi
 from trainyard.errors import ClusterError, ClusterUnreachable, ConfigError, LauncherError
 from trainyard.labels import OWNER_LABELS, RUN_LABEL
+from trainyard.planning.objects import run_objects
 from trainyard.platform import Platform
 from trainyard.run_file.code_archive import Overlay
-from trainyard.submission.reader import open_folder
-from trainyard.submission.submit import find_same, submit_run
-from trainyard.submission.watch import ENDED, head_pod, look, phase_of, sight_of
+from trainyard.submission.current_status import current_status, head_pod
+from trainyard.submission.reader_pod import open_folder
+from trainyard.submission.status import ENDED, phase_of, run_status_of
+from trainyard.submission.submit import find_same_submission, submit_run
 from trainyard.sweeps.combinations import Combination, naming
-from trainyard.sweeps.outcomes import Goal, Outcome, completed, has_trained, outcome_text
-from trainyard.sweeps.schedule import Change, Sweep
+from trainyard.sweeps.outcomes import Goal, SweepOutcome, completed, has_trained, outcome_text
+from trainyard.sweeps.schedule import PhaseChange, SweepSchedule
 
 Object = dict[str, Any]
 T = TypeVar("T")
 Say = Callable[[str], None]
-Told = Callable[[str], Callable[[int, int], object]]
+UploadListener = Callable[[str], Callable[[int, int], object]]
 """For a run, who hears how much of its code has come to its folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sendable:
+class PreparedRun:
     """A run as it is submitted."""
 
     job: Object
@@ -47,59 +49,65 @@ def train_on_cluster(
     platform: Platform,
     combinations: Sequence[Combination],
     goal: Goal,
-    at_once: int,
+    max_parallel: int,
     say: Say,
-    told: Told,
-) -> Mapping[str, Outcome]:
+    told: UploadListener,
+) -> Mapping[str, SweepOutcome]:
     """How each run has ended. All of them are planned and checked before the first is submitted.
 
     Raises ConfigError or ClusterError where one of them cannot be submitted as it is now.
     """
-    sendables = _sendables(cluster, platform, combinations, say, told)
-    others = _other_submissions(RayjobApi(cluster), sendables, combinations)
-    story = Story(cluster, platform, combinations, goal, say)
-    story.note_trained_before(others, sendables)
-    sweep = Sweep([run for run in sendables if run not in story.outcomes], at_once)
-    say(f"a sweep of {len(sendables)} runs, at most {at_once} of them at once")
+    prepared_runs = _prepare_runs(cluster, platform, combinations, say, told)
+    others = _other_submissions(RayjobApi(cluster), prepared_runs, combinations)
+    recorder = OutcomeRecorder(cluster, platform, combinations, goal, say)
+    recorder.note_trained_before(others, prepared_runs)
+    sweep = SweepSchedule(
+        [run for run in prepared_runs if run not in recorder.outcomes], max_parallel
+    )
+    say(f"a sweep of {len(prepared_runs)} runs, at most {max_parallel} of them at once")
     try:
-        carry_out(cluster, sweep, sendables, story)
+        carry_out(cluster, sweep, prepared_runs, recorder)
     except KeyboardInterrupt:
         say(
             f"detached: {len(sweep.live)} runs go on (`trainyard list -n {cluster.namespace}`), "
             f"{len(sweep.waiting)} were not submitted; the same command goes on with them"
         )
         raise
-    story.complete()
-    return story.outcomes
+    recorder.complete()
+    return recorder.outcomes
 
 
-def _sendables(
+def _prepare_runs(
     cluster: Cluster,
     platform: Platform,
     combinations: Sequence[Combination],
     say: Say,
-    told: Told,
-) -> Mapping[str, Sendable]:
+    told: UploadListener,
+) -> Mapping[str, PreparedRun]:
     """By their names. Warnings are said."""
     codes: dict[str, Overlay] = {}  # large, and most runs have the same
     found = {}
     for combination in combinations:
         name = combination.name
         with naming(combination):
-            planned, job, doubts = objects_of(combination.run, platform, cluster.namespace)
-        for doubt in doubts:
-            say(f"warning: {doubt}")
-        code = planned.code and codes.setdefault(planned.code.sha256, planned.code)
-        found[name] = Sendable(
-            job=job,
-            config=planned.trainer.model_dump(mode="json"),
+            objects = run_objects(combination.run, platform, cluster.namespace)
+        for warning in objects.warnings:
+            say(f"warning: {warning}")
+        code = objects.plan.code
+        if code is not None:
+            code = codes.setdefault(code.sha256, code)
+        found[name] = PreparedRun(
+            job=objects.job,
+            config=objects.plan.trainer.model_dump(mode="json"),
             upload=upload_of(cluster, platform, name, code, told(name)),
         )
     return found
 
 
 def _other_submissions(
-    rayjobs: RayjobApi, sendables: Mapping[str, Sendable], combinations: Sequence[Combination]
+    rayjobs: RayjobApi,
+    prepared_runs: Mapping[str, PreparedRun],
+    combinations: Sequence[Combination],
 ) -> list[str]:
     """Runs that have succeeded, but by other RayJobs than these: of another platform, or other epochs.
 
@@ -114,9 +122,9 @@ def _other_submissions(
         its = phases.get(combination.name)
         if its is None:
             continue
-        job = sendables[combination.name].job
+        job = prepared_runs[combination.name].job
         with naming(combination):
-            find_same(rayjobs, job, is_fresh=False)
+            find_same_submission(rayjobs, job, is_fresh=False)
         if "succeeded" in its.values() and job["metadata"]["name"] not in its:
             found.append(combination.name)
     return found
@@ -124,9 +132,9 @@ def _other_submissions(
 
 def carry_out(
     cluster: Cluster,
-    sweep: Sweep,
-    sendables: Mapping[str, Sendable],
-    story: Story,
+    sweep: SweepSchedule,
+    prepared_runs: Mapping[str, PreparedRun],
+    recorder: OutcomeRecorder,
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
@@ -134,32 +142,32 @@ def carry_out(
     """Submit what is due, and follow all of it to the end.
 
     One watch on all our RayJobs tells of every run; while nothing changes, nothing is asked. After
-    submissions it begins again with a list, so that nothing is heard that is older than they are.
+    submissions it begins again with a list, so that nothing is answered that is older than they are.
     Raises ClusterUnreachable if the cluster is away too long.
     """
     rayjobs = RayjobApi(cluster)
-    runs = {its.job["metadata"]["name"]: run for run, its in sendables.items()}
+    runs = {its.job["metadata"]["name"]: run for run, its in prepared_runs.items()}
     while not sweep.is_over:
         for state in follow(cluster, "RayJob", OWNER_LABELS, clock=clock, sleep=sleep):
             there = {runs[name]: job for name, job in state.items() if name in runs}
             phases = {run: phase_of(job.get("status", {})) for run, job in there.items()}
-            for change in sweep.hear(phases):
-                story.hear(change, there.get(change.run))
+            for change in sweep.update(phases):
+                recorder.update(change, there.get(change.run))
             if sweep.due or sweep.is_over:
                 break
         for run in sweep.due:
             try:
-                its = sendables[run]
+                its = prepared_runs[run]
                 send = partial(submit_run, rayjobs, its.job, upload=its.upload)
                 how = patiently(send, clock, sleep)
             except ClusterUnreachable:
                 raise
             except (ClusterError, ConfigError) as error:
                 sweep.refuse(run)
-                story.note_refused(run, error)
+                recorder.note_refused(run, error)
             else:
                 sweep.submit(run)
-                story.note_submitted(run, how)
+                recorder.note_submitted(run, how)
 
 
 def patiently(
@@ -169,7 +177,7 @@ def patiently(
 ) -> T:
     """What a cluster answers that may be away for some minutes. Raises ClusterError."""
     patience = Patience(clock, sleep)
-    patience.heard()  # it has answered before
+    patience.answered()  # it has answered before
     while True:
         try:
             return ask()
@@ -179,7 +187,7 @@ def patiently(
             patience.wait(error)
 
 
-class Story:
+class OutcomeRecorder:
     """What becomes of the runs: said in a line each, and kept.
 
     How a run has ended its RayJob says. What it has reached is in the end of its head's log, one small
@@ -196,7 +204,7 @@ class Story:
         goal: Goal,
         say: Say,
     ) -> None:
-        self.outcomes: dict[str, Outcome] = {}
+        self.outcomes: dict[str, SweepOutcome] = {}
         self._cluster = cluster
         self._platform = platform
         self._goal = goal
@@ -208,10 +216,10 @@ class Story:
         self._say(run, words.get(how, "live already"))
 
     def note_refused(self, run: str, error: LauncherError) -> None:
-        self.outcomes[run] = Outcome(phase="failed", message=f"not submitted: {error.what}")
+        self.outcomes[run] = SweepOutcome(phase="failed", message=f"not submitted: {error.what}")
         self._say(run, self.outcomes[run].message)
 
-    def hear(self, change: Change, job: Object | None) -> None:
+    def update(self, change: PhaseChange, job: Object | None) -> None:
         if change.after in ENDED:
             self.outcomes[change.run] = outcome = self._ended(change, job)
             self._say(
@@ -222,15 +230,17 @@ class Story:
         elif change.after in ("running", "retrying", "suspended"):
             self._say(change.run, change.after)
 
-    def note_trained_before(self, runs: Sequence[str], sendables: Mapping[str, Sendable]) -> None:
+    def note_trained_before(
+        self, runs: Sequence[str], prepared_runs: Mapping[str, PreparedRun]
+    ) -> None:
         """Those of the runs whose folders say that just this was trained are not trained again."""
         if not runs:
             return
         with open_folder(self._cluster, self._platform, runs[0]) as first:
             for run in runs:
                 folder = first.sibling(run)
-                if has_trained(folder, sendables[run].config):
-                    outcome = completed(Outcome(phase="succeeded"), folder, self._goal)
+                if has_trained(folder, prepared_runs[run].config):
+                    outcome = completed(SweepOutcome(phase="succeeded"), folder, self._goal)
                     self.outcomes[run] = outcome
                     self._say(run, outcome_text(outcome, self._goal, is_new=False))
 
@@ -247,18 +257,18 @@ class Story:
         except ClusterError as error:
             self._to(f"what {len(runs)} runs have reached could not be read: {error.what}")
 
-    def _ended(self, change: Change, job: Object | None) -> Outcome:
+    def _ended(self, change: PhaseChange, job: Object | None) -> SweepOutcome:
         if job is None:
-            return Outcome(phase=change.after, message="its RayJob was deleted")
-        sight = sight_of(job)
-        outcome = Outcome(phase=sight.phase, message=sight.message)
+            return SweepOutcome(phase=change.after, message="its RayJob was deleted")
+        run_status = run_status_of(job)
+        outcome = SweepOutcome(phase=run_status.phase, message=run_status.message)
         try:
-            sight = patiently(partial(look, self._cluster, job))
-            outcome = Outcome(
-                phase=sight.phase,
-                message=sight.message,
-                progress=sight.progress,
-                summary=sight.summary,
+            run_status = patiently(partial(current_status, self._cluster, job))
+            outcome = SweepOutcome(
+                phase=run_status.phase,
+                message=run_status.message,
+                progress=run_status.progress,
+                summary=run_status.summary,
             )
             ray_cluster = job.get("status", {}).get("rayClusterName", "")
             head = head_pod(self._cluster, ray_cluster) if outcome.lacks(self._goal) else None

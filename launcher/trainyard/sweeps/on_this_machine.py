@@ -8,14 +8,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from trainyard.api import code_of
 from trainyard.errors import ConfigError, RunFailed
 from trainyard.local.results import LocalFiles
 from trainyard.local.tools import require_packages
 from trainyard.local.training import NEEDED, local_config, train_locally
+from trainyard.planning.objects import pack_code
 from trainyard.run_file.code_archive import Overlay
 from trainyard.sweeps.combinations import Combination, naming
-from trainyard.sweeps.outcomes import Goal, Outcome, completed, has_trained, outcome_text
+from trainyard.sweeps.outcomes import Goal, SweepOutcome, completed, has_trained, outcome_text
 from trainyard_trainer.config.trainer_config import AttemptConfig
 
 Object = dict[str, Any]
@@ -24,23 +24,23 @@ Say = Callable[[str], None]
 
 def train_here(
     combinations: Sequence[Combination], goal: Goal, storage: Path, say: Say
-) -> Mapping[str, Outcome]:
+) -> Mapping[str, SweepOutcome]:
     """How each run has ended. All of them are checked before the first begins."""
     require_packages(NEEDED, "training")
     attempts = []
     for combination in combinations:
         with naming(combination):
-            code = code_of(combination.run, None)
+            code = pack_code(combination.run, None)
             config = local_config(combination.run, storage, os.cpu_count() or 1, "ray", code)
         attempts.append((combination, config, code))
     say(f"a sweep of {len(attempts)} runs, one after the other")
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, SweepOutcome] = {}
     for combination, config, code in attempts:
         folder = LocalFiles(storage / combination.name)
         is_new = not has_trained(folder, _as_kept(config.model_dump(mode="json")))
         if is_new:
             say(f"{combination.name} ({combination}): running")
-        outcome = _train_one(config, code, say) if is_new else Outcome(phase="succeeded")
+        outcome = _train_one(config, code, say) if is_new else SweepOutcome(phase="succeeded")
         outcomes[combination.name] = outcome = completed(outcome, folder, goal)
         say(f"{combination.name} ({combination}): {outcome_text(outcome, goal, is_new=is_new)}")
     return outcomes
@@ -59,15 +59,17 @@ def _as_kept(config: Object) -> Object:
     return config | {"data": data | places}
 
 
-def _train_one(config: AttemptConfig, code: Overlay | None, say: Say) -> Outcome:
+def _train_one(config: AttemptConfig, code: Overlay | None, say: Say) -> SweepOutcome:
     """Train a run to its end; what it has reached is left to its folder."""
     try:
-        with closing(train_locally(config, "ray", code)) as sights:
-            for _ in sights:
+        with closing(train_locally(config, "ray", code)) as statuses:
+            for _ in statuses:
                 pass
     except (ConfigError, RunFailed) as error:
-        return Outcome(phase="failed", message=error.details[0] if error.details else error.what)
+        return SweepOutcome(
+            phase="failed", message=error.details[0] if error.details else error.what
+        )
     except KeyboardInterrupt:
         say(f"run {config.name} was interrupted: the same command goes on with the sweep")
         raise
-    return Outcome(phase="succeeded")
+    return SweepOutcome(phase="succeeded")

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from trainyard.errors import ConfigError
 from trainyard.run_file.models import RunConfig, UserCodeRun
-from trainyard.submission.watch import Phase
+from trainyard.submission.status import Phase
 from trainyard.sweeps.combinations import Combination
 from trainyard_trainer.config.trainer_config import LENGTHS, AttemptConfig, identity_of
 from trainyard_trainer.run_files import names
@@ -51,7 +51,7 @@ def goal_of(text: str, runs: Sequence[RunConfig] = ()) -> Goal:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class SweepOutcome:
     """How a run has ended, and what it has told of itself, as far as that is known."""
 
     phase: Phase
@@ -90,13 +90,13 @@ def _numbers(record: Object) -> dict[str, float]:
     }
 
 
-class Kept(Protocol):
+class FolderReader(Protocol):
     """What is needed of a run's folder."""
 
     def read(self, file: str) -> str | None: ...
 
 
-def completed(outcome: Outcome, folder: Kept, goal: Goal) -> Outcome:
+def completed(outcome: SweepOutcome, folder: FolderReader, goal: Goal) -> SweepOutcome:
     """The same with what the run's folder says where the run's log did not."""
     outcome = replace(
         outcome,
@@ -106,17 +106,17 @@ def completed(outcome: Outcome, folder: Kept, goal: Goal) -> Outcome:
     return replace(outcome, epoch=_last_epoch(folder)) if outcome.lacks(goal) else outcome
 
 
-def _record(folder: Kept, file: str) -> Object | None:
+def _record(folder: FolderReader, file: str) -> Object | None:
     return record_of(folder.read(file) or "", "")
 
 
-def _last_epoch(folder: Kept) -> Object | None:
+def _last_epoch(folder: FolderReader) -> Object | None:
     lines = reversed((folder.read(names.METRICS) or "").splitlines())
     records = (record_of(line, "") for line in lines)
     return next((one for one in records if one is not None and one.get("kind") == "epoch"), None)
 
 
-def has_trained(folder: Kept, config: Object) -> bool:
+def has_trained(folder: FolderReader, config: Object) -> bool:
     """Whether the run has succeeded, and has learnt just what this config would have it learn."""
     summary = _record(folder, names.SUMMARY)
     if summary is None or summary["outcome"] != "succeeded":
@@ -133,7 +133,7 @@ def _learnt(config: Object) -> Object:
 
 
 def rows_of(
-    combinations: Sequence[Combination], outcomes: Mapping[str, Outcome], goal: Goal
+    combinations: Sequence[Combination], outcomes: Mapping[str, SweepOutcome], goal: Goal
 ) -> list[Object]:
     """A row for each run, in the order of the values; of those that succeeded one is the best."""
     ordered = {combination.name: outcomes[combination.name] for combination in combinations}
@@ -152,7 +152,7 @@ def rows_of(
     ]
 
 
-def best_of(outcomes: Mapping[str, Outcome], goal: Goal) -> str | None:
+def best_of(outcomes: Mapping[str, SweepOutcome], goal: Goal) -> str | None:
     """The run with the best value, of equals the first; None where none has told one."""
     best, name = math.nan, None
     for run, outcome in outcomes.items():
@@ -164,7 +164,7 @@ def best_of(outcomes: Mapping[str, Outcome], goal: Goal) -> str | None:
     return name
 
 
-def _counts(outcome: Outcome) -> Object:
+def _counts(outcome: SweepOutcome) -> Object:
     summary, progress = outcome.summary or {}, outcome.progress or {}
     return {
         "epochs": summary.get("epochs"),
@@ -199,7 +199,7 @@ def _cell(row: Object, metric: str) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def outcome_text(outcome: Outcome, goal: Goal, *, is_new: bool) -> str:
+def outcome_text(outcome: SweepOutcome, goal: Goal, *, is_new: bool) -> str:
     """How a run has ended, in a line."""
     if outcome.phase != "succeeded":
         return f"{outcome.phase}: {outcome.message}".removesuffix(": ")

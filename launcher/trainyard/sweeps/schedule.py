@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trainyard.submission.watch import ENDED, Phase
+from trainyard.submission.status import ENDED, Phase
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
+class PhaseChange:
     """A run stands otherwise than before."""
 
     run: str
@@ -18,13 +18,13 @@ class Change:
     after: Phase
 
 
-class Sweep:
+class SweepSchedule:
     """How its runs stand -> which are to be submitted next."""
 
-    def __init__(self, runs: Sequence[str], at_once: int) -> None:
-        """`at_once`: the most that may be live at one time."""
+    def __init__(self, runs: Sequence[str], max_parallel: int) -> None:
+        """`max_parallel`: the most that may be live at one time."""
         self._phases: dict[str, Phase | None] = dict.fromkeys(runs)
-        self._at_once = at_once
+        self._at_once = max_parallel
 
     @property
     def live(self) -> list[str]:
@@ -53,13 +53,13 @@ class Sweep:
         """It cannot be submitted."""
         self._phases[run] = "failed"
 
-    def hear(self, phases: Mapping[str, Phase]) -> list[Change]:
+    def update(self, phases: Mapping[str, Phase]) -> list[PhaseChange]:
         """All submissions there are, as they stand now; none of them older than the last `submit`."""
         changes = []
         for run, before in self._phases.items():
             after = self._after(before, phases.get(run))
             if after is not None and after != before:
-                changes.append(Change(run=run, before=before, after=after))
+                changes.append(PhaseChange(run=run, before=before, after=after))
         for change in changes:
             self._phases[change.run] = change.after
         return changes

@@ -6,7 +6,7 @@ import re
 
 from trainyard.diagnosis.failure import Evidence, Sign, any_of, evidence, failure, matching
 from trainyard.diagnosis.snapshot import Scene
-from trainyard.submission.watch import error_lines
+from trainyard.submission.status import error_lines
 from trainyard_trainer.run_files.driver_output import ERROR, PROGRESS, SUMMARY, last_record
 
 LOG = "driver's log"

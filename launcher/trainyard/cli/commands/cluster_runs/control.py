@@ -57,7 +57,7 @@ def suspend(name: RunName, namespace: Namespace = NAMESPACE) -> None:
     from trainyard.cluster.cluster import Cluster
     from trainyard.cluster.kuberay import RayjobApi
     from trainyard.submission.control import live_jobs, suspend_job
-    from trainyard.submission.watch import phase_of
+    from trainyard.submission.status import phase_of
 
     name = run_name(name)
     cluster = Cluster(namespace)

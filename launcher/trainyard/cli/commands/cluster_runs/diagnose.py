@@ -18,7 +18,7 @@ from trainyard.cli.options import (
     Settings,
     Workers,
     load_run,
-    objects_of,
+    objects_with_warnings,
     platform_of,
     print_json,
     run_name,
@@ -113,10 +113,10 @@ def _facts(cluster: Cluster, run: RunConfig | None, platform_file: Path | None) 
     )
     image = platform.image
     if run is not None:
-        planned, job = objects_of(run, platform, cluster.namespace)
-        image = planned.image
-        refused = "" if facts.missing_kinds else would_refuse(cluster, job)
-        facts = replace(facts, job=job, job_refused=refused)
+        objects = objects_with_warnings(run, platform, cluster.namespace)
+        image = objects.plan.image
+        refused = "" if facts.missing_kinds else would_refuse(cluster, objects.job)
+        facts = replace(facts, job=objects.job, job_refused=refused)
     return replace(facts, probe=run_probe(cluster, platform, image))
 
 

@@ -19,13 +19,13 @@ from trainyard.cli.options import (
     Settings,
     Workers,
     load_run,
-    objects_of,
+    objects_with_warnings,
     platform_of,
     print_json,
 )
 
 if TYPE_CHECKING:
-    from trainyard.drills.drill_run import Job
+    from trainyard.drills.drill_run import DrillJob
     from trainyard.drills.soak_report import SoakReport
     from trainyard.platform import Platform
     from trainyard.run_file.models import RecipeRun, RunConfig
@@ -80,7 +80,7 @@ def drill(
     cluster = Cluster(namespace)
     platform = platform_of(platform_file, platform_file is None, namespace, cluster)
 
-    def job(word: str) -> Job:
+    def job(word: str) -> DrillJob:
         own = [*wanted.settings, *(settings or ())]
         return job_of(run_file, own, gpus, workers, word, platform, namespace)
 
@@ -149,7 +149,7 @@ def soak(
     platform = platform_of(platform_file, platform_file is None, namespace, cluster)
     epochs = run.train.epochs
 
-    def job(word: str, so_many: int) -> Job:
+    def job(word: str, so_many: int) -> DrillJob:
         own = [*(settings or ()), *SETTINGS, f"train.epochs={so_many}"]
         return job_of(run_file, own, gpus, workers, word, platform, namespace)
 
@@ -184,18 +184,18 @@ def job_of(
     word: str,
     platform: Platform,
     namespace: str,
-) -> Job:
+) -> DrillJob:
     """The run file's run under a name for drills."""
     from trainyard.drills.drill import SETTINGS, drill_name
-    from trainyard.drills.drill_run import Job
+    from trainyard.drills.drill_run import DrillJob
     from trainyard_trainer.config.trainer_config import TrainerConfig
 
     # Other runs have no such settings: they are refused for what they are.
     name = drill_name(_recipe_of(load_run(run_file, settings, gpus, workers, None)).name, word)
     run = _recipe_of(load_run(run_file, [*SETTINGS, *settings], gpus, workers, name))
-    planned, rayjob = objects_of(run, platform, namespace)
-    assert isinstance(planned.trainer, TrainerConfig)
-    return Job(run=name, config=planned.trainer, rayjob=rayjob)
+    objects = objects_with_warnings(run, platform, namespace)
+    assert isinstance(objects.plan.trainer, TrainerConfig)
+    return DrillJob(run=name, config=objects.plan.trainer, rayjob=objects.job)
 
 
 def _recipe_of(run: RunConfig) -> RecipeRun:

@@ -18,6 +18,7 @@ from trainyard.cli.options import (
     PlatformFile,
     RunName,
     platform_of,
+    print_warnings,
     run_name,
     yaml_text,
 )
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from trainyard.cluster.cluster import Cluster
     from trainyard.platform import Platform
     from trainyard.run_file.code_archive import Overlay
-    from trainyard.submission.reader import Folder
-    from trainyard.submission.reproduce import Rendered, Submission
+    from trainyard.submission.remote_folder import RemoteFolder
+    from trainyard.submission.reproduce import RenderedAgain, Submission
 
 NEEDED = ("obstore", "pyarrow")
 """Packages with which the trainer reads a run's folder."""
@@ -82,8 +83,8 @@ def _render_again(
 ) -> None:
     from trainyard.cluster.cluster import Cluster
     from trainyard.run_file.code_archive import require_to_travel
-    from trainyard.submission.reader import open_folder
-    from trainyard.submission.reproduce import make_again, renamed
+    from trainyard.submission.reader_pod import open_folder
+    from trainyard.submission.reproduce import renamed, render_again
 
     cluster = Cluster(namespace)
     platform = platform_of(None, True, namespace, cluster)
@@ -92,21 +93,20 @@ def _render_again(
         kept, code = _left_in(folder, namespace)
     if platform_file is not None:
         platform = platform_of(platform_file, False, namespace)
-    rendered = make_again(kept.run, code, platform, namespace)
+    rendered = render_again(kept.run, code, platform, namespace)
     _tell_changes(kept, rendered)
     if new_name is not None:
-        rendered = make_again(renamed(kept.run, new_name), code, platform, namespace)
+        rendered = render_again(renamed(kept.run, new_name), code, platform, namespace)
         if not submit:
             require_to_travel(code)
-    for warning in rendered.warnings:
-        typer.echo(f"warning: {warning}", err=True)
+    print_warnings(rendered.warnings)
     if submit:
         _submit(cluster, platform, rendered, new_name or name, code)
     else:
         typer.echo(yaml_text(rendered.job), nl=False)
 
 
-def _left_in(folder: Folder, namespace: str) -> tuple[Submission, Overlay | None]:
+def _left_in(folder: RemoteFolder, namespace: str) -> tuple[Submission, Overlay | None]:
     """What the run's folder holds of its submission. Raises ConfigError where that is nothing."""
     from trainyard.errors import ConfigError
     from trainyard.submission.reproduce import code_of_archive, read_submission
@@ -129,7 +129,7 @@ def _left_in(folder: Folder, namespace: str) -> tuple[Submission, Overlay | None
         return kept, code_of_archive(archive.read_bytes(), kept.code_sha256)
 
 
-def _tell_changes(kept: Submission, rendered: Rendered) -> None:
+def _tell_changes(kept: Submission, rendered: RenderedAgain) -> None:
     from trainyard.cli import show
     from trainyard.submission.reproduce import changed_parts
 
@@ -140,7 +140,7 @@ def _tell_changes(kept: Submission, rendered: Rendered) -> None:
 
 
 def _submit(
-    cluster: Cluster, platform: Platform, rendered: Rendered, run: str, code: Overlay | None
+    cluster: Cluster, platform: Platform, rendered: RenderedAgain, run: str, code: Overlay | None
 ) -> None:
     from trainyard.api import upload_of
     from trainyard.cli import show
@@ -180,7 +180,7 @@ def _kept(storage: str, endpoint: str | None, run: str, file: str) -> str | None
     """The text of a file of a run's folder, which the trainer reads; None if it is not there."""
     from trainyard.errors import RunFailed
     from trainyard.local.tools import require_packages
-    from trainyard.submission.reader import storage_options
+    from trainyard.submission.remote_folder import storage_options
     from trainyard_trainer.config.trainer_config import Storage
     from trainyard_trainer.run_files.exit_codes import NOT_FOUND
 

@@ -20,7 +20,7 @@ from trainyard.cli.options import (
     Settings,
     Workers,
     load_run,
-    objects_of,
+    objects_with_warnings,
     platform_of,
     run_name,
     yaml_text,
@@ -68,7 +68,8 @@ def submit(
     run = load_run(run_file, settings, gpus, workers, name)
     cluster = Cluster(namespace)
     platform = platform_of(platform_file, platform_file is None, namespace, cluster)
-    planned, job = objects_of(run, platform, namespace)
+    objects = objects_with_warnings(run, platform, namespace)
+    planned, job = objects.plan, objects.job
     job_name = job["metadata"]["name"]
     if dry_run is not None:
         known = "" if dry_run == "client" else _known(cluster, job, fresh)
@@ -117,9 +118,9 @@ def _set_aside(cluster: Cluster, platform: Platform, run: str) -> None:
 def _known(cluster: Cluster, job: dict[str, Any], fresh: bool) -> str:
     """What a submission would find of the same run file. Raises where it would be refused."""
     from trainyard.cluster.kuberay import RayjobApi
-    from trainyard.submission.submit import find_same, is_live
+    from trainyard.submission.submit import find_same_submission, is_live
 
-    existing = find_same(RayjobApi(cluster), job, is_fresh=fresh)
+    existing = find_same_submission(RayjobApi(cluster), job, is_fresh=fresh)
     if existing is None:
         return ""
     return ": it is live already" if is_live(existing) else ": it would take the ended one's place"
@@ -143,10 +144,10 @@ def _dry(cluster: Cluster, job: dict[str, Any]) -> dict[str, Any]:
 def _watch(cluster: Cluster, run: str, submission: str) -> None:
     """Show a submission to its end; Ctrl-C leaves it running."""
     from trainyard.cli import show
-    from trainyard.submission.watch import watch_run
+    from trainyard.submission.watch import watch_submission
 
     try:
-        last = show_progress(watch_run(cluster, submission, run))
+        last = show_progress(watch_submission(cluster, submission, run))
     except KeyboardInterrupt:
         show.say(f"detached: the run goes on; `trainyard watch {run} -n {cluster.namespace}`")
         raise

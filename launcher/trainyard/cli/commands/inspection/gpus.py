@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from trainyard.planning.capacity import Node
 
 
-def look_at_nodes(cluster: Any) -> tuple[Node, ...]:
+def list_nodes(cluster: Any) -> tuple[Node, ...]:
     """All nodes of a cluster with the pods that run on them. Raises ClusterError."""
     from trainyard.errors import ClusterError
     from trainyard.planning.capacity import nodes_of
@@ -39,7 +39,7 @@ def gpus(namespace: Namespace = NAMESPACE, as_json: Json = False) -> None:
     from trainyard.platform import CONFIG_MAP, platform_of_config_map
 
     cluster = Cluster(namespace)
-    found = look_at_nodes(cluster)
+    found = list_nodes(cluster)
     config_map = cluster.get("ConfigMap", CONFIG_MAP)
     pools = {}
     if config_map is None:

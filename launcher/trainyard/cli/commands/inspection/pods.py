@@ -21,7 +21,7 @@ def dashboard(
     """Open a way to Ray's dashboard of a run, until Ctrl-C."""
     from trainyard.cli import show
     from trainyard.cluster.cluster import Cluster
-    from trainyard.cluster.port_forward import DASHBOARD_PORT, Tunnel, token_of
+    from trainyard.cluster.port_forward import DASHBOARD_PORT, PortForward, dashboard_token
 
     name = run_name(name)
     cluster = Cluster(namespace)
@@ -29,12 +29,12 @@ def dashboard(
     head = head_of(cluster, job)
     if job is None or head is None:
         raise _no_head(name, namespace)
-    with Tunnel(lambda: cluster.port_forward(head, DASHBOARD_PORT), port) as tunnel:
-        typer.echo(f"http://127.0.0.1:{tunnel.port}")
-        if token := token_of(cluster, job["status"]["rayClusterName"]):
+    with PortForward(lambda: cluster.port_forward(head, DASHBOARD_PORT), port) as forward:
+        typer.echo(f"http://127.0.0.1:{forward.port}")
+        if token := dashboard_token(cluster, job["status"]["rayClusterName"]):
             typer.echo(f"token: {token}")
         show.say("Ctrl-C closes it; the run goes on")
-        tunnel.serve()
+        forward.serve()
 
 
 def shell(
@@ -49,7 +49,7 @@ def shell(
     """Open a shell in the pod of a worker, or run a command there; exits with its exit code."""
     from trainyard.cluster import terminal
     from trainyard.cluster.cluster import Cluster
-    from trainyard.submission.reader import worker_of
+    from trainyard.submission.workers import locate_worker
 
     name = run_name(name)
     cluster = Cluster(namespace)
@@ -57,7 +57,7 @@ def shell(
     if head is None:
         raise _no_head(name, namespace)
     with folder_of(cluster, name, head) as folder:
-        place = worker_of(cluster, name, folder.workers(), rank)
+        place = locate_worker(cluster, name, folder.workers(), rank)
     is_terminal = not command and terminal.is_one()
     with cluster.execute(
         place.pod, place.container, command or ["bash"], stdin=True, terminal=is_terminal

@@ -1,4 +1,4 @@
-"""Commands that look at submitted runs: how they stand, and what they have said."""
+"""Commands that show runs of a cluster: their list, their status, their logs."""
 
 from __future__ import annotations
 
@@ -46,17 +46,23 @@ def status(
     from trainyard.cli import show
     from trainyard.cluster.cluster import Cluster
     from trainyard.cluster.kuberay import RayjobApi
-    from trainyard.submission.overview import WIDE, describe, sights_of
-    from trainyard.submission.watch import look
+    from trainyard.submission.current_status import current_status
+    from trainyard.submission.overview import WIDE, describe, run_statuses_of
 
     name = None if name is None else run_name(name)
     cluster = Cluster(namespace)
     jobs = RayjobApi(cluster).list_jobs(name, cached=True)
     # The driver's log is asked for where one run is meant: each is a question of its own.
-    sights = sights_of(cluster, jobs) if name is None else [look(cluster, job) for job in jobs]
+    statuses = (
+        run_statuses_of(cluster, jobs)
+        if name is None
+        else [current_status(cluster, job) for job in jobs]
+    )
     now = datetime.now(timezone.utc)
-    rows = [describe(job, sight, now) for job, sight in zip(jobs, sights, strict=True)]
-    summary = None if name is None else summary_of(cluster, name, sights[-1] if sights else None)
+    rows = [describe(job, run_status, now) for job, run_status in zip(jobs, statuses, strict=True)]
+    summary = (
+        None if name is None else summary_of(cluster, name, statuses[-1] if statuses else None)
+    )
     if name is not None and not rows and summary is None:
         raise no_run(name, namespace)
     output = "json" if as_json else output
@@ -67,8 +73,8 @@ def status(
     show.table_of(rows, WIDE if output == "wide" else headings)
     if summary is not None:
         typer.echo(show.summary_text(summary))
-    elif sights and sights[-1].progress is not None:
-        typer.echo(show.progress_text(sights[-1].progress))
+    elif statuses and statuses[-1].progress is not None:
+        typer.echo(show.progress_text(statuses[-1].progress))
 
 
 def list_runs(
@@ -82,13 +88,13 @@ def list_runs(
     from trainyard.cluster.cluster import Cluster
     from trainyard.cluster.kuberay import RayjobApi
     from trainyard.submission.overview import WIDE, describe, last_of_each
-    from trainyard.submission.watch import sight_of
+    from trainyard.submission.status import run_status_of
 
     jobs = last_of_each(
         RayjobApi(Cluster(namespace)).list_jobs(everywhere=all_namespaces, cached=True)
     )
     now = datetime.now(timezone.utc)
-    rows = [describe(job, sight_of(job), now) for job in jobs]
+    rows = [describe(job, run_status_of(job), now) for job in jobs]
     output = "json" if as_json else output
     if output in ("json", "yaml"):
         _print(output, {"runs": rows})
@@ -121,7 +127,7 @@ def logs(
     from trainyard.cluster.cluster import Cluster
     from trainyard.cluster.follow import follow_log
     from trainyard.errors import ConfigError
-    from trainyard.submission.watch import HEAD_CONTAINER
+    from trainyard.submission.current_status import HEAD_CONTAINER
 
     name = run_name(name)
     since_s = None if since is None else _seconds(since)
@@ -154,12 +160,12 @@ def _await_head(cluster: Cluster, name: str, job: Object) -> str | None:
     """The run's head pod as soon as it runs; None if the run has ended, or ends before."""
     from trainyard.cli import show
     from trainyard.submission.submit import is_live
-    from trainyard.submission.watch import watch_run
+    from trainyard.submission.watch import watch_submission
 
     if not is_live(job):
         return None
     show.say(f"run {name} has no log yet: its head is awaited")
-    for _ in watch_run(cluster, job["metadata"]["name"], name):
+    for _ in watch_submission(cluster, job["metadata"]["name"], name):
         if (head := head_of(cluster, last_job(cluster, name))) is not None:
             return head
     return None
@@ -202,10 +208,10 @@ def _print_worker_log(
     cluster: Cluster, name: str, rank: int, head: str | None, follow: bool
 ) -> None:
     """What one worker wrote, from the files of its pod: Ray keeps them there, and nowhere else."""
-    from trainyard.submission.reader import worker_of
+    from trainyard.submission.workers import locate_worker
 
     with folder_of(cluster, name, head) as folder:
-        place = worker_of(cluster, name, folder.workers(), rank)
+        place = locate_worker(cluster, name, folder.workers(), rank)
     files = f"/tmp/ray/session_latest/logs/worker-{place.ray_worker}-*"
     command = f"tail -n +1 -q {'-F ' if follow else ''}{files}"
     with cluster.execute(place.pod, place.container, ["sh", "-c", command]) as process:

@@ -18,7 +18,7 @@ from trainyard.cli.options import (
     Settings,
     Workers,
     load_run,
-    objects_of,
+    objects_with_warnings,
     platform_of,
     print_json,
 )
@@ -52,7 +52,7 @@ def diff(
     if before is None:
         raise no_run(run.name, namespace)
     platform = platform_of(platform_file, platform_file is None, namespace, cluster)
-    _, after = objects_of(run, platform, namespace)
+    after = objects_with_warnings(run, platform, namespace).job
     live = is_live(before)
     changes = diff_jobs(before, after, live=live)
     state = "live" if live else "ended"

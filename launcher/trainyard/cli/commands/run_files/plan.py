@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from trainyard.cli.commands.inspection.gpus import look_at_nodes
+from trainyard.cli.commands.inspection.gpus import list_nodes
 from trainyard.cli.options import (
     NAMESPACE,
     FromCluster,
@@ -19,7 +19,7 @@ from trainyard.cli.options import (
     Settings,
     Workers,
     load_run,
-    objects_of,
+    objects_with_warnings,
     platform_of,
     print_json,
     yaml_text,
@@ -51,8 +51,8 @@ def plan(
 
         cluster = Cluster(namespace)
         platform = platform_of(None, True, namespace, cluster)
-        planned, job = objects_of(run, platform, namespace)
-        reasons = (*explain_plan(planned, run, platform), *_room(cluster, job))
+        objects = objects_with_warnings(run, platform, namespace)
+        reasons = (*explain_plan(objects.plan, run, platform), *_room(cluster, objects.job))
     else:
         platform = platform_of(platform_file, from_cluster, namespace)
         reasons = explain_plan(plan_run(run, platform, namespace), run, platform)
@@ -69,7 +69,7 @@ def _room(cluster: Any, job: dict[str, Any]) -> tuple[Reason, ...]:
     from trainyard.planning.capacity import require_room, room_reasons, rooms_for
 
     try:
-        nodes = look_at_nodes(cluster)
+        nodes = list_nodes(cluster)
     except ClusterError as error:
         if error.reason != "Forbidden":
             raise
@@ -95,6 +95,6 @@ def render(
 
     run = load_run(run_file, settings, gpus, workers, name)
     platform = platform_of(platform_file, from_cluster, namespace)
-    planned, job = objects_of(run, platform, namespace)
-    require_to_travel(planned.code)
-    typer.echo(yaml_text(job), nl=False)
+    objects = objects_with_warnings(run, platform, namespace)
+    require_to_travel(objects.plan.code)
+    typer.echo(yaml_text(objects.job), nl=False)

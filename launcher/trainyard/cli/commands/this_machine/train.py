@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from trainyard.cli.options import Fresh, Gpus, Name, RunFile, Settings, Workers, code_of, load_run
+from trainyard.cli.options import Fresh, Gpus, Name, RunFile, Settings, Workers, load_run
 from trainyard.cli.progress import show_progress
 
 
@@ -33,21 +33,22 @@ def train(
     """Train on this machine, on a Ray of its own; a run that was there before goes on."""
     from trainyard.cli import show
     from trainyard.errors import ConfigError
-    from trainyard.local.training import Way, local_config, set_aside, train_locally
+    from trainyard.local.training import Starter, local_config, set_aside, train_locally
+    from trainyard.planning.objects import pack_code
 
     if without_ray and torchrun:
         raise ConfigError(
             "--without-ray and --torchrun exclude each other: one process, or several"
         )
-    way: Way = "alone" if without_ray else "torchrun" if torchrun else "ray"
+    starter: Starter = "alone" if without_ray else "torchrun" if torchrun else "ray"
     run = load_run(run_file, settings, gpus, workers, name)
     try:
-        code = code_of(run)
-        config = local_config(run, storage, os.cpu_count() or 1, way, code)
+        code = pack_code(run, None)
+        config = local_config(run, storage, os.cpu_count() or 1, starter, code)
         if fresh:
             show.set_aside(run.name, set_aside(config))
-        with closing(train_locally(config, way, code)) as sights:
-            last = show_progress(sights)
+        with closing(train_locally(config, starter, code)) as statuses:
+            last = show_progress(statuses)
     except KeyboardInterrupt:
         show.say(
             f"run {run.name} was interrupted: the same command goes on from its last checkpoint"

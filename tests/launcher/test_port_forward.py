@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from fake_cluster import FakeCluster
 
-from trainyard.cluster.port_forward import Tunnel, token_of
+from trainyard.cluster.port_forward import PortForward, dashboard_token
 from trainyard.errors import ClusterUnreachable, ConfigError
 
 
@@ -34,10 +34,10 @@ def echo() -> Iterator[int]:
 
 
 def test_what_is_said_to_the_port_is_said_to_the_pod(echo: int) -> None:
-    with Tunnel(lambda: socket.create_connection(("127.0.0.1", echo)), 0) as tunnel:
-        threading.Thread(target=tunnel.serve, daemon=True).start()
+    with PortForward(lambda: socket.create_connection(("127.0.0.1", echo)), 0) as forward:
+        threading.Thread(target=forward.serve, daemon=True).start()
         for word in (b"one", b"two"):
-            with socket.create_connection(("127.0.0.1", tunnel.port), timeout=10) as client:
+            with socket.create_connection(("127.0.0.1", forward.port), timeout=10) as client:
                 client.sendall(word)
                 assert client.recv(100) == word.upper()
 
@@ -46,10 +46,10 @@ def test_a_pod_that_is_gone_ends_the_tunnel() -> None:
     def connect() -> socket.socket:
         raise ClusterUnreachable("gone")
 
-    with Tunnel(connect, 0) as tunnel:
-        client = socket.create_connection(("127.0.0.1", tunnel.port), timeout=10)
+    with PortForward(connect, 0) as forward:
+        client = socket.create_connection(("127.0.0.1", forward.port), timeout=10)
         with pytest.raises(ClusterUnreachable, match="gone"):
-            tunnel.serve()
+            forward.serve()
         assert client.recv(1) == b""
 
 
@@ -57,12 +57,12 @@ def test_a_port_that_is_taken_is_named_with_the_remedy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"port {port}") as raised:
-            Tunnel(lambda: taken, port)
+            PortForward(lambda: taken, port)
     assert "--port 0" in str(raised.value)
 
 
 def test_the_token_is_that_of_the_ray_cluster() -> None:
     cluster = FakeCluster()
     cluster.objects["Secret", "digits-1-abc"] = {"data": {"auth_token": "c2VjcmV0"}}
-    assert token_of(cluster, "digits-1-abc") == "secret"
-    assert token_of(cluster, "other") == ""
+    assert dashboard_token(cluster, "digits-1-abc") == "secret"
+    assert dashboard_token(cluster, "other") == ""

@@ -27,7 +27,10 @@ from tests.random_archives import (
 )
 from trainyard.errors import ClusterError, ConfigError
 from trainyard.platform import Platform
-from trainyard.submission.reader import AHEAD, Folder, open_folder, reader_pod, worker_of
+from trainyard.submission.reader_pod import open_folder, reader_pod
+from trainyard.submission.remote_folder import RemoteFolder
+from trainyard.submission.transfer import MAX_UNCONFIRMED_BYTES
+from trainyard.submission.workers import locate_worker
 
 Object = dict[str, Any]
 
@@ -129,10 +132,10 @@ def test_the_reader_pod_has_the_platform_s_image_and_ends_by_itself(platform: Pl
     assert pod["spec"]["activeDeadlineSeconds"] == 3600
 
 
-def copying(platform: Platform, process: FakeProcess) -> Folder:
+def copying(platform: Platform, process: FakeProcess) -> RemoteFolder:
     cluster = FakeCluster()
     cluster.processes = [process]
-    return Folder(cluster, platform, "digits", "pod", "reader")
+    return RemoteFolder(cluster, platform, "digits", "pod", "reader")
 
 
 EVERY_BYTE = bytes(range(256)) * 200
@@ -208,7 +211,7 @@ def test_an_archive_holds_plain_files_that_stay_below_the_target(
     platform: Platform, tmp_path: Path, entry: tarfile.TarInfo
 ) -> None:
     target = tmp_path / "target"
-    with pytest.raises(ClusterError, match="which no run has"):
+    with pytest.raises(ClusterError, match="which is not a plain file of a run"):
         copying(platform, hostile(entry)).copy("", target)
     assert [path.name for path in tmp_path.rglob("*")] == ["target", "harmless"]
 
@@ -224,7 +227,7 @@ def test_a_file_with_holes_is_refused_before_it_fills_the_disk(
     bomb = bytes(header) + bytes(2 * tarfile.BLOCKSIZE)
     with tarfile.open(fileobj=io.BytesIO(bomb)) as archive:
         assert [entry.issparse() for entry in archive] == [True]
-    with pytest.raises(ClusterError, match="which no run has"):
+    with pytest.raises(ClusterError, match="which is not a plain file of a run"):
         copying(platform, sent(bomb)).copy("", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -252,7 +255,7 @@ def test_whatever_an_archive_holds_files_below_the_target_are_written_or_it_is_r
     ("name", "error", "problem"),
     [
         ("harmless/x", ConfigError, "cannot be written"),
-        ("a\0b", ClusterError, "which no run has"),
+        ("a\0b", ClusterError, "which is not a plain file of a run"),
     ],
 )
 def test_a_name_that_cannot_be_written_is_refused(
@@ -293,12 +296,12 @@ class Here(FakeCluster):
         return LocalProcess([sys.executable, *here])
 
 
-@pytest.mark.parametrize("size", [0, 1, 3 * AHEAD + 7])
+@pytest.mark.parametrize("size", [0, 1, 3 * MAX_UNCONFIRMED_BYTES + 7])
 def test_a_file_arrives_whole_and_how_much_has_come_is_told(
     platform: Platform, tmp_path: Path, size: int
 ) -> None:
     data, told = random.Random(size).randbytes(size), list[int]()
-    folder = Folder(Here(tmp_path), platform, "own", "pod", "reader")
+    folder = RemoteFolder(Here(tmp_path), platform, "own", "pod", "reader")
     sha256 = hashlib.sha256(data).hexdigest()
     folder.put("code/x.tar.gz", data, sha256, told.append)
     assert (tmp_path / "own/code/x.tar.gz").read_bytes() == data
@@ -309,7 +312,7 @@ def test_a_file_arrives_whole_and_how_much_has_come_is_told(
 def test_a_file_that_is_not_what_was_sent_does_not_appear(
     platform: Platform, tmp_path: Path
 ) -> None:
-    folder = Folder(Here(tmp_path), platform, "own", "pod", "reader")
+    folder = RemoteFolder(Here(tmp_path), platform, "own", "pod", "reader")
     with pytest.raises(ClusterError, match="could not be written") as error:
         folder.put("code/x.tar.gz", b"data", "0" * 64)
     assert "4 bytes of SHA-256 3a6eb079" in str(error.value)
@@ -320,9 +323,9 @@ def test_a_storage_that_takes_nothing_is_told_by_its_error(
     platform: Platform, tmp_path: Path
 ) -> None:
     (tmp_path / "own").write_text("a file in place of the folder")
-    folder = Folder(Here(tmp_path), platform, "own", "pod", "reader")
+    folder = RemoteFolder(Here(tmp_path), platform, "own", "pod", "reader")
     with pytest.raises(ClusterError, match="Not a directory"):
-        folder.put("code/x.tar.gz", bytes(2 * AHEAD), "0" * 64)
+        folder.put("code/x.tar.gz", bytes(2 * MAX_UNCONFIRMED_BYTES), "0" * 64)
 
 
 # Which pod has which rank.
@@ -339,14 +342,14 @@ def with_pod(name: str, run: str) -> FakeCluster:
 
 
 def test_a_rank_is_found_in_its_pod() -> None:
-    place = worker_of(with_pod("pod-0", "digits"), "digits", WORKERS, 0)
+    place = locate_worker(with_pod("pod-0", "digits"), "digits", WORKERS, 0)
     assert (place.pod, place.container, place.ray_worker) == ("pod-0", "ray-worker", "w0")
 
 
 @pytest.mark.parametrize(
     ("workers", "rank", "message"),
     [
-        (WORKERS, 2, "Its workers are 0 to 1"),
+        (WORKERS, 2, "Its workers have the ranks 0 to 1"),
         ([], 0, "have not started yet"),
         (WORKERS, 1, "pod-1, which is gone"),
     ],
@@ -355,20 +358,20 @@ def test_a_rank_that_cannot_be_found_is_explained(
     workers: list[Object], rank: int, message: str
 ) -> None:
     with pytest.raises(ConfigError) as raised:
-        worker_of(with_pod("pod-0", "digits"), "digits", workers, rank)
+        locate_worker(with_pod("pod-0", "digits"), "digits", workers, rank)
     assert message in str(raised.value)
 
 
 def test_a_pod_of_that_name_that_is_another_run_s_is_not_entered() -> None:
     with pytest.raises(ConfigError, match="which is gone"):
-        worker_of(with_pod("pod-0", "other"), "digits", WORKERS, 0)
+        locate_worker(with_pod("pod-0", "other"), "digits", WORKERS, 0)
 
 
 def test_workers_are_read_from_the_folder(platform: Platform) -> None:
     cluster = FakeCluster()
     workers = json.dumps({"workers": WORKERS}).encode()
     cluster.processes = [sent(archive(**{"workers.json": workers}))]
-    assert Folder(cluster, platform, "digits", "pod", "c").workers() == WORKERS
+    assert RemoteFolder(cluster, platform, "digits", "pod", "c").workers() == WORKERS
 
 
 @pytest.mark.parametrize(("said", "name"), [(b"digits-old-1\n", "digits-old-1"), (b"", None)])
@@ -377,11 +380,11 @@ def test_a_folder_that_is_set_aside_has_another_name(
 ) -> None:
     cluster = FakeCluster()
     cluster.processes = [FakeProcess(said, "lease: waiting\n")]
-    assert Folder(cluster, platform, "digits", "pod", "c").set_aside() == name
+    assert RemoteFolder(cluster, platform, "digits", "pod", "c").set_aside() == name
 
 
 def test_a_folder_that_cannot_be_set_aside_is_an_error_with_the_reason(platform: Platform) -> None:
     cluster = FakeCluster()
     cluster.processes = [FakeProcess(errors="error: it is being trained already\n", exit_code=1)]
     with pytest.raises(ClusterError, match="it is being trained already"):
-        Folder(cluster, platform, "digits", "pod", "c").set_aside()
+        RemoteFolder(cluster, platform, "digits", "pod", "c").set_aside()

@@ -9,7 +9,7 @@ from trainyard.cluster.kuberay import RayjobApi
 from trainyard.errors import ClusterError
 from trainyard.submission.control import (
     STOP_LIMIT_S,
-    Stopped,
+    StopResult,
     is_suspended,
     live_jobs,
     resume_job,
@@ -33,7 +33,7 @@ class Clock:
             self.cluster.tick()
 
 
-def stop(cluster: FakeCluster) -> Stopped:
+def stop(cluster: FakeCluster) -> StopResult:
     (job,) = live_jobs(RayjobApi(cluster), "digits")
     clock = Clock(cluster)
     return stop_job(cluster, RayjobApi(cluster), job, clock=clock, sleep=clock.sleep)
@@ -55,7 +55,7 @@ def test_a_running_driver_ends_before_its_rayjob_goes(log: str, step: int | None
     cluster = running(FakeProcess())
     cluster.add_head("digits-1-abc", log)
     cluster.script = [("Running", "RUNNING"), ("Complete", "STOPPED")]
-    assert stop(cluster) == Stopped(ended="in good order", step=step)
+    assert stop(cluster) == StopResult(ended="in good order", step=step)
     ((pod, *command),) = cluster.commands
     assert (pod, command[:3], command[-1]) == (
         "digits-1-abc-head", ["ray", "job", "stop"], "digits-1-x"
@@ -67,7 +67,7 @@ def test_a_running_driver_ends_before_its_rayjob_goes(log: str, step: int | None
 def test_a_driver_that_does_not_end_goes_with_its_rayjob() -> None:
     cluster = running(FakeProcess())
     cluster.script = [("Running", "RUNNING")] * int(2 * STOP_LIMIT_S)
-    assert stop(cluster) == Stopped(ended="killed")
+    assert stop(cluster) == StopResult(ended="killed")
     assert cluster.calls == [("delete", "RayJob", "digits-1")]
 
 
@@ -83,7 +83,7 @@ def test_a_driver_that_cannot_be_asked_is_left_alone_with_the_remedy() -> None:
 def test_a_run_without_a_driver_just_goes() -> None:
     cluster = FakeCluster()
     cluster.add_job("digits-1")
-    assert stop(cluster) == Stopped(ended="not running")
+    assert stop(cluster) == StopResult(ended="not running")
     assert (cluster.commands, cluster.calls) == ([], [("delete", "RayJob", "digits-1")])
 
 
