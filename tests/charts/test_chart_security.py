@@ -9,7 +9,7 @@ import pytest
 
 from tests.charts.helm_chart import only, pods_of, render
 from tests.charts.pod_security import violations
-from trainyard.cluster.kinds import place_of
+from trainyard.cluster.kinds import kind_of
 from trainyard.diagnosis.preflight import RIGHTS
 
 GOOD: dict[str, Any] = {
@@ -95,7 +95,7 @@ def test_the_launcher_may_do_what_it_needs_and_no_more(on_claim):
 def test_preflight_asks_for_nothing_that_the_role_lacks(on_claim):
     rights = rights_of(only(on_claim, "Role"))
     for kind, part, verb in RIGHTS:
-        place = place_of(kind)
+        place = kind_of(kind)
         resource = f"{place.group or 'core'}/{place.plural}" + (f"/{part}" if part else "")
         assert verb in rights[resource], (kind, part, verb)
 

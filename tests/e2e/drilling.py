@@ -16,7 +16,7 @@ from conftest import ROOT, Object, Team, get, kubectl, wait_for
 from trainyard.cli.commands.cluster_runs.drill import job_of
 from trainyard.cluster.cluster import Cluster
 from trainyard.drills.drill import UNDISTURBED, run_drill, train_undisturbed
-from trainyard.drills.report import LATE, Report
+from trainyard.drills.report import LATE, DrillReport
 from trainyard.drills.scenarios import Scenario
 from trainyard.platform import CONFIG_MAP, platform_of_config_map
 
@@ -106,7 +106,7 @@ def drill(team: Team, scenario: Scenario, folder: Path, at_step: int | None = No
     return result
 
 
-def strike(team: Team, scenario: Scenario, folder: Path, at_step: int | None = None) -> Report:
+def strike(team: Team, scenario: Scenario, folder: Path, at_step: int | None = None) -> DrillReport:
     """The same drill as the command's, with a strike of our own."""
     if at_step is None and scenario.restarts == "never":
         at_step = EARLY
