@@ -19,7 +19,8 @@ headGroupSpec:
     num-cpus: "0"
   template:
     metadata:
-      {{- include "trainyard.shape.metadata" . | nindent 6 }}
+      labels:
+        {{- include "trainyard.podLabels" $chart | nindent 8 }}
     spec:
       {{- include "trainyard.shape.pod" (dict "chart" $chart "place" $head "isRun" .isRun) | nindent 6 }}
       {{- /* The hook below, and then what the head takes to end. */}}
@@ -62,7 +63,8 @@ workerGroupSpecs:
     rayStartParams: {}
     template:
       metadata:
-        {{- include "trainyard.shape.metadata" $ | nindent 8 }}
+        labels:
+          {{- include "trainyard.podLabels" $chart | nindent 10 }}
       spec:
         {{- include "trainyard.shape.pod" (dict "chart" $chart "place" $pool "isRun" $.isRun) | nindent 8 }}
         {{- /* Longer than the drain below, in which workers save a checkpoint. */}}
@@ -118,7 +120,8 @@ volumes:
 apiVersion: v1
 kind: Pod
 metadata:
-  {{- include "trainyard.shape.metadata" . | nindent 2 }}
+  labels:
+    {{- include "trainyard.podLabels" . | nindent 4 }}
 spec:
   {{- include "trainyard.shape.pod" (dict "chart" . "place" .Values.head) | nindent 2 }}
   restartPolicy: Never
@@ -173,16 +176,6 @@ limits:
   {{- if .gpusPerNode }}
   {{ .gpuResource }}: {{ toString .gpusPerNode | quote }}
   {{- end }}
-{{- end }}
-
-{{- define "trainyard.shape.metadata" -}}
-labels:
-  {{- include "trainyard.shape.labels" . | nindent 2 }}
-{{- end }}
-
-{{/* By these, policies and monitors find the pods. */}}
-{{- define "trainyard.shape.labels" -}}
-app.kubernetes.io/part-of: trainyard
 {{- end }}
 
 {{/* What all pods of runs share. Arguments: those of the next one. */}}
