@@ -81,9 +81,11 @@ def render(
     values: Mapping[str, Any],
     apis: Iterable[str] = ALL_APIS,
     presets: Iterable[Path] = (),
+    chart: Path = CHART,
 ) -> list[Object]:
-    """The objects that helm makes of the chart with these values, which win over those of presets."""
-    rendered = run_helm(values, apis, presets=presets)
+    """Return the objects that helm renders from the chart with these values, which replace those of
+    presets."""
+    rendered = run_helm(values, apis, chart, presets)
     assert rendered.returncode == 0, rendered.stderr
     documents = yaml.load_all(rendered.stdout, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return [parsed for parsed in documents if parsed]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import yaml
 
-from tests.charts.helm_chart import CHART, environment, only, platform_of, pods_of, render
+from tests.charts.helm_chart import CHART, Object, environment, only, platform_of, pods_of, render
 from trainyard.platform import parse_platform
 
 
@@ -67,25 +68,40 @@ def test_the_autoscaler_is_as_confined_as_the_pods_and_mounts_what_is_there(plat
     assert {mount["name"] for mount in options["volumeMounts"]} <= there
 
 
-def test_each_pool_has_one_empty_group_of_its_name(platform):
+def test_each_pool_has_one_group_of_its_name(platform):
     groups = platform["rayClusterSpec"]["workerGroupSpecs"]
     assert [group["groupName"] for group in groups] == [one["name"] for one in platform["pools"]]
-    for group in groups:
-        assert [group[key] for key in ("replicas", "minReplicas", "maxReplicas")] == [0, 0, 0]
 
 
-def test_sizes_of_a_group_are_its_pools_numbers(on_claim):
-    resources = {
-        place: pod["spec"]["containers"][0]["resources"] for place, pod in pods_of(on_claim).items()
+def test_the_platform_has_only_what_the_launcher_keeps(platform):
+    """Images, sizes and replicas follow from a run's plan."""
+    spec = platform["rayClusterSpec"]
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        assert not {"replicas", "minReplicas", "maxReplicas"} & group.keys()
+        assert not {"image", "resources"} & group["template"]["spec"]["containers"][0].keys()
+    assert not {"image", "command"} & platform["readerPod"]["spec"]["containers"][0].keys()
+    assert "activeDeadlineSeconds" not in platform["readerPod"]["spec"]
+
+
+def standing_of(pool: str, **values: Any) -> dict[str, Object]:
+    """Resources of the standing cluster's head and of a worker that fills a node of this pool."""
+    pods = pods_of(render({"rayCluster": {"enabled": True, "pool": pool}, **values}))
+    return {
+        place.removeprefix("standing "): pod["spec"]["containers"][0]["resources"]
+        for place, pod in pods.items()
+        if place.startswith("standing ")
     }
+
+
+def test_sizes_of_the_standing_cluster_are_its_pools_numbers():
     gpu = {"cpu": "64", "memory": "480Gi", "nvidia.com/gpu": "8"}
     cpu = {"cpu": "2", "memory": "4Gi"}
-    assert resources["platform gpu"] == {"requests": gpu, "limits": gpu}
-    assert resources["platform cpu"] == {"requests": cpu, "limits": cpu}
-    assert resources["platform head"] == {
+    head = {
         "requests": {"cpu": "1", "memory": "4Gi"},
         "limits": {"cpu": "2", "memory": "4Gi"},
     }
+    assert standing_of("gpu") == {"gpu": {"requests": gpu, "limits": gpu}, "head": head}
+    assert standing_of("cpu") == {"cpu": {"requests": cpu, "limits": cpu}, "head": head}
 
 
 def test_a_pool_of_ones_own_is_published_and_placed():
@@ -98,16 +114,16 @@ def test_a_pool_of_ones_own_is_published_and_placed():
         "nodeSelector": {"machine": "mi300"},
         "tolerations": [{"key": "amd.com/gpu", "operator": "Exists"}],
     }
-    objects = render(
-        {"pools": {"gpu": None, "on": mine}, "defaultPools": {"gpus": "on"}, "head": {"cpus": 3}}
-    )
+    values = {"pools": {"gpu": None, "on": mine}, "defaultPools": {"gpus": "on"}}
+    objects = render(values)
     platform = platform_of(objects)
     assert [one["name"] for one in platform["pools"]] == ["cpu", "on"]
     placement = {key: mine.pop(key) for key in ("nodeSelector", "tolerations")}
     assert platform["pools"][1] == {"name": "on", **mine}
     pod = pods_of(objects)["platform on"]["spec"]
     assert placement == {key: pod[key] for key in placement}
-    assert pod["containers"][0]["resources"] == {
+    mine |= placement
+    assert standing_of("on", **values)["on"] == {
         "requests": {"cpu": "0.5", "memory": "200Gi", "amd.com/gpu": "4"},
         "limits": {"cpu": "32", "memory": "200Gi", "amd.com/gpu": "4"},
     }
@@ -131,15 +147,17 @@ def test_the_operator_the_queue_and_a_pools_disk_and_network_are_published():
     assert pool.ephemeral_storage_gib == 500
     assert pool.network.model_dump(by_alias=True, exclude_none=True) == efa
     assert platform.autoscaler is None
-    resources = pods_of(objects)["platform gpu"]["spec"]["containers"][0]["resources"]
+    resources = standing_of("gpu", pools={"gpu": {"ephemeralStorageGib": 500}})["gpu"]
     assert [resources[key]["ephemeral-storage"] for key in ("requests", "limits")] == ["500Gi"] * 2
 
 
 def test_a_pool_may_count_slices_of_gpus():
     slices = {"gpusPerNode": 56, "gpuResource": "nvidia.com/mig-1g.5gb"}
-    objects = render({"pools": {"gpu": slices}})
-    assert platform_of(objects)["pools"][1]["gpuResource"] == "nvidia.com/mig-1g.5gb"
-    limits = pods_of(objects)["platform gpu"]["spec"]["containers"][0]["resources"]["limits"]
+    pools = {"gpu": slices}
+    assert (
+        platform_of(render({"pools": pools}))["pools"][1]["gpuResource"] == "nvidia.com/mig-1g.5gb"
+    )
+    limits = standing_of("gpu", pools=pools)["gpu"]["limits"]
     assert limits["nvidia.com/mig-1g.5gb"] == "56"
 
 
@@ -186,11 +204,10 @@ def test_drains_end_before_the_pods_do(objects):
         assert (drain_s, grace_s) == ((0, 60) if place.endswith("head") else (60, 90)), place
 
 
-def test_reader_is_short_lived_and_small(platform):
+def test_the_reader_pod_is_small_and_never_restarted(platform):
     reader = platform["readerPod"]
     assert "name" not in reader["metadata"]
     assert reader["spec"]["restartPolicy"] == "Never"
-    assert reader["spec"]["activeDeadlineSeconds"] == 120
     (container,) = reader["spec"]["containers"]
     assert container["name"] == "reader"
     assert container["resources"] == {
@@ -269,10 +286,14 @@ def test_standing_cluster_has_the_platforms_shape(objects):
     shape = platform_of(objects)["rayClusterSpec"]
     assert standing.pop("upgradeStrategy") == {"type": "Recreate"}
     shape["workerGroupSpecs"] = [
-        {**group, "replicas": 1, "minReplicas": 1, "maxReplicas": 1}
-        for group in shape["workerGroupSpecs"]
-        if group["groupName"] == "cpu"
+        group for group in shape["workerGroupSpecs"] if group["groupName"] == "cpu"
     ]
+    for group in standing["workerGroupSpecs"]:
+        assert [group.pop(key) for key in ("replicas", "minReplicas", "maxReplicas")] == [1, 1, 1]
+    for group in (standing["headGroupSpec"], *standing["workerGroupSpecs"]):
+        container = group["template"]["spec"]["containers"][0]
+        assert container.pop("image") == platform_of(objects)["image"]
+        assert container.pop("resources").keys() == {"requests", "limits"}
     assert standing == shape
 
 
@@ -306,13 +327,15 @@ def test_an_upgrade_reaches_the_standing_cluster_and_later_runs():
     pods = pods_of(objects)
     for place, pod in pods.items():
         container = pod["spec"]["containers"][0]
-        assert container["image"] == UPGRADE["image"], place
+        if place.startswith("standing") or "probe" in place:
+            assert container["image"] == UPGRADE["image"], place
         assert container["imagePullPolicy"] == "Always", place
         assert pod["spec"]["imagePullSecrets"] == [{"name": "registry"}], place
         assert pod["spec"]["serviceAccountName"] == "vision", place
+    (pool,) = [one for one in platform["pools"] if one["name"] == "cpu"]
+    limits = pods["standing cpu"]["spec"]["containers"][0]["resources"]["limits"]
+    assert (pool["memoryGib"], limits["memory"]) == (6, "6Gi")
     for place in ("platform cpu", "standing cpu"):
-        limits = pods[place]["spec"]["containers"][0]["resources"]["limits"]
-        assert limits["memory"] == "6Gi", place
         assert pods[place]["spec"]["nodeSelector"] == {"disk": "fast"}, place
 
 

@@ -7,13 +7,23 @@ from typing import Any
 
 import pytest
 
-from tests.charts.helm_chart import ALL_APIS, RAY_APIS, Object, of_kind, only, platform_of, render
+from tests.charts.helm_chart import (
+    ALL_APIS,
+    CHART,
+    RAY_APIS,
+    Object,
+    of_kind,
+    only,
+    platform_of,
+    render,
+)
 from trainyard.planning.merge import merge
 from trainyard.planning.plan import plan_run
 from trainyard.planning.render import render_job
 from trainyard.platform import parse_platform
 from trainyard.run_file.load import load_run
 
+DIGITS = CHART.parents[1] / "examples/digits.yaml"
 UNITS = {"": 1, "Mi": 2**20, "Gi": 2**30, "m": 0.001}
 KUEUE = {
     "system": "kueue",
@@ -84,26 +94,53 @@ def test_quotas_are_the_pools_numbers_times_their_nodes(queued):
     assert flavors["vision-cpu"]["nvidia.com/gpu"] == 0
 
 
-def test_a_run_that_fills_the_quota_fits_in_it(queued, tmp_path):
-    """What Kueue adds up: requests of the pods that the launcher really renders."""
-    platform = parse_platform(only(queued, "ConfigMap")["data"]["platform.yaml"], "test")
-    run = tmp_path / "run.yaml"
-    run.write_text(
-        "name: big\nresources: {gpus: 32}\ndata: {source: digits}\n"
-        "train: {model: {name: resnet18, in_channels: 1, num_classes: 10}, epochs: 1,"
-        " global_batch_size: 64}\n"
+def requests_of(pod: Object) -> dict[str, float]:
+    container = pod["template"]["spec"]["containers"][0]
+    return {name: number(value) for name, value in container["resources"]["requests"].items()}
+
+
+LARGE_HEAD = {"workersPerCpu": 8, "cpuRequest": 1.5, "memoryMibPerWorker": 100}
+
+
+@pytest.mark.parametrize("head", [{}, LARGE_HEAD], ids=["default head", "large head"])
+@pytest.mark.parametrize(
+    ("pool", "nodes", "resources"),
+    [
+        ({}, 4, {"gpus": "32"}),
+        (EFA, 4, {"gpus": "32"}),
+        (EFA | {"gpusPerNode": 4, "cpuRequest": 7.5, "cpus": 16}, 3, {"gpus": "12"}),
+        ({"network": {"preset": "roce", "resource": "rdma/hca"}}, 2, {"gpus": "16"}),
+        (
+            {"network": {"preset": "tcp"}, "gpuResource": "nvidia.com/mig-1g.10gb"},
+            2,
+            {"gpus": "16"},
+        ),
+        ({}, 0, {"workers": "2"}),
+    ],
+)
+def test_the_quota_is_exactly_what_a_run_that_fills_it_requests(
+    head: Object, pool: Object, nodes: int, resources: dict[str, str]
+) -> None:
+    """Kueue adds up the requests of the pods that the launcher renders."""
+    counted = {"gpu": nodes} if nodes else {"cpu": 2}
+    kueue = {"clusterQueue": "vision", "nodes": counted, "runs": 1}
+    objects = render(
+        {"queue": KUEUE | {"kueue": kueue}, "pools": {"gpu": pool}, "head": head | {"cpus": 4}}
     )
-    plan = plan_run(load_run(run), platform, "team-vision")
+    platform = parse_platform(only(objects, "ConfigMap")["data"]["platform.yaml"], "test")
+    settings = ("train.global_batch_size=96",)
+    plan = plan_run(load_run(DIGITS, settings, **resources), platform, "team-vision")
     spec = merge(render_job(plan), platform, plan)["spec"]["rayClusterSpec"]
     (group,) = spec["workerGroupSpecs"]
-    flavors = flavors_of(queued)
-    for flavor, part, pods in (
-        ("vision-gpu", group, group["replicas"]),
-        ("vision-heads", spec["headGroupSpec"], 1),
-    ):
-        requests = part["template"]["spec"]["containers"][0]["resources"]["requests"]
-        for resource, quantity in requests.items():
-            assert pods * number(quantity) <= flavors[flavor][resource], (flavor, resource)
+    flavors = {
+        name: {resource: amount for resource, amount in quota.items() if amount}
+        for name, quota in flavors_of(objects).items()
+    }
+    workers = {name: group["replicas"] * amount for name, amount in requests_of(group).items()}
+    assert flavors == {
+        "vision-heads": requests_of(spec["headGroupSpec"]),
+        f"vision-{group['groupName']}": workers,
+    }
 
 
 def test_a_flavor_is_its_pools_nodes(queued):

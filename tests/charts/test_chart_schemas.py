@@ -20,8 +20,16 @@ from tests.charts.crd_schemas import (
     write_prometheus_schemas,
     write_ray_schemas,
 )
-from tests.charts.helm_chart import Object, missing, need_tool, only, platform_of, render
+from tests.charts.helm_chart import CHART, Object, missing, need_tool, only, platform_of, render
+from trainyard.diagnosis.probe import suspended_job
+from trainyard.planning.merge import merge
+from trainyard.planning.plan import plan_run
+from trainyard.planning.render import render_job
+from trainyard.platform import parse_platform
+from trainyard.run_file.config import load_run
+from trainyard.submission.reader import reader_pod
 
+DIGITS = CHART.parents[1] / "examples/digits.yaml"
 SUBJECTS = [{"kind": "Group", "name": "vision"}, {"kind": "ServiceAccount", "name": "ci"}]
 
 
@@ -53,15 +61,24 @@ def known(objects: Iterable[Object], schemas: Path) -> list[Object]:
 
 
 def of_platform(objects: list[Object]) -> list[Object]:
-    """What the launcher makes of the platform, as whole objects."""
-    platform = platform_of(objects)
-    spec, reader = platform["rayClusterSpec"], copy.deepcopy(platform["readerPod"])
-    reader["metadata"]["name"] = "reader"
-    job = {"entrypoint": "python -m trainyard_trainer", "rayClusterSpec": spec}
-    return [
-        {"apiVersion": "ray.io/v1", "kind": kind, "metadata": {"name": "a"}, "spec": body}
-        for kind, body in (("RayCluster", spec), ("RayJob", job))
-    ] + [reader]
+    """The objects that the launcher makes of the platform: RayJobs, their RayClusters, and the reader pod."""
+    platform = parse_platform(yaml.safe_dump(platform_of(objects)), "test")
+    plans = [
+        plan_run(load_run(DIGITS, **resources), platform, "team")
+        for resources in ({"workers": "2"}, {"gpus": "8"})
+    ]
+    jobs = [suspended_job(platform)]
+    jobs += [merge(render_job(plan), platform, plan) for plan in plans]
+    clusters = [
+        {
+            "apiVersion": "ray.io/v1",
+            "kind": "RayCluster",
+            "metadata": {"name": "a"},
+            "spec": job["spec"]["rayClusterSpec"],
+        }
+        for job in jobs
+    ]
+    return [*jobs, *clusters, reader_pod(platform, "digits")]
 
 
 def test_objects_are_valid(objects: list[Object], schemas: Path) -> None:

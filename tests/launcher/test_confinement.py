@@ -117,6 +117,7 @@ def confined(document: dict[str, Any], platform: Platform = PLATFORM) -> None:
 
 
 OPEN = {"headGroupSpec", "workerGroupSpecs"}
+KNOWN_RESOURCES = {"cpu", "memory", "ephemeral-storage"}
 
 
 def resources(group: dict[str, Any]) -> dict[str, Any]:
@@ -135,12 +136,10 @@ def same_pod(
     assert pod["metadata"] == base["metadata"]
     container, like = pod["spec"]["containers"][0], base["spec"]["containers"][0]
     assert isinstance(container.pop("image"), str)
-    like.pop("image")
-    for name, quantities in container.pop("resources").items():
-        known = like["resources"][name].keys() | {"cpu", "memory", "ephemeral-storage"}
-        for resource in quantities.keys() - known - EFA_HUGE_PAGES.keys():
+    for quantities in container.pop("resources").values():
+        for resource in quantities.keys() - KNOWN_RESOURCES - EFA_HUGE_PAGES.keys():
             assert DEVICE.fullmatch(resource), resource
-    like.pop("resources")
+    assert not {"image", "resources"} & like.keys()
     env = {one["name"]: one for one in container.pop("env", [])}
     for one in like.pop("env", []):
         if not OF_THE_NETWORK.fullmatch(one["name"]):

@@ -94,7 +94,7 @@ concerns several keys, and what the cluster must have. Each message: the value, 
   {{- if not $queue.name -}}
     {{- $problems = append $problems (printf "queue.kueue.clusterQueue %s is set without queue.name: the LocalQueue that leads to it needs a name. Set queue.name, for instance to runs." $kueue.clusterQueue) -}}
   {{- end -}}
-  {{- if not (or (.Capabilities.APIVersions.Has "kueue.x-k8s.io/v1beta2/LocalQueue") (.Capabilities.APIVersions.Has "kueue.x-k8s.io/v1beta1/LocalQueue")) -}}
+  {{- if not (include "trainyard.kueue.apiVersion" (dict "chart" . "kind" "LocalQueue")) -}}
     {{- $problems = append $problems "queue.kueue.clusterQueue is set, but the cluster does not know kueue.x-k8s.io LocalQueue. Install Kueue first, or set queue.kueue.clusterQueue to \"\" (`helm template` asks no cluster: give it --api-versions kueue.x-k8s.io/v1beta2/LocalQueue)." -}}
   {{- end -}}
 {{- else if $kueue.nodes -}}
@@ -108,7 +108,7 @@ concerns several keys, and what the cluster must have. Each message: the value, 
 {{- if $values.priorityClasses -}}
   {{- if not (has $queue.system (list "kueue" "volcano")) -}}
     {{- $problems = append $problems (printf "priorityClasses are given, but with queue.system %s no run can name one. Use kueue or volcano, or set priorityClasses to []." $queue.system) -}}
-  {{- else if and (eq $queue.system "kueue") (not (or (.Capabilities.APIVersions.Has "kueue.x-k8s.io/v1beta2/WorkloadPriorityClass") (.Capabilities.APIVersions.Has "kueue.x-k8s.io/v1beta1/WorkloadPriorityClass"))) -}}
+  {{- else if and (eq $queue.system "kueue") (not (include "trainyard.kueue.apiVersion" (dict "chart" . "kind" "WorkloadPriorityClass"))) -}}
     {{- $problems = append $problems "priorityClasses are given, but the cluster does not know kueue.x-k8s.io WorkloadPriorityClass. Install Kueue first, or set priorityClasses to [] (`helm template` asks no cluster: give it --api-versions kueue.x-k8s.io/v1beta2/WorkloadPriorityClass)." -}}
   {{- end -}}
 {{- end -}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 import uuid
 from collections.abc import Callable
@@ -113,7 +114,12 @@ def _may(cluster: Answers, right: Right) -> bool | None:
 
 
 def suspended_job(platform: Platform) -> Object:
-    """A RayJob that makes no pod: it waits from the beginning."""
+    """Build a RayJob that is suspended from the start, so that the operator creates no pods for it."""
+    shape = copy.deepcopy(platform.ray_cluster_spec)
+    for group in shape["workerGroupSpecs"]:
+        group.update(replicas=0, minReplicas=0, maxReplicas=0)
+    for group in (shape["headGroupSpec"], *shape["workerGroupSpecs"]):
+        group["template"]["spec"]["containers"][0]["image"] = platform.image
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
@@ -123,7 +129,7 @@ def suspended_job(platform: Platform) -> Object:
             "submissionMode": "HTTPMode",
             "suspend": True,
             "shutdownAfterJobFinishes": True,
-            "rayClusterSpec": platform.ray_cluster_spec,
+            "rayClusterSpec": shape,
         },
     }
 
