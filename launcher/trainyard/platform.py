@@ -19,7 +19,7 @@ from trainyard.run_file.network import RDMA_PRESETS, Network, NetworkPreset
 from trainyard.run_file.queue import QueueName, System
 from trainyard.run_file.validation import validate
 from trainyard.run_file.yaml_text import parse_mapping, read_yaml
-from trainyard_trainer.config.trainer_config import Storage
+from trainyard_trainer.config.storage import Storage
 
 FORMAT_VERSION = 1
 CONFIG_MAP = "trainyard-platform"

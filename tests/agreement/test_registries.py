@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from trainyard.planning.schema import schema_of
-from trainyard_trainer.config import trainer_config
+from trainyard_trainer.config import recipes, trainer_config
 from trainyard_trainer.config.data_sources import DATA_SOURCES, describe_preparable_sources
-from trainyard_trainer.config.train import OPTIMIZERS
-from trainyard_trainer.config.trainer_config import BOOSTING, RECIPES
+from trainyard_trainer.config.optimizers import OPTIMIZERS
+from trainyard_trainer.config.recipes import BOOSTING, RECIPES
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(
@@ -54,18 +54,22 @@ PAIRS = {"TESTED"}
 def test_a_recipe_appended_to_the_registry_leaves_gradient_boosting_valid(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    text = Path(trainer_config.__file__).read_text()
-    registry, name, rest = text.partition("\n\ndef recipe_of(")
+    registry, name, rest = Path(recipes.__file__).read_text().partition("\n\ndef recipe_of(")
     assert name
     assert "RECIPE_MODELS" in registry
-    module = ModuleType("extended_trainer_config")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+    extended = ModuleType(recipes.__name__)
+    monkeypatch.setitem(sys.modules, recipes.__name__, extended)
     code = f"{registry}{ANOTHER_RECIPE}{name}{rest}".replace(
         "import Annotated,", "import Annotated, Literal,"
     )
+    exec(compile(code, "extended_recipes.py", "exec"), extended.__dict__)
+    assert (*RECIPES, "another") == extended.RECIPES
+    assert extended.BOOSTING == BOOSTING == "gradient_boosting"
+    # Its imports find the extended registry.
+    module = ModuleType("extended_trainer_config")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    code = Path(trainer_config.__file__).read_text()
     exec(compile(code, "extended_trainer_config.py", "exec"), module.__dict__)
-    assert (*RECIPES, "another") == module.RECIPES
-    assert module.BOOSTING == BOOSTING == "gradient_boosting"
     example = yaml.safe_load((ROOT / "examples/gradient_boosting.yaml").read_text())
     assert module.kinds_of(example) == ["gradient_boosting"]
     assert module.KINDS["gradient_boosting"].__name__ == "BoostingConfig"

@@ -25,7 +25,7 @@ from torchvision.io import ImageReadMode, decode_image, read_file
 from tests.bench import data, runs
 from tests.bench.loops import Settings, again_and_again, by_hand, ours, same_batch
 from tests.bench.rounds import Options, Row, Section, alternate, main, ratios, say
-from trainyard_trainer.config.train import Model
+from trainyard_trainer.config.models import Model
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.torch_loader import TorchBatches

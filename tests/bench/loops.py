@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from trainyard_trainer.config.train import Model
+from trainyard_trainer.config.models import Model
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.prepared import DatasetInfo

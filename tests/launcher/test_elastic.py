@@ -16,7 +16,7 @@ from trainyard.planning.render import render_job
 from trainyard.platform import Platform, PlatformQueue
 from trainyard.run_file.load import load_run
 from trainyard.run_file.models import RunConfig
-from trainyard_trainer.config.trainer_config import DATA_LABELS, WORKER_RESOURCE
+from trainyard_trainer.config.scaling import DATA_LABELS, WORKER_RESOURCE
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples/digits.yaml"
 ON_DATA_NODES = ("data.loader=ray", "resources.data={nodes: 3}")

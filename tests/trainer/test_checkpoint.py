@@ -23,7 +23,7 @@ from trainyard_trainer.checkpointing.checkpoint import (
     Damaged,
     best_of,
 )
-from trainyard_trainer.config.checkpoint import Checkpoint as Rule
+from trainyard_trainer.config.checkpoint import CheckpointConfig as Rule
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.run_files.names import CHECKPOINT_MANIFEST, CheckpointName

@@ -16,12 +16,8 @@ import torch
 from attempts import Attempts, lines, read_json, read_records, wait_for
 
 from trainyard.run_file.code_archive import pack
-from trainyard_trainer.config.trainer_config import (
-    CODE_VARIABLE,
-    CommandConfig,
-    FunctionConfig,
-    Storage,
-)
+from trainyard_trainer.config.storage import Storage
+from trainyard_trainer.config.trainer_config import CODE_VARIABLE, CommandConfig, FunctionConfig
 from trainyard_trainer.run_files.names import RAY_SNAPSHOT
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.user_code.command import with_absolute_paths

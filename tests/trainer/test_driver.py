@@ -18,7 +18,8 @@ from ray.exceptions import OutOfMemoryError, RayActorError
 from training import open_folder, small_config, task_of
 
 from trainyard_trainer import __main__
-from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE, WORKER_RESOURCE, Scaling
+from trainyard_trainer.config.scaling import WORKER_RESOURCE, Scaling
+from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE
 from trainyard_trainer.engine.worker import Outcome, Task
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.on_ray import driver

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from attempts import Attempts, committed, ray_config, read_json, read_records, wait_for
 
-from trainyard_trainer.config.trainer_config import WORKER_RESOURCE
+from trainyard_trainer.config.scaling import WORKER_RESOURCE
 
 pytestmark = pytest.mark.slow
 

@@ -39,7 +39,7 @@ from training import (
 
 from trainyard.cli.show import progress_text, summary_text
 from trainyard_trainer.attempt import attempt
-from trainyard_trainer.config.train import Gpt
+from trainyard_trainer.config.models import Gpt
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.local_copy import LocalCopy

@@ -15,8 +15,9 @@ from trainyard_trainer.checkpointing.checkpoint import MODEL, STATE, Checkpoints
 from trainyard_trainer.checkpointing.resume import Start
 from trainyard_trainer.config.boosting import Boosting
 from trainyard_trainer.config.data import Data
+from trainyard_trainer.config.identity import MAY_CHANGE
 from trainyard_trainer.config.train import ImageClassification
-from trainyard_trainer.config.trainer_config import MAY_CHANGE, TrainerConfig
+from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_files.names import CHECKPOINT_MANIFEST
 from trainyard_trainer.run_folder.fence import Fence

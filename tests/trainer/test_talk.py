@@ -12,7 +12,7 @@ import torch
 from training import Group, ThreadWorker, open_folder, small_config, train_here
 
 from trainyard_trainer.checkpointing.checkpoint import Checkpoints
-from trainyard_trainer.config.checkpoint import Checkpoint
+from trainyard_trainer.config.checkpoint import CheckpointConfig
 from trainyard_trainer.engine import worker
 from trainyard_trainer.engine.step_sync import LAST_CALL_S, Notices, Order, Talk
 from trainyard_trainer.parallel.strategy import Worker
@@ -21,7 +21,7 @@ from trainyard_trainer.run_folder.progress import Length, Trained
 CPU = torch.device("cpu")
 BATCH = 10
 LENGTH = Length(epochs=100, num_samples=10_000, global_batch_size=BATCH, drop_last=True)
-NEVER = Checkpoint(every_s=None)
+NEVER = CheckpointConfig(every_s=None)
 
 NOTHING = Order(is_save=False, is_urgent=False, is_stop=False, is_bad=False)
 SAVE = Order(is_save=True, is_urgent=False, is_stop=False, is_bad=False)
@@ -34,7 +34,7 @@ BAD = Order(is_save=False, is_urgent=False, is_stop=False, is_bad=True)
 class Training:
     """Steps that take as long as the test says, and what was ordered after which of them."""
 
-    rule: Checkpoint = NEVER
+    rule: CheckpointConfig = NEVER
     start_step: int = 0
     worker: Worker = field(default_factory=lambda: Worker(device=CPU))
     seconds: float = 0.0
@@ -111,18 +111,18 @@ def test_a_talk_that_was_due_at_the_end_of_an_epoch_comes_after_it() -> None:
 
 
 def test_a_save_comes_when_the_last_one_is_so_old() -> None:
-    training = Training(Checkpoint(every_s=5)).go(18)
+    training = Training(CheckpointConfig(every_s=5)).go(18)
     assert training.steps_with(SAVE) == [5, 10, 15]
 
 
 def test_a_save_comes_after_so_many_samples_however_fast_they_are() -> None:
-    rule = Checkpoint(every_s=None, every_samples=20 * BATCH)
+    rule = CheckpointConfig(every_s=None, every_samples=20 * BATCH)
     training = Training(rule, start_step=7).go(70, step_s=0.001)
     assert training.steps_with(SAVE) == [27, 47, 67]
 
 
 def test_samples_that_are_no_whole_batches_call_for_a_save_at_the_step_that_fills_them() -> None:
-    training = Training(Checkpoint(every_s=None, every_samples=25)).go(10, step_s=0.001)
+    training = Training(CheckpointConfig(every_s=None, every_samples=25)).go(10, step_s=0.001)
     assert training.steps_with(SAVE) == [3, 6, 9]
     # There is no talk before its time, which would make all wait.
     assert list(training.orders) == [1, 3, 6, 9]
@@ -133,9 +133,9 @@ def test_nothing_asks_for_a_save_within_an_epoch_if_no_rule_does() -> None:
 
 
 @pytest.mark.parametrize(
-    "rule", [Checkpoint(every_s=5), Checkpoint(every_s=None, every_samples=5 * BATCH)]
+    "rule", [CheckpointConfig(every_s=5), CheckpointConfig(every_s=None, every_samples=5 * BATCH)]
 )
-def test_a_save_waits_until_the_one_before_is_done(rule: Checkpoint) -> None:
+def test_a_save_waits_until_the_one_before_is_done(rule: CheckpointConfig) -> None:
     training = Training(rule)
     training.is_saving = True
     training.go(8)
@@ -147,7 +147,7 @@ def test_a_save_waits_until_the_one_before_is_done(rule: Checkpoint) -> None:
 
 @pytest.mark.parametrize(("every_epochs", "next_save"), [(1, [8]), (2, [5])])
 def test_the_save_at_the_end_of_an_epoch_counts(every_epochs: int, next_save: list[int]) -> None:
-    training = Training(Checkpoint(every_s=5, every_epochs=every_epochs)).go(3)
+    training = Training(CheckpointConfig(every_s=5, every_epochs=every_epochs)).go(3)
     training.talk.note_epoch(Trained(epoch=1, step=3, samples=3 * BATCH))
     assert training.go(6).steps_with(SAVE) == next_save
 
@@ -188,7 +188,7 @@ def test_a_notice_does_not_wait_for_a_save_under_way() -> None:
 
 
 def test_the_save_of_a_notice_counts_for_the_rules() -> None:
-    training = Training(Checkpoint(every_s=5)).go(2)
+    training = Training(CheckpointConfig(every_s=5)).go(2)
     training.leaves_at = 600.0
     assert training.go(7).steps_with(SAVE) == [8]
 
@@ -212,7 +212,7 @@ def in_group(
     """The same steps on each worker, each with its own pace; `tell` is told of their trainings."""
 
     def work(worker: ThreadWorker) -> Training:
-        training = Training(Checkpoint(every_s=5), worker=worker)
+        training = Training(CheckpointConfig(every_s=5), worker=worker)
         tell(training)
         return training.go(steps, step_s=0.4 + 0.05 * worker.rank)
 

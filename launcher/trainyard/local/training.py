@@ -17,14 +17,14 @@ from trainyard.planning.plan import trainer_config
 from trainyard.run_file.code_archive import Overlay
 from trainyard.run_file.models import BoostingRun, RunConfig, UserCodeRun
 from trainyard.submission.status import Phase, RunStatus, error_lines
+from trainyard_trainer.config.scaling import Scaling
+from trainyard_trainer.config.storage import Storage
 from trainyard_trainer.config.trainer_config import (
     CODE_VARIABLE,
     CONFIG_VARIABLE,
     AnyConfig,
     AttemptConfig,
     BoostingConfig,
-    Scaling,
-    Storage,
 )
 from trainyard_trainer.run_files import exit_codes
 from trainyard_trainer.run_files.driver_output import PROGRESS, SUMMARY, record_of

@@ -17,13 +17,9 @@ from trainyard.errors import ConfigError
 from trainyard.labels import DOMAIN, RUN_LABEL
 from trainyard.quantities import SUFFIXES, quantity
 from trainyard.run_file.queue import APPLICATION_LABEL, GANG_LABEL, PRIORITY_LABELS, QUEUE_LABELS
+from trainyard_trainer.config.identity import LENGTHS, MAY_CHANGE
 from trainyard_trainer.config.train import has_fixed_workers
-from trainyard_trainer.config.trainer_config import (
-    CODE_VARIABLE,
-    CONFIG_VARIABLE,
-    LENGTHS,
-    MAY_CHANGE,
-)
+from trainyard_trainer.config.trainer_config import CODE_VARIABLE, CONFIG_VARIABLE
 from trainyard_trainer.run_files import submission
 
 Object = dict[str, Any]

@@ -18,7 +18,8 @@ from trainyard.platform import Platform
 from trainyard.run_file.models import RecipeRun
 from trainyard.run_file.validation import section_of, validate
 from trainyard.run_file.yaml_text import parse_mapping
-from trainyard_trainer.config.trainer_config import Scaling, Storage
+from trainyard_trainer.config.scaling import Scaling
+from trainyard_trainer.config.storage import Storage
 
 BATCH = 64
 """Samples per step at least, where nobody says how many."""

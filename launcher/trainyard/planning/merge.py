@@ -14,12 +14,8 @@ from trainyard.planning.plan import DataGroup, Plan, Size
 from trainyard.planning.render import RenderedTemplate
 from trainyard.platform import Platform
 from trainyard.run_file.network import NetworkRequirements
-from trainyard_trainer.config.trainer_config import (
-    CODE_VARIABLE,
-    CONFIG_VARIABLE,
-    DATA_LABELS,
-    WORKER_RESOURCE,
-)
+from trainyard_trainer.config.scaling import DATA_LABELS, WORKER_RESOURCE
+from trainyard_trainer.config.trainer_config import CODE_VARIABLE, CONFIG_VARIABLE
 from trainyard_trainer.run_files import submission
 
 Object = dict[str, Any]

@@ -27,16 +27,14 @@ from trainyard.run_file.network import (
     network_requirements,
 )
 from trainyard.run_file.queue import System, queue_labels
-from trainyard_trainer.config.train import BatchShare, share_batch
+from trainyard_trainer.config.batch_share import BatchShare, share_batch
+from trainyard_trainer.config.scaling import DATA_CPUS, DATA_LABELS, Scaling
+from trainyard_trainer.config.storage import Storage
 from trainyard_trainer.config.trainer_config import (
-    DATA_CPUS,
-    DATA_LABELS,
     AnyConfig,
     BoostingConfig,
     CommandConfig,
     FunctionConfig,
-    Scaling,
-    Storage,
     TrainerConfig,
 )
 

@@ -18,7 +18,8 @@ from trainyard.run_file.code_archive import LIMIT_KIB, size_text
 from trainyard.run_file.models import BoostingRun, RecipeRun, RunConfig
 from trainyard.run_file.network import Network
 from trainyard.run_file.queue import QUEUE_LABELS
-from trainyard_trainer.config.trainer_config import DATA_CPUS, CommandConfig, FunctionConfig
+from trainyard_trainer.config.scaling import DATA_CPUS
+from trainyard_trainer.config.trainer_config import CommandConfig, FunctionConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

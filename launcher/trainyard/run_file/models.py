@@ -15,11 +15,13 @@ from pydantic_core import PydanticCustomError
 from trainyard.run_file.network import Network
 from trainyard.run_file.queue import Queue
 from trainyard_trainer.config.boosting import Boosting, require_boosting_fit
-from trainyard_trainer.config.checkpoint import BoostingCheckpoint, Checkpoint
+from trainyard_trainer.config.checkpoint import BoostingCheckpoint, CheckpointConfig
 from trainyard_trainer.config.data import Data, Table
+from trainyard_trainer.config.recipes import BOOSTING, AnyTrain
+from trainyard_trainer.config.scaling import Faults
 from trainyard_trainer.config.section import Section
 from trainyard_trainer.config.train import require_fit, require_one_size
-from trainyard_trainer.config.trainer_config import BOOSTING, AnyTrain, Faults, RunName
+from trainyard_trainer.config.trainer_config import RunName
 from trainyard_trainer.config.user_code import Command, Function, RunWith
 
 _PATH_COMPONENT = r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*"
@@ -168,7 +170,7 @@ class RecipeRun(RunConfig):
     train: AnyTrain
     """The recipe and its settings."""
 
-    checkpoint: Checkpoint = Checkpoint()
+    checkpoint: CheckpointConfig = CheckpointConfig()
     """When checkpoints are saved, and which are kept."""
 
     @model_validator(mode="after")

@@ -12,12 +12,8 @@ from pydantic_core import ErrorDetails
 
 from trainyard.errors import ConfigError
 from trainyard.run_file.models import NUMBER, RANGE
-from trainyard_trainer.config.trainer_config import (
-    RECIPES,
-    RUN_NAME_LIMIT,
-    RunName,
-    recipe_named,
-)
+from trainyard_trainer.config.recipes import RECIPES, recipe_named
+from trainyard_trainer.config.trainer_config import RUN_NAME_LIMIT, RunName
 
 M = TypeVar("M", bound=BaseModel)
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from trainyard.errors import ClusterError, ConfigError
 from trainyard.platform import Platform
 from trainyard.submission.transfer import OutputStream, RemoteCommand, send, unpack
-from trainyard_trainer.config.trainer_config import Storage
+from trainyard_trainer.config.storage import Storage
 from trainyard_trainer.run_files import names
 from trainyard_trainer.run_files.driver_output import ERROR
 from trainyard_trainer.run_files.exit_codes import NOT_FOUND

@@ -11,7 +11,8 @@ from trainyard.errors import ConfigError
 from trainyard.run_file.models import RunConfig, UserCodeRun
 from trainyard.submission.status import Phase
 from trainyard.sweeps.combinations import Combination
-from trainyard_trainer.config.trainer_config import LENGTHS, AttemptConfig, identity_of
+from trainyard_trainer.config.identity import LENGTHS, identity_of
+from trainyard_trainer.config.trainer_config import AttemptConfig
 from trainyard_trainer.run_files import names
 from trainyard_trainer.run_files.driver_output import record_of
 

@@ -19,7 +19,7 @@ from trainyard_trainer.checkpointing.checkpoint import (
     Damaged,
     best_of,
 )
-from trainyard_trainer.config.train import share_batch
+from trainyard_trainer.config.batch_share import share_batch
 from trainyard_trainer.config.trainer_config import BoostingConfig, RecipeConfig, TrainerConfig
 from trainyard_trainer.data.preparation import run_data
 from trainyard_trainer.data.prepared import Prepared

@@ -31,7 +31,7 @@ VALIDATION = "validation.json"
 Facts = dict[str, Any]
 """Size and SHA-256 of a file."""
 
-Rule = wanted.Checkpoint | wanted.BoostingCheckpoint
+Rule = wanted.CheckpointConfig | wanted.BoostingCheckpoint
 
 FORMAT = 2
 """Of the manifest; other numbers are of other versions of this program."""

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trainyard_trainer.checkpointing.checkpoint import MODEL, STATE, Checkpoint, Checkpoints
+from trainyard_trainer.config.identity import LENGTHS, identity_of
 from trainyard_trainer.config.train import has_fixed_workers
-from trainyard_trainer.config.trainer_config import LENGTHS, RecipeConfig, identity_of
+from trainyard_trainer.config.trainer_config import RecipeConfig
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_files.names import CheckpointName
 from trainyard_trainer.run_folder.fence import Fence

@@ -9,7 +9,7 @@ from pydantic import PositiveInt
 from trainyard_trainer.config.section import Metric, PositiveNumber, Section
 
 
-class Checkpoint(Section):
+class CheckpointConfig(Section):
     """When the run is saved, and what stays."""
 
     every_epochs: PositiveInt = 1

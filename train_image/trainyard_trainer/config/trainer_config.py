@@ -1,39 +1,26 @@
-"""What a run asks of the training program: the sections of a run file that the trainer reads.
+"""The config of an attempt: the sections of a run file that the trainer reads, and the numbers of the plan.
 
-The launcher checks them on the laptop, so that a typo fails there and not after the queue and the
-image pull; hence this package needs pydantic and the standard library alone.
+The launcher validates it before a run is submitted, so that a mistake is found before the run waits for a
+queue and an image. Hence it needs only pydantic and the standard library.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any, get_args
-from urllib.parse import parse_qsl, urlsplit
+from typing import Annotated, Any
 
-from pydantic import (
-    Discriminator,
-    Field,
-    NonNegativeInt,
-    PositiveInt,
-    StringConstraints,
-    Tag,
-    model_validator,
-)
+from pydantic import Field, StringConstraints, model_validator
 from pydantic_core import from_json
 
 from trainyard_trainer.config.boosting import Boosting, require_boosting_fit
-from trainyard_trainer.config.checkpoint import BoostingCheckpoint, Checkpoint
+from trainyard_trainer.config.checkpoint import BoostingCheckpoint, CheckpointConfig
 from trainyard_trainer.config.data import Data, Table
-from trainyard_trainer.config.section import PositiveNumber, Section
-from trainyard_trainer.config.train import (
-    ImageClassification,
-    LanguageModel,
-    Train,
-    require_fit,
-    require_one_size,
-)
+from trainyard_trainer.config.recipes import BOOSTING, AnyTrain, recipe_named
+from trainyard_trainer.config.scaling import Faults, Scaling
+from trainyard_trainer.config.section import Section
+from trainyard_trainer.config.storage import Storage
+from trainyard_trainer.config.train import require_fit, require_one_size
 from trainyard_trainer.config.user_code import Command, Function, RunWith
 
 CONFIG_VARIABLE = "TRAINYARD_CONFIG"
@@ -45,163 +32,12 @@ CODE_VARIABLE = "TRAINYARD_CODE"
 RUN_NAME_LIMIT = 38
 """Longest run name: a RayJob's 47 characters less `-` and 8 of the hash."""
 
-DATA_LABELS = {"trainyard.io/nodes": "data"}
-"""Ray labels of the nodes that a run has for its Ray loader alone."""
-
-WORKER_RESOURCE = "trainyard_worker"
-"""Counts the places for workers on a Ray node, where its CPUs alone would say something else."""
-
-DATA_CPUS = 1
-"""Logical CPUs beside the workers: without one, Ray Data waits for ever for a place to read."""
-
 RunName = Annotated[
     str,
     StringConstraints(
         pattern=r"^[a-z]([a-z0-9-]*[a-z0-9])?$", min_length=1, max_length=RUN_NAME_LIMIT
     ),
 ]
-
-MAY_CHANGE = {
-    "data": {"decode_workers", "endpoint", "max_bad_samples", "ray_nodes"},
-    "train": {"channels_last", "compile", "epochs", "micro_batch_size", "rounds"},
-}
-"""Keys of the sections that make a run's identity, but do not belong to it themselves. Those of LENGTHS may
-only be raised. The number of workers belongs to it, too, where `has_fixed_workers`."""
-
-LENGTHS = ("epochs", "rounds")
-"""Keys of `train` that say how long a recipe trains; each recipe has one of them."""
-
-
-def identity_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides the weights, of a recipe's run.json; the rest may change between attempts."""
-    return {
-        section: {key: value for key, value in config[section].items() if key not in free}
-        for section, free in MAY_CHANGE.items()
-    }
-
-
-def recipe_named(train: Any) -> str:
-    """The recipe that a `train` section names, read or not; without a name that of images."""
-    if isinstance(train, Train | Boosting):
-        return train.recipe
-    named = train.get("recipe") if isinstance(train, Mapping) else None
-    return "image_classification" if named is None else str(named)
-
-
-AnyTrain = Annotated[
-    Annotated[ImageClassification, Tag("image_classification")]
-    | Annotated[LanguageModel, Tag("language_model")],
-    Discriminator(recipe_named),
-]
-"""A recipe that trains a network, and its settings."""
-
-RECIPE_MODELS: tuple[type[Train] | type[Boosting], ...] = (
-    ImageClassification,
-    LanguageModel,
-    Boosting,
-)
-"""The registry of recipes: the model of the `train` section of each."""
-
-
-def recipe_of(model: type[Train] | type[Boosting]) -> str:
-    """Return the value of `train.recipe` that selects a model of the registry."""
-    (name,) = get_args(model.model_fields["recipe"].annotation)
-    return str(name)
-
-
-RECIPES = tuple(recipe_of(model) for model in RECIPE_MODELS)
-"""The values that `train.recipe` can have."""
-
-BOOSTING = recipe_of(Boosting)
-"""The recipe without a network. Its runs have other `data`, `train` and `checkpoint` sections."""
-
-
-class Faults(Section):
-    """How many failures a run survives."""
-
-    worker_failures: NonNegativeInt = 3
-    """Restarts of the worker group inside one attempt (Ray Train's `max_failures`)."""
-
-    retries: NonNegativeInt = 2
-    """New attempts on a new cluster after a failed one (RayJob's `backoffLimit`)."""
-
-    collective_timeout_s: PositiveNumber = 900.0
-    """How many seconds workers wait for each other, or for a sign of life of one, before they start over."""
-
-    replacement_timeout_s: Annotated[PositiveNumber, Field(ge=5)] = 1800.0
-    """How many seconds a run waits for a place for workers that were lost, before its next attempt starts on
-    a new cluster. Longer than it takes to get a node; below 30 only where the platform keeps attempts apart
-    (`job.separateAttempts`), as Kubernetes would put the new pods on the lost node."""
-
-
-class Scaling(Section):
-    """The numbers of the plan that the trainer needs."""
-
-    num_workers: PositiveInt
-    """Ray Train workers; of an elastic run the most."""
-
-    min_workers: PositiveInt | None = None
-    """Of an elastic run the fewest."""
-
-    workers_per_node: PositiveInt = 1
-    """Workers that an elastic run wins or loses together."""
-
-    use_gpu: bool
-    """Give each worker one GPU."""
-
-    cpus_per_worker: PositiveInt
-    """Logical CPUs of one worker, and its threads."""
-
-    has_worker_places: bool = False
-    """Nodes count places for workers as a resource of their own, and each worker takes one."""
-
-    @property
-    def is_elastic(self) -> bool:
-        """Whether the run goes on with fewer workers, or more, while it trains."""
-        return self.min_workers is not None
-
-    @property
-    def fewest(self) -> int:
-        """Workers without which the run does not start."""
-        return self.min_workers or self.num_workers
-
-    @property
-    def sizes(self) -> range:
-        """All numbers of workers that the run may have."""
-        return range(self.fewest, self.num_workers + 1, self.workers_per_node)
-
-
-class Storage(Section):
-    """Where the folders of runs lie."""
-
-    path: str
-    """A folder that all nodes share, or `s3://bucket/prefix`."""
-
-    endpoint: str | None = None
-    """Address of an S3 server that is not AWS, such as `http://minio.storage:9000`."""
-
-    @property
-    def uri(self) -> str:
-        """As Ray and pyarrow take it: `s3://bucket/prefix?scheme=http&endpoint_override=host:9000`."""
-        if self.endpoint is None:
-            return self.path
-        server = urlsplit(self.endpoint)
-        return f"{self.path}?scheme={server.scheme}&endpoint_override={server.netloc}"
-
-    def absolute(self) -> Storage:
-        """The same from any working directory."""
-        if "://" in self.path:
-            return self
-        return self.model_copy(update={"path": str(Path(self.path).resolve())})
-
-    @classmethod
-    def of_uri(cls, uri: str) -> Storage:
-        """What `uri` gives, back again."""
-        path, _, query = uri.partition("?")
-        told = dict(parse_qsl(query))
-        if "endpoint_override" not in told:
-            return cls(path=path)
-        return cls(path=path, endpoint=f"{told['scheme']}://{told['endpoint_override']}")
 
 
 class AttemptConfig(Section):
@@ -229,7 +65,7 @@ class TrainerConfig(AttemptConfig):
     train: AnyTrain
     """The recipe."""
 
-    checkpoint: Checkpoint = Checkpoint()
+    checkpoint: CheckpointConfig = CheckpointConfig()
     """When the run is saved."""
 
     @model_validator(mode="after")

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from trainyard_trainer.config.train import share_batch
+from trainyard_trainer.config.batch_share import share_batch
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch, moved
 from trainyard_trainer.data.prepared import DatasetInfo

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from typing_extensions import assert_never
 
-from trainyard_trainer.config.train import AdamW, Constant, Cosine, Sgd, Steps, Train
+from trainyard_trainer.config.optimizers import AdamW, Constant, Cosine, Sgd, Steps
+from trainyard_trainer.config.train import Train
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.strategy import local
 

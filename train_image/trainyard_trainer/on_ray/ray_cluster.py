@@ -47,7 +47,7 @@ for _name, _value in RAY_ENVIRONMENT.items():
 import ray  # noqa: E402
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
-from trainyard_trainer.config.trainer_config import DATA_CPUS, WORKER_RESOURCE, Scaling  # noqa: E402
+from trainyard_trainer.config.scaling import DATA_CPUS, WORKER_RESOURCE, Scaling  # noqa: E402
 from trainyard_trainer.errors import RunError  # noqa: E402
 from trainyard_trainer.run_folder.attempt_scope import fail_on_sigterm  # noqa: E402
 

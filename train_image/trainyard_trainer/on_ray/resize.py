@@ -11,7 +11,7 @@ from typing import Any
 from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
 from ray.train.v2._internal.execution.controller.state import ResizingState
 
-from trainyard_trainer.config.trainer_config import Storage
+from trainyard_trainer.config.storage import Storage
 from trainyard_trainer.run_folder import failures
 from trainyard_trainer.run_folder.fence import newest_group
 from trainyard_trainer.run_folder.folder import RunFolder

@@ -24,7 +24,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import assert_never
 
-from trainyard_trainer.config import train as wanted
+from trainyard_trainer.config.strategies import DeepSpeedConfig, Fsdp2Config
+from trainyard_trainer.config.train import Train
 
 EXCHANGE_SAMPLE_STEPS = 20
 """DDP times one step in so many."""
@@ -172,7 +173,7 @@ class Fsdp2(_Torch):
 
     is_sharded = True
 
-    def __init__(self, options: wanted.Fsdp2) -> None:
+    def __init__(self, options: Fsdp2Config) -> None:
         self._options = options
 
     def wrap(self, network: nn.Module, worker: Worker) -> nn.Module:
@@ -210,7 +211,7 @@ class Zero(_Torch):
     is_sharded = True
 
     def __init__(
-        self, options: wanted.DeepSpeed, *, clip_norm: float, dtype: torch.dtype | None
+        self, options: DeepSpeedConfig, *, clip_norm: float, dtype: torch.dtype | None
     ) -> None:
         """`clip_norm` 0 for none; `dtype` that of autocast, which DeepSpeed switches on and off itself."""
         self._options = options
@@ -341,15 +342,15 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return share
 
 
-def strategy_of(train: wanted.Train, dtype: torch.dtype | None) -> Strategy:
+def strategy_of(train: Train, dtype: torch.dtype | None) -> Strategy:
     """Build the strategy of `train.strategy`; `dtype` is the data type of autocast, if it is used."""
     match train.strategy:
         case "ddp":
             return Ddp()
         case "fsdp2":
-            return Fsdp2(train.fsdp2 or wanted.Fsdp2())
+            return Fsdp2(train.fsdp2 or Fsdp2Config())
         case "deepspeed":
-            options = train.deepspeed or wanted.DeepSpeed()
+            options = train.deepspeed or DeepSpeedConfig()
             return Zero(options, clip_norm=train.clip_norm or 0.0, dtype=dtype)
         case _:
             assert_never(train.strategy)

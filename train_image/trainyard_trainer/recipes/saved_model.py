@@ -19,8 +19,8 @@ from trainyard_trainer.checkpointing.checkpoint import (
     load,
 )
 from trainyard_trainer.checkpointing.inventory import best_name, judge, newest_name, result_of
+from trainyard_trainer.config.recipes import BOOSTING, recipe_named
 from trainyard_trainer.config.section import Section
-from trainyard_trainer.config.trainer_config import BOOSTING, recipe_named
 from trainyard_trainer.data.prepared import DatasetInfo, info_of_json
 from trainyard_trainer.errors import ConfigError, RunError
 from trainyard_trainer.recipes.recipe import Recipe

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from trainyard_trainer.config.trainer_config import Storage
+from trainyard_trainer.config.storage import Storage
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.run_folder import set_aside
 from trainyard_trainer.run_folder.fence import Fenced

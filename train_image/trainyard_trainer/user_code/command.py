@@ -23,12 +23,12 @@ from trainyard_trainer.run_files.driver_output import SUMMARY, record_line
 
 # isort: split
 from trainyard_trainer.child_process import run_program
+from trainyard_trainer.config.storage import Storage
 from trainyard_trainer.config.trainer_config import (
     CODE_VARIABLE,
     CONFIG_VARIABLE,
     CommandConfig,
     FunctionConfig,
-    Storage,
 )
 from trainyard_trainer.config.user_code import fill_command
 from trainyard_trainer.errors import ConfigError

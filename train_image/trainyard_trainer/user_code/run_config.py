@@ -16,7 +16,7 @@ from typing import Any
 
 import ray.train
 
-from trainyard_trainer.config.trainer_config import Storage
+from trainyard_trainer.config.storage import Storage
 from trainyard_trainer.on_ray.replacement import ReplacementLimit
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.progress import cleaned

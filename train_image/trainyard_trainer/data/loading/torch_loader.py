@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Sampler
 
+from trainyard_trainer.config.batch_share import share_batch
 from trainyard_trainer.config.data import Data
-from trainyard_trainer.config.train import share_batch
-from trainyard_trainer.config.trainer_config import Scaling, TrainerConfig
+from trainyard_trainer.config.scaling import Scaling
+from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch, order_of_epoch, parts_of_epoch
 from trainyard_trainer.data.loading.chunks import Ahead
 from trainyard_trainer.data.loading.local_copy import LocalCopy

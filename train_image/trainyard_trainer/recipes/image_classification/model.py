@@ -9,7 +9,7 @@ import torch
 import torchvision
 from torch import nn
 
-from trainyard_trainer.config.train import Model
+from trainyard_trainer.config.models import Model
 from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.errors import ConfigError
 

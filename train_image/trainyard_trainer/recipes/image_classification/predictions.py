@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import torch
 
 from trainyard_trainer.checkpointing.checkpoint import load
-from trainyard_trainer.config.train import Model
+from trainyard_trainer.config.models import Model
 from trainyard_trainer.data.loading.on_device import ToInput
 from trainyard_trainer.data.prepared import Prepared, read_pixels
 from trainyard_trainer.recipes.image_classification.model import build_model

@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn import functional
 
 from trainyard_trainer.config.data import Augment
-from trainyard_trainer.config.train import ImageClassification, Model
+from trainyard_trainer.config.models import Model
+from trainyard_trainer.config.train import ImageClassification
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.on_device import ToInput, augmented

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from trainyard_trainer.config.train import Gpt
+from trainyard_trainer.config.models import Gpt
 from trainyard_trainer.data.sources.text import SEPARATOR
 
 BYTES = 256

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from trainyard_trainer.config.train import Gpt, LanguageModel
+from trainyard_trainer.config.models import Gpt
+from trainyard_trainer.config.train import LanguageModel
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.prepared import DatasetInfo, Prepared

@@ -181,7 +181,7 @@ def _kept(storage: str, endpoint: str | None, run: str, file: str) -> str | None
     from trainyard.errors import RunFailed
     from trainyard.local.tools import require_packages
     from trainyard.submission.remote_folder import storage_options
-    from trainyard_trainer.config.trainer_config import Storage
+    from trainyard_trainer.config.storage import Storage
     from trainyard_trainer.run_files.exit_codes import NOT_FOUND
 
     require_packages(NEEDED, "`reproduce --storage`")
