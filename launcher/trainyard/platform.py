@@ -159,7 +159,7 @@ class DefaultPools(PlatformSection):
     """For `resources.workers`."""
 
 
-class Job(PlatformSection):
+class JobLifeCycle(PlatformSection):
     """Life cycle of a RayJob."""
 
     pre_running_deadline_seconds: PositiveInt
@@ -203,7 +203,7 @@ class Platform(PlatformSection):
     head: Head
     """Size of the Ray head."""
 
-    job: Job
+    job: JobLifeCycle
     """Life cycle of a RayJob."""
 
     queue: PlatformQueue = PlatformQueue()

@@ -21,7 +21,7 @@ from trainyard_trainer.run_files import lease, names
 
 if TYPE_CHECKING:
     from trainyard.cluster.cluster import Cluster
-    from trainyard.diagnosis.snapshot import Scene
+    from trainyard.diagnosis.snapshot import Snapshot
     from trainyard.platform import Platform
     from trainyard.submission.remote_folder import RemoteFolder
 
@@ -197,7 +197,7 @@ class OnThisMachine:
         return None if text is None else json.loads(text)
 
     def _is_alive(self) -> bool:
-        """Whether the newest attempt has not ended, and gave a sign of life a moment ago."""
+        """Whether the newest attempt has not ended, and wrote a heartbeat a moment ago."""
         root = self._files.root
         attempts = lease.attempts_of(self._files.files())
         if not attempts or (root / lease.ended_file(attempts[-1])).exists():
@@ -297,20 +297,20 @@ def require_success(cluster: Cluster, run: str, last: RunStatus) -> None:
         raise RunFailed(f"run {run} failed", *why(cluster, run), logs)
 
 
-def scene_of(cluster: Cluster, run: str) -> Scene:
+def snapshot_of(cluster: Cluster, run: str) -> Snapshot:
     """What is to be seen of a run now. Raises ConfigError if there is no such run."""
     from trainyard.diagnosis.gather import gather
 
-    scene = gather(
+    snapshot = gather(
         cluster,
         run,
         now=datetime.now(timezone.utc),
         open_folder=lambda: folder_of(cluster, run),
     )
-    is_known = scene.log or scene.summary or scene.missing_kinds or scene.unread
-    if scene.job is None and not is_known:
+    is_known = snapshot.log or snapshot.summary or snapshot.missing_kinds or snapshot.unread
+    if snapshot.job is None and not is_known:
         raise no_run(run, cluster.namespace)
-    return scene
+    return snapshot
 
 
 def why(cluster: Cluster, run: str) -> list[str]:
@@ -318,7 +318,7 @@ def why(cluster: Cluster, run: str) -> list[str]:
     from trainyard.diagnosis.catalogue import explain
 
     more = f"Where it shows: `trainyard explain {run} -n {cluster.namespace}`."
-    explanation = explain(scene_of(cluster, run))
+    explanation = explain(snapshot_of(cluster, run))
     if explanation.finding is None:
-        return [*(seen.text for seen in explanation.known[:1]), more]
+        return [*(seen.text for seen in explanation.observations[:1]), more]
     return [explanation.finding.cause, explanation.finding.remedy, more]

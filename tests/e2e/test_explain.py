@@ -479,7 +479,7 @@ def test_a_run_that_is_broken_once_ray_has_started_is_explained(
 def test_an_explanation_can_be_kept_as_a_file_and_names_one_remedy(
     submitted: dict[str, Team], tmp_path: Path
 ) -> None:
-    file = tmp_path / "scene.yaml"
+    file = tmp_path / "snapshot.yaml"
     ended = submitted["explain"].trainyard("explain", "no-tag", "--save", file)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("remedy:") == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tests.launcher.rayjobs import ABSENT, Object, raycluster, rayjob
-from trainyard.rules.path import Kuberay
+from trainyard.rules.field_path import Kuberay
 
 C = "spec.rayClusterSpec"
 H = f"{C}.headGroupSpec"

@@ -1,4 +1,4 @@
-"""Each failure of the catalogue is found in a scene of it, and nothing is found in a healthy run."""
+"""Each failure of the catalogue is found in a snapshot of it, and nothing is found in a healthy run."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from trainyard.cli.app import app
 from trainyard.diagnosis.activity import duration
 from trainyard.diagnosis.catalogue import CATALOGUE, Explanation, explain
 from trainyard.diagnosis.gather import gather
-from trainyard.diagnosis.snapshot import Scene
+from trainyard.diagnosis.snapshot import Snapshot
 from trainyard.diagnosis.text import explanation_lines
 from trainyard.errors import ClusterError
 
 Object = dict[str, Any]
 
-SCENES = Path(__file__).parent / "scenes"
-BASE = SCENES / "base.yaml"
-FILES = sorted(set(SCENES.glob("*.yaml")) - {BASE})
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+BASE = SNAPSHOTS / "base.yaml"
+FILES = sorted(set(SNAPSHOTS.glob("*.yaml")) - {BASE})
 NOW = datetime(2026, 11, 21, 16, 10, tzinfo=timezone.utc)
 
 
@@ -36,31 +36,31 @@ def read(path: Path) -> Object:
     return found
 
 
-def scene_of(file: Object) -> Scene:
-    """A recorded scene, or one that is written as a change of the base."""
-    plain = copy.deepcopy(file.get("scene") or read(BASE))
+def snapshot_of(file: Object) -> Snapshot:
+    """A recorded snapshot, or one that is written as a change of the base."""
+    plain = copy.deepcopy(file.get("snapshot") or read(BASE))
     merge_patch(plain, file.get("changes", {}))
-    return Scene.from_plain(plain)
+    return Snapshot.from_plain(plain)
 
 
-def base() -> Scene:
-    return Scene.from_plain(read(BASE))
+def base() -> Snapshot:
+    return Snapshot.from_plain(read(BASE))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_scene_is_explained(path: Path) -> None:
+def test_a_snapshot_is_explained(path: Path) -> None:
     file = read(path)
-    found = explain(scene_of(file))
+    found = explain(snapshot_of(file))
     name = None if found.finding is None else found.finding.failure
     assert name == file["failure"], list(explanation_lines(found))
-    said = found.doing if found.finding is None else found.finding.cause
+    said = found.activity if found.finding is None else found.finding.cause
     assert file["says"] in said
     if found.finding is not None:
         assert found.finding.evidence
         assert not re.search(r"\{\w+\}", found.finding.remedy)
 
 
-def test_every_failure_of_the_catalogue_has_a_scene() -> None:
+def test_every_failure_of_the_catalogue_has_a_snapshot() -> None:
     shown = {read(path)["failure"] for path in FILES}
     assert {known.name for known in CATALOGUE} - shown == set()
 
@@ -93,11 +93,11 @@ def test_placeholders_of_a_remedy_are_always_known() -> None:
         file = read(path)
         if file["failure"] is None:
             continue
-        scene = scene_of(file)
+        snapshot = snapshot_of(file)
         (known,) = [known for known in CATALOGUE if known.name == file["failure"]]
-        sign = known.look(scene)
-        assert sign is not None
-        assert own[known.name] <= set(sign.values)
+        match = known.detect(snapshot)
+        assert match is not None
+        assert own[known.name] <= set(match.values)
 
 
 @pytest.mark.parametrize(
@@ -126,10 +126,10 @@ def test_a_cause_beats_what_follows_from_it() -> None:
         assert order.index(cause) < order.index(symptom)
 
 
-def test_a_scene_survives_its_way_through_a_file() -> None:
+def test_a_snapshot_survives_its_way_through_a_file() -> None:
     for path in FILES:
-        scene = scene_of(read(path))
-        assert Scene.from_plain(yaml.safe_load(yaml.safe_dump(scene.to_plain()))) == scene
+        snapshot = snapshot_of(read(path))
+        assert Snapshot.from_plain(yaml.safe_load(yaml.safe_dump(snapshot.to_plain()))) == snapshot
 
 
 def words(found: Explanation) -> str:
@@ -137,7 +137,7 @@ def words(found: Explanation) -> str:
 
 
 def test_an_explanation_in_words_ends_with_one_remedy() -> None:
-    found = explain(scene_of(read(SCENES / "worker-oom.yaml")))
+    found = explain(snapshot_of(read(SNAPSHOTS / "worker-oom.yaml")))
     text = words(found)
     assert text.startswith("run digits (digits-1a2b3c4d): attempt 1: running for 9 min")
     assert text.count("cause:") == text.count("remedy:") == 1
@@ -145,13 +145,13 @@ def test_an_explanation_in_words_ends_with_one_remedy() -> None:
 
 
 def test_what_nobody_knows_is_told_with_all_that_was_said_and_what_to_send() -> None:
-    text = words(explain(scene_of(read(SCENES / "unknown-failure.yaml"))))
+    text = words(explain(snapshot_of(read(SNAPSHOTS / "unknown-failure.yaml"))))
     assert "Sunspots" in text
     assert "last words" in text
-    assert "--save scene.yaml" in text
+    assert "--save snapshot.yaml" in text
 
 
-# Gathering a scene.
+# Gathering a snapshot.
 
 
 def put(cluster: FakeCluster, kind: str, thing: Object) -> None:
@@ -238,14 +238,16 @@ def nothing() -> AbstractContextManager[Folder]:
     raise AssertionError("the folder was opened")
 
 
-def test_a_scene_holds_what_belongs_to_the_run_and_no_value_of_a_variable() -> None:
-    scene = gather(starting(), "digits", now=NOW, open_folder=nothing)
-    assert [pod["metadata"]["name"] for pod in scene.pods] == ["digits-1a2b3c4d-x7k2p-gpu-worker-1"]
-    assert len(scene.events) == 1
-    assert scene.claims == {"trainyard-storage": None}
-    assert scene.nodes is not None
-    assert "tell-nobody" not in json.dumps(scene.to_plain())
-    assert "managedFields" not in json.dumps(scene.to_plain())
+def test_a_snapshot_holds_what_belongs_to_the_run_and_no_value_of_a_variable() -> None:
+    snapshot = gather(starting(), "digits", now=NOW, open_folder=nothing)
+    assert [pod["metadata"]["name"] for pod in snapshot.pods] == [
+        "digits-1a2b3c4d-x7k2p-gpu-worker-1"
+    ]
+    assert len(snapshot.events) == 1
+    assert snapshot.claims == {"trainyard-storage": None}
+    assert snapshot.nodes is not None
+    assert "tell-nobody" not in json.dumps(snapshot.to_plain())
+    assert "managedFields" not in json.dumps(snapshot.to_plain())
 
 
 def test_what_a_worker_says_that_waits_for_the_head_is_looked_at() -> None:
@@ -271,19 +273,19 @@ def test_few_questions_are_asked_and_none_about_a_queue_that_there_is_not() -> N
 
 def test_what_may_not_be_read_is_said_and_the_rest_is_explained() -> None:
     cluster = starting(("Node", "Event", "PersistentVolumeClaim"))
-    scene = gather(cluster, "digits", now=NOW, open_folder=nothing)
-    found = explain(scene)
+    snapshot = gather(cluster, "digits", now=NOW, open_folder=nothing)
+    found = explain(snapshot)
     assert found.finding is not None
     assert found.finding.failure == "too-few-gpus"
-    assert scene.claims == {}
+    assert snapshot.claims == {}
     assert "Node: Forbidden" in words(found)
 
 
 def test_a_run_that_may_not_be_read_at_all_is_no_run_that_is_gone() -> None:
-    scene = gather(
+    snapshot = gather(
         Counting(("RayJob",)), "digits", now=NOW, open_folder=lambda: nullcontext(Folder({}))
     )
-    assert "may not be read" in explain(scene).doing
+    assert "may not be read" in explain(snapshot).activity
 
 
 def test_where_the_rayjob_is_gone_the_folder_tells() -> None:
@@ -294,8 +296,8 @@ def test_where_the_rayjob_is_gone_the_folder_tells() -> None:
             "summary.json": '{"outcome": "failed", "error": "KeyError"}',
         }
     )
-    scene = gather(FakeCluster(), "digits", now=NOW, open_folder=lambda: nullcontext(folder))
-    found = explain(scene)
+    snapshot = gather(FakeCluster(), "digits", now=NOW, open_folder=lambda: nullcontext(folder))
+    found = explain(snapshot)
     assert found.finding is not None
     assert found.phase == "gone"
     assert "KeyError" in found.finding.cause

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fake_cluster import FakeCluster
 
-from trainyard.diagnosis.preflight import RIGHTS, Check, Facts, Probe, checks, kuberay_of
+from trainyard.diagnosis.preflight import RIGHTS, Check, ClusterFacts, Probe, checks, kuberay_of
 from trainyard.diagnosis.probe import (
     SETTLE_S,
     probe_pod,
@@ -82,9 +82,9 @@ def job(platform: Platform) -> Object:
 
 
 @pytest.fixture
-def good(platform: Platform, job: Object) -> Facts:
+def good(platform: Platform, job: Object) -> ClusterFacts:
     bound = {"status": {"phase": "Bound"}}
-    return Facts(
+    return ClusterFacts(
         namespace="team",
         version={"gitVersion": "v1.34.4"},
         crd=crd(preRunningDeadlineSeconds={}),
@@ -112,7 +112,7 @@ def only(found: list[Check], name: str) -> Check:
     return check
 
 
-def test_a_cluster_that_can_is_ok_in_every_check(good: Facts) -> None:
+def test_a_cluster_that_can_is_ok_in_every_check(good: ClusterFacts) -> None:
     found = checks(good)
     assert [check.state for check in found] == ["ok"] * 15
     assert "free now: cpu: 2 of 2 pods" in only(found, "nodes").seen
@@ -153,7 +153,7 @@ def test_a_cluster_that_can_is_ok_in_every_check(good: Facts) -> None:
     ],
 )
 def test_one_thing_that_is_wrong_shows_in_its_check(
-    good: Facts, changes: Object, name: str, state: str, seen: str
+    good: ClusterFacts, changes: Object, name: str, state: str, seen: str
 ) -> None:
     check = only(checks(replace(good, **changes)), name)
     assert (check.state, seen in check.seen) == (state, True), check
@@ -161,7 +161,7 @@ def test_one_thing_that_is_wrong_shows_in_its_check(
 
 
 def test_a_cluster_that_does_not_answer_is_one_failed_check() -> None:
-    (check,) = checks(Facts(namespace="team", silence="the cluster at x does not answer"))
+    (check,) = checks(ClusterFacts(namespace="team", silence="the cluster at x does not answer"))
     assert check.state == "failed"
 
 
@@ -190,7 +190,7 @@ def test_the_fields_of_a_definition_tell_its_version(fields: Object, version: st
     ],
 )
 def test_what_the_program_in_the_pod_finds_wrong_is_failed(
-    good: Facts, told: Object, name: str, seen: str
+    good: ClusterFacts, told: Object, name: str, seen: str
 ) -> None:
     assert good.probe is not None
     check = only(checks(replace(good, probe=replace(good.probe, told=TOLD | told))), name)
@@ -199,14 +199,14 @@ def test_what_the_program_in_the_pod_finds_wrong_is_failed(
     assert check.remedy
 
 
-def test_a_pod_that_is_refused_proves_nothing_else(good: Facts) -> None:
+def test_a_pod_that_is_refused_proves_nothing_else(good: ClusterFacts) -> None:
     refused = Probe(image=IMAGE, storage="/mnt", refused='violates PodSecurity "restricted"')
     found = checks(replace(good, probe=refused))
     assert only(found, "Pod Security").state == "failed"
     assert {only(found, name).state for name in ("image", "storage", "claim")} == {"not known"}
 
 
-def test_an_image_without_the_probe_is_told_with_its_words(good: Facts) -> None:
+def test_an_image_without_the_probe_is_told_with_its_words(good: ClusterFacts) -> None:
     probe = Probe(
         image=IMAGE, storage="/mnt", log="No module named trainyard_trainer.tools.probe\n"
     )
@@ -284,7 +284,9 @@ def test_a_probe_without_an_image_gives_up_early_and_its_pod_goes(platform: Plat
     assert SETTLE_S < found.waited_s < 4 * SETTLE_S
 
 
-def test_a_probe_without_a_node_says_nothing_of_its_image(good: Facts, platform: Platform) -> None:
+def test_a_probe_without_a_node_says_nothing_of_its_image(
+    good: ClusterFacts, platform: Platform
+) -> None:
     unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
                 "message": "0/1 nodes are available: 1 Insufficient cpu."}  # fmt: skip
     cluster = bound({"phase": "Pending", "conditions": [unplaced]})
@@ -300,7 +302,9 @@ def test_a_trouble_that_goes_by_itself_is_not_believed(platform: Platform) -> No
     assert probe(cluster, platform).finding is None
 
 
-def test_a_claim_without_a_volume_is_found_by_its_object(good: Facts, platform: Platform) -> None:
+def test_a_claim_without_a_volume_is_found_by_its_object(
+    good: ClusterFacts, platform: Platform
+) -> None:
     cluster = Scripted({"phase": "Pending"})
     cluster.objects["PersistentVolumeClaim", "trainyard-storage"] = {
         "metadata": {"name": "trainyard-storage"},

@@ -12,8 +12,8 @@ from tests.launcher.rayjobs import rayjob
 from tests.launcher.rule_cases import CASES, DELETION, HEAD, RAY, C, Case, H, W
 from trainyard.errors import ConfigError
 from trainyard.rules.check import RULES, check, require
-from trainyard.rules.operator_messages import EXPLANATIONS, explain
-from trainyard.rules.path import Kuberay
+from trainyard.rules.field_path import Kuberay
+from trainyard.rules.operator_messages import OPERATOR_MESSAGES, explain
 from trainyard.rules.practice import shell_syntax
 from trainyard.rules.subject import Subject
 
@@ -156,4 +156,4 @@ def test_what_only_the_operator_sees_is_put_into_words(message: str, cause: str)
 
 def test_each_explanation_is_needed_and_unknown_words_have_none() -> None:
     assert explain("all is well") is None
-    assert len({one.cause for one in EXPLANATIONS}) == len(EXPLANATIONS)
+    assert len({one.cause for one in OPERATOR_MESSAGES}) == len(OPERATOR_MESSAGES)

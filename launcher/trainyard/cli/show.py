@@ -18,7 +18,7 @@ from rich.table import Column, Table
 from trainyard.drills.report import DrillReport
 from trainyard.drills.soak_report import SoakReport
 from trainyard.drills.timeline import Recovery
-from trainyard.planning.capacity import GpuNode, Holder
+from trainyard.planning.capacity import GpuNode, PodHolding
 from trainyard.planning.reasons import Reason
 from trainyard.run_file.code_archive import size_text
 from trainyard.submission.status import ENDED, Phase, RunStatus
@@ -114,7 +114,7 @@ def gpu_tables(sums: Sequence[tuple[str, str, Counter[str]]], nodes: Sequence[Gp
     )
 
 
-def holder_text(holder: Holder) -> str:
+def holder_text(holder: PodHolding) -> str:
     """`run digits (team/digits-abc-worker): 8`, or the pod alone where no run of ours has it."""
     pod = f"{holder.namespace}/{holder.pod}"
     return f"{f'run {holder.run} ({pod})' if holder.run else pod}: {int(holder.amount)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainyard.diagnosis.snapshot import Object, Scene, condition, containers, is_ready, name_of
+from trainyard.diagnosis.snapshot import Object, Snapshot, condition, containers, is_ready, name_of
 from trainyard.submission.status import attempts_of
 from trainyard_trainer.run_files.driver_output import (
     PROGRESS,
@@ -25,34 +25,36 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes else f"{int(seconds)} s"
 
 
-def doing(scene: Scene) -> str:
+def current_activity(snapshot: Snapshot) -> str:
     """One sentence: what it waits for or does, and since when."""
-    phase = scene.phase
-    if scene.job is None or phase is None:
-        return _without_job(scene)
-    status, metadata = scene.status, scene.job["metadata"]
+    phase = snapshot.phase
+    if snapshot.job is None or phase is None:
+        return _without_job(snapshot)
+    status, metadata = snapshot.status, snapshot.job["metadata"]
     if "deletionTimestamp" in metadata:
-        return f"being deleted for {duration(scene.seconds_since(metadata['deletionTimestamp']))}"
+        return (
+            f"being deleted for {duration(snapshot.seconds_since(metadata['deletionTimestamp']))}"
+        )
     since = status.get("startTime") or metadata.get("creationTimestamp")
-    spent = duration(scene.seconds_since(since))
+    spent = duration(snapshot.seconds_since(since))
     ended = ""
     if status.get("endTime"):
-        ended = f" {duration(scene.seconds_since(status['endTime']))} ago"
+        ended = f" {duration(snapshot.seconds_since(status['endTime']))} ago"
     attempts = attempts_of(status)
     number = f"attempt {attempts}"
     match phase:
         case "accepted":
             return f"waiting {spent} for the KubeRay operator to take it up"
         case "starting":
-            return f"{number}: {_waiting_for_pods(scene, spent)}"
+            return f"{number}: {_waiting_for_pods(snapshot, spent)}"
         case "submitting":
             return f"{number}: pods are there, waiting for the driver to start, {spent} after the start"
         case "running":
-            return f"{number}: running for {spent}{_progress(scene)}{_failed_since(scene)}"
+            return f"{number}: running for {spent}{_progress(snapshot)}{_failed_since(snapshot)}"
         case "retrying":
             return f"attempt {attempts - 1} has failed, the next one is coming"
         case "suspended":
-            created = scene.seconds_since(metadata.get("creationTimestamp"))
+            created = snapshot.seconds_since(metadata.get("creationTimestamp"))
             return f"suspended; submitted {duration(created)} ago"
         case "succeeded":
             return f"succeeded{ended}"
@@ -62,27 +64,27 @@ def doing(scene: Scene) -> str:
             return f"failed{ended}, after {attempts} attempt{'' if attempts == 1 else 's'}"
 
 
-def _without_job(scene: Scene) -> str:
-    if any(line.startswith("RayJob:") for line in scene.unread):
+def _without_job(snapshot: Snapshot) -> str:
+    if any(line.startswith("RayJob:") for line in snapshot.unread):
         return "what it does is not known: RayJobs may not be read here"
-    if scene.missing_kinds:
+    if snapshot.missing_kinds:
         return "nothing: RayJobs are not known here"
-    outcome = (scene.summary or {}).get("outcome")
+    outcome = (snapshot.summary or {}).get("outcome")
     if outcome:
         return f"no RayJob is there any more; its folder says: {outcome}"
     return "no RayJob is there any more, and its folder tells no outcome"
 
 
-def _waiting_for_pods(scene: Scene, spent: str) -> str:
-    wanted = max(scene.pods_wanted, len(scene.pods))
-    unready = [pod for pod in scene.pods if not is_ready(pod)]
-    missing = wanted - len(scene.pods) + len(unready)
+def _waiting_for_pods(snapshot: Snapshot, spent: str) -> str:
+    wanted = max(snapshot.pods_wanted, len(snapshot.pods))
+    unready = [pod for pod in snapshot.pods if not is_ready(pod)]
+    missing = wanted - len(snapshot.pods) + len(unready)
     if not missing:
         return f"all {wanted} pods are ready; waiting {spent} for the operator to see it"
     named = [f"{name_of(pod)} {_state(pod)}" for pod in unready[:PODS_NAMED]]
     if len(unready) > PODS_NAMED:
         named.append(f"{len(unready) - PODS_NAMED} more")
-    if not_there := wanted - len(scene.pods):
+    if not_there := wanted - len(snapshot.pods):
         named.append(f"{not_there} not created yet")
     return f"waiting {spent} for {missing} of {wanted} pods: {', '.join(named)}"
 
@@ -105,10 +107,10 @@ def _state(pod: Object) -> str:
     return "starts"
 
 
-def _progress(scene: Scene) -> str:
-    progress = last_record(scene.log, PROGRESS)
+def _progress(snapshot: Snapshot) -> str:
+    progress = last_record(snapshot.log, PROGRESS)
     if progress is None:
-        said = [line.strip() for line in scene.log.splitlines() if line.strip()]
+        said = [line.strip() for line in snapshot.log.splitlines() if line.strip()]
         return "; no step reported yet" + (f"; its log ends: {said[-1]}" if said else "")
     if "reports" in progress:  # of own code
         return f"; report {progress['reports']}"
@@ -119,9 +121,9 @@ def _progress(scene: Scene) -> str:
     )
 
 
-def _failed_since(scene: Scene) -> str:
+def _failed_since(snapshot: Snapshot) -> str:
     """Of a run whose workers have failed, and have not trained again."""
-    for line in reversed(scene.log.splitlines()):
+    for line in reversed(snapshot.log.splitlines()):
         if record_of(line, PROGRESS) is not None:
             break
         if failed := WORKER_FAILED.search(line):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainyard.diagnosis.activity import doing
+from trainyard.diagnosis.activity import current_activity
 from trainyard.diagnosis.causes import admission, images, kuberay, placement, pods, program, storage
-from trainyard.diagnosis.complaints import complaints
 from trainyard.diagnosis.failure import Evidence, Failure, evidence
-from trainyard.diagnosis.snapshot import Scene
+from trainyard.diagnosis.snapshot import Snapshot
+from trainyard.diagnosis.symptoms import symptoms
 
 LAST_LINES = 10
 NODES = "Nodes"
@@ -166,12 +166,12 @@ class Explanation:
     namespace: str
     submission: str
     phase: str
-    doing: str
+    activity: str
     """What it does, and for how long."""
     is_failed: bool
     finding: Finding | None
     """None for a run in good health, and for a failure that the catalogue does not know."""
-    known: tuple[Evidence, ...]
+    observations: tuple[Evidence, ...]
     """Of a failure that the catalogue does not know: all that was said."""
     unread: tuple[str, ...]
     """What could not be looked at."""
@@ -180,60 +180,62 @@ class Explanation:
         return asdict(self)
 
 
-def explain(scene: Scene) -> Explanation:
-    """The first failure of the catalogue that the scene shows, if the run has not succeeded."""
+def explain(snapshot: Snapshot) -> Explanation:
+    """The first failure of the catalogue that the snapshot shows, if the run has not succeeded."""
     finding = None
-    is_well = scene.phase in ("succeeded", "stopped") or (
-        scene.phase is None and (scene.summary or {}).get("outcome") == "succeeded"
+    is_well = snapshot.phase in ("succeeded", "stopped") or (
+        snapshot.phase is None and (snapshot.summary or {}).get("outcome") == "succeeded"
     )
     if not is_well:
-        finding = next((found for known in CATALOGUE if (found := _look(known, scene))), None)
-    is_failed = scene.phase == "failed" or scene.is_broken
+        finding = next((found for known in CATALOGUE if (found := _detect(known, snapshot))), None)
+    is_failed = snapshot.phase == "failed" or snapshot.is_broken
     return Explanation(
-        run=scene.run,
-        namespace=scene.namespace,
-        submission=scene.submission,
-        phase=scene.phase or "gone",
-        doing=doing(scene),
+        run=snapshot.run,
+        namespace=snapshot.namespace,
+        submission=snapshot.submission,
+        phase=snapshot.phase or "gone",
+        activity=current_activity(snapshot),
         is_failed=is_failed,
         finding=finding,
-        known=_known(scene) if is_failed and finding is None else (),
-        unread=scene.unread,
+        observations=_observations(snapshot) if is_failed and finding is None else (),
+        unread=snapshot.unread,
     )
 
 
 POD_CHAPTERS = ("Storage", NODES, "Pods that do not start")
 
 
-def explain_pod(scene: Scene) -> Finding | None:
+def explain_pod(snapshot: Snapshot) -> Finding | None:
     """Why a pod that is no part of a run does not start."""
     known = (known for title, chapter in CHAPTERS if title in POD_CHAPTERS for known in chapter)
-    return next((found for one in known if (found := _look(one, scene))), None)
+    return next((found for one in known if (found := _detect(one, snapshot))), None)
 
 
-def _look(known: Failure, scene: Scene) -> Finding | None:
-    sign = known.look(scene)
-    if sign is None:
+def _detect(known: Failure, snapshot: Snapshot) -> Finding | None:
+    match = known.detect(snapshot)
+    if match is None:
         return None
     return Finding(
         failure=known.name,
-        cause=sign.cause,
-        evidence=sign.evidence,
-        remedy=known.remedy_for(scene, sign),
+        cause=match.cause,
+        evidence=match.evidence,
+        remedy=known.remedy_for(snapshot, match),
     )
 
 
-def _known(scene: Scene) -> tuple[Evidence, ...]:
-    status = scene.status
+def _observations(snapshot: Snapshot) -> tuple[Evidence, ...]:
+    status = snapshot.status
     said = []
     if status:
         said.append(
             evidence(
-                f"RayJob {scene.submission}",
+                f"RayJob {snapshot.submission}",
                 f"{status.get('jobDeploymentStatus', '')} {status.get('jobStatus', '')} "
                 f"{status.get('reason', '')}",
             )
         )
-    said += [complaint.evidence for complaint in complaints(scene)][:5]
-    said += [evidence("driver's log", line) for line in scene.words.splitlines()[-LAST_LINES:]]
+    said += [symptom.evidence for symptom in symptoms(snapshot)][:5]
+    said += [
+        evidence("driver's log", line) for line in snapshot.driver_log.splitlines()[-LAST_LINES:]
+    ]
     return tuple(said)

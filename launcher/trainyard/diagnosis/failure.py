@@ -1,4 +1,4 @@
-"""A known failure, and what is found of it in a scene."""
+"""A known failure, and what is found of it in a snapshot."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from string import Formatter
 
-from trainyard.diagnosis.snapshot import Scene
+from trainyard.diagnosis.snapshot import Snapshot
 
 SHOWN_LIMIT = 700
 """Characters of a line of evidence; the scheduler lists every node that it has refused."""
@@ -22,7 +22,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sign:
+class Match:
     """That a failure is there."""
 
     cause: str
@@ -32,7 +32,7 @@ class Sign:
     """What the remedy's placeholders stand for."""
 
 
-Look = Callable[[Scene], Sign | None]
+Detect = Callable[[Snapshot], Match | None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,11 +47,15 @@ class Failure:
     """Where it shows."""
     remedy: str
     """With placeholders in braces; run, namespace and submission are always known."""
-    look: Look
+    detect: Detect
 
-    def remedy_for(self, scene: Scene, sign: Sign) -> str:
-        known = {"run": scene.run, "namespace": scene.namespace, "submission": scene.submission}
-        return self.remedy.format(**known | dict(sign.values))
+    def remedy_for(self, snapshot: Snapshot, match: Match) -> str:
+        known = {
+            "run": snapshot.run,
+            "namespace": snapshot.namespace,
+            "submission": snapshot.submission,
+        }
+        return self.remedy.format(**known | dict(match.values))
 
     @property
     def placeholders(self) -> set[str]:
@@ -64,12 +68,12 @@ class Failure:
         return self.remedy.format(**names)
 
 
-def failure(name: str, *, seen: str, remedy: str) -> Callable[[Look], Failure]:
+def failure(name: str, *, seen: str, remedy: str) -> Callable[[Detect], Failure]:
     """Make a known failure of a function; the first line of its docstring is the cause."""
 
-    def make(look: Look) -> Failure:
-        cause = (look.__doc__ or "").strip().splitlines()[0]
-        return Failure(name=name, cause=cause, seen=seen, remedy=remedy, look=look)
+    def make(detect: Detect) -> Failure:
+        cause = (detect.__doc__ or "").strip().splitlines()[0]
+        return Failure(name=name, cause=cause, seen=seen, remedy=remedy, detect=detect)
 
     return make
 
@@ -80,7 +84,7 @@ def evidence(source: str, text: str) -> Evidence:
     return Evidence(source, line if len(line) <= SHOWN_LIMIT else f"{line[:SHOWN_LIMIT]} ...")
 
 
-def matching(lines: Iterable[str], pattern: str) -> tuple[str, re.Match[str]] | None:
+def last_match(lines: Iterable[str], pattern: str) -> tuple[str, re.Match[str]] | None:
     """The last line in which the pattern is found, with the match."""
     found = None
     for line in lines:

@@ -1,4 +1,4 @@
-"""A run on a cluster -> the scene that `trainyard.diagnosis` looks at: each kind is asked for once."""
+"""A run on a cluster -> the snapshot that `trainyard.diagnosis` looks at: each kind is asked for once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 from trainyard.diagnosis.causes.admission import QUEUE_KIND, QUEUE_LABEL
 from trainyard.diagnosis.causes.placement import SCHEDULING
-from trainyard.diagnosis.complaints import complaints
 from trainyard.diagnosis.redact import (
     trimmed,
     trimmed_cluster,
@@ -21,13 +20,14 @@ from trainyard.diagnosis.redact import (
 from trainyard.diagnosis.snapshot import (
     INIT_CONTAINER,
     Object,
-    Scene,
+    Snapshot,
     claims_of,
     event_time,
     is_head,
     name_of,
     waits_for_head,
 )
+from trainyard.diagnosis.symptoms import symptoms
 from trainyard.errors import ClusterError, ClusterUnreachable
 from trainyard.labels import OWNER_LABELS, RUN_LABEL
 from trainyard.submission.current_status import HEAD_CONTAINER
@@ -43,17 +43,17 @@ OPERATOR_LEASE = "ray-operator-leader"
 JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
 
 
-class Folder(Protocol):
+class LogFolder(Protocol):
     """What is needed of a run's folder."""
 
     def logs(self) -> list[int]: ...
     def read(self, file: str) -> str | None: ...
 
 
-OpenFolder = Callable[[], AbstractContextManager[Folder]]
+OpenFolder = Callable[[], AbstractContextManager[LogFolder]]
 
 
-class Views(Protocol):
+class ReadableCluster(Protocol):
     """What is needed of a cluster."""
 
     @property
@@ -77,10 +77,10 @@ class Views(Protocol):
     ) -> str: ...
 
 
-class _Asking:
+class _Queries:
     """Questions to a cluster; what may not be read, or is no kind of it, is noted and is nothing."""
 
-    def __init__(self, cluster: Views) -> None:
+    def __init__(self, cluster: ReadableCluster) -> None:
         self.cluster = cluster
         self.unread: list[str] = []
         self.refused: set[str] = set()
@@ -112,41 +112,45 @@ class _Asking:
             return None
 
 
-def gather(cluster: Views, run: str, *, now: datetime, open_folder: OpenFolder) -> Scene:
+def gather(
+    cluster: ReadableCluster, run: str, *, now: datetime, open_folder: OpenFolder
+) -> Snapshot:
     """All that can be seen of a run's last submission. Raises ClusterUnreachable."""
-    asking = _Asking(cluster)
-    jobs = asking.list("RayJob", OWNER_LABELS | {RUN_LABEL: run}) or []
+    queries = _Queries(cluster)
+    jobs = queries.list("RayJob", OWNER_LABELS | {RUN_LABEL: run}) or []
     job = max(jobs, key=lambda job: str(job["metadata"]["creationTimestamp"]), default=None)
     seen: dict[str, Any] = {"run": run, "namespace": cluster.namespace, "now": now}
     if job is not None:
-        seen |= {"job": trimmed(job)} | _belongings(asking, run, job)
-        scene = Scene(**seen)
-        if not (scene.phase == "running" or scene.phase == "succeeded"):
-            seen |= _surroundings(asking, scene)
-            seen["init_log"] = _init_log(asking, scene)
-        seen["log"] = _log(asking, scene)
-    scene = Scene(**seen)
-    has_words = bool(scene.words)
-    if "RayJob" not in asking.missing_kinds and (
-        job is None or (scene.is_broken and not has_words)
+        seen |= {"job": trimmed(job)} | _belongings(queries, run, job)
+        snapshot = Snapshot(**seen)
+        if not (snapshot.phase == "running" or snapshot.phase == "succeeded"):
+            seen |= _related_objects(queries, snapshot)
+            seen["init_log"] = _init_log(queries, snapshot)
+        seen["log"] = _log(queries, snapshot)
+    snapshot = Snapshot(**seen)
+    has_words = bool(snapshot.driver_log)
+    if "RayJob" not in queries.missing_kinds and (
+        job is None or (snapshot.is_broken and not has_words)
     ):
-        seen |= _kept(asking, open_folder)
-    return Scene(**seen, missing_kinds=tuple(asking.missing_kinds), unread=tuple(asking.unread))
+        seen |= _kept(queries, open_folder)
+    return Snapshot(
+        **seen, missing_kinds=tuple(queries.missing_kinds), unread=tuple(queries.unread)
+    )
 
 
-def _belongings(asking: _Asking, run: str, job: Object) -> dict[str, Any]:
+def _belongings(queries: _Queries, run: str, job: Object) -> dict[str, Any]:
     """What belongs to the submission: its cluster, pods, claims and events."""
     prefix = f"{name_of(job)}-"
     now_there = (job.get("status") or {}).get("rayClusterName") or prefix
-    clusters = asking.list("RayCluster", {RUN_LABEL: run}) or []
-    pods = asking.list("Pod", {RUN_LABEL: run}) or []
-    claims = {name: asking.get("PersistentVolumeClaim", name) for name in sorted(_claims(job))}
+    clusters = queries.list("RayCluster", {RUN_LABEL: run}) or []
+    pods = queries.list("Pod", {RUN_LABEL: run}) or []
+    claims = {name: queries.get("PersistentVolumeClaim", name) for name in sorted(_claims(job))}
     events = [
-        *(asking.list("Event", fields="type=Warning") or []),
-        *(asking.list("Event", fields="reason=Preempted") or []),
-        *(asking.list("Event", fields="reason=DeletedHeadPod") or []),
-        *(asking.list("Event", fields="reason=DeletedWorkerPod") or []),
-        *(asking.list("Event", fields="involvedObject.kind=PersistentVolumeClaim") or []),
+        *(queries.list("Event", fields="type=Warning") or []),
+        *(queries.list("Event", fields="reason=Preempted") or []),
+        *(queries.list("Event", fields="reason=DeletedHeadPod") or []),
+        *(queries.list("Event", fields="reason=DeletedWorkerPod") or []),
+        *(queries.list("Event", fields="involvedObject.kind=PersistentVolumeClaim") or []),
     ]
     ours = {
         event["metadata"]["uid"]: trimmed_event(event)
@@ -166,65 +170,67 @@ def _belongings(asking: _Asking, run: str, job: Object) -> dict[str, Any]:
         "claims": {
             name: claim and trimmed(claim)
             for name, claim in claims.items()
-            if f"PersistentVolumeClaim {name}" not in asking.refused
+            if f"PersistentVolumeClaim {name}" not in queries.refused
         },
         "events": tuple(sorted(ours.values(), key=event_time)),
     }
 
 
-def _surroundings(asking: _Asking, scene: Scene) -> dict[str, Any]:
+def _related_objects(queries: _Queries, snapshot: Snapshot) -> dict[str, Any]:
     """What a run that does not go on may wait for."""
-    said = list(complaints(scene))
+    said = list(symptoms(snapshot))
     found: dict[str, Any] = {}
-    if any("quota" in complaint.text for complaint in said):
-        found["quotas"] = tuple(map(trimmed, asking.list("ResourceQuota") or []))
-    if any(complaint.reason in SCHEDULING for complaint in said):
-        nodes = asking.list("Node")
+    if any("quota" in symptom.text for symptom in said):
+        found["quotas"] = tuple(map(trimmed, queries.list("ResourceQuota") or []))
+    if any(symptom.reason in SCHEDULING for symptom in said):
+        nodes = queries.list("Node")
         found["nodes"] = None if nodes is None else tuple(map(trimmed_node, nodes))
-    if scene.phase == "accepted" or (scene.job and "deletionTimestamp" in scene.job["metadata"]):
-        leases = asking.list("Lease", fields=f"metadata.name={OPERATOR_LEASE}", everywhere=True)
+    if snapshot.phase == "accepted" or (
+        snapshot.job and "deletionTimestamp" in snapshot.job["metadata"]
+    ):
+        leases = queries.list("Lease", fields=f"metadata.name={OPERATOR_LEASE}", everywhere=True)
         found["leases"] = None if leases is None else tuple(map(trimmed, leases))
-    if scene.job and "deletionTimestamp" in scene.job["metadata"]:
-        auth = scene.spec.get("rayClusterSpec", {}).get("authOptions") or {}
-        secret = auth.get("secretName") or scene.status.get("rayClusterName")
+    if snapshot.job and "deletionTimestamp" in snapshot.job["metadata"]:
+        auth = snapshot.spec.get("rayClusterSpec", {}).get("authOptions") or {}
+        secret = auth.get("secretName") or snapshot.status.get("rayClusterName")
         if secret and auth.get("mode") == "token":
-            token = asking.get("Secret", secret)
-            known = f"Secret {secret}" not in asking.refused
+            token = queries.get("Secret", secret)
+            known = f"Secret {secret}" not in queries.refused
             found["has_token_secret"] = token is not None if known else None
-    if scene.phase in ("accepted", "starting", "submitting"):
-        operators = asking.list("Pod", OPERATOR_LABELS, everywhere=True)
+    if snapshot.phase in ("accepted", "starting", "submitting"):
+        operators = queries.list("Pod", OPERATOR_LABELS, everywhere=True)
         found["operators"] = None if operators is None else tuple(map(trimmed_pod, operators))
-    labels = scene.job["metadata"].get("labels", {}) if scene.job else {}
-    if scene.job and scene.spec.get("suspend") and (queue := labels.get(QUEUE_LABEL)):
-        found |= _queue(asking, queue, str(scene.job["metadata"].get("uid", "")))
+    labels = snapshot.job["metadata"].get("labels", {}) if snapshot.job else {}
+    if snapshot.job and snapshot.spec.get("suspend") and (queue := labels.get(QUEUE_LABEL)):
+        found |= _queue(queries, queue, str(snapshot.job["metadata"].get("uid", "")))
     return found
 
 
-def _queue(asking: _Asking, queue: str, uid: str) -> dict[str, Any]:
-    workloads = asking.list("Workload", {JOB_UID_LABEL: uid}) or []
-    found: dict[str, Any] = {"local_queue": asking.get(QUEUE_KIND, queue)}
+def _queue(queries: _Queries, queue: str, uid: str) -> dict[str, Any]:
+    workloads = queries.list("Workload", {JOB_UID_LABEL: uid}) or []
+    found: dict[str, Any] = {"local_queue": queries.get(QUEUE_KIND, queue)}
     if workloads:
         found["workload"] = trimmed(workloads[-1])
-        pending = asking.get("PendingWorkloads", f"{queue}/pendingworkloads") or {}
+        pending = queries.get("PendingWorkloads", f"{queue}/pendingworkloads") or {}
         for item in pending.get("items", []):
             if item["metadata"]["name"] == name_of(workloads[-1]):
                 found["queue_position"] = int(item.get("positionInLocalQueue", 0))
     return found
 
 
-def _init_log(asking: _Asking, scene: Scene) -> str:
+def _init_log(queries: _Queries, snapshot: Snapshot) -> str:
     """The end of what one worker's pod says that waits for the head."""
-    waiting = next((pod for pod in scene.pods if waits_for_head(pod)), None)
+    waiting = next((pod for pod in snapshot.pods if waits_for_head(pod)), None)
     if waiting is None:
         return ""
-    return _said(asking, name_of(waiting), INIT_CONTAINER, INIT_LOG_LINES)
+    return _said(queries, name_of(waiting), INIT_CONTAINER, INIT_LOG_LINES)
 
 
-def _log(asking: _Asking, scene: Scene) -> str:
+def _log(queries: _Queries, snapshot: Snapshot) -> str:
     """The end of what the newest head said, and before its last restart where the run is broken."""
     heads = [
         pod
-        for pod in scene.pods
+        for pod in snapshot.pods
         if is_head(pod) and pod.get("status", {}).get("phase", "Pending") != "Pending"
     ]
     if not heads:
@@ -235,25 +241,27 @@ def _log(asking: _Asking, scene: Scene) -> str:
         if (
             container["name"] == HEAD_CONTAINER
             and container.get("restartCount")
-            and scene.is_broken
+            and snapshot.is_broken
         ):
-            said = _said(asking, name_of(head), HEAD_CONTAINER, LOG_LINES, previous=True)
-    return said + _said(asking, name_of(head), HEAD_CONTAINER, LOG_LINES)
+            said = _said(queries, name_of(head), HEAD_CONTAINER, LOG_LINES, previous=True)
+    return said + _said(queries, name_of(head), HEAD_CONTAINER, LOG_LINES)
 
 
-def _said(asking: _Asking, pod: str, container: str, lines: int, *, previous: bool = False) -> str:
+def _said(
+    queries: _Queries, pod: str, container: str, lines: int, *, previous: bool = False
+) -> str:
     """The end of a container's log; empty where it has not started, or is gone."""
     try:
-        return asking.cluster.log(pod, container, tail_lines=lines, previous=previous)
+        return queries.cluster.log(pod, container, tail_lines=lines, previous=previous)
     except ClusterUnreachable:
         raise
     except ClusterError as error:
         if error.reason not in ("BadRequest", "NotFound"):
-            asking.unread.append(f"log of pod {pod}: {error.reason}")
+            queries.unread.append(f"log of pod {pod}: {error.reason}")
         return ""
 
 
-def _kept(asking: _Asking, open_folder: OpenFolder) -> dict[str, Any]:
+def _kept(queries: _Queries, open_folder: OpenFolder) -> dict[str, Any]:
     """What the run's folder has kept: the outcome, and the log of the last attempt."""
     found: dict[str, Any] = {}
     try:
@@ -265,7 +273,7 @@ def _kept(asking: _Asking, open_folder: OpenFolder) -> dict[str, Any]:
     except ClusterUnreachable:
         raise
     except ClusterError as error:
-        asking.unread.append(f"the run's folder: {error.what}")
+        queries.unread.append(f"the run's folder: {error.what}")
     return found
 
 

@@ -71,7 +71,7 @@ class Probe:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Facts:
+class ClusterFacts:
     """All that was looked at; None is what could not be read."""
 
     namespace: str
@@ -99,7 +99,7 @@ class Facts:
     probe: Probe | None = None
 
 
-def checks(facts: Facts) -> list[Check]:
+def checks(facts: ClusterFacts) -> list[Check]:
     """Each with ok, failed or not known."""
     if facts.silence:
         return [
@@ -123,7 +123,7 @@ def checks(facts: Facts) -> list[Check]:
     ]
 
 
-def _cluster(facts: Facts) -> Check:
+def _cluster(facts: ClusterFacts) -> Check:
     git = str((facts.version or {}).get("gitVersion", ""))
     match = re.match(r"v?(\d+)\.(\d+)", git)
     if match is None:
@@ -147,7 +147,7 @@ def kuberay_of(crd: Object) -> str:
     return next((version for version, new in NEW_FIELDS.items() if known >= set(new)), "older")
 
 
-def _kuberay(facts: Facts) -> Check:
+def _kuberay(facts: ClusterFacts) -> Check:
     name = "KubeRay CRDs"
     if facts.missing_kinds:
         return Check(
@@ -175,7 +175,7 @@ def _kuberay(facts: Facts) -> Check:
     return Check(name=name, state="ok", seen=f"RayJob is that of KubeRay {found}")
 
 
-def _operator(facts: Facts) -> Check:
+def _operator(facts: ClusterFacts) -> Check:
     name = "operator"
     needed = facts.platform.kuberay if facts.platform else "1.6"
     versions = []
@@ -207,7 +207,7 @@ def _operator(facts: Facts) -> Check:
     return Check(name=name, state="ok", seen="; ".join([*versions, answer]))
 
 
-def _rights(facts: Facts) -> Check:
+def _rights(facts: ClusterFacts) -> Check:
     name = "rights"
     missing = [_right(right) for right, allowed in facts.rights.items() if allowed is False]
     if missing:
@@ -232,7 +232,7 @@ def _right(right: Right) -> str:
     return f"{verb} {kind}{f'/{part}' if part else ''}"
 
 
-def _platform(facts: Facts) -> Check:
+def _platform(facts: ClusterFacts) -> Check:
     name = "platform"
     if facts.platform is None:
         return Check(
@@ -251,7 +251,7 @@ def _platform(facts: Facts) -> Check:
     )
 
 
-def _run(facts: Facts) -> Iterator[Check]:
+def _run(facts: ClusterFacts) -> Iterator[Check]:
     if facts.job is None or facts.missing_kinds:
         return
     name = "RayJob"
@@ -270,7 +270,7 @@ def _run(facts: Facts) -> Iterator[Check]:
         )
 
 
-def _quota(facts: Facts) -> Check:
+def _quota(facts: ClusterFacts) -> Check:
     name = "quota"
     if facts.quotas is None:
         return Check(name=name, state="not known", seen="ResourceQuotas may not be read")
@@ -295,7 +295,7 @@ def _quota(facts: Facts) -> Check:
     return Check(name=name, state="ok", seen=f"the run fits into {names}")
 
 
-def _nodes(facts: Facts) -> Check:
+def _nodes(facts: ClusterFacts) -> Check:
     name = "nodes"
     if facts.nodes is None:
         return Check(name=name, state="not known", seen="nodes may not be read")
@@ -328,7 +328,7 @@ def _nodes(facts: Facts) -> Check:
     return Check(name=name, state="ok", seen=said)
 
 
-def _offers(facts: Facts) -> str:
+def _offers(facts: ClusterFacts) -> str:
     """What the nodes have of each pool's GPUs."""
     nodes = facts.nodes or ()
     parts = [f"{len(nodes)} nodes"]
@@ -355,7 +355,7 @@ NODE_FAILURES = tuple(
 )
 
 
-def _of_probe(facts: Facts) -> Iterator[Check]:
+def _of_probe(facts: ClusterFacts) -> Iterator[Check]:
     probe = facts.probe
     names = ("Pod Security", "claim", "node", "image", "programs", "storage", "Ray version")
     if probe is None:
@@ -424,7 +424,7 @@ def _image(probe: Probe) -> Check:
     return Check(name="image", state="ok", seen=f"{probe.image} was pulled and starts")
 
 
-def _of_program(facts: Facts, probe: Probe, told: Object | None) -> Iterator[Check]:
+def _of_program(facts: ClusterFacts, probe: Probe, told: Object | None) -> Iterator[Check]:
     if told is None:
         state: State = "failed" if probe.log else "not known"
         seen = " ".join(probe.log.split())[-300:] or "the probe pod did not come so far"

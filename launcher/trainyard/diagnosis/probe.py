@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 from trainyard.diagnosis.catalogue import explain_pod
 from trainyard.diagnosis.gather import OPERATOR_LABELS
-from trainyard.diagnosis.preflight import OPERATOR_S, RIGHTS, Facts, Probe, Right
+from trainyard.diagnosis.preflight import OPERATOR_S, RIGHTS, ClusterFacts, Probe, Right
 from trainyard.diagnosis.redact import trimmed_pod
-from trainyard.diagnosis.snapshot import Scene, claims_of
+from trainyard.diagnosis.snapshot import Snapshot, claims_of
 from trainyard.errors import ClusterError, ClusterUnreachable
 from trainyard.labels import OWNER_LABELS
 from trainyard.platform import Platform
@@ -35,7 +35,7 @@ NAME = "trainyard-preflight"
 RAYJOB_CRD = "rayjobs.ray.io"
 
 
-class Answers(Protocol):
+class ProbedCluster(Protocol):
     """What is needed of a cluster."""
 
     @property
@@ -57,9 +57,9 @@ class Answers(Protocol):
     def log(self, pod: str, container: str, *, tail_lines: int | None = None) -> str: ...
 
 
-def survey(cluster: Answers) -> Facts:
+def survey(cluster: ProbedCluster) -> ClusterFacts:
     """All that the API server tells without a run."""
-    facts = Facts(namespace=cluster.namespace)
+    facts = ClusterFacts(namespace=cluster.namespace)
     try:
         version = cluster.version()
         missing = tuple(kind for kind in ("RayJob", "RayCluster") if not _is_known(cluster, kind))
@@ -82,7 +82,7 @@ def survey(cluster: Answers) -> Facts:
         return replace(facts, silence=" ".join([error.what, *error.details[:1]]))
 
 
-def _is_known(cluster: Answers, kind: str) -> bool:
+def _is_known(cluster: ProbedCluster, kind: str) -> bool:
     try:
         cluster.list(kind, limit=1)
     except ClusterUnreachable:
@@ -107,7 +107,7 @@ def _all(ask: Callable[[], list[Object]]) -> tuple[Object, ...] | None:
     return None if found is None else tuple(found)
 
 
-def _may(cluster: Answers, right: Right) -> bool | None:
+def _may(cluster: ProbedCluster, right: Right) -> bool | None:
     kind, part, verb = right
     allowed: bool | None = _asked(lambda: cluster.can_i(verb, kind, part))
     return allowed
@@ -135,7 +135,7 @@ def suspended_job(platform: Platform) -> Object:
 
 
 def try_operator(
-    cluster: Answers,
+    cluster: ProbedCluster,
     platform: Platform,
     *,
     clock: Callable[[], float] = time.monotonic,
@@ -160,7 +160,7 @@ def try_operator(
         cluster.delete("RayJob", name)
 
 
-def would_refuse(cluster: Answers, job: Object) -> str:
+def would_refuse(cluster: ProbedCluster, job: Object) -> str:
     """Why the API server would not take a RayJob; empty if it would, or has it already."""
     try:
         cluster.create(job, dry_run=True)
@@ -185,7 +185,7 @@ def probe_pod(platform: Platform, image: str) -> Object:
 
 
 def run_probe(
-    cluster: Answers,
+    cluster: ProbedCluster,
     platform: Platform,
     image: str,
     *,
@@ -209,7 +209,7 @@ def run_probe(
 
 
 def _follow(
-    cluster: Answers,
+    cluster: ProbedCluster,
     probe: Probe,
     name: str,
     clock: Callable[[], float],
@@ -218,15 +218,15 @@ def _follow(
     began, believed_at = clock(), None
     while True:
         pod = cluster.get("Pod", name)
-        scene = _scene(cluster, name, pod)
+        snapshot = _snapshot(cluster, name, pod)
         waited_s = clock() - began
-        probe = replace(probe, pod=pod, claims=scene.claims, waited_s=waited_s)
+        probe = replace(probe, pod=pod, claims=snapshot.claims, waited_s=waited_s)
         phase = (pod or {}).get("status", {}).get("phase")
         if pod is None or phase in ("Succeeded", "Failed"):
             log = "" if pod is None else _asked(lambda: cluster.log(name, READER_CONTAINER)) or ""
-            finding = None if log else explain_pod(scene)
+            finding = None if log else explain_pod(snapshot)
             return replace(probe, log=log, told=last_record(log, PROBE), finding=finding)
-        finding = explain_pod(scene)
+        finding = explain_pod(snapshot)
         believed_at = None if finding is None else believed_at or clock()
         is_believed = believed_at is not None and clock() - believed_at > SETTLE_S
         if is_believed or waited_s > PROBE_S:
@@ -234,7 +234,7 @@ def _follow(
         sleep(POLL_S)
 
 
-def _scene(cluster: Answers, name: str, pod: Object | None) -> Scene:
+def _snapshot(cluster: ProbedCluster, name: str, pod: Object | None) -> Snapshot:
     """The probe pod, as `explain` looks at the pods of a run."""
     claims: dict[str, Object | None] = {}
     for claim in claims_of((pod or {}).get("spec", {})):
@@ -246,7 +246,7 @@ def _scene(cluster: Answers, name: str, pod: Object | None) -> Scene:
         for fields in named
         for event in _asked(partial(cluster.list, "Event", fields=fields)) or []
     ]
-    return Scene(
+    return Snapshot(
         run=name,
         namespace=cluster.namespace,
         now=datetime.now(timezone.utc),

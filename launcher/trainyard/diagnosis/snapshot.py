@@ -16,7 +16,7 @@ INIT_CONTAINER = "wait-gcs-ready"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scene:
+class Snapshot:
     """A run's last submission with all that belongs to it. What is None is not known."""
 
     run: str
@@ -103,7 +103,7 @@ class Scene:
         )
 
     @property
-    def words(self) -> str:
+    def driver_log(self) -> str:
         """What the driver said: what the head or the folder has of it, and the end that KubeRay quotes.
 
         An entrypoint of one's own says nothing on the head's output.
@@ -122,7 +122,7 @@ class Scene:
         return dict(_lists(plain))
 
     @classmethod
-    def from_plain(cls, plain: Object) -> Scene:
+    def from_plain(cls, plain: Object) -> Snapshot:
         values: Any = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in plain.items()

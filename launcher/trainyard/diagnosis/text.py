@@ -10,15 +10,15 @@ from trainyard.diagnosis.catalogue import Explanation, Finding
 def explanation_lines(explanation: Explanation) -> Iterator[str]:
     """How the run stands, the one cause, where it was seen, and the one remedy."""
     submission = f" ({explanation.submission})" if explanation.submission else ""
-    yield f"run {explanation.run}{submission}: {explanation.doing}"
+    yield f"run {explanation.run}{submission}: {explanation.activity}"
     if explanation.finding is not None:
         yield from finding_lines(explanation.finding)
     elif explanation.is_failed:
         yield "cause:    none that is known; this was said:"
-        yield from (f"          {seen.source}: {seen.text}" for seen in explanation.known)
+        yield from (f"          {seen.source}: {seen.text}" for seen in explanation.observations)
         yield (
             f"remedy:   send what `trainyard explain {explanation.run} -n {explanation.namespace} --save "
-            "scene.yaml` writes to those who care for trainyard"
+            "snapshot.yaml` writes to those who care for trainyard"
         )
     if explanation.unread:
         yield f"not read: {', '.join(explanation.unread)}"

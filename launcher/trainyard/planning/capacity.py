@@ -35,7 +35,7 @@ NAMES_SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Holder:
+class PodHolding:
     """A pod on a node, and what it holds of one resource."""
 
     namespace: str
@@ -68,10 +68,10 @@ class Node:
         """What would be left if no job ran."""
         return difference(self.allocatable, self.kept)
 
-    def holders(self, resource: str) -> tuple[Holder, ...]:
+    def holders(self, resource: str) -> tuple[PodHolding, ...]:
         """Who holds a resource, the most first."""
         found = [
-            Holder(
+            PodHolding(
                 namespace=pod["metadata"].get("namespace", ""),
                 pod=pod["metadata"]["name"],
                 run=(pod["metadata"].get("labels") or {}).get(RUN_LABEL),
@@ -359,7 +359,7 @@ class GpuNode:
     total: int
     used: int
     is_open: bool
-    holders: tuple[Holder, ...]
+    holders: tuple[PodHolding, ...]
 
     @property
     def free(self) -> int:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from trainyard.planning.plan import DataGroup, Plan, Size
+from trainyard.planning.plan import DataGroup, Plan, PodSize
 from trainyard.planning.render import RenderedTemplate
 from trainyard.platform import Platform
 from trainyard.run_file.network import NetworkRequirements
@@ -135,7 +135,7 @@ def _add_autoscaler(shape: Object, platform: Platform) -> None:
     pod["volumes"] = [*(pod.get("volumes") or []), *copy.deepcopy(platform.autoscaler.volumes)]
 
 
-def _fill_workers(group: Object, image: str, size: Size, gpu_resource: str | None) -> None:
+def _fill_workers(group: Object, image: str, size: PodSize, gpu_resource: str | None) -> None:
     """Set image, sizes and Ray start parameters of a worker group."""
     _fill(group, image, size, gpu_resource)
     start = {"object-store-memory": f"{size.object_store_mib * 2**20}"}
@@ -144,7 +144,7 @@ def _fill_workers(group: Object, image: str, size: Size, gpu_resource: str | Non
     group["rayStartParams"] = {**(group.get("rayStartParams") or {}), **start}
 
 
-def _fill(group: Object, image: str, size: Size, gpu_resource: str | None) -> None:
+def _fill(group: Object, image: str, size: PodSize, gpu_resource: str | None) -> None:
     """Set image and resources of the Ray container of a group."""
     container = group["template"]["spec"]["containers"][0]
     container["image"] = image
@@ -165,7 +165,7 @@ def _add_network(container: Object, network: NetworkRequirements) -> None:
         quantities.update(network.resources)
 
 
-def _quantities(size: Size, cpu_milli: int, gpu_resource: str | None) -> dict[str, str]:
+def _quantities(size: PodSize, cpu_milli: int, gpu_resource: str | None) -> dict[str, str]:
     """Write the resources of a pod as Kubernetes quantities by resource name."""
     cpu = f"{cpu_milli // 1000}" if cpu_milli % 1000 == 0 else f"{cpu_milli}m"
     quantities = {"cpu": cpu, "memory": f"{size.memory_mib}Mi"}

@@ -46,7 +46,7 @@ SILENT_NODE_S = 30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Size:
+class PodSize:
     """Resources of one Ray pod; memory and disk are request and limit alike."""
 
     cpu_request_milli: int
@@ -72,7 +72,7 @@ class DataGroup:
 
     pool: str
     nodes: int
-    node: Size
+    node: PodSize
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,8 +90,8 @@ class Plan:
     """With which it starts."""
     workers_per_node: int
     cpus_per_worker: int
-    node: Size
-    head: Size
+    node: PodSize
+    head: PodSize
     data: DataGroup | None
     retries: int
     queue_system: System
@@ -133,7 +133,7 @@ class Fit:
 
     nodes: int
     per_node: int
-    node: Size
+    node: PodSize
     cpus_per_worker: int
 
 
@@ -427,7 +427,7 @@ def batch_share(run: RecipeRun, workers: int) -> BatchShare:
         raise ConfigError(*str(error).splitlines()) from error
 
 
-def _cpus_per_worker(pool: Pool, node: Size, per_node: int) -> int:
+def _cpus_per_worker(pool: Pool, node: PodSize, per_node: int) -> int:
     cpus = (node.logical_cpus - DATA_CPUS) // per_node
     if cpus < 1:
         raise ConfigError(
@@ -528,20 +528,20 @@ def _batch_hint(multiple: int) -> str:
 # Sizes.
 
 
-def _head_size(head: Head, workers: int) -> Size:
+def _head_size(head: Head, workers: int) -> PodSize:
     more_milli = workers // head.workers_per_cpu * 1000
-    return Size(
+    return PodSize(
         cpu_request_milli=_milli(head.cpu_request) + more_milli,
         cpu_limit_milli=_milli(head.cpus) + more_milli,
         memory_mib=head.memory_gib * MIB_PER_GIB + head.memory_mib_per_worker * workers,
     )
 
 
-def _node_size(pool: Pool, per_node: int) -> Size:
+def _node_size(pool: Pool, per_node: int) -> PodSize:
     """A pod with its workers' share of a whole node; memory and disk in whole MiB, rounded down."""
     share = per_node / pool.slots
     disk = pool.ephemeral_storage_gib
-    return Size(
+    return PodSize(
         cpu_request_milli=ceil(_milli(pool.cpu_request) * share),
         cpu_limit_milli=ceil(_milli(pool.cpus) * share),
         memory_mib=pool.memory_gib * MIB_PER_GIB * per_node // pool.slots,

@@ -9,7 +9,7 @@ from trainyard.planning.plan import (
     MIB_PER_GIB,
     OBJECT_STORE_LIMIT_MIB,
     Plan,
-    Size,
+    PodSize,
     batch_share,
     count,
 )
@@ -102,7 +102,7 @@ def _gpu_words(resource: str) -> str:
     return resource
 
 
-def _memory_rows(node: Size, share: str) -> list[Row]:
+def _memory_rows(node: PodSize, share: str) -> list[Row]:
     rows = [
         ("memory per node", _mib(node.memory_mib), f"{share}, request = limit"),
         ("/dev/shm per node", _mib(node.memory_mib), "within the memory limit, set by KubeRay"),

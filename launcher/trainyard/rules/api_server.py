@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainyard.rules.path import Finding, Place
+from trainyard.rules.field_path import FieldPath, Violation
 from trainyard.rules.subject import Subject
 
 POLICIES = ("DeleteCluster", "DeleteWorkers", "DeleteSelf", "DeleteNone")
@@ -22,7 +22,7 @@ NEW_IN_1_7 = (
 )
 
 
-def has_required_fields(subject: Subject) -> Iterator[Finding]:
+def has_required_fields(subject: Subject) -> Iterator[Violation]:
     required = [(group.place.at("template"), group.name) for group in subject.groups]
     required += [
         (group.place.at("groupName"), f"worker group {number}")
@@ -38,9 +38,9 @@ def has_required_fields(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def chooses_what_there_is(subject: Subject) -> Iterator[Finding]:
+def chooses_what_there_is(subject: Subject) -> Iterator[Violation]:
     cluster = subject.cluster
-    choices: list[tuple[Place, tuple[str, ...]]] = [
+    choices: list[tuple[FieldPath, tuple[str, ...]]] = [
         (cluster.at("autoscalerOptions", "version"), ("v1", "v2")),
         (
             cluster.at("autoscalerOptions", "upscalingMode"),
@@ -77,7 +77,7 @@ def chooses_what_there_is(subject: Subject) -> Iterator[Finding]:
             yield place.breaks("choice", "is no choice", f"Use one of {', '.join(known)}.")
 
 
-def stays_in_range(subject: Subject) -> Iterator[Finding]:
+def stays_in_range(subject: Subject) -> Iterator[Violation]:
     deadline = subject.job.at("preRunningDeadlineSeconds")
     if deadline.number is not None and deadline.number < 1:
         yield deadline.breaks("range", "must be at least 1", "Raise it, or leave it out.")
@@ -90,7 +90,7 @@ def stays_in_range(subject: Subject) -> Iterator[Finding]:
             yield ttl.breaks("range", "must be at least 0", "Use 0 for at once.")
 
 
-def deletes_in_one_way(subject: Subject) -> Iterator[Finding]:
+def deletes_in_one_way(subject: Subject) -> Iterator[Violation]:
     """The strategy is rules or the older pair, and a rule has one condition."""
     strategy = subject.job.at("deletionStrategy")
     if not strategy.is_set:
@@ -120,7 +120,7 @@ def deletes_in_one_way(subject: Subject) -> Iterator[Finding]:
             )
 
 
-def is_managed_by_someone_known(subject: Subject) -> Iterator[Finding]:
+def is_managed_by_someone_known(subject: Subject) -> Iterator[Violation]:
     owner = subject.root.at("spec", "managedBy")
     if owner.is_set and owner.value not in MANAGERS:
         yield owner.breaks(
@@ -128,7 +128,7 @@ def is_managed_by_someone_known(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def has_the_fields_of_its_release(subject: Subject) -> Iterator[Finding]:
+def has_the_fields_of_its_release(subject: Subject) -> Iterator[Violation]:
     """KubeRay 1.6 drops what came with 1.7, in silence unless the client asks for strict validation."""
     if subject.kuberay != "1.6":
         return

@@ -13,7 +13,7 @@ from typing import Any
 
 from trainyard.errors import ConfigError
 from trainyard.rules import api_server, deletion, practice, queueing, raycluster, rayjob
-from trainyard.rules.path import Finding, Kuberay, Place
+from trainyard.rules.field_path import FieldPath, Kuberay, Violation
 from trainyard.rules.subject import Subject
 
 RULES = (
@@ -30,12 +30,12 @@ KINDS = ("RayJob", "RayCluster")
 
 def name_of(document: Any) -> str:
     """`RayJob digits`, or what there is of it."""
-    metadata = Place("", document).at("metadata")
+    metadata = FieldPath("", document).at("metadata")
     name = metadata.at("name").text or f"{metadata.at('generateName').text}..."
     return f"{document['kind']} {name}"
 
 
-def check(document: Any, kuberay: Kuberay, ray: str | None = None) -> tuple[Finding, ...]:
+def check(document: Any, kuberay: Kuberay, ray: str | None = None) -> tuple[Violation, ...]:
     """All findings about a parsed RayJob or RayCluster, in the order of the rules.
 
     `ray` is the version in the image, where that is known.
@@ -44,7 +44,7 @@ def check(document: Any, kuberay: Kuberay, ray: str | None = None) -> tuple[Find
     return tuple(finding for rule in RULES for finding in rule(subject))
 
 
-def require(document: Any, kuberay: Kuberay, ray: str) -> tuple[Finding, ...]:
+def require(document: Any, kuberay: Kuberay, ray: str) -> tuple[Violation, ...]:
     """The warnings about an object that is to be sent. Raises ConfigError with every error."""
     findings = check(document, kuberay, ray)
     errors = [finding for finding in findings if finding.severity == "error"]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from trainyard.rules.path import Finding, Place
+from trainyard.rules.field_path import FieldPath, Violation
 from trainyard.rules.subject import Subject
 
 ORDER = ("DeleteWorkers", "DeleteCluster", "DeleteSelf")
 """What goes must not go later than what holds it."""
 
 
-def has_one_clean_up(subject: Subject) -> Iterator[Finding]:
+def has_one_clean_up(subject: Subject) -> Iterator[Violation]:
     shutdown = subject.job.at("shutdownAfterJobFinishes")
     strategy = subject.job.at("deletionStrategy")
     if not shutdown.is_true:
@@ -33,7 +33,7 @@ def has_one_clean_up(subject: Subject) -> Iterator[Finding]:
             )
 
 
-def deletes_what_it_may(subject: Subject) -> Iterator[Finding]:
+def deletes_what_it_may(subject: Subject) -> Iterator[Violation]:
     for policy in _policies(subject):
         if subject.selects_cluster and policy.text in ("DeleteCluster", "DeleteWorkers"):
             yield policy.breaks(
@@ -49,7 +49,7 @@ def deletes_what_it_may(subject: Subject) -> Iterator[Finding]:
             )
 
 
-def says_each_thing_once(subject: Subject) -> Iterator[Finding]:
+def says_each_thing_once(subject: Subject) -> Iterator[Violation]:
     seen: set[tuple[str, str]] = set()
     for rule in subject.job.at("deletionStrategy", "deletionRules").items():
         pair = (_condition(rule), rule.at("policy").text)
@@ -60,8 +60,8 @@ def says_each_thing_once(subject: Subject) -> Iterator[Finding]:
         seen.add(pair)
 
 
-def deletes_from_the_inside_out(subject: Subject) -> Iterator[Finding]:
-    seconds: dict[str, dict[str, Place]] = {}
+def deletes_from_the_inside_out(subject: Subject) -> Iterator[Violation]:
+    seconds: dict[str, dict[str, FieldPath]] = {}
     for rule in subject.job.at("deletionStrategy", "deletionRules").items():
         seconds.setdefault(_condition(rule), {})[rule.at("policy").text] = rule.at(
             "condition", "ttlSeconds"
@@ -77,7 +77,7 @@ def deletes_from_the_inside_out(subject: Subject) -> Iterator[Finding]:
                 )
 
 
-def _policies(subject: Subject) -> Iterator[Place]:
+def _policies(subject: Subject) -> Iterator[FieldPath]:
     strategy = subject.job.at("deletionStrategy")
     for rule in strategy.at("deletionRules").items():
         yield rule.at("policy")
@@ -85,7 +85,7 @@ def _policies(subject: Subject) -> Iterator[Place]:
         yield strategy.at(when, "policy")
 
 
-def _condition(rule: Place) -> str:
+def _condition(rule: FieldPath) -> str:
     condition = rule.at("condition")
     return f"{condition.at('jobStatus').text}{condition.at('jobDeploymentStatus').text}"
 

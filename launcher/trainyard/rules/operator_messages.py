@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Explanation:
+class OperatorMessage:
     """A text of KubeRay's, what it means, and what helps."""
 
     said: str
@@ -20,44 +20,44 @@ class Explanation:
     remedy: str
 
 
-EXPLANATIONS = (
-    Explanation(
+OPERATOR_MESSAGES = (
+    OperatorMessage(
         said=r"JobDeploymentStatus cannot be `Waiting` when SubmissionMode is not InteractiveMode",
         cause="the RayJob's submissionMode was changed while it waited for its user",
         remedy="Delete the RayJob and submit the run again: a RayJob is never changed.",
     ),
-    Explanation(
+    OperatorMessage(
         said=r"RayJobDeletionPolicy feature gate must be enabled",
         cause="the operator runs with its gate RayJobDeletionPolicy off, which is on by default",
         remedy="Start the operator with -feature-gates RayJobDeletionPolicy=true.",
     ),
-    Explanation(
+    OperatorMessage(
         said=r"(?P<gate>RayCluster(?:NetworkPolicy|MTLS|HistoryServer)|GCSFaultToleranceEmbeddedStorage)"
         r" feature gate (?:to be|is not) enabled",
         cause="the RayCluster uses a field whose gate ({gate}) is off in the operator",
         remedy="Start the operator with -feature-gates {gate}=true, or leave the field out.",
     ),
-    Explanation(
+    OperatorMessage(
         said=r"the managedBy field is immutable",
         cause="someone tried to hand the RayJob from one controller to another",
         remedy="Delete it and create it anew: managedBy is set once.",
     ),
-    Explanation(
+    OperatorMessage(
         said=r"gcsFaultToleranceOptions\.backend is immutable",
         cause="the backend of GCS fault tolerance was changed on a cluster that exists",
         remedy="Make a new RayCluster: the state of the old backend cannot be moved.",
     ),
-    Explanation(
+    OperatorMessage(
         said=r"upgradeStrategy cannot be set when RayCluster is created by (?P<owner>\w+)",
         cause="rayClusterSpec.upgradeStrategy is set in a {owner}; it stays Initializing for ever",
         remedy="Delete the {owner}, remove upgradeStrategy, and submit again.",
     ),
-    Explanation(
+    OperatorMessage(
         said=r"RayClusterSuspending and rayv1\.RayClusterSuspended conditions should not be both true",
         cause="the RayCluster's status says suspending and suspended at once",
         remedy="Delete the RayCluster; its RayJob makes another.",
     ),
-    Explanation(
+    OperatorMessage(
         said=r"The Ray[A-Z]\w+ (?:spec|metadata|status) is invalid: (?P<what>.*)",
         cause="the operator refuses the object: {what}",
         remedy="ValidationFailed has no way out: delete it, mend that, and submit again. "
@@ -67,12 +67,12 @@ EXPLANATIONS = (
 """The first that matches is taken."""
 
 
-def explain(message: str) -> Explanation | None:
+def explain(message: str) -> OperatorMessage | None:
     """What a message means, with its own words filled in; None where it is not known."""
-    for one in EXPLANATIONS:
+    for one in OPERATOR_MESSAGES:
         if found := re.search(one.said, message):
             words = found.groupdict(default="")
-            return Explanation(
+            return OperatorMessage(
                 said=message,
                 cause=one.cause.format(**words),
                 remedy=one.remedy.format(**words),

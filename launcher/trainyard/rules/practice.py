@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from trainyard.rules.path import Finding
+from trainyard.rules.field_path import Violation
 from trainyard.rules.subject import Subject
 
 MODES = ("K8sJobMode", "HTTPMode", "SidecarMode", "InteractiveMode")
@@ -21,7 +21,7 @@ GATES = {
 }
 
 
-def spells_its_submission_mode(subject: Subject) -> Iterator[Finding]:
+def spells_its_submission_mode(subject: Subject) -> Iterator[Violation]:
     mode = subject.job.at("submissionMode")
     if mode.is_set and mode.value not in MODES:
         yield mode.breaks(
@@ -31,7 +31,7 @@ def spells_its_submission_mode(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def names_the_dashboards_port(subject: Subject) -> Iterator[Finding]:
+def names_the_dashboards_port(subject: Subject) -> Iterator[Violation]:
     ports = subject.head.container.at("ports")
     if ports.value and "dashboard" not in [port.at("name").text for port in ports.items()]:
         yield ports.breaks(
@@ -41,7 +41,7 @@ def names_the_dashboards_port(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def says_which_ray_it_is(subject: Subject) -> Iterator[Finding]:
+def says_which_ray_it_is(subject: Subject) -> Iterator[Violation]:
     ray = subject.cluster.at("rayVersion")
     if subject.groups and subject.ray not in (None, ray.text):
         yield ray.breaks(
@@ -66,7 +66,7 @@ def says_which_ray_it_is(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def has_a_submitter_that_can_run(subject: Subject) -> Iterator[Finding]:
+def has_a_submitter_that_can_run(subject: Subject) -> Iterator[Violation]:
     template = subject.job.at("submitterPodTemplate")
     if subject.mode != "K8sJobMode" or not template.is_set:
         return
@@ -81,7 +81,7 @@ def has_a_submitter_that_can_run(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def has_an_entrypoint_without_shell(subject: Subject) -> Iterator[Finding]:
+def has_an_entrypoint_without_shell(subject: Subject) -> Iterator[Violation]:
     entrypoint = subject.job.at("entrypoint")
     if subject.mode not in SHELL_MODES or subject.job.at("submitterPodTemplate").is_set:
         return
@@ -118,7 +118,7 @@ def shell_syntax(text: str) -> str:
     return ""
 
 
-def pulls_the_same_image_twice(subject: Subject) -> Iterator[Finding]:
+def pulls_the_same_image_twice(subject: Subject) -> Iterator[Violation]:
     for group in subject.groups:
         image = group.container.at("image")
         name, _, digest = image.text.partition("@")
@@ -132,7 +132,7 @@ def pulls_the_same_image_twice(subject: Subject) -> Iterator[Finding]:
             )
 
 
-def limits_its_memory(subject: Subject) -> Iterator[Finding]:
+def limits_its_memory(subject: Subject) -> Iterator[Violation]:
     for group in subject.groups:
         limit = group.container.at("resources", "limits", "memory")
         if group.container.is_set and not limit.is_set:
@@ -144,7 +144,7 @@ def limits_its_memory(subject: Subject) -> Iterator[Finding]:
             )
 
 
-def has_group_names_that_pods_keep(subject: Subject) -> Iterator[Finding]:
+def has_group_names_that_pods_keep(subject: Subject) -> Iterator[Violation]:
     cluster = f"{subject.metadata.at('name').text}{'-xxxxx' if subject.is_job else ''}"
     seen: dict[str, str] = {}
     names: set[str] = set()
@@ -172,7 +172,7 @@ def has_group_names_that_pods_keep(subject: Subject) -> Iterator[Finding]:
         seen[prefix] = name.text
 
 
-def has_replicas_within_their_range(subject: Subject) -> Iterator[Finding]:
+def has_replicas_within_their_range(subject: Subject) -> Iterator[Violation]:
     for group in subject.workers:
         replicas = group.place.at("replicas")
         least = group.place.at("minReplicas").number or 0
@@ -188,7 +188,7 @@ def has_replicas_within_their_range(subject: Subject) -> Iterator[Finding]:
             )
 
 
-def has_gates_that_are_open(subject: Subject) -> Iterator[Finding]:
+def has_gates_that_are_open(subject: Subject) -> Iterator[Violation]:
     if subject.kuberay == "1.6":
         return
     asked = [(subject.cluster.at(field), gate) for field, gate in GATES.items()]
@@ -205,7 +205,7 @@ def has_gates_that_are_open(subject: Subject) -> Iterator[Finding]:
             )
 
 
-def says_no_parameter_that_is_dropped(subject: Subject) -> Iterator[Finding]:
+def says_no_parameter_that_is_dropped(subject: Subject) -> Iterator[Violation]:
     for group in subject.groups:
         monitor = group.place.at("rayStartParams", "include-log-monitor")
         if subject.kuberay == "1.6" and monitor.text == "false":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainyard.rules.path import Finding, Place
+from trainyard.rules.field_path import FieldPath, Violation
 from trainyard.rules.subject import Subject
 from trainyard.run_file.queue import APPLICATION_LABEL, GANG_LABEL, QUEUE_LABELS
 
@@ -13,7 +13,7 @@ ELASTIC_ANNOTATION = "kueue.x-k8s.io/elastic-job"
 TIER_LABEL = "volcano.sh/network-topology-highest-tier-allowed"
 
 
-def suits_kueue(subject: Subject) -> Iterator[Finding]:
+def suits_kueue(subject: Subject) -> Iterator[Violation]:
     queue = subject.metadata.at("labels", QUEUE_LABELS["kueue"])
     if not subject.is_job or not queue.text:
         return
@@ -37,7 +37,7 @@ def suits_kueue(subject: Subject) -> Iterator[Finding]:
         )
     groups = subject.cluster.at("workerGroupSpecs")
     if len(subject.workers) > KUEUE_GROUPS_LIMIT:
-        yield Place(groups.path, len(subject.workers)).breaks(
+        yield FieldPath(groups.path, len(subject.workers)).breaks(
             "kueue", f"are more groups than Kueue's {KUEUE_GROUPS_LIMIT}", "Use fewer groups."
         )
     for group in subject.workers:
@@ -47,7 +47,7 @@ def suits_kueue(subject: Subject) -> Iterator[Finding]:
             )
 
 
-def suits_volcano(subject: Subject) -> Iterator[Finding]:
+def suits_volcano(subject: Subject) -> Iterator[Violation]:
     labels = subject.metadata.at("labels")
     if not any(key.startswith("volcano.sh/") for key, _ in labels.entries()):
         return
@@ -60,7 +60,7 @@ def suits_volcano(subject: Subject) -> Iterator[Finding]:
         yield tier.breaks("volcano", "must be a whole number", "Write it in quotes: '2'.")
 
 
-def suits_yunikorn(subject: Subject) -> Iterator[Finding]:
+def suits_yunikorn(subject: Subject) -> Iterator[Violation]:
     labels = subject.metadata.at("labels")
     if not labels.at(GANG_LABEL).is_set:
         return
@@ -83,7 +83,7 @@ def suits_yunikorn(subject: Subject) -> Iterator[Finding]:
             )
 
 
-def suits_kai(subject: Subject) -> Iterator[Finding]:
+def suits_kai(subject: Subject) -> Iterator[Violation]:
     queue = subject.metadata.at("labels", QUEUE_LABELS["kai"])
     if subject.is_job and queue.text and subject.mode == "K8sJobMode":
         yield subject.job.at("submissionMode").breaks(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from trainyard.rules.path import Finding, Place
+from trainyard.rules.field_path import FieldPath, Violation
 from trainyard.rules.subject import AUTOSCALER_V2, Subject
 
 START_RESOURCES = ("num-cpus", "num-gpus", "memory", "resources")
@@ -13,7 +13,7 @@ LABEL_NAME = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 LABEL_PREFIX = r"(?=.{1,253}/)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/"
 
 
-def has_containers(subject: Subject) -> Iterator[Finding]:
+def has_containers(subject: Subject) -> Iterator[Violation]:
     for group in subject.groups:
         if group.place.at("template").is_set and not group.containers:
             yield group.pod.at("containers").breaks(
@@ -21,7 +21,7 @@ def has_containers(subject: Subject) -> Iterator[Finding]:
             )
 
 
-def says_resources_once(subject: Subject) -> Iterator[Finding]:
+def says_resources_once(subject: Subject) -> Iterator[Violation]:
     for group in subject.groups:
         if not group.place.at("resources").value:
             continue
@@ -35,7 +35,7 @@ def says_resources_once(subject: Subject) -> Iterator[Finding]:
                 )
 
 
-def has_labels_in_their_place(subject: Subject) -> Iterator[Finding]:
+def has_labels_in_their_place(subject: Subject) -> Iterator[Violation]:
     for group in subject.groups:
         param = group.place.at("rayStartParams", "labels")
         if param.is_set:
@@ -51,7 +51,7 @@ def has_labels_in_their_place(subject: Subject) -> Iterator[Finding]:
                 )
 
 
-def has_a_range_of_replicas(subject: Subject) -> Iterator[Finding]:
+def has_a_range_of_replicas(subject: Subject) -> Iterator[Violation]:
     """What is left out has the CRD's defaults: at least 0, at most as many as there can be."""
     for group in subject.workers:
         least, most = group.place.at("minReplicas"), group.place.at("maxReplicas")
@@ -64,7 +64,7 @@ def has_a_range_of_replicas(subject: Subject) -> Iterator[Finding]:
             )
 
 
-def idles_with_autoscaler_v2(subject: Subject) -> Iterator[Finding]:
+def idles_with_autoscaler_v2(subject: Subject) -> Iterator[Violation]:
     whole = subject.cluster.at("autoscalerOptions", "idleTimeoutSeconds")
     if whole.number is not None and whole.number < 0:
         yield whole.breaks("idle-timeout", "must be at least 0", "Raise it.")
@@ -80,7 +80,7 @@ def idles_with_autoscaler_v2(subject: Subject) -> Iterator[Finding]:
             )
 
 
-def ranks_groups_with_autoscaler_v2(subject: Subject) -> Iterator[Finding]:
+def ranks_groups_with_autoscaler_v2(subject: Subject) -> Iterator[Violation]:
     """Since 1.7."""
     ray = subject.cluster.at("rayVersion").version
     for group in subject.workers:
@@ -97,7 +97,7 @@ def ranks_groups_with_autoscaler_v2(subject: Subject) -> Iterator[Finding]:
             )
 
 
-def keeps_redis_in_its_options(subject: Subject) -> Iterator[Finding]:
+def keeps_redis_in_its_options(subject: Subject) -> Iterator[Violation]:
     annotations, head = subject.metadata.at("annotations"), subject.head
     options = subject.cluster.at("gcsFaultToleranceOptions")
     enabled = annotations.at("ray.io/ft-enabled")
@@ -131,7 +131,7 @@ def keeps_redis_in_its_options(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def stores_gcs_in_one_way(subject: Subject) -> Iterator[Finding]:
+def stores_gcs_in_one_way(subject: Subject) -> Iterator[Violation]:
     """Since 1.7 the GCS may keep its state on a volume of its own."""
     options = subject.cluster.at("gcsFaultToleranceOptions")
     if subject.kuberay == "1.6" or not options.is_set:
@@ -161,7 +161,7 @@ def stores_gcs_in_one_way(subject: Subject) -> Iterator[Finding]:
         yield place.breaks(rule, "is KubeRay's with backend rocksdb", "Leave it out.")
 
 
-def has_one_autoscaler(subject: Subject) -> Iterator[Finding]:
+def has_one_autoscaler(subject: Subject) -> Iterator[Violation]:
     asked = subject.head.variable(AUTOSCALER_V2)
     if not subject.autoscales:
         if asked is not None and asked.at("value").text in ("1", "true"):
@@ -186,7 +186,7 @@ def has_one_autoscaler(subject: Subject) -> Iterator[Finding]:
             )
 
 
-def leaves_the_autoscaler_its_command(subject: Subject) -> Iterator[Finding]:
+def leaves_the_autoscaler_its_command(subject: Subject) -> Iterator[Violation]:
     """Since 1.7."""
     name = "KUBERAY_GEN_AUTOSCALER_START_CMD"
     for one in subject.cluster.at("autoscalerOptions", "env").items():
@@ -194,7 +194,7 @@ def leaves_the_autoscaler_its_command(subject: Subject) -> Iterator[Finding]:
             yield one.breaks("autoscaler-command", "is KubeRay's own variable", "Leave it out.")
 
 
-def has_a_ray_that_knows_tokens(subject: Subject) -> Iterator[Finding]:
+def has_a_ray_that_knows_tokens(subject: Subject) -> Iterator[Violation]:
     if subject.cluster.at("authOptions", "mode").text != "token":
         return
     ray = subject.cluster.at("rayVersion")
@@ -204,7 +204,7 @@ def has_a_ray_that_knows_tokens(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def is_not_upgraded_in_a_job(subject: Subject) -> Iterator[Finding]:
+def is_not_upgraded_in_a_job(subject: Subject) -> Iterator[Violation]:
     """Only the RayCluster has an event of it; the RayJob stays Initializing."""
     strategy = subject.cluster.at("upgradeStrategy", "type")
     if subject.is_job and strategy.is_set:
@@ -213,7 +213,7 @@ def is_not_upgraded_in_a_job(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def allows_traffic_that_is_denied(subject: Subject) -> Iterator[Finding]:
+def allows_traffic_that_is_denied(subject: Subject) -> Iterator[Violation]:
     """Since 1.7: rules in the direction that the mode leaves open do nothing, and are refused."""
     policy = subject.cluster.at("networkPolicy")
     if subject.kuberay == "1.6" or not policy.is_set:
@@ -249,13 +249,13 @@ def allows_traffic_that_is_denied(subject: Subject) -> Iterator[Finding]:
             )
 
 
-def _lets_dns_out(side: Place) -> bool:
+def _lets_dns_out(side: FieldPath) -> bool:
     rules = list(side.at("egressRules").items())
     ports = [port.at("port").value for rule in rules for port in rule.at("ports").items()]
     return any(not rule.at("ports").value for rule in rules) or 53 in ports
 
 
-def leaves_tls_to_kuberay(subject: Subject) -> Iterator[Finding]:
+def leaves_tls_to_kuberay(subject: Subject) -> Iterator[Violation]:
     """Since 1.7."""
     if subject.kuberay == "1.6" or not subject.cluster.at("tlsOptions", "enabled").is_true:
         return

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from trainyard.rules.path import Finding
+from trainyard.rules.field_path import Violation
 from trainyard.rules.subject import Subject
 
 JOB_NAME_LIMIT = 47
@@ -21,7 +21,7 @@ SUFFIX_LENGTH = 5
 CLUSTER_SELECTOR_KEY = "ray.io/cluster"
 
 
-def has_a_name_for_its_pods(subject: Subject) -> Iterator[Finding]:
+def has_a_name_for_its_pods(subject: Subject) -> Iterator[Violation]:
     limit = JOB_NAME_LIMIT if subject.is_job else CLUSTER_NAME_LIMIT
     name, prefix = subject.metadata.at("name"), subject.metadata.at("generateName")
     place, text = (name, name.text) if name.is_set else (prefix, prefix.text + "x" * SUFFIX_LENGTH)
@@ -38,7 +38,7 @@ def has_a_name_for_its_pods(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def can_be_suspended(subject: Subject) -> Iterator[Finding]:
+def can_be_suspended(subject: Subject) -> Iterator[Violation]:
     suspend = subject.job.at("suspend")
     if not suspend.is_true:
         return
@@ -54,7 +54,7 @@ def can_be_suspended(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def has_a_ttl_that_is_used(subject: Subject) -> Iterator[Finding]:
+def has_a_ttl_that_is_used(subject: Subject) -> Iterator[Violation]:
     ttl = subject.job.at("ttlSecondsAfterFinished")
     if ttl.number is None:
         return
@@ -68,7 +68,7 @@ def has_a_ttl_that_is_used(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def has_a_cluster(subject: Subject) -> Iterator[Finding]:
+def has_a_cluster(subject: Subject) -> Iterator[Violation]:
     job, selector = subject.job, subject.job.at("clusterSelector")
     if not subject.is_job:
         return
@@ -95,7 +95,7 @@ def has_a_cluster(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def retries_what_can_be_retried(subject: Subject) -> Iterator[Finding]:
+def retries_what_can_be_retried(subject: Subject) -> Iterator[Violation]:
     limit = subject.job.at("backoffLimit")
     if limit.number is None:
         return
@@ -107,7 +107,7 @@ def retries_what_can_be_retried(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def submits_from_the_sidecar_alone(subject: Subject) -> Iterator[Finding]:
+def submits_from_the_sidecar_alone(subject: Subject) -> Iterator[Violation]:
     if subject.mode != "SidecarMode":
         return
     for key in ("submitterPodTemplate", "submitterConfig"):
@@ -122,7 +122,7 @@ def submits_from_the_sidecar_alone(subject: Subject) -> Iterator[Finding]:
         yield policy.breaks("sidecar", "must be Never or absent in SidecarMode", "Leave it out.")
 
 
-def keeps_kubernetes_tokens_out(subject: Subject) -> Iterator[Finding]:
+def keeps_kubernetes_tokens_out(subject: Subject) -> Iterator[Violation]:
     auth = subject.cluster.at("authOptions")
     asked = auth.at("enableK8sTokenAuth")
     if not asked.is_true:
@@ -144,7 +144,7 @@ def keeps_kubernetes_tokens_out(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def has_a_runtime_env_that_is_yaml(subject: Subject) -> Iterator[Finding]:
+def has_a_runtime_env_that_is_yaml(subject: Subject) -> Iterator[Violation]:
     place = subject.job.at("runtimeEnvYAML")
     if not place.text:
         return
@@ -158,13 +158,13 @@ def has_a_runtime_env_that_is_yaml(subject: Subject) -> Iterator[Finding]:
         yield place.breaks("runtime-env", "must hold a mapping", "Write keys such as `env_vars:`.")
 
 
-def has_deadlines_above_nothing(subject: Subject) -> Iterator[Finding]:
+def has_deadlines_above_nothing(subject: Subject) -> Iterator[Violation]:
     deadline = subject.job.at("activeDeadlineSeconds")
     if deadline.number is not None and deadline.number <= 0:
         yield deadline.breaks("deadline", "must be above 0", "Raise it, or leave it out.")
 
 
-def has_metadata_that_can_be_submitted(subject: Subject) -> Iterator[Finding]:
+def has_metadata_that_can_be_submitted(subject: Subject) -> Iterator[Violation]:
     """In 1.6 the submitter's command cannot be built: the RayJob stays Initializing."""
     given = subject.job.at("metadata")
     if subject.kuberay != "1.6" or not given.value:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from trainyard.rules.path import Kuberay, Place
+from trainyard.rules.field_path import FieldPath, Kuberay
 
 AUTOSCALER_V2 = "RAY_enable_autoscaler_v2"
 
@@ -14,7 +14,7 @@ AUTOSCALER_V2 = "RAY_enable_autoscaler_v2"
 class Group:
     """The head, or one group of workers."""
 
-    place: Place
+    place: FieldPath
     is_head: bool
 
     @property
@@ -22,20 +22,20 @@ class Group:
         return "the head" if self.is_head else f"group {self.place.at('groupName').text}"
 
     @property
-    def pod(self) -> Place:
+    def pod(self) -> FieldPath:
         return self.place.at("template", "spec")
 
     @property
-    def containers(self) -> list[Place]:
+    def containers(self) -> list[FieldPath]:
         return list(self.pod.at("containers").items())
 
     @property
-    def container(self) -> Place:
+    def container(self) -> FieldPath:
         """The Ray container: the first one."""
         first = self.pod.at("containers")
-        return next(first.items(), Place(f"{first.path}[0]", None))
+        return next(first.items(), FieldPath(f"{first.path}[0]", None))
 
-    def variable(self, *names: str) -> Place | None:
+    def variable(self, *names: str) -> FieldPath | None:
         """The first of these variables that the Ray container sets."""
         return variable(self.container.at("env"), *names)
 
@@ -54,20 +54,20 @@ class Subject:
         return self.root.at("kind").text == "RayJob"
 
     @property
-    def root(self) -> Place:
-        return Place("", self.document)
+    def root(self) -> FieldPath:
+        return FieldPath("", self.document)
 
     @property
-    def metadata(self) -> Place:
+    def metadata(self) -> FieldPath:
         return self.root.at("metadata")
 
     @property
-    def job(self) -> Place:
+    def job(self) -> FieldPath:
         """spec of a RayJob; nothing of a RayCluster."""
-        return self.root.at("spec") if self.is_job else Place("spec", None)
+        return self.root.at("spec") if self.is_job else FieldPath("spec", None)
 
     @property
-    def cluster(self) -> Place:
+    def cluster(self) -> FieldPath:
         """The spec of the RayCluster, or of the one that the job makes."""
         return self.root.at("spec", "rayClusterSpec") if self.is_job else self.root.at("spec")
 
@@ -110,6 +110,6 @@ class Subject:
         return self.names_autoscaler_v2 or by_variable
 
 
-def variable(env: Place, *names: str) -> Place | None:
+def variable(env: FieldPath, *names: str) -> FieldPath | None:
     """The first entry of an `env` list with one of these names."""
     return next((one for one in env.items() if one.at("name").text in names), None)

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 
 from trainyard.diagnosis.activity import duration
-from trainyard.diagnosis.complaints import Complaint, complaints
-from trainyard.diagnosis.failure import Sign, evidence, failure
-from trainyard.diagnosis.snapshot import Object, Scene, condition
+from trainyard.diagnosis.failure import Match, evidence, failure
+from trainyard.diagnosis.snapshot import Object, Snapshot, condition
+from trainyard.diagnosis.symptoms import Symptom, symptoms
 from trainyard.run_file.queue import QUEUE_LABELS
 
 QUEUE_LABEL = QUEUE_LABELS["kueue"]
@@ -18,12 +18,12 @@ CREATING = re.compile(r"FailedCreate|FailedToCreate")
 """Reasons of KubeRay and of controllers that could not create an object."""
 
 
-def refused(scene: Scene, pattern: str) -> tuple[Complaint, re.Match[str]] | None:
+def refused(snapshot: Snapshot, pattern: str) -> tuple[Symptom, re.Match[str]] | None:
     """The first refusal to create an object that says so."""
-    for complaint in complaints(scene):
-        match = re.search(pattern, complaint.text)
-        if CREATING.search(complaint.reason) and match:
-            return complaint, match
+    for symptom in symptoms(snapshot):
+        match = re.search(pattern, symptom.text)
+        if CREATING.search(symptom.reason) and match:
+            return symptom, match
     return None
 
 
@@ -35,15 +35,15 @@ def refused(scene: Scene, pattern: str) -> tuple[Complaint, re.Match[str]] | Non
     "names out of your values, or lower the namespace's label "
     "pod-security.kubernetes.io/enforce.",
 )
-def pod_security(scene: Scene) -> Sign | None:
+def pod_security(snapshot: Snapshot) -> Match | None:
     """Pod Security does not let the run's pods into the namespace."""
-    found = refused(scene, r'violates PodSecurity "([^"]+)"')
+    found = refused(snapshot, r'violates PodSecurity "([^"]+)"')
     if found is None:
         return None
-    complaint, match = found
-    return Sign(
-        cause=f"namespace {scene.namespace} enforces Pod Security {match[1]}, and the pods break it",
-        evidence=(complaint.evidence,),
+    symptom, match = found
+    return Match(
+        cause=f"namespace {snapshot.namespace} enforces Pod Security {match[1]}, and the pods break it",
+        evidence=(symptom.evidence,),
     )
 
 
@@ -53,15 +53,15 @@ def pod_security(scene: Scene) -> Sign | None:
     remedy="Ask for less (--gpus, --workers), stop another run of the namespace, or have "
     "ResourceQuota {quota} raised.",
 )
-def resource_quota(scene: Scene) -> Sign | None:
+def resource_quota(snapshot: Snapshot) -> Match | None:
     """A ResourceQuota of the namespace is used up."""
-    found = refused(scene, r"exceeded quota: ([^,]+), (.*)")
+    found = refused(snapshot, r"exceeded quota: ([^,]+), (.*)")
     if found is None:
         return None
-    complaint, match = found
+    symptom, match = found
     name = match[1]
-    seen = [complaint.evidence]
-    for quota in scene.quotas:
+    seen = [symptom.evidence]
+    for quota in snapshot.quotas:
         status = quota.get("status", {})
         if quota["metadata"]["name"] == name and status.get("hard"):
             used = status.get("used", {})
@@ -69,7 +69,7 @@ def resource_quota(scene: Scene) -> Sign | None:
                 f"{key} {used.get(key, '0')} of {hard}" for key, hard in status["hard"].items()
             )
             seen.append(evidence(f"ResourceQuota {name}", f"used: {', '.join(numbers)}"))
-    return Sign(
+    return Match(
         cause=f"ResourceQuota {name} does not let a pod in: {match[2]}",
         evidence=tuple(seen),
         values={"quota": name},
@@ -82,15 +82,15 @@ def resource_quota(scene: Scene) -> Sign | None:
     remedy="Have the platform give each container what ResourceQuota {quota} counts, or add a "
     "LimitRange with defaults to the namespace.",
 )
-def quota_needs_sizes(scene: Scene) -> Sign | None:
+def quota_needs_sizes(snapshot: Snapshot) -> Match | None:
     """A ResourceQuota counts a resource that the pods do not name."""
-    found = refused(scene, r"failed quota: ([^:]+): (must specify .*)")
+    found = refused(snapshot, r"failed quota: ([^:]+): (must specify .*)")
     if found is None:
         return None
-    complaint, match = found
-    return Sign(
+    symptom, match = found
+    return Match(
         cause=f"ResourceQuota {match[1]} wants each pod to name what it counts: {match[2]}",
-        evidence=(complaint.evidence,),
+        evidence=(symptom.evidence,),
         values={"quota": match[1]},
     )
 
@@ -100,15 +100,15 @@ def quota_needs_sizes(scene: Scene) -> Sign | None:
     seen="RayCluster condition ReplicaFailure with `maximum ... usage` or `minimum ... usage`",
     remedy="Change the sizes of the platform's pools and head, or the namespace's LimitRange.",
 )
-def limit_range(scene: Scene) -> Sign | None:
+def limit_range(snapshot: Snapshot) -> Match | None:
     """A LimitRange of the namespace does not allow pods of this size."""
-    found = refused(scene, r"((?:maximum|minimum) \S+ usage per (?:Container|Pod) is [^\]]+)")
+    found = refused(snapshot, r"((?:maximum|minimum) \S+ usage per (?:Container|Pod) is [^\]]+)")
     if found is None:
         return None
-    complaint, match = found
-    return Sign(
+    symptom, match = found
+    return Match(
         cause=f"the namespace's LimitRange does not allow a pod of this size: {match[1]}",
-        evidence=(complaint.evidence,),
+        evidence=(symptom.evidence,),
     )
 
 
@@ -118,15 +118,16 @@ def limit_range(scene: Scene) -> Sign | None:
     remedy="Create ServiceAccount {account} in namespace {namespace}: `make platform "
     "NAMESPACE={namespace}` does.",
 )
-def service_account_missing(scene: Scene) -> Sign | None:
+def service_account_missing(snapshot: Snapshot) -> Match | None:
     """The ServiceAccount of the run's pods does not exist."""
-    found = refused(scene, r'serviceaccount "([^"]+)" not found')
+    found = refused(snapshot, r'serviceaccount "([^"]+)" not found')
     if found is None:
         return None
-    complaint, match = found
-    return Sign(
-        cause=f"the pods run as ServiceAccount {match[1]}, which namespace {scene.namespace} does not have",
-        evidence=(complaint.evidence,),
+    symptom, match = found
+    return Match(
+        cause=f"the pods run as ServiceAccount {match[1]}, which does not exist in namespace "
+        f"{snapshot.namespace}",
+        evidence=(symptom.evidence,),
         values={"account": match[1]},
     )
 
@@ -136,15 +137,15 @@ def service_account_missing(scene: Scene) -> Sign | None:
     seen="RayCluster condition ReplicaFailure with `no PriorityClass`",
     remedy="Create PriorityClass {priority}, or name one that exists.",
 )
-def priority_class_missing(scene: Scene) -> Sign | None:
+def priority_class_missing(snapshot: Snapshot) -> Match | None:
     """The PriorityClass of the run's pods does not exist."""
-    found = refused(scene, r"no PriorityClass with name (\S+) was found")
+    found = refused(snapshot, r"no PriorityClass with name (\S+) was found")
     if found is None:
         return None
-    complaint, match = found
-    return Sign(
+    symptom, match = found
+    return Match(
         cause=f"the cluster has no PriorityClass {match[1]}, which the pods name",
-        evidence=(complaint.evidence,),
+        evidence=(symptom.evidence,),
         values={"priority": match[1]},
     )
 
@@ -154,15 +155,15 @@ def priority_class_missing(scene: Scene) -> Sign | None:
     seen="RayCluster condition ReplicaFailure or an event with `admission webhook ... denied`",
     remedy="Meet the policy that the message names, or ask who runs it for an exception.",
 )
-def webhook_refused(scene: Scene) -> Sign | None:
+def webhook_refused(snapshot: Snapshot) -> Match | None:
     """A policy of the cluster (an admission webhook) refuses the run's objects."""
-    found = refused(scene, r'admission webhook "([^"]+)" denied the request: ?(.*)')
+    found = refused(snapshot, r'admission webhook "([^"]+)" denied the request: ?(.*)')
     if found is None:
         return None
-    complaint, match = found
-    return Sign(
+    symptom, match = found
+    return Match(
         cause=f"the cluster's policy {match[1]} refuses a pod: {match[2]}",
-        evidence=(complaint.evidence,),
+        evidence=(symptom.evidence,),
     )
 
 
@@ -171,26 +172,26 @@ def webhook_refused(scene: Scene) -> Sign | None:
     seen="RayCluster condition ReplicaFailure",
     remedy="Mend what the message names; the operator tries again by itself.",
 )
-def pods_refused(scene: Scene) -> Sign | None:
+def pods_refused(snapshot: Snapshot) -> Match | None:
     """The API server refuses the run's pods, for a reason that is none of the above."""
-    found = refused(scene, r".")
+    found = refused(snapshot, r".")
     if found is None:
         return None
-    return Sign(
+    return Match(
         cause="the API server does not let the operator create the run's pods",
         evidence=(found[0].evidence,),
     )
 
 
-def _queue(scene: Scene) -> str:
+def _queue(snapshot: Snapshot) -> str:
     """The Kueue queue that the RayJob names."""
-    if scene.job is None:
+    if snapshot.job is None:
         return ""
-    return str(scene.job["metadata"].get("labels", {}).get(QUEUE_LABEL, ""))
+    return str(snapshot.job["metadata"].get("labels", {}).get(QUEUE_LABEL, ""))
 
 
-def _queue_conditions(scene: Scene) -> Iterator[tuple[str, Object]]:
-    for thing in (scene.local_queue, scene.workload):
+def _queue_conditions(snapshot: Snapshot) -> Iterator[tuple[str, Object]]:
+    for thing in (snapshot.local_queue, snapshot.workload):
         if thing is not None:
             name = f"{thing.get('kind', 'Kueue object')} {thing['metadata']['name']}"
             for found in thing.get("status", {}).get("conditions") or []:
@@ -203,33 +204,35 @@ def _queue_conditions(scene: Scene) -> Iterator[tuple[str, Object]]:
     remedy="Name a queue that exists (`kubectl get localqueues -n {namespace}`), or have its "
     "ClusterQueue repaired or resumed (`kubectl describe clusterqueue`).",
 )
-def kueue_inactive(scene: Scene) -> Sign | None:
+def kueue_inactive(snapshot: Snapshot) -> Match | None:
     """The Kueue queue of the run does not exist, or is stopped."""
-    queue = _queue(scene)
-    if not queue or not scene.spec.get("suspend"):
+    queue = _queue(snapshot)
+    if not queue or not snapshot.spec.get("suspend"):
         return None
-    for name, found in _queue_conditions(scene):
+    for name, found in _queue_conditions(snapshot):
         is_inactive = found["type"] == "Active" and found["status"] == "False"
         is_inadmissible = found.get("reason") == "Inadmissible"
         if is_inactive or is_inadmissible:
-            return Sign(
+            return Match(
                 cause=f"Kueue queue {queue} takes nothing: {found.get('message', '')}",
                 evidence=(
                     evidence(name, f"{found['type']} {found['status']}: {found.get('reason')}"),
                 ),
             )
-    is_asked = QUEUE_KIND not in scene.missing_kinds and not any(
-        line.startswith(QUEUE_KIND) for line in scene.unread
+    is_asked = QUEUE_KIND not in snapshot.missing_kinds and not any(
+        line.startswith(QUEUE_KIND) for line in snapshot.unread
     )
-    if scene.local_queue is None and scene.workload is None:
+    if snapshot.local_queue is None and snapshot.workload is None:
         if not is_asked:
-            what = "Kueue is not installed" if QUEUE_KIND in scene.missing_kinds else ""
+            what = "Kueue is not installed" if QUEUE_KIND in snapshot.missing_kinds else ""
         else:
-            what = f"namespace {scene.namespace} has no LocalQueue {queue}"
+            what = f"namespace {snapshot.namespace} has no LocalQueue {queue}"
         if what:
-            return Sign(
+            return Match(
                 cause=f"the run waits in Kueue queue {queue}, and {what}",
-                evidence=(evidence(f"RayJob {scene.submission}", f"label {QUEUE_LABEL}: {queue}"),),
+                evidence=(
+                    evidence(f"RayJob {snapshot.submission}", f"label {QUEUE_LABEL}: {queue}"),
+                ),
             )
     return None
 
@@ -241,25 +244,29 @@ def kueue_inactive(scene: Scene) -> Sign | None:
     "ClusterQueue's quota raised. `kubectl get workloads -n {namespace}` shows who is "
     "before it.",
 )
-def kueue_waiting(scene: Scene) -> Sign | None:
+def kueue_waiting(snapshot: Snapshot) -> Match | None:
     """The run waits in its Kueue queue for quota."""
-    queue = _queue(scene)
-    if not queue or not scene.spec.get("suspend") or scene.workload is None:
+    queue = _queue(snapshot)
+    if not queue or not snapshot.spec.get("suspend") or snapshot.workload is None:
         return None
-    name = f"Workload {scene.workload['metadata']['name']}"
-    reserved = condition(scene.workload, "QuotaReserved")
-    evicted = condition(scene.workload, "Evicted")
+    name = f"Workload {snapshot.workload['metadata']['name']}"
+    reserved = condition(snapshot.workload, "QuotaReserved")
+    evicted = condition(snapshot.workload, "Evicted")
     if reserved.get("status") == "True" and evicted.get("status") != "True":
         return None
-    place = "" if scene.queue_position is None else f", as number {scene.queue_position + 1} of it"
-    spent = duration(scene.seconds_since(scene.workload["metadata"].get("creationTimestamp")))
+    place = (
+        ""
+        if snapshot.queue_position is None
+        else f", as number {snapshot.queue_position + 1} of it"
+    )
+    spent = duration(snapshot.seconds_since(snapshot.workload["metadata"].get("creationTimestamp")))
     why = reserved.get("message") or "no quota reserved yet"
     seen = [evidence(name, f"QuotaReserved {reserved.get('status', 'unset')}: {why}")]
     what = "waits"
     if evicted.get("status") == "True":
         what = f"was put back ({evicted.get('reason', '')}) and waits"
         seen.append(evidence(name, f"Evicted: {evicted.get('message', '')}"))
-    return Sign(
+    return Match(
         cause=f"the run {what} in Kueue queue {queue} for {spent}{place}: {why}",
         evidence=tuple(seen),
     )
@@ -271,12 +278,12 @@ def kueue_waiting(scene: Scene) -> Sign | None:
     remedy="Let it go on with `trainyard resume {run} -n {namespace}`; it starts from its last "
     "checkpoint.",
 )
-def suspended(scene: Scene) -> Sign | None:
+def suspended(snapshot: Snapshot) -> Match | None:
     """Somebody has suspended the run."""
-    is_suspended = scene.spec.get("suspend") or scene.phase == "suspended"
-    if not is_suspended or _queue(scene) or scene.is_over:
+    is_suspended = snapshot.spec.get("suspend") or snapshot.phase == "suspended"
+    if not is_suspended or _queue(snapshot) or snapshot.is_over:
         return None
-    return Sign(
+    return Match(
         cause="the run is suspended: it has no pods and waits to be resumed",
-        evidence=(evidence(f"RayJob {scene.submission}", "spec.suspend: true"),),
+        evidence=(evidence(f"RayJob {snapshot.submission}", "spec.suspend: true"),),
     )

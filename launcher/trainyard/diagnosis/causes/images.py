@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from trainyard.diagnosis.complaints import find
-from trainyard.diagnosis.failure import Sign, any_of, failure
-from trainyard.diagnosis.snapshot import Scene, image_of
+from trainyard.diagnosis.failure import Match, any_of, failure
+from trainyard.diagnosis.snapshot import Snapshot, image_of
+from trainyard.diagnosis.symptoms import find
 
 PULLING = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 FAILED = "Failed"
@@ -14,16 +14,16 @@ FAILED = "Failed"
 
 
 def _unpulled(
-    scene: Scene, cause: str, pattern: str, reasons: tuple[str, ...] = (*PULLING, FAILED)
-) -> Sign | None:
+    snapshot: Snapshot, cause: str, pattern: str, reasons: tuple[str, ...] = (*PULLING, FAILED)
+) -> Match | None:
     """That a pod waits for its image with such words; `{image}` in the cause is its name."""
-    complaint = find(scene, pattern, reasons)
-    if complaint is None:
+    symptom = find(snapshot, pattern, reasons)
+    if symptom is None:
         return None
-    quoted = re.search(r'image "([^"]+)"', complaint.text)
-    image = quoted[1] if quoted else image_of(complaint.pod) if complaint.pod else "IMAGE"
-    return Sign(
-        cause=cause.format(image=image), evidence=(complaint.evidence,), values={"image": image}
+    quoted = re.search(r'image "([^"]+)"', symptom.text)
+    image = quoted[1] if quoted else image_of(symptom.pod) if symptom.pod else "IMAGE"
+    return Match(
+        cause=cause.format(image=image), evidence=(symptom.evidence,), values={"image": image}
     )
 
 
@@ -33,13 +33,13 @@ def _unpulled(
     remedy="Name the registry's password in imagePullSecrets of the platform's values (a Secret "
     "of namespace {namespace}), and check that it may read {image}.",
 )
-def image_denied(scene: Scene) -> Sign | None:
+def image_denied(snapshot: Snapshot) -> Match | None:
     """The registry does not let the nodes pull the image."""
     pattern = any_of(
         "pull access denied", "unauthorized", "authorization failed", "403 Forbidden", "401 Unauth",
         "authentication required", "no basic auth credentials", "insufficient_scope",
     )  # fmt: skip
-    return _unpulled(scene, "the registry does not let the nodes pull {image}", pattern)
+    return _unpulled(snapshot, "the registry does not let the nodes pull {image}", pattern)
 
 
 @failure(
@@ -48,14 +48,14 @@ def image_denied(scene: Scene) -> Sign | None:
     remedy="Check the registry's name in {image}, and that the nodes reach it (DNS, proxy, "
     "certificate).",
 )
-def image_unreachable(scene: Scene) -> Sign | None:
+def image_unreachable(snapshot: Snapshot) -> Match | None:
     """The nodes do not reach the registry of the image."""
     pattern = any_of(
         "no such host", "dial tcp", "i/o timeout", "connection refused", "x509:", "tls: ",
         "server gave HTTP response to HTTPS client", "network is unreachable", "deadline exceeded",
         "server misbehaving", "EOF$", "50[0234] ",
     )  # fmt: skip
-    return _unpulled(scene, "the nodes do not reach the registry of {image}", pattern)
+    return _unpulled(snapshot, "the nodes do not reach the registry of {image}", pattern)
 
 
 @failure(
@@ -64,10 +64,10 @@ def image_unreachable(scene: Scene) -> Sign | None:
     remedy="Build {image} for the processors of the nodes (`kubectl get nodes -L "
     "kubernetes.io/arch`).",
 )
-def wrong_platform_image(scene: Scene) -> Sign | None:
+def wrong_platform_image(snapshot: Snapshot) -> Match | None:
     """The image is not for the processors of the nodes."""
     pattern = any_of("no match for platform", "exec format error")
-    return _unpulled(scene, "{image} is not built for the processors of the nodes", pattern, ())
+    return _unpulled(snapshot, "{image} is not built for the processors of the nodes", pattern, ())
 
 
 @failure(
@@ -76,13 +76,13 @@ def wrong_platform_image(scene: Scene) -> Sign | None:
     remedy="Build and push it (`make image push IMAGE={image}`), or name one that exists: image "
     "in the run file, or in the platform's values.",
 )
-def no_such_tag(scene: Scene) -> Sign | None:
+def no_such_tag(snapshot: Snapshot) -> Match | None:
     """The registry has no image of that name and tag."""
     pattern = any_of(
         "not found", "manifest unknown", "name unknown", "does not exist", "code = NotFound",
         "couldn't parse image", "is not present with pull policy of Never", "InvalidImageName",
     )  # fmt: skip
-    return _unpulled(scene, "there is no image {image}", pattern)
+    return _unpulled(snapshot, "there is no image {image}", pattern)
 
 
 @failure(
@@ -90,7 +90,7 @@ def no_such_tag(scene: Scene) -> Sign | None:
     seen="containers that wait with ErrImagePull or ImagePullBackOff, for any other reason",
     remedy="Pull {image} by hand on a node (`crictl pull`): it says more.",
 )
-def image_not_pulled(scene: Scene) -> Sign | None:
+def image_not_pulled(snapshot: Snapshot) -> Match | None:
     """A node cannot pull the image, for a reason that is none of the above."""
     reasons = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
-    return _unpulled(scene, "a node cannot pull {image}", "", reasons)
+    return _unpulled(snapshot, "a node cannot pull {image}", "", reasons)

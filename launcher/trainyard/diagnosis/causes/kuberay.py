@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 
 from trainyard.diagnosis.activity import duration
-from trainyard.diagnosis.complaints import complaints, find
-from trainyard.diagnosis.failure import Sign, evidence, failure
+from trainyard.diagnosis.failure import Match, evidence, failure
 from trainyard.diagnosis.snapshot import (
     INIT_CONTAINER,
-    Scene,
+    Snapshot,
     condition,
     event_time,
     is_head,
@@ -17,6 +16,7 @@ from trainyard.diagnosis.snapshot import (
     name_of,
     waits_for_head,
 )
+from trainyard.diagnosis.symptoms import find, symptoms
 from trainyard.rules import deletion, operator_messages, raycluster, rayjob
 from trainyard.rules.subject import Subject
 
@@ -41,12 +41,12 @@ MANAGERS = ("", "ray.io/kuberay-operator")
     seen="the API server's answer to a request for RayJobs",
     remedy="Install the KubeRay operator with its CRDs (`make operator`), then submit again.",
 )
-def missing_crd(scene: Scene) -> Sign | None:
+def missing_crd(snapshot: Snapshot) -> Match | None:
     """The cluster does not know RayJobs: the CRDs of KubeRay are not installed."""
-    missing = [kind for kind in ("RayJob", "RayCluster") if kind in scene.missing_kinds]
+    missing = [kind for kind in ("RayJob", "RayCluster") if kind in snapshot.missing_kinds]
     if not missing:
         return None
-    return Sign(
+    return Match(
         cause=f"the cluster does not know {' and '.join(missing)}: KubeRay's CRDs are not installed",
         evidence=(evidence("API server", f"no resource {', '.join(missing)} in ray.io/v1"),),
     )
@@ -58,22 +58,24 @@ def missing_crd(scene: Scene) -> Sign | None:
     remedy="Let it go: `kubectl patch rayjob {submission} -n {namespace} --type merge -p "
     """'{{"metadata":{{"finalizers":null}}}}'`; its pods go with it.""",
 )
-def deletion_hangs(scene: Scene) -> Sign | None:
+def deletion_hangs(snapshot: Snapshot) -> Match | None:
     """The operator cannot stop the job of a deleted RayJob, since Ray's token is gone."""
-    if scene.job is None or scene.has_token_secret is not False or not scene.ray_clusters:
+    if snapshot.job is None or snapshot.has_token_secret is not False or not snapshot.ray_clusters:
         return None
-    metadata = scene.job["metadata"]
-    deleted_s = scene.seconds_since(metadata.get("deletionTimestamp"))
+    metadata = snapshot.job["metadata"]
+    deleted_s = snapshot.seconds_since(metadata.get("deletionTimestamp"))
     if deleted_s < SILENT_S or not metadata.get("finalizers"):
         return None
     held = (
         f"deleted {duration(deleted_s)} ago and still held by {', '.join(metadata['finalizers'])}"
     )
-    return Sign(
+    return Match(
         cause="the deletion hangs: KubeRay wants to stop the job first, and Ray's token is missing",
         evidence=(
-            evidence(f"RayJob {scene.submission}", held),
-            evidence(f"RayCluster {name_of(scene.ray_clusters[0])}", "has no Secret with a token"),
+            evidence(f"RayJob {snapshot.submission}", held),
+            evidence(
+                f"RayCluster {name_of(snapshot.ray_clusters[0])}", "has no Secret with a token"
+            ),
         ),
     )
 
@@ -84,35 +86,36 @@ def deletion_hangs(scene: Scene) -> Sign | None:
     remedy="Start the operator (`make operator`), and let it watch namespace {namespace} (its "
     "value watchNamespace).",
 )
-def no_operator(scene: Scene) -> Sign | None:
+def no_operator(snapshot: Snapshot) -> Match | None:
     """No KubeRay operator cares for the namespace."""
-    if scene.job is None or scene.spec.get("managedBy", "") not in MANAGERS:
+    if snapshot.job is None or snapshot.spec.get("managedBy", "") not in MANAGERS:
         return None
-    metadata = scene.job["metadata"]
-    deleted_s = scene.seconds_since(metadata.get("deletionTimestamp"))
-    waited_s = scene.seconds_since(metadata.get("creationTimestamp"))
+    metadata = snapshot.job["metadata"]
+    deleted_s = snapshot.seconds_since(metadata.get("deletionTimestamp"))
+    waited_s = snapshot.seconds_since(metadata.get("creationTimestamp"))
     if deleted_s > SILENT_S and metadata.get("finalizers"):
         what = f"deleted {duration(deleted_s)} ago and still held by {', '.join(metadata['finalizers'])}"
-    elif not scene.status and not scene.spec.get("suspend") and waited_s > SILENT_S:
+    elif not snapshot.status and not snapshot.spec.get("suspend") and waited_s > SILENT_S:
         what = f"created {duration(waited_s)} ago, and it has no status yet"
     else:
         return None
-    seen = [evidence(f"RayJob {scene.submission}", what)]
-    if scene.operators is not None and not scene.operators and not scene.leases:
+    seen = [evidence(f"RayJob {snapshot.submission}", what)]
+    if snapshot.operators is not None and not snapshot.operators and not snapshot.leases:
         seen.append(evidence("all namespaces", "no pod and no lease of a KubeRay operator"))
-    for pod in scene.operators or ():
+    for pod in snapshot.operators or ():
         if not is_ready(pod):
             phase = pod.get("status", {}).get("phase", "")
             place = f"{pod['metadata'].get('namespace')}/{name_of(pod)}"
             seen.append(evidence(f"operator's pod {place}", f"{phase}, not ready"))
-    for lease in scene.leases or ():
+    for lease in snapshot.leases or ():
         renewed = lease.get("spec", {}).get("renewTime")
         place = f"{lease['metadata'].get('namespace')}/{name_of(lease)}"
         seen.append(
-            evidence(f"lease {place}", f"renewed {duration(scene.seconds_since(renewed))} ago")
+            evidence(f"lease {place}", f"renewed {duration(snapshot.seconds_since(renewed))} ago")
         )
-    return Sign(
-        cause=f"no KubeRay operator takes care of RayJob {scene.submission}", evidence=tuple(seen)
+    return Match(
+        cause=f"no KubeRay operator takes care of RayJob {snapshot.submission}",
+        evidence=tuple(seen),
     )
 
 
@@ -121,38 +124,38 @@ def no_operator(scene: Scene) -> Sign | None:
     seen="fields of the submission that the stored RayJob has lost; the operator's image",
     remedy=f"Upgrade KubeRay to {NEEDED} or newer, its CRDs first: helm does not upgrade them.",
 )
-def old_operator(scene: Scene) -> Sign | None:
+def old_operator(snapshot: Snapshot) -> Match | None:
     """The KubeRay operator or its CRDs are too old for what a submission asks."""
-    for pod in scene.operators or ():
+    for pod in snapshot.operators or ():
         image = str(pod["spec"]["containers"][0].get("image", ""))
         version = re.search(r":v?(\d+)\.(\d+)\.\d+", image)
         if version and (int(version[1]), int(version[2])) < OLDEST:
-            return Sign(
+            return Match(
                 cause=f"the KubeRay operator is {version[1]}.{version[2]}, and a run needs {NEEDED}",
                 evidence=(evidence(f"operator's pod {name_of(pod)}", f"image {image}"),),
             )
-    if scene.job is None:
+    if snapshot.job is None:
         return None
-    cluster_spec = scene.spec.get("rayClusterSpec", {})
+    cluster_spec = snapshot.spec.get("rayClusterSpec", {})
     lost = [
         field
         for field, is_there in (
-            ("preRunningDeadlineSeconds", "preRunningDeadlineSeconds" in scene.spec),
+            ("preRunningDeadlineSeconds", "preRunningDeadlineSeconds" in snapshot.spec),
             ("rayClusterSpec.authOptions", "authOptions" in cluster_spec or not cluster_spec),
         )
         if not is_there
     ]
-    if lost and scene.phase != "succeeded":
-        return Sign(
+    if lost and snapshot.phase != "succeeded":
+        return Match(
             cause=f"the CRDs of KubeRay are older than {NEEDED}: the stored RayJob has lost what they "
             "do not know",
-            evidence=(evidence(f"RayJob {scene.submission}", f"without {', '.join(lost)}"),),
+            evidence=(evidence(f"RayJob {snapshot.submission}", f"without {', '.join(lost)}"),),
         )
     wants_token = cluster_spec.get("authOptions", {}).get("mode") == "token"
-    for pod in scene.pods:
+    for pod in snapshot.pods:
         names = [variable["name"] for variable in pod["spec"]["containers"][0].get("env") or []]
         if wants_token and "RAY_ADDRESS" in names and "RAY_AUTH_MODE" not in names:
-            return Sign(
+            return Match(
                 cause=f"the KubeRay operator is older than its CRDs: it ignores authOptions, and a run "
                 f"needs {NEEDED}",
                 evidence=(evidence(f"pod {name_of(pod)}", "has no RAY_AUTH_MODE"),),
@@ -166,17 +169,17 @@ def old_operator(scene: Scene) -> Sign | None:
     remedy="Mend what the lines above name, delete the RayJob (`trainyard delete {run} -n {namespace}` "
     "keeps the folder) and submit again: KubeRay never leaves this state.",
 )
-def validation_failed(scene: Scene) -> Sign | None:
+def validation_failed(snapshot: Snapshot) -> Match | None:
     """KubeRay found the RayJob invalid, before or after its start."""
-    if scene.status.get("jobDeploymentStatus") != "ValidationFailed":
+    if snapshot.status.get("jobDeploymentStatus") != "ValidationFailed":
         return None
-    message = str(scene.status.get("message", ""))
-    seen = [evidence(f"RayJob {scene.submission}", f"ValidationFailed: {message}")]
-    subject = Subject({"kind": "RayJob", **(scene.job or {})}, "1.6", None)
+    message = str(snapshot.status.get("message", ""))
+    seen = [evidence(f"RayJob {snapshot.submission}", f"ValidationFailed: {message}")]
+    subject = Subject({"kind": "RayJob", **(snapshot.job or {})}, "1.6", None)
     broken = next((found for rule in OPERATOR_RULES for found in rule(subject)), None)
     if broken is not None:
         seen.append(evidence(f"rule {broken.rule}", str(broken)))
-    return Sign(cause=f"KubeRay refuses the RayJob: {message}", evidence=tuple(seen))
+    return Match(cause=f"KubeRay refuses the RayJob: {message}", evidence=tuple(seen))
 
 
 @failure(
@@ -185,20 +188,22 @@ def validation_failed(scene: Scene) -> Sign | None:
     remedy="Stop the run, mend what the message names in the platform's rayClusterSpec, and submit it "
     "again.",
 )
-def invalid_cluster(scene: Scene) -> Sign | None:
+def invalid_cluster(snapshot: Snapshot) -> Match | None:
     """KubeRay accepted the RayJob and refuses the RayCluster that it makes of it."""
-    if not scene.never_ran:
+    if not snapshot.never_ran:
         return None
-    complaint = find(
-        scene, "", ("InvalidRayClusterSpec", "InvalidRayClusterMetadata", "InvalidRayClusterStatus")
+    symptom = find(
+        snapshot,
+        "",
+        ("InvalidRayClusterSpec", "InvalidRayClusterMetadata", "InvalidRayClusterStatus"),
     )
-    if complaint is None:
+    if symptom is None:
         return None
-    known = operator_messages.explain(complaint.text)
-    return Sign(
+    known = operator_messages.explain(symptom.text)
+    return Match(
         cause="KubeRay refuses the run's RayCluster, and the RayJob waits for it for ever"
         + (f": {known.cause}" if known else ""),
-        evidence=(complaint.evidence,),
+        evidence=(symptom.evidence,),
     )
 
 
@@ -207,16 +212,16 @@ def invalid_cluster(scene: Scene) -> Sign | None:
     seen="a head that declares ports, none of them named dashboard",
     remedy="Name port 8265 of the head container `dashboard` in the platform's rayClusterSpec.",
 )
-def no_dashboard_port(scene: Scene) -> Sign | None:
+def no_dashboard_port(snapshot: Snapshot) -> Match | None:
     """The operator cannot find the head's dashboard, since no port has that name."""
-    head = scene.spec.get("rayClusterSpec", {}).get("headGroupSpec", {}).get("template", {})
+    head = snapshot.spec.get("rayClusterSpec", {}).get("headGroupSpec", {}).get("template", {})
     for container in head.get("spec", {}).get("containers", [])[:1]:
         names = [port.get("name", "") for port in container.get("ports") or []]
-        if names and "dashboard" not in names and scene.never_ran:
-            return Sign(
+        if names and "dashboard" not in names and snapshot.never_ran:
+            return Match(
                 cause="the head declares ports and none is named dashboard: the operator never "
                 "submits",
-                evidence=(evidence(f"RayJob {scene.submission}", f"ports {', '.join(names)}"),),
+                evidence=(evidence(f"RayJob {snapshot.submission}", f"ports {', '.join(names)}"),),
             )
     return None
 
@@ -229,32 +234,35 @@ def no_dashboard_port(scene: Scene) -> Sign | None:
     "ray[default], the namespace must let the operator reach port 8265. Then stop the run "
     "and submit it again: KubeRay 1.6 tries for ever.",
 )
-def submission_refused(scene: Scene) -> Sign | None:
+def submission_refused(snapshot: Snapshot) -> Match | None:
     """Ray's dashboard does not take the job: it does not answer the operator, or refuses."""
-    heads = [name_of(pod) for pod in scene.pods if is_head(pod)]
+    heads = [name_of(pod) for pod in snapshot.pods if is_head(pod)]
     values = {"head": heads[-1] if heads else "HEAD-POD"}
-    status = scene.status
+    status = snapshot.status
     if status.get("reason") in ("SubmissionFailed", "JobStatusCheckTimeoutExceeded"):
-        return Sign(
+        return Match(
             cause="the job could not be handed to Ray",
             evidence=(
                 evidence(
-                    f"RayJob {scene.submission}", f"{status['reason']}: {status.get('message', '')}"
+                    f"RayJob {snapshot.submission}",
+                    f"{status['reason']}: {status.get('message', '')}",
                 ),
             ),
             values=values,
         )
-    if scene.phase != "submitting":
+    if snapshot.phase != "submitting":
         return None
-    ready_since = [condition(pod, "Ready").get("lastTransitionTime") for pod in scene.pods]
-    waited_s = scene.seconds_since(max((time for time in ready_since if time), default=None))
-    if waited_s < SUBMISSION_S or not all(is_ready(pod) for pod in scene.pods):
+    ready_since = [condition(pod, "Ready").get("lastTransitionTime") for pod in snapshot.pods]
+    waited_s = snapshot.seconds_since(max((time for time in ready_since if time), default=None))
+    if waited_s < SUBMISSION_S or not all(is_ready(pod) for pod in snapshot.pods):
         return None
-    return Sign(
-        cause=f"all {len(scene.pods)} pods are ready since {duration(waited_s)}, and Ray's dashboard has not "
-        "taken the job",
+    return Match(
+        cause=f"all {len(snapshot.pods)} pods are ready since {duration(waited_s)}, and Ray's dashboard has "
+        "not taken the job",
         evidence=(
-            evidence(f"RayJob {scene.submission}", "jobDeploymentStatus Running, jobStatus empty"),
+            evidence(
+                f"RayJob {snapshot.submission}", "jobDeploymentStatus Running, jobStatus empty"
+            ),
         ),
         values=values,
     )
@@ -267,17 +275,17 @@ def submission_refused(scene: Scene) -> Sign | None:
     "6379 of its head: `kubectl logs {pod} -c wait-gcs-ready -n {namespace}` says what it "
     "tries.",
 )
-def head_unreachable(scene: Scene) -> Sign | None:
+def head_unreachable(snapshot: Snapshot) -> Match | None:
     """Workers do not reach the head, by DNS or network, though it is ready."""
-    head = next((pod for pod in scene.pods if is_head(pod) and is_ready(pod)), None)
-    if head is None or scene.phase != "starting":
+    head = next((pod for pod in snapshot.pods if is_head(pod) and is_ready(pod)), None)
+    if head is None or snapshot.phase != "starting":
         return None
-    head_s = scene.seconds_since(condition(head, "Ready").get("lastTransitionTime"))
-    for pod in scene.pods:
+    head_s = snapshot.seconds_since(condition(head, "Ready").get("lastTransitionTime"))
+    for pod in snapshot.pods:
         running = waits_for_head(pod)
-        waited_s = min(head_s, scene.seconds_since(running.get("startedAt")))
+        waited_s = min(head_s, snapshot.seconds_since(running.get("startedAt")))
         if waited_s > SUBMISSION_S:
-            return Sign(
+            return Match(
                 cause=f"the head is ready, and {name_of(pod)} has not reached it for "
                 f"{duration(waited_s)}",
                 evidence=(evidence(f"pod {name_of(pod)}, container {INIT_CONTAINER}", "running"),),
@@ -292,19 +300,19 @@ def head_unreachable(scene: Scene) -> Sign | None:
     remedy="Set rayVersion of the platform to the Ray of the image: it decides how the operator "
     "probes a pod. Below 2.53 the probe needs wget in the image.",
 )
-def probe_failed(scene: Scene) -> Sign | None:
+def probe_failed(snapshot: Snapshot) -> Match | None:
     """Ray runs in a pod, but the operator's probe never finds it ready."""
-    for complaint in complaints(scene):
-        pod = complaint.pod
-        if complaint.reason != "Unhealthy" or pod is None:
+    for symptom in symptoms(snapshot):
+        pod = symptom.pod
+        if symptom.reason != "Unhealthy" or pod is None:
             continue
         began = pod.get("status", {}).get("startTime")
-        is_clear = re.search(r"statuscode: 404|wget: |not found", complaint.text)
-        if scene.seconds_since(began) > SUBMISSION_S and is_clear:
-            return Sign(
-                cause=f"{name_of(pod)} runs for {duration(scene.seconds_since(began))}, and its probe fails: "
-                f"Ray {scene.ray_version or '?'} of the platform may not be that of the image",
-                evidence=(complaint.evidence,),
+        is_clear = re.search(r"statuscode: 404|wget: |not found", symptom.text)
+        if snapshot.seconds_since(began) > SUBMISSION_S and is_clear:
+            return Match(
+                cause=f"{name_of(pod)} runs for {duration(snapshot.seconds_since(began))}, and its probe "
+                f"fails: Ray {snapshot.ray_version or '?'} of the platform may not be that of the image",
+                evidence=(symptom.evidence,),
             )
     return None
 
@@ -315,16 +323,17 @@ def probe_failed(scene: Scene) -> Sign | None:
     remedy="Raise activeDeadlineSeconds of the RayJob and submit again: the run goes on from its "
     "last checkpoint.",
 )
-def deadline(scene: Scene) -> Sign | None:
+def deadline(snapshot: Snapshot) -> Match | None:
     """An attempt took longer than activeDeadlineSeconds allows."""
-    if scene.status.get("reason") != "DeadlineExceeded":
+    if snapshot.status.get("reason") != "DeadlineExceeded":
         return None
-    limit = scene.spec.get("activeDeadlineSeconds", "?")
-    return Sign(
+    limit = snapshot.spec.get("activeDeadlineSeconds", "?")
+    return Match(
         cause=f"the attempt took longer than activeDeadlineSeconds: {limit}",
         evidence=(
             evidence(
-                f"RayJob {scene.submission}", f"DeadlineExceeded: {scene.status.get('message', '')}"
+                f"RayJob {snapshot.submission}",
+                f"DeadlineExceeded: {snapshot.status.get('message', '')}",
             ),
         ),
     )
@@ -336,25 +345,25 @@ def deadline(scene: Scene) -> Sign | None:
     remedy="See what the pods waited for (`kubectl get events -n {namespace}`; events are kept "
     "for an hour), or raise job.preRunningDeadlineSeconds of the platform.",
 )
-def pre_running_deadline(scene: Scene) -> Sign | None:
+def pre_running_deadline(snapshot: Snapshot) -> Match | None:
     """The pods of an attempt did not all start within preRunningDeadlineSeconds."""
-    if scene.status.get("reason") != "PreRunningDeadlineExceeded":
+    if snapshot.status.get("reason") != "PreRunningDeadlineExceeded":
         return None
-    limit = scene.spec.get("preRunningDeadlineSeconds", "?")
+    limit = snapshot.spec.get("preRunningDeadlineSeconds", "?")
     said = [
         evidence(
             f"event of {event['involvedObject'].get('kind')} "
             f"{event['involvedObject'].get('name')} at {event_time(event)}",
             f"{event.get('reason')}: {event.get('message')}",
         )
-        for event in scene.events[-3:]
+        for event in snapshot.events[-3:]
     ]
-    return Sign(
+    return Match(
         cause=f"the pods were not ready within preRunningDeadlineSeconds: {limit}",
         evidence=(
             evidence(
-                f"RayJob {scene.submission}",
-                f"PreRunningDeadlineExceeded: {scene.status.get('message', '')}",
+                f"RayJob {snapshot.submission}",
+                f"PreRunningDeadlineExceeded: {snapshot.status.get('message', '')}",
             ),
             *said,
         ),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from trainyard.diagnosis.complaints import Complaint, find
-from trainyard.diagnosis.failure import Evidence, Sign, evidence, failure
-from trainyard.diagnosis.snapshot import Object, Scene, name_of
+from trainyard.diagnosis.failure import Evidence, Match, evidence, failure
+from trainyard.diagnosis.snapshot import Object, Snapshot, name_of
+from trainyard.diagnosis.symptoms import Symptom, find
 from trainyard.planning.capacity import CONDITION_TAINT, GPU, tolerates
 
 SCHEDULING = ("FailedScheduling", "Unschedulable")
@@ -18,17 +18,17 @@ OUR_TAINTS = r"node-role\.kubernetes\.io/(control-plane|master)"
 NODES_SHOWN = 5
 
 
-def _unplaced(scene: Scene, pattern: str) -> Complaint | None:
-    return find(scene, pattern, SCHEDULING)
+def _unplaced(snapshot: Snapshot, pattern: str) -> Symptom | None:
+    return find(snapshot, pattern, SCHEDULING)
 
 
 def _offers(node: Object) -> Object:
     return dict(node.get("status", {}).get("allocatable") or {})
 
 
-def _gpu_wanted(complaint: Complaint) -> str:
+def _gpu_wanted(symptom: Symptom) -> str:
     """The GPU resource of which there is too little, as the scheduler names it."""
-    match = re.search(r"Insufficient ([\w.-]+/[\w.-]+)", complaint.text)
+    match = re.search(r"Insufficient ([\w.-]+/[\w.-]+)", symptom.text)
     return match[1].rstrip(".,") if match else ""
 
 
@@ -38,21 +38,23 @@ def _gpu_wanted(complaint: Complaint) -> str:
     remedy="Set gpuResource of the pool to what the nodes offer ({offered}); if that is nothing, "
     "install the device plugin of the GPUs.",
 )
-def gpu_resource_name(scene: Scene) -> Sign | None:
+def gpu_resource_name(snapshot: Snapshot) -> Match | None:
     """No node offers GPUs under the name that the pool gives them."""
-    complaint = _unplaced(scene, r"Insufficient [\w.-]+/")
-    if complaint is None or scene.nodes is None:
+    symptom = _unplaced(snapshot, r"Insufficient [\w.-]+/")
+    if symptom is None or snapshot.nodes is None:
         return None
-    wanted = _gpu_wanted(complaint)
-    offers = {key for node in scene.nodes for key, value in _offers(node).items() if value != "0"}
+    wanted = _gpu_wanted(symptom)
+    offers = {
+        key for node in snapshot.nodes for key, value in _offers(node).items() if value != "0"
+    }
     if wanted in offers:
         return None
     offered = ", ".join(sorted(key for key in offers if GPU.fullmatch(key))) or "none"
-    return Sign(
+    return Match(
         cause=f"the pods ask for {wanted}, which no node offers; the nodes offer as GPUs: {offered}",
         evidence=(
-            complaint.evidence,
-            evidence(f"{len(scene.nodes)} nodes", f"GPU resources: {offered}"),
+            symptom.evidence,
+            evidence(f"{len(snapshot.nodes)} nodes", f"GPU resources: {offered}"),
         ),
         values={"offered": offered},
     )
@@ -64,22 +66,22 @@ def gpu_resource_name(scene: Scene) -> Sign | None:
     remedy="Set nodeSelector of the pool in the platform's values to labels that its nodes have "
     "(`kubectl get nodes --show-labels`).",
 )
-def no_such_nodes(scene: Scene) -> Sign | None:
+def no_such_nodes(snapshot: Snapshot) -> Match | None:
     """No node has the labels that the pool selects."""
-    complaint = _unplaced(scene, "didn't match Pod's node affinity/selector")
-    if complaint is None:
+    symptom = _unplaced(snapshot, "didn't match Pod's node affinity/selector")
+    if symptom is None:
         return None
-    is_known = scene.nodes is not None and complaint.pod is not None
+    is_known = snapshot.nodes is not None and symptom.pod is not None
     # Each node gives one reason: without its labels, the others may be the ones that count.
-    if is_known and _selected(scene, complaint):
+    if is_known and _selected(snapshot, symptom):
         return None
-    if not is_known and re.search("untolerated taint|Insufficient", complaint.text):
+    if not is_known and re.search("untolerated taint|Insufficient", symptom.text):
         return None
-    selector = (complaint.pod or {}).get("spec", {}).get("nodeSelector") or {}
+    selector = (symptom.pod or {}).get("spec", {}).get("nodeSelector") or {}
     labels = ", ".join(f"{key}={value}" for key, value in selector.items())
-    return Sign(
+    return Match(
         cause=f"no node has the labels that the pod selects{f': {labels}' if labels else ''}",
-        evidence=(complaint.evidence,),
+        evidence=(symptom.evidence,),
     )
 
 
@@ -89,20 +91,20 @@ def no_such_nodes(scene: Scene) -> Sign | None:
     remedy="See `kubectl describe node`: bring the nodes back, uncordon them (`kubectl uncordon`), or free "
     "what they are short of.",
 )
-def nodes_closed(scene: Scene) -> Sign | None:
+def nodes_closed(snapshot: Snapshot) -> Match | None:
     """The nodes that could take the pods are down, cordoned, or short of memory or disk."""
-    complaint = _unplaced(scene, "untolerated taint|were unschedulable")
-    if complaint is None:
+    symptom = _unplaced(snapshot, "untolerated taint|were unschedulable")
+    if symptom is None:
         return None
-    nodes = _candidates(scene, complaint)
-    keys = {name_of(node): {taint["key"] for taint in _taints(node, complaint)} for node in nodes}
+    nodes = _candidates(snapshot, symptom)
+    keys = {name_of(node): {taint["key"] for taint in _taints(node, symptom)} for node in nodes}
     closed = [node for node in nodes if any(map(_is_condition, keys[name_of(node)]))]
     if not nodes or len(closed) < len(nodes):
         return None
     reasons = {key for node in closed for key in keys[name_of(node)] if _is_condition(key)}
-    return Sign(
+    return Match(
         cause=f"every node that would fit is closed: {', '.join(sorted(reasons))}",
-        evidence=(complaint.evidence, *_shown_taints(closed, complaint)),
+        evidence=(symptom.evidence, *_shown_taints(closed, symptom)),
     )
 
 
@@ -112,46 +114,46 @@ def nodes_closed(scene: Scene) -> Sign | None:
     remedy="Add the taint to tolerations of the pool in the platform's values, or choose another pool "
     "(resources.pool).",
 )
-def taints(scene: Scene) -> Sign | None:
+def taints(snapshot: Snapshot) -> Match | None:
     """The nodes that could take the pods have a taint that these do not tolerate."""
-    complaint = _unplaced(scene, "untolerated taint")
-    if complaint is None:
+    symptom = _unplaced(snapshot, "untolerated taint")
+    if symptom is None:
         return None
-    marks = set(re.findall(r"untolerated taint\S* \{([^}]*)\}", complaint.text))
+    marks = set(re.findall(r"untolerated taint\S* \{([^}]*)\}", symptom.text))
     if marks and all(re.search(OUR_TAINTS, mark) for mark in marks):
         return None
-    nodes = _candidates(scene, complaint)
-    tainted = [node for node in nodes if _taints(node, complaint)]
-    is_short = "Insufficient" in complaint.text
+    nodes = _candidates(snapshot, symptom)
+    tainted = [node for node in nodes if _taints(node, symptom)]
+    is_short = "Insufficient" in symptom.text
     if (nodes and len(tainted) < len(nodes)) or (is_short and not tainted):
         return None
     which = f": {'; '.join(sorted(marks))}" if marks else ""
-    return Sign(
+    return Match(
         cause=f"no node takes the pod: nodes that would fit have a taint that it does not tolerate{which}",
-        evidence=(complaint.evidence, *_shown_taints(tainted, complaint)),
+        evidence=(symptom.evidence, *_shown_taints(tainted, symptom)),
     )
 
 
-def _selected(scene: Scene, complaint: Complaint) -> list[Object]:
+def _selected(snapshot: Snapshot, symptom: Symptom) -> list[Object]:
     """The nodes with the labels that the pod selects, as far as both are known."""
-    selector = (complaint.pod or {}).get("spec", {}).get("nodeSelector") or {}
+    selector = (symptom.pod or {}).get("spec", {}).get("nodeSelector") or {}
     return [
         node
-        for node in scene.nodes or ()
+        for node in snapshot.nodes or ()
         if selector.items() <= (node["metadata"].get("labels") or {}).items()
     ]
 
 
-def _candidates(scene: Scene, complaint: Complaint) -> list[Object]:
+def _candidates(snapshot: Snapshot, symptom: Symptom) -> list[Object]:
     """Of those the ones that offer the GPUs which the pod asks for, or all where it asks for none."""
-    wanted = _gpu_wanted(complaint)
-    nodes = _selected(scene, complaint)
+    wanted = _gpu_wanted(symptom)
+    nodes = _selected(snapshot, symptom)
     return [node for node in nodes if not wanted or _offers(node).get(wanted, "0") != "0"]
 
 
-def _taints(node: Object, complaint: Complaint) -> list[Object]:
+def _taints(node: Object, symptom: Symptom) -> list[Object]:
     """Those that keep the pod away; not those of nodes that are no place for runs."""
-    tolerations = (complaint.pod or {}).get("spec", {}).get("tolerations") or []
+    tolerations = (symptom.pod or {}).get("spec", {}).get("tolerations") or []
     return [
         taint
         for taint in node.get("spec", {}).get("taints") or []
@@ -165,9 +167,9 @@ def _is_condition(key: str) -> bool:
     return key.startswith(CONDITION_TAINT)
 
 
-def _shown_taints(nodes: list[Object], complaint: Complaint) -> Iterator[Evidence]:
+def _shown_taints(nodes: list[Object], symptom: Symptom) -> Iterator[Evidence]:
     for node in nodes[:NODES_SHOWN]:
-        for taint in _taints(node, complaint):
+        for taint in _taints(node, symptom):
             value = f"={taint['value']}" if taint.get("value") else ""
             yield evidence(f"node {name_of(node)}", f"{taint['key']}{value}:{taint['effect']}")
 
@@ -178,19 +180,17 @@ def _shown_taints(nodes: list[Object], complaint: Complaint) -> Iterator[Evidenc
     remedy="Wait for another run to end (`trainyard gpus` shows who holds what), ask for fewer "
     "(--gpus), or add nodes to the pool.",
 )
-def too_few_gpus(scene: Scene) -> Sign | None:
+def too_few_gpus(snapshot: Snapshot) -> Match | None:
     """No node has as many free GPUs as a pod asks for."""
-    complaint = _unplaced(scene, r"Insufficient [\w.-]+/")
-    if complaint is None:
+    symptom = _unplaced(snapshot, r"Insufficient [\w.-]+/")
+    if symptom is None:
         return None
-    wanted = _gpu_wanted(complaint)
-    asked = _asked(complaint, wanted)
-    seen = [complaint.evidence]
+    wanted = _gpu_wanted(symptom)
+    asked = _asked(symptom, wanted)
+    seen = [symptom.evidence]
     what = "of which none is free"
-    if scene.nodes is not None:
-        open_to_it = [
-            node for node in _candidates(scene, complaint) if not _taints(node, complaint)
-        ]
+    if snapshot.nodes is not None:
+        open_to_it = [node for node in _candidates(snapshot, symptom) if not _taints(node, symptom)]
         having = [int(_offers(node)[wanted]) for node in open_to_it]
         what = (
             f"{len(having)} nodes that it may use have {sum(having)} of them in all, "
@@ -199,16 +199,16 @@ def too_few_gpus(scene: Scene) -> Sign | None:
         if asked and having and asked > max(having):
             what += ": no node can ever take such a pod"
         seen.append(evidence("nodes", what))
-    return Sign(cause=f"a pod asks for {asked or 'some'} {wanted}; {what}", evidence=tuple(seen))
+    return Match(cause=f"a pod asks for {asked or 'some'} {wanted}; {what}", evidence=tuple(seen))
 
 
-def _asked(complaint: Complaint, resource: str) -> int:
+def _asked(symptom: Symptom, resource: str) -> int:
     """How many of a resource the pod wants; 0 if the pod is not there."""
-    if complaint.pod is None:
+    if symptom.pod is None:
         return 0
     return sum(
         int(container.get("resources", {}).get("limits", {}).get(resource, 0))
-        for container in complaint.pod["spec"]["containers"]
+        for container in symptom.pod["spec"]["containers"]
     )
 
 
@@ -218,20 +218,20 @@ def _asked(complaint: Complaint, resource: str) -> int:
     remedy="Make cpuRequest and memoryGib of the pool (or the head) what a node has left beside "
     "its system pods, free some nodes, or add nodes.",
 )
-def too_little_cpu_or_memory(scene: Scene) -> Sign | None:
+def too_little_cpu_or_memory(snapshot: Snapshot) -> Match | None:
     """No node has enough free CPU, memory or disk for a pod."""
-    complaint = _unplaced(scene, "Insufficient (cpu|memory|ephemeral-storage)")
-    if complaint is None:
+    symptom = _unplaced(snapshot, "Insufficient (cpu|memory|ephemeral-storage)")
+    if symptom is None:
         return None
-    short = sorted(set(re.findall("Insufficient (cpu|memory|ephemeral-storage)", complaint.text)))
+    short = sorted(set(re.findall("Insufficient (cpu|memory|ephemeral-storage)", symptom.text)))
     asked = ""
-    if complaint.pod is not None:
-        requests = complaint.pod["spec"]["containers"][0].get("resources", {}).get("requests", {})
+    if symptom.pod is not None:
+        requests = symptom.pod["spec"]["containers"][0].get("resources", {}).get("requests", {})
         amounts = (f"{requests.get(key, '?')} {key}" for key in short)
         asked = f": it asks for {', '.join(amounts)}"
-    return Sign(
+    return Match(
         cause=f"no node has enough {' and '.join(short)} free for a pod{asked}",
-        evidence=(complaint.evidence,),
+        evidence=(symptom.evidence,),
     )
 
 
@@ -242,15 +242,15 @@ def too_little_cpu_or_memory(scene: Scene) -> Sign | None:
     "object, or add another node. job.separateAttempts: false in the platform's values lets the next "
     "submission share nodes with them.",
 )
-def old_pods(scene: Scene) -> Sign | None:
+def old_pods(snapshot: Snapshot) -> Match | None:
     """The nodes that fit still hold pods of another attempt, and the platform keeps attempts apart."""
-    complaint = _unplaced(scene, "anti-affinity rules")
-    if complaint is None:
+    symptom = _unplaced(snapshot, "anti-affinity rules")
+    if symptom is None:
         return None
-    return Sign(
+    return Match(
         cause="the nodes that fit still hold pods of another attempt of this run, and the platform keeps "
         "attempts apart (job.separateAttempts)",
-        evidence=(complaint.evidence,),
+        evidence=(symptom.evidence,),
     )
 
 
@@ -259,14 +259,14 @@ def old_pods(scene: Scene) -> Sign | None:
     seen="FailedScheduling for any other reason",
     remedy="Mend what the scheduler names for pod {pod}; it tries again by itself.",
 )
-def unschedulable(scene: Scene) -> Sign | None:
+def unschedulable(snapshot: Snapshot) -> Match | None:
     """The scheduler finds no node for a pod, for a reason that is none of the above."""
-    complaint = _unplaced(scene, ".")
-    if complaint is None:
+    symptom = _unplaced(snapshot, ".")
+    if symptom is None:
         return None
-    pod = name_of(complaint.pod) if complaint.pod else "that waits"
-    return Sign(
+    pod = name_of(symptom.pod) if symptom.pod else "that waits"
+    return Match(
         cause=f"the scheduler finds no node for pod {pod}",
-        evidence=(complaint.evidence,),
+        evidence=(symptom.evidence,),
         values={"pod": pod},
     )

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from trainyard.diagnosis.complaints import Complaint, complaints, find
-from trainyard.diagnosis.failure import Evidence, Sign, any_of, evidence, failure, matching
+from trainyard.diagnosis.failure import Evidence, Match, any_of, evidence, failure, last_match
 from trainyard.diagnosis.snapshot import (
     INIT_CONTAINER,
     Object,
-    Scene,
+    Snapshot,
     event_time,
     is_head,
     is_ready,
@@ -19,6 +18,7 @@ from trainyard.diagnosis.snapshot import (
     terminations,
     waits_for_head,
 )
+from trainyard.diagnosis.symptoms import Symptom, find, symptoms
 
 TOKEN_KEY = "auth_token"
 """The key of the Secret with Ray's token."""
@@ -38,17 +38,17 @@ BROKEN_SECRET = r'secret "?([\w./-]+)"? not found|couldn\'t find key (\S+) in Se
     "{namespace}, then stop and submit again. With authOptions.secretName the Secret is "
     "yours: give it the key auth_token.",
 )
-def token_secret_missing(scene: Scene) -> Sign | None:
+def token_secret_missing(snapshot: Snapshot) -> Match | None:
     """The Secret with Ray's token is missing, or has no key auth_token."""
-    clusters = {name_of(cluster) for cluster in scene.ray_clusters} | {
-        str(scene.status.get("rayClusterName"))
+    clusters = {name_of(cluster) for cluster in snapshot.ray_clusters} | {
+        str(snapshot.status.get("rayClusterName"))
     }
-    auth = scene.spec.get("rayClusterSpec", {}).get("authOptions", {})
-    for complaint, secret, key in _broken_secrets(scene):
+    auth = snapshot.spec.get("rayClusterSpec", {}).get("authOptions", {})
+    for symptom, secret, key in _broken_secrets(snapshot):
         if key == TOKEN_KEY or secret in clusters or secret == auth.get("secretName"):
-            return Sign(
+            return Match(
                 cause=f"Secret {secret} with Ray's token {f'has no key {key}' if key else 'is missing'}",
-                evidence=(complaint.evidence,),
+                evidence=(symptom.evidence,),
             )
     return None
 
@@ -59,23 +59,23 @@ def token_secret_missing(scene: Scene) -> Sign | None:
     remedy="Create Secret {secret} in namespace {namespace} with the keys that values.yaml names "
     "(storage.s3.secretName: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY).",
 )
-def secret_missing(scene: Scene) -> Sign | None:
+def secret_missing(snapshot: Snapshot) -> Match | None:
     """A Secret that the pods need is missing, or lacks a key."""
-    for complaint, secret, key in _broken_secrets(scene):
+    for symptom, secret, key in _broken_secrets(snapshot):
         what = f"has no key {key}" if key else "does not exist"
-        return Sign(
+        return Match(
             cause=f"the pods need Secret {secret}, which {what}",
-            evidence=(complaint.evidence,),
+            evidence=(symptom.evidence,),
             values={"secret": secret},
         )
     return None
 
 
-def _broken_secrets(scene: Scene) -> Iterator[tuple[Complaint, str, str]]:
-    """Complaints about Secrets: the Secret's name, and the key that it lacks."""
-    for complaint in complaints(scene):
-        if match := re.search(BROKEN_SECRET, complaint.text):
-            yield complaint, (match[1] or match[3]).rpartition("/")[2], match[2] or ""
+def _broken_secrets(snapshot: Snapshot) -> Iterator[tuple[Symptom, str, str]]:
+    """Symptoms about Secrets: the Secret's name, and the key that it lacks."""
+    for symptom in symptoms(snapshot):
+        if match := re.search(BROKEN_SECRET, symptom.text):
+            yield symptom, (match[1] or match[3]).rpartition("/")[2], match[2] or ""
 
 
 @failure(
@@ -83,16 +83,16 @@ def _broken_secrets(scene: Scene) -> Iterator[tuple[Complaint, str, str]]:
     seen="containers that wait with CreateContainerConfigError, pods with FailedMount",
     remedy="Create ConfigMap {name} in namespace {namespace}, or take it out of the pods' shape.",
 )
-def config_map_missing(scene: Scene) -> Sign | None:
+def config_map_missing(snapshot: Snapshot) -> Match | None:
     """A ConfigMap that the pods need is missing."""
-    complaint = find(scene, r'configmap "?([\w.-]+)"? not found')
-    if complaint is None:
+    symptom = find(snapshot, r'configmap "?([\w.-]+)"? not found')
+    if symptom is None:
         return None
-    match = re.search(r'configmap "?([\w.-]+)"? not found', complaint.text)
+    match = re.search(r'configmap "?([\w.-]+)"? not found', symptom.text)
     name = match[1] if match else ""
-    return Sign(
+    return Match(
         cause=f"the pods need ConfigMap {name}, which does not exist",
-        evidence=(complaint.evidence,),
+        evidence=(symptom.evidence,),
         values={"name": name},
     )
 
@@ -102,14 +102,14 @@ def config_map_missing(scene: Scene) -> Sign | None:
     seen="containers that wait with CreateContainerConfigError over runAsNonRoot",
     remedy="Give the image a numeric user that is not 0 (`USER 1000` in its Dockerfile).",
 )
-def runs_as_root(scene: Scene) -> Sign | None:
+def runs_as_root(snapshot: Snapshot) -> Match | None:
     """The image's user is root or has no number, and the pods may not run as root."""
-    complaint = find(scene, "runAsNonRoot")
-    if complaint is None:
+    symptom = find(snapshot, "runAsNonRoot")
+    if symptom is None:
         return None
-    return Sign(
+    return Match(
         cause="the image wants to run as root or as a user without a number, which the pods forbid",
-        evidence=(complaint.evidence,),
+        evidence=(symptom.evidence,),
     )
 
 
@@ -118,20 +118,20 @@ def runs_as_root(scene: Scene) -> Sign | None:
     seen="containers that end with StartError, or wait with RunContainerError",
     remedy="Give the image /bin/bash, ray and python on its PATH: build on train_image/Dockerfile.",
 )
-def no_shell(scene: Scene) -> Sign | None:
+def no_shell(snapshot: Snapshot) -> Match | None:
     """The image lacks the program that the operator starts: bash, or ray."""
     pattern = r'exec: "?[\w/.-]+"?: (executable file not found|.*no such file)'
-    complaint = find(scene, pattern)
-    if complaint is not None:
-        return Sign(
+    symptom = find(snapshot, pattern)
+    if symptom is not None:
+        return Match(
             cause="the image lacks a program that its pods start with",
-            evidence=(complaint.evidence,),
+            evidence=(symptom.evidence,),
         )
-    for pod in scene.pods:
+    for pod in snapshot.pods:
         for name, ended in terminations(pod):
             text = ended.get("message", "")
             if re.search(pattern, text):
-                return Sign(
+                return Match(
                     cause="the image lacks a program that its pods start with",
                     evidence=(evidence(f"pod {name_of(pod)}, container {name}", text),),
                 )
@@ -146,20 +146,20 @@ def no_shell(scene: Scene) -> Sign | None:
     "with compiled .pyc files and without imports at start-up (sitecustomize, .pth files) "
     "needs about 190 MB.",
 )
-def init_container_oom(scene: Scene) -> Sign | None:
+def init_container_oom(snapshot: Snapshot) -> Match | None:
     """The operator's init container wait-gcs-ready needs more than its fixed 256 MiB."""
-    for pod in scene.pods:
+    for pod in snapshot.pods:
         if is_ready(pod):
             continue
         for name, ended in terminations(pod):
             if name == INIT_CONTAINER and ended.get("reason") == "OOMKilled":
-                return Sign(
+                return Match(
                     cause=_too_little(pod),
                     evidence=(_ended(pod, name, ended),),
                 )
-        killed = matching(scene.init_log.splitlines(), r"\bKilled\b.*health-check")
+        killed = last_match(snapshot.init_log.splitlines(), r"\bKilled\b.*health-check")
         if waits_for_head(pod) and killed:
-            return Sign(
+            return Match(
                 cause=_too_little(pod),
                 evidence=(evidence(f"pod {name_of(pod)}, container {INIT_CONTAINER}", killed[0]),),
             )
@@ -181,14 +181,14 @@ def _ended(pod: Object, container: str, ended: Object) -> Evidence:
     )
 
 
-def _oom(scene: Scene, *, of_head: bool) -> Sign | None:
-    for pod in scene.pods:
-        if is_head(pod) != of_head or (is_ready(pod) and not scene.is_broken):
+def _oom(snapshot: Snapshot, *, of_head: bool) -> Match | None:
+    for pod in snapshot.pods:
+        if is_head(pod) != of_head or (is_ready(pod) and not snapshot.is_broken):
             continue
         for name, ended in terminations(pod):
             if ended.get("reason") == "OOMKilled" and name != INIT_CONTAINER:
                 limit = limits(pod, name).get("memory", "its limit")
-                return Sign(
+                return Match(
                     cause=f"container {name} of {name_of(pod)} was killed at its memory limit of {limit}",
                     evidence=(_ended(pod, name, ended),),
                     values={"limit": str(limit)},
@@ -196,12 +196,12 @@ def _oom(scene: Scene, *, of_head: bool) -> Sign | None:
     return None
 
 
-def _killed_by_ray(scene: Scene, *, of_head: bool) -> Sign | None:
+def _killed_by_ray(snapshot: Snapshot, *, of_head: bool) -> Match | None:
     """Before the kernel does Ray's memory monitor kills processes of a pod, and names its address."""
-    if not scene.is_broken:
+    if not snapshot.is_broken:
         return None
-    killed = matching(
-        reversed(scene.words.splitlines()),
+    killed = last_match(
+        reversed(snapshot.driver_log.splitlines()),
         any_of(
             "running low on memory",
             "ray.exceptions.OutOfMemoryError",
@@ -210,12 +210,12 @@ def _killed_by_ray(scene: Scene, *, of_head: bool) -> Sign | None:
     )
     if killed is None:
         return None
-    address = re.search(r"Memory on the node \(IP: ([^,\s]+)", scene.words)
-    heads = {pod.get("status", {}).get("podIP") for pod in scene.pods if is_head(pod)}
+    address = re.search(r"Memory on the node \(IP: ([^,\s]+)", snapshot.driver_log)
+    heads = {pod.get("status", {}).get("podIP") for pod in snapshot.pods if is_head(pod)}
     if of_head != (address is not None and address[1] in heads):
         return None
     whose = "processes of the head, which" if of_head else "a worker, since its pod"
-    return Sign(
+    return Match(
         cause=f"Ray killed {whose} had almost no memory left",
         evidence=(evidence("driver's log", killed[0]),),
         values={"limit": "the present limit"},
@@ -228,9 +228,9 @@ def _killed_by_ray(scene: Scene, *, of_head: bool) -> Sign | None:
     remedy="Raise head.memoryGib (or head.memoryMibPerWorker) in the platform's values above "
     "{limit}, and submit again.",
 )
-def head_oom(scene: Scene) -> Sign | None:
+def head_oom(snapshot: Snapshot) -> Match | None:
     """The Ray head used up its memory."""
-    return _oom(scene, of_head=True) or _killed_by_ray(scene, of_head=True)
+    return _oom(snapshot, of_head=True) or _killed_by_ray(snapshot, of_head=True)
 
 
 @failure(
@@ -239,9 +239,9 @@ def head_oom(scene: Scene) -> Sign | None:
     remedy="Raise memoryGib of the pool above {limit}, use a smaller train.micro_batch_size, or "
     "data.loader: ray, which keeps less in memory.",
 )
-def worker_oom(scene: Scene) -> Sign | None:
+def worker_oom(snapshot: Snapshot) -> Match | None:
     """A worker pod used up its memory."""
-    return _oom(scene, of_head=False) or _killed_by_ray(scene, of_head=False)
+    return _oom(snapshot, of_head=False) or _killed_by_ray(snapshot, of_head=False)
 
 
 @failure(
@@ -250,9 +250,11 @@ def worker_oom(scene: Scene) -> Sign | None:
     remedy="Give the pool more ephemeralStorageGib, set TMPDIR to a larger disk, or use "
     "data.loader: ray, which makes no local copy of the data.",
 )
-def evicted_disk(scene: Scene) -> Sign | None:
+def evicted_disk(snapshot: Snapshot) -> Match | None:
     """A pod was evicted because it used too much of its node's disk."""
-    return _evicted(scene, any_of("ephemeral", "DiskPressure", "EmptyDir volume", "inodes"), "disk")
+    return _evicted(
+        snapshot, any_of("ephemeral", "DiskPressure", "EmptyDir volume", "inodes"), "disk"
+    )
 
 
 @failure(
@@ -261,18 +263,18 @@ def evicted_disk(scene: Scene) -> Sign | None:
     remedy="Leave more memory of the node to its system (memoryGib of the pool), or keep pods "
     "without limits off these nodes.",
 )
-def evicted_memory(scene: Scene) -> Sign | None:
+def evicted_memory(snapshot: Snapshot) -> Match | None:
     """A pod was evicted because its node ran out of memory."""
-    return _evicted(scene, any_of("memory"), "memory")
+    return _evicted(snapshot, any_of("memory"), "memory")
 
 
-def _evicted(scene: Scene, pattern: str, what: str) -> Sign | None:
-    complaint = find(scene, pattern, ("Evicted", "TerminationByKubelet"))
-    if complaint is None:
+def _evicted(snapshot: Snapshot, pattern: str, what: str) -> Match | None:
+    symptom = find(snapshot, pattern, ("Evicted", "TerminationByKubelet"))
+    if symptom is None:
         return None
-    return Sign(
+    return Match(
         cause=f"a pod of the run was evicted: its node, or its share of it, ran out of {what}",
-        evidence=(complaint.evidence,),
+        evidence=(symptom.evidence,),
     )
 
 
@@ -283,17 +285,17 @@ def _evicted(scene: Scene, pattern: str, what: str) -> Sign | None:
     "--field-selector reason=Evicted`, which lacks those of a pod that had many events before. Then raise "
     "ephemeralStorageGib or memoryGib of the pool, or the size of a volume of your own.",
 )
-def evicted(scene: Scene) -> Sign | None:
+def evicted(snapshot: Snapshot) -> Match | None:
     """Pods are ended by their node again and again; the API server keeps no word of the reason."""
     ends = [
         event
-        for event in scene.events
+        for event in snapshot.events
         if ENDED_BY_NODE in event.get("message", "")
-        and scene.seconds_since(event_time(event)) < LATELY_S
+        and snapshot.seconds_since(event_time(event)) < LATELY_S
     ]
     if len(ends) < 2:
         return None
-    return Sign(
+    return Match(
         cause=f"{len(ends)} pods of the run were ended by their node: it evicts them, or is shut down",
         evidence=tuple(
             evidence(f"event at {event_time(event)}", event["message"].partition("; Ray")[0])
@@ -308,14 +310,14 @@ def evicted(scene: Scene) -> Sign | None:
     remedy="Wait, or give the run a higher priority (queue.priority, priority class of the "
     "platform): it goes on from its last checkpoint.",
 )
-def preempted(scene: Scene) -> Sign | None:
+def preempted(snapshot: Snapshot) -> Match | None:
     """Pods of higher priority took the run's place."""
-    complaint = find(scene, "", ("PreemptionByScheduler", "Preempted", "Preempting"))
-    if complaint is None:
+    symptom = find(snapshot, "", ("PreemptionByScheduler", "Preempted", "Preempting"))
+    if symptom is None:
         return None
-    return Sign(
+    return Match(
         cause="a pod of the run had to make room for one of higher priority",
-        evidence=(complaint.evidence,),
+        evidence=(symptom.evidence,),
     )
 
 
@@ -326,19 +328,19 @@ def preempted(scene: Scene) -> Sign | None:
     "faults.replacement_timeout_s, and deleting it helps; else submit again: it goes on from its last "
     "checkpoint. If nodes go often, raise faults.retries and save more often (checkpoint).",
 )
-def node_lost(scene: Scene) -> Sign | None:
+def node_lost(snapshot: Snapshot) -> Match | None:
     """A node of the run went away, or does not answer any more."""
     reasons = (
         "NodeLost", "DeletionByTaintManager", "DeletionByPodGC", "TaintManagerEviction", "NodeNotReady",
         "NodeShutdown", "Terminated",
     )  # fmt: skip
-    complaint = find(scene, "", reasons)
-    if complaint is None:
+    symptom = find(snapshot, "", reasons)
+    if symptom is None:
         return None
-    node = complaint.pod["spec"].get("nodeName", "") if complaint.pod else ""
-    return Sign(
+    node = symptom.pod["spec"].get("nodeName", "") if symptom.pod else ""
+    return Match(
         cause=f"node {node or 'of a pod'} went away, or does not answer any more",
-        evidence=(complaint.evidence,),
+        evidence=(symptom.evidence,),
     )
 
 
@@ -347,7 +349,7 @@ def node_lost(scene: Scene) -> Sign | None:
     seen="containers that end again and again (CrashLoopBackOff), or cannot be started",
     remedy="See what it said last: `kubectl logs {pod} -c {container} --previous -n {namespace}`.",
 )
-def container_crash(scene: Scene) -> Sign | None:
+def container_crash(snapshot: Snapshot) -> Match | None:
     """A container ends again and again, or cannot be started, for a reason that is none of the above."""
     reasons = (
         "CrashLoopBackOff",
@@ -357,15 +359,15 @@ def container_crash(scene: Scene) -> Sign | None:
         "FailedCreatePodSandBox",
         "StartError",
     )
-    complaint = find(scene, "", reasons)
-    if complaint is None or complaint.pod is None:
+    symptom = find(snapshot, "", reasons)
+    if symptom is None or symptom.pod is None:
         return None
-    seen = [complaint.evidence]
-    for name, ended in terminations(complaint.pod):
-        if name == complaint.container:
-            seen.append(_ended(complaint.pod, name, ended))
-    return Sign(
-        cause=f"container {complaint.container} of {name_of(complaint.pod)} does not stay up",
+    seen = [symptom.evidence]
+    for name, ended in terminations(symptom.pod):
+        if name == symptom.container:
+            seen.append(_ended(symptom.pod, name, ended))
+    return Match(
+        cause=f"container {symptom.container} of {name_of(symptom.pod)} does not stay up",
         evidence=tuple(seen),
-        values={"pod": name_of(complaint.pod), "container": complaint.container or "ray-head"},
+        values={"pod": name_of(symptom.pod), "container": symptom.container or "ray-head"},
     )

@@ -24,11 +24,11 @@ from trainyard.cli.options import (
     run_name,
     yaml_text,
 )
-from trainyard.run import scene_of
+from trainyard.run import snapshot_of
 
 if TYPE_CHECKING:
     from trainyard.cluster.cluster import Cluster
-    from trainyard.diagnosis.preflight import Facts
+    from trainyard.diagnosis.preflight import ClusterFacts
     from trainyard.run_file.models import RunConfig
 
 
@@ -48,10 +48,10 @@ def explain(
     from trainyard.diagnosis.catalogue import explain
     from trainyard.diagnosis.text import explanation_lines
 
-    scene = scene_of(Cluster(namespace), run_name(name))
+    snapshot = snapshot_of(Cluster(namespace), run_name(name))
     if save is not None:
-        _write(save, yaml_text(scene.to_plain()))
-    explanation = explain(scene)
+        _write(save, yaml_text(snapshot.to_plain()))
+    explanation = explain(snapshot)
     if as_json:
         print_json(explanation.to_plain())
     else:
@@ -93,7 +93,7 @@ def preflight(
         raise typer.Exit(1)
 
 
-def _facts(cluster: Cluster, run: RunConfig | None, platform_file: Path | None) -> Facts:
+def _facts(cluster: Cluster, run: RunConfig | None, platform_file: Path | None) -> ClusterFacts:
     """All that is looked at. Raises ConfigError for a run file that the platform cannot carry out."""
     from dataclasses import replace
 
