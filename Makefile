@@ -11,6 +11,8 @@ WORKERS   ?=
 NAMESPACE ?= trainyard
 # The tag is a hash of what the image is made of: a changed trainer is a new image.
 IMAGE     ?= 127.0.0.1:5000/trainyard:$(shell find train_image -type f -not -name '*.pyc' | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -c1-12)
+# The image's name in a release; its tag is the version.
+RELEASE_IMAGE ?= trainyard
 # Where `plan` and `render` take the platform from: `cluster` (the namespace's own), `packaged`
 # (the chart at its default values), or a file.
 PLATFORM  ?= $(if $(HAS_CLUSTER),cluster,packaged)
@@ -156,7 +158,19 @@ soak: setup cluster-up image push platform ## Strike a run every 1 to 3 minutes:
 
 ##@ The project itself
 
-.PHONY: docs docs-serve screenshots golden lock bench compare fault-table clean
+.PHONY: dist dist-packages dist-image docs docs-serve screenshots golden lock bench compare fault-table clean
+dist: dist-packages dist-image ## Build all that a user installs into dist/: wheel, sdist, chart, image with its bill of materials, checksums
+	$(BIN)/python -m release checksums
+
+dist-packages: setup ## Build the wheel, the sdist and the packaged chart into dist/
+	rm -rf dist
+	$(BIN)/python -m release packages
+
+dist-image: setup # The image goes to buildah's storage, under the version as its tag
+	rm -rf build/inventory
+	tests/cluster/image.sh $(RELEASE_IMAGE):$$($(BIN)/python -m release version) --inventory build/inventory
+	$(BIN)/python -m release bill $(RELEASE_IMAGE):$$($(BIN)/python -m release version) build/inventory
+
 docs: setup ## Build the documentation into build/docs (needs Python 3.11)
 	$(BIN)/python docs/generate.py
 	$(BIN)/zensical build --strict --clean

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Build train_image/ as IMAGE with Debian's buildah, and with --push push it where its name says.
-# usage: image.sh IMAGE [--push]
+# Build train_image/ as IMAGE with Debian's buildah. With --push, push it where its name says. With --inventory, copy
+# its databases of Debian and Python packages into DIR, for the bill of materials.
+# usage: image.sh IMAGE [--push | --inventory DIR]
 #
 # A name that starts with 127.0.0.1:5000/ belongs to the test cluster's registry, which exists only
 # inside the cluster's network namespace. Layers are cached in the cluster's home.
@@ -64,6 +65,20 @@ for name in ("index-url", "extra-index-url", "trusted-host", "proxy", "cert", "t
 END
 }
 
+# Copy the package databases of the image into a folder, as release/bill.py reads them.
+inventory() {
+  local container root packages metadata
+  container=$("${buildah[@]}" from --pull-never "$1")
+  root=$("${buildah[@]}" mount "$container")
+  mkdir -p "$2/python"
+  cp "$root/var/lib/dpkg/status" "$2/dpkg-status"
+  packages=$root/opt/trainyard/lib/python3.11/site-packages
+  for metadata in "$packages"/*.dist-info/METADATA; do
+    cp "$metadata" "$2/python/$(basename "$(dirname "$metadata")")"
+  done
+  "${buildah[@]}" rm "$container" > /dev/null
+}
+
 # Drop what nobody needs any more: images of this repository beyond the newest two, and layers of no image.
 prune() {
   "${buildah[@]}" images --format '{{.Name}}:{{.Tag}}' | # newest first
@@ -73,10 +88,11 @@ prune() {
 }
 
 main() {
-  local image=${1:-} push=${2:-} mounts program
+  local image=${1:-} then=${2:-} inventory=${3:-} mounts program
   [[ $image =~ :[A-Za-z0-9_][A-Za-z0-9._-]*$ ]] ||
     fail "IMAGE is '$image', but needs a tag" "usage: image.sh IMAGE [--push], such as image.sh 127.0.0.1:5000/trainyard:dev --push"
-  [[ -z $push || $push == --push ]] || fail "unknown argument '$push'" "usage: image.sh IMAGE [--push]"
+  [[ -z $then || $then == --push || ($then == --inventory && -n $inventory) ]] ||
+    fail "unknown argument '$then'" "usage: image.sh IMAGE [--push | --inventory DIR]"
   [ "$(id -u)" = 0 ] || fail "building an image here needs root" "run it as root, or build train_image/ with docker or podman"
   for program in buildah debootstrap; do
     command -v "$program" > /dev/null ||
@@ -93,9 +109,10 @@ main() {
   mapfile -t mounts < <(machine_mounts)
   "${buildah[@]}" bud --layers --isolation chroot --network host "${mounts[@]}" --tag "$image" "$context"
   prune
-  [ "$push" ] || return 0
+  [ "$then" != --inventory ] || inventory "$image" "$inventory"
+  [ "$then" = --push ] || return 0
   # zstd at level 1 packs 6 GB in under a minute; gzip takes several.
-  push=("${buildah[@]}" push --quiet --compression-format zstd --compression-level 1)
+  local push=("${buildah[@]}" push --quiet --compression-format zstd --compression-level 1)
   case $image in
     127.0.0.1:5000/*) "$here/run" "${push[@]}" --tls-verify=false "$image" "docker://$image" ;;
     *) "${push[@]}" "$image" "docker://$image" ;;
