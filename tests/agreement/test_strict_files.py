@@ -12,7 +12,7 @@ from strict_files import DuplicateKeyError, strict_json, strict_yaml
 from tests.charts.helm_chart import run_helm
 from trainyard.planning.plan import plan_run
 from trainyard.platform import load_platform
-from trainyard.run_file.config import load_run
+from trainyard.run_file.load import load_run
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = ROOT / "charts/trainyard/templates"
