@@ -106,9 +106,7 @@ def test_onprem_shares_the_cluster(rendered):
 
 
 def test_kind_asks_for_little(rendered):
-    requests = 0.0
-    for name in ("platform head", "platform cpu"):
-        container = pods_of(rendered["kind"])[name]["spec"]["containers"][0]
-        requests += float(container["resources"]["requests"]["cpu"])
-    assert requests < 1
+    platform = platform_of(rendered["kind"])
+    (pool,) = [one for one in platform["pools"] if one["name"] == "cpu"]
+    assert platform["head"]["cpuRequest"] + pool["cpuRequest"] < 1
     assert platform_of(rendered["kind"])["job"]["keepHeadSecondsAfterFailure"] == 300

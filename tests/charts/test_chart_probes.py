@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.charts.helm_chart import S3_STORAGE, Object, environment, of_kind, only, pods_of, render
+from tests.charts.helm_chart import (
+    S3_STORAGE,
+    Object,
+    environment,
+    of_kind,
+    only,
+    platform_of,
+    pods_of,
+    render,
+)
 
 TRAINER = Path(__file__).resolve().parents[2] / "train_image"
 
@@ -61,7 +70,8 @@ def test_the_storage_probe_is_as_the_pods_of_runs_are(objects):
     probe, head = storage_probe(objects), pods_of(objects)["platform head"]
     for key in ("serviceAccountName", "securityContext", "volumes", "automountServiceAccountToken"):
         assert probe["spec"][key] == head["spec"][key]
-    for key in ("image", "securityContext", "volumeMounts"):
+    assert probe["spec"]["containers"][0]["image"] == platform_of(objects)["image"]
+    for key in ("securityContext", "volumeMounts"):
         assert probe["spec"]["containers"][0][key] == head["spec"]["containers"][0][key]
     assert environment(probe).items() <= environment(head).items()
     assert head["metadata"]["labels"].items() <= probe["metadata"]["labels"].items()

@@ -138,7 +138,7 @@ def test_platform_diff_tells_what_an_upgrade_would_reach(team: Team, tmp_path: P
     found = team.trainyard("platform", "diff", "--file", str(file))
     assert found.returncode == 1
     assert "head.memoryGib" in found.stdout
-    assert "a RayJob is written once" in found.stderr
+    assert "submitted runs are not affected" in found.stderr
     command = (
         "helm",
         "template",
@@ -161,4 +161,4 @@ def test_platform_diff_tells_what_an_upgrade_would_reach(team: Team, tmp_path: P
     told = run(*upgrade, stdin=manifests.stdout)
     assert told.returncode == 1
     assert {line.split()[0] for line in told.stdout.splitlines()[1:]} >= {"head.memoryGib"}
-    assert "the standing cluster, which is made anew" in told.stdout
+    assert "the standing cluster, which is recreated" in told.stdout

@@ -288,6 +288,7 @@ def test_the_search_finds_a_pod_that_is_not_the_platform_s() -> None:
     spec = PLATFORM.ray_cluster_spec
     group = copy.deepcopy(spec["headGroupSpec"])
     group["template"]["metadata"]["labels"] |= dict.fromkeys(OURS, "x")
+    group["template"]["spec"]["containers"][0] |= {"image": "a:1", "resources": {}}
     same_pod(group, spec["headGroupSpec"], set(), [])
     changes: dict[str, Any] = {
         "hostNetwork": True,

@@ -300,20 +300,20 @@ def platform_with(**changes: Any) -> Platform:
 
 
 @pytest.mark.parametrize(
-    ("changes", "path", "reaches"),
+    ("changes", "path", "affects"),
     [
         ({"image": "other:2"}, "image", "later runs that name no image"),
         ({"kuberay": "1.7"}, "kuberay", "rules by which later runs are checked"),
         ({"queue": {"system": "kai", "name": "a"}}, "queue.system", "later runs"),
-        ({"storage": {"path": "/elsewhere"}}, "storage.path", "begin anew"),
+        ({"storage": {"path": "/elsewhere"}}, "storage.path", "start from the beginning"),
         ({"readerPod": {"metadata": {}, "spec": {"containers": [{}]}}}, "readerPod.spec", "folder"),
     ],
 )
-def test_a_platform_tells_whom_each_change_reaches(
-    changes: Object, path: str, reaches: str
+def test_a_difference_of_platforms_says_what_it_affects(
+    changes: Object, path: str, affects: str
 ) -> None:
     found = diff_platforms(load_platform(None), platform_with(**changes))
-    assert any(one.path.startswith(path) and reaches in one.reaches for one in found)
+    assert any(one.path.startswith(path) and affects in one.affects for one in found)
     assert {one.path.split(".")[0] for one in found} == set(changes)
 
 
@@ -328,21 +328,23 @@ def shape_with(path: str, value: Any) -> Platform:
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "reaches"),
+    ("path", "value", "affects"),
     [
         (
             "headGroupSpec.template.spec.terminationGracePeriodSeconds",
             99,
-            "standing cluster, which",
+            "standing cluster, which is recreated",
         ),
         ("workerGroupSpecs.0.template.spec.nodeSelector", {"a": "b"}, "later runs on pool cpu;"),
-        ("workerGroupSpecs.1.template.spec.tolerations", [], "when something else of it changes"),
+        ("workerGroupSpecs.1.template.spec.tolerations", [], "when another of its fields changes"),
     ],
 )
-def test_the_shape_reaches_the_standing_cluster_too(path: str, value: Any, reaches: str) -> None:
+def test_a_change_of_the_shape_affects_the_standing_cluster_too(
+    path: str, value: Any, affects: str
+) -> None:
     found = diff_platforms(load_platform(None), shape_with(path, value))
     assert found
-    assert all(reaches in one.reaches for one in found)
+    assert all(affects in one.affects for one in found)
 
 
 def test_equal_platforms_differ_in_nothing() -> None:

@@ -11,5 +11,5 @@ chart uses are the same in both versions. Arguments: chart, kind.
     {{- $served = append $served $version -}}
   {{- end -}}
 {{- end -}}
-{{- $served | first -}}
+{{- with $served }}{{ first . }}{{ end -}}
 {{- end }}

@@ -1,4 +1,5 @@
-"""Two platforms: what differs, and whom it reaches. An upgrade of the chart is told in the same way."""
+"""Compare two platforms, for example before and after an upgrade of the chart, and say what each
+change affects."""
 
 from __future__ import annotations
 
@@ -11,45 +12,53 @@ from trainyard.platform import CONFIG_MAP, CONFIG_MAP_KEY, Platform, parse_platf
 
 Object = dict[str, Any]
 
-RUNNING = "runs that were submitted keep what they have: a RayJob is written once"
+RUNNING = "submitted runs are not affected, because their RayJobs do not change"
 
-NO_PODS = {
-    "formatVersion": "launchers, which must know this format",
+AFFECTED = {
+    "formatVersion": "all launchers: they must support this format",
     "kuberay": "the rules by which later runs are checked",
-    "readerPod": "the next look into a run's folder",
+    "readerPod": "the next command that reads a run's folder",
     "defaultPools": "later runs that name no pool",
     "job": "later runs",
     "queue": "later runs",
-    "autoscaler": "later runs that are elastic",
-    "head": "the heads of later runs",
-    "pools": "later runs on that pool",
-    "image": "later runs that name no image",
-    "rayVersion": "later runs",
-    "storage": "later runs: they begin anew, for their folders lie elsewhere",
+    "autoscaler": "later elastic runs",
+    "head": "the heads of later runs; the standing cluster, which is recreated if its head's size changes",
+    "pools": "later runs on that pool; the standing cluster if it uses that pool, which is then recreated",
+    "image": "later runs that name no image; the standing cluster, which is recreated",
+    "rayVersion": "later runs; the standing cluster, which is recreated",
+    "storage": "later runs: they start from the beginning, because their folders are in another storage",
 }
-"""What the launcher reads, by the first key; the shape of pods is `rayClusterSpec`."""
+"""What a change of each top-level key affects. The pod templates, `rayClusterSpec`, are not listed
+here."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlatformChange:
-    """One value that differs."""
+    """A value that differs between two platforms."""
 
     path: str
     before: Any
+    """The value in the first platform; None if it is absent."""
     after: Any
-    reaches: str
+    """The value in the second platform; None if it is absent."""
+    affects: str
+    """Which runs and clusters the change affects."""
 
 
 def diff_platforms(before: Platform, after: Platform) -> tuple[PlatformChange, ...]:
-    """What differs between two platforms."""
+    """List the values that differ between two platforms."""
     return tuple(
-        PlatformChange(path=path, before=old, after=new, reaches=_reach(path))
+        PlatformChange(path=path, before=old, after=new, affects=_affected(path))
         for path, old, new in differences(_comparable(before), _comparable(after))
     )
 
 
 def platform_of_manifests(documents: list[Any], source: str) -> Platform:
-    """The platform in a platform file, or in what `helm template` prints of the chart."""
+    """Find the chart's ConfigMap among the objects that `helm template` prints, and parse the
+    platform in it.
+
+    Raises ConfigError if there is no such ConfigMap.
+    """
     for document in documents:
         if not isinstance(document, dict):
             continue
@@ -67,12 +76,13 @@ def _comparable(platform: Platform) -> Object:
     return document
 
 
-def _reach(path: str) -> str:
+def _affected(path: str) -> str:
     first, *rest = path.split(".")
     if first != "rayClusterSpec":
-        return NO_PODS.get(first.partition("[")[0], "later runs")
+        return AFFECTED.get(first.partition("[")[0], "later runs")
     if "tolerations" in rest:
-        return "later runs; the standing cluster when something else of it changes, too"
+        return "later runs; the standing cluster when another of its fields changes as well"
     if rest[:1] == ["workerGroupSpecs"]:
-        return f"later runs on pool {rest[1]}; the standing cluster if it uses that pool: it is made anew"
-    return "later runs; the standing cluster, which is made anew"
+        standing = "the standing cluster if it uses that pool, which is then recreated"
+        return f"later runs on pool {rest[1]}; {standing}"
+    return "later runs; the standing cluster, which is recreated"

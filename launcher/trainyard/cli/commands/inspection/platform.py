@@ -41,10 +41,11 @@ def platform_diff(
     namespace: Namespace = NAMESPACE,
     as_json: Json = False,
 ) -> None:
-    """Show what another platform would change, and whom it reaches: what `helm upgrade` would do.
+    """Show what differs in another platform and what each change affects, as before a `helm
+    upgrade`.
 
     FILE is - for standard input, as in: helm template ... | trainyard platform diff --file -.
-    Runs that were submitted keep what they have. Exits 0 without a change, 1 with changes.
+    Submitted runs are not affected. Exits 0 without a change, 1 with changes.
     """
     from trainyard.cli import show
     from trainyard.errors import ConfigError
@@ -57,8 +58,8 @@ def platform_diff(
     if as_json:
         print_json([asdict(one) for one in changes])
     elif changes:
-        rows = [(one.path, _shown(one.before), _shown(one.after), one.reaches) for one in changes]
-        show.table(("field", "before", "after", "reaches"), rows)
+        rows = [(one.path, _shown(one.before), _shown(one.after), one.affects) for one in changes]
+        show.table(("field", "before", "after", "affects"), rows)
     show.say(RUNNING if changes else "no change")
     if changes:
         raise typer.Exit(1)
