@@ -156,6 +156,20 @@ soak: setup cluster-up image push platform ## Strike a run every 1 to 3 minutes:
 	@mkdir -p build
 	$(IN_CLUSTER) $(TRAINYARD) soak $(RUN) --minutes '$(MINUTES)' --report build/soak.json $(RESOURCES) --namespace $(NAMESPACE)
 
+##@ On a GPU machine
+
+# A bare machine has its own Python, with torch for its driver.
+GPU_PYTHON ?= $(if $(wildcard .venv/.complete),$(BIN)/python,python3)
+GPU_PYTHON_VERSION ?=
+GPU_TORCH  ?=
+
+.PHONY: gpu gpu-wheels
+gpu: ## Measure and test on this machine's CUDA GPU, and write docs/results/gpu.json and .md
+	$(GPU_PYTHON) -m tests.gpu
+
+gpu-wheels: setup ## Download what `gpu` needs on a bare machine:  make gpu-wheels GPU_PYTHON_VERSION=3.12
+	$(BIN)/python -m tests.gpu.wheels $(if $(GPU_PYTHON_VERSION),--python '$(GPU_PYTHON_VERSION)') $(if $(GPU_TORCH),--torch '$(GPU_TORCH)')
+
 ##@ The project itself
 
 .PHONY: dist dist-packages dist-image docs docs-serve screenshots golden lock bench compare fault-table clean

@@ -16,6 +16,8 @@ from pydantic import BaseModel
 
 from tests.bench import ways
 from tests.e2e import fault_table
+from tests.gpu import page as gpu_page
+from tests.gpu.__main__ import DOCS
 from trainyard.planning.merge import merge
 from trainyard.planning.plan import plan_run
 from trainyard.planning.render import render_job
@@ -188,3 +190,8 @@ def test_the_table_of_ways_is_what_has_been_measured_of_them() -> None:
     assert results.ways.keys() <= {way.title for way in ways.WAYS}, "run `make compare`"
     repair = "run `python -m tests.bench.ways --page`"
     assert ways.PAGE.read_text() == ways.page(results), repair
+
+
+def test_the_page_of_gpu_results_is_made_from_the_results() -> None:
+    repair = "run `python -m tests.gpu --page`"
+    assert (DOCS / gpu_page.PAGE).read_text() == gpu_page.page(gpu_page.load(DOCS)), repair

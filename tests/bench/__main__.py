@@ -1,6 +1,7 @@
 """All benches, or those that are named: `python -m tests.bench [NAME ...] [--quick]`; `make bench` runs it.
 
-Each runs in a process of its own. Their tables go to stdout, all figures to build/bench.json.
+Each runs in a process of its own. Their tables go to stdout, all figures to build/bench.json. The bench of
+GPUs is not among them: `make gpu` runs it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ BENCHES = (
     "checkpoint",
     "startup",
     "memory",
-    "gpu",
 )
 
 

@@ -1,4 +1,4 @@
-"""Images to measure with, made once below build/bench, and prepared by `trainyard data prepare`."""
+"""Images to measure with, made once below build/bench, and prepared by the trainer's `data prepare`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from tests.bench.rounds import BUILD, ROOT, say
-from trainyard_trainer.data.prepared import Prepared, read_prepared
+from trainyard_trainer.data.prepared import FORMAT, Prepared, read_prepared
 from trainyard_trainer.run_folder.folder import RunFolder
 
 CLASSES = 10
-TRAINYARD = str(ROOT / ".venv/bin/trainyard")
+PREPARE = (sys.executable, "-m", "trainyard_trainer.tools.data", "prepare")
 
 
 def grey_images(count: int) -> Path:
@@ -34,14 +34,16 @@ def opened(path: Path) -> Prepared:
 
 
 def _prepared(name: str, encoding: str, write: Callable[[Path], None]) -> Path:
-    path, source = BUILD / "data" / name, BUILD / "data" / f"{name}.source"
+    # A data set of another format, made by an earlier version, is not read.
+    path = BUILD / "data" / f"{name}-v{FORMAT}"
+    source = path.with_name(f"{path.name}.source")
     if (path / "dataset.json").exists():
         return path
     say(f"making {path.relative_to(ROOT)}")
     shutil.rmtree(source, ignore_errors=True)
     source.mkdir(parents=True)
     write(source)
-    command = [TRAINYARD, "data", "prepare", str(source), str(path), f"--encoding={encoding}"]
+    command = [*PREPARE, str(source), str(path), f"--encoding={encoding}"]
     subprocess.run(command, check=True, stdout=sys.stderr)
     return path
 

@@ -1,17 +1,17 @@
-"""Two loops in this process that learn the same: the trainer's, and one as it is written by hand."""
+"""Two loops in this process that train the same model: the trainer's, and a plain PyTorch loop."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from trainyard_trainer.config.models import Model
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.prepared import DatasetInfo
@@ -21,7 +21,7 @@ from trainyard_trainer.engine.loop import NoRecords, Records
 from trainyard_trainer.engine.optimizers import build_optimizer
 from trainyard_trainer.engine.step_sync import Notices
 from trainyard_trainer.parallel.strategy import Worker
-from trainyard_trainer.recipes.image_classification.model import build_model
+from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.run_folder.progress import Length, Trained
 
 Clock = Callable[[], float]
@@ -39,8 +39,8 @@ class Settings:
     skip: int
     """Steps before them."""
     clock: Clock
-    build: Callable[[Model], nn.Module] = build_model
-    """Makes the network, of which both loops get one of their own."""
+    build: Callable[[Any], nn.Module] | None = None
+    """Builds the network in place of the recipe. Each loop gets a network of its own."""
 
     @property
     def length(self) -> Length:
@@ -76,8 +76,8 @@ def ours(settings: Settings) -> Callable[[Iterable[Batch]], Counted]:
     """The trainer's loop, with a model that learns on from call to call."""
     config = settings.config
     learner = Learner(config, settings.images, settings.length, settings.worker)
-    if settings.build != build_model:
-        learner.network = settings.build(config.train.model)
+    if settings.build:
+        learner.network = learner.wrapped = learner.model = settings.build(config.train.model)
         learner.optimizer = build_optimizer(learner.network, config.train, settings.worker.device)
 
     def learn(batches: Iterable[Batch], records: Records | None = None) -> Counted:
@@ -110,34 +110,48 @@ class ByHand:
         worker: Worker,
         *,
         steps: int,
-        build: Callable[[Model], nn.Module] = build_model,
+        build: Callable[[Any], nn.Module] | None = None,
     ) -> None:
         train, device = config.train, worker.device
         self.device = device
-        self.layout = torch.channels_last if train.channels_last else torch.contiguous_format
+        self.is_text = images.kind == "text"
+        is_channels_last = getattr(train, "channels_last", False)
+        self.layout = torch.channels_last if is_channels_last else torch.contiguous_format
         self.is_bf16 = train.precision == "bf16"
         is_tf32 = train.precision != "fp32"
         torch.set_float32_matmul_precision("high" if is_tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = is_tf32
         torch.manual_seed(train.seed)
+        build = build or recipe_of(train).build
         self.model = build(train.model).to(device, memory_format=self.layout)
+        self.optimizer = build_optimizer(self.model, train, device)
         if worker.world_size > 1:
             self.model = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
-        self.optimizer = build_optimizer(self.model, train, device)
+        if train.compile:
+            self.model = torch.compile(self.model)
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, steps)
-        self.mean = torch.tensor(images.mean, device=device).view(1, -1, 1, 1)
-        self.std = torch.tensor(images.std, device=device).view(1, -1, 1, 1)
+        if not self.is_text:
+            self.mean = torch.tensor(images.mean, device=device).view(1, -1, 1, 1)
+            self.std = torch.tensor(images.std, device=device).view(1, -1, 1, 1)
 
     def step(self, batch: Batch) -> None:
         pixels = batch.pixels.to(self.device, non_blocking=True)
         labels = batch.labels.to(self.device, non_blocking=True)
-        inputs = ((pixels.float() / 255 - self.mean) / self.std).to(memory_format=self.layout)
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.is_bf16):
-            loss = functional.cross_entropy(self.model(inputs), labels)
+            loss = self.text_loss(pixels) if self.is_text else self.image_loss(pixels, labels)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.optimizer.step()
         self.schedule.step()
+
+    def image_loss(self, pixels: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        inputs = ((pixels.float() / 255 - self.mean) / self.std).to(memory_format=self.layout)
+        return functional.cross_entropy(self.model(inputs), labels)
+
+    def text_loss(self, pixels: torch.Tensor) -> torch.Tensor:
+        rows = pixels.flatten(1).long()
+        outputs = self.model(rows[:, :-1])
+        return functional.cross_entropy(outputs.flatten(0, 1), rows[:, 1:].flatten())
 
 
 def by_hand(settings: Settings) -> Callable[[Iterable[Batch]], Counted]:
@@ -160,12 +174,12 @@ def by_hand(settings: Settings) -> Callable[[Iterable[Batch]], Counted]:
 
 
 def same_batch(settings: Settings, size: int | None = None) -> Batch:
-    """Random pixels and labels, where a loader would leave them."""
+    """Return random pixels or bytes, and labels, where a loader would leave them: pinned for a GPU."""
     random = torch.Generator().manual_seed(0)
     size = size or settings.config.train.global_batch_size
     columns = (
         torch.randint(0, 256, (size, *settings.images.shape), dtype=torch.uint8, generator=random),
-        torch.randint(0, len(settings.images.classes), (size,), generator=random),
+        torch.randint(0, max(len(settings.images.classes), 1), (size,), generator=random),
         torch.arange(size),
     )
     is_pinned = settings.worker.device.type == "cuda"

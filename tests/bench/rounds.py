@@ -88,9 +88,21 @@ class Row:
             "lowest": min(self.values),
             "highest": max(self.values),
             "values": list(self.values),
+            "at_least": self.at_least,
+            "at_most": self.at_most,
             "target": self.target or None,
             "met": self.is_met,
         }
+
+    @classmethod
+    def of_json(cls, known: Mapping[str, Any]) -> Row:
+        return cls(
+            what=known["what"],
+            unit=known["unit"],
+            values=tuple(known["values"]),
+            at_least=known["at_least"],
+            at_most=known["at_most"],
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,6 +132,11 @@ class Section:
             "rows": [row.to_json() for row in self.rows],
             "notes": list(self.notes),
         }
+
+    @classmethod
+    def of_json(cls, known: Mapping[str, Any]) -> Section:
+        rows = tuple(map(Row.of_json, known["rows"]))
+        return cls(title=known["title"], rows=rows, notes=tuple(known["notes"]))
 
 
 def shown(value: float) -> str:

@@ -11,11 +11,13 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.bench.rounds import BUILD, ROOT, say
-from trainyard.local.training import Starter, program
 from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE, TrainerConfig
+
+if TYPE_CHECKING:
+    from trainyard.local.training import Starter
 
 LOOK_S = 0.5
 """How often a run is looked at."""
@@ -86,6 +88,9 @@ def run(
     `look` is called again and again, with the id of the process and the metrics so far.
     Raises RuntimeError if the run fails.
     """
+    # Only now: a bare GPU machine, which needs `config` alone, has none of the launcher's packages.
+    from trainyard.local.training import program
+
     folder = Path(config.storage.path) / config.name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

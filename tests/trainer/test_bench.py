@@ -29,7 +29,7 @@ SHORT = {"launcher", "step"}
         for name in bench.BENCHES
     ]
     + [
-        pytest.param(["gpu", "--device=cpu"], id="gpu on the CPU", marks=pytest.mark.slow),
+        pytest.param(["gpu", "--device=cpu"], id="gpu on the CPU", marks=pytest.mark.ci),
         pytest.param(["ways", "--only=one process"], id="a way to train", marks=pytest.mark.slow),
     ],
 )
@@ -43,7 +43,7 @@ def test_each_bench_runs_to_its_end(arguments: list[str], tmp_path: Path) -> Non
     sections = json.loads(file.read_text())["sections"]
     assert all(f"### {section['title']}" in done.stdout for section in sections)
     rows = [row for section in sections for row in section["rows"]]
-    assert rows or "There is no GPU here." in done.stdout or "no test cluster" in done.stdout
+    assert rows or "no test cluster" in done.stdout
     assert all(math.isfinite(row["median"]) for row in rows)
 
 

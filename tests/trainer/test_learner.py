@@ -238,21 +238,6 @@ def test_bf16_learns_what_fp32_learns(digits: Prepared, batch: Batch) -> None:
         assert losses[-1] < 0.7 * losses[0]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
-@pytest.mark.parametrize("precision", ["fp16", "bf16", "tf32"])
-def test_a_gpu_learns_in_any_precision(digits: Prepared, batch: Batch, precision: str) -> None:
-    settings: dict[str, Any] = {
-        "train__optimizer": {"name": "adamw", "learning_rate": 0.003},
-        "train__clip_norm": 5.0,
-        "train__channels_last": True,
-    }
-    device = torch.device("cuda", 0)
-    learner = learner_of(digits, device=device, train__precision=precision, **settings)
-    losses = losses_of(learner, batch, 10)
-    assert losses[-1] < 0.7 * losses[0]
-    assert bool(learner.state()["scaler"]) is (precision == "fp16")
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("_compiler")
 def test_a_compiled_model_learns_what_the_plain_one_learns(digits: Prepared, batch: Batch) -> None:

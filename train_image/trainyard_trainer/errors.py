@@ -23,3 +23,7 @@ class RunError(TrainerError):
 
 class Diverged(RunError):
     """The loss or a weight is no number any more: the same steps would lead there again."""
+
+
+class OutOfMemory(RunError):
+    """The run needs more memory than a worker's GPU has: the same run would fail in the same way."""

@@ -34,6 +34,7 @@ from trainyard_trainer.data.loading.torch_loader import TorchBatches, Validation
 from trainyard_trainer.data.prepared import Prepared
 from trainyard_trainer.engine import loop
 from trainyard_trainer.engine.learner import Learner
+from trainyard_trainer.engine.out_of_memory import out_of_memory_explained
 from trainyard_trainer.engine.startup_batches import Watched
 from trainyard_trainer.engine.step_sync import Notices
 from trainyard_trainer.errors import Diverged
@@ -106,7 +107,10 @@ def work(
     gauges: Callable[[Record], None] = lambda record: None,
     ray_worker: str = "",
 ) -> Outcome:
-    """Train this worker's part of the run to its end. `ray_worker` is its id in Ray's own logs."""
+    """Train this worker's part of the run to its end. `ray_worker` is its id in Ray's own logs.
+
+    Raises OutOfMemory if the worker's GPU has too little memory.
+    """
     config = task.config
     torch.set_num_threads(config.scaling.cpus_per_worker)
     length = Length.of(config, task.data.num_train)
@@ -114,17 +118,19 @@ def work(
     folder, fence, startup = entered.folder, entered.fence, entered.startup
     start = Start.of(folder, entered.name)
 
-    learner = Learner(config, task.data.info, length, worker)
-    checkpoints = Checkpoints(folder)
-    shards = shards_of(config, checkpoints)
-    if start.name is not None and start.state is not None:
-        if start.weights is not None:
-            learner.load(start.weights, start.state["learner"])
-        elif shards:
-            shards.load(start.name, learner)
-            learner.load_beside_shares(start.state["learner"])
+    with out_of_memory_explained(config, worker):
+        learner = Learner(config, task.data.info, length, worker)
+        checkpoints = Checkpoints(folder)
+        shards = shards_of(config, checkpoints)
+        if start.name is not None and start.state is not None:
+            if start.weights is not None:
+                learner.load(start.weights, start.state["learner"])
+            elif shards:
+                shards.load(start.name, learner)
+                learner.load_beside_shares(start.state["learner"])
     startup.reach("model")
     with ExitStack() as stack:
+        stack.enter_context(out_of_memory_explained(config, worker))
         records: loop.Records = loop.NoRecords()
         is_stopping: Callable[[], bool] = lambda: False  # noqa: E731
         if fence:
