@@ -64,12 +64,12 @@ def test_a_run_starts_with_its_fewest_nodes_and_may_get_its_most(platform: Platf
             64,
             [
                 "cannot be shared equally by 24 workers",
-                "Possible sizes with train.global_batch_size = 64: 8, 16, 32, 64; use 8:16, which",
+                "Possible sizes with train.global_batch_size = 64: 8, 16, 32, 64; use 8:16, in which",
                 "a multiple of 96 as batch",
             ],
         ),
         ("8:24", 40, ["Possible sizes with train.global_batch_size = 40: 8, 40; no range"]),
-        ("8:16", 9, ["train.global_batch_size = 9: none; no range is without a gap"]),
+        ("8:16", 9, ["train.global_batch_size = 9: none; no range has only possible sizes"]),
     ],
 )
 def test_a_run_is_exact_at_each_of_its_sizes(
@@ -89,7 +89,7 @@ def test_cpu_workers_count_their_places(platform: Platform, workers: str) -> Non
     ("change", "problem"),
     [
         ({"queue": PlatformQueue(system="kueue", name="q")}, "Use a fixed number: 8 or 16."),
-        ({"autoscaler": None}, "says nothing of an autoscaler"),
+        ({"autoscaler": None}, "the platform has no autoscaler"),
     ],
 )
 def test_where_nothing_can_grow_an_elastic_run_is_refused(
@@ -165,7 +165,7 @@ def test_gpu_workers_need_no_places(platform: Platform) -> None:
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        (["resources.data={nodes: 1, pool: gpu}"], "would hold without using them"),
+        (["resources.data={nodes: 1, pool: gpu}"], "would occupy without using them"),
         (["resources.data={nodes: 1, pool: none}"], "resources.data.pool = 'none' is no pool"),
         (["data.ray_nodes={a: b}"], "have the labels {}"),
     ],

@@ -63,7 +63,7 @@ def test_a_division_with_a_rest_names_the_next_possible_numbers(
     platform: Platform, gpus: int, batch: int, possible: str
 ) -> None:
     message = refusal(digits(f"train.global_batch_size={batch}", gpus=str(gpus)), platform)
-    assert f"resources.gpus = {gpus} cannot be spread over pool gpu with 8 GPUs" in message
+    assert f"resources.gpus = {gpus} cannot be distributed over pool gpu with 8 GPUs" in message
     assert possible in message
 
 
@@ -104,9 +104,9 @@ def test_the_head_grows_with_the_workers(platform: Platform) -> None:
     ("run", "problem"),
     [
         (digits("resources.pool=cpu", gpus="2"), "pool cpu has no GPUs"),
-        (digits("resources.pool=gpu"), "CPU workers would hold without using them"),
+        (digits("resources.pool=gpu"), "CPU workers would occupy without using them"),
         (digits("resources.pool=tpu"), "'tpu' is no pool of the platform"),
-        (digits("data.source=./mnist"), "is a path of this machine, which a cluster's pods do not"),
+        (digits("data.source=./mnist"), "is a relative path, which pods of a cluster cannot read"),
         (digits("faults.replacement_timeout_s=29"), "set job.separateAttempts in the platform's"),
         (digits(workers="3"), "train.global_batch_size = 64 cannot be shared equally by 3 workers"),
     ],

@@ -13,7 +13,7 @@ from typing import Literal
 
 from trainyard.errors import ConfigError, RunFailed
 from trainyard.local.tools import require_packages, stopped_like_ctrl_c
-from trainyard.planning.plan import trainer_config
+from trainyard.planning.trainer_input import trainer_config
 from trainyard.run_file.code_archive import Overlay
 from trainyard.run_file.models import BoostingRun, RunConfig, UserCodeRun
 from trainyard.submission.status import Phase, RunStatus, error_lines

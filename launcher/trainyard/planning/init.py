@@ -13,7 +13,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from trainyard.errors import ConfigError
-from trainyard.planning.plan import is_on_this_machine, plan_run, trainer_config
+from trainyard.planning.plan import plan_run
+from trainyard.planning.requirements import is_on_this_machine
+from trainyard.planning.trainer_input import trainer_config
 from trainyard.platform import Platform
 from trainyard.run_file.models import RecipeRun
 from trainyard.run_file.validation import section_of, validate

@@ -10,8 +10,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from trainyard.planning.plan import DataGroup, Plan, PodSize
+from trainyard.planning.plan import Plan
 from trainyard.planning.render import RenderedTemplate
+from trainyard.planning.sizing.pod_sizes import DataGroup, PodSize
 from trainyard.platform import Platform
 from trainyard.run_file.network import NetworkRequirements
 from trainyard_trainer.config.scaling import DATA_LABELS, WORKER_RESOURCE

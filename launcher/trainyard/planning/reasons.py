@@ -5,14 +5,9 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from trainyard.planning.plan import (
-    MIB_PER_GIB,
-    OBJECT_STORE_LIMIT_MIB,
-    Plan,
-    PodSize,
-    batch_share,
-    count,
-)
+from trainyard.planning.plan import Plan
+from trainyard.planning.sizing.layout import batch_share, count
+from trainyard.planning.sizing.pod_sizes import MIB_PER_GIB, OBJECT_STORE_LIMIT_MIB, PodSize
 from trainyard.platform import Platform, Pool
 from trainyard.run_file.code_archive import LIMIT_KIB, size_text
 from trainyard.run_file.models import BoostingRun, RecipeRun, RunConfig

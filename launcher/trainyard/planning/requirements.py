@@ -1,0 +1,112 @@
+"""What a run needs of its platform: pool, network, data nodes, shared data. Each check raises ConfigError."""
+
+from __future__ import annotations
+
+from trainyard.errors import ConfigError
+from trainyard.planning.sizing.layout import asked_amount
+from trainyard.planning.sizing.pod_sizes import DataGroup, node_size
+from trainyard.platform import Platform, Pool
+from trainyard.run_file.models import (
+    BoostingRun,
+    RecipeRun,
+    RunConfig,
+)
+from trainyard.run_file.network import (
+    Network,
+    merge_networks,
+)
+
+SILENT_NODE_S = 30
+"""Kubernetes notices a lost node up to this much later than Ray: after 50 s, checked every 5 s, while the
+chart sets 30 s for Ray."""
+
+
+def is_on_this_machine(source: str) -> bool:
+    """Whether a data source is a relative path: neither a built-in data set, a URL nor an absolute path."""
+    return "/" in source and "://" not in source and not source.startswith("/")
+
+
+def require_shared_source(run: RecipeRun | BoostingRun) -> None:
+    """Raise ConfigError for data at a relative path, which pods of a cluster cannot read."""
+    for key in ("source", "valid_source"):
+        path = getattr(run.data, key)
+        if path and is_on_this_machine(path):
+            raise ConfigError(
+                f"data.{key} = {path} is a relative path, which pods of a cluster cannot read",
+                "Use an absolute path on the platform's storage, or s3://bucket/prefix.",
+            )
+
+
+def require_data_nodes(run: RecipeRun, pool: Pool, platform: Platform) -> None:
+    """Raise ConfigError for `data.ray_nodes` that no Ray node matches: the run would wait forever."""
+    wanted = run.data.ray_nodes
+    if wanted is None or run.data.loader != "ray":
+        return
+    offered = platform.worker_group(pool.name).get("labels") or {}
+    if not wanted.items() <= offered.items():
+        raise ConfigError(
+            f"data.ray_nodes = {wanted}: the Ray nodes of pool {pool.name} have the labels {offered}",
+            "Use resources.data: {nodes: N}, which gives the Ray loader separate nodes.",
+        )
+
+
+def require_separate_attempts(run: RunConfig, platform: Platform) -> None:
+    """Raise ConfigError if the next attempt's pods could be scheduled on the node that was just lost."""
+    timeout_s = run.faults.replacement_timeout_s
+    if timeout_s < SILENT_NODE_S and not platform.job.separate_attempts:
+        raise ConfigError(
+            f"faults.replacement_timeout_s = {timeout_s:g} is below {SILENT_NODE_S}: Kubernetes notices "
+            "a lost node later than Ray, and until then could schedule the next attempt's pods there",
+            f"Use {SILENT_NODE_S} or more, or set job.separateAttempts in the platform's values, which keeps "
+            "the pods of an attempt off the nodes of the one before.",
+        )
+
+
+def choose_pool(run: RunConfig, platform: Platform) -> Pool:
+    """Return the pool that the run names, else the platform's default.
+
+    Raises ConfigError if the run asks for GPUs and the pool has none, or the other way round.
+    """
+    asked = f"resources.{run.resources.unit} = {asked_amount(run)}"
+    wants_gpus = run.resources.unit == "gpus"
+    defaults = platform.default_pools
+    pool = platform.pool(run.resources.pool or (defaults.gpus if wants_gpus else defaults.workers))
+    if wants_gpus and not pool.gpus_per_node:
+        raise ConfigError(
+            f"{asked}, but pool {pool.name} has no GPUs",
+            "Use resources.workers, or a pool with gpusPerNode above 0.",
+        )
+    if not wants_gpus and pool.gpus_per_node:
+        raise ConfigError(
+            f"{asked}, but pool {pool.name} has "
+            f"{pool.gpus_per_node} GPUs per node, which CPU workers would occupy without using them",
+            "Use resources.gpus, or a pool with workersPerNode.",
+        )
+    return pool
+
+
+def choose_network(run: RunConfig, pool: Pool) -> Network | None:
+    """Combine the run's network with the pool's. Raises ConfigError for RDMA between CPU workers."""
+    network = merge_networks(run.network, pool.network)
+    if network is not None and network.device_resource and not pool.gpus_per_node:
+        raise ConfigError(
+            f"network.preset = {network.preset}, but pool {pool.name} has no GPUs: CPU workers communicate "
+            "with gloo over TCP",
+            "Use preset tcp, or a pool with GPUs.",
+        )
+    return network
+
+
+def choose_data_nodes(run: RunConfig, platform: Platform) -> DataGroup | None:
+    """Return the nodes on which only the Ray loader runs, or None if the run asks for none."""
+    asked = run.resources.data
+    if asked is None:
+        return None
+    pool = platform.pool(asked.pool or platform.default_pools.workers, "resources.data.pool")
+    if pool.gpus_per_node:
+        raise ConfigError(
+            f"resources.data.pool = {pool.name} has {pool.gpus_per_node} GPUs per node, which the "
+            "Ray loader would occupy without using them",
+            "Name a pool with workersPerNode.",
+        )
+    return DataGroup(pool=pool.name, nodes=asked.nodes, node=node_size(pool, pool.slots))

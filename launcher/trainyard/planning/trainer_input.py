@@ -1,0 +1,88 @@
+"""Build the trainer's config from the run file and the plan's numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainyard.planning.sizing.layout import batch_share
+from trainyard.planning.sizing.pod_sizes import DataGroup
+from trainyard.platform import Pool
+from trainyard.run_file.code_archive import Overlay
+from trainyard.run_file.models import (
+    BoostingRun,
+    CommandRun,
+    FunctionRun,
+    RecipeRun,
+    RunConfig,
+    UserCodeRun,
+)
+from trainyard_trainer.config.scaling import DATA_LABELS, Scaling
+from trainyard_trainer.config.storage import Storage
+from trainyard_trainer.config.trainer_config import (
+    AnyConfig,
+    BoostingConfig,
+    CommandConfig,
+    FunctionConfig,
+    TrainerConfig,
+)
+
+
+def trainer_config(
+    run: RunConfig, scaling: Scaling, storage: Storage, code: Overlay | None = None
+) -> AnyConfig:
+    """Build the trainer's config from the run file. Raises ConfigError if workers cannot divide a batch."""
+    if isinstance(run, UserCodeRun):
+        return _user_code_config(run, scaling, storage, code)
+    common: dict[str, Any] = {
+        "name": run.name,
+        "faults": run.faults,
+        "scaling": scaling,
+        "storage": storage,
+    }
+    if isinstance(run, BoostingRun):
+        return BoostingConfig(data=run.data, train=run.train, checkpoint=run.checkpoint, **common)
+    assert isinstance(run, RecipeRun)
+    for workers in scaling.sizes:
+        batch_share(run, workers)
+    return TrainerConfig(data=run.data, train=run.train, checkpoint=run.checkpoint, **common)
+
+
+def _user_code_config(
+    run: UserCodeRun, scaling: Scaling, storage: Storage, code: Overlay | None
+) -> CommandConfig | FunctionConfig:
+    common: dict[str, Any] = {
+        "name": run.name,
+        "code_sha256": None if code is None else code.sha256,
+        "faults": run.faults,
+        "scaling": scaling,
+        "storage": storage,
+    }
+    if isinstance(run, FunctionRun):
+        return FunctionConfig(
+            function=run.function,
+            train_loop_config=run.train_loop_config,
+            datasets=run.datasets,
+            **common,
+        )
+    assert isinstance(run, CommandRun)
+    return CommandConfig(command=run.command, run_with=run.run_with, **common)
+
+
+def launch_of(run: RunConfig, image: str, pool: Pool, data: DataGroup | None) -> dict[str, Any]:
+    """Return the keys of the run file that the trainer's config lacks: image, resources, queue and network.
+
+    Image and pools are those that were chosen. Together with the trainer's config they make a run file that
+    gives the same plan again (`trainyard reproduce`).
+    """
+    nodes = run.resources.data
+    if nodes is not None and data is not None:
+        nodes = nodes.model_copy(update={"pool": data.pool})
+    resources = run.resources.model_copy(update={"pool": pool.name, "data": nodes})
+    chosen = run.model_copy(update={"image": image, "resources": resources})
+    return chosen.model_dump(mode="json", include={"image", "resources", "queue", "network"})
+
+
+def with_data_nodes(run: RecipeRun) -> RecipeRun:
+    """Return the run with its Ray loader restricted to the nodes of `resources.data`."""
+    data = run.data.model_copy(update={"ray_nodes": DATA_LABELS})
+    return run.model_copy(update={"data": data})
