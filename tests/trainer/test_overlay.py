@@ -138,7 +138,7 @@ def test_code_comes_from_a_variable_and_is_kept_or_was_uploaded(
 @pytest.mark.parametrize(
     ("sent", "uploaded", "problem"),
     [
-        ("%", b"", "TRAINYARD_CODE is no base64"),
+        ("%", b"", "TRAINYARD_CODE is not valid base64"),
         (
             base64.b64encode(b"other").decode(),
             b"",
@@ -148,7 +148,7 @@ def test_code_comes_from_a_variable_and_is_kept_or_was_uploaded(
         (
             None,
             None,
-            r"code/\w+.tar.gz, the code that was uploaded, is not there. Submit the run again",
+            r"code/\w+.tar.gz, the archive of the run's code, does not exist. Submit the run again",
         ),
     ],
 )
