@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None, environment: Mapping[str, str] = os
 
 
 def _config(environment: Mapping[str, str]) -> AnyConfig:
-    """Raises ConfigError."""
+    """Read the config from the environment. Raises ConfigError if it is missing or invalid."""
     try:
         return read_config(environment)
     except KeyError:

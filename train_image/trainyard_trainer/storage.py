@@ -93,19 +93,19 @@ class StorageFolder:
         self.is_local = isinstance(filesystem, fs.LocalFileSystem)
 
     def show(self, path: str) -> str:
-        """The path as a person would type it."""
+        """Return the path as a user would write it."""
         return path if self.is_local else f"s3://{path}"
 
     def exists(self, path: str) -> bool:
         return self.filesystem.get_file_info(path).type != fs.FileType.NotFound
 
     def size(self, path: str) -> int | None:
-        """Bytes of a file; None if there is no such file."""
+        """Return the size of a file in bytes; None if there is no such file."""
         info = self.filesystem.get_file_info(path)
         return info.size if info.type == fs.FileType.File else None
 
     def read(self, path: str) -> bytes:
-        """Raises FileNotFoundError."""
+        """Return the bytes of a file. Raises FileNotFoundError if there is none."""
         with self.filesystem.open_input_stream(path, compression=None) as stream:
             return stream.read()
 
@@ -346,7 +346,7 @@ class StorageFolder:
                 return
 
     def subfolders(self, path: str) -> list[str]:
-        """Names of the folders in a folder."""
+        """Return the names of the sub-folders of a folder."""
         infos = self.filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
         return sorted(info.base_name for info in infos if info.type == fs.FileType.Directory)
 
@@ -356,7 +356,7 @@ class StorageFolder:
         return sorted(info.base_name for info in infos if info.type == fs.FileType.File)
 
     def files(self) -> list[str]:
-        """All files, relative to the folder."""
+        """Return the paths of all files, relative to this folder."""
         return sorted(self.sizes())
 
     def sizes(self) -> dict[str, int]:

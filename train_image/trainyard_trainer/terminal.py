@@ -1,4 +1,4 @@
-"""What the trainer's tools share on the command line: finding a run, tables, progress, errors."""
+"""Output of the command-line tools: tables, sizes and a progress bar."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from collections.abc import Sequence
 from types import TracebackType
 
 WIDTH = 24
-"""Characters of a full bar."""
+"""The width of the bar in characters."""
 
 REDRAW_S = 0.1
+"""The shortest time between two redraws of the bar."""
 
 PATIENCE_S = 0.5
-"""Work that is done sooner needs no bar."""
+"""Seconds before the bar appears: shorter work shows none."""
 
 
 def table_text(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns side by side, one line per row; numbers stand to the right."""
+    """Return a table as text, one line per row; columns of numbers are right-aligned."""
     lines = [headings, *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     is_number = [
@@ -34,7 +35,7 @@ def table_text(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def size_text(count: float) -> str:
-    """`5_400_000` -> `5.4 MB`."""
+    """Return a size in bytes as text in decimal units: `5_400_000` -> `5.4 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -43,7 +44,7 @@ def size_text(count: float) -> str:
 
 
 class Bar:
-    """A progress bar on standard error while work takes long and a person looks on."""
+    """A progress bar on standard error, for work that takes long on a terminal."""
 
     def __init__(self, what: str, total: int) -> None:
         self._what = what
@@ -66,7 +67,7 @@ class Bar:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
     def advance(self, count: int) -> None:
-        """So much more is done."""
+        """Add to the number of finished items."""
         self._done += count
         now = time.monotonic()
         is_due = now - self._drawn >= REDRAW_S and now - self._began >= PATIENCE_S

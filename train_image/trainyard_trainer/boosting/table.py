@@ -22,8 +22,8 @@ from pyarrow import fs
 from trainyard_trainer.config.boosting import Boosting
 from trainyard_trainer.config.data import Table
 from trainyard_trainer.config.data_sources import BUILT_IN
+from trainyard_trainer.data.sources.columns import check_columns
 from trainyard_trainer.data.sources.find import KEYS, list_all
-from trainyard_trainer.data.sources.image_files import check_columns
 from trainyard_trainer.data.sources.samples import ALL, TRAIN, VALID, stamp_of
 from trainyard_trainer.data.sources.tables import split_files
 from trainyard_trainer.errors import ConfigError, RunError

@@ -9,24 +9,23 @@ from trainyard_trainer.config.train import Train
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchShare:
-    """What one worker computes of each global batch."""
+    """The part of each global batch that one worker computes."""
 
     samples: int
-    """Of one optimiser step."""
+    """The number of samples per optimizer step."""
     micro_batch_size: int
-    """Of one forward and backward pass."""
+    """The number of samples per forward and backward pass."""
 
     @property
     def accumulation(self) -> int:
-        """Passes per step."""
+        """The number of forward and backward passes per optimizer step."""
         return self.samples // self.micro_batch_size
 
 
 def share_batch(train: Train, num_workers: int) -> BatchShare:
-    """A global batch over workers and passes: 64 over 2 workers by 16 -> 32 samples in 2 passes.
+    """Divide the global batch among workers and passes: 64 over 2 workers by 16 -> 32 samples in 2 passes.
 
-    Raises ValueError with the nearest numbers that work, since a rounded batch would change what is
-    learnt.
+    Raises ValueError with the nearest valid numbers: a rounded batch would change the trained weights.
     """
     share, rest = divmod(train.global_batch_size, num_workers)
     if rest:

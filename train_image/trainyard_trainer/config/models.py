@@ -11,7 +11,7 @@ from trainyard_trainer.config.section import Fraction, Section
 
 
 class Model(Section):
-    """A torchvision classification model."""
+    """The settings of a torchvision classification model."""
 
     name: str
     """The model's name in torchvision, such as `resnet18`."""
@@ -27,22 +27,22 @@ class Model(Section):
 
 
 class Gpt(Section):
-    """A transformer that reads bytes and tells the next one."""
+    """The settings of a transformer that predicts the next byte of a text."""
 
     layers: PositiveInt
-    """Blocks, each of attention and a network of two layers."""
+    """Number of transformer blocks, each with attention and a two-layer network."""
 
     heads: PositiveInt
-    """Heads of each attention; they share the width evenly."""
+    """Number of attention heads of each block; it must divide the width."""
 
     width: PositiveInt
-    """Numbers by which a byte is known between blocks."""
+    """Embedding size: the number of values that represent each byte between blocks."""
 
     context_length: Annotated[int, Field(ge=2, le=2**16)]
-    """Bytes that the model looks back on at most, and bytes of a sample."""
+    """Context length in bytes, which is also the length of a sample."""
 
     dropout: Fraction = 0.0
-    """Share of the numbers between layers that are set to 0 at random in training."""
+    """Share of activations that are set to 0 at random during training."""
 
     @model_validator(mode="after")
     def _heads_share_the_width(self) -> Gpt:

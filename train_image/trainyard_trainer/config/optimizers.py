@@ -40,7 +40,7 @@ class AdamW(Section):
 
 
 class Schedule(Section):
-    """What every schedule has."""
+    """The settings that all learning-rate schedules have."""
 
     warmup_samples: NonNegativeInt = 0
     """The learning rate rises in a straight line over the first so many samples."""

@@ -65,7 +65,7 @@ class Header:
 
 
 def read_header(data: bytes) -> Header:
-    """Raises UnreadableError."""
+    """Read the format, size and channels of an image file. Raises UnreadableError."""
     try:
         with _open(data) as image:
             return _header_of(image, data)

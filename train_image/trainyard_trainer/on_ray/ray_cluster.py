@@ -140,7 +140,7 @@ def wait_for_capacity(scaling: Scaling, timeout_s: float) -> None:
 
 
 def live_nodes() -> list[Mapping[str, float]]:
-    """Resources of each node."""
+    """Return the resources of each node that is alive."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 

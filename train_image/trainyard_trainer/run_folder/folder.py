@@ -1,4 +1,4 @@
-"""What the folder of a run holds."""
+"""The folder of a run: the paths of all its files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RunFolder(StorageFolder):
 
     @property
     def name(self) -> str:
-        """The run's."""
+        """The name of the run."""
         return self.root.rpartition("/")[2]
 
     def sibling(self, name: str) -> RunFolder:

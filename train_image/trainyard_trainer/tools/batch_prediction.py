@@ -26,15 +26,14 @@ from pyarrow import fs
 from trainyard_trainer.data.image_codec import UnreadableError, load, to_png
 from trainyard_trainer.data.prepared import METADATA_KEY, pixels_to_values
 from trainyard_trainer.data.sources.find import list_all
-from trainyard_trainer.data.sources.tables import (
+from trainyard_trainer.data.sources.pixel_columns import (
     NO_IMAGE,
-    OPENING_THREADS,
     PixelLayout,
-    class_names_of,
     find_layout,
     plain,
     to_pixels,
 )
+from trainyard_trainer.data.sources.tables import OPENING_THREADS, class_names_of
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.storage import open_filesystem

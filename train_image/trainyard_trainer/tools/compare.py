@@ -270,7 +270,7 @@ def environment_of(run: Run) -> Record:
 
 
 def document_of(a: Run, b: Run) -> Record:
-    """What `--json` tells."""
+    """Return the comparison as `--json` prints it."""
     return {
         "runs": [{"name": run.label, "notes": run.notes, **facts_of(run)} for run in (a, b)],
         "config": config_of(a, b),

@@ -100,7 +100,7 @@ def write(saved: Saved, file: Path, kind: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Examples:
-    """Inputs of a network."""
+    """The example inputs with which a network is traced and compared."""
 
     traced: torch.Tensor
     compared: torch.Tensor
@@ -117,7 +117,7 @@ def _images(saved: Saved) -> Examples:
 
 
 def _texts(saved: Saved) -> Examples:
-    """Of many short documents."""
+    """Return samples of text that consist of many short documents."""
     most = saved.config.context_length
     shape = (COMPARED, min(most, LENGTH))
     texts = torch.randint(8, shape, generator=torch.Generator().manual_seed(0))

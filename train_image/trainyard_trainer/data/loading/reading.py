@@ -31,7 +31,7 @@ def read_part(
 
 
 def read_sample(prepared: Prepared, sample: int) -> pa.Table:
-    """One training image, decoded."""
+    """Read and decode one training sample."""
     ends = list(accumulate(prepared.train.rows))
     index = int(np.searchsorted(ends, sample, side="right"))
     row = sample - (ends[index] - prepared.train.rows[index])

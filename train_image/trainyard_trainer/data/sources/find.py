@@ -17,11 +17,8 @@ from trainyard_trainer.config.data_sources import (
 )
 from trainyard_trainer.data.prepared import DATASET
 from trainyard_trainer.data.sources.idx import is_idx_images, open_idx
-from trainyard_trainer.data.sources.image_files import (
-    has_classes,
-    open_folder,
-    open_manifest,
-)
+from trainyard_trainer.data.sources.image_files import has_classes, open_folder
+from trainyard_trainer.data.sources.manifest import open_manifest
 from trainyard_trainer.data.sources.samples import ALL, HeldSamples, Source, stamp_of
 from trainyard_trainer.data.sources.tables import open_tables
 from trainyard_trainer.errors import ConfigError

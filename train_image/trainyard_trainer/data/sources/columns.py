@@ -1,0 +1,28 @@
+"""The check that a source has the columns that the config names."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from trainyard_trainer.errors import ConfigError
+
+IMAGE_COLUMNS = (
+    "Set data.image_column and data.label_column (--image-column and --label-column of "
+    "`trainyard data`)."
+)
+
+
+def check_columns(
+    file: str, found: Iterable[str], *needed: str, remedy: str = IMAGE_COLUMNS
+) -> None:
+    """Raise ConfigError if a column is missing; the message names the nearest one."""
+    names = list(found)
+    for column in needed:
+        if column in names:
+            continue
+        near = difflib.get_close_matches(column, names, 1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise ConfigError(
+            f"{file} has no column {column}: it has {', '.join(names)}.{hint} {remedy}"
+        )
