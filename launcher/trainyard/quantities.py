@@ -1,4 +1,4 @@
-"""Amounts as Kubernetes writes them, and what a pod asks for: exactly."""
+"""Kubernetes quantities such as `100m` and `1.5Gi`, and the resource requests of pods, as exact fractions."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ QUANTITY = re.compile(
 
 
 def quantity(text: str | int | float) -> Fraction:
-    """An amount as Kubernetes writes it, exactly: `100m`, `1.5Gi`, `2e3`, `64`. Raises ValueError."""
+    """Parse a Kubernetes quantity exactly: `100m`, `1.5Gi`, `2e3` or `64`. Raises ValueError."""
     found = QUANTITY.fullmatch(str(text))
     if found is None or (found["suffix"] or "") not in SUFFIXES:
-        raise ValueError(f"{text!r} is no quantity")
+        raise ValueError(f"{text!r} is not a quantity")
     number = Fraction(found["number"])
     if found["power"] is not None:
         return number * Fraction(10) ** int(found["power"])
@@ -35,12 +35,15 @@ def quantity(text: str | int | float) -> Fraction:
 
 
 def shown(amount: Fraction) -> str:
-    """An amount for people: `8`, `2.5`."""
+    """Return an amount as a decimal number for output: `8`, `2.5`."""
     return f"{amount}" if amount.denominator == 1 else f"{float(amount):g}"
 
 
 def requests_of(pod_spec: Object) -> Amounts:
-    """What the scheduler keeps for a pod: its containers, or the largest of its init containers."""
+    """Return the resources that the scheduler reserves for a pod, as Kubernetes computes them.
+
+    They are the sum of its containers, or its largest init container if that needs more.
+    """
     total: Amounts = {}
     for container in pod_spec.get("containers") or []:
         total = sum_of(total, requests_in(container))
@@ -49,35 +52,35 @@ def requests_of(pod_spec: Object) -> Amounts:
     for container in pod_spec.get("initContainers") or []:
         own = requests_in(container)
         if container.get("restartPolicy") == "Always":
-            # It stays beside the containers, and beside the init containers after it.
+            # A sidecar keeps running beside the containers and the init containers that follow it.
             sidecars = sum_of(sidecars, own)
             own = {}
         largest = _largest(largest, sum_of(sidecars, own))
     total = _largest(sum_of(total, sidecars), largest)
-    # A pod's own numbers, where it has some, stand for those of its containers.
+    # Resources at the level of the pod replace those of its containers.
     total |= requests_in(pod_spec)
     return sum_of(total, amounts_of(pod_spec.get("overhead")))
 
 
 def requests_in(holder: Object) -> Amounts:
-    """What the `resources` of a container, or of a pod, ask for."""
+    """Return the requests in the `resources` of a container or a pod."""
     resources = holder.get("resources") or {}
-    # A template may name limits alone; the API server takes them for requests, too.
+    # Where a request is missing, the API server uses the limit as the request.
     return amounts_of(resources.get("limits")) | amounts_of(resources.get("requests"))
 
 
 def amounts_of(quantities: Mapping[str, Any] | None) -> Amounts:
-    """Quantities, parsed."""
+    """Parse the quantities of a mapping from resource name to quantity."""
     return {name: quantity(text) for name, text in (quantities or {}).items()}
 
 
 def sum_of(one: Amounts, other: Amounts) -> Amounts:
-    """Both together."""
+    """Add two mappings from resource name to amount, resource by resource."""
     return {name: one.get(name, Fraction(0)) + other.get(name, Fraction(0)) for name in one | other}
 
 
 def difference(one: Amounts, other: Amounts) -> Amounts:
-    """What is left of the one."""
+    """Subtract the amounts of the second mapping from those of the first, for the resources of the first."""
     return {name: amount - other.get(name, Fraction(0)) for name, amount in one.items()}
 
 
@@ -88,7 +91,7 @@ def _largest(one: Amounts, other: Amounts) -> Amounts:
 
 
 def shown_size(resource: str, amount: Fraction) -> str:
-    """An amount with its unit: memory and disk in GiB."""
+    """Return an amount with its unit for output: memory and disk in GiB."""
     if resource in ("memory", "ephemeral-storage") or resource.startswith("hugepages-"):
         return f"{float(amount / 2**30):.4g} GiB"
     return shown(amount)

@@ -22,7 +22,7 @@ Words in capitals stand for names of the run. `make golden` generates this page 
 
 
 def catalogue_page() -> str:
-    """The page in Markdown."""
+    """Return the page of known failures in Markdown."""
     return "\n".join(_lines())
 
 

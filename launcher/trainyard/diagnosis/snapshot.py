@@ -1,4 +1,4 @@
-"""What is to be seen of a run at one moment: parsed objects and texts, and simple questions to them."""
+"""A snapshot of a run: its Kubernetes objects and log texts at one moment, and simple queries on them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INIT_CONTAINER = "wait-gcs-ready"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
-    """A run's last submission with all that belongs to it. What is None is not known."""
+    """A run's last submission with all related objects. None means that a value is not known."""
 
     run: str
     namespace: str
@@ -71,7 +71,7 @@ class Snapshot:
 
     @property
     def phase(self) -> Phase | None:
-        """None without a RayJob."""
+        """Phase of the submission, or None if the RayJob does not exist."""
         return None if self.job is None else phase_of(self.status)
 
     @property

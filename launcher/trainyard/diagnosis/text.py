@@ -25,7 +25,7 @@ def explanation_lines(explanation: Explanation) -> Iterator[str]:
 
 
 def finding_lines(finding: Finding) -> Iterator[str]:
-    """Cause, evidence, remedy."""
+    """Return the lines of a finding: its cause, its evidence and its remedy."""
     yield f"cause:    {finding.cause}"
     yield from (f"          {seen.source}: {seen.text}" for seen in finding.evidence)
     yield f"remedy:   {finding.remedy}"

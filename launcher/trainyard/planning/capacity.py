@@ -1,4 +1,7 @@
-"""Nodes and Pods -> room: what a cluster has, what runs on it, and whether a run fits. Pure."""
+"""Capacity of a cluster: what its nodes have, what runs on them, and whether a run fits.
+
+The functions are pure: they work on parsed Node and Pod objects.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ GPU = re.compile(r".*/.*gpu.*|gpu\..*/.*|nvidia\.com/mig-.*")
 """Names of resources that count GPUs or parts of them."""
 
 CONDITION_TAINT = "node.kubernetes.io/"
-"""Kubernetes' own taints: a node that is cordoned, not ready or short of something just now."""
+"""Prefix of the taints with which Kubernetes marks nodes that are cordoned, not ready or under pressure."""
 
 NAMES_SHOWN = 3
 
@@ -36,7 +39,7 @@ NAMES_SHOWN = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodHolding:
-    """A pod on a node, and what it holds of one resource."""
+    """A pod on a node, and the amount of one resource that it has reserved."""
 
     namespace: str
     pod: str
@@ -52,24 +55,24 @@ class Node:
     labels: dict[str, str]
     taints: tuple[Object, ...]
     is_open: bool
-    """Ready, and not cordoned."""
+    """Whether the node is ready and not cordoned."""
     allocatable: Amounts
     kept: Amounts
-    """What pods take that each such node has: of DaemonSets, and the kubelet's own."""
+    """Resources reserved by pods that every node runs: those of DaemonSets and of the kubelet."""
     used: Amounts
-    """What all its pods take."""
+    """Resources reserved by all pods of the node."""
     pods: tuple[Object, ...]
 
     def free(self) -> Amounts:
-        """What is left now."""
+        """Return the resources that no pod on the node has reserved."""
         return difference(self.allocatable, self.used)
 
-    def own(self) -> Amounts:
-        """What would be left if no job ran."""
+    def without_jobs(self) -> Amounts:
+        """Return the resources that would be free if only DaemonSets and the kubelet's pods ran."""
         return difference(self.allocatable, self.kept)
 
     def holders(self, resource: str) -> tuple[PodHolding, ...]:
-        """Who holds a resource, the most first."""
+        """Return the pods that have reserved a resource, the largest amount first."""
         found = [
             PodHolding(
                 namespace=pod["metadata"].get("namespace", ""),
@@ -84,7 +87,7 @@ class Node:
 
 
 def nodes_of(nodes: Iterable[Object], pods: Iterable[Object]) -> tuple[Node, ...]:
-    """Nodes with what runs on them, by name. Pods that have ended hold nothing."""
+    """Return the nodes with the pods that run on them, sorted by name. Finished pods do not count."""
     placed: dict[str, list[Object]] = {}
     for pod in pods:
         node = pod["spec"].get("nodeName")
@@ -122,7 +125,7 @@ def _is_of_the_node(pod: Object) -> bool:
 
 
 def gpu_resources(nodes: Iterable[Node]) -> list[str]:
-    """Names of the resources of these nodes that count GPUs, whole or in parts."""
+    """Return the names of the nodes' resources that count GPUs, or parts of GPUs (MIG)."""
     names = {name for node in nodes for name, amount in node.allocatable.items() if amount}
     return sorted(name for name in names if GPU.fullmatch(name))
 
@@ -131,7 +134,7 @@ def gpu_resources(nodes: Iterable[Node]) -> list[str]:
 
 
 def may_hold(node: Node, pod_spec: Object) -> bool:
-    """Whether node selector and tolerations let such a pod onto a node, when it is open."""
+    """Whether node selector, taints and tolerations allow a pod on a node that is ready."""
     selector = pod_spec.get("nodeSelector") or {}
     tolerations = pod_spec.get("tolerations") or []
     if any(node.labels.get(key) != value for key, value in selector.items()):
@@ -154,7 +157,7 @@ def tolerates(toleration: Object, taint: Object) -> bool:
 
 
 def places(room: Amounts, request: Amounts) -> int:
-    """How many pods with such a request fit into a room."""
+    """Return how many pods with a resource request fit into an amount of free resources."""
     wanted = request | {"pods": Fraction(1)}
     return max(
         0,
@@ -169,7 +172,7 @@ def places(room: Amounts, request: Amounts) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Need:
-    """Equal pods of a run."""
+    """A group of equal pods of a run: its size and the resources of one pod."""
 
     name: str
     pod_spec: Object
@@ -179,7 +182,7 @@ class Need:
 
 
 def needs_of(job: Object) -> tuple[Need, ...]:
-    """The pods of a rendered RayJob: worker groups, then the head."""
+    """Return the groups of equal pods of a rendered RayJob: worker groups first, then the head."""
     spec = job["spec"]["rayClusterSpec"]
     groups = [
         _need(group["groupName"], group, group["minReplicas"], group["maxReplicas"])
@@ -207,30 +210,30 @@ def _need(name: str, group: Object, fewest: int, most: int) -> Need:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Room:
-    """What the nodes have for equal pods of a run."""
+    """The capacity of the nodes for one group of equal pods."""
 
     need: Need
     matching: int
-    """Nodes that node selector and tolerations allow."""
+    """Number of nodes that node selector, taints and tolerations allow."""
     closed: int
-    """Of them those that are cordoned or not ready."""
+    """Number of matching nodes that are cordoned or not ready."""
     possible: int
-    """Pods that fit if nothing else ran."""
+    """Number of pods that would fit if nothing else ran."""
     free: int
-    """Pods that fit now, beside the run's other pods; at most as many as it may have."""
+    """Number of pods that fit now, beside the run's other pods; at most the group's largest size."""
     short: tuple[str, ...]
-    """What nodes that could hold one such pod have too little of now."""
+    """Names of the resources that nodes lack now, on which a pod would fit if nothing else ran."""
     misfits: tuple[str, ...]
-    """Nodes that are too small for one such pod, in words."""
+    """Descriptions of nodes that are too small for one pod."""
 
     @property
     def is_enough(self) -> bool:
-        """Whether the cluster could ever hold the fewest of them."""
+        """Whether the group's smallest size would fit if nothing else ran."""
         return self.possible >= self.need.fewest
 
 
 def rooms_for(job: Object, nodes: Sequence[Node]) -> tuple[Room, ...]:
-    """What the nodes have for each kind of a rendered RayJob's pods."""
+    """Return the capacity for each group of equal pods of a rendered RayJob."""
     left = {node.name: node.free() for node in nodes if node.is_open}
     rooms = []
     for need in needs_of(job):
@@ -240,7 +243,7 @@ def rooms_for(job: Object, nodes: Sequence[Node]) -> tuple[Room, ...]:
             if node.name not in left:
                 continue
             fitting = min(places(left[node.name], need.request), need.most - free)
-            if not fitting and places(node.own(), need.request):
+            if not fitting and places(node.without_jobs(), need.request):
                 short |= {
                     name
                     for name, amount in need.request.items()
@@ -254,7 +257,7 @@ def rooms_for(job: Object, nodes: Sequence[Node]) -> tuple[Room, ...]:
                 need=need,
                 matching=len(matching),
                 closed=sum(not node.is_open for node in matching),
-                possible=sum(places(node.own(), need.request) for node in matching),
+                possible=sum(places(node.without_jobs(), need.request) for node in matching),
                 free=free,
                 short=tuple(sorted(short)),
                 misfits=_misfits(need, matching),
@@ -264,13 +267,13 @@ def rooms_for(job: Object, nodes: Sequence[Node]) -> tuple[Room, ...]:
 
 
 def _misfits(need: Need, matching: Sequence[Node]) -> tuple[str, ...]:
-    """What nodes lack for one such pod. A node without any GPU is no GPU node, and no misfit."""
+    """Describe what nodes lack for one pod. For GPU pods, nodes without any GPU are left out."""
     gpus = [name for name in need.request if GPU.fullmatch(name)]
     lacking: dict[tuple[str, ...], list[str]] = {}
     for node in matching:
         if gpus and not any(node.allocatable.get(name) for name in gpus):
             continue
-        own = node.own()
+        own = node.without_jobs()
         missing = tuple(
             f"{name} {shown_size(name, max(own.get(name, Fraction(0)), Fraction(0)))}, "
             f"a pod takes {shown_size(name, amount)}"
@@ -294,7 +297,7 @@ def _names(names: Sequence[str]) -> str:
 
 
 def require_room(rooms: Iterable[Room]) -> None:
-    """Raises ConfigError for a run that the cluster could not hold if nothing else ran."""
+    """Raise ConfigError for a run that would not fit even if nothing else ran."""
     for room in rooms:
         if room.is_enough:
             continue
@@ -313,7 +316,7 @@ def require_room(rooms: Iterable[Room]) -> None:
 
 
 def room_reasons(rooms: Iterable[Room]) -> tuple[Reason, ...]:
-    """Rows for the plan: how much of what the run needs is free now, and why not more."""
+    """Return rows for the plan: how many of the run's pods fit now, and what limits them."""
     return tuple(
         Reason(
             name=f"free now: {room.need.name}",
@@ -351,7 +354,7 @@ def _count_nodes(number: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuNode:
-    """The GPUs of one resource on one node."""
+    """The GPUs of one resource name on one node."""
 
     node: str
     pools: tuple[str, ...]
@@ -363,12 +366,12 @@ class GpuNode:
 
     @property
     def free(self) -> int:
-        """What can be taken now; of a closed node nothing."""
+        """Number of free GPUs; 0 on a node that is cordoned or not ready."""
         return max(0, self.total - self.used) if self.is_open else 0
 
 
 def gpu_nodes(nodes: Sequence[Node], pools: Mapping[str, tuple[str, Object]]) -> list[GpuNode]:
-    """The GPUs of each node. `pools` are GPU resource and pod spec by name."""
+    """Return the GPUs of each node. `pools` maps a pool's name to its GPU resource and pod spec."""
     return [
         GpuNode(
             node=node.name,
@@ -389,7 +392,10 @@ def gpu_nodes(nodes: Sequence[Node], pools: Mapping[str, tuple[str, Object]]) ->
 
 
 def gpus_of_pools(found: Sequence[GpuNode]) -> list[tuple[str, str, Counter[str]]]:
-    """Nodes, GPUs in all, used and free by pool and resource; nodes of no pool come under `-`."""
+    """Return the number of nodes and of total, used and free GPUs by pool and resource.
+
+    Nodes of no pool are counted under `-`.
+    """
     sums: dict[tuple[str, str], Counter[str]] = {}
     for one in found:
         for pool in one.pools or ("-",):

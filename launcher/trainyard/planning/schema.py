@@ -1,7 +1,6 @@
-"""JSON Schemas of the files that people write: an editor completes and checks by them.
+"""JSON Schemas of run files and platform files, for completion and checks in editors.
 
-They say what the models say of single keys: which there are, of which kind, with which meaning. What keys
-mean to each other is checked when the file is read.
+They describe single keys: name, type and meaning. Rules between keys are checked when the file is read.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from pydantic import BaseModel
+from typing_extensions import assert_never
 
 from trainyard.platform import Platform
 from trainyard.run_file.models import BoostingRun, CommandRun, FunctionRun, RecipeRun
@@ -24,14 +24,15 @@ TITLES: dict[Kind, str] = {
 
 
 def schema_of(kind: Kind) -> dict[str, Any]:
-    """The JSON Schema of a kind of file."""
-    schema = (
-        _either(RecipeRun, BoostingRun, CommandRun, FunctionRun)
-        if kind == "run"
-        else _plain(Platform)
-    )
-    if kind == "run":
-        _exactly_one(schema["$defs"]["Resources"], "gpus", "workers")
+    """Return the JSON Schema of a run file or of a platform file."""
+    match kind:
+        case "run":
+            schema = _either(RecipeRun, BoostingRun, CommandRun, FunctionRun)
+            _exactly_one(schema["$defs"]["Resources"], "gpus", "workers")
+        case "platform":
+            schema = _plain(Platform)
+        case _:
+            assert_never(kind)
     return {"$schema": DRAFT, **schema, "title": TITLES[kind]}
 
 

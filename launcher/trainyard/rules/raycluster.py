@@ -81,7 +81,7 @@ def idles_with_autoscaler_v2(subject: Subject) -> Iterator[Violation]:
 
 
 def ranks_groups_with_autoscaler_v2(subject: Subject) -> Iterator[Violation]:
-    """Since 1.7."""
+    """Require Ray 2.56 for the priority of worker groups, which KubeRay has since 1.7."""
     ray = subject.cluster.at("rayVersion").version
     for group in subject.workers:
         own = group.place.at("priority")
@@ -187,7 +187,7 @@ def has_one_autoscaler(subject: Subject) -> Iterator[Violation]:
 
 
 def leaves_the_autoscaler_its_command(subject: Subject) -> Iterator[Violation]:
-    """Since 1.7."""
+    """Refuse the variable that KubeRay 1.7 sets itself for the autoscaler's command."""
     name = "KUBERAY_GEN_AUTOSCALER_START_CMD"
     for one in subject.cluster.at("autoscalerOptions", "env").items():
         if subject.kuberay == "1.7" and one.at("name").text == name:
@@ -256,7 +256,7 @@ def _lets_dns_out(side: FieldPath) -> bool:
 
 
 def leaves_tls_to_kuberay(subject: Subject) -> Iterator[Violation]:
-    """Since 1.7."""
+    """Refuse settings of TLS that KubeRay makes itself since 1.7."""
     if subject.kuberay == "1.6" or not subject.cluster.at("tlsOptions", "enabled").is_true:
         return
     options = subject.cluster.at("autoscalerOptions")

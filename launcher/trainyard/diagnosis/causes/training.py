@@ -1,0 +1,125 @@
+"""Failures of training itself: divergence, GPUs, memory, data, and communication of the workers."""
+
+from __future__ import annotations
+
+import re
+
+from trainyard.diagnosis.causes.driver_log import match_error, match_log
+from trainyard.diagnosis.failure import Match, any_of, failure
+from trainyard.diagnosis.snapshot import Snapshot
+
+
+@failure(
+    "diverged",
+    seen="the driver's `error: the loss or a weight became NaN or infinite`",
+    remedy="Lower train.optimizer.learning_rate, set train.clip_norm, or use precision fp32; the "
+    "last good checkpoint is kept, and a changed config needs a new name (--name).",
+)
+def diverged(snapshot: Snapshot) -> Match | None:
+    """The training diverged: the loss or a weight became NaN or infinite."""
+    return match_error(snapshot, "became NaN or infinite")
+
+
+@failure(
+    "cuda-missing",
+    seen="the driver's `error: CUDA is missing`",
+    remedy="Install the NVIDIA driver, container toolkit and device plugin on the nodes it names,"
+    " or train with resources.workers.",
+)
+def cuda_missing(snapshot: Snapshot) -> Match | None:
+    """Nodes offer GPUs that torch cannot use."""
+    return match_error(snapshot, "CUDA is missing|the check of the nodes' GPUs failed")
+
+
+@failure(
+    "ray-too-small",
+    seen="the driver's `error: the Ray cluster is too small`",
+    remedy="Ask for fewer workers (--gpus, --workers), or give the pool more CPUs per node: data "
+    "needs one beside the workers.",
+)
+def ray_too_small(snapshot: Snapshot) -> Match | None:
+    """The Ray cluster is too small for all workers."""
+    return match_error(snapshot, "the Ray cluster is too small")
+
+
+@failure(
+    "gpu-memory",
+    seen="`CUDA out of memory` in the driver's log",
+    remedy="Set train.micro_batch_size lower (the global batch stays), or train.precision: bf16.",
+)
+def gpu_memory(snapshot: Snapshot) -> Match | None:
+    """The model and its batch do not fit into a GPU's memory."""
+    return match_log(
+        snapshot,
+        any_of("CUDA out of memory", "torch.OutOfMemoryError", "CUDNN_STATUS_ALLOC_FAILED"),
+        "a GPU's memory is too small for the model and its batch",
+    )
+
+
+@failure(
+    "shared-memory",
+    seen="`Bus error`, or `No space left on device` for /dev/shm, in the driver's log",
+    remedy="Raise memoryGib of the pool: /dev/shm is as large as the pod's memory and counts in "
+    "it. A volume of your own on /dev/shm must be large enough.",
+)
+def shared_memory(snapshot: Snapshot) -> Match | None:
+    """/dev/shm of a pod is too small (a bus error)."""
+    return match_log(
+        snapshot,
+        any_of(
+            "Bus error",
+            "SIGBUS",
+            "out of shared memory",
+            "No space left on device.*/(dev/shm|torch_)",
+            "(/dev/shm|torch_).*No space left on device",
+            "shared memory segment .* failed",
+        ),
+        "/dev/shm of a pod is full: workers share batches and objects there",
+    )
+
+
+@failure(
+    "too-many-bad-samples",
+    seen="the driver's `error: ... samples that cannot be used`",
+    remedy="Correct or remove the samples that the lines above name, or allow them with "
+    "data.max_bad_samples.",
+)
+def too_many_bad_samples(snapshot: Snapshot) -> Match | None:
+    """More samples cannot be used than data.max_bad_samples allows."""
+    return match_error(snapshot, "samples that cannot be used")
+
+
+@failure(
+    "config-error",
+    seen="exit code 2 of the driver: its `error: ...` names the key of the run file that is wrong",
+    remedy="Change the run file as the lines say, and submit it again; no retry helps.",
+)
+def config_error(snapshot: Snapshot) -> Match | None:
+    """The run file asks for something that is impossible."""
+    if not re.search(r"failed with exit code 2\b", str(snapshot.status.get("message", ""))):
+        return None
+    return match_error(snapshot, "^error: ")
+
+
+@failure(
+    "nccl-timeout",
+    seen="`Watchdog caught collective operation timeout`, NCCL errors in the driver's log",
+    remedy="Find the worker that stopped answering (`trainyard logs {run} -n {namespace}`). If all hang "
+    "from the first step, name the network's interface (network.interface) or preset "
+    "(network.preset), and set network.debug: true.",
+)
+def nccl_timeout(snapshot: Snapshot) -> Match | None:
+    """A collective operation timed out: the network between the workers, or one worker that hangs."""
+    return match_log(
+        snapshot,
+        any_of(
+            "Watchdog caught collective operation timeout",
+            "NCCL (error|WARN)",
+            "ncclSystemError",
+            "ncclRemoteError",
+            "ncclInternalError",
+            "DistBackendError",
+            "Timed out waiting .*ms for (recv|send)",
+        ),
+        "a collective operation of the workers failed or timed out (NCCL or Gloo)",
+    )
