@@ -81,6 +81,27 @@ def test_every_key_has_a_comment_and_a_field():
     assert {pool_path(path) for path, _ in found} - described == set()
 
 
+def comment_above(line: int) -> str:
+    """The comment that ends in the line before this one, as one line of text."""
+    lines = VALUES.splitlines()
+    first = line
+    while first and lines[first - 1].lstrip().startswith("# "):
+        first -= 1
+    return " ".join(text.strip().removeprefix("# ") for text in lines[first:line])
+
+
+def test_comments_of_the_values_are_the_descriptions_of_the_schema():
+    described = {path: field.get("description") for path, field in fields(SCHEMA)}
+    commented = {path: comment_above(line) for path, line in keys(yaml.compose(VALUES))}
+    differing = {
+        path
+        for path, comment in commented.items()
+        if comment and described.get(pool_path(path), comment) != comment
+    }
+    assert len(commented) > 50
+    assert differing == set()
+
+
 def test_every_required_key_has_a_value():
     values = yaml.safe_load(VALUES)
     assert set(SCHEMA["required"]) == set(values)
@@ -226,7 +247,7 @@ def test_notes_lead_to_the_next_command(tmp_path):
         "storage.claim.keep is false",
         "security.tokenAuthentication is false",
         "No NetworkPolicy",
-        "Each run has to name its queue",
+        "Each run file must set queue.name",
         "launcher.rbac.subjects",
     ):
         assert said in text

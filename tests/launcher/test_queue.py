@@ -120,10 +120,10 @@ def test_runs_of_one_name_in_two_namespaces_are_two_applications(platform: Platf
     ("system", "name", "settings", "message", "remedy"),
     [
         ("none", "", ["queue.name=own"], "the platform has no queue system", "queue.system"),
-        ("none", "", ["queue.priority=high"], "'priority': 'high'", "Leave `queue` out"),
-        ("kueue", "", [], "neither it nor the run names a queue", "queue: {name: ...}"),
+        ("none", "", ["queue.priority=high"], "'priority': 'high'", "Remove `queue`"),
+        ("kueue", "", [], "neither the run file nor the platform sets a queue", "queue: {name: ...}"),
         ("kai", "team", ["queue.priority=high"], "kai reads no priority", "kueue, volcano"),
-        ("yunikorn", "root", ["queue.priority=high"], "yunikorn reads no priority", "Leave it out"),
+        ("yunikorn", "root", ["queue.priority=high"], "yunikorn reads no priority", "Remove it"),
     ],
 )
 def test_what_the_platform_cannot_do_is_refused(

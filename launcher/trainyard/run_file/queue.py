@@ -1,6 +1,7 @@
-"""How a run waits for its place: the labels that a queue system reads on the RayJob.
+"""The `queue` section of a run file, and the labels of the RayJob that queue systems read.
 
-KubeRay copies them to the RayCluster, and its scheduler plugin derives the pods' from there.
+KubeRay copies these labels to the RayCluster, and its scheduler plugin derives the labels of the
+pods from them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ QueueName = Annotated[
     str,
     StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", max_length=63),
 ]
-"""A label's value."""
+"""The name of a queue or priority class. It must be a valid value of a label."""
 
 QUEUE_LABELS: dict[System, str] = {
     "kueue": "kueue.x-k8s.io/queue-name",
@@ -35,42 +36,48 @@ APPLICATION_LABEL = "yunikorn.apache.org/app-id"
 
 
 class Queue(Section):
-    """Where a run waits for its place, on a platform with a queue system."""
+    """The queue and the priority of a run, on a platform with a queue system."""
 
     name: QueueName | None = None
-    """The queue; without it the platform's."""
+    """The name of the queue. The default is the platform's queue."""
 
     priority: QueueName | None = None
-    """Its priority class: Kueue's WorkloadPriorityClass, or Volcano's PriorityClass."""
+    """The priority class of the run: a WorkloadPriorityClass of Kueue, or a PriorityClass with
+    Volcano."""
 
 
 def queue_labels(
     asked: Queue | None, system: System, default: str, run: str, namespace: str
 ) -> dict[str, str]:
-    """Labels of the RayJob. Raises ConfigError for what the platform's queue system does not have."""
+    """Return the labels of the RayJob that put it into its queue.
+
+    `default` is the platform's queue, or an empty string. Raises ConfigError if no queue is set, or
+    if the run sets something that the platform's queue system does not support.
+    """
     if system == "none":
         if asked is not None:
             raise ConfigError(
                 f"queue = {asked.model_dump(exclude_none=True)}, but the platform has no queue system",
-                "Leave `queue` out, or name the system in the chart's values: `queue.system`.",
+                "Remove `queue`, or set `queue.system` in the chart's values.",
             )
         return {}
     name = (asked.name if asked else None) or default
     if not name:
         raise ConfigError(
-            f"the platform's queue system is {system}, and neither it nor the run names a queue",
-            "Name one: `queue: {name: ...}` in the run file, or `queue.name` in the chart's values.",
+            f"the platform's queue system is {system}, but neither the run file nor the platform sets "
+            "a queue",
+            "Set `queue: {name: ...}` in the run file, or `queue.name` in the chart's values.",
         )
     labels = {QUEUE_LABELS[system]: name}
     if asked is not None and asked.priority is not None:
         if system not in PRIORITY_LABELS:
             raise ConfigError(
                 f"queue.priority = {asked.priority!r}, but {system} reads no priority from a RayJob",
-                f"Leave it out; these do: {', '.join(sorted(PRIORITY_LABELS))}.",
+                f"Remove it, or use one of: {', '.join(sorted(PRIORITY_LABELS))}.",
             )
         labels[PRIORITY_LABELS[system]] = asked.priority
     if system == "yunikorn":
-        # One application per run; two namespaces may have runs of one name.
-        place = hashlib.sha256(namespace.encode()).hexdigest()[:8]
-        labels |= {GANG_LABEL: "true", APPLICATION_LABEL: f"{run}-{place}"}
+        # One application per run. Runs of different namespaces may have the same name.
+        namespace_hash = hashlib.sha256(namespace.encode()).hexdigest()[:8]
+        labels |= {GANG_LABEL: "true", APPLICATION_LABEL: f"{run}-{namespace_hash}"}
     return labels
