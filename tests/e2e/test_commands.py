@@ -378,7 +378,7 @@ def test_a_run_is_shown_as_table_wide_json_and_yaml(submitted: Submitted) -> Non
         if row["run"] == submitted.run
     ]
     assert (row["phase"], row["attempts"], row["nodes"]) == ("running", 2, "1/2")
-    assert row["lasted"] > 0
+    assert row["duration"] > 0
     assert submitted.run in ask("list").stdout
     assert submitted.ray_cluster in ask("list", "-o", "wide").stdout
     everywhere = yaml.safe_load(ask("list", "-A", "-o", "yaml").stdout)["runs"]

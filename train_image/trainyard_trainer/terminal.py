@@ -33,15 +33,6 @@ def table_text(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def size_text(count: float) -> str:
-    """`5_400_000` -> `5.4 MB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
 class Bar:
     """A progress bar on standard error while work takes long and a person looks on."""
 

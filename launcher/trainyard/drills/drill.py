@@ -29,7 +29,7 @@ from trainyard.platform import Platform
 from trainyard.submission.reader_pod import open_folder
 from trainyard.submission.remote_folder import RemoteFolder
 from trainyard.submission.status import RunStatus
-from trainyard.submission.submit import delete_and_wait, submit_run
+from trainyard.submission.submit import delete_and_wait, submit_rayjob
 from trainyard.submission.watch import watch_submission
 from trainyard_trainer.config.identity import identity_of
 from trainyard_trainer.config.trainer_config import RUN_NAME_LIMIT, TrainerConfig
@@ -99,7 +99,7 @@ def train_undisturbed(cluster: Cluster, platform: Platform, job: DrillJob, say: 
         return weights
     rayjobs = RayjobApi(cluster)
     say(f"run {job.run} is trained first, to compare the weights with")
-    submit_run(rayjobs, job.rayjob, lambda: None)
+    submit_rayjob(rayjobs, job.rayjob, lambda: None)
     *_, last = watch_submission(cluster, job.name, job.run)
     if last.phase != "succeeded":
         raise RunFailed(
@@ -133,7 +133,7 @@ def run_drill(
     rayjobs = RayjobApi(cluster)
     clear_folder(cluster, platform, job.run, keep=keep)
     recorder = Recorder.of(cluster, job.run)
-    submit_run(rayjobs, job.rayjob, lambda: None)
+    submit_rayjob(rayjobs, job.rayjob, lambda: None)
     say(f"RayJob {cluster.namespace}/{job.name} created; training is awaited")
     drill_run = DrillRun(cluster, platform, job, recorder, say)
     try:

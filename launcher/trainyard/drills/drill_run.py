@@ -20,7 +20,7 @@ from trainyard.platform import Platform
 from trainyard.submission.current_status import HEAD_CONTAINER, head_pod
 from trainyard.submission.remote_folder import RemoteFolder
 from trainyard.submission.status import RunStatus
-from trainyard.submission.submit import submit_run
+from trainyard.submission.submit import submit_rayjob
 from trainyard.submission.watch import watch_submission
 from trainyard.submission.workers import locate_worker
 from trainyard_trainer.config.trainer_config import TrainerConfig
@@ -150,4 +150,4 @@ class DrillRun:
 
 
 def _submit(cluster: Cluster, job: DrillJob) -> None:
-    submit_run(RayjobApi(cluster), job.rayjob)
+    submit_rayjob(RayjobApi(cluster), job.rayjob)

@@ -36,7 +36,7 @@ from trainyard.submission.current_status import HEAD_CONTAINER
 from trainyard.submission.reader_pod import open_folder
 from trainyard.submission.remote_folder import RemoteFolder
 from trainyard.submission.status import RunStatus
-from trainyard.submission.submit import delete_and_wait, submit_run
+from trainyard.submission.submit import delete_and_wait, submit_rayjob
 from trainyard_trainer.run_files import names
 
 Object = dict[str, Any]
@@ -86,7 +86,7 @@ def soak_run(
     while not why_not and (rounds == 0 or not soak.is_over):
         rounds += 1
         job = make_job(SOAK, rounds * epochs)
-        submit_run(rayjobs, job.rayjob)
+        submit_rayjob(rayjobs, job.rayjob)
         say(
             f"round {rounds}: RayJob {cluster.namespace}/{job.name} is to train {rounds * epochs} epochs"
         )

@@ -20,7 +20,7 @@ from trainyard.run_file.code_archive import Overlay
 from trainyard.submission.current_status import current_status, head_pod
 from trainyard.submission.reader_pod import open_folder
 from trainyard.submission.status import ENDED, phase_of, run_status_of
-from trainyard.submission.submit import find_same_submission, submit_run
+from trainyard.submission.submit import find_same_submission, submit_rayjob
 from trainyard.sweeps.combinations import Combination, naming
 from trainyard.sweeps.outcomes import Goal, SweepOutcome, completed, has_trained, outcome_text
 from trainyard.sweeps.schedule import PhaseChange, SweepSchedule
@@ -158,7 +158,7 @@ def carry_out(
         for run in sweep.due:
             try:
                 its = prepared_runs[run]
-                send = partial(submit_run, rayjobs, its.job, upload=its.upload)
+                send = partial(submit_rayjob, rayjobs, its.job, upload=its.upload)
                 how = patiently(send, clock, sleep)
             except ClusterUnreachable:
                 raise
