@@ -190,7 +190,7 @@ def test_a_start_that_waits_says_for_what(team: Team, too_large: tuple[str, ...]
     (stored,) = live(team, "large")
     again = team.trainyard(*too_large, "--dry-run=server")
     assert again.returncode == 0, again.stderr
-    assert "it is live already" in again.stderr
+    assert "it is running already" in again.stderr
     assert yaml.safe_load(again.stdout)["metadata"]["name"] == stored["metadata"]["name"]
     wait_for(
         "the scheduler has spoken",

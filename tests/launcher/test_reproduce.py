@@ -277,7 +277,7 @@ def test_the_command_prints_what_render_printed(
     printed = capsys.readouterr()
     assert printed.out == yaml_text(job)
     assert f"as it was submitted: RayJob {job['metadata']['name']}" in printed.err
-    assert f"run {run.name} goes on where it stopped; --name NEW begins anew" in printed.err
+    assert f"run {run.name} resumes; --name NEW starts from the beginning" in printed.err
 
 
 def test_large_code_is_under_its_own_name_alone_until_it_is_submitted_under_another(

@@ -85,7 +85,7 @@ def test_values_are_split_at_the_commas_between_them(text: str, values: tuple[st
         (["train.seed="], "train.seed=: a value is empty", "null stands for none"),
         (["train.seed=1,,2"], "a value is empty", "Remove the comma"),
         (["train.seed=1,2,"], "a value is empty", "Remove the comma"),
-        (["train.seed=1", "train.seed=2,3"], "stands here twice", "Write train.seed=1,2,3"),
+        (["train.seed=1", "train.seed=2,3"], "is given twice", "Write train.seed=1,2,3"),
         (["name=a,b"], "name cannot be swept", "Use --name"),
     ],
 )
@@ -295,7 +295,7 @@ def test_the_highest_is_the_best_and_the_lowest_of_a_loss_or_after_a_dash(
 
 
 def test_a_metric_that_a_recipe_does_not_tell_is_refused_and_own_code_may_tell_anything() -> None:
-    with pytest.raises(ConfigError, match="does not tell that") as error:
+    with pytest.raises(ConfigError, match="does not report this metric") as error:
         goal_of("val_acc", [load_run(DIGITS)])
     assert "It tells: val_accuracy, " in str(error.value)
     assert goal_of("val_acc", [load_run(ROOT / "examples/command.yaml")]).metric == "val_acc"
@@ -798,9 +798,9 @@ def test_a_sweep_with_nothing_to_do_asks_nothing() -> None:
         (["--here", "--max-parallel=2"], "--max-parallel 2 is for a cluster"),
         (["--here", "--platform=x.yaml"], "--platform is for a cluster"),
         (["--storage=x"], "--storage is for --here"),
-        (["--metric=val_acc"], "--metric val_acc: a built-in recipe does not tell that"),
+        (["--metric=val_acc"], "--metric val_acc: a built-in recipe does not report this metric"),
         (["--workers=3"], "train.seed=1: "),
-        (["train.seed=4"], "train.seed stands here twice"),
+        (["train.seed=4"], "train.seed is given twice"),
     ],
 )
 def test_what_cannot_be_is_refused_before_a_cluster_is_asked(
@@ -880,7 +880,7 @@ def test_ctrl_c_here_says_that_the_same_command_goes_on(
     monkeypatch.setattr("trainyard.sweeps.on_this_machine.train_locally", interrupted)
     code, table, said = here(0)
     assert (code, table) == (130, "")
-    assert f"run {ONE} was interrupted: the same command goes on with the sweep" in said
+    assert f"run {ONE} was interrupted: the same command resumes the sweep" in said
 
 
 @pytest.mark.slow
