@@ -485,7 +485,7 @@ def test_a_worker_is_entered_by_its_rank(with_worker: Submitted) -> None:
     assert gone.returncode == 2
     assert "which is gone" in gone.stderr
     beyond = team.trainyard("shell", name, "2")
-    assert "Its workers are 0 to 1" in beyond.stderr
+    assert "Its workers have the ranks 0 to 1" in beyond.stderr
 
 
 def test_a_worker_s_own_log_is_printed(with_worker: Submitted) -> None:

@@ -243,7 +243,7 @@ def test_a_run_that_begins_anew_sets_aside_what_it_had(team: Team, tmp_path: Pat
     options = set_options(settings)
     ended = team.trainyard("submit", DIGITS, *options, "--fresh")
     assert ended.returncode == 0, ended.stderr
-    assert "what run paused had is run paused-old-1 now" in ended.stderr
+    assert "the folder of run paused is now paused-old-1" in ended.stderr
     summary = team.status("paused")["summary"]
     assert (summary["epochs"], summary["resumed_from"]) == (1, None)
     team.trainyard("cp", "paused-old-1:summary.json", str(tmp_path / "old.json"))

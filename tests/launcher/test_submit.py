@@ -107,7 +107,7 @@ def test_a_rayjob_that_does_not_go_points_to_the_operator() -> None:
     cluster.add_job("digits-1")
     cluster.delete = lambda kind, name: None  # type: ignore[method-assign]
     now = iter(range(0, 10_000, 100))
-    with pytest.raises(ClusterError, match="is still there") as raised:
+    with pytest.raises(ClusterError, match="is still being deleted") as raised:
         delete_and_wait(
             RayjobApi(cluster), "digits-1", clock=lambda: float(next(now)), sleep=lambda _: None
         )
