@@ -308,7 +308,8 @@ def test_with_another_platform_the_command_tells_what_differs(
     reproduce("digits", namespace="team", platform_file=file, new_name="second")
     printed = capsys.readouterr()
     assert (
-        "it differs from what was submitted: platform or launcher have changed since, in job (" in printed.err
+        "it differs from what was submitted: platform or launcher have changed since, in job ("
+        in printed.err
     )
     now = yaml.safe_load(printed.out)
     assert now == rendered(load_run(DIGITS, name="second"), load_platform(file))
