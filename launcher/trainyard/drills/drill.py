@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from trainyard.cluster.cluster import Cluster
 from trainyard.cluster.kuberay import RayjobApi
-from trainyard.drills.drill_run import DrillJob, DrillRun, Recorder, Say
+from trainyard.drills.drill_run import DrillJob, DrillRecorder, DrillRun, Say
 from trainyard.drills.report import DrillReport, missed
 from trainyard.drills.scenarios import Scenario
 from trainyard.drills.strikes import Target
@@ -134,7 +134,7 @@ def run_drill(
     """
     rayjobs = RayjobApi(cluster)
     clear_folder(cluster, platform, job.run, keep=keep)
-    recorder = Recorder.of(cluster, job.run)
+    recorder = DrillRecorder.of(cluster, job.run)
     submit_rayjob(rayjobs, job.rayjob, lambda: None)
     say(f"RayJob {cluster.namespace}/{job.name} created; waiting for it to train")
     drill_run = DrillRun(cluster, platform, job, recorder, say)

@@ -43,7 +43,7 @@ class DrillJob:
 
 
 @dataclass(slots=True)
-class Recorder:
+class DrillRecorder:
     """Records the statuses and the pods of a run, with times by the clock of the pods."""
 
     offset_s: float = 0.0
@@ -52,7 +52,7 @@ class Recorder:
     clusters: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, cluster: Cluster, run: str) -> Recorder:
+    def of(cls, cluster: Cluster, run: str) -> DrillRecorder:
         """Return a recorder that follows the run's pods in a daemon thread."""
         recorder = cls()
         threading.Thread(target=recorder._follow_pods, args=(cluster, run), daemon=True).start()
@@ -95,7 +95,7 @@ class DrillRun:
     """Follows a run to its end, even if a fault deletes its RayJob for a while."""
 
     def __init__(
-        self, cluster: Cluster, platform: Platform, job: DrillJob, recorder: Recorder, say: Say
+        self, cluster: Cluster, platform: Platform, job: DrillJob, recorder: DrillRecorder, say: Say
     ) -> None:
         self.job = job
         self.strike: Future[None] | None = None

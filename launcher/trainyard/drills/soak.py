@@ -24,7 +24,7 @@ from trainyard.drills.drill import (
     read_records,
     train_undisturbed,
 )
-from trainyard.drills.drill_run import DrillJob, DrillRun, Recorder, Say
+from trainyard.drills.drill_run import DrillJob, DrillRecorder, DrillRun, Say
 from trainyard.drills.scenarios import LAUNCHER_ROLE, SCENARIOS, Scenario
 from trainyard.drills.soak_report import RunSize, SoakReport, SoakStrike, growth
 from trainyard.drills.strikes import CGROUP, Target
@@ -79,7 +79,7 @@ def soak_run(
     run = make_job(SOAK, epochs).run
     clear_folder(cluster, platform, run, keep=keep)
     soak = _Soak(
-        cluster, platform, Recorder.of(cluster, run), 60 * minutes, random.Random(seed), say
+        cluster, platform, DrillRecorder.of(cluster, run), 60 * minutes, random.Random(seed), say
     )
     rounds, why_not = 0, ""
     while not why_not and (rounds == 0 or not soak.is_over):
@@ -141,7 +141,7 @@ class _Soak:
 
     cluster: Cluster
     platform: Platform
-    recorder: Recorder
+    recorder: DrillRecorder
     limit_s: float
     chance: random.Random
     say: Say

@@ -92,13 +92,13 @@ def _numbers(record: Object) -> dict[str, float]:
     }
 
 
-class FolderReader(Protocol):
+class FileReader(Protocol):
     """The method of a run's folder that reads a file."""
 
     def read(self, file: str) -> str | None: ...
 
 
-def completed(outcome: SweepOutcome, folder: FolderReader, goal: Goal) -> SweepOutcome:
+def completed(outcome: SweepOutcome, folder: FileReader, goal: Goal) -> SweepOutcome:
     """Return the outcome with the missing records from the run's folder."""
     outcome = replace(
         outcome,
@@ -108,17 +108,17 @@ def completed(outcome: SweepOutcome, folder: FolderReader, goal: Goal) -> SweepO
     return replace(outcome, epoch=_last_epoch(folder)) if outcome.lacks(goal) else outcome
 
 
-def _record(folder: FolderReader, file: str) -> Object | None:
+def _record(folder: FileReader, file: str) -> Object | None:
     return record_of(folder.read(file) or "", "")
 
 
-def _last_epoch(folder: FolderReader) -> Object | None:
+def _last_epoch(folder: FileReader) -> Object | None:
     lines = reversed((folder.read(names.METRICS) or "").splitlines())
     records = (record_of(line, "") for line in lines)
     return next((one for one in records if one is not None and one.get("kind") == "epoch"), None)
 
 
-def has_trained(folder: FolderReader, config: Object) -> bool:
+def has_trained(folder: FileReader, config: Object) -> bool:
     """Return whether the run has succeeded already with a config that trains the same model."""
     summary = _record(folder, names.SUMMARY)
     if summary is None or summary["outcome"] != "succeeded":
