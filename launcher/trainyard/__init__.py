@@ -1,4 +1,4 @@
-"""The launcher: run file -> plan -> objects -> cluster -> progress.
+"""The launcher of trainyard: from a run file to a plan, to Kubernetes objects, to a run on a cluster.
 
 docs/guides/python.md shows the Python API for notebooks and pipelines. The names of this module are imported
 when they are first used, so `import trainyard` alone costs nothing.
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 _PLACES = {"Run": "trainyard.run", "load_run": "trainyard.run_file.load"}
-"""Of what does not lie in `trainyard.api`."""
+"""The modules of the names that are not in `trainyard.api`."""
 
 
 def __getattr__(name: str) -> Any:

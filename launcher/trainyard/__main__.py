@@ -1,7 +1,6 @@
-"""The command `trainyard`: one error handler, and the exit codes.
+"""The program `trainyard`: run a command line, print its error, and exit with its code.
 
-0 succeeded; 1 the run failed or was stopped; 2 your input is wrong; 3 the cluster refused or
-cannot be reached; 130 detached by Ctrl-C.
+The exit codes are in `trainyard_trainer.run_files.exit_codes`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ TRACEBACK = "--traceback"
 
 
 BARE = {"--dry-run": "--dry-run=client"}
-"""An option of `submit` whose value may be left out, which typer does not know."""
+"""Options of `submit` whose value may be left out, and what they then mean; typer has no such options."""
 
 
 def main() -> None:
@@ -30,7 +29,10 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Exit code of a command line. --traceback, at any place in it, shows an error's traceback too."""
+    """Run a command line and return its exit code.
+
+    `--traceback` anywhere in it prints the traceback of an error, too.
+    """
     own, rest = _until_dashes(arguments)
     command = [argument for argument in own if argument != TRACEBACK] + rest
     if command[:1] == ["submit"]:
@@ -52,7 +54,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _until_dashes(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """What is ours, and what belongs to a command that runs elsewhere."""
+    """Divide arguments at `--`: what follows belongs to a command that runs in a pod."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     return arguments[:end], arguments[end:]
 

@@ -1,10 +1,10 @@
-"""The same as on the command line, from Python: run file -> plan -> objects -> cluster -> a Run.
+"""The Python API: plan, render, submit, watch and train runs.
 
-    from launcher import load_run, submit_run
+    from trainyard import load_run, submit_run
     run = submit_run(load_run("examples/digits.yaml", gpus=16))
     run.result().predict(["a.png"])
 
-The commands call what is here, and add words and tables. Errors are those of `trainyard.errors`.
+The commands call these functions, too. All errors are those of `trainyard.errors`.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 Object = dict[str, Any]
 
 CLUSTER: Literal["cluster"] = "cluster"
-"""Stands for the platform that the chart has published in the namespace."""
+"""The value of `platform` for the platform that the chart has published in the namespace."""
 
 
 def plan_run(
     run: RunConfig, platform: Platform | Path | str | None = None, namespace: str = NAMESPACE
 ) -> Plan:
-    """The numbers of a run.
+    """Return the plan of a run: the numbers of its pods, workers and batches.
 
-    The platform is a file's, by default the packaged one; "cluster" is that of the namespace's ConfigMap.
-    Raises ConfigError for what cannot be planned exactly.
+    `platform` is a platform, the path of a platform file, "cluster" for the namespace's ConfigMap, or None
+    for the packaged platform. Raises ConfigError if the run cannot be planned exactly.
     """
     found = find_platform(platform, check_namespace(namespace))
     return plan.plan_run(run, found, namespace, pack_code(run))
@@ -51,10 +51,10 @@ def plan_run(
 def render_run(
     run: RunConfig, platform: Platform | Path | str | None = None, namespace: str = NAMESPACE
 ) -> Object:
-    """The RayJob of a run: what `submit_run` sends with the same platform. It obeys all rules of KubeRay.
+    """Return the RayJob of a run, the same that `submit_run` creates with the same platform.
 
-    Raises ConfigError as `plan_run` does, and for code that only `submit_run` can bring along; what may fail
-    later is warned of.
+    Raises ConfigError as `plan_run` does, and if the code is so large that only `submit_run` can upload it.
+    Issues Python warnings for rules of KubeRay that the RayJob breaks without being refused.
     """
     found = find_platform(platform, check_namespace(namespace))
     objects = run_objects(run, found, namespace)
@@ -70,14 +70,15 @@ def submit_run(
     *,
     fresh: bool = False,
 ) -> Run:
-    """Send a run to the cluster. Twice changes nothing; one that has ended goes on where it stopped.
+    """Create the RayJob of a run on the cluster; do nothing if it is running already.
 
-    `fresh` begins anew, and sets the old folder aside. Raises ConfigError if the name has trained another
-    model, ClusterError if the run is live as another submission, or the cluster refuses.
+    A run that has ended resumes from its last checkpoint. With `fresh` its folder is renamed first, and it
+    starts from the beginning. Raises ConfigError if the name belongs to a run that trains another model, and
+    ClusterError if another submission of the run is active or the cluster refuses.
     """
     from trainyard.cluster.cluster import Cluster
     from trainyard.cluster.kuberay import RayjobApi
-    from trainyard.submission.submit import submit_run
+    from trainyard.submission.submit import submit_rayjob
 
     cluster = Cluster(check_namespace(namespace))
     found = find_platform(platform, namespace, cluster)
@@ -85,17 +86,17 @@ def submit_run(
     _warn(objects.warnings)
 
     def clear() -> None:
-        set_aside(cluster, found, run.name)
+        set_run_aside(cluster, found, run.name)
 
     upload = upload_of(cluster, found, run.name, objects.plan.code)
-    submit_run(RayjobApi(cluster), objects.job, clear if fresh else None, upload)
+    submit_rayjob(RayjobApi(cluster), objects.job, clear if fresh else None, upload)
     return Run(run.name, namespace=namespace)
 
 
 def watch_run(run: Run | str, namespace: str | None = None) -> Iterator[RunStatus]:
-    """How a run stands, as often as that changes; the last run_status is its end, however it ended.
+    """Yield the status of a run on each change; the last status is that of its end, good or bad.
 
-    Raises ConfigError if there is no such run, RunFailed if its RayJob is deleted meanwhile.
+    Raises ConfigError if there is no such run, and RunFailed if its RayJob is deleted meanwhile.
     """
     if isinstance(run, str):
         run = Run(run, namespace=namespace)
@@ -109,30 +110,30 @@ def train_run(
     fresh: bool = False,
     on_status: Callable[[RunStatus | str], object] = lambda run_status: None,
 ) -> Run:
-    """Train on this machine, on a Ray of its own; a run that was there before goes on.
+    """Train a run on this machine with a local Ray; a run that was interrupted resumes.
 
-    `on_status` hears how it stands, and each line that the program says. Raises ConfigError if packages are
-    missing or the program refuses the config, RunFailed if it fails.
+    `on_status` is called with each status, and with each other line that the trainer prints. Raises
+    ConfigError if packages are missing or the trainer refuses the config, and RunFailed if the run fails.
     """
     from trainyard.local import training
 
     folder, code = local_storage(storage), pack_code(run, None)
     config = training.local_config(run, folder, os.cpu_count() or 1, code=code)
     if fresh:
-        training.set_aside(config)
+        training.set_aside_locally(config)
     with closing(training.train_locally(config, code=code)) as statuses:
         for run_status in statuses:
             on_status(run_status)
     return Run(run.name, storage=folder)
 
 
-# What the commands call, too.
+# Functions that the commands call too, and that are not part of the public API.
 
 
 def find_platform(
     platform: Platform | Path | str | None, namespace: str, cluster: Cluster | None = None
 ) -> Platform:
-    """The platform itself, that of a file, the packaged one for None, or the namespace's for "cluster"."""
+    """Return the platform that `platform` names; see `plan_run` for its values."""
     if isinstance(platform, Platform):
         return platform
     if platform != CLUSTER:
@@ -149,12 +150,12 @@ def upload_of(
     platform: Platform,
     run: str,
     code: Overlay | None,
-    told: Callable[[int, int], object] = lambda arrived, length: None,
+    on_arrival: Callable[[int, int], object] = lambda arrived, length: None,
 ) -> Callable[[], None] | None:
-    """What brings the run's code to its folder; None where it travels in the RayJob."""
+    """Return a function that uploads the code to the run's folder; None if the RayJob holds the code."""
     if code is None or not code.is_uploaded:
         return None
-    return partial(_upload, cluster, platform, run, code, told)
+    return partial(_upload, cluster, platform, run, code, on_arrival)
 
 
 def _upload(
@@ -162,19 +163,22 @@ def _upload(
     platform: Platform,
     run: str,
     code: Overlay,
-    told: Callable[[int, int], object],
+    on_arrival: Callable[[int, int], object],
 ) -> None:
-    """Nothing is sent where it lies there already; `told` hears what has come, and of how much."""
+    """Upload code to the run's folder unless it is there already.
+
+    `on_arrival` is called with the bytes that have arrived, and with the bytes of all.
+    """
     from trainyard.submission.reader_pod import open_folder
 
     file, length = submission.code_file(code.sha256), len(code.archive)
     with open_folder(cluster, platform, run) as folder:
         if folder.sum(file) != code.sha256:
-            folder.put(file, code.archive, code.sha256, lambda arrived: told(arrived, length))
+            folder.put(file, code.archive, code.sha256, lambda arrived: on_arrival(arrived, length))
 
 
-def set_aside(cluster: Cluster, platform: Platform, run: str) -> str | None:
-    """Begin a run anew: the name under which all that it had lies now; None if it had nothing."""
+def set_run_aside(cluster: Cluster, platform: Platform, run: str) -> str | None:
+    """Rename the folder of a run on a cluster; return its new name, or None if there was no folder."""
     from trainyard.submission.reader_pod import open_folder
 
     with open_folder(cluster, platform, run) as folder:

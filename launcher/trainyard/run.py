@@ -1,4 +1,4 @@
-"""A run that is there, on a cluster or on this machine: how it stands, why it failed, what came of it."""
+"""A run on a cluster or on this machine: its status, the cause of its failure, its result."""
 
 from __future__ import annotations
 
@@ -28,22 +28,25 @@ if TYPE_CHECKING:
 Object = dict[str, Any]
 
 NAMESPACE = "trainyard"
-"""Of whoever names none."""
+"""The namespace where none is given."""
 
 POLL_S = 1.0
-"""Between two looks at a run on this machine."""
+"""Seconds between two reads of the folder of a run on this machine."""
 
 
 class Run:
-    """A run by its name: in a namespace of a cluster, or in a folder of this machine, its storage.
+    """A run by its name, in a namespace of a cluster or in a storage folder of this machine.
 
-    It looks when it is asked: a Run may be made of any name, and at any time.
+    Creating the object reads nothing; each method reads the current state.
     """
 
     def __init__(
         self, name: str, *, namespace: str | None = None, storage: str | Path | None = None
     ) -> None:
-        """Without namespace and storage: on the cluster, in namespace `trainyard`. Raises ConfigError."""
+        """Name a run; without `namespace` and `storage` it is in the namespace `trainyard` of the cluster.
+
+        Raises ConfigError if both are given, or if a name is not valid.
+        """
         from trainyard.run_file.validation import check_name
 
         if namespace is not None and storage is not None:
@@ -66,18 +69,18 @@ class Run:
         return f"Run({self.name!r}, {where})"
 
     def status(self) -> RunStatus:
-        """How it stands now: `phase`, `progress`, `summary` and more.
+        """Return how the run stands now: `phase`, `progress`, `summary` and more.
 
         Raises ConfigError if there is no such run, ClusterError if the cluster refuses.
         """
         return self._home().current_status()
 
     def watch(self) -> Iterator[RunStatus]:
-        """How it stands, as often as that changes; the last one is its end. Raises as `status` does."""
+        """Yield the status on each change; the last one is that of its end. Raises as `status` does."""
         return self._home().statuses()
 
     def result(self) -> Result:
-        """Wait for its end; what came of it.
+        """Wait for the end of the run and return its result.
 
         Raises RunFailed with cause and remedy if it failed or was stopped, and as `status` does.
         """
@@ -99,7 +102,7 @@ class Run:
 
 
 class OnCluster:
-    """A run in a namespace of a cluster: its newest submission, and its folder, which outlives that."""
+    """A run in a namespace of a cluster: its newest submission, and its folder."""
 
     def __init__(self, cluster: Cluster, run: str) -> None:
         self._cluster = cluster
@@ -107,7 +110,7 @@ class OnCluster:
 
     @property
     def path(self) -> str:
-        """Of the run's folder, as its pods see it."""
+        """The path of the run's folder in its pods."""
         return f"{published_platform(self._cluster).storage.path.rstrip('/')}/{self._run}"
 
     def current_status(self) -> RunStatus:
@@ -134,7 +137,7 @@ class OnCluster:
         return folder_of(self._cluster, self._run, head)
 
     def _kept(self) -> RunStatus:
-        """What the folder tells of a run whose RayJobs are gone."""
+        """Return the status of a run that has no RayJob any more. Raises ConfigError without a folder."""
         summary = summary_of(self._cluster, self._run, None)
         if summary is None:
             raise no_run(self._run, self._cluster.namespace)
@@ -142,7 +145,7 @@ class OnCluster:
 
 
 class OnThisMachine:
-    """A run whose folder lies here."""
+    """A run whose folder is on this machine."""
 
     def __init__(self, storage: Path, run: str) -> None:
         self._storage = storage
@@ -151,7 +154,7 @@ class OnThisMachine:
 
     @property
     def path(self) -> str:
-        """Of the run's folder."""
+        """The path of the run's folder."""
         return str(self._files.root)
 
     def current_status(self) -> RunStatus:
@@ -181,8 +184,8 @@ class OnThisMachine:
     def require_success(self, last: RunStatus) -> None:
         if last.phase == "stopped":
             raise RunFailed(
-                f"run {self._run} has not ended, and nobody trains it",
-                "Train it again: it goes on from its last checkpoint.",
+                f"run {self._run} has not ended, and no process trains it",
+                "Train it again: it resumes from its last checkpoint.",
             )
         if last.phase == "failed":
             raise RunFailed(
@@ -197,7 +200,7 @@ class OnThisMachine:
         return None if text is None else json.loads(text)
 
     def _is_alive(self) -> bool:
-        """Whether the newest attempt has not ended, and wrote a heartbeat a moment ago."""
+        """Return whether the newest attempt has not ended and its heartbeat is recent."""
         root = self._files.root
         attempts = lease.attempts_of(self._files.files())
         if not attempts or (root / lease.ended_file(attempts[-1])).exists():
@@ -207,7 +210,7 @@ class OnThisMachine:
 
 
 def local_storage(storage: str | Path) -> Path:
-    """The folder in which runs of this machine lie. Raises ConfigError for one that is elsewhere."""
+    """Return the folder with the runs of this machine. Raises ConfigError for a URL."""
     if "://" in str(storage):
         raise ConfigError(
             f"storage = {storage}: must be a folder of this machine",
@@ -217,7 +220,7 @@ def local_storage(storage: str | Path) -> Path:
 
 
 def ended(run: str, summary: Object) -> RunStatus:
-    """A run of which nothing is left but its folder."""
+    """Return the status of a run that has ended, from its summary."""
     succeeded = summary["outcome"] == "succeeded"
     return RunStatus(
         submission=run,
@@ -229,11 +232,11 @@ def ended(run: str, summary: Object) -> RunStatus:
     )
 
 
-# What is looked up of a run on a cluster.
+# Functions that read a run on a cluster.
 
 
 def check_namespace(namespace: str, what: str = "namespace") -> str:
-    """The namespace, if it can be one. Raises ConfigError."""
+    """Return a namespace if its name is valid. Raises ConfigError."""
     if re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", namespace):
         return namespace
     raise ConfigError(
@@ -243,6 +246,7 @@ def check_namespace(namespace: str, what: str = "namespace") -> str:
 
 
 def no_run(name: str, namespace: str) -> ConfigError:
+    """Return the error that a namespace has no such run."""
     return ConfigError(
         f"there is no run {name} in namespace {namespace}",
         f"`trainyard list -n {namespace}` lists the runs there.",
@@ -250,14 +254,14 @@ def no_run(name: str, namespace: str) -> ConfigError:
 
 
 def published_platform(cluster: Cluster) -> Platform:
-    """The platform that the chart published in the cluster's namespace. Raises LauncherError."""
+    """Read the platform that the chart has published in the namespace. Raises LauncherError."""
     from trainyard.platform import CONFIG_MAP, platform_of_config_map
 
     return platform_of_config_map(cluster.get("ConfigMap", CONFIG_MAP), cluster.namespace)
 
 
 def last_job(cluster: Cluster, name: str) -> Object | None:
-    """The newest RayJob of a run, or None."""
+    """Return the newest RayJob of a run, or None."""
     from trainyard.cluster.kuberay import RayjobApi
 
     jobs = RayjobApi(cluster).list_jobs(name, cached=True)
@@ -265,7 +269,7 @@ def last_job(cluster: Cluster, name: str) -> Object | None:
 
 
 def head_of(cluster: Cluster, job: Object | None) -> str | None:
-    """Name of the running head pod of a submission, or None."""
+    """Return the name of the running head pod of a submission, or None."""
     ray_cluster = "" if job is None else job.get("status", {}).get("rayClusterName", "")
     return head_pod(cluster, ray_cluster) if ray_cluster else None
 
@@ -273,14 +277,14 @@ def head_of(cluster: Cluster, job: Object | None) -> str | None:
 def folder_of(
     cluster: Cluster, name: str, head: str | None = None
 ) -> AbstractContextManager[RemoteFolder]:
-    """The run's folder, through its head where there is one."""
+    """Open a run's folder, through its head pod if there is one."""
     from trainyard.submission.reader_pod import open_folder
 
     return open_folder(cluster, published_platform(cluster), name, head)
 
 
 def summary_of(cluster: Cluster, name: str, last: RunStatus | None) -> Object | None:
-    """What the run left in its folder: from the driver's last words, else from the folder itself."""
+    """Return the run's summary, from its status if that has it, else from its folder; None without one."""
     if last is not None and (last.summary is not None or last.phase not in ENDED):
         return last.summary
     with folder_of(cluster, name) as folder:
@@ -289,7 +293,7 @@ def summary_of(cluster: Cluster, name: str, last: RunStatus | None) -> Object | 
 
 
 def require_success(cluster: Cluster, run: str, last: RunStatus) -> None:
-    """Raises RunFailed for a run that was stopped or has failed, with cause and remedy."""
+    """Raise RunFailed with cause and remedy if a run was stopped or has failed."""
     logs = f"Logs: `trainyard logs {run} -n {cluster.namespace}`."
     if last.phase == "stopped":
         raise RunFailed(f"run {run} was stopped", logs)
@@ -314,7 +318,7 @@ def snapshot_of(cluster: Cluster, run: str) -> Snapshot:
 
 
 def why(cluster: Cluster, run: str) -> list[str]:
-    """Cause and remedy of a run that has failed."""
+    """Return the cause of a failed run, the remedy, and where to find the evidence."""
     from trainyard.diagnosis.catalogue import explain
 
     more = f"Where it shows: `trainyard explain {run} -n {cluster.namespace}`."

@@ -166,7 +166,7 @@ def test_who_may_not_list_nodes_is_told_and_plans_by_the_platform(
     environment = {"KUBECONFIG": str(kubeconfig_of(team, tmp_path))}
     planned = plan(team, "8", **environment)
     assert planned.returncode == 0, planned.stderr
-    assert "nodes are not looked at: you may not list the nodes" in planned.stderr
+    assert "nodes are not checked: you have no right to list the nodes" in planned.stderr
     assert [row["value"] for row in json.loads(planned.stdout) if row["name"] == "nodes"] == ["2"]
     refused = team.trainyard("gpus", **environment)
     assert refused.returncode == 3

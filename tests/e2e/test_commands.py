@@ -190,7 +190,7 @@ def test_a_start_that_waits_says_for_what(team: Team, too_large: tuple[str, ...]
     (stored,) = live(team, "large")
     again = team.trainyard(*too_large, "--dry-run=server")
     assert again.returncode == 0, again.stderr
-    assert "it is live already" in again.stderr
+    assert "it is running already" in again.stderr
     assert yaml.safe_load(again.stdout)["metadata"]["name"] == stored["metadata"]["name"]
     wait_for(
         "the scheduler has spoken",
@@ -378,7 +378,7 @@ def test_a_run_is_shown_as_table_wide_json_and_yaml(submitted: Submitted) -> Non
         if row["run"] == submitted.run
     ]
     assert (row["phase"], row["attempts"], row["nodes"]) == ("running", 2, "1/2")
-    assert row["lasted"] > 0
+    assert row["duration"] > 0
     assert submitted.run in ask("list").stdout
     assert submitted.ray_cluster in ask("list", "-o", "wide").stdout
     everywhere = yaml.safe_load(ask("list", "-A", "-o", "yaml").stdout)["runs"]
@@ -485,7 +485,7 @@ def test_a_worker_is_entered_by_its_rank(with_worker: Submitted) -> None:
     assert gone.returncode == 2
     assert "which is gone" in gone.stderr
     beyond = team.trainyard("shell", name, "2")
-    assert "Its workers are 0 to 1" in beyond.stderr
+    assert "Its workers have the ranks 0 to 1" in beyond.stderr
 
 
 def test_a_worker_s_own_log_is_printed(with_worker: Submitted) -> None:

@@ -84,7 +84,7 @@ def test_many_runs_outlive_the_operator_and_none_is_created_twice(
         cluster_py("restart", "ray-operator")
         ended = [submission.result() for submission in submissions]
     assert [one.stderr for one in ended if one.returncode] == []
-    said = Counter("is live already" in one.stderr for one in ended)
+    said = Counter("is running already" in one.stderr for one in ended)
     assert said == {False: RUNS, True: TWICE}
 
     watchers = [

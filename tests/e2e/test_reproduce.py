@@ -31,7 +31,7 @@ def test_a_run_is_rendered_and_trained_again_and_compared(team: Team, tmp_path: 
     again = team.trainyard("reproduce", "digits")
     assert again.returncode == 0, again.stderr
     assert again.stdout == rendered.stdout
-    assert "as it was submitted: RayJob digits-" in again.stderr
+    assert "it equals what was submitted: RayJob digits-" in again.stderr
 
     second = team.trainyard("reproduce", "digits", "--name", "second", "--submit")
     assert second.returncode == 0, second.stderr
@@ -56,7 +56,7 @@ def test_on_another_platform_what_differs_is_told(team: Team, tmp_path: Path) ->
     file.write_text(yaml.safe_dump(platform))
     again = team.trainyard("reproduce", "digits", "--platform", str(file))
     assert again.returncode == 0, again.stderr
-    assert "not what was submitted" in again.stderr
+    assert "it differs from what was submitted" in again.stderr
     assert ", in job (" in again.stderr
     rendered = team.trainyard("render", DIGITS, *SHORT, "--platform", str(file))
     assert again.stdout == rendered.stdout

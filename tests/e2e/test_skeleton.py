@@ -179,7 +179,7 @@ def worker_pod(team: Team, name: str) -> Object:
 def test_a_live_run_is_found_by_the_same_file_and_refused_for_another(team: Team) -> None:
     same = team.trainyard("submit", *LONG, "--detach")
     assert same.returncode == 0
-    assert "is live already" in same.stderr
+    assert "is running already" in same.stderr
     changed = team.trainyard("submit", *LONG, "--set", "faults.retries=7", "--detach")
     assert changed.returncode == 3
     assert "trainyard stop long" in changed.stderr
@@ -215,7 +215,7 @@ def test_stop_leaves_the_folder_and_the_next_deploy_resumes(team: Team, tmp_path
     stopped = team.trainyard("stop", "long")
     assert stopped.returncode == 0, stopped.stderr
     saved = re.search(
-        r"its driver ended in good order, all is saved up to step (\d+)", stopped.stderr
+        r"its driver ended by itself, its checkpoint is of step (\d+)", stopped.stderr
     )
     assert saved is not None
     team.trainyard("cp", "long:checkpoints", str(tmp_path))
@@ -243,7 +243,7 @@ def test_a_run_that_begins_anew_sets_aside_what_it_had(team: Team, tmp_path: Pat
     options = set_options(settings)
     ended = team.trainyard("submit", DIGITS, *options, "--fresh")
     assert ended.returncode == 0, ended.stderr
-    assert "what run paused had is run paused-old-1 now" in ended.stderr
+    assert "the folder of run paused is now paused-old-1" in ended.stderr
     summary = team.status("paused")["summary"]
     assert (summary["epochs"], summary["resumed_from"]) == (1, None)
     team.trainyard("cp", "paused-old-1:summary.json", str(tmp_path / "old.json"))

@@ -439,7 +439,7 @@ def test_a_run_of_this_machine_stands_as_its_folder_says(
     run = Run("digits", storage=tmp_path)
     assert run.status().phase == phase
     if phase in ("failed", "stopped"):
-        with pytest.raises(RunFailed, match=r"no room|goes on from its last"):
+        with pytest.raises(RunFailed, match=r"no room|resumes from its last"):
             run.result()
 
 

@@ -53,7 +53,11 @@ def trainyard(*arguments: str, **environment: str) -> subprocess.CompletedProces
         (["list", "-A"], 3, "no usable kubeconfig"),
         (["logs", "digits", "--since", "soon"], 2, "--since = 'soon': must be a number and s, m"),
         (["logs", "digits", "-p", "--attempt", "1"], 2, "--attempt and --previous exclude"),
-        (["logs", "digits", "--worker", "1", "--since", "5m"], 2, "--since is for the running"),
+        (
+            ["logs", "digits", "--worker", "1", "--since", "5m"],
+            2,
+            "--since is only for the log of a running",
+        ),
         (["cp", "digits", "x"], 2, "'digits' is not RUN:PATH"),
         (["shell", "digits", "first"], 2, "Invalid value for 'RANK'"),
         (["drill"], 2, "SCENARIO and RUN.yaml are needed"),

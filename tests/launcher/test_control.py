@@ -132,5 +132,5 @@ def test_in_a_queue_of_kueue_its_workload_is_told() -> None:
 
 def test_a_queue_without_a_workload_is_said() -> None:
     cluster, job = queued()
-    with pytest.raises(ClusterError, match="has no Workload"):
+    with pytest.raises(ClusterError, match="has created no Workload"):
         suspend_job(cluster, job)

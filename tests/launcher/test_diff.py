@@ -21,7 +21,7 @@ from trainyard.planning.platform_diff import diff_platforms, platform_of_manifes
 from trainyard.planning.render import render_job
 from trainyard.platform import Platform, PlatformQueue, load_platform, parse_platform
 from trainyard.run_file.load import load_run
-from trainyard.submission.submit import submit_run
+from trainyard.submission.submit import submit_rayjob
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "examples/digits.yaml"
@@ -252,7 +252,7 @@ def test_submit_refuses_another_identity_field_by_field(live: bool) -> None:
     old = stored(job_of(), None if live else ENDED)
     cluster.objects["RayJob", old["metadata"]["name"]] = old
     with pytest.raises(ConfigError, match="this run file is another one") as raised:
-        submit_run(RayjobApi(cluster), job_of("train.seed=7", "train.model.name=resnet34"))
+        submit_rayjob(RayjobApi(cluster), job_of("train.seed=7", "train.model.name=resnet34"))
     shown = str(raised.value)
     assert "config.train.seed: 0 -> 7" in shown
     assert "config.train.model.name: resnet18 -> resnet34" in shown
@@ -266,7 +266,7 @@ def test_submit_takes_what_is_no_identity(settings: list[str]) -> None:
     cluster = FakeCluster()
     old = stored(job_of(), ENDED)
     cluster.objects["RayJob", old["metadata"]["name"]] = old
-    assert submit_run(RayjobApi(cluster), job_of(*settings)) == "created"
+    assert submit_rayjob(RayjobApi(cluster), job_of(*settings)) == "created"
 
 
 NEVER_BEGAN = {"jobDeploymentStatus": "Failed", "jobStatus": ""}

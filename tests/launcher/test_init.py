@@ -88,7 +88,7 @@ def test_flags_become_keys(init: Init, tmp_path: Path) -> None:
         (["--gpus", "1:8192"], "grows by whole nodes"),
         (["--gpus", "2", "--workers", "2"], "exclude each other"),
         (["--name", "Digits"], "at most 38 characters"),
-        (["--source", "s3://bucket/x"], "how many classes and channels s3://bucket/x has"),
+        (["--source", "s3://bucket/x"], "the numbers of classes and channels of s3://bucket/x"),
         (
             ["--source", "mnist", "--classes", "9", "--channels", "1"],
             "must be digits, stdlib, breast_cancer, a path",

@@ -10,7 +10,14 @@ from fake_cluster import FakeCluster
 
 from trainyard.cli import show
 from trainyard.cluster.kuberay import RayjobApi
-from trainyard.submission.overview import describe, last_of_each, run_statuses_of
+from trainyard.submission.overview import (
+    COLUMNS,
+    columns_of,
+    newest_of_each_run,
+    row_of,
+    run_statuses_of,
+    wide_columns_text,
+)
 from trainyard.submission.status import run_status_of
 
 Object = dict[str, Any]
@@ -57,7 +64,9 @@ def test_a_pipe_gets_whole_rows_with_aligned_columns(capsys: pytest.CaptureFixtu
         {"run": "a", "age": 75, "message": long},
         {"run": "bcd", "age": None, "message": "[y]\nz"},
     ]
-    show.table_of(rows, ("run", "age", "message"))
+    names = ("run", "age", "message")
+    columns = [column for column in COLUMNS if column.name in names]
+    show.submissions_table(rows, columns)
     assert capsys.readouterr().out.splitlines() == [
         "run  age   message", f"a    1:15  {long}", "bcd  -     [y] z"
     ]  # fmt: skip
@@ -74,7 +83,7 @@ def test_of_each_run_the_last_submission_counts() -> None:
     cluster = FakeCluster()
     for name, run in (("b-1", "b"), ("a-1", "a"), ("a-2", "a")):
         cluster.add_job(name, run=run)
-    last = last_of_each(RayjobApi(cluster).list_jobs())
+    last = newest_of_each_run(RayjobApi(cluster).list_jobs())
     assert [job["metadata"]["name"] for job in last] == ["a-2", "b-1"]
 
 
@@ -83,14 +92,19 @@ def test_the_same_name_in_another_namespace_is_another_run() -> None:
     jobs = [cluster.add_job(name) for name in ("a-1", "a-2")]
     for job, namespace in zip(jobs, ("one", "two"), strict=True):
         job["metadata"]["namespace"] = namespace
-    assert last_of_each(jobs) == jobs
+    assert newest_of_each_run(jobs) == jobs
 
 
 def test_a_row_has_numbers_and_what_is_not_known_is_none() -> None:
     cluster = FakeCluster()
     job = cluster.add_job("digits-1", status="RUNNING")
-    row = describe(job, run_status_of(job), NOW)
-    assert (row["phase"], row["age"], row["lasted"], row["nodes"]) == ("running", 3600, 3600, None)
+    row = row_of(job, run_status_of(job), NOW)
+    assert (row["phase"], row["age"], row["duration"], row["nodes"]) == (
+        "running",
+        3600,
+        3600,
+        None,
+    )
     job["status"] |= {
         "startTime": "2026-01-01T00:30:00Z",
         "endTime": "2026-01-01T00:40:00Z",
@@ -98,5 +112,22 @@ def test_a_row_has_numbers_and_what_is_not_known_is_none() -> None:
             "readyWorkerReplicas": 1, "desiredWorkerReplicas": 2, "desiredGPU": "16"
         },
     }  # fmt: skip
-    row = describe(job, run_status_of(job), NOW)
-    assert (row["age"], row["lasted"], row["nodes"], row["gpus"]) == (3600, 600, "1/2", "16")
+    row = row_of(job, run_status_of(job), NOW)
+    assert (row["age"], row["duration"], row["nodes"], row["gpus"]) == (3600, 600, "1/2", "16")
+
+
+@pytest.mark.parametrize("table", ["list", "status"])
+def test_tables_json_and_help_have_the_columns_of_the_registry(table: Any) -> None:
+    job = FakeCluster().add_job("digits-1", status="RUNNING")
+    names = [column.name for column in COLUMNS]
+    assert list(row_of(job, run_status_of(job), NOW)) == names
+    narrow = [column.name for column in columns_of(table, is_wide=False)]
+    wide = [column.name for column in columns_of(table, is_wide=True)]
+    assert set(narrow) < set(wide) < set(names)
+    assert wide == [name for name in names if name in wide]
+    assert wide_columns_text(table) == ", ".join(name for name in wide if name not in narrow)
+
+
+def test_all_namespaces_add_the_namespace_to_the_table() -> None:
+    columns = columns_of("list", is_wide=False, with_namespace=True)
+    assert [column.name for column in columns][:2] == ["namespace", "run"]

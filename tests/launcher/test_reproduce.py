@@ -276,8 +276,8 @@ def test_the_command_prints_what_render_printed(
     reproduce(run.name, namespace="team")
     printed = capsys.readouterr()
     assert printed.out == yaml_text(job)
-    assert f"as it was submitted: RayJob {job['metadata']['name']}" in printed.err
-    assert f"run {run.name} goes on where it stopped; --name NEW begins anew" in printed.err
+    assert f"it equals what was submitted: RayJob {job['metadata']['name']}" in printed.err
+    assert f"run {run.name} resumes; --name NEW starts from the beginning" in printed.err
 
 
 def test_large_code_is_under_its_own_name_alone_until_it_is_submitted_under_another(
@@ -308,7 +308,8 @@ def test_with_another_platform_the_command_tells_what_differs(
     reproduce("digits", namespace="team", platform_file=file, new_name="second")
     printed = capsys.readouterr()
     assert (
-        "not what was submitted: platform or launcher have changed since, in job (" in printed.err
+        "it differs from what was submitted: platform or launcher have changed since, in job ("
+        in printed.err
     )
     now = yaml.safe_load(printed.out)
     assert now == rendered(load_run(DIGITS, name="second"), load_platform(file))

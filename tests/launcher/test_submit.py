@@ -10,7 +10,7 @@ from fake_cluster import FakeCluster
 
 from trainyard.cluster.kuberay import RayjobApi
 from trainyard.errors import ClusterError
-from trainyard.submission.submit import delete_and_wait, submit_run
+from trainyard.submission.submit import delete_and_wait, submit_rayjob
 
 JOB: dict[str, Any] = {
     "kind": "RayJob",
@@ -23,14 +23,14 @@ JOB: dict[str, Any] = {
 
 def test_a_new_run_is_created() -> None:
     cluster = FakeCluster()
-    assert submit_run(RayjobApi(cluster), JOB) == "created"
+    assert submit_rayjob(RayjobApi(cluster), JOB) == "created"
     assert cluster.calls == [("create", "RayJob", "digits-1")]
 
 
 def test_a_live_submission_is_found_and_left_alone() -> None:
     cluster = FakeCluster()
     cluster.add_job("digits-1", status="RUNNING")
-    assert submit_run(RayjobApi(cluster), JOB) == "live"
+    assert submit_rayjob(RayjobApi(cluster), JOB) == "live"
     assert cluster.calls == []
 
 
@@ -38,7 +38,7 @@ def test_a_live_submission_is_found_and_left_alone() -> None:
 def test_an_ended_submission_makes_room(status: str) -> None:
     cluster = FakeCluster()
     cluster.add_job("digits-1", status=status)
-    assert submit_run(RayjobApi(cluster), JOB) == "resubmitted"
+    assert submit_rayjob(RayjobApi(cluster), JOB) == "resubmitted"
     assert [call[0] for call in cluster.calls] == ["delete", "create"]
 
 
@@ -46,7 +46,7 @@ def test_a_run_that_is_live_otherwise_is_refused_with_the_remedy() -> None:
     cluster = FakeCluster()
     cluster.add_job("digits-0", status="RUNNING")
     with pytest.raises(ClusterError, match="live as digits-0") as raised:
-        submit_run(RayjobApi(cluster), JOB)
+        submit_rayjob(RayjobApi(cluster), JOB)
     assert "trainyard stop digits" in str(raised.value)
     assert cluster.calls == []
 
@@ -55,7 +55,7 @@ def test_an_object_of_that_name_that_is_not_ours_is_refused() -> None:
     cluster = FakeCluster()
     cluster.add_job("digits-1", status="SUCCEEDED")["metadata"]["labels"].clear()
     with pytest.raises(ClusterError, match="is not ours"):
-        submit_run(RayjobApi(cluster), JOB)
+        submit_rayjob(RayjobApi(cluster), JOB)
     assert cluster.calls == []
 
 
@@ -76,7 +76,7 @@ class Race(FakeCluster):
 
 
 def test_the_same_run_file_submitted_twice_at_once_is_live() -> None:
-    assert submit_run(RayjobApi(Race("digits-1", "2026-01-01T00:00:05Z")), JOB) == "live"
+    assert submit_rayjob(RayjobApi(Race("digits-1", "2026-01-01T00:00:05Z")), JOB) == "live"
 
 
 @pytest.mark.parametrize(
@@ -94,10 +94,10 @@ def test_of_two_run_files_submitted_at_once_one_gives_way(
 ) -> None:
     cluster = Race(other, created)
     if is_mine_the_first:
-        assert submit_run(RayjobApi(cluster), JOB) == "created"
+        assert submit_rayjob(RayjobApi(cluster), JOB) == "created"
     else:
         with pytest.raises(ClusterError, match="was taken back"):
-            submit_run(RayjobApi(cluster), JOB)
+            submit_rayjob(RayjobApi(cluster), JOB)
         assert ("delete", "RayJob", "digits-1") in cluster.calls
     assert ("delete", "RayJob", other) not in cluster.calls
 
@@ -107,7 +107,7 @@ def test_a_rayjob_that_does_not_go_points_to_the_operator() -> None:
     cluster.add_job("digits-1")
     cluster.delete = lambda kind, name: None  # type: ignore[method-assign]
     now = iter(range(0, 10_000, 100))
-    with pytest.raises(ClusterError, match="is still there") as raised:
+    with pytest.raises(ClusterError, match="is still being deleted") as raised:
         delete_and_wait(
             RayjobApi(cluster), "digits-1", clock=lambda: float(next(now)), sleep=lambda _: None
         )
@@ -117,7 +117,7 @@ def test_a_rayjob_that_does_not_go_points_to_the_operator() -> None:
 def test_a_run_begins_anew_once_the_old_submission_is_gone() -> None:
     cluster = FakeCluster()
     cluster.add_job("digits-1", status="SUCCEEDED")
-    submit_run(RayjobApi(cluster), JOB, lambda: cluster.calls.append(("set aside", "", "")))
+    submit_rayjob(RayjobApi(cluster), JOB, lambda: cluster.calls.append(("set aside", "", "")))
     assert [call[0] for call in cluster.calls] == ["delete", "set aside", "create"]
 
 
@@ -126,5 +126,5 @@ def test_a_live_run_does_not_begin_anew(live: str) -> None:
     cluster = FakeCluster()
     cluster.add_job(live, status="RUNNING")
     with pytest.raises(ClusterError, match=f"live as {live}"):
-        submit_run(RayjobApi(cluster), JOB, lambda: pytest.fail("its folder was set aside"))
+        submit_rayjob(RayjobApi(cluster), JOB, lambda: pytest.fail("its folder was set aside"))
     assert cluster.calls == []

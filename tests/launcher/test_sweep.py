@@ -85,7 +85,7 @@ def test_values_are_split_at_the_commas_between_them(text: str, values: tuple[st
         (["train.seed="], "train.seed=: a value is empty", "null stands for none"),
         (["train.seed=1,,2"], "a value is empty", "Remove the comma"),
         (["train.seed=1,2,"], "a value is empty", "Remove the comma"),
-        (["train.seed=1", "train.seed=2,3"], "stands here twice", "Write train.seed=1,2,3"),
+        (["train.seed=1", "train.seed=2,3"], "is given twice", "Write train.seed=1,2,3"),
         (["name=a,b"], "name cannot be swept", "Use --name"),
     ],
 )
@@ -295,9 +295,9 @@ def test_the_highest_is_the_best_and_the_lowest_of_a_loss_or_after_a_dash(
 
 
 def test_a_metric_that_a_recipe_does_not_tell_is_refused_and_own_code_may_tell_anything() -> None:
-    with pytest.raises(ConfigError, match="does not tell that") as error:
+    with pytest.raises(ConfigError, match="does not report this metric") as error:
         goal_of("val_acc", [load_run(DIGITS)])
-    assert "It tells: val_accuracy, " in str(error.value)
+    assert "It reports: val_accuracy, " in str(error.value)
     assert goal_of("val_acc", [load_run(ROOT / "examples/command.yaml")]).metric == "val_acc"
     with pytest.raises(ConfigError, match="--metric is empty"):
         goal_of("-")
@@ -573,7 +573,7 @@ def test_runs_that_fail_stop_nothing_and_the_next_command_tries_them_once_more(
     assert [row["phase"] for row in rows] == ["failed", "succeeded", "failed"]
     assert rows[0]["message"] == "AppFailed: error: out of memory"
     assert f"{ONE} (train.seed=1): failed: AppFailed: error: out of memory" in said
-    assert f"`trainyard explain {ONE} -n team` says why" in said
+    assert f"`trainyard explain {ONE} -n team` finds the cause" in said
     yard.calls.clear()
     yard.fates = {ONE: 0.6, THREE: "FAILED"}
     code, rows, said = sweep_on(yard, "--max-parallel=1")
@@ -605,7 +605,7 @@ def test_ctrl_c_leaves_live_runs_alone_and_the_same_command_goes_on(sweep_on: Sw
     yard.watch = interrupted  # type: ignore[method-assign]
     code, rows, said = sweep_on(yard, "--max-parallel=2")
     assert (code, rows) == (130, [])
-    assert "detached: 2 runs go on (`trainyard list -n team`), 1 were not submitted" in said
+    assert "detached: 2 runs continue (`trainyard list -n team`), 1 were not submitted" in said
     yard.watch = watch  # type: ignore[method-assign]
     code, rows, said = sweep_on(yard, "--max-parallel=2")
     assert code == 0
@@ -700,7 +700,7 @@ def test_folders_that_cannot_be_read_cost_the_metrics_alone(
     assert code == 0
     assert [row["metrics"] for row in rows] == [{}] * 3
     assert "what 3 runs have reached could not be read: no room for a reader pod" in said
-    assert "no run has told val_accuracy; told were: no metrics" in said
+    assert "no run has reported val_accuracy; reported were: no metrics" in said
 
 
 def test_a_run_that_another_platform_has_trained_is_not_trained_again(
@@ -798,9 +798,9 @@ def test_a_sweep_with_nothing_to_do_asks_nothing() -> None:
         (["--here", "--max-parallel=2"], "--max-parallel 2 is for a cluster"),
         (["--here", "--platform=x.yaml"], "--platform is for a cluster"),
         (["--storage=x"], "--storage is for --here"),
-        (["--metric=val_acc"], "--metric val_acc: a built-in recipe does not tell that"),
+        (["--metric=val_acc"], "--metric val_acc: a built-in recipe does not report this metric"),
         (["--workers=3"], "train.seed=1: "),
-        (["train.seed=4"], "train.seed stands here twice"),
+        (["train.seed=4"], "train.seed is given twice"),
     ],
 )
 def test_what_cannot_be_is_refused_before_a_cluster_is_asked(
@@ -880,7 +880,7 @@ def test_ctrl_c_here_says_that_the_same_command_goes_on(
     monkeypatch.setattr("trainyard.sweeps.on_this_machine.train_locally", interrupted)
     code, table, said = here(0)
     assert (code, table) == (130, "")
-    assert f"run {ONE} was interrupted: the same command goes on with the sweep" in said
+    assert f"run {ONE} was interrupted: the same command resumes the sweep" in said
 
 
 @pytest.mark.slow

@@ -9,7 +9,8 @@ import pytest
 
 from trainyard_trainer import terminal
 from trainyard_trainer.errors import ConfigError, RunError
-from trainyard_trainer.terminal import Bar, size_text, table_text
+from trainyard_trainer.run_files.sizes import size_text
+from trainyard_trainer.terminal import Bar, table_text
 from trainyard_trainer.tools.command_line import Parser, exit_code_of
 
 
@@ -51,7 +52,8 @@ def test_numbers_stand_to_the_right_and_words_to_the_left() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (999, "999 B"), (5_400_000, "5.4 MB"), (3e15, "3000.0 TB")]
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (35_840, "35 KiB"), (5_400_000, "5.1 MiB"), (3e15, "2,728.5 TiB")],
 )
 def test_sizes_have_units(count: float, text: str) -> None:
     assert size_text(count) == text

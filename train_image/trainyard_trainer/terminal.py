@@ -34,15 +34,6 @@ def table_text(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def size_text(count: float) -> str:
-    """Return a size in bytes as text in decimal units: `5_400_000` -> `5.4 MB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
 class Bar:
     """A progress bar on standard error, for work that takes long on a terminal."""
 

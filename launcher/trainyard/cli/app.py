@@ -1,4 +1,4 @@
-"""The commands of `trainyard`: load, call, show. Heavy imports stay inside, so `--help` is quick."""
+"""The table of all commands, and the typer application that is made from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainyard_trainer.config import tool_arguments
 
 
 def _group(help_text: str, **commands: object) -> typer.Typer:
-    """Commands under one word, which alone prints their help."""
+    """Return a command with subcommands; without a subcommand it prints its help."""
     group = typer.Typer(rich_markup_mode=None, help=help_text)
 
     @group.callback(invoke_without_command=True)
@@ -31,7 +31,7 @@ def _group(help_text: str, **commands: object) -> typer.Typer:
 
 
 SECTIONS: Mapping[str, Mapping[str, Any]] = {
-    "A run file": {
+    "Run files": {
         "init": new_file.init,
         "plan": plan.plan,
         "render": plan.render,
@@ -39,7 +39,7 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
         "diff": diff.diff,
         "schema": new_file.schema,
     },
-    "A run on a cluster": {
+    "Runs on a cluster": {
         "preflight": diagnose.preflight,
         "submit": submit.submit,
         "sweep": sweep.sweep,
@@ -53,7 +53,7 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
         "soak": drill.soak,
         "reproduce": reproduce.reproduce,
     },
-    "What is there": {
+    "Inspect a cluster": {
         "list": runs.list_runs,
         "status": runs.status,
         "logs": runs.logs,
@@ -62,20 +62,20 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
         "shell": pods.shell,
         "cp": pods.cp,
         "platform": _group(
-            "What the chart publishes in a namespace.",
+            "Print the platform that the chart has published in a namespace, or compare it.",
             get=platform.platform_get,
             diff=platform.platform_diff,
         ),
     },
-    "On this machine": {
+    "Work on this machine": {
         "train": train.train,
         "data": _group(
-            "Convert images to Parquet, and look at them.",
+            "Prepare data sets as Parquet files, and inspect them.",
             prepare=tools.command_of(tool_arguments.DATA_PREPARE),
             inspect=tools.command_of(tool_arguments.DATA_INSPECT),
         ),
         "checkpoints": _group(
-            "Look at the checkpoints of a run, clear them up, and take a model out.",
+            "List, verify, prune and export the checkpoints of a run.",
             ls=tools.command_of(tool_arguments.CHECKPOINTS_LS),
             verify=tools.command_of(tool_arguments.CHECKPOINTS_VERIFY),
             prune=tools.command_of(tool_arguments.CHECKPOINTS_PRUNE),
@@ -85,11 +85,11 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
         "compare": compare.compare,
     },
 }
-"""All commands, in the order in which people meet them."""
+"""All commands by the group under which `trainyard --help` lists them."""
 
 
 class Sections(TyperGroup):
-    """Lists the commands under their headings, each with its whole first sentence."""
+    """A command group whose help lists the commands by `SECTIONS`, each with its whole first sentence."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         for heading, section in SECTIONS.items():
@@ -106,10 +106,10 @@ app = typer.Typer(name="trainyard", cls=Sections, add_completion=False, rich_mar
 def root(
     context: typer.Context,
     traceback: Annotated[
-        bool, typer.Option("--traceback", help="Show the whole traceback of an error.")
+        bool, typer.Option("--traceback", help="Print the traceback of an error, too.")
     ] = False,
 ) -> None:
-    """One run file in, a trained model out: on a laptop, and on a KubeRay GPU cluster."""
+    """Train a model from one run file, on this machine or on a KubeRay cluster with GPUs."""
     # --traceback is read in __main__, which handles all errors.
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

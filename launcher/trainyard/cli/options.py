@@ -1,9 +1,10 @@
-"""The options that several commands take, and what they say: a run, its name, a platform."""
+"""Options that several commands take, and functions that turn them into runs and platforms."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -13,35 +14,54 @@ from trainyard.run import NAMESPACE as NAMESPACE
 from trainyard.run import check_namespace
 
 if TYPE_CHECKING:
+    from trainyard.cluster.cluster import Cluster
     from trainyard.planning.objects import RunObjects
     from trainyard.platform import Platform
     from trainyard.run_file.models import RunConfig
+    from trainyard.submission.remote_folder import RemoteFolder
 
 
-def _check_namespace(namespace: str) -> str:
+def check_namespace_option(namespace: str) -> str:
+    """Return the value of --namespace if it can be one. Raises ConfigError."""
     return check_namespace(namespace, "--namespace")
 
 
 RunFile = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run file.")]
-RunName = Annotated[str, typer.Argument(metavar="NAME", help="The run's name, or its run file.")]
+RunName = Annotated[
+    str, typer.Argument(metavar="NAME", help="The name of the run, or its run file.")
+]
 Settings = Annotated[
     Optional[list[str]],  # typer reads this at run time, on Python 3.10 too
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the run file: a.b=c."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set a key of the run file, such as train.epochs=3. Repeat it for more keys.",
+    ),
 ]
 Gpus = Annotated[
     Optional[str],
-    typer.Option(metavar="N", help="GPUs, instead of the file's; 8:16 is a range."),
+    typer.Option(
+        metavar="N",
+        help="Number of GPUs, instead of the run file's; 8:16 is a range for an elastic run.",
+    ),
 ]
 Workers = Annotated[
-    Optional[str], typer.Option(metavar="N", help="CPU workers, instead of the file's resources.")
+    Optional[str],
+    typer.Option(metavar="N", help="Number of CPU workers, instead of the run file's resources."),
 ]
-Name = Annotated[Optional[str], typer.Option(metavar="NAME", help="Name, instead of the file's.")]
+Name = Annotated[
+    Optional[str], typer.Option(metavar="NAME", help="Name of the run, instead of the run file's.")
+]
 PlatformFile = Annotated[
     Optional[Path],
-    typer.Option("--platform", metavar="FILE", help="A platform file (`trainyard platform get`)."),
+    typer.Option(
+        "--platform",
+        metavar="FILE",
+        help="Take the platform from a file that `trainyard platform get` has written.",
+    ),
 ]
 FromCluster = Annotated[
-    bool, typer.Option("--from-cluster", help="Use the platform of the namespace's ConfigMap.")
+    bool, typer.Option("--from-cluster", help="Take the platform from the namespace's ConfigMap.")
 ]
 Namespace = Annotated[
     str,
@@ -49,32 +69,36 @@ Namespace = Annotated[
         "--namespace",
         "-n",
         metavar="NAMESPACE",
-        help="Kubernetes namespace.",
-        callback=_check_namespace,
+        help="The Kubernetes namespace.",
+        callback=check_namespace_option,
     ),
 ]
-AllNamespaces = Annotated[bool, typer.Option("--all-namespaces", "-A", help="Of all namespaces.")]
+AllNamespaces = Annotated[bool, typer.Option("--all-namespaces", "-A", help="Show all namespaces.")]
 Fresh = Annotated[
     bool,
-    typer.Option("--fresh", help="Begin anew: what the run's folder holds is set aside first."),
+    typer.Option(
+        "--fresh",
+        help="Start from the beginning: the run's folder is renamed first, and nothing is lost.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
-def load_run(
+def load_run_with_options(
     path: Path,
     settings: list[str] | None,
     gpus: str | None,
     workers: str | None,
     name: str | None,
 ) -> RunConfig:
+    """Load a run file with the options that change it. Raises ConfigError."""
     from trainyard.run_file import load
 
     return load.load_run(path, settings or (), gpus=gpus, workers=workers, name=name)
 
 
 def run_name(name: str) -> str:
-    """A run's name, given as itself or as the run file that holds it."""
+    """Return a run's name, given as itself or as the path of its run file. Raises ConfigError."""
     from trainyard.run_file.load import load_name
     from trainyard.run_file.validation import check_name
 
@@ -86,7 +110,7 @@ def run_name(name: str) -> str:
 def platform_of(
     path: Path | None, from_cluster: bool, namespace: str, cluster: Any = None
 ) -> Platform:
-    """The platform asked for; says on standard error which one it is."""
+    """Return the platform that the options ask for, and print on standard error which one it is."""
     from trainyard.api import CLUSTER, find_platform
     from trainyard.errors import ConfigError
     from trainyard.platform import CONFIG_MAP
@@ -114,7 +138,21 @@ def print_warnings(messages: Iterable[str]) -> None:
         typer.echo(f"warning: {message}", err=True)
 
 
+def open_run_folder(
+    cluster: Cluster, name: str, head: str | None = None
+) -> AbstractContextManager[RemoteFolder]:
+    """Open a run's folder on a cluster, through its head pod if there is one.
+
+    It prints on standard error which platform tells where the folder is.
+    """
+    from trainyard.submission.reader_pod import open_folder
+
+    platform = platform_of(None, True, cluster.namespace, cluster)
+    return open_folder(cluster, platform, name, head)
+
+
 def yaml_text(document: Any) -> str:
+    """Return a document as YAML, each value on one line."""
     import yaml
 
     # One line per value: a long config is not folded, and a diff shows whole values.
@@ -124,4 +162,5 @@ def yaml_text(document: Any) -> str:
 
 
 def print_json(document: Any) -> None:
+    """Print a document as indented JSON on standard output."""
     typer.echo(json.dumps(document, indent=2))

@@ -1,4 +1,4 @@
-"""The live display of a run, on a cluster or on this machine."""
+"""Show the progress of a run on a terminal until it ends, on a cluster or on this machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def show_progress(statuses: Iterable[RunStatus | str]) -> RunStatus:
-    """Display statuses and log lines as they come; returns the last run_status."""
+    """Display each status and print each log line as it arrives; return the last status."""
     from trainyard.cli import show
 
     last: RunStatus | None = None

@@ -1,5 +1,7 @@
-"""Tables and progress for people: the only import of rich. Data goes to standard output,
-progress to standard error; without a terminal progress is plain lines."""
+"""Tables and progress for people; the only module that imports rich.
+
+Tables go to standard output, progress to standard error. Without a terminal, progress is plain lines.
+"""
 
 from __future__ import annotations
 
@@ -13,40 +15,42 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
-from rich.table import Column, Table
+from rich.table import Column as RichColumn
+from rich.table import Table
 
 from trainyard.drills.report import DrillReport
 from trainyard.drills.soak_report import SoakReport
 from trainyard.drills.timeline import Recovery
 from trainyard.planning.capacity import GpuNode, PodHolding
 from trainyard.planning.reasons import Reason
-from trainyard.run_file.code_archive import size_text
+from trainyard.submission.overview import Column
 from trainyard.submission.status import ENDED, Phase, RunStatus
 from trainyard_trainer.run_files.driver_output import PROGRESS, SUMMARY, record_of
+from trainyard_trainer.run_files.sizes import size_text
 
 Object = dict[str, Any]
 
 PLAIN_LINE_S = 5.0
-"""Without a terminal: seconds between two progress lines at least."""
+"""Minimum seconds between two lines of progress where there is no terminal."""
 
 EQUAL = {True: "equal", False: "DIFFERENT", None: "-"}
-"""What is said of two that are compared."""
+"""The words for a comparison: equal, different, or nothing to compare with."""
 
 _progress_console = Console(stderr=True, highlight=False)
 
 
 def say(text: str) -> None:
-    """A line of progress or explanation, for people."""
+    """Print a line of progress or explanation on standard error."""
     _progress_console.print(text, markup=False, soft_wrap=True)
 
 
-def set_aside(run: str, name: str | None) -> None:
-    """What became of the folder of a run that begins anew."""
-    say(f"what run {run} had is run {name} now" if name else f"run {run} had nothing to set aside")
+def say_set_aside(run: str, name: str | None) -> None:
+    """Print under which name the folder of a run is now; None if the run had no folder."""
+    say(f"the folder of run {run} is now {name}" if name else f"run {run} has no folder yet")
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on standard output, never cut: a pipe gets whole cells, and each row on a line."""
+    """Print a table on standard output. Cells are never cut; without a terminal each row is one line."""
     if not sys.stdout.isatty():
         sys.stdout.writelines(_lines([headings, *rows]))
         return
@@ -60,7 +64,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def _lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Rows as text with aligned columns; rich takes most of a second for a thousand of them."""
+    """Yield rows as text with aligned columns; rich would need a second for a thousand rows."""
     cells = [[cell.replace("\n", " ") for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
@@ -68,24 +72,27 @@ def _lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(aligned).rstrip() + "\n"
 
 
-def table_of(rows: Sequence[Object], headings: Sequence[str]) -> None:
-    """Some keys of some mappings; what is not known is a dash, seconds are hours and minutes."""
-    table(headings, [[_cell(name, row[name]) for name in headings] for row in rows])
+def submissions_table(rows: Sequence[Object], columns: Sequence[Column]) -> None:
+    """Print some columns of rows of submissions; an unknown value is a dash."""
+    table(
+        [column.name for column in columns],
+        [[_cell(column, row[column.name]) for column in columns] for row in rows],
+    )
 
 
-def _cell(name: str, value: object) -> str:
+def _cell(column: Column, value: Any) -> str:
     if value is None:
         return "-"
-    return clock_text(value) if name in ("age", "lasted") and isinstance(value, int) else str(value)
+    return clock_text(value) if column.is_duration else str(value)
 
 
 def plan_table(reasons: Sequence[Reason]) -> None:
-    """The plan: each number with its reason."""
+    """Print a plan, each number with its reason."""
     table(("", "value", "because"), [(row.name, row.value, row.why) for row in reasons])
 
 
 def gpu_tables(sums: Sequence[tuple[str, str, Counter[str]]], nodes: Sequence[GpuNode]) -> None:
-    """GPUs of each pool, and of each node with who holds them."""
+    """Print the GPUs of each pool, and of each node with the pods that use them."""
     if not nodes:
         return
     counts = ("nodes", "total", "used", "free")
@@ -115,13 +122,13 @@ def gpu_tables(sums: Sequence[tuple[str, str, Counter[str]]], nodes: Sequence[Gp
 
 
 def holder_text(holder: PodHolding) -> str:
-    """`run digits (team/digits-abc-worker): 8`, or the pod alone where no run of ours has it."""
+    """Return the user of GPUs as text, such as `run digits (team/digits-abc-worker): 8`."""
     pod = f"{holder.namespace}/{holder.pod}"
     return f"{f'run {holder.run} ({pod})' if holder.run else pod}: {int(holder.amount)}"
 
 
 def drill_table(report: DrillReport) -> None:
-    """What a drill has shown, and what its user saw meanwhile."""
+    """Print the report of a drill, and what `watch` showed during it."""
     recovery = report.recovery
     rows = [
         ("scenario", report.scenario),
@@ -152,7 +159,7 @@ def drill_table(report: DrillReport) -> None:
 
 
 def soak_table(report: SoakReport) -> None:
-    """What a soak has shown, and how often what was struck."""
+    """Print the report of a soak, and how often each fault was injected."""
     landed = Counter(each.scenario for each in report.strikes if not each.why_not)
     rows = [
         ("struck for", f"{report.minutes:g} min, by seed {report.seed}"),
@@ -182,15 +189,15 @@ def _seconds(seconds: float | None) -> str:
 
 
 def clock_text(seconds: float) -> str:
-    """`75.3` -> `1:15`, with hours where there are some."""
+    """Return seconds as minutes and seconds, with hours if there are any: `75.3` is `1:15`."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def progress_text(progress: Object) -> str:
-    """Epoch, step, loss, accuracy, speed and what is left, in one line."""
-    if "reports" in progress:  # of own code
+    """Return a progress record as one line: epoch, step, loss, accuracy, speed and time left."""
+    if "reports" in progress:  # user code
         return _reported_text(progress)
     parts = [
         *_how_far(progress),
@@ -226,7 +233,7 @@ def _how_far(progress: Object) -> list[str]:
 
 
 def _speed_text(record: Object) -> str:
-    """In the recipe's own units."""
+    """Return the speed in the units of the recipe."""
     if "rows_per_s" in record:
         return f"{record['rows_per_s']:,.0f} rows/s"
     if "tokens_per_s" in record:
@@ -254,7 +261,7 @@ def _with_percent(progress: Object) -> str:
 
 
 def summary_text(summary: Object) -> str:
-    """The last line of a run: how it ended, how well, and where everything lies."""
+    """Return a summary record as one line: outcome, metrics, and the paths of the results."""
     if summary["outcome"] != "succeeded":
         return f"{summary['outcome']}: {summary['error']}"
     if "program" in summary:
@@ -280,7 +287,7 @@ def summary_text(summary: Object) -> str:
 
 
 def log_line(line: str) -> str:
-    """A line of the driver's log; its records are put into words."""
+    """Return a line of the driver's log for people: a record becomes text, other lines stay."""
     if (progress := record_of(line, PROGRESS)) is not None:
         return _with_percent(progress)
     if (summary := record_of(line, SUMMARY)) is not None:
@@ -289,7 +296,7 @@ def log_line(line: str) -> str:
 
 
 class UploadView:
-    """How much of a run's code has come to its folder: a line now and then, and one at the end."""
+    """Prints how much of a run's code has been uploaded: every few seconds, and at the end."""
 
     def __init__(self, run: str) -> None:
         self._run = run
@@ -304,14 +311,14 @@ class UploadView:
 
 
 class ProgressView:
-    """The live display of one submission: a line per phase with the time spent, and a bar."""
+    """Displays the progress of one run: a line for each phase with its duration, and a progress bar."""
 
     def __init__(self) -> None:
         self._bar = Progress(
             BarColumn(bar_width=16),
             TextColumn("{task.percentage:>3.0f}%"),
             # A narrow terminal wraps the text: rich would cut it off, and its end tells what is left.
-            TextColumn("{task.description}", markup=False, table_column=Column()),
+            TextColumn("{task.description}", markup=False, table_column=RichColumn()),
             console=_progress_console,
             transient=True,
         )
@@ -335,7 +342,7 @@ class ProgressView:
             self._bar.stop()
 
     def show(self, run_status: RunStatus) -> None:
-        """Bring the display up to date."""
+        """Update the display to a new status."""
         if run_status.phase != self._phase:
             self._next_phase(run_status.phase)
         if run_status.message and run_status.message != self._message:
@@ -364,7 +371,7 @@ class ProgressView:
             return
         text = progress_text(progress)
         if self._task is None:
-            # How far own code is nobody knows.
+            # User code does not report its length.
             total = 100 if "percent" in progress else None
             self._task = self._bar.add_task(text, total=total)
             self._bar.start()

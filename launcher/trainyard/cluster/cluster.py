@@ -1,4 +1,4 @@
-"""One Kubernetes cluster and namespace: parsed dicts in and out. What talks to Kubernetes is in here."""
+"""One Kubernetes cluster and namespace: the requests that the launcher sends, with parsed objects."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from trainyard.errors import ClusterError, ClusterUnreachable
 Object = dict[str, Any]
 Objects = list[Object]
 Labels = Mapping[str, "str | None"]
-"""Labels that an object must have, and their values; None for any."""
+"""A label selector: the labels that an object must have, and their values; None stands for any value."""
 
 PAGE = 500
-"""Objects per answer: the API server makes none longer than it can hold."""
+"""How many objects are requested at a time; a longer list comes in pages."""
 WATCH_S = 290
-"""After that the API server ends a watch, and the next one begins."""
+"""After how many seconds the API server is asked to end a watch; a new one follows."""
 
 
 class Cluster:
-    """The cluster of a kubeconfig, by default the one in use, seen from one namespace."""
+    """A cluster, by default that of the current kubeconfig context, and one namespace of it."""
 
     def __init__(self, namespace: str, kubeconfig_file: Path | None = None) -> None:
         self.namespace = namespace
@@ -33,22 +33,25 @@ class Cluster:
 
     @property
     def host(self) -> str:
-        """Address of the API server."""
+        """The address of the API server."""
         return self._connection.host
 
     def version(self) -> Object:
-        """What the API server says of itself: `gitVersion` and more."""
+        """Return the version of the API server: `gitVersion` and more."""
         return self._connection.json("GET", "/version")
 
     # Objects.
 
     def create(self, body: Object, *, dry_run: bool = False) -> Object:
-        """The object as the API server stored it, or would. Fields it does not know are refused."""
+        """Create an object and return it as stored, or as it would be stored with `dry_run`.
+
+        The API server refuses fields that it does not know.
+        """
         query = [("fieldValidation", "Strict")] + ([("dryRun", "All")] if dry_run else [])
         return self._connection.json("POST", self._path(body["kind"]), query=query, body=body)
 
     def get(self, kind: str, name: str) -> Object | None:
-        """The object, or None where there is none of that name."""
+        """Return the object of a kind and name, or None if it does not exist."""
         try:
             return self._connection.json("GET", self._path(kind, name))
         except ClusterError as error:
@@ -66,11 +69,10 @@ class Cluster:
         limit: int | None = None,
         cached: bool = False,
     ) -> Objects:
-        """The objects of a kind that carry all these labels; at most `limit` of them.
+        """Return the objects of a kind that have all these labels, at most `limit` of them.
 
-        `fields` is a field selector such as `status.phase=Pending`. `everywhere` looks into all
-        namespaces. `cached` is what the API server remembers, perhaps a moment old: for many objects
-        that takes it a seventh of the work.
+        `fields` is a field selector such as `status.phase=Pending`. `everywhere` lists all namespaces.
+        `cached` accepts a slightly old state from the API server's cache, which costs it far less work.
         """
         return self.snapshot(
             kind, labels, fields=fields, everywhere=everywhere, limit=limit, cached=cached
@@ -86,7 +88,7 @@ class Cluster:
         limit: int | None = None,
         cached: bool = False,
     ) -> tuple[Objects, str]:
-        """The same objects, and the version of the whole from which a watch goes on."""
+        """Return the objects as `list` does, and the resource version from which a watch continues."""
         path = self._path(kind, everywhere=everywhere)
         query = _selectors(labels, fields)
         found: Objects = []
@@ -96,7 +98,7 @@ class Cluster:
             try:
                 answer = self._connection.json("GET", path, query=[*query, *page])
             except ClusterError as error:
-                # The pages belong to a state that is forgotten after minutes: all at once, then.
+                # The continue token has expired: request the whole list without pages.
                 if error.reason != "Expired" or not found:
                     raise
                 answer = self._connection.json("GET", path, query=query)
@@ -108,7 +110,7 @@ class Cluster:
             page = [("limit", str(PAGE)), ("continue", token)]
 
     def patch(self, kind: str, name: str, body: Object) -> Object:
-        """The object after a merge patch: what is null goes, what is named changes."""
+        """Apply a JSON merge patch and return the object; a key with the value null is removed."""
         return self._connection.json(
             "PATCH",
             self._path(kind, name),
@@ -118,9 +120,9 @@ class Cluster:
         )
 
     def delete(self, kind: str, name: str, *, grace_s: int | None = None) -> None:
-        """Have the object deleted, dependants in the background; nothing if it is gone already.
+        """Delete an object, and its dependents in the background; do nothing if it does not exist.
 
-        A pod gets so long to end, by default as long as it asks for; 0 forgets it at once.
+        `grace_s` is the grace period of a pod in seconds, by default the pod's own; 0 deletes it at once.
         """
         body: Object = {
             "kind": "DeleteOptions",
@@ -135,7 +137,7 @@ class Cluster:
                 raise
 
     def evict(self, pod: str) -> None:
-        """Have a pod deleted as a drained node does it: a budget of disruptions may refuse."""
+        """Evict a pod, as `kubectl drain` does; a PodDisruptionBudget may refuse it."""
         metadata = {"name": pod, "namespace": self.namespace}
         body = {"kind": "Eviction", "apiVersion": "policy/v1", "metadata": metadata}
         self._connection.json("POST", f"{self._path('Pod', pod)}/eviction", body=body)
@@ -148,10 +150,10 @@ class Cluster:
         fields: str = "",
         resource_version: str,
     ) -> Iterator[Object]:
-        """Events `{type, object}` since a version, until the API server ends the watch after minutes.
+        """Yield events `{type, object}` since a resource version, until the API server ends the watch.
 
-        Raises ClusterError with reason Expired if the version is forgotten, ClusterUnreachable if
-        the connection breaks: `trainyard.cluster.follow` goes on from there.
+        Raises ClusterError with the reason Expired if the version is too old, and ClusterUnreachable if
+        the connection breaks; `trainyard.cluster.follow` handles both.
         """
         query = [
             *_selectors(labels, fields),
@@ -184,17 +186,19 @@ class Cluster:
         tail_lines: int | None = None,
         previous: bool = False,
     ) -> str:
-        """What a container has written: all, of the last seconds, or the last lines; `previous` is the
-        one before its restart."""
+        """Return the log of a container: all of it, the last seconds, or the last lines.
+
+        `previous` selects the container before its last restart.
+        """
         query = [("container", container), *_log_query(since_s, tail_lines, previous)]
         return self._connection.text(f"{self._path('Pod', pod)}/log", query)
 
     def follow_log(
         self, pod: str, container: str, *, since_s: int | None = None, since_time: str = ""
     ) -> Iterator[str]:
-        """The lines of a container as they come, each after its time and a blank, until it ends.
+        """Yield the lines of a container's log as they are written, each after its timestamp and a space.
 
-        Raises ClusterUnreachable when the connection breaks, or nothing comes for long.
+        Raises ClusterUnreachable if the connection breaks, or if nothing arrives for too long.
         """
         query = [("container", container), ("follow", "true"), ("timestamps", "true")]
         query += _log_query(since_s, None, False)
@@ -212,7 +216,7 @@ class Cluster:
         stdin: bool = False,
         terminal: bool = False,
     ) -> PodProcess:
-        """A command that is started in a container."""
+        """Start a command in a container and return its process."""
         query = [("command", word) for word in command]
         query += [("container", container), ("stdout", "true"), ("stdin", str(stdin).lower())]
         query += [("stderr", str(not terminal).lower()), ("tty", str(terminal).lower())]
@@ -221,7 +225,7 @@ class Cluster:
         return PodProcess(websocket, f"`{command[0]}` in pod {pod}")
 
     def port_forward(self, pod: str, port: int) -> socket.socket:
-        """A connection to a port of a pod."""
+        """Open a connection to a port of a pod."""
         path = f"{self._path('Pod', pod)}/portforward"
         query = [("ports", str(port))]
         forward = self._connection.websocket(path, query, "portforward_call")
@@ -230,7 +234,7 @@ class Cluster:
     # Rights.
 
     def can_i(self, verb: str, kind: str, subresource: str = "") -> bool:
-        """Whether the kubeconfig's user may do that, in this namespace where the kind has one."""
+        """Return whether the user may do this; in this namespace, if the kind is namespaced."""
         found = kind_of(kind)
         wanted = {"verb": verb, "group": found.group, "resource": found.plural}
         wanted |= {"subresource": subresource} if subresource else {}

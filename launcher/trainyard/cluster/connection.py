@@ -24,16 +24,16 @@ Object = dict[str, Any]
 Query = Sequence[tuple[str, str]]
 
 TIMEOUT_S = 30
-"""For an answer as a whole."""
+"""Timeout in seconds for a whole response."""
 SILENCE_S = 120
-"""For the next piece of a stream: the API server sends a bookmark each minute into a quiet watch."""
+"""Timeout in seconds for the next piece of a stream; a watch without events gets a bookmark every minute."""
 UNCHECKED = (AttributeError, KeyError, TypeError, ValueError)
-"""What the client lets through for a kubeconfig that is YAML, and none of its own kind."""
+"""The errors that the client raises for a YAML file that is not a kubeconfig."""
 HANDSHAKE = re.compile(r"Handshake status (\d+)")
 
 
 class Connection:
-    """The API server of a kubeconfig, by default of the one in use."""
+    """The connection to the API server of a kubeconfig, by default of the current one."""
 
     def __init__(self, kubeconfig_file: Path | None = None) -> None:
         self._configuration = Configuration()
@@ -46,15 +46,15 @@ class Connection:
                 str(error).replace("\n", " "),
                 "Set KUBECONFIG, or start a cluster on this machine with `make cluster`.",
             ) from error
-        # One answer per question: whoever waits decides what a failure means.
+        # No hidden retries: `follow` and the callers decide what a failure means.
         self._configuration.retries = False
-        # A watch, a log and a question at the same time.
+        # A watch, a log and a request run at the same time.
         self._configuration.connection_pool_maxsize = 8
         self._client = ApiClient(self._configuration)
 
     @property
     def host(self) -> str:
-        """Address of the API server."""
+        """The address of the API server."""
         return str(self._configuration.host)
 
     def json(
@@ -66,17 +66,17 @@ class Connection:
         body: Object | None = None,
         content_type: str = "application/json",
     ) -> Object:
-        """The parsed answer. Raises ClusterError for every status from 400 on."""
+        """Send a request and return the parsed response. Raises ClusterError for a status of 400 or more."""
         response = self._request(method, path, query, body, content_type, TIMEOUT_S)
         return cast(Object, json.loads(self._read(response)))
 
     def text(self, path: str, query: Query = ()) -> str:
-        """An answer that is no JSON, such as a log."""
+        """Return a response that is plain text, such as a log."""
         response = self._request("GET", path, query, None, "application/json", TIMEOUT_S)
         return self._read(response).decode(errors="replace")
 
     def lines(self, path: str, query: Query, silence_s: float = SILENCE_S) -> Iterator[str]:
-        """The lines of an answer as they come. Raises ClusterUnreachable when it breaks off."""
+        """Yield the lines of a response as they arrive. Raises ClusterUnreachable if it breaks off."""
         timeouts = (TIMEOUT_S, silence_s)
         response = self._request("GET", path, query, None, "application/json", timeouts)
         rest = b""
@@ -87,13 +87,13 @@ class Connection:
         except (urllib3.exceptions.HTTPError, OSError) as error:
             self._unreachable(error)
         finally:
-            # Not given back to the pool: what is left of the stream would answer the next question.
+            # Not returned to the pool: the rest of the stream would be read as the next response.
             response.response.close()
         if rest:
             yield rest.decode(errors="replace")
 
     def websocket(self, path: str, query: Query, open_with: str) -> Any:
-        """What `kubernetes.stream` makes of a connection: its function `open_with` says which kind."""
+        """Open a websocket with the function `open_with` of the client's `ws_client` module."""
         from kubernetes.stream import ws_client
 
         method, url, headers, *_ = self._serialized("GET", path, query, None, "application/json")
@@ -106,7 +106,7 @@ class Connection:
             self._no_websocket(path, error)
 
     def _no_websocket(self, path: str, error: ApiException) -> NoReturn:
-        """Raise what the API server said instead of opening one."""
+        """Raise the error with which the API server refused a websocket."""
         text = str(error.reason)
         status = HANDSHAKE.search(text)
         if status is None:
@@ -136,7 +136,7 @@ class Connection:
         content_type: str,
         timeout_s: float | tuple[float, float],
     ) -> Any:
-        """The client's response, unread."""
+        """Send a request and return the client's response, whose body is not read yet."""
         serialized = self._serialized(method, path, query, body, content_type)
         try:
             response = self._client.call_api(*serialized, _request_timeout=timeout_s)
@@ -160,7 +160,7 @@ class Connection:
         ) from error
 
     def _refused(self, method: str, path: str, status: int, body: bytes) -> NoReturn:
-        """Raise what the API server's Status object says, with the remedy where there is a known one."""
+        """Raise a ClusterError from the API server's Status object, with a remedy for known reasons."""
         try:
             answer = json.loads(body)
             reason, message = answer.get("reason") or str(status), answer["message"]
@@ -198,7 +198,7 @@ def _missing_crd(path: str) -> str:
 
 
 def _load(configuration: Configuration, file: Path | None) -> None:
-    """The kubeconfig named or in use, else the service account of the pod that we are in."""
+    """Load the named or current kubeconfig, else the service account of the pod this runs in."""
     try:
         path = None if file is None else str(file)
         kubeconfig.load_kube_config(config_file=path, client_configuration=configuration)

@@ -1,7 +1,7 @@
-"""What goes on in a cluster, for as long as somebody looks: objects and logs.
+"""Follow objects and logs of a cluster without gaps, although watches expire and connections break.
 
-One place knows that watches expire, connections drop and API servers restart: whoever follows sees states
-and lines, each once, until the deadline of a cluster that does not come back.
+The functions yield each state and each log line once. They reconnect until the API server has not answered
+for `SILENT_LIMIT_S`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from trainyard.errors import ClusterError, ClusterUnreachable
 
 Object = dict[str, Any]
 ObjectsByName = dict[str, Object]
-"""Objects by name."""
+"""The followed objects by their names."""
 
 SILENT_LIMIT_S = 300.0
-"""How long an API server may be away."""
+"""For how many seconds an API server may not answer."""
 REFUSED_LIMIT_S = 30.0
-"""How long it may refuse what it granted before: after its start it knows some rights and kinds late."""
+"""For how many seconds an API server that has just restarted may refuse what it allowed before."""
 RETRY_S = 1.0
+"""Seconds between two attempts to connect, on average."""
 TRANSIENT = {"500", "502", "503", "504", "InternalError", "ServiceUnavailable", "Timeout"} | {
     "TooManyRequests",
     "429",
@@ -29,7 +30,7 @@ TRANSIENT = {"500", "502", "503", "504", "InternalError", "ServiceUnavailable", 
 
 
 class WatchAccess(Protocol):
-    """What is needed of a cluster."""
+    """The methods of `Cluster` with which objects and logs are followed."""
 
     def get(self, kind: str, name: str) -> Object | None: ...
     def snapshot(
@@ -49,7 +50,7 @@ class WatchAccess(Protocol):
 
 
 class Patience:
-    """How long to go on with a cluster that fails to answer; it was answered when it is made."""
+    """Decides how long to retry while a cluster does not answer."""
 
     def __init__(self, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
         self._clock = clock
@@ -58,18 +59,18 @@ class Patience:
         self._began = clock()
 
     def answered(self) -> None:
-        """It answered."""
+        """Note that the cluster has answered just now."""
         self._answered_at = self._clock()
 
     def wait(self, error: ClusterError) -> None:
-        """Wait before the next attempt; raises the error where waiting is of no use any more."""
+        """Wait before the next attempt, or raise the error if the cluster was away for too long."""
         is_away = isinstance(error, ClusterUnreachable) or error.reason in TRANSIENT
         if self._answered_at is None and not isinstance(error, ClusterUnreachable):
             raise error
         since = self._began if self._answered_at is None else self._answered_at
         if self._clock() - since > (SILENT_LIMIT_S if is_away else REFUSED_LIMIT_S):
             raise error
-        # Not all who lost the same API server come back in the same moment.
+        # Random, so that not all clients of a restarted API server reconnect at the same moment.
         self._sleep(RETRY_S * random.uniform(0.75, 1.25))
 
 
@@ -82,10 +83,10 @@ def follow(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[ObjectsByName]:
-    """All objects that are selected, again after each change of one of them; without an end.
+    """Yield all selected objects, and again after each change of one of them, without end.
 
-    A list, and then one watch. Where the watch ends, or its version is forgotten, the list tells what
-    was missed. Raises ClusterError when the cluster refuses, or is away for SILENT_LIMIT_S.
+    It lists the objects once and then watches them. If the watch breaks or its version expires, a new list
+    shows what was missed. Raises ClusterError if the cluster refuses, or does not answer for SILENT_LIMIT_S.
     """
     patience = Patience(clock, sleep)
     state: ObjectsByName | None = None
@@ -111,9 +112,9 @@ def follow(
                 else:
                     state[name] = event["object"]
                 yield dict(state)
-            sleep(RETRY_S)  # ended in good order: the next one goes on from here
+            sleep(RETRY_S)  # the API server ended the watch: continue from this version
         except ClusterError as error:
-            version = ""  # the list that follows makes up for whatever was missed
+            version = ""  # list again, which shows what was missed
             if error.reason != "Expired":
                 patience.wait(error)
 
@@ -127,7 +128,7 @@ def follow_log(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[str]:
-    """The lines of a container as they come, each once, until it has ended or is gone."""
+    """Yield each line of a container's log once, until the container has ended or is gone."""
     patience = Patience(clock, sleep)
     seen = ""
     while True:
@@ -156,7 +157,10 @@ def follow_log(
 
 
 def precise(moment: str) -> str:
-    """`...:05.1Z` -> `...:05.100000000`: times of a log, which are cut at their last zero, in order."""
+    """Return a log timestamp with nine decimals, so that timestamps compare as text.
+
+    The API cuts trailing zeros: `...:05.1Z` becomes `...:05.100000000`.
+    """
     whole, _, fraction = moment.removesuffix("Z").partition(".")
     return f"{whole}.{fraction:0<9}"
 

@@ -1,4 +1,4 @@
-"""The kinds of objects that the launcher touches, and where the API server keeps them."""
+"""The kinds of Kubernetes objects that the launcher uses, and their paths in the API."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trainyard.errors import ClusterError
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A found in the API."""
+    """A kind of object and its path in the API."""
 
     group_version: str
     plural: str
@@ -17,11 +17,11 @@ class Kind:
 
     @property
     def group(self) -> str:
-        """The API group; empty for the core."""
+        """The API group; empty for the core group."""
         return self.group_version.rpartition("/")[0]
 
     def path(self, namespace: str, name: str = "") -> str:
-        """The address of the kind's objects in a namespace, in all of them where it is empty, or of one."""
+        """Return the path of one object, or of all in a namespace; an empty namespace means all of them."""
         root = f"/apis/{self.group_version}" if self.group else f"/api/{self.group_version}"
         found = f"/namespaces/{namespace}" if self.is_namespaced and namespace else ""
         return f"{root}{found}/{self.plural}" + (f"/{name}" if name else "")
@@ -54,7 +54,7 @@ KINDS = {
 
 
 def kind_of(kind: str) -> Kind:
-    """Raises ClusterError for a kind that is none of these, as the API server would."""
+    """Return a kind by its name. Raises ClusterError for a kind that is not in `KINDS`."""
     try:
         return KINDS[kind]
     except KeyError:

@@ -1,6 +1,6 @@
-"""RayJobs by the method names of upstream's Python client, which is on no package index.
+"""RayJobs by the method names of KubeRay's Python client, which is on no package index.
 
-Upstream's client answers errors with None or False; here they are ClusterErrors.
+KubeRay's client returns None or False for errors; here they are ClusterErrors.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Object = dict[str, Any]
 
 
 class Objects(Protocol):
-    """What is needed of a cluster."""
+    """The methods of `Cluster` with which RayJobs are created, listed and deleted."""
 
     def create(self, body: Object) -> Object: ...
     def get(self, kind: str, name: str) -> Object | None: ...
@@ -36,24 +36,24 @@ class RayjobApi:
         self._cluster = cluster
 
     def submit_job(self, job: Object) -> Object:
-        """The stored RayJob."""
+        """Create a RayJob and return it as the API server has stored it."""
         return self._cluster.create(job)
 
     def get_job(self, name: str) -> Object | None:
-        """The RayJob, or None."""
+        """Return a RayJob by its name, or None if it does not exist."""
         return self._cluster.get("RayJob", name)
 
     def list_jobs(
         self, run: str | None = None, *, everywhere: bool = False, cached: bool = False
     ) -> list[Object]:
-        """Our RayJobs, or those of one run, oldest first; of this namespace, or of all.
+        """Return the RayJobs that trainyard has created, or those of one run, oldest first.
 
-        `cached` is for who looks; who decides something by the answer needs the state of now.
+        `everywhere` lists all namespaces. `cached` is for display only: a decision needs the current state.
         """
         labels = OWNER_LABELS | ({RUN_LABEL: run} if run else {})
         jobs = self._cluster.list("RayJob", labels, everywhere=everywhere, cached=cached)
         return sorted(jobs, key=lambda job: str(job["metadata"]["creationTimestamp"]))
 
     def delete_job(self, name: str) -> None:
-        """Have the RayJob and its cluster deleted."""
+        """Delete a RayJob, and with it its RayCluster."""
         self._cluster.delete("RayJob", name)

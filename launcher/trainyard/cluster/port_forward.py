@@ -1,4 +1,4 @@
-"""A port of this machine that leads to a port of a pod, and the token that the dashboard behind it wants."""
+"""Forward a port of this machine to a port of a pod, and find the token of Ray's dashboard."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ CHUNK = 65536
 
 
 class Secrets(Protocol):
-    """What is needed of a cluster."""
+    """The method of `Cluster` with which a Secret is read."""
 
     def get(self, kind: str, name: str) -> Object | None: ...
 
 
 def dashboard_token(cluster: Secrets, ray_cluster: str) -> str:
-    """The token of a RayCluster; empty where it has none. KubeRay names the Secret as the cluster."""
+    """Return the token of a RayCluster from the Secret of the same name; empty if it has none."""
     secret = cluster.get("Secret", ray_cluster)
     token = ((secret or {}).get("data") or {}).get("auth_token", "")
     return base64.b64decode(token).decode()
 
 
 class PortForward:
-    """Listens on this machine alone; each connection there is one to the pod."""
+    """Listens on 127.0.0.1 and forwards each connection to the pod."""
 
     def __init__(self, connect: Callable[[], socket.socket], port: int) -> None:
         self._connect = connect
@@ -57,7 +57,7 @@ class PortForward:
         self._server.close()
 
     def serve(self) -> None:
-        """Connect whoever comes. Raises ClusterError when the pod is gone."""
+        """Accept and forward connections without end. Raises ClusterError when the pod is gone."""
         while True:
             client, _ = self._server.accept()
             try:
@@ -70,7 +70,7 @@ class PortForward:
 
 
 def _pour(source: socket.socket, target: socket.socket) -> None:
-    """All that comes from one goes to the other; the end of one is the end of both."""
+    """Copy bytes from one socket to the other until one of them is closed, then close both."""
     with contextlib.suppress(OSError):
         while data := source.recv(CHUNK):
             target.sendall(data)

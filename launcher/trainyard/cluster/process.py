@@ -1,4 +1,4 @@
-"""A command in a container of a pod, over one websocket: its output as it comes, then its exit code."""
+"""A command in a container of a pod, over one websocket: its output, then its exit code."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from trainyard.errors import ClusterError, ClusterUnreachable
 
 STDIN, STDOUT, STDERR, STATUS, RESIZE = range(5)
 TEXT, BINARY, CLOSE = 1, 2, 8
-"""Kinds of frames of a websocket."""
+"""The opcodes of websocket frames."""
 SILENCE_S = 60.0
-"""Between two looks at a command that says nothing."""
+"""For how many seconds one read waits for output."""
 
 
 class PodProcess:
-    """A command that runs in a pod. What it writes comes in the order in which it was written.
+    """A command that runs in a container of a pod.
 
-    The frames are taken from the socket one by one: the client's own buffer is copied with each of them,
-    which takes minutes for what a checkpoint has.
+    Frames are read from the socket directly, because the client copies its whole buffer for each frame, which
+    takes minutes for the bytes of a checkpoint.
     """
 
     def __init__(self, websocket: Any, what: str) -> None:
@@ -29,7 +29,7 @@ class PodProcess:
         self._what = what
         self._status = b""
         self.is_open = True
-        """Whether it may still say something."""
+        """Whether more output may arrive."""
 
     def __enter__(self) -> PodProcess:
         return self
@@ -43,12 +43,12 @@ class PodProcess:
         self._websocket.close()
 
     def output(self) -> Iterator[tuple[int, bytes]]:
-        """Pieces of standard output (1) and standard error (2), until the command has ended."""
+        """Yield pieces of standard output (1) and standard error (2) until the command has ended."""
         while self.is_open:
             yield from self.read(SILENCE_S)
 
     def read(self, timeout_s: float) -> Iterator[tuple[int, bytes]]:
-        """All that has come until now, after waiting for some of it."""
+        """Yield the pieces that have arrived, after waiting up to `timeout_s` for the first one."""
         from websocket import WebSocketConnectionClosedException, WebSocketException
 
         while self.is_open and self._has_come(timeout_s):
@@ -71,7 +71,7 @@ class PodProcess:
             timeout_s = 0
 
     def _has_come(self, timeout_s: float) -> bool:
-        """Whether there is a frame to take; TLS may have read it from the socket already."""
+        """Return whether a frame can be read; TLS may hold it in its own buffer already."""
         socket = self._websocket.sock.sock
         if socket is None:
             self.is_open = False
@@ -81,7 +81,7 @@ class PodProcess:
         return bool(select.select([socket], [], [], timeout_s)[0])
 
     def write(self, data: bytes) -> None:
-        """Give it something to read."""
+        """Write to the standard input of the command."""
         from websocket import WebSocketException
 
         try:
@@ -90,24 +90,24 @@ class PodProcess:
             raise ClusterUnreachable(f"the connection to {self._what} broke", str(error)) from error
 
     def end_input(self) -> None:
-        """There is nothing more to read for it."""
+        """Close the standard input of the command."""
         self._websocket.close_channel(STDIN)
 
     def resize(self, columns: int, rows: int) -> None:
-        """Tell it the size of the terminal."""
+        """Tell the command the size of the terminal."""
         size = json.dumps({"Width": columns, "Height": rows}).encode()
         self._websocket.write_channel(RESIZE, size)
 
     def fileno(self) -> int:
-        """For `select`."""
+        """Return the file descriptor of the socket, for `select`."""
         return int(self._websocket.sock.sock.fileno())
 
     @property
     def exit_code(self) -> int:
-        """How it ended. Raises ClusterError where it did not start, or its end was not told."""
+        """The exit code. Raises ClusterError if the command did not start or its end was not reported."""
         if not self._status:
             raise ClusterUnreachable(
-                f"the connection to {self._what} broke before its end was told"
+                f"the connection to {self._what} broke before its exit code arrived"
             )
         status = json.loads(self._status)
         if status["status"] == "Success":

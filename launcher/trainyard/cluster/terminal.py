@@ -1,4 +1,4 @@
-"""This terminal, connected to a command in a pod."""
+"""Connect this terminal to a command in a pod."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Any, Protocol
 
 STDOUT = 1
 POLL_S = 0.2
-"""Between two looks at a connection that may hold what its socket no longer does."""
+"""Seconds between two reads of a connection whose TLS buffer may hold output that `select` cannot see."""
 
 
 class InteractiveProcess(Protocol):
-    """A command in a pod."""
+    """The methods of `PodProcess` that an interactive session needs."""
 
     @property
     def is_open(self) -> bool: ...
@@ -33,12 +33,12 @@ class InteractiveProcess(Protocol):
 
 
 def is_one() -> bool:
-    """Whether there is somebody at a terminal."""
+    """Return whether standard input and output are a terminal."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def connect(process: InteractiveProcess, *, is_raw: bool) -> int:
-    """Pass on what is typed and what is answered until the command ends; its exit code."""
+    """Pass input and output on until the command ends, and return its exit code."""
     with _raw(process) if is_raw else contextlib.nullcontext():
         inputs: list[Any] = [process, sys.stdin.fileno()]
         while process.is_open:
@@ -63,7 +63,7 @@ def _show(process: InteractiveProcess) -> None:
 
 @contextlib.contextmanager
 def _raw(process: InteractiveProcess) -> Iterator[None]:
-    """Every key goes there, Ctrl-C too; it learns the size of this terminal whenever that changes."""
+    """Put the terminal into raw mode, so that Ctrl-C reaches the command, and pass size changes on."""
     before = termios.tcgetattr(sys.stdin)
 
     def resize(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""One drill: a run is submitted, struck at a step, followed to its end, and what that cost is told."""
+"""One drill: submit a run, inject a fault at a step, follow the run to its end, and report the cost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from trainyard.cluster.cluster import Cluster
 from trainyard.cluster.kuberay import RayjobApi
-from trainyard.drills.drill_run import DrillJob, DrillRun, Recorder, Say
+from trainyard.drills.drill_run import DrillJob, DrillRecorder, DrillRun, Say
 from trainyard.drills.report import DrillReport, missed
 from trainyard.drills.scenarios import Scenario
 from trainyard.drills.strikes import Target
@@ -29,7 +29,7 @@ from trainyard.platform import Platform
 from trainyard.submission.reader_pod import open_folder
 from trainyard.submission.remote_folder import RemoteFolder
 from trainyard.submission.status import RunStatus
-from trainyard.submission.submit import delete_and_wait, submit_run
+from trainyard.submission.submit import delete_and_wait, submit_rayjob
 from trainyard.submission.watch import watch_submission
 from trainyard_trainer.config.identity import identity_of
 from trainyard_trainer.config.trainer_config import RUN_NAME_LIMIT, TrainerConfig
@@ -42,23 +42,25 @@ SETTINGS = (
     *(f"checkpoint.every_s={EVERY_S:g}", "checkpoint.every_epochs=1000000"),
     "train.early_stopping=null",
 )
-"""A drill's run saves by the clock, so that what may be lost is known, and trains all of its epochs."""
+"""The settings of a drill's run: checkpoints every few seconds, and no early stopping."""
 STRIKE_AT = (0.25, 0.55)
-"""Where in the run a random step lies."""
+"""The part of the run, as fractions of its steps, from which a random step is taken."""
 GONE_LIMIT_S = 120.0
 POLL_S = 1.0
 UNDISTURBED = "undisturbed"
-LONGER_OR_EARLIER = "Give it more epochs (--set train.epochs=N), or strike earlier (--at-step N)."
+LONGER_OR_EARLIER = (
+    "Train more epochs (--set train.epochs=N), or inject the fault earlier (--at-step N)."
+)
 
 
 def drill_name(run: str, scenario: str) -> str:
-    """`<run>-drill-<scenario>`, and the run's name is cut where that is too long."""
+    """Return the name of a drill's run, `<run>-drill-<scenario>`; a run name that is too long is cut."""
     suffix = f"-{scenario}" if scenario == UNDISTURBED else f"-drill-{scenario}"
     return run[: RUN_NAME_LIMIT - len(suffix)].rstrip("-") + suffix
 
 
 class FolderReader(Protocol):
-    """What is needed of a run's folder."""
+    """The methods of a run's folder that a drill needs."""
 
     def files(self) -> list[str]: ...
     def read(self, file: str) -> str | None: ...
@@ -66,7 +68,7 @@ class FolderReader(Protocol):
 
 
 def weights_of(folder: FolderReader, config: TrainerConfig) -> str | None:
-    """SHA-256 of the weights of a finished run that learnt just this; None where there is none."""
+    """Return the SHA-256 of the weights of a run that has succeeded with this config, else None."""
     run, summary = folder.read(names.RUN), folder.read(names.SUMMARY)
     if run is None or summary is None or json.loads(summary)["outcome"] != "succeeded":
         return None
@@ -78,15 +80,15 @@ def _plain(config: TrainerConfig) -> Object:
 
 
 def _learnt(config: Object) -> Object:
-    """What decides the bits of the weights."""
+    """Return the keys of a config that decide the bits of the weights."""
     length = {"epochs": config["train"]["epochs"]}
     return identity_of(config) | length | {"scaling": config["scaling"]}
 
 
 def train_undisturbed(cluster: Cluster, platform: Platform, job: DrillJob, say: Say) -> str | None:
-    """SHA-256 of the weights of the run that nobody strikes; it is trained unless that was done before.
+    """Return the SHA-256 of the weights of the same run without a fault; train it if that was not done yet.
 
-    None of an elastic run: its bits depend on how many workers it had when, so there is nothing to compare.
+    Return None for an elastic run: its weights depend on how many workers it had at each step.
     """
     if job.config.scaling.is_elastic:
         return None
@@ -95,15 +97,15 @@ def train_undisturbed(cluster: Cluster, platform: Platform, job: DrillJob, say: 
         if weights is None:
             folder.set_aside()
     if weights is not None:
-        say(f"run {job.run} was trained before: its weights are compared with")
+        say(f"run {job.run} was trained before: its weights are used for the comparison")
         return weights
     rayjobs = RayjobApi(cluster)
-    say(f"run {job.run} is trained first, to compare the weights with")
-    submit_run(rayjobs, job.rayjob, lambda: None)
+    say(f"run {job.run} is trained first without a fault, for the comparison of the weights")
+    submit_rayjob(rayjobs, job.rayjob, lambda: None)
     *_, last = watch_submission(cluster, job.name, job.run)
     if last.phase != "succeeded":
         raise RunFailed(
-            f"run {job.run}, which nobody has struck, has {last.phase}",
+            f"run {job.run}, into which no fault was injected, has {last.phase}",
             f"`trainyard explain {job.run} -n {cluster.namespace}` says why.",
         )
     delete_and_wait(rayjobs, job.name)
@@ -125,16 +127,16 @@ def run_drill(
     keep: bool = False,
     say: Say,
 ) -> DrillReport:
-    """Submit the run, strike it, follow it to its end, and clear up.
+    """Submit the run, inject the fault, follow the run to its end, delete it, and return the report.
 
-    Without a step a random one is taken; without weights none are compared. Raises ConfigError
-    if the run ends before.
+    Without `at_step` a random step is taken; without `weights` no weights are compared. Raises ConfigError if
+    the run ends before the fault was injected.
     """
     rayjobs = RayjobApi(cluster)
     clear_folder(cluster, platform, job.run, keep=keep)
-    recorder = Recorder.of(cluster, job.run)
-    submit_run(rayjobs, job.rayjob, lambda: None)
-    say(f"RayJob {cluster.namespace}/{job.name} created; training is awaited")
+    recorder = DrillRecorder.of(cluster, job.run)
+    submit_rayjob(rayjobs, job.rayjob, lambda: None)
+    say(f"RayJob {cluster.namespace}/{job.name} created; waiting for it to train")
     drill_run = DrillRun(cluster, platform, job, recorder, say)
     try:
         strike_result = strike_once(drill_run, scenario, at_step)
@@ -172,7 +174,7 @@ def run_drill(
 
 
 def has_even_epochs(metrics: Sequence[Object], epochs: int) -> bool:
-    """Whether metrics.jsonl has each of so many epochs once, all of as many steps and samples."""
+    """Return whether metrics.jsonl has each epoch once, with equal numbers of steps and samples."""
     ends = [each for each in metrics if each["kind"] == "epoch"]
     return len(ends) == epochs and all(
         each[key] == number * ends[0][key]
@@ -182,13 +184,14 @@ def has_even_epochs(metrics: Sequence[Object], epochs: int) -> bool:
 
 
 def clear_folder(cluster: Cluster, platform: Platform, run: str, *, keep: bool) -> None:
-    """What an earlier drill of that name has left is set aside, or goes."""
+    """Rename the folder that an earlier drill has left; delete it unless `keep` is set."""
     with open_folder(cluster, platform, run) as folder:
         if (aside := folder.set_aside()) is not None and not keep:
             folder.sibling(aside).delete()
 
 
 def read_records(folder: RemoteFolder) -> RunRecords:
+    """Read the records of attempts, starts and failures from a run's folder."""
     return RunRecords(
         attempts=folder.records(names.ATTEMPTS),
         starts=folder.records(names.STARTS),
@@ -198,17 +201,17 @@ def read_records(folder: RemoteFolder) -> RunRecords:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StrikeResult:
-    """A strike and how the run went on; times are those of the pods' clocks."""
+    """When a fault was injected, and how the run ended; times are by the pods' clocks."""
 
     step: int
     began: float
     over: float
     last: RunStatus
-    """Of the run, at its end."""
+    """The status of the run at its end."""
 
 
 def strike_once(drill_run: DrillRun, scenario: Scenario, at_step: int | None) -> StrikeResult:
-    """Follow a run to its end, and strike it on the way."""
+    """Follow a run to its end, and inject the fault on the way."""
     last: RunStatus | None = None
     locate_target: Future[Target] | None = None
     struck, step = 0.0, 0
@@ -221,19 +224,19 @@ def strike_once(drill_run: DrillRun, scenario: Scenario, at_step: int | None) ->
             step = int(run_status.progress["step"])
             if at_step is None:
                 at_step = round(random.uniform(*STRIKE_AT) * run_status.progress["steps"])
-            # Where everything is, is looked up early.
+            # Pods and processes are located before the step, which takes a second.
             workers = drill_run.job.config.scaling.num_workers
             if locate_target is None and has_all_at_work(run_status.progress, workers):
                 locate_target = threads.submit(drill_run.locate_target)
             if locate_target is not None and locate_target.done() and step >= at_step:
                 target = locate_target.result()
-                drill_run.say(f"strike at step {step}: {scenario.fault}")
+                drill_run.say(f"fault at step {step}: {scenario.fault}")
                 struck = drill_run.recorder.now()
                 drill_run.strike = threads.submit(scenario.strike, target)
                 drill_run.strike.add_done_callback(lambda _: over.append(drill_run.recorder.now()))
         if drill_run.strike is None or last is None:
             raise ConfigError(
-                f"run {drill_run.job.run} ended before it could be struck"
+                f"run {drill_run.job.run} ended before the fault could be injected"
                 + ("" if at_step is None else f" at step {at_step}"),
                 LONGER_OR_EARLIER,
             )
@@ -245,14 +248,14 @@ def strike_once(drill_run: DrillRun, scenario: Scenario, at_step: int | None) ->
 
 
 def require_landed(strike: Future[None], run: str, *, is_too_late: bool) -> None:
-    """Raise what a strike has raised; where the run had ended well by then, ConfigError says that first."""
+    """Raise the error of an injected fault; ConfigError if the run had succeeded before that."""
     try:
         strike.result()
     except ClusterError as error:
         if not is_too_late:
             raise
         raise ConfigError(
-            f"run {run} ended before its strike was over",
+            f"run {run} ended before the fault was over",
             error.what,
             *error.details,
             LONGER_OR_EARLIER,
@@ -260,13 +263,15 @@ def require_landed(strike: Future[None], run: str, *, is_too_late: bool) -> None
 
 
 def has_all_at_work(progress: Object, workers: int) -> bool:
-    """Whether so many workers train. An elastic run has fewer at first; before the first step of any run
-    nobody knows where they are, and progress says how many there are to be."""
+    """Return whether all workers train: an elastic run has fewer at first.
+
+    Before the first step, progress reports how many workers there will be.
+    """
     return bool(progress["step"] > 0 and progress["workers"] == workers)
 
 
 def left_behind(cluster: Cluster, run: str, ray_clusters: set[str]) -> list[str]:
-    """Objects of a run whose RayJob is gone, after the time that Kubernetes takes to collect them."""
+    """Return the objects of a deleted run that still exist after Kubernetes had time to delete them."""
     deadline = time.monotonic() + GONE_LIMIT_S
     while True:
         left = [
@@ -281,7 +286,7 @@ def left_behind(cluster: Cluster, run: str, ray_clusters: set[str]) -> list[str]
 
 
 def left_in_folder(folder: FolderReader) -> list[str]:
-    """A lease that was not given back, and files that nobody finished."""
+    """Return what should not be in the folder of an ended run: an open lease, unfinished files."""
     files = folder.files()
     left = [file for file in files if file.endswith(".aside")]
     attempts = lease.attempts_of(files)

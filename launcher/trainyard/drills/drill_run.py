@@ -1,4 +1,4 @@
-"""A run under way in a drill: what is seen of it, and where it can be struck."""
+"""The run of a drill: record what is observed of it, and locate its pods and processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainyard.platform import Platform
 from trainyard.submission.current_status import HEAD_CONTAINER, head_pod
 from trainyard.submission.remote_folder import RemoteFolder
 from trainyard.submission.status import RunStatus
-from trainyard.submission.submit import submit_run
+from trainyard.submission.submit import submit_rayjob
 from trainyard.submission.watch import watch_submission
 from trainyard.submission.workers import locate_worker
 from trainyard_trainer.config.trainer_config import TrainerConfig
@@ -31,7 +31,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrillJob:
-    """A run, ready to be sent."""
+    """The run of a drill, ready to be submitted."""
 
     run: str
     config: TrainerConfig
@@ -43,8 +43,8 @@ class DrillJob:
 
 
 @dataclass(slots=True)
-class Recorder:
-    """Notes what is to be seen of a run, each with its time by the clock of the pods."""
+class DrillRecorder:
+    """Records the statuses and the pods of a run, with times by the clock of the pods."""
 
     offset_s: float = 0.0
     seen: list[Observation] = field(default_factory=list)
@@ -52,8 +52,8 @@ class Recorder:
     clusters: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, cluster: Cluster, run: str) -> Recorder:
-        """One that follows the run's pods already, in a thread that lasts as long as the program."""
+    def of(cls, cluster: Cluster, run: str) -> DrillRecorder:
+        """Return a recorder that follows the run's pods in a daemon thread."""
         recorder = cls()
         threading.Thread(target=recorder._follow_pods, args=(cluster, run), daemon=True).start()
         return recorder
@@ -92,21 +92,21 @@ class Recorder:
 
 
 class DrillRun:
-    """Follows a run to its end, also where a strike takes its RayJob away for a while."""
+    """Follows a run to its end, even if a fault deletes its RayJob for a while."""
 
     def __init__(
-        self, cluster: Cluster, platform: Platform, job: DrillJob, recorder: Recorder, say: Say
+        self, cluster: Cluster, platform: Platform, job: DrillJob, recorder: DrillRecorder, say: Say
     ) -> None:
         self.job = job
         self.strike: Future[None] | None = None
-        """The last one."""
+        """The newest injected fault, as a future."""
         self._cluster = cluster
         self._platform = platform
         self.recorder = recorder
         self.say = say
 
     def statuses(self) -> Iterator[RunStatus]:
-        """What a user sees; where the strike takes the RayJob away, they watch the one that follows."""
+        """Yield the statuses that `watch` shows; if a fault deletes the RayJob, continue with the next."""
         while True:
             try:
                 for run_status in watch_submission(self._cluster, self.job.name, self.job.run):
@@ -122,11 +122,11 @@ class DrillRun:
                 self.strike.result()
 
     def locate_target(self) -> Target:
-        """Where everything of the run is now, and what its pods' clocks say."""
+        """Locate the pods and processes of the run, and read the clock of its head pod."""
         job = RayjobApi(self._cluster).get_job(self.job.name)
         head = None if job is None else head_pod(self._cluster, job["status"]["rayClusterName"])
         if head is None:
-            raise ClusterError(f"run {self.job.run} has no head while it trains")
+            raise ClusterError(f"run {self.job.run} is training but has no head pod")
         workers = RemoteFolder(
             self._cluster, self._platform, self.job.run, head, HEAD_CONTAINER
         ).workers()
@@ -150,4 +150,4 @@ class DrillRun:
 
 
 def _submit(cluster: Cluster, job: DrillJob) -> None:
-    submit_run(RayjobApi(cluster), job.rayjob)
+    submit_rayjob(RayjobApi(cluster), job.rayjob)

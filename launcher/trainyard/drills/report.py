@@ -1,4 +1,4 @@
-"""What a drill has shown, and whether that is good enough."""
+"""The report of a drill, and the bounds that it must hold."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainyard.drills.timeline import Observation, Recovery
 Object = dict[str, Any]
 
 SLACK_S = 5.0
-"""What may be lost beside an interval between checkpoints: a save takes its time."""
+"""Seconds of training that may be lost in addition to the checkpoint interval, for the save itself."""
 UNEVEN = "epochs are there twice or not at all, or differ in steps or samples"
 LATE = "training went on after"
 TOO_SHORT = ", so nothing was shown: train for longer (train.epochs)"
@@ -20,7 +20,7 @@ TOO_SHORT = ", so nothing was shown: train for longer (train.epochs)"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrillReport:
-    """What came of a drill."""
+    """The result of a drill."""
 
     scenario: str
     run: str
@@ -33,18 +33,18 @@ class DrillReport:
     has_equal_weights: bool | None
     """Whether model.pt has the SHA-256 of the undisturbed run's; None where there is none to compare."""
     is_elastic: bool
-    """Its bits depend on how many workers it had when: there are no weights to compare them with."""
+    """Whether the run is elastic, so that its weights cannot be compared with those of another run."""
     has_even_epochs: bool
-    """Whether it has each epoch once, and all of as many steps and samples."""
+    """Whether each epoch was recorded once, with equal numbers of steps and samples."""
     left_behind: Sequence[str]
     seen: Sequence[Observation]
-    """What `watch` showed, from the last phase before the strike on; times from the strike on."""
+    """What `watch` showed, from the last phase before the fault; times count from the fault."""
     stood_still_s: float
-    """How long its progress stood still, at the longest."""
+    """The longest time in seconds without new progress."""
     outlasted: bool
-    """Whether it still trained when the strike was over."""
+    """Whether the run was still training when the fault was over."""
     missed: Sequence[str] = ()
-    """Bounds that were not held."""
+    """The bounds that were not held, as sentences."""
 
     @property
     def is_passed(self) -> bool:
@@ -57,7 +57,7 @@ class DrillReport:
 
 
 def _rounded(node: Any) -> Any:
-    """Seconds with as many digits as mean anything."""
+    """Round all floats in a document to two decimals."""
     if isinstance(node, dict):
         return {key: _rounded(value) for key, value in node.items()}
     if isinstance(node, list | tuple):
@@ -66,7 +66,7 @@ def _rounded(node: Any) -> Any:
 
 
 def missed(report: DrillReport, scenario: Scenario, every_s: float | None) -> tuple[str, ...]:
-    """The bounds that a drill did not hold, in words."""
+    """Return the bounds that a drill did not hold, as sentences."""
     recovery, found = report.recovery, []
     if recovery.again_s is not None and recovery.noticed_s is not None:
         since_end_s = recovery.again_s + min(0.0, recovery.noticed_s - scenario.lasts_s)
@@ -86,7 +86,7 @@ def missed(report: DrillReport, scenario: Scenario, every_s: float | None) -> tu
 
 
 def _not_shown(report: DrillReport, scenario: Scenario) -> list[str]:
-    """What the drill of a run that has recovered was to show, and has not."""
+    """Return what the drill of a recovered run should have shown and has not."""
     found: list[str] = []
     if not report.is_recovered:
         return found

@@ -1,4 +1,4 @@
-"""The catalogue of drills: what is struck, what that needs, and what the run must hold to."""
+"""The catalogue of drills: each fault, the rights that it needs, and the bounds for the run."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from trainyard.drills import strikes
 from trainyard.drills.strikes import Strike
 
 WORKER_S = 45.0
-"""From the moment that the loss of a worker is noticed until training goes on."""
+"""The bound in seconds from noticing the loss of a worker until training continues."""
 HEAD_S = 150.0
-"""The same for what takes the driver with it."""
+"""The same bound for a fault that ends the driver, too."""
 
 LAUNCHER_ROLE = "the chart's Role"
 HANG_S = 20
@@ -21,30 +21,30 @@ LEAVE = "its workers train until its grace period ends, save and leave; then a n
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scenario:
-    """One fault."""
+    """One kind of fault, and what a run must hold when it is injected."""
 
     name: str
     fault: str
-    """What happens to the run."""
+    """What is done to the run."""
     answer: str
-    """What happens then."""
+    """How the run recovers."""
     actor: str
-    """Who sees to that."""
+    """Which component makes it recover."""
     rights: str
-    """What whoever strikes must be allowed to do."""
+    """The rights that are needed to inject the fault."""
     strike: Strike = field(repr=False)
     within_s: float
-    """How soon after it was noticed training must go on."""
+    """The bound in seconds from noticing the fault until training continues."""
     lasts_s: float = 0.0
-    """How long it keeps workers from starting; the bound counts from its end, where that comes later."""
+    """For how many seconds the fault keeps workers from starting; the bound counts from its end."""
     has_notice: bool = False
-    """Workers hear of it before: no step may be lost."""
+    """Whether workers get a notice before, so that no step may be lost."""
     restarts: Literal["always", "maybe", "never"] = "always"
-    """Whether workers have to start anew; never: training goes on, and also when the fault is over."""
+    """Whether workers have to restart; with "never", training continues during and after the fault."""
     stands_still_s: float = 0.0
-    """How long training must stand still, at the least: else the fault was not there."""
+    """For how many seconds training must stop at least; else the fault had no effect."""
     settings: Sequence[str] = ()
-    """Keys of the run file that the drill changes."""
+    """The keys of the run file that the drill sets."""
 
 
 SCENARIOS: Mapping[str, Scenario] = {

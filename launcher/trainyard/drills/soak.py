@@ -1,9 +1,8 @@
-"""A soak: a run is struck again and again for as long as wanted, and must end as if nobody had.
+"""A soak: inject faults into a run again and again; it must end with the weights of an undisturbed run.
 
-It is trained in rounds. Whenever a round has succeeded and there is time left, the run is submitted again
-with more epochs, so that its length needs no guess; without time it is left to end in peace. Then the same
-number of epochs is trained undisturbed: equal weights say that each sample was used just as often, and in
-the same order.
+The run trains in rounds. When a round has succeeded and time is left, the run is submitted again with more
+epochs; when the time is over, no more faults are injected. Then the same number of epochs is trained without
+faults: equal weights prove that each sample was used as often and in the same order.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from trainyard.drills.drill import (
     read_records,
     train_undisturbed,
 )
-from trainyard.drills.drill_run import DrillJob, DrillRun, Recorder, Say
+from trainyard.drills.drill_run import DrillJob, DrillRecorder, DrillRun, Say
 from trainyard.drills.scenarios import LAUNCHER_ROLE, SCENARIOS, Scenario
 from trainyard.drills.soak_report import RunSize, SoakReport, SoakStrike, growth
 from trainyard.drills.strikes import CGROUP, Target
@@ -36,7 +35,7 @@ from trainyard.submission.current_status import HEAD_CONTAINER
 from trainyard.submission.reader_pod import open_folder
 from trainyard.submission.remote_folder import RemoteFolder
 from trainyard.submission.status import RunStatus
-from trainyard.submission.submit import delete_and_wait, submit_run
+from trainyard.submission.submit import delete_and_wait, submit_rayjob
 from trainyard_trainer.run_files import names
 
 Object = dict[str, Any]
@@ -44,7 +43,7 @@ Object = dict[str, Any]
 SOAK = "soak"
 UNDISTURBED = "soak-undisturbed"
 PAUSE_S = (60.0, 180.0)
-"""Between two strikes; one that the run has not got over yet is waited for."""
+"""The range of seconds between two faults; the next fault waits until the run has recovered."""
 STRIKES = tuple(each for each in SCENARIOS.values() if each.rights == LAUNCHER_ROLE)
 ENDLESS = 1000
 SETTINGS = (
@@ -53,10 +52,10 @@ SETTINGS = (
     "train.schedule={name: constant}",
     *(setting for each in STRIKES for setting in each.settings),
 )
-"""Failures are what it is made of; and more epochs must not change the step size of those before."""
+"""Settings of a soak's run: unlimited retries, and a learning rate that does not depend on the epochs."""
 
 MEMORY = CGROUP + "print(held_bytes())"
-"""Prints how many bytes the processes of a container hold of their own."""
+"""A program that prints how many bytes of memory the processes of a container hold."""
 
 
 def soak_run(
@@ -71,22 +70,22 @@ def soak_run(
     say: Say,
     known: Callable[[SoakReport], None],
 ) -> SoakReport:
-    """Train rounds of so many epochs for so long, striking all the while, and compare the weights.
+    """Train rounds of `epochs` epochs for `minutes`, inject faults meanwhile, and compare the weights.
 
-    `make_job` makes the job of a name's last word and of a number of epochs. `known` hears of all that is
-    known before the undisturbed run, which takes as long as all rounds together.
+    `make_job` makes the job for the last word of a run's name and a number of epochs. `known` is called with
+    the report before the undisturbed run, which takes as long as all rounds together.
     """
     rayjobs = RayjobApi(cluster)
     run = make_job(SOAK, epochs).run
     clear_folder(cluster, platform, run, keep=keep)
     soak = _Soak(
-        cluster, platform, Recorder.of(cluster, run), 60 * minutes, random.Random(seed), say
+        cluster, platform, DrillRecorder.of(cluster, run), 60 * minutes, random.Random(seed), say
     )
     rounds, why_not = 0, ""
     while not why_not and (rounds == 0 or not soak.is_over):
         rounds += 1
         job = make_job(SOAK, rounds * epochs)
-        submit_run(rayjobs, job.rayjob)
+        submit_rayjob(rayjobs, job.rayjob)
         say(
             f"round {rounds}: RayJob {cluster.namespace}/{job.name} is to train {rounds * epochs} epochs"
         )
@@ -131,18 +130,18 @@ def soak_run(
 
 
 def in_turn(chance: random.Random) -> Iterator[Scenario]:
-    """The strikes without end: each once, in a random order, before one comes again."""
+    """Yield scenarios without end: each once in a random order, before one is repeated."""
     while True:
         yield from chance.sample(STRIKES, len(STRIKES))
 
 
 @dataclass(slots=True)
 class _Soak:
-    """The rounds of a soak, and what was done in them."""
+    """The rounds of a soak: injects the faults and records them."""
 
     cluster: Cluster
     platform: Platform
-    recorder: Recorder
+    recorder: DrillRecorder
     limit_s: float
     chance: random.Random
     say: Say
@@ -166,7 +165,7 @@ class _Soak:
         return self.after_s > self.limit_s
 
     def follow(self, job: DrillJob) -> RunStatus:
-        """A round to its end: the last run_status."""
+        """Follow a round to its end, and return the last status."""
         drill_run = DrillRun(self.cluster, self.platform, job, self.recorder, self.say)
         struck_at = self.step
         last: RunStatus | None = None
@@ -197,7 +196,7 @@ class _Soak:
             scenario.strike(target)
         except LauncherError as error:
             why_not = error.what
-            self.say(f"{scenario.name} came too late: {why_not}")
+            self.say(f"{scenario.name} could not be injected: {why_not}")
         self.strikes.append(
             SoakStrike(after_s=after_s, step=step, scenario=scenario.name, why_not=why_not)
         )

@@ -1,4 +1,4 @@
-"""What a soak has shown, and whether that is good enough."""
+"""The report of a soak, and the bounds that it must hold."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from trainyard.drills.report import UNEVEN
 Object = dict[str, Any]
 
 GROWTH = 1.25
-"""What memory and checkpoints may have grown by in the last third of a soak over the first one."""
+"""The factor by which memory and checkpoints may grow from the first third of a soak to the last."""
 ENOUGH = 9
-"""Sizes from which thirds can be compared."""
+"""The number of measurements from which thirds are compared."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SoakStrike:
-    """A strike, and what it was done to."""
+    """One fault that was injected during a soak."""
 
     after_s: float
     step: int
     scenario: str
     why_not: str = ""
-    """Why it did not come about: what it was aimed at was gone by then."""
+    """Why the fault could not be injected; empty if it was."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSize:
-    """What a run that trains holds."""
+    """The memory and the files of a running run, measured before a fault."""
 
     after_s: float
     head_bytes: int
     worker_bytes: int
-    """Of the largest."""
+    """The memory of the largest worker."""
     checkpoint_bytes: int
     other_bytes: int
-    """Of all else in the run's folder: logs and records, which tell of each attempt and step."""
+    """The size of all other files in the run's folder: logs and records."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SoakReport:
-    """What came of a soak."""
+    """The result of a soak."""
 
     run: str
     minutes: float
-    """How long it was struck."""
+    """For how many minutes faults were injected."""
     seed: int
-    """Of the strikes and their times."""
+    """The seed of the order and the times of the faults."""
     epochs: int
     steps: int
     rounds: int
@@ -60,15 +60,15 @@ class SoakReport:
     why_not: str
     has_equal_weights: bool | None
     has_even_epochs: bool
-    """Whether it has each epoch once, and all of as many steps and samples."""
+    """Whether each epoch was recorded once, with equal numbers of steps and samples."""
     left_behind: Sequence[str]
     sizes: Sequence[RunSize]
     grown: dict[str, float]
-    """Last third over the first one."""
+    """The factor of growth from the first third to the last, for each measured quantity."""
 
     @property
     def missed(self) -> list[str]:
-        """The bounds that were not held, in words."""
+        """The bounds that were not held, as sentences."""
         found = [self.why_not] if self.why_not else []
         if not any(not each.why_not for each in self.strikes):
             found.append("it was not struck once")
@@ -90,7 +90,7 @@ class SoakReport:
 
 
 def growth(sizes: Sequence[RunSize]) -> dict[str, float]:
-    """The median of the last third over that of the first one; nothing of a soak that was too short."""
+    """Return the median of the last third divided by that of the first; empty for a short soak."""
     if len(sizes) < ENOUGH:
         return {}
     third = len(sizes) // 3

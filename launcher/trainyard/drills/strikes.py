@@ -1,4 +1,4 @@
-"""What is done to a run in a drill. Each strike gets its target, and may take as long as its fault lasts."""
+"""The faults of drills. Each function injects one fault and returns when the fault is over."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ for process in pathlib.Path("/proc").glob("[0-9]*"):
     if [pathlib.Path(program).name, *words][: len(wanted)] == wanted:
         print(process.name)
 """
-"""Prints the ids of processes that were started with these words, the first one without its folder."""
+"""A program that prints the ids of processes by their command line; the executable is without its folder."""
 
 DRIVER = ("python", "-m", "trainyard_trainer")
-"""As the entrypoint of a RayJob starts it."""
+"""The command line with which a RayJob starts the driver."""
 SERVER = ("gcs_server",)
-"""Ray's own, on the head."""
+"""The command line of Ray's control server on the head."""
 
 CGROUP = """
 import pathlib
@@ -58,7 +58,7 @@ def held_bytes():
     held = memory()
     return int(held.get("total_rss", held.get("anon")))
 """
-"""How a container's own Python learns how many bytes its processes hold of their own; of cgroup v2 and v1."""
+"""Functions for the container's Python that read the memory of its processes, for cgroup v2 and v1."""
 
 HOG = (
     CGROUP
@@ -94,40 +94,39 @@ if time.monotonic() >= deadline:
 print(kills() - before, peak)
 """
 )
-"""Takes memory, up to a share of the container's limit, until the processes that are named are gone: the
-kernel chooses them first.
+"""A program that takes memory, up to a share of the container's limit, until the named processes are killed.
 
-Prints how many processes of the container the kernel has killed for want of memory meanwhile, and which share
-of its limit was in use at most, as Ray counts it: who is killed gives theirs back before they are gone.
+The kernel kills these processes first. The program prints how many processes the kernel has killed, and the
+largest share of the limit that was in use, as Ray counts it.
 """
 
 KILLED = 128 + signal.SIGKILL
-"""Exit code of a process in a container that was killed, as the kernel does it and a container's end."""
+"""The exit code of a process that was ended by SIGKILL."""
 
 SHORT_SHARE = 0.9
-"""Of a container's limit. Ray kills a worker when 95 % are in use, if it looks before the kernel has to:
+"""The share of a container's limit from which Ray, which kills at 95 %, may have killed a worker:
 https://docs.ray.io/en/latest/ray-core/scheduling/ray-oom-prevention.html"""
 RAY_S_SHARE = 0.96
-"""Ray has to kill, and the kernel has not."""
+"""The share of a container's limit at which Ray kills a worker and the kernel does not yet."""
 ALL = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """A run under way, and the means to strike it."""
+    """A running run, with everything that is needed to inject a fault into it."""
 
     cluster: Cluster
     run: str
     job: str
-    """Its RayJob."""
+    """The name of its RayJob."""
     head: str
-    """Its head pod."""
+    """The name of its head pod."""
     workers: Sequence[WorkerLocation]
-    """By rank."""
+    """The location of each worker, by rank."""
     processes: Sequence[int]
-    """Of the workers, each in its pod."""
+    """The process id of each worker in its pod, by rank."""
     resubmit: Callable[[], None]
-    """Submits the run again."""
+    """Creates the RayJob of the run again."""
     say: Callable[[str], None]
 
     @property
@@ -135,7 +134,7 @@ class Target:
         return RayjobApi(self.cluster)
 
     def inside(self, pod: str, container: str, *command: str) -> str:
-        """What a command in a pod says. Raises ClusterError if it fails."""
+        """Run a command in a pod and return its output. Raises ClusterError if it fails."""
         with self.cluster.execute(pod, container, command) as process:
             said = b"".join(data for _, data in process.output()).decode(errors="replace")
             if process.exit_code != 0:
@@ -146,7 +145,7 @@ class Target:
         return said
 
     def process(self, pod: str, container: str, *words: str) -> str:
-        """Id of the one process in a pod that was started so. Raises ClusterError."""
+        """Return the id of the one process with this command line in a pod. Raises ClusterError."""
         found = self.inside(pod, container, "python", "-c", FIND, *words).split()
         if len(found) != 1:
             raise ClusterError(
@@ -159,7 +158,7 @@ class Target:
         return self.inside(place.pod, place.container, *command)
 
     def pods(self) -> list[Object]:
-        """The Ray pods of the run."""
+        """Return the Ray pods of the run."""
         labels = {RUN_LABEL: self.run, "ray.io/is-ray-node": "yes"}
         return self.cluster.list("Pod", labels)
 
@@ -172,27 +171,27 @@ def kill_worker(target: Target) -> None:
 
 
 def stop_worker(target: Target) -> None:
-    """It neither ends nor answers."""
+    """Stop a worker process by SIGSTOP, so that it neither ends nor answers."""
     target.in_worker(_last(target), "sh", "-c", f"kill -STOP {target.processes[_last(target)]}")
 
 
 def exhaust_worker(target: Target) -> None:
-    """Of a container's processes the kernel takes Ray's workers first: so they are marked by Ray."""
+    """Use all memory of a worker's container, so that the kernel kills the worker."""
     _hog_worker(target, ALL)
 
 
 def crowd_worker(target: Target) -> None:
-    """So much memory is in use that Ray kills the worker; the kernel could still go on."""
+    """Use so much memory of a worker's container that Ray kills the worker, before the kernel has to."""
     _hog_worker(target, RAY_S_SHARE)
 
 
 def delete_worker_pod(target: Target) -> None:
-    """With the time that it asks for."""
+    """Delete a worker's pod with its grace period."""
     target.cluster.delete("Pod", target.workers[_last(target)].pod)
 
 
 def lose_worker_pod(target: Target) -> None:
-    """Without a word to its processes."""
+    """Delete a worker's pod without a grace period."""
     target.cluster.delete("Pod", target.workers[_last(target)].pod, grace_s=0)
 
 
@@ -214,13 +213,13 @@ def kill_driver(target: Target) -> None:
 
 
 def exhaust_head(target: Target) -> None:
-    """The kernel takes Ray's own server: with it the head's container ends, and starts again."""
+    """Use all memory of the head's container, so that the kernel kills Ray's control server."""
     victim = target.process(target.head, HEAD_CONTAINER, *SERVER)
     _hog(target, target.head, HEAD_CONTAINER, ALL, victim)
 
 
 def drain_node(target: Target) -> None:
-    """As `kubectl drain` does it to the node of the last worker; afterwards it is open again."""
+    """Drain the node of the last worker as `kubectl drain` does, and make it schedulable again."""
     pod = target.cluster.get("Pod", target.workers[_last(target)].pod)
     if pod is None:
         raise ClusterError("the worker's pod is gone before its node was drained")
@@ -249,7 +248,7 @@ def suspend_and_resume(target: Target) -> None:
 
 
 def delete_and_submit(target: Target) -> None:
-    """Without `trainyard stop`: its workers hear of it as its pods go."""
+    """Delete the RayJob without `trainyard stop`, and submit the run again."""
     delete_and_wait(target.rayjobs, target.job)
     target.resubmit()
 
@@ -262,7 +261,7 @@ def _job(target: Target) -> Object:
 
 
 def _last(target: Target) -> int:
-    """The last rank: the first one has the run's records in its hand."""
+    """Return the last rank; rank 0 writes the run's records."""
     return len(target.workers) - 1
 
 
@@ -272,7 +271,7 @@ def _hog_worker(target: Target, share: float) -> None:
 
 
 def _hog(target: Target, pod: str, container: str, most: float, *victims: str) -> None:
-    """Raises ClusterError if nobody was killed for want of memory."""
+    """Run a program that takes memory in a container. Raises ClusterError if no process was killed."""
     hog = ["python", "-c", HOG, str(most), *victims]
     with target.cluster.execute(pod, container, hog) as process:
         said = b"".join(data for _, data in process.output()).decode(errors="replace")

@@ -1,4 +1,4 @@
-"""What was seen and written down of a run -> what a fault cost it. No cluster, no clock.
+"""Compute what a fault has cost, from what was observed and recorded of a run; pure functions.
 
 All times are seconds since 1970 by the clock of the run's pods.
 """
@@ -24,39 +24,39 @@ STARTUP = {
     "first_batch": "first batch",
     "first_step": "first step",
 }
-"""Phases of a start, as starts.jsonl has them, and what they are called here."""
+"""The phases of a start in starts.jsonl, and their names in a report."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecords:
-    """What the run's folder says."""
+    """The records of a run's folder that a drill evaluates."""
 
     attempts: Sequence[Object]
     starts: Sequence[Object]
-    """A worker group that has made its first step has two: the second one tells how long it took."""
+    """The records of starts; a worker group that has made its first step has a second record with times."""
     failures: Sequence[Object]
 
     @property
     def worker_groups(self) -> int:
-        """How many there were in all attempts."""
+        """The number of worker groups in all attempts."""
         return len({(each["attempt"], each["group"]) for each in self.starts})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodLife:
-    """A Ray pod, and when it was first seen to have come so far."""
+    """A Ray pod, and the times at which its states were first observed."""
 
     name: str
     kind: Literal["head", "worker"]
     created: float
     started: float | None = None
-    """Its Ray container runs."""
+    """When its Ray container was running."""
     ready: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """What `watch` showed."""
+    """A status that `watch` showed, with its time."""
 
     time: float
     phase: Phase
@@ -66,24 +66,24 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recovery:
-    """What came after the strike."""
+    """What followed the fault, and what it cost."""
 
     noticed_s: float | None
-    """From the strike until somebody noticed; or, where training went on for so long, until it was left."""
+    """Seconds from the fault until it was noticed, or until the workers left if they trained on."""
     noticed_by: str
     again_s: float | None
-    """From then to the end of the next step."""
+    """Seconds from then until the end of the next step."""
     phases: dict[str, float]
-    """Those seconds by what they ended with, in their order."""
+    """These seconds divided into phases, in their order."""
     steps_lost: int
     seconds_lost: float | None
-    """How long those steps had taken."""
+    """How many seconds those steps had taken; None if it is not known."""
 
 
 def recover(
     records: RunRecords, pods: Sequence[PodLife], seen: Sequence[Observation], struck: float
 ) -> Recovery:
-    """What a strike cost, by the first step that was made after it by workers who started after it."""
+    """Compute what a fault has cost, up to the first step of a worker group that started after it."""
     again = _again(records, struck)
     noticed, by = _noticed(records, pods, seen, struck, again)
     phases: dict[str, float] = {}
@@ -104,7 +104,7 @@ def recover(
 
 
 def steps_lost(records: RunRecords, struck: float) -> int:
-    """Steps that were reported, and made once more by those who started after the strike."""
+    """Count the steps that were reported and were trained again by worker groups after the fault."""
     reached = {each["attempt"]: each["reached_step"] for each in records.attempts}
     lost = 0
     for start in _starts(records):
@@ -115,7 +115,7 @@ def steps_lost(records: RunRecords, struck: float) -> int:
 
 
 def seconds_per_step(seen: Sequence[Observation], struck: float) -> float | None:
-    """By the progress before the strike; None if there were not two sights of it."""
+    """Return the seconds for each step from the progress before the fault; None if there is too little."""
     steps = [(each.time, each.step) for each in seen if each.step is not None]
     before = [(time, step) for time, step in steps if time <= struck and step > 0]
     if len(before) < 2 or before[-1][1] == before[0][1]:
@@ -125,7 +125,7 @@ def seconds_per_step(seen: Sequence[Observation], struck: float) -> float | None
 
 
 def stood_still_s(seen: Sequence[Observation], struck: float) -> float:
-    """How long whoever watched saw no news of progress, at the longest, from the strike on."""
+    """Return the longest time in seconds without new progress, from the fault on."""
     news: list[Observation] = []
     for each in seen:
         if each.step is not None and (not news or each.step != news[-1].step):
@@ -135,14 +135,14 @@ def stood_still_s(seen: Sequence[Observation], struck: float) -> float:
 
 
 def was_training_after(seen: Sequence[Observation], moment: float) -> bool:
-    """Whether the run was seen to train after that moment."""
+    """Return whether the run was observed to train after that moment."""
     return any(saw.time > moment and saw.phase == "running" for saw in seen)
 
 
 def observations_around(seen: Sequence[Observation], struck: float) -> list[Observation]:
-    """A line for each phase and message from the one before the strike on, with the step that it ended at.
+    """Return one observation for each phase and message from the one before the fault on.
 
-    Times count from the strike.
+    Each has the step at its end. Times count from the fault.
     """
     lines: list[Observation] = []
     for each in seen:
@@ -156,19 +156,19 @@ def observations_around(seen: Sequence[Observation], struck: float) -> list[Obse
 
 
 def _starts(records: RunRecords) -> list[Object]:
-    """Each worker group once, with all that is known of it."""
+    """Return the newest record of each worker group."""
     newest = {(each["attempt"], each["group"]): each for each in records.starts}
     return list(newest.values())
 
 
 def _again(records: RunRecords, struck: float) -> float | None:
-    """The end of the first step by a worker group that has started after the strike."""
+    """Return the time of the first step of a worker group that started after the fault, or None."""
     ends = [_ended(each) for each in _starts(records) if each["time"] > struck]
     return min((end for end in ends if end is not None), default=None)
 
 
 def _ended(start: Object) -> float | None:
-    """The end of the first step of a worker group, if it came so far."""
+    """Return the time of the first step of a worker group, or None if it did not get there."""
     startup = start.get("startup")
     return None if startup is None else float(sum(startup.values()))  # from `began` on
 
@@ -180,7 +180,7 @@ def _noticed(
     struck: float,
     again: float | None,
 ) -> tuple[float | None, str]:
-    """When and by whom the strike was noticed; None if by nobody before it trained on or ended."""
+    """Return when and by whom the fault was noticed; None if the run went on or ended before."""
     failures = [each for each in records.failures if each["time"] >= struck]
     left = [each["time"] for each in failures if each["rank"] is None]
     if left:
@@ -210,7 +210,7 @@ def _noticed(
 def _marks(
     records: RunRecords, pods: Sequence[PodLife], noticed: float, again: float
 ) -> list[tuple[float, str]]:
-    """What ended when, between the two."""
+    """Return the end of each phase between the two times."""
     marks = []
     for pod in pods:
         if pod.created > noticed - 5:

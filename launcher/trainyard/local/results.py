@@ -1,4 +1,4 @@
-"""What came of a run, read from its folder: its metrics, its checkpoints, its model."""
+"""The result of a run, read from its folder: metrics, checkpoints and the model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Object = dict[str, Any]
 
 
 class Files(Protocol):
-    """What is needed of a run's folder; see `trainyard.submission.remote_folder.RemoteFolder`."""
+    """The methods of a run's folder that a result needs; see `RemoteFolder`."""
 
     def files(self) -> list[str]: ...
     def read(self, file: str) -> str | None: ...
@@ -42,26 +42,26 @@ OpenFiles = Callable[[], AbstractContextManager[Files]]
 
 
 class LocalFiles:
-    """A run's folder on this machine, in the words of `trainyard.submission.remote_folder.RemoteFolder`."""
+    """A run's folder on this machine, with the methods of `RemoteFolder` that a result needs."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def files(self) -> list[str]:
-        """Names of all its files."""
+        """Return the paths of all files in the folder."""
         return sorted(
             str(path.relative_to(self.root)) for path in self.root.rglob("*") if path.is_file()
         )
 
     def read(self, file: str) -> str | None:
-        """The text of a file, or None if it is not there."""
+        """Return the text of a file, or None if it does not exist."""
         try:
             return (self.root / file).read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             return None
 
     def records(self, file: str) -> list[Object]:
-        """The records of a file with one JSON object per line, without a last line that was cut off."""
+        """Return the records of a file with one JSON object for each line; incomplete lines are left out."""
         records: list[Object] = []
         for line in (self.read(file) or "").splitlines():
             with suppress(ValueError):
@@ -69,7 +69,10 @@ class LocalFiles:
         return records
 
     def copy(self, path: str, target: Path) -> list[Path]:
-        """Copy a file, a folder or the whole; what was written. Raises ConfigError if it is not there."""
+        """Copy a file, a folder or the whole run; return the paths written.
+
+        Raises ConfigError if there is no such path.
+        """
         place = self.root / path
         if place.is_file():
             places = {target / place.name if target.is_dir() else target: place}
@@ -86,64 +89,64 @@ class LocalFiles:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptCheckpoint:
-    """A checkpoint that a run has kept."""
+    """A checkpoint in the folder of a run."""
 
     name: str
     path: str
-    """Its folder, from the run's; `Result.download` takes it."""
+    """The folder of the checkpoint, relative to the run's folder; `Result.download` takes it."""
     step: int | None
-    """Steps of the optimiser that lie behind it; None for a program of one's own."""
+    """The number of optimizer steps before it; None for user code."""
     metrics: Object
-    """What was reported with it."""
+    """The metrics that were reported with it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LabelPrediction:
-    """What a model says of one image."""
+    """The labels that a model predicts for one image."""
 
     label: str
     confidence: float
     top: tuple[tuple[str, float], ...]
-    """Labels with their confidence, the likeliest first."""
+    """The labels with their confidence, the most likely first."""
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots, since its model is read once
 class Result:
-    """What came of a run that has succeeded. Names of Ray Train's own Result mean the same here."""
+    """The result of a run that has succeeded. Names as in Ray Train's `Result` mean the same."""
 
     run: str
     path: str
-    """Of the run's folder: on this machine, or as the pods of its cluster see it."""
+    """The path of the run's folder, on this machine or in the pods of its cluster."""
     summary: Object
-    """What summary.json holds."""
+    """The content of summary.json."""
     records: tuple[Object, ...]
-    """The lines of metrics.jsonl, of all attempts."""
+    """The records of metrics.jsonl, of all attempts."""
     best_checkpoint: KeptCheckpoint | None
-    """By `checkpoint.best`; None for a program of one's own, which alone knows what is good."""
+    """The best checkpoint by `checkpoint.best`; None for user code."""
     last_checkpoint: KeptCheckpoint | None
-    """None if the run has kept none."""
+    """The newest checkpoint; None if the run has none."""
     open_files: OpenFiles = field(repr=False)
 
     @property
     def metrics(self) -> Object:
-        """What was reported last, of a recipe at the end of its last epoch; empty if nothing was."""
+        """The last reported metrics, for a recipe those of its last epoch; empty if there are none."""
         reported = [record for record in self.records if record.get("kind") != "interval"]
         return _metrics_of(reported[-1]) if reported else {}
 
     @property
     def metrics_dataframe(self) -> Any:
-        """All that was reported, as a pandas DataFrame; rows of `kind` "epoch" end an epoch.
+        """All reported metrics as a pandas DataFrame; rows of `kind` "epoch" end an epoch.
 
-        Raises ConfigError where pandas is not installed; `records` need none.
+        Raises ConfigError if pandas is not installed; `records` does not need it.
         """
         require_packages(["pandas"], "a data frame")
         rows = [{**_metrics_of(each), "attempt": each.get("attempt")} for each in self.records]
         return import_module("pandas").DataFrame(rows)
 
     def download(self, target: str | Path, path: str | None = None) -> list[Path]:
-        """Copy a file or folder of the run's folder, by default its model; the files that were written.
+        """Copy a file or folder of the run, by default its model; return the paths written.
 
-        From a cluster it is checked by SHA-256. Raises ConfigError if the run has no such path.
+        A copy from a cluster is checked by SHA-256. Raises ConfigError if the run has no such path.
         """
         with self.open_files() as files:
             return files.copy(self._model_file if path is None else path.strip("/"), Path(target))
@@ -206,7 +209,7 @@ class Result:
 
 
 def read_result(run: str, path: str, open_files: OpenFiles) -> Result:
-    """The result of a run that has succeeded. Raises RunFailed if its folder says something else."""
+    """Read the result of a run. Raises RunFailed if its folder does not tell that it has succeeded."""
     with open_files() as files:
         summary = json.loads(files.read(SUMMARY) or "{}")
         if summary.get("outcome") != "succeeded":
@@ -230,13 +233,13 @@ def read_result(run: str, path: str, open_files: OpenFiles) -> Result:
 
 
 def _metrics_of(record: Object) -> Object:
-    """What a line of metrics.jsonl reports; that of a program of one's own stands below `metrics`."""
+    """Return the metrics of a record; user code has them under the key `metrics`."""
     metrics: Object = record.get("metrics", record)
     return metrics
 
 
 def _of_epoch(record: Object | None, names: Sequence[str]) -> KeptCheckpoint | None:
-    """The checkpoint at the end of an epoch: the newest, where the epoch was trained twice."""
+    """Return the checkpoint at the end of an epoch, the newest if the epoch was trained twice."""
     if record is None:
         return None
     complete = [name for name in map(checkpoint_of_manifest, names) if name is not None]
@@ -250,7 +253,7 @@ def _of_epoch(record: Object | None, names: Sequence[str]) -> KeptCheckpoint | N
 
 
 def _of_ray_train(snapshot: str) -> KeptCheckpoint | None:
-    """The checkpoint that Ray Train was given last."""
+    """Return the newest checkpoint of user code, from Ray Train's own list."""
     latest = json.loads(snapshot).get("latest_checkpoint_result")
     if latest is None:
         return None
@@ -259,7 +262,7 @@ def _of_ray_train(snapshot: str) -> KeptCheckpoint | None:
 
 
 def _file_of(image: Any, number: int, scratch: Path) -> str:
-    """The path of a picture file, or that of a file that an array is written to. Raises ConfigError."""
+    """Return the path of an image; an array is written to a file first. Raises ConfigError."""
     if isinstance(image, str | PathLike):
         return str(image)
     kind, shape = str(getattr(image, "dtype", "")), tuple(getattr(image, "shape", ()))
@@ -276,13 +279,13 @@ def _file_of(image: Any, number: int, scratch: Path) -> str:
 
 
 def _trainer(module: str) -> Any:
-    """A module of the trainer. By name, and late: whoever only submits has no torch, and needs none."""
+    """Import a module of the trainer when it is needed: submitting a run does not need torch."""
     return import_module(f"trainyard_trainer.{module}")
 
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """What the trainer refuses, as the launcher's errors."""
+    """Translate errors of the trainer inside the block into errors of the launcher."""
     trainer_error = _trainer("errors").TrainerError
     try:
         yield

@@ -13,10 +13,11 @@ from importlib.util import find_spec
 from trainyard.errors import ConfigError, RunFailed
 
 NEEDED = ("pyarrow", "torch", "torchvision")
+"""The packages that every tool needs."""
 
 
 def require_packages(needed: Sequence[str], what: str) -> None:
-    """Raises ConfigError if some of the packages are not installed here; `what` needs them."""
+    """Raise ConfigError if a package that `what` needs is not installed."""
     missing = [package for package in needed if find_spec(package) is None]
     if missing:
         raise ConfigError(
@@ -26,17 +27,17 @@ def require_packages(needed: Sequence[str], what: str) -> None:
 
 
 def run_tool(module: str, arguments: Sequence[str]) -> int:
-    """Exit code of `python -m trainyard_trainer.tools.<module>`, with this terminal as its own.
+    """Run `python -m trainyard_trainer.tools.<module>` in this terminal and return its exit code.
 
-    What it prints goes straight to the user, its errors too: they read like the launcher's.
-    Raises ConfigError if its packages are missing, RunFailed if the system killed it.
+    Its output and its errors go directly to the user. Raises ConfigError if packages are missing, and
+    RunFailed if a signal ended it.
     """
     require_packages(NEEDED, f"`{module}`")
     with stopped_like_ctrl_c():
         process = subprocess.Popen(
             [sys.executable, "-m", f"trainyard_trainer.tools.{module}", *arguments],
             stdin=subprocess.DEVNULL,
-            # The tool and the processes that it starts get a Ctrl-C once, and from us.
+            # Ctrl-C must reach the tool once: from `_end`, not from the terminal too.
             start_new_session=True,
         )
         try:
@@ -46,14 +47,14 @@ def run_tool(module: str, arguments: Sequence[str]) -> int:
     if code < 0:
         raise RunFailed(
             f"`{module}` was ended by {signal.Signals(-code).name}",
-            "SIGKILL is mostly the system's answer to too little memory.",
+            "SIGKILL usually means that the machine ran out of memory.",
         )
     return code
 
 
 @contextmanager
 def stopped_like_ctrl_c() -> Iterator[None]:
-    """SIGTERM and a terminal that goes away end the work as Ctrl-C does: with its program."""
+    """Handle SIGTERM and SIGHUP like Ctrl-C inside the block, so that child processes are ended."""
     signals = (signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, signal.default_int_handler) for number in signals]
     try:
@@ -64,7 +65,7 @@ def stopped_like_ctrl_c() -> Iterator[None]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Let a tool that still runs leave in good order; a second Ctrl-C does not wait for that."""
+    """Interrupt a tool that is still running and wait for it; a second Ctrl-C kills it."""
     if process.poll() is not None:
         return
     os.killpg(process.pid, signal.SIGINT)

@@ -1,4 +1,4 @@
-"""A run on this machine: the same training program, on a local Ray."""
+"""Train a run on this machine: start the trainer as a child process and read its output."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from trainyard_trainer.run_files.submission import code_file
 NEEDED = ("ray", "torch", "torchvision", "sklearn", "matplotlib", "obstore", "tensorboardX")
 
 Starter = Literal["ray", "torchrun", "alone"]
-"""Who starts the workers: Ray Train, torchrun, or nobody, for one process is all there is."""
+"""What starts the workers: Ray Train, torchrun, or nothing, where one process is the only worker."""
 
 
 def local_config(
@@ -43,14 +43,15 @@ def local_config(
     starter: Starter = "ray",
     code: Overlay | None = None,
 ) -> AnyConfig:
-    """The run for this machine: as many workers as on a cluster, its CPUs shared among them.
+    """Return the trainer's config of a run for this machine.
 
-    One machine does not grow: an elastic run has its fewest workers. Nor has it other nodes for data.
+    The run has as many workers as on a cluster, which share `cpus`; an elastic run has its minimum. Raises
+    ConfigError if the run cannot be started by `starter`.
     """
     if isinstance(run, UserCodeRun) and starter != "ray":
         raise ConfigError(
-            f"run {run.name} has code of its own, which is started once, on Ray: --without-ray and "
-            "--torchrun are for built-in recipes"
+            f"run {run.name} runs user code, which is started on Ray only: --without-ray and --torchrun are "
+            "for built-in recipes"
         )
     if isinstance(run, BoostingRun) and starter == "torchrun":
         raise ConfigError(
@@ -67,7 +68,7 @@ def local_config(
 
 
 def program(config: AttemptConfig, starter: Starter) -> list[str]:
-    """The command that starts an attempt."""
+    """Return the command line that starts an attempt."""
     if starter == "ray":
         return [sys.executable, "-m", "trainyard_trainer"]
     baseline = ["-m", "trainyard_trainer", "--without-ray"]
@@ -81,9 +82,9 @@ def program(config: AttemptConfig, starter: Starter) -> list[str]:
 def train_locally(
     config: AttemptConfig, starter: Starter = "ray", code: Overlay | None = None
 ) -> Generator[RunStatus | str, None, None]:
-    """Sights and log lines of the training program until it has ended well.
+    """Train a run; yield its status on each change, and the other lines that the trainer prints.
 
-    Raises ConfigError if its packages are missing or it refuses the config, RunFailed if it fails.
+    Raises ConfigError if packages are missing or the trainer refuses the config, RunFailed if it fails.
     """
     library = (config.train.library,) if isinstance(config, BoostingConfig) else ()
     require_packages([*NEEDED, *library], "training")
@@ -102,7 +103,7 @@ def train_locally(
         _put(config, code)
     elif code is not None:
         environment[CODE_VARIABLE] = code.text
-    # A pipeline may train in a thread of its own; signals are the main thread's alone.
+    # Only the main thread may set signal handlers; a pipeline may train in another thread.
     is_main = threading.current_thread() is threading.main_thread()
     with stderr, stopped_like_ctrl_c() if is_main else nullcontext():
         process = subprocess.Popen(
@@ -112,7 +113,7 @@ def train_locally(
             stderr=stderr,
             text=True,
             errors="replace",
-            # A terminal's Ctrl-C must reach Ray's processes in good order: by us alone.
+            # Ctrl-C must reach Ray's processes through the trainer, not from the terminal too.
             start_new_session=True,
         )
         try:
@@ -133,8 +134,8 @@ def train_locally(
     )
 
 
-def set_aside(config: AttemptConfig) -> str | None:
-    """Begin a run anew: the name under which all that it had lies now; None if it had nothing.
+def set_aside_locally(config: AttemptConfig) -> str | None:
+    """Rename the folder of a run; return its new name, or None if there was no folder.
 
     Raises RunFailed while the run is being trained.
     """
@@ -156,7 +157,7 @@ def set_aside(config: AttemptConfig) -> str | None:
 
 
 def _put(config: AttemptConfig, code: Overlay) -> None:
-    """Put code that is too large for a variable into the run's folder. Raises RunFailed."""
+    """Write code that is too large for an environment variable to the run's folder. Raises RunFailed."""
     command = [
         sys.executable,
         "-m",
@@ -175,12 +176,12 @@ def _put(config: AttemptConfig, code: Overlay) -> None:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Let the program leave in good order; a second Ctrl-C does not wait for that."""
+    """Terminate the trainer if it is still running and wait for it; a second Ctrl-C kills it."""
     if process.poll() is not None:
         return
     process.terminate()
     try:
-        # What it still says is read: it would wait for ever for a pipe that is full.
+        # Read its remaining output: the trainer would block on a full pipe.
         process.communicate()
     except KeyboardInterrupt:
         process.kill()
@@ -189,12 +190,12 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def error_of(output: str) -> list[str]:
-    """The program's last error, without the word; see `error_lines`."""
+    """Return the lines of the trainer's last error without the prefix; see `error_lines`."""
     return [line.removeprefix("error: ") for line in error_lines(output)]
 
 
 def _read_line(run: str, line: str) -> RunStatus | str:
-    """A line of the trainer's output: progress, the summary, or words for the user."""
+    """Return the status that a line of the trainer's output reports, or the line itself."""
     if (progress := record_of(line, PROGRESS)) is not None:
         return RunStatus(submission=run, phase="running", progress=progress)
     if (summary := record_of(line, SUMMARY)) is not None:

@@ -9,12 +9,13 @@ from trainyard.planning.plan import Plan
 from trainyard.planning.sizing.layout import batch_share, count
 from trainyard.planning.sizing.pod_sizes import MIB_PER_GIB, OBJECT_STORE_LIMIT_MIB, PodSize
 from trainyard.platform import Platform, Pool
-from trainyard.run_file.code_archive import LIMIT_KIB, size_text
+from trainyard.run_file.code_archive import LIMIT_KIB
 from trainyard.run_file.models import BoostingRun, RecipeRun, RunConfig
 from trainyard.run_file.network import Network
 from trainyard.run_file.queue import QUEUE_LABELS
 from trainyard_trainer.config.scaling import DATA_CPUS
 from trainyard_trainer.config.trainer_config import CommandConfig, FunctionConfig
+from trainyard_trainer.run_files.sizes import size_text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

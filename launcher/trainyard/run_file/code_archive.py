@@ -18,6 +18,7 @@ from typing import IO, Any, NoReturn
 from pathspec import GitIgnoreSpec
 
 from trainyard.errors import ConfigError
+from trainyard_trainer.run_files.sizes import size_text
 from trainyard_trainer.run_files.submission import unpacked_limit
 
 LIMIT_KIB = 96
@@ -113,11 +114,6 @@ def require_to_travel(code: Overlay | None) -> None:
         "`trainyard submit` uploads it to the run's folder. Or name what the program does not need in "
         ".gitignore, or build an image with the code in it (docs/guides/own-code.md).",
     )
-
-
-def size_text(size: int) -> str:
-    """Bytes for people: `35 KiB`, `12.3 MiB`."""
-    return f"{size / 1024:,.0f} KiB" if size < 2**20 else f"{size / 2**20:,.1f} MiB"
 
 
 class _Full(Exception):

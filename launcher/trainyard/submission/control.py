@@ -1,4 +1,4 @@
-"""What is done to a run that was submitted: stop, suspend, resume, delete."""
+"""Stop, suspend and resume submissions."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from trainyard_trainer.run_files.driver_output import STOPPED_STEP
 
 Object = dict[str, Any]
 Ended = Literal["in good order", "killed", "not running"]
-"""How a stopped driver ended: by itself, by force, or there was none."""
+"""How the driver of a stopped submission ended: by itself, killed, or there was no driver."""
 
 STOP_LIMIT_S = 90.0
-"""The driver has 40 s to have its workers save; the operator asks for its end each 3 s."""
+"""For how many seconds a driver may take to stop: its workers have 40 s to save a checkpoint."""
 POLL_S = 1.0
 DASHBOARD = "http://127.0.0.1:8265"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StopResult:
-    """How a submission was stopped."""
+    """The result of stopping a submission."""
 
     ended: Ended
     step: int | None = None
-    """Up to which its workers have saved, by their own word."""
+    """The step of the checkpoint that the workers have saved last; None if they reported none."""
 
 
 class ControlAccess(StatusAccess, Protocol):
-    """What is needed of a cluster."""
+    """The methods of `Cluster` with which a submission is stopped, suspended and resumed."""
 
     def patch(self, kind: str, name: str, body: Object) -> Object: ...
     def execute(self, pod: str, container: str, command: Sequence[str]) -> Any: ...
 
 
 def live_jobs(rayjobs: RayjobApi, run: str) -> list[Object]:
-    """The submissions of a run that may still do something; there should be one at most."""
+    """Return the submissions of a run that have not ended; normally there is at most one."""
     return [job for job in rayjobs.list_jobs(run) if is_live(job)]
 
 
@@ -59,9 +59,9 @@ def stop_job(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> StopResult:
-    """Have the driver stopped, which saves a checkpoint first, and then its RayJob deleted.
+    """Stop the driver, which saves a checkpoint first, and then delete its RayJob.
 
-    A RayJob that is deleted at once takes the pods away while the workers still save.
+    Deleting the RayJob at once would delete the pods while the workers still save.
     """
     name = job["metadata"]["name"]
     stopped = StopResult(ended="not running")
@@ -81,9 +81,9 @@ def _saved_step(cluster: ControlAccess, job: Object) -> int | None:
 
 
 def _ask_to_stop(cluster: ControlAccess, job: Object) -> None:
-    """Ray's own stop, from inside the head: SIGTERM, and time to save.
+    """Run `ray job stop` in the head pod: it sends SIGTERM to the driver, which has time to save.
 
-    Inside, the program has the cluster's token, and no more rights are needed than for a shell.
+    In the pod the command has the cluster's token, so it needs only the right to execute commands there.
     """
     status = job["status"]
     pod = head_pod(cluster, status["rayClusterName"])
@@ -113,7 +113,7 @@ def _has_ended(
 
 
 def suspend_job(cluster: ControlAccess, job: Object) -> None:
-    """Have a run's cluster taken away, until it is resumed; Kueue does it where it holds the queue."""
+    """Delete the RayCluster of a submission until it is resumed; in a Kueue queue, Kueue does it."""
     if workload := _workload(cluster, job):
         cluster.patch("Workload", workload, {"spec": {"active": False}})
         return
@@ -123,7 +123,7 @@ def suspend_job(cluster: ControlAccess, job: Object) -> None:
 
 
 def resume_job(cluster: ControlAccess, job: Object) -> None:
-    """Have a suspended run start again, from its last checkpoint."""
+    """Start a suspended submission again, from its last checkpoint."""
     if workload := _workload(cluster, job):
         cluster.patch("Workload", workload, {"spec": {"active": True}})
         return
@@ -131,12 +131,12 @@ def resume_job(cluster: ControlAccess, job: Object) -> None:
 
 
 def is_suspended(job: Object) -> bool:
-    """Whether a run has given its nodes back, or is about to."""
+    """Return whether a submission is suspended, or is being suspended."""
     return bool(job["spec"].get("suspend")) or phase_of(job.get("status", {})) == "suspended"
 
 
 def _workload(cluster: ControlAccess, job: Object) -> str | None:
-    """Name of the Workload by which Kueue holds a RayJob; None where it does not."""
+    """Return the name of Kueue's Workload for a RayJob; None if the RayJob is in no Kueue queue."""
     if QUEUE_LABELS["kueue"] not in job["metadata"].get("labels", {}):
         return None
     for workload in cluster.list("Workload"):
@@ -144,7 +144,7 @@ def _workload(cluster: ControlAccess, job: Object) -> str | None:
         if any(owner["uid"] == job["metadata"]["uid"] for owner in owners):
             return str(workload["metadata"]["name"])
     raise ClusterError(
-        f"RayJob {job['metadata']['name']} is in a queue of Kueue, and has no Workload there",
-        "Check that Kueue runs, and that its integration of RayJobs is on.",
+        f"RayJob {job['metadata']['name']} is in a Kueue queue, but Kueue has created no Workload for it",
+        "Check that Kueue runs, and that its integration for RayJobs is enabled.",
         reason="NotFound",
     )

@@ -1,4 +1,4 @@
-"""What a run left of its submission -> the same submission once more, or the run file of its own."""
+"""Read what a run's folder tells of its submission, and render the same RayJob or run file again."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from trainyard_trainer.run_files import submission
 Object = dict[str, Any]
 
 NOTHING = "-"
-"""In place of the hash of a part that is not there."""
+"""Stands for the hash of a part that does not exist."""
 
 
 class SubmissionFile(Section):
-    """What the driver writes down of a submission."""
+    """The content of submission.json, which the driver writes."""
 
     config: dict[str, Any]
-    """What the trainer was told."""
+    """The config of the trainer."""
 
     launch: dict[str, Any]
-    """The rest of the run file, with image and pools as they were chosen."""
+    """The other keys of the run file, with the image and the pools that were chosen."""
 
     parts: dict[str, str]
     """The hash of each part of the RayJob."""
@@ -39,17 +39,17 @@ class SubmissionFile(Section):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Submission:
-    """A submission that can be made again."""
+    """A submission that can be rendered again."""
 
     run: RunConfig
     code_sha256: str | None
     parts: Mapping[str, str]
-    """The hash of each part of its RayJob; empty of a run that was not submitted."""
+    """The hash of each part of its RayJob; empty for a run that was trained on one machine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RenderedAgain:
-    """A RayJob, and what is to be said of it."""
+    """A RayJob that was rendered again, the hash of each of its parts, and the warnings about it."""
 
     job: Object
     parts: Mapping[str, str]
@@ -57,15 +57,15 @@ class RenderedAgain:
 
 
 def read_submission(text: str, source: str) -> Submission:
-    """What the run's folder holds. Raises ConfigError if this launcher cannot read it."""
+    """Parse the text of submission.json. Raises ConfigError if this launcher cannot read it."""
     written = validate(SubmissionFile, _parse(text, source), source)
     return _submission(written.config, written.launch, written.parts, source)
 
 
 def read_config(text: str, source: str) -> Submission:
-    """The same from the config of a run on this machine, which has neither pools nor queue.
+    """Parse the text of run.json of a run on this machine, which has neither pools nor queue.
 
-    Raises ConfigError.
+    Raises ConfigError if it is not the config of a run.
     """
     config = _parse(text, source)
     try:
@@ -108,7 +108,7 @@ def _without(section: Object, key: str) -> Object:
 
 
 def code_of_archive(archive: bytes, sha256: str) -> Overlay:
-    """The code as it travelled. Raises ConfigError if it is not what was submitted."""
+    """Return the packed code of a submission. Raises ConfigError if its SHA-256 differs."""
     found = hashlib.sha256(archive).hexdigest()
     if found != sha256:
         raise ConfigError(
@@ -120,14 +120,14 @@ def code_of_archive(archive: bytes, sha256: str) -> Overlay:
 def render_again(
     run: RunConfig, code: Overlay | None, platform: Platform, namespace: str
 ) -> RenderedAgain:
-    """The RayJob of a run whose code is packed already; it obeys all rules. Raises ConfigError."""
+    """Render the RayJob of a run whose code is packed already. Raises ConfigError."""
     objects = run_objects_with_code(run, code, platform, namespace)
     parts = json.loads(environment_of(objects.job)[submission.VARIABLE])["parts"]
     return RenderedAgain(job=objects.job, parts=parts, warnings=objects.warnings)
 
 
 def environment_of(job: Object) -> dict[str, str]:
-    """What a RayJob tells its driver, as the driver reads it."""
+    """Return the environment variables of a RayJob's driver, as the driver reads them."""
     head = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
     return {
         each["name"]: each["value"].replace("$$", "$") for each in head["env"] if "value" in each
@@ -135,7 +135,7 @@ def environment_of(job: Object) -> dict[str, str]:
 
 
 def changed_parts(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
-    """`head (1a2b3c4d -> 5e6f7a8b)` for each part that is another one now."""
+    """Yield a text such as `head (1a2b3c4d -> 5e6f7a8b)` for each part whose hash has changed."""
     for part in sorted(before.keys() | after.keys()):
         old, new = before.get(part, NOTHING), after.get(part, NOTHING)
         if old != new:
@@ -143,12 +143,12 @@ def changed_parts(before: Mapping[str, str], after: Mapping[str, str]) -> Iterat
 
 
 def renamed(run: RunConfig, name: str | None) -> RunConfig:
-    """The run under another name, if one is given."""
+    """Return the run under another name, or the run itself without a name."""
     return run if name is None else run.model_copy(update={"name": name})
 
 
 def run_file(run: RunConfig, code: str | None) -> Object:
-    """The document of a run file that makes the same run; `code` is the folder of its code."""
+    """Return a run file that repeats the run, as a document; `code` is the folder of its code."""
     document = _said(run.model_dump(mode="json"))
     document["resources"] = _said(document["resources"])
     if isinstance(run, UserCodeRun):
@@ -157,5 +157,5 @@ def run_file(run: RunConfig, code: str | None) -> Object:
 
 
 def _said(section: Object) -> Object:
-    """Without the keys that say nothing."""
+    """Return a section without the keys whose value is None."""
     return {key: value for key, value in section.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Objects -> the cluster: one live submission per run, and asking twice changes nothing."""
+"""Create the RayJob of a run; a run has at most one active submission, and submitting is idempotent."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ Object = dict[str, Any]
 Submitted = Literal["created", "live", "resubmitted"]
 
 GONE_LIMIT_S = 180.0
-"""How long a deleted RayJob may take to vanish; it takes for ever without an operator."""
+"""For how many seconds a RayJob may take to be deleted; without the KubeRay operator it never is."""
 POLL_S = 0.5
 
 
-def submit_run(
+def submit_rayjob(
     rayjobs: RayjobApi,
     job: Object,
     set_aside: Callable[[], None] | None = None,
     upload: Callable[[], None] | None = None,
 ) -> Submitted:
-    """Create the RayJob, or find that it is live already.
+    """Create a RayJob, or find that it is active already.
 
-    An ended one of the same name makes room and the run goes on where it stopped; or begins anew, after
-    `set_aside` has cleared its folder. `upload` puts there what the driver will look for. Raises ClusterError
-    if the run is live as another submission, or the name belongs to someone else, and ConfigError if the
-    run trains another model.
+    A RayJob of the same name that has ended is deleted first, and the run resumes. `set_aside` renames the
+    run's folder, so that the run starts from the beginning. `upload` writes the code to the folder. Raises
+    ClusterError if another submission of the run is active, or if the name belongs to another object, and
+    ConfigError if the run trains another model.
     """
     name, run = job["metadata"]["name"], job["metadata"]["labels"][RUN_LABEL]
     existing = find_same_submission(rayjobs, job, is_fresh=set_aside is not None)
@@ -55,9 +55,9 @@ def submit_run(
 
 
 def find_same_submission(rayjobs: RayjobApi, job: Object, *, is_fresh: bool) -> Object | None:
-    """The RayJob of the same run file that the cluster has already, live or ended; or None.
+    """Return the RayJob of the same name that exists on the cluster, active or ended; or None.
 
-    Raises what `submit_run` raises where this run file can't be sent now.
+    Raises as `submit_rayjob` does if this RayJob cannot be created now.
     """
     name, run = job["metadata"]["name"], job["metadata"]["labels"][RUN_LABEL]
     existing = rayjobs.get_job(name)
@@ -97,7 +97,7 @@ def _withdraw_the_later(rayjobs: RayjobApi, created: Object, run: str) -> None:
 
 
 def _age(job: Object) -> tuple[str, str]:
-    """What orders RayJobs; within one second the name decides, for everybody alike."""
+    """Return the key that orders RayJobs by age; within one second their names decide."""
     return str(job["metadata"].get("creationTimestamp", "")), str(job["metadata"]["name"])
 
 
@@ -108,13 +108,13 @@ def delete_and_wait(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Have a RayJob deleted and wait until its name is free."""
+    """Delete a RayJob and wait until it does not exist any more."""
     rayjobs.delete_job(name)
     deadline = clock() + GONE_LIMIT_S
     while rayjobs.get_job(name) is not None:
         if clock() > deadline:
             raise ClusterError(
-                f"RayJob {name} is still there {GONE_LIMIT_S:g} s after it was deleted",
+                f"RayJob {name} is still being deleted after {GONE_LIMIT_S:g} s",
                 "Its finalizer is removed by the KubeRay operator: check that the operator runs.",
                 reason="Timeout",
             )
@@ -127,5 +127,5 @@ def _is_ours(job: Object, run: str) -> bool:
 
 
 def is_live(job: Object) -> bool:
-    """Whether a submission may still do something."""
+    """Return whether a submission has not ended."""
     return phase_of(job.get("status", {})) not in ENDED

@@ -1,4 +1,4 @@
-"""One run file and some values of its keys -> the runs of all combinations, each with a name of its own."""
+"""Make the runs of a sweep: one run file with each combination of some values, each under its own name."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from trainyard_trainer.config.trainer_config import RUN_NAME_LIMIT
 COMBINATION_LIMIT = 1000
 HASH_DIGITS = 8
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
-"""Also what YAML takes for text, such as 1e-3."""
+"""A number, also in a spelling that YAML reads as text, such as 1e-3."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Combination:
-    """The values of one run, and the run under a name of its own."""
+    """One combination of values, and the run with these values."""
 
     settings: Mapping[str, str]
-    """Swept key -> value, as typed."""
+    """The value of each swept key, as typed."""
     run: RunConfig
 
     @property
@@ -43,7 +43,7 @@ class Combination:
 
 
 def in_words(settings: Mapping[str, str]) -> str:
-    """`train.seed=1 train.epochs=3`."""
+    """Return values as text, such as `train.seed=1 train.epochs=3`."""
     return " ".join(f"{key}={value}" for key, value in settings.items())
 
 
@@ -56,9 +56,9 @@ def load_sweep(
     workers: str | None = None,
     name: str | None = None,
 ) -> list[Combination]:
-    """The runs of all combinations of the words' values, each loaded as with `--set` of its values.
+    """Return the runs of all combinations, each loaded as with `--set` of its values.
 
-    Raises ConfigError that names the combination.
+    Raises ConfigError that names the combination at fault.
     """
     swept = parse_words(words)
     sizes = [len(values) for values in swept.values()]
@@ -82,7 +82,7 @@ def load_sweep(
 
 
 def parse_words(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """`KEY=V1,V2` of each word -> the values of each key. Raises ConfigError."""
+    """Return the values of each key from arguments such as `KEY=V1,V2`. Raises ConfigError."""
     swept: dict[str, tuple[str, ...]] = {}
     for word in words:
         key, equals, text = word.partition("=")
@@ -90,13 +90,13 @@ def parse_words(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
             raise ConfigError(f"{word!r} must read KEY=V1,V2,... such as train.seed=1,2,3")
         if key == "name":
             raise ConfigError(
-                "name cannot be swept: each run gets a name of its own",
-                "Use --name for what all these names begin with.",
+                "name cannot be swept: each run gets its own name",
+                "Use --name for the common beginning of the names.",
             )
         values = split_values(text)
         if key in swept:
             together = ",".join((*swept[key], *values))
-            raise ConfigError(f"{key} stands here twice", f"Write {key}={together}")
+            raise ConfigError(f"{key} is given twice", f"Write {key}={together}")
         if "" in values:
             raise ConfigError(
                 f"{word}: a value is empty",
@@ -107,7 +107,7 @@ def parse_words(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def split_values(text: str) -> tuple[str, ...]:
-    """The text between commas, but for commas in {}, [] and quotes: `1,{a: 2, b: 3}` are two values."""
+    """Divide a text at commas outside of {}, [] and quotes: `1,{a: 2, b: 3}` has two values."""
     values, depth, quote = [""], 0, ""
     for letter in text:
         before = values[-1]
@@ -128,7 +128,10 @@ def split_values(text: str) -> tuple[str, ...]:
 
 
 def run_name(base: str, settings: Mapping[str, str]) -> str:
-    """`<base>-<8 hex>`, of the values alone, in any order and spelling; a base that is too long is cut."""
+    """Return `<base>-<8 hex digits>`; the digits are a hash of the values in any order and spelling.
+
+    A base that is too long is cut.
+    """
     spelled = sorted(
         f"{key}={json.dumps(_one_spelling(value), sort_keys=True, default=str)}"
         for keys, value in parse_overrides(f"{key}={text}" for key, text in settings.items())
@@ -139,7 +142,7 @@ def run_name(base: str, settings: Mapping[str, str]) -> str:
 
 
 def _one_spelling(value: Any) -> Any:
-    """0.10, .1 and 1e-1 are one number, and 2 and 2.0."""
+    """Return a value in one spelling: 0.10, .1 and 1e-1 are equal, and 2 and 2.0."""
     if isinstance(value, dict):
         return {str(key): _one_spelling(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -150,7 +153,7 @@ def _one_spelling(value: Any) -> Any:
 
 
 def _refuse_equal(combinations: Sequence[Combination]) -> None:
-    """Raises ConfigError for two combinations that are one run, or have one name."""
+    """Raise ConfigError for two combinations with the same config or the same name."""
     seen: dict[str, Combination] = {}
     for combination in combinations:
         config = combination.run.model_dump(mode="json", exclude={"name"})
@@ -164,7 +167,7 @@ def _refuse_equal(combinations: Sequence[Combination]) -> None:
 
 @contextmanager
 def naming(combination: Combination | Mapping[str, str]) -> Iterator[None]:
-    """Errors begin with the combination that they are of."""
+    """Prefix the message of an error inside the block with the combination."""
     words = in_words(combination) if isinstance(combination, Mapping) else str(combination)
     try:
         yield

@@ -1,4 +1,4 @@
-"""A sweep on a cluster: all its runs are checked, a few at once are live, and each tells how it has ended."""
+"""Run a sweep on a cluster: check all runs, keep a few of them active, and collect their outcomes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainyard.run_file.code_archive import Overlay
 from trainyard.submission.current_status import current_status, head_pod
 from trainyard.submission.reader_pod import open_folder
 from trainyard.submission.status import ENDED, phase_of, run_status_of
-from trainyard.submission.submit import find_same_submission, submit_run
+from trainyard.submission.submit import find_same_submission, submit_rayjob
 from trainyard.sweeps.combinations import Combination, naming
 from trainyard.sweeps.outcomes import Goal, SweepOutcome, completed, has_trained, outcome_text
 from trainyard.sweeps.schedule import PhaseChange, SweepSchedule
@@ -29,19 +29,19 @@ Object = dict[str, Any]
 T = TypeVar("T")
 Say = Callable[[str], None]
 UploadListener = Callable[[str], Callable[[int, int], object]]
-"""For a run, who hears how much of its code has come to its folder."""
+"""Returns for a run the function that is called with the progress of its upload."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedRun:
-    """A run as it is submitted."""
+    """A run that is ready to be submitted."""
 
     job: Object
-    """Its RayJob."""
+    """The RayJob of the run."""
     config: Object
-    """What its training program gets."""
+    """The config of its trainer."""
     upload: Callable[[], None] | None
-    """What brings its code to its folder, where that does not travel in the RayJob."""
+    """Uploads the code to the run's folder; None if the RayJob holds the code."""
 
 
 def train_on_cluster(
@@ -53,9 +53,10 @@ def train_on_cluster(
     say: Say,
     told: UploadListener,
 ) -> Mapping[str, SweepOutcome]:
-    """How each run has ended. All of them are planned and checked before the first is submitted.
+    """Train all combinations and return the outcome of each run.
 
-    Raises ConfigError or ClusterError where one of them cannot be submitted as it is now.
+    All runs are planned and checked before the first one is submitted. Raises ConfigError or ClusterError if
+    one of them cannot be submitted.
     """
     prepared_runs = _prepare_runs(cluster, platform, combinations, say, told)
     others = _other_submissions(RayjobApi(cluster), prepared_runs, combinations)
@@ -69,8 +70,8 @@ def train_on_cluster(
         carry_out(cluster, sweep, prepared_runs, recorder)
     except KeyboardInterrupt:
         say(
-            f"detached: {len(sweep.live)} runs go on (`trainyard list -n {cluster.namespace}`), "
-            f"{len(sweep.waiting)} were not submitted; the same command goes on with them"
+            f"detached: {len(sweep.live)} runs continue (`trainyard list -n {cluster.namespace}`), "
+            f"{len(sweep.waiting)} were not submitted; the same command resumes the sweep"
         )
         raise
     recorder.complete()
@@ -84,8 +85,8 @@ def _prepare_runs(
     say: Say,
     told: UploadListener,
 ) -> Mapping[str, PreparedRun]:
-    """By their names. Warnings are said."""
-    codes: dict[str, Overlay] = {}  # large, and most runs have the same
+    """Plan and render all runs, by their names; print the warnings."""
+    codes: dict[str, Overlay] = {}  # kept once, because most runs have the same code
     found = {}
     for combination in combinations:
         name = combination.name
@@ -109,9 +110,9 @@ def _other_submissions(
     prepared_runs: Mapping[str, PreparedRun],
     combinations: Sequence[Combination],
 ) -> list[str]:
-    """Runs that have succeeded, but by other RayJobs than these: of another platform, or other epochs.
+    """Return the runs that have succeeded by another RayJob, of another platform or with other epochs.
 
-    Raises ConfigError or ClusterError where a run cannot be submitted as it is now.
+    Raises ConfigError or ClusterError if a run cannot be submitted.
     """
     phases: dict[str, dict[str, str]] = {}
     for job in rayjobs.list_jobs():
@@ -139,7 +140,7 @@ def carry_out(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Submit what is due, and follow all of it to the end.
+    """Submit the runs of a sweep as they become due, and follow them until all have ended.
 
     One watch on all our RayJobs tells of every run; while nothing changes, nothing is asked. After
     submissions it begins again with a list, so that nothing is answered that is older than they are.
@@ -158,7 +159,7 @@ def carry_out(
         for run in sweep.due:
             try:
                 its = prepared_runs[run]
-                send = partial(submit_run, rayjobs, its.job, upload=its.upload)
+                send = partial(submit_rayjob, rayjobs, its.job, upload=its.upload)
                 how = patiently(send, clock, sleep)
             except ClusterUnreachable:
                 raise
@@ -175,7 +176,7 @@ def patiently(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> T:
-    """What a cluster answers that may be away for some minutes. Raises ClusterError."""
+    """Repeat a request for as long as the cluster may be away. Raises ClusterError after that."""
     patience = Patience(clock, sleep)
     patience.answered()  # it has answered before
     while True:

@@ -1,4 +1,4 @@
-"""A sweep on this machine: one run after the other, none of them twice."""
+"""Run a sweep on this machine: train one run after the other, and skip those that have succeeded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Say = Callable[[str], None]
 def train_here(
     combinations: Sequence[Combination], goal: Goal, storage: Path, say: Say
 ) -> Mapping[str, SweepOutcome]:
-    """How each run has ended. All of them are checked before the first begins."""
+    """Train all combinations and return the outcome of each run; all are checked before the first starts."""
     require_packages(NEEDED, "training")
     attempts = []
     for combination in combinations:
@@ -47,7 +47,7 @@ def train_here(
 
 
 def _as_kept(config: Object) -> Object:
-    """The config as the trainer keeps it: with paths that lead there from everywhere."""
+    """Return a config as the trainer records it, with absolute paths of the data."""
     data = config.get("data")
     if data is None:
         return config
@@ -60,7 +60,7 @@ def _as_kept(config: Object) -> Object:
 
 
 def _train_one(config: AttemptConfig, code: Overlay | None, say: Say) -> SweepOutcome:
-    """Train a run to its end; what it has reached is left to its folder."""
+    """Train a run to its end and return its outcome; its metrics are in its folder."""
     try:
         with closing(train_locally(config, "ray", code)) as statuses:
             for _ in statuses:
@@ -70,6 +70,6 @@ def _train_one(config: AttemptConfig, code: Overlay | None, say: Say) -> SweepOu
             phase="failed", message=error.details[0] if error.details else error.what
         )
     except KeyboardInterrupt:
-        say(f"run {config.name} was interrupted: the same command goes on with the sweep")
+        say(f"run {config.name} was interrupted: the same command resumes the sweep")
         raise
     return SweepOutcome(phase="succeeded")

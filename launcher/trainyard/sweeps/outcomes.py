@@ -1,4 +1,4 @@
-"""How the runs of a sweep have ended, and which is the best."""
+"""How the runs of a sweep have ended, their metrics, and which run is best."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ RECORDED = ("val_loss",)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Goal:
-    """By what the best run is known."""
+    """The metric that decides which run is best, and its direction."""
 
     metric: str
     is_lowest: bool
 
     def is_better(self, value: float, than: float) -> bool:
+        """Return whether a value of the metric is better than another one."""
         return value < than if self.is_lowest else value > than
 
 
@@ -42,36 +43,36 @@ def goal_of(text: str, runs: Sequence[RunConfig] = ()) -> Goal:
     """
     metric = text.removeprefix("-")
     if not metric:
-        raise ConfigError("--metric is empty: give the name of what is to be best")
+        raise ConfigError("--metric is empty: give the name of a metric")
     if metric not in RECIPE_METRICS and any(not isinstance(run, UserCodeRun) for run in runs):
         raise ConfigError(
-            f"--metric {metric}: a built-in recipe does not tell that",
-            f"It tells: {', '.join(RECIPE_METRICS)}.",
+            f"--metric {metric}: a built-in recipe does not report this metric",
+            f"It reports: {', '.join(RECIPE_METRICS)}.",
         )
     return Goal(metric=metric, is_lowest=text != metric or metric.endswith("loss"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepOutcome:
-    """How a run has ended, and what it has told of itself, as far as that is known."""
+    """How a run of a sweep has ended, with its records as far as they were read."""
 
     phase: Phase
     message: str = ""
     summary: Object | None = None
     progress: Object | None = None
     epoch: Object | None = None
-    """The last epoch's line of metrics.jsonl."""
+    """The record of the last epoch in metrics.jsonl."""
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The last value of each that is a number."""
+        """The last value of each metric that is a finite number."""
         found: dict[str, float] = {}
         for record in (self.progress or {}, self.epoch or {}, self.summary or {}):
             found |= _numbers(record)
         return {name: found[name] for name in (*RECIPE_METRICS, *found) if name in found}
 
     def lacks(self, goal: Goal) -> bool:
-        """Whether the folder of this run says what is not known yet."""
+        """Return whether the run's folder holds records that were not read yet and that the goal needs."""
         if self.phase != "succeeded":
             return False
         if self.summary is None:
@@ -80,7 +81,7 @@ class SweepOutcome:
 
 
 def _numbers(record: Object) -> dict[str, float]:
-    """The metrics in a record; those of own code are a mapping, where a recipe has the path of a file."""
+    """Return the metrics of a record; user code has a mapping `metrics`, a recipe has keys of its own."""
     told = record.get("metrics")
     if not isinstance(told, dict):
         told = {name: record.get(name) for name in RECIPE_METRICS}
@@ -91,14 +92,14 @@ def _numbers(record: Object) -> dict[str, float]:
     }
 
 
-class FolderReader(Protocol):
-    """What is needed of a run's folder."""
+class FileReader(Protocol):
+    """The method of a run's folder that reads a file."""
 
     def read(self, file: str) -> str | None: ...
 
 
-def completed(outcome: SweepOutcome, folder: FolderReader, goal: Goal) -> SweepOutcome:
-    """The same with what the run's folder says where the run's log did not."""
+def completed(outcome: SweepOutcome, folder: FileReader, goal: Goal) -> SweepOutcome:
+    """Return the outcome with the missing records from the run's folder."""
     outcome = replace(
         outcome,
         summary=outcome.summary or _record(folder, names.SUMMARY),
@@ -107,18 +108,18 @@ def completed(outcome: SweepOutcome, folder: FolderReader, goal: Goal) -> SweepO
     return replace(outcome, epoch=_last_epoch(folder)) if outcome.lacks(goal) else outcome
 
 
-def _record(folder: FolderReader, file: str) -> Object | None:
+def _record(folder: FileReader, file: str) -> Object | None:
     return record_of(folder.read(file) or "", "")
 
 
-def _last_epoch(folder: FolderReader) -> Object | None:
+def _last_epoch(folder: FileReader) -> Object | None:
     lines = reversed((folder.read(names.METRICS) or "").splitlines())
     records = (record_of(line, "") for line in lines)
     return next((one for one in records if one is not None and one.get("kind") == "epoch"), None)
 
 
-def has_trained(folder: FolderReader, config: Object) -> bool:
-    """Whether the run has succeeded, and has learnt just what this config would have it learn."""
+def has_trained(folder: FileReader, config: Object) -> bool:
+    """Return whether the run has succeeded already with a config that trains the same model."""
     summary = _record(folder, names.SUMMARY)
     if summary is None or summary["outcome"] != "succeeded":
         return False
@@ -127,7 +128,7 @@ def has_trained(folder: FolderReader, config: Object) -> bool:
 
 
 def _learnt(config: Object) -> Object:
-    """What decides the outcome: of a recipe its identity and length, of own code all that it is told."""
+    """Return the keys that decide what is trained: identity and length of a recipe, all keys of user code."""
     if "train" not in config:
         return {key: config[key] for key in config.keys() - AttemptConfig.model_fields.keys()}
     return identity_of(config) | {key: config["train"].get(key) for key in LENGTHS}
@@ -136,7 +137,7 @@ def _learnt(config: Object) -> Object:
 def rows_of(
     combinations: Sequence[Combination], outcomes: Mapping[str, SweepOutcome], goal: Goal
 ) -> list[Object]:
-    """A row for each run, in the order of the values; of those that succeeded one is the best."""
+    """Return a row for each run, in the order of the values; one run that has succeeded is marked best."""
     ordered = {combination.name: outcomes[combination.name] for combination in combinations}
     best = best_of(ordered, goal)
     return [
@@ -154,7 +155,7 @@ def rows_of(
 
 
 def best_of(outcomes: Mapping[str, SweepOutcome], goal: Goal) -> str | None:
-    """The run with the best value, of equals the first; None where none has told one."""
+    """Return the run with the best value, the first of equal ones; None if no run has reported one."""
     best, name = math.nan, None
     for run, outcome in outcomes.items():
         value = outcome.metrics.get(goal.metric)
@@ -201,7 +202,7 @@ def _cell(row: Object, metric: str) -> str:
 
 
 def outcome_text(outcome: SweepOutcome, goal: Goal, *, is_new: bool) -> str:
-    """How a run has ended, in a line."""
+    """Return in one line how a run has ended."""
     if outcome.phase != "succeeded":
         return f"{outcome.phase}: {outcome.message}".removesuffix(": ")
     value = outcome.metrics.get(goal.metric)

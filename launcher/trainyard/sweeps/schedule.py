@@ -1,4 +1,4 @@
-"""How the runs of a sweep stand -> which of them are next."""
+"""Decide which runs of a sweep are submitted next, from the phases of all its runs."""
 
 from __future__ import annotations
 
@@ -10,51 +10,56 @@ from trainyard.submission.status import ENDED, Phase
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhaseChange:
-    """A run stands otherwise than before."""
+    """A run whose phase has changed."""
 
     run: str
     before: Phase | None
-    """None for a run that was not submitted yet."""
+    """The phase before; None if the run was not submitted yet."""
     after: Phase
+    """The phase now."""
 
 
 class SweepSchedule:
-    """How its runs stand -> which are to be submitted next."""
+    """The phases of the runs of a sweep, and which of them are submitted next."""
 
     def __init__(self, runs: Sequence[str], max_parallel: int) -> None:
-        """`max_parallel`: the most that may be live at one time."""
+        """`max_parallel` is the number of runs that may be active at the same time."""
         self._phases: dict[str, Phase | None] = dict.fromkeys(runs)
         self._at_once = max_parallel
 
     @property
     def live(self) -> list[str]:
-        """Runs that were submitted, and may still do something."""
+        """The runs that were submitted and have not ended."""
         return [run for run, phase in self._phases.items() if phase and phase not in ENDED]
 
     @property
     def waiting(self) -> list[str]:
-        """Runs that were not submitted yet."""
+        """The runs that were not submitted yet."""
         return [run for run, phase in self._phases.items() if phase is None]
 
     @property
     def due(self) -> list[str]:
-        """Runs to submit now."""
+        """The runs to submit now, as many as `max_parallel` allows."""
         return self.waiting[: max(self._at_once - len(self.live), 0)]
 
     @property
     def is_over(self) -> bool:
+        """Whether all runs have ended."""
         return not self.live and not self.waiting
 
     def submit(self, run: str) -> None:
-        """It was submitted."""
+        """Note that a run was submitted."""
         self._phases[run] = "accepted"
 
     def refuse(self, run: str) -> None:
-        """It cannot be submitted."""
+        """Note that a run cannot be submitted, which ends it as failed."""
         self._phases[run] = "failed"
 
     def update(self, phases: Mapping[str, Phase]) -> list[PhaseChange]:
-        """All submissions there are, as they stand now; none of them older than the last `submit`."""
+        """Take the current phases of all submissions, and return the runs whose phase has changed.
+
+        The phases must be newer than the last call of `submit`.
+        """
         changes = []
         for run, before in self._phases.items():
             after = self._after(before, phases.get(run))
@@ -68,6 +73,6 @@ class SweepSchedule:
         if before in ENDED:
             return before
         if before is None:
-            # One that failed under an earlier command is submitted again.
+            # A run that failed in an earlier sweep is submitted again.
             return None if seen in ("failed", "stopped") else seen
-        return seen or "stopped"  # somebody deleted it
+        return seen or "stopped"  # its RayJob was deleted

@@ -29,9 +29,10 @@ from trainyard_trainer.config.tool_arguments import (
 )
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.run_files.names import CHECKPOINT_MANIFEST
+from trainyard_trainer.run_files.sizes import size_text
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.lease import refuse_if_live
-from trainyard_trainer.terminal import size_text, table_text
+from trainyard_trainer.terminal import table_text
 from trainyard_trainer.tools.command_line import exit_code_of, open_run, parse
 
 AGES = ((86_400, "d"), (3_600, "h"), (60, "min"))

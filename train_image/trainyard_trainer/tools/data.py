@@ -14,9 +14,10 @@ from trainyard_trainer.data.preparation.plan import Options
 from trainyard_trainer.data.preparation.prepare import prepare
 from trainyard_trainer.data.preparation.run_data import absolute, default_threads
 from trainyard_trainer.data.prepared import read_prepared
+from trainyard_trainer.run_files.sizes import size_text
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.storage import open_filesystem
-from trainyard_trainer.terminal import Bar, size_text
+from trainyard_trainer.terminal import Bar
 from trainyard_trainer.tools.command_line import exit_code_of, parse
 
 TELL_S = 5.0

@@ -18,8 +18,9 @@ from trainyard_trainer.data.prepared import decode, read_dataset_json, read_prep
 from trainyard_trainer.data.sources.find import open_prepared, open_source
 from trainyard_trainer.data.sources.samples import ALL, TRAIN, Samples
 from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.run_files.sizes import size_text
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.terminal import size_text, table_text
+from trainyard_trainer.terminal import table_text
 from trainyard_trainer.tools.grid import MOST, draw_grid
 
 MOST_PER_CLASS = 10

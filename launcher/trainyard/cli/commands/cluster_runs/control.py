@@ -1,4 +1,4 @@
-"""Commands that change a submitted run: stop, suspend, resume, delete."""
+"""The commands `stop`, `suspend`, `resume` and `delete`."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from typing import Annotated
 
 import typer
 
-from trainyard.cli.lookup import folder_of, no_run
-from trainyard.cli.options import NAMESPACE, Namespace, RunName, run_name
+from trainyard.cli.options import NAMESPACE, Namespace, RunName, open_run_folder, run_name
+from trainyard.run import no_run
 
 
 def stop(
     name: RunName,
     namespace: Namespace = NAMESPACE,
     now: Annotated[
-        bool, typer.Option("--now", help="Without a checkpoint of this moment.")
+        bool,
+        typer.Option("--now", help="Delete the RayJob at once, without saving a checkpoint first."),
     ] = False,
 ) -> None:
-    """Stop a run: it saves a checkpoint, its RayJob and cluster go, its folder stays; `submit` goes on."""
+    """Save a checkpoint, stop a run and delete its RayJob. Its folder stays, and `submit` resumes it."""
     from trainyard.cli import show
     from trainyard.cluster.cluster import Cluster
     from trainyard.cluster.kuberay import RayjobApi
@@ -32,27 +33,25 @@ def stop(
         submission = job["metadata"]["name"]
         if now:
             delete_and_wait(rayjobs, submission)
-            show.say(
-                f"RayJob {namespace}/{submission} stopped, without a checkpoint of this moment"
-            )
+            show.say(f"RayJob {namespace}/{submission} stopped without saving a checkpoint")
             continue
         show.say(f"stopping RayJob {namespace}/{submission}: its workers save a checkpoint ...")
         stopped = stop_job(cluster, rayjobs, job)
         how = {
-            "in good order": "its driver ended in good order",
-            "killed": "its driver did not end in time, and was killed",
+            "in good order": "its driver ended by itself",
+            "killed": "its driver did not end in time and was killed",
             "not running": "no driver was running",
         }[stopped.ended]
-        saved = f", all is saved up to step {stopped.step}" if stopped.step is not None else ""
+        saved = f", its checkpoint is of step {stopped.step}" if stopped.step is not None else ""
         show.say(f"RayJob {namespace}/{submission} stopped: {how}{saved}")
         if stopped.ended != "not running" and not saved:
-            show.say("what came after the last checkpoint is trained again")
+            show.say("steps after the last checkpoint will be trained again")
     if not live:
-        show.say(f"run {name} is not live in {namespace}: nothing to stop")
+        show.say(f"run {name} is not active in {namespace}: nothing to stop")
 
 
 def suspend(name: RunName, namespace: Namespace = NAMESPACE) -> None:
-    """Give the nodes of a run back; `resume` goes on from its last checkpoint."""
+    """Delete the RayCluster of a run so that its nodes are free, until `resume`."""
     from trainyard.cli import show
     from trainyard.cluster.cluster import Cluster
     from trainyard.cluster.kuberay import RayjobApi
@@ -70,12 +69,12 @@ def suspend(name: RunName, namespace: Namespace = NAMESPACE) -> None:
             show.say(f"RayJob {namespace}/{submission} is suspended already")
             continue
         suspend_job(cluster, job)
-        show.say(f"RayJob {namespace}/{submission} gives its nodes back")
-    show.say(f"`trainyard resume {name} -n {namespace}` goes on from its last checkpoint")
+        show.say(f"RayJob {namespace}/{submission} is being suspended: its nodes become free")
+    show.say(f"`trainyard resume {name} -n {namespace}` resumes it from its last checkpoint")
 
 
 def resume(name: RunName, namespace: Namespace = NAMESPACE) -> None:
-    """Let a suspended run go on."""
+    """Start a suspended run again, from its last checkpoint."""
     from trainyard.cli import show
     from trainyard.cluster.cluster import Cluster
     from trainyard.cluster.kuberay import RayjobApi
@@ -92,7 +91,7 @@ def resume(name: RunName, namespace: Namespace = NAMESPACE) -> None:
             show.say(f"RayJob {namespace}/{submission} is not suspended: nothing to resume")
             continue
         resume_job(cluster, job)
-        show.say(f"RayJob {namespace}/{submission} may go on")
+        show.say(f"RayJob {namespace}/{submission} is resumed")
         show.say(f"`trainyard watch {name} -n {namespace}` shows its progress")
 
 
@@ -100,11 +99,11 @@ def delete(
     name: RunName,
     namespace: Namespace = NAMESPACE,
     folder: Annotated[
-        bool, typer.Option("--folder", help="Its folder, too: checkpoints, model, report.")
+        bool, typer.Option("--folder", help="Delete its folder, too: checkpoints, model, report.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> int:
-    """Delete what is left of a run that is not live: its RayJobs, and with --folder all of it."""
+    """Delete the RayJobs of a run that has ended, and with --folder also its folder."""
     from trainyard.cli import show
     from trainyard.cluster.cluster import Cluster
     from trainyard.cluster.kuberay import RayjobApi
@@ -117,7 +116,7 @@ def delete(
     rayjobs = RayjobApi(cluster)
     if live := live_jobs(rayjobs, name):
         raise ClusterError(
-            f"run {name} is live as {live[0]['metadata']['name']}",
+            f"run {name} is still active as RayJob {live[0]['metadata']['name']}",
             f"Stop it first: `trainyard stop {name} -n {namespace}`.",
             reason="Conflict",
         )
@@ -137,10 +136,10 @@ def delete(
         delete_and_wait(rayjobs, job)
         show.say(f"RayJob {namespace}/{job} deleted")
     if folder:
-        with folder_of(cluster, name) as its:
+        with open_run_folder(cluster, name) as its:
             if not its.delete() and not jobs:
                 raise no_run(name, namespace)
-        show.say(f"the folder of run {name} is gone")
+        show.say(f"the folder of run {name} was deleted")
     return 0
 
 
@@ -148,6 +147,6 @@ def no_live_run(name: str, namespace: str) -> Exception:
     from trainyard.errors import ConfigError
 
     return ConfigError(
-        f"run {name} is not live in namespace {namespace}",
-        f"`trainyard status {name} -n {namespace}` tells how it ended; `submit` goes on with it.",
+        f"run {name} is not active in namespace {namespace}",
+        f"`trainyard status {name} -n {namespace}` shows how it ended; `submit` resumes it.",
     )

@@ -1,4 +1,4 @@
-"""Commands that tell why: a run that does not do what it should, a cluster before it is used."""
+"""The commands `explain` and `preflight`: find the cause of a failure, and check a cluster before use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainyard.cli.options import (
     RunName,
     Settings,
     Workers,
-    load_run,
+    load_run_with_options,
     objects_with_warnings,
     platform_of,
     print_json,
@@ -39,11 +39,12 @@ def explain(
     save: Annotated[
         Optional[Path],
         typer.Option(
-            metavar="FILE", help="Also write all that was looked at, without values of variables."
+            metavar="FILE",
+            help="Also write all objects and logs that were read, without the values of variables.",
         ),
     ] = None,
 ) -> None:
-    """Tell why a run does not do what it should: one cause, where it shows, one remedy."""
+    """Find out why a run waits or has failed: the cause, the evidence for it, and the remedy."""
     from trainyard.cluster.cluster import Cluster
     from trainyard.diagnosis.catalogue import explain
     from trainyard.diagnosis.text import explanation_lines
@@ -62,7 +63,7 @@ def preflight(
     run_file: Annotated[
         Optional[Path],
         typer.Argument(
-            metavar="[RUN.yaml]", help="A run file: its pods are held against quota and nodes."
+            metavar="[RUN.yaml]", help="A run file, whose pods are compared with quota and nodes."
         ),
     ] = None,
     settings: Settings = None,
@@ -73,14 +74,16 @@ def preflight(
     namespace: Namespace = NAMESPACE,
     as_json: Json = False,
 ) -> None:
-    """Prove that a run can work here before it takes GPUs: rights, quota, nodes, image, storage."""
+    """Check before a run uses GPUs that it can work here: rights, quota, nodes, image, storage."""
     from dataclasses import asdict
 
     from trainyard.cli import show
     from trainyard.cluster.cluster import Cluster
     from trainyard.diagnosis.preflight import checks
 
-    run = None if run_file is None else load_run(run_file, settings, gpus, workers, name)
+    run = (
+        None if run_file is None else load_run_with_options(run_file, settings, gpus, workers, name)
+    )
     found = checks(_facts(Cluster(namespace), run, platform_file))
     if as_json:
         print_json([asdict(check) for check in found])
@@ -94,7 +97,7 @@ def preflight(
 
 
 def _facts(cluster: Cluster, run: RunConfig | None, platform_file: Path | None) -> ClusterFacts:
-    """All that is looked at. Raises ConfigError for a run file that the platform cannot carry out."""
+    """Gather what the checks need. Raises ConfigError if the platform cannot run the run file."""
     from dataclasses import replace
 
     from trainyard.diagnosis.probe import run_probe, survey, try_operator, would_refuse
@@ -121,7 +124,7 @@ def _facts(cluster: Cluster, run: RunConfig | None, platform_file: Path | None) 
 
 
 def _write(path: Path, text: str) -> None:
-    """Raises ConfigError."""
+    """Write a text file. Raises ConfigError if it cannot be written."""
     from trainyard.errors import ConfigError
 
     try:

@@ -1,4 +1,4 @@
-"""The commands that prove on a cluster what faults cost."""
+"""The commands `drill` and `soak`: inject faults into a run on a cluster, and measure what they cost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainyard.cli.options import (
     RunFile,
     Settings,
     Workers,
-    load_run,
+    load_run_with_options,
     objects_with_warnings,
     platform_of,
     print_json,
@@ -36,10 +36,12 @@ SEEDS = 1_000_000
 
 def drill(
     scenario: Annotated[
-        Optional[str], typer.Argument(metavar="SCENARIO", help="The fault; --list shows all.")
+        Optional[str],
+        typer.Argument(metavar="SCENARIO", help="The fault; --list shows all faults."),
     ] = None,
     run_file: Annotated[
-        Optional[Path], typer.Argument(metavar="RUN.yaml", help="The run file; a small run.")
+        Optional[Path],
+        typer.Argument(metavar="RUN.yaml", help="The run file; a small run is enough."),
     ] = None,
     settings: Settings = None,
     gpus: Gpus = None,
@@ -48,17 +50,17 @@ def drill(
     namespace: Namespace = NAMESPACE,
     at_step: Annotated[
         str,
-        typer.Option(metavar="N", help="The step to strike at, or `random`."),
+        typer.Option(metavar="N", help="The step at which the fault is injected, or `random`."),
     ] = RANDOM,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Keep the folder of the drill's run to look at.")
+        bool, typer.Option("--keep", help="Keep the folder of the drill's run.")
     ] = False,
     list_all: Annotated[
-        bool, typer.Option("--list", help="Show the scenarios, and what each needs.")
+        bool, typer.Option("--list", help="List the scenarios with the rights that each needs.")
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Strike a run of its own with a fault, and report what that cost; exit code 1 if it was too much."""
+    """Submit a run, inject a fault, and report what the fault cost; exit 1 if it exceeds the bounds."""
     from trainyard.cli import show
     from trainyard.cluster.cluster import Cluster
     from trainyard.drills.drill import UNDISTURBED, run_drill, train_undisturbed
@@ -105,7 +107,7 @@ def drill(
 def soak(
     run_file: RunFile,
     minutes: Annotated[
-        float, typer.Option(metavar="M", min=1, help="How long to strike it; then it may end.")
+        float, typer.Option(metavar="M", min=1, help="For how many minutes faults are injected.")
     ],
     settings: Settings = None,
     gpus: Gpus = None,
@@ -115,34 +117,37 @@ def soak(
     seed: Annotated[
         Optional[int],
         typer.Option(
-            metavar="N", help="Of the strikes and their times; another one each time without."
+            metavar="N",
+            help="The seed for the order and the times of the faults.  [default: random]",
         ),
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the run's folder to look at.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the folder of the soak's run.")
+    ] = False,
     report_file: Annotated[
         Optional[Path],
         typer.Option(
             "--report",
             metavar="FILE",
-            help="Write the report there as JSON; without the weights before they are compared.",
+            help="Write the report as JSON: a first time before the weights are compared, then completely.",
         ),
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Strike a run of its own every 1 to 3 minutes; exit code 1 if that shows in its weights or sizes.
+    """Submit a run and inject a fault every 1 to 3 minutes; exit 1 if weights or sizes show it.
 
-    It is trained in rounds of as many epochs as the run file says, for as long as the soak lasts.
+    The run trains in rounds of as many epochs as the run file says, for as long as the soak lasts.
     """
     from trainyard.cli import show
     from trainyard.cluster.cluster import Cluster
     from trainyard.drills.soak import SETTINGS, soak_run
     from trainyard.errors import ConfigError
 
-    run = _recipe_of(load_run(run_file, settings, gpus, workers, None))
+    run = _recipe_of(load_run_with_options(run_file, settings, gpus, workers, None))
     if run.resources.is_elastic:
         raise ConfigError(
-            f"run {run.name} is elastic: a soak compares weights, and its bits depend on how many workers it "
-            "had when",
+            f"run {run.name} is elastic: a soak compares weights, and those of an elastic run depend on how "
+            "many workers it had at each step",
             f"Give it one number of {run.resources.unit} (--{run.resources.unit} N).",
         )
     cluster = Cluster(namespace)
@@ -185,29 +190,31 @@ def job_of(
     platform: Platform,
     namespace: str,
 ) -> DrillJob:
-    """The run file's run under a name for drills."""
+    """Return the run file's run under a name for drills, planned and rendered."""
     from trainyard.drills.drill import SETTINGS, drill_name
     from trainyard.drills.drill_run import DrillJob
     from trainyard_trainer.config.trainer_config import TrainerConfig
 
     # Other runs have no such settings: they are refused for what they are.
-    name = drill_name(_recipe_of(load_run(run_file, settings, gpus, workers, None)).name, word)
-    run = _recipe_of(load_run(run_file, [*SETTINGS, *settings], gpus, workers, name))
+    name = drill_name(
+        _recipe_of(load_run_with_options(run_file, settings, gpus, workers, None)).name, word
+    )
+    run = _recipe_of(load_run_with_options(run_file, [*SETTINGS, *settings], gpus, workers, name))
     objects = objects_with_warnings(run, platform, namespace)
     assert isinstance(objects.plan.trainer, TrainerConfig)
     return DrillJob(run=name, config=objects.plan.trainer, rayjob=objects.job)
 
 
 def _recipe_of(run: RunConfig) -> RecipeRun:
-    """Raises ConfigError for own code, of which nobody knows what its weights should be, and for trees."""
+    """Return the run as a recipe run. Raises ConfigError for user code and for gradient boosting."""
     from trainyard.errors import ConfigError
     from trainyard.run_file.models import BoostingRun, RecipeRun
 
     if not isinstance(run, RecipeRun):
-        what = "trains no network" if isinstance(run, BoostingRun) else "has code of its own"
+        what = "trains no network" if isinstance(run, BoostingRun) else "runs user code"
         raise ConfigError(
-            f"run {run.name} {what}: a drill compares weights, which it needs a recipe with a network for",
-            "Use examples/digits.yaml: what it shows of the cluster holds for other runs, too.",
+            f"run {run.name} {what}: a drill compares weights, so it needs a recipe that trains a network",
+            "Use examples/digits.yaml: the result says the same about the cluster.",
         )
     return run
 
@@ -229,4 +236,4 @@ def _list(as_json: bool) -> None:
     if as_json:
         print_json(rows)
     else:
-        show.table_of(rows, list(rows[0]))
+        show.table(list(rows[0]), [list(row.values()) for row in rows])

@@ -1,4 +1,4 @@
-"""The command that makes the submission of a run once more."""
+"""The command `reproduce`: render the last submission of a run again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from trainyard.cli.commands.cluster_runs.submit import watch
-from trainyard.cli.lookup import head_of, last_job, no_run
 from trainyard.cli.options import (
     NAMESPACE,
     Namespace,
@@ -23,6 +22,7 @@ from trainyard.cli.options import (
     yaml_text,
 )
 from trainyard.cli.tools import Endpoint
+from trainyard.run import head_of, last_job, no_run
 from trainyard_trainer.run_files import names
 
 if TYPE_CHECKING:
@@ -41,23 +41,27 @@ def reproduce(
     namespace: Namespace = NAMESPACE,
     platform_file: PlatformFile = None,
     submit: Annotated[
-        bool, typer.Option("--submit", help="Send it, too, and watch it to its end.")
+        bool, typer.Option("--submit", help="Submit it, too, and watch it until it ends.")
     ] = False,
     new_name: Annotated[
         Optional[str],
-        typer.Option("--name", metavar="NEW", help="A name of its own: it begins anew."),
+        typer.Option(
+            "--name",
+            metavar="NEW",
+            help="Another name, under which the run starts from the beginning.",
+        ),
     ] = None,
     storage: Annotated[
         Optional[str],
         typer.Option(
             metavar="DIR",
-            help="Where the folders of runs lie, without a cluster: print the run file with which "
-            "`trainyard train` does the same; s3://bucket/prefix, too.",
+            help="The folder or s3://bucket/prefix with the folders of runs. Then no cluster is needed, and "
+            "the output is a run file with which `trainyard train` repeats the run.",
         ),
     ] = None,
     endpoint: Endpoint = None,
 ) -> None:
-    """Render the last submission of a run again, from what it left in its folder."""
+    """Render the last submission of a run again, from the records in its folder."""
     from trainyard.cli import show
     from trainyard.errors import ConfigError
     from trainyard.run_file.validation import check_name
@@ -72,7 +76,7 @@ def reproduce(
     else:
         _render_again(name, new_name, namespace, platform_file, submit)
     if new_name is None and not submit:
-        show.say(f"under its old name, run {name} goes on where it stopped; --name NEW begins anew")
+        show.say(f"under its old name, run {name} resumes; --name NEW starts from the beginning")
 
 
 # On a cluster.
@@ -107,7 +111,7 @@ def _render_again(
 
 
 def _left_in(folder: RemoteFolder, namespace: str) -> tuple[Submission, Overlay | None]:
-    """What the run's folder holds of its submission. Raises ConfigError where that is nothing."""
+    """Read submission and code from the run's folder. Raises ConfigError if they are not there."""
     from trainyard.errors import ConfigError
     from trainyard.submission.reproduce import code_of_archive, read_submission
     from trainyard_trainer.run_files import submission
@@ -134,9 +138,11 @@ def _tell_changes(kept: Submission, rendered: RenderedAgain) -> None:
     from trainyard.submission.reproduce import changed_parts
 
     if changes := ", ".join(changed_parts(kept.parts, rendered.parts)):
-        show.say(f"not what was submitted: platform or launcher have changed since, in {changes}")
+        show.say(
+            f"it differs from what was submitted: platform or launcher have changed since, in {changes}"
+        )
     else:
-        show.say(f"as it was submitted: RayJob {rendered.job['metadata']['name']}")
+        show.say(f"it equals what was submitted: RayJob {rendered.job['metadata']['name']}")
 
 
 def _submit(
@@ -145,11 +151,11 @@ def _submit(
     from trainyard.api import upload_of
     from trainyard.cli import show
     from trainyard.cluster.kuberay import RayjobApi
-    from trainyard.submission.submit import submit_run
+    from trainyard.submission.submit import submit_rayjob
 
     job = rendered.job
     upload = upload_of(cluster, platform, run, code, show.UploadView(run))
-    submitted = submit_run(RayjobApi(cluster), job, upload=upload)
+    submitted = submit_rayjob(RayjobApi(cluster), job, upload=upload)
     show.say(f"RayJob {cluster.namespace}/{job['metadata']['name']}: {submitted}")
     watch(run, cluster.namespace)
 
@@ -177,7 +183,7 @@ def _print_run_file(name: str, new_name: str | None, storage: str, endpoint: str
 
 
 def _kept(storage: str, endpoint: str | None, run: str, file: str) -> str | None:
-    """The text of a file of a run's folder, which the trainer reads; None if it is not there."""
+    """Return the text of a file in a run's folder on this machine or S3, or None if it does not exist."""
     from trainyard.errors import RunFailed
     from trainyard.local.tools import require_packages
     from trainyard.submission.remote_folder import storage_options

@@ -1,4 +1,4 @@
-"""Commands that send a run to a cluster, and watch it there."""
+"""The commands `submit` and `watch`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainyard.cli.options import (
     RunName,
     Settings,
     Workers,
-    load_run,
+    load_run_with_options,
     objects_with_warnings,
     platform_of,
     run_name,
@@ -43,29 +43,30 @@ def submit(
     namespace: Namespace = NAMESPACE,
     fresh: Fresh = False,
     wait: Annotated[
-        bool, typer.Option("--wait/--detach", help="Watch the run to its end, or leave it there.")
+        bool,
+        typer.Option("--wait/--detach", help="Watch the run until it ends, or return at once."),
     ] = True,
     dry_run: Annotated[
         Optional[str],
         typer.Option(
             "--dry-run",
             metavar="[=client|server]",
-            help="Send nothing, and print what would be sent; =server: what the API server makes of it.",
+            help="Create nothing, and print the RayJob; with =server as the API server would store it.",
         ),
     ] = None,
 ) -> None:
-    """Show the plan, send the run to the cluster, and watch it to its end."""
+    """Print the plan, create the RayJob on the cluster, and watch the run until it ends."""
     from trainyard.api import upload_of
     from trainyard.cli import show
     from trainyard.cluster.cluster import Cluster
     from trainyard.cluster.kuberay import RayjobApi
     from trainyard.errors import ConfigError
     from trainyard.planning.reasons import explain_plan
-    from trainyard.submission.submit import submit_run
+    from trainyard.submission.submit import submit_rayjob
 
     if dry_run not in (None, "client", "server"):
         raise ConfigError(f"--dry-run={dry_run}: must be client or server")
-    run = load_run(run_file, settings, gpus, workers, name)
+    run = load_run_with_options(run_file, settings, gpus, workers, name)
     cluster = Cluster(namespace)
     platform = platform_of(platform_file, platform_file is None, namespace, cluster)
     objects = objects_with_warnings(run, platform, namespace)
@@ -74,20 +75,20 @@ def submit(
     if dry_run is not None:
         known = "" if dry_run == "client" else _known(cluster, job, fresh)
         if planned.code is not None and planned.code.is_uploaded:
-            known += "; its code was not uploaded, without which it cannot run"
+            known += "; it cannot run before its code is uploaded"
         typer.echo(yaml_text(_dry(cluster, job) if dry_run == "server" else job), nl=False)
         show.say(f"RayJob {namespace}/{job_name} was not created (dry run: {dry_run}){known}")
         return
     show.plan_table(explain_plan(planned, run, platform))
     set_aside = partial(_set_aside, cluster, platform, run.name) if fresh else None
     upload = upload_of(cluster, platform, run.name, planned.code, show.UploadView(run.name))
-    submitted = submit_run(RayjobApi(cluster), job, set_aside, upload)
+    submitted = submit_rayjob(RayjobApi(cluster), job, set_aside, upload)
     show.say(
         {
             "created": f"RayJob {namespace}/{job_name} created",
-            "live": f"RayJob {namespace}/{job_name} is live already",
+            "live": f"RayJob {namespace}/{job_name} is running already",
             "resubmitted": f"RayJob {namespace}/{job_name} created again"
-            + ("" if fresh else ": the run goes on"),
+            + ("" if fresh else ": the run resumes"),
         }[submitted]
     )
     if wait:
@@ -112,24 +113,28 @@ def _set_aside(cluster: Cluster, platform: Platform, run: str) -> None:
     from trainyard import api
     from trainyard.cli import show
 
-    show.set_aside(run, api.set_aside(cluster, platform, run))
+    show.say_set_aside(run, api.set_run_aside(cluster, platform, run))
 
 
 def _known(cluster: Cluster, job: dict[str, Any], fresh: bool) -> str:
-    """What a submission would find of the same run file. Raises where it would be refused."""
+    """Return which RayJob a submission would find, as words. Raises an error if it would be refused."""
     from trainyard.cluster.kuberay import RayjobApi
     from trainyard.submission.submit import find_same_submission, is_live
 
     existing = find_same_submission(RayjobApi(cluster), job, is_fresh=fresh)
     if existing is None:
         return ""
-    return ": it is live already" if is_live(existing) else ": it would take the ended one's place"
+    return (
+        ": it is running already"
+        if is_live(existing)
+        else ": it would replace the one that has ended"
+    )
 
 
 def _dry(cluster: Cluster, job: dict[str, Any]) -> dict[str, Any]:
-    """What the API server would store, with its defaults, and without the history of fields.
+    """Return the RayJob as the API server would store it, with defaults and without managedFields.
 
-    It is asked under a name of equal length that nobody has: the run's own one may be taken by itself.
+    The request uses an unused name of the same length, because the RayJob itself may exist already.
     """
     from trainyard.planning.merge import HASH_DIGITS
 
@@ -142,14 +147,14 @@ def _dry(cluster: Cluster, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _watch(cluster: Cluster, run: str, submission: str) -> None:
-    """Show a submission to its end; Ctrl-C leaves it running."""
+    """Show the progress of a submission until it ends; Ctrl-C leaves it running."""
     from trainyard.cli import show
     from trainyard.submission.watch import watch_submission
 
     try:
         last = show_progress(watch_submission(cluster, submission, run))
     except KeyboardInterrupt:
-        show.say(f"detached: the run goes on; `trainyard watch {run} -n {cluster.namespace}`")
+        show.say(f"detached: the run continues; `trainyard watch {run} -n {cluster.namespace}`")
         raise
     require_success(cluster, run, last)
     summary = summary_of(cluster, run, last) if last.ran else None

@@ -1,4 +1,4 @@
-"""The command that trains many runs of one run file, and compares them."""
+"""The command `sweep`: train one run for each combination of values, and compare them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def sweep(
     run_file: RunFile,
     swept: Annotated[
         list[str],
-        typer.Argument(metavar="KEY=V1,V2...", help="A key of the run file, and its values."),
+        typer.Argument(
+            metavar="KEY=V1,V2...",
+            help="A key of the run file with its values. Repeat it for more keys.",
+        ),
     ],
     settings: Settings = None,
     gpus: Gpus = None,
@@ -38,31 +41,34 @@ def sweep(
     max_parallel: Annotated[
         Optional[int],
         typer.Option(
-            metavar="N", min=1, help=f"Runs that are live at once; {AT_ONCE} unless told."
+            metavar="N",
+            min=1,
+            help=f"How many runs are on the cluster at the same time.  [default: {AT_ONCE}]",
         ),
     ] = None,
     metric: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="What tells the best run: the highest; of what ends in loss, the lowest. "
-            "--metric=-NAME: the lowest of any other.",
+            help="The metric that decides which run is best: the highest value, or the lowest if NAME ends "
+            "in `loss`. --metric=-NAME takes the lowest value of any metric.",
         ),
     ] = "val_accuracy",
     platform_file: PlatformFile = None,
     namespace: Namespace = NAMESPACE,
     here: Annotated[
-        bool, typer.Option("--here", help="On this machine, one run after the other.")
+        bool, typer.Option("--here", help="Train on this machine, one run after the other.")
     ] = False,
     storage: Annotated[
         Optional[Path],
         typer.Option(
-            metavar="DIR", help=f"With --here, where the folders lie; {STORAGE} unless told."
+            metavar="DIR",
+            help=f"With --here, the folder for the folders of runs.  [default: {STORAGE}]",
         ),
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Train each combination of some values as a run of its own, and compare them; again, it goes on."""
+    """Train one run for each combination of values, and compare them. The same command resumes a sweep."""
     from trainyard.cli import show
     from trainyard.errors import ConfigError
     from trainyard.sweeps.combinations import load_sweep
@@ -103,8 +109,10 @@ def sweep(
     failed = [row["run"] for row in rows if row["phase"] != "succeeded"]
     show.say(f"{len(rows)} runs: {len(rows) - len(failed)} succeeded, {len(failed)} did not")
     if len(failed) < len(rows) and not any(row["best"] for row in rows):
-        told = sorted({name for row in rows for name in row["metrics"]})
-        show.say(f"no run has told {goal.metric}; told were: {', '.join(told) or 'no metrics'}")
+        reported = sorted({name for row in rows for name in row["metrics"]})
+        show.say(
+            f"no run has reported {goal.metric}; reported were: {', '.join(reported) or 'no metrics'}"
+        )
     if failed and not here:
-        show.say(f"`trainyard explain {failed[0]} -n {namespace}` says why")
+        show.say(f"`trainyard explain {failed[0]} -n {namespace}` finds the cause")
     return 1 if failed else 0

@@ -1,4 +1,4 @@
-"""The command that shows a cluster's GPUs, and the look at its nodes that `plan` shares."""
+"""The command `gpus`, and the list of nodes that `plan` needs too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def list_nodes(cluster: Any) -> tuple[Node, ...]:
-    """All nodes of a cluster with the pods that run on them. Raises ClusterError."""
+    """Return all nodes of a cluster with the pods on them. Raises ClusterError without the right to list."""
     from trainyard.errors import ClusterError
     from trainyard.planning.capacity import nodes_of
 
@@ -24,7 +24,7 @@ def list_nodes(cluster: Any) -> tuple[Node, ...]:
         if error.reason != "Forbidden":
             raise
         raise ClusterError(
-            "you may not list the nodes of the cluster, and the pods of all its namespaces",
+            "you have no right to list the nodes of the cluster and the pods of all namespaces",
             "Ask for a ClusterRole with list on nodes and pods (the chart's launcher.clusterRbac.create).",
             reason=error.reason,
         ) from error
@@ -32,7 +32,7 @@ def list_nodes(cluster: Any) -> tuple[Node, ...]:
 
 
 def gpus(namespace: Namespace = NAMESPACE, as_json: Json = False) -> None:
-    """Show free and used GPUs per pool and node, and who holds them."""
+    """Show free and used GPUs of each pool and node, and the pods that use them."""
     from trainyard.cli import show
     from trainyard.cluster.cluster import Cluster
     from trainyard.planning.capacity import gpu_nodes, gpus_of_pools

@@ -1,4 +1,4 @@
-"""Commands about the platform: what the chart publishes in a namespace."""
+"""The commands `platform get` and `platform diff`: what the chart has published in a namespace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def platform_get(namespace: Namespace = NAMESPACE) -> None:
-    """Print the platform of a namespace, to keep it as a file for `--platform`."""
+    """Print the platform of a namespace; saved to a file, it is the value of `--platform`."""
     from trainyard.cluster.cluster import Cluster
     from trainyard.platform import CONFIG_MAP, CONFIG_MAP_KEY, platform_of_config_map
 
@@ -31,21 +31,22 @@ def platform_diff(
         typer.Option(
             "--file",
             metavar="FILE",
-            help="A platform file, or what `helm template` prints of the chart.",
+            help="A platform file, or the output of `helm template` for the chart.",
         ),
     ] = None,
     with_namespace: Annotated[
         Optional[str],
-        typer.Option("--with", metavar="NAMESPACE", help="The platform of another namespace."),
+        typer.Option(
+            "--with", metavar="NAMESPACE", help="Compare with the platform of another namespace."
+        ),
     ] = None,
     namespace: Namespace = NAMESPACE,
     as_json: Json = False,
 ) -> None:
-    """Show what differs in another platform and what each change affects, as before a `helm
-    upgrade`.
+    """Show what another platform would change for later runs, such as that of a `helm upgrade`.
 
     FILE is - for standard input, as in: helm template ... | trainyard platform diff --file -.
-    Submitted runs are not affected. Exits 0 without a change, 1 with changes.
+    Submitted runs keep their platform. Exits 0 without a change, 1 with changes.
     """
     from trainyard.cli import show
     from trainyard.errors import ConfigError

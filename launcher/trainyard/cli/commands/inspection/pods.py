@@ -1,4 +1,4 @@
-"""Commands that reach into a run: its dashboard, its pods, its files."""
+"""The commands `dashboard`, `shell` and `cp`, which connect to the pods of a run."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from typing import Annotated, Optional
 
 import typer
 
-from trainyard.cli.lookup import folder_of, head_of, last_job, no_run
-from trainyard.cli.options import NAMESPACE, Namespace, RunName, run_name
+from trainyard.cli.options import NAMESPACE, Namespace, RunName, open_run_folder, run_name
+from trainyard.run import head_of, last_job, no_run
 
 
 def dashboard(
     name: RunName,
     namespace: Namespace = NAMESPACE,
     port: Annotated[
-        int, typer.Option(metavar="PORT", min=0, max=65535, help="On this machine; 0 takes any.")
+        int,
+        typer.Option(
+            metavar="PORT", min=0, max=65535, help="The port on this machine; 0 takes a free one."
+        ),
     ] = 8265,
 ) -> None:
-    """Open a way to Ray's dashboard of a run, until Ctrl-C."""
+    """Forward a local port to the Ray dashboard of a run until Ctrl-C."""
     from trainyard.cli import show
     from trainyard.cluster.cluster import Cluster
     from trainyard.cluster.port_forward import DASHBOARD_PORT, PortForward, dashboard_token
@@ -33,20 +36,20 @@ def dashboard(
         typer.echo(f"http://127.0.0.1:{forward.port}")
         if token := dashboard_token(cluster, job["status"]["rayClusterName"]):
             typer.echo(f"token: {token}")
-        show.say("Ctrl-C closes it; the run goes on")
+        show.say("Ctrl-C closes the port; the run continues")
         forward.serve()
 
 
 def shell(
     name: RunName,
-    rank: Annotated[int, typer.Argument(metavar="RANK", min=0, help="Of the worker.")],
+    rank: Annotated[int, typer.Argument(metavar="RANK", min=0, help="The rank of the worker.")],
     command: Annotated[
         Optional[list[str]],
-        typer.Argument(metavar="[-- COMMAND...]", help="Run this there, not a shell."),
+        typer.Argument(metavar="[-- COMMAND...]", help="A command to run instead of a shell."),
     ] = None,
     namespace: Namespace = NAMESPACE,
 ) -> int:
-    """Open a shell in the pod of a worker, or run a command there; exits with its exit code."""
+    """Open a shell in the pod of a worker, or run a command there and exit with its exit code."""
     from trainyard.cluster import terminal
     from trainyard.cluster.cluster import Cluster
     from trainyard.submission.workers import locate_worker
@@ -56,7 +59,7 @@ def shell(
     head = head_of(cluster, last_job(cluster, name))
     if head is None:
         raise _no_head(name, namespace)
-    with folder_of(cluster, name, head) as folder:
+    with open_run_folder(cluster, name, head) as folder:
         place = locate_worker(cluster, name, folder.workers(), rank)
     is_terminal = not command and terminal.is_one()
     with cluster.execute(
@@ -68,15 +71,20 @@ def shell(
 def cp(
     source: Annotated[
         str,
-        typer.Argument(metavar="RUN:[PATH]", help="A file or folder of the run's folder, or all."),
+        typer.Argument(
+            metavar="RUN:[PATH]",
+            help="The run, and a file or folder in its folder; without PATH everything.",
+        ),
     ],
     target: Annotated[
         Optional[Path],
-        typer.Argument(metavar="[LOCAL]", help="Where to; without it the files are listed."),
+        typer.Argument(
+            metavar="[LOCAL]", help="The target on this machine; without it the files are listed."
+        ),
     ] = None,
     namespace: Namespace = NAMESPACE,
 ) -> None:
-    """Copy from a run's folder to this machine, also when its cluster is gone; checked by SHA-256."""
+    """Copy files from a run's folder to this machine, even if its RayCluster is gone."""
     from trainyard.cli import show
     from trainyard.cluster.cluster import Cluster
     from trainyard.errors import ConfigError
@@ -88,7 +96,7 @@ def cp(
         )
     name, path = run_name(name), path.strip("/")
     cluster = Cluster(namespace)
-    with folder_of(cluster, name, head_of(cluster, last_job(cluster, name))) as folder:
+    with open_run_folder(cluster, name, head_of(cluster, last_job(cluster, name))) as folder:
         if target is None:
             found = [file for file in folder.files() if file == path or _is_below(file, path)]
             if not found:
@@ -109,5 +117,5 @@ def _no_head(name: str, namespace: str) -> Exception:
 
     return ConfigError(
         f"run {name} has no running head in namespace {namespace}",
-        f"`trainyard status {name} -n {namespace}` tells how it stands.",
+        f"`trainyard status {name} -n {namespace}` shows its phase.",
     )

@@ -9,17 +9,27 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
 import typer
 
-from trainyard.cli.lookup import folder_of, head_of, last_job, no_run, summary_of
 from trainyard.cli.options import (
     NAMESPACE,
     AllNamespaces,
     Json,
     Namespace,
     RunName,
+    open_run_folder,
     print_json,
     run_name,
     yaml_text,
 )
+from trainyard.run import head_of, last_job, no_run, summary_of
+from trainyard.submission.overview import (
+    Table,
+    columns_of,
+    newest_of_each_run,
+    row_of,
+    run_statuses_of,
+    wide_columns_text,
+)
+from trainyard.submission.status import run_status_of
 from trainyard_trainer.run_files import names
 
 if TYPE_CHECKING:
@@ -28,38 +38,43 @@ if TYPE_CHECKING:
 Object = dict[str, Any]
 Output = Literal["table", "wide", "json", "yaml"]
 
-ShownAs = Annotated[
-    Output,
-    typer.Option("--output", "-o", metavar="json|yaml|wide", help="Another form than a table."),
-]
+
+def _output_option(table: Table) -> Any:
+    """Return the option `--output`, whose help names the columns that the wide table adds."""
+    return typer.Option(
+        "--output",
+        "-o",
+        metavar="json|yaml|wide",
+        help=f"Print JSON, YAML, or a wide table with: {wide_columns_text(table)}.",
+    )
 
 
 def status(
     name: Annotated[
-        Optional[str], typer.Argument(metavar="[NAME]", help="A run's name, or its run file.")
+        Optional[str],
+        typer.Argument(metavar="[NAME]", help="The name of a run, or its run file."),
     ] = None,
     namespace: Namespace = NAMESPACE,
-    output: ShownAs = "table",
+    output: Annotated[Output, _output_option("status")] = "table",
     as_json: Json = False,
 ) -> None:
-    """Show the submissions of a namespace, or one run with what its folder says."""
+    """Show all submissions of a namespace; of one run also its progress or its summary."""
     from trainyard.cli import show
     from trainyard.cluster.cluster import Cluster
     from trainyard.cluster.kuberay import RayjobApi
     from trainyard.submission.current_status import current_status
-    from trainyard.submission.overview import WIDE, describe, run_statuses_of
 
     name = None if name is None else run_name(name)
     cluster = Cluster(namespace)
     jobs = RayjobApi(cluster).list_jobs(name, cached=True)
-    # The driver's log is asked for where one run is meant: each is a question of its own.
+    # The driver's log costs one request for each submission: it is read for one run only.
     statuses = (
         run_statuses_of(cluster, jobs)
         if name is None
         else [current_status(cluster, job) for job in jobs]
     )
     now = datetime.now(timezone.utc)
-    rows = [describe(job, run_status, now) for job, run_status in zip(jobs, statuses, strict=True)]
+    rows = [row_of(job, run_status, now) for job, run_status in zip(jobs, statuses, strict=True)]
     summary = (
         None if name is None else summary_of(cluster, name, statuses[-1] if statuses else None)
     )
@@ -69,8 +84,7 @@ def status(
     if output in ("json", "yaml"):
         _print(output, {"submissions": rows, "summary": summary})
         return
-    headings = ("run", "submission", "phase", "attempts", "created", "message")
-    show.table_of(rows, WIDE if output == "wide" else headings)
+    show.submissions_table(rows, columns_of("status", is_wide=output == "wide"))
     if summary is not None:
         typer.echo(show.summary_text(summary))
     elif statuses and statuses[-1].progress is not None:
@@ -80,28 +94,25 @@ def status(
 def list_runs(
     namespace: Namespace = NAMESPACE,
     all_namespaces: AllNamespaces = False,
-    output: ShownAs = "table",
+    output: Annotated[Output, _output_option("list")] = "table",
     as_json: Json = False,
 ) -> None:
-    """List the runs of a namespace, or of all: the last submission of each."""
+    """List the runs of a namespace, or of all namespaces, each with its newest submission."""
     from trainyard.cli import show
     from trainyard.cluster.cluster import Cluster
     from trainyard.cluster.kuberay import RayjobApi
-    from trainyard.submission.overview import WIDE, describe, last_of_each
-    from trainyard.submission.status import run_status_of
 
-    jobs = last_of_each(
+    jobs = newest_of_each_run(
         RayjobApi(Cluster(namespace)).list_jobs(everywhere=all_namespaces, cached=True)
     )
     now = datetime.now(timezone.utc)
-    rows = [describe(job, run_status_of(job), now) for job in jobs]
+    rows = [row_of(job, run_status_of(job), now) for job in jobs]
     output = "json" if as_json else output
     if output in ("json", "yaml"):
         _print(output, {"runs": rows})
         return
-    where = ("namespace",) if all_namespaces else ()
-    narrow = ("run", "phase", "attempts", "nodes", "age", "lasted", "submission")
-    show.table_of(rows, (*where, *(WIDE if output == "wide" else narrow)))
+    columns = columns_of("list", is_wide=output == "wide", with_namespace=all_namespaces)
+    show.submissions_table(rows, columns)
     if not rows:
         show.say("no runs" if all_namespaces else f"no runs in namespace {namespace}")
 
@@ -110,20 +121,35 @@ def logs(
     name: RunName,
     namespace: Namespace = NAMESPACE,
     worker: Annotated[
-        Optional[int], typer.Option(metavar="RANK", min=0, help="A worker's, not the driver's.")
+        Optional[int],
+        typer.Option(
+            metavar="RANK", min=0, help="Print the log of a worker instead of the driver's."
+        ),
     ] = None,
     attempt: Annotated[
-        Optional[int], typer.Option(metavar="N", min=1, help="Of attempt N, from the run's folder.")
+        Optional[int],
+        typer.Option(
+            metavar="N", min=1, help="Print the driver's log of attempt N, from the run's folder."
+        ),
     ] = None,
     previous: Annotated[
-        bool, typer.Option("--previous", "-p", help="Of the attempt before the last one.")
+        bool,
+        typer.Option(
+            "--previous", "-p", help="Print the driver's log of the attempt before the newest."
+        ),
     ] = False,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on to the end.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print new lines until the run ends.")
+    ] = False,
     since: Annotated[
-        Optional[str], typer.Option(metavar="5m", help="Only of the last seconds, minutes, hours.")
+        Optional[str],
+        typer.Option(
+            metavar="5m",
+            help="Print only the last seconds, minutes or hours, such as 90s, 5m or 2h.",
+        ),
     ] = None,
 ) -> None:
-    """Print a log: the driver's from the head, or from the run's folder when the cluster is gone."""
+    """Print the driver's log, from the head pod or, if that is gone, from the run's folder."""
     from trainyard.cluster.cluster import Cluster
     from trainyard.cluster.follow import follow_log
     from trainyard.errors import ConfigError
@@ -139,7 +165,7 @@ def logs(
         )
     if since_s is not None and any(wanted.values()):
         raise ConfigError(
-            "--since is for the running driver: files in a run's folder have no times"
+            "--since is only for the log of a running driver: logs in a run's folder have no times"
         )
     cluster = Cluster(namespace)
     job = last_job(cluster, name)
@@ -157,14 +183,14 @@ def logs(
 
 
 def _await_head(cluster: Cluster, name: str, job: Object) -> str | None:
-    """The run's head pod as soon as it runs; None if the run has ended, or ends before."""
+    """Wait for the run's head pod and return its name; None if the run ends before."""
     from trainyard.cli import show
     from trainyard.submission.submit import is_live
     from trainyard.submission.watch import watch_submission
 
     if not is_live(job):
         return None
-    show.say(f"run {name} has no log yet: its head is awaited")
+    show.say(f"run {name} has no log yet: waiting for its head pod")
     for _ in watch_submission(cluster, job["metadata"]["name"], name):
         if (head := head_of(cluster, last_job(cluster, name))) is not None:
             return head
@@ -179,15 +205,15 @@ def _print_kept_log(
     attempt: int | None,
     previous: bool,
 ) -> None:
-    """The log of an attempt that lies in the run's folder: by default of the last one."""
+    """Print the log of an attempt from the run's folder, by default of the newest one."""
     from trainyard.errors import ConfigError
     from trainyard.submission.submit import is_live
 
-    with folder_of(cluster, name, head) as folder:
+    with open_run_folder(cluster, name, head) as folder:
         kept = folder.logs()
         if not kept and job is not None and is_live(job):
             raise ConfigError(
-                f"run {name} has no log yet: its driver has not begun",
+                f"run {name} has no log yet: its driver has not started",
                 f"`trainyard logs {name} -f -n {cluster.namespace}` waits for it, and "
                 f"`trainyard watch {name} -n {cluster.namespace}` shows what it waits for.",
             )
@@ -207,10 +233,10 @@ def _print_kept_log(
 def _print_worker_log(
     cluster: Cluster, name: str, rank: int, head: str | None, follow: bool
 ) -> None:
-    """What one worker wrote, from the files of its pod: Ray keeps them there, and nowhere else."""
+    """Print the output of one worker from Ray's log files, which exist only in the worker's pod."""
     from trainyard.submission.workers import locate_worker
 
-    with folder_of(cluster, name, head) as folder:
+    with open_run_folder(cluster, name, head) as folder:
         place = locate_worker(cluster, name, folder.workers(), rank)
     files = f"/tmp/ray/session_latest/logs/worker-{place.ray_worker}-*"
     command = f"tail -n +1 -q {'-F ' if follow else ''}{files}"
@@ -227,7 +253,7 @@ def _print_log(lines: Iterable[str]) -> None:
 
 
 def _seconds(text: str) -> int:
-    """`90s`, `5m`, `2h` or `1d` in seconds. Raises ConfigError."""
+    """Return the seconds of a duration such as `90s`, `5m`, `2h` or `1d`. Raises ConfigError."""
     from trainyard.errors import ConfigError
 
     found = re.fullmatch(r"(\d+)([smhd])", text)

@@ -1,4 +1,4 @@
-"""The command that checks manifests, our own or anyone's, by KubeRay's rules."""
+"""The command `check`: check the RayJobs and RayClusters of a manifest by KubeRay's rules."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def check(
         Path,
         typer.Argument(
             metavar="FILE.yaml",
-            help="RayJobs and RayClusters; others are skipped. - is standard input.",
+            help="A manifest; objects other than RayJobs and RayClusters are skipped. - is standard input.",
         ),
     ],
-    kuberay: Annotated[Literal["1.6", "1.7"], typer.Option(help="Whose rules.")] = "1.6",
+    kuberay: Annotated[Literal["1.6", "1.7"], typer.Option(help="The version of KubeRay.")] = "1.6",
     as_json: Json = False,
 ) -> None:
-    """Check RayJobs and RayClusters by KubeRay's rules, before they exist. Exits 1 with an error."""
+    """Check RayJobs and RayClusters by KubeRay's rules before they are created. Exits 1 on an error."""
     from trainyard.cli import show
     from trainyard.errors import ConfigError
     from trainyard.rules import check

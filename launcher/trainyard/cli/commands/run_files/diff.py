@@ -1,4 +1,4 @@
-"""The command that holds a run file against the submission of its run."""
+"""The command `diff`: compare a run file with the last submission of its run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainyard.cli.options import (
     RunFile,
     Settings,
     Workers,
-    load_run,
+    load_run_with_options,
     objects_with_warnings,
     platform_of,
     print_json,
@@ -34,19 +34,19 @@ def diff(
     namespace: Namespace = NAMESPACE,
     as_json: Json = False,
 ) -> None:
-    """Show what a run file would change in its run's live or last submission, and when that counts.
+    """Show what a run file would change in the last submission of its run, and when that takes effect.
 
-    Each change has `no effect`, counts `at once` or at the `next attempt` if the RayJob there were edited,
-    needs a `new submission`, or is `refused`, since another model would come out. trainyard edits no
-    RayJob: `submit` makes a new one. Exits 0 without a change, 1 with changes.
+    A change has `no effect`, takes effect `at once` or at the `next attempt` if the RayJob is edited, needs
+    a `new submission`, or is `refused`, because another model would be trained. trainyard edits no RayJob:
+    `submit` creates a new one. Exits 0 without a change, 1 with changes.
     """
     from trainyard.cli import show
-    from trainyard.cli.lookup import last_job, no_run
     from trainyard.cluster.cluster import Cluster
     from trainyard.planning.diff import diff_jobs
+    from trainyard.run import last_job, no_run
     from trainyard.submission.submit import is_live
 
-    run = load_run(run_file, settings, gpus, workers, name)
+    run = load_run_with_options(run_file, settings, gpus, workers, name)
     cluster = Cluster(namespace)
     before = last_job(cluster, run.name)
     if before is None:
@@ -68,9 +68,9 @@ def diff(
     if any(one.effect == "refused" for one in changes):
         show.say("refused: give the run another name with --name")
     elif changes and live:
-        show.say(f"to have it: `trainyard stop {run.name} -n {namespace}`, then submit")
+        show.say(f"to apply it: `trainyard stop {run.name} -n {namespace}`, then submit")
     elif changes:
-        show.say("to have it: submit; the run goes on where it stopped")
+        show.say("to apply it: submit; the run resumes from its last checkpoint")
     if changes:
         raise typer.Exit(1)
 

@@ -1,4 +1,4 @@
-"""Commands about the files that people write: a new run file, and the schemas that editors check by."""
+"""The commands `init` and `schema`: write a new run file, and print the JSON Schemas of the files."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ T = TypeVar("T", str, int)
 
 
 def schema(
-    kind: Annotated[Literal["run", "platform"], typer.Argument(help="Which kind of file.")],
+    kind: Annotated[Literal["run", "platform"], typer.Argument(help="The kind of file.")],
 ) -> None:
-    """Print the JSON Schema of run files or of platform files, for editors and other programs."""
+    """Print the JSON Schema of run files or platform files, with which editors check them."""
     import json
 
     from trainyard.planning.schema import schema_of
@@ -34,18 +34,25 @@ def schema(
 
 def init(
     file: Annotated[
-        Path, typer.Argument(metavar="[FILE]", help="Where to; what exists is not overwritten.")
+        Path,
+        typer.Argument(
+            metavar="[FILE]", help="The file to write; an existing file is not overwritten."
+        ),
     ] = Path("run.yaml"),
-    name: Annotated[Optional[str], typer.Option(metavar="NAME", help="The run's name.")] = None,
+    name: Annotated[
+        Optional[str], typer.Option(metavar="NAME", help="The name of the run.")
+    ] = None,
     source: Annotated[
         Optional[str],
-        typer.Option(metavar="SOURCE", help="The data: `digits`, a path, or s3://bucket/prefix."),
+        typer.Option(
+            metavar="SOURCE", help="The data set: `digits`, a path, or s3://bucket/prefix."
+        ),
     ] = None,
     classes: Annotated[
-        Optional[int], typer.Option(metavar="N", help="How many classes the data has.")
+        Optional[int], typer.Option(metavar="N", help="Number of classes in the data.")
     ] = None,
     channels: Annotated[
-        Optional[int], typer.Option(metavar="N", help="1 for grey images, 3 for colour.")
+        Optional[int], typer.Option(metavar="N", help="1 for grey images, 3 for colour images.")
     ] = None,
     model: Annotated[
         Optional[str],
@@ -54,16 +61,17 @@ def init(
     gpus: Gpus = None,
     workers: Workers = None,
     epochs: Annotated[
-        Optional[int], typer.Option(metavar="N", help="How often each sample is seen.")
+        Optional[int], typer.Option(metavar="N", help="How many times each sample is used.")
     ] = None,
     batch_size: Annotated[
-        Optional[int], typer.Option(metavar="N", help="Samples per step over all workers.")
+        Optional[int],
+        typer.Option(metavar="N", help="Samples of one optimizer step over all workers."),
     ] = None,
     platform_file: PlatformFile = None,
     from_cluster: FromCluster = False,
     namespace: Namespace = NAMESPACE,
 ) -> None:
-    """Write a run file in which every key is explained; on a terminal it asks for what is not given."""
+    """Write a run file that explains every key; on a terminal, ask for what the options do not give."""
     from trainyard.cli import show
     from trainyard.errors import ConfigError
     from trainyard.planning.init import (
@@ -89,7 +97,7 @@ def init(
     known_channels = built_in.num_channels if built_in else None
     if known_classes is None and None in (classes, channels) and not sys.stdin.isatty():
         raise ConfigError(
-            f"how many classes and channels {source} has must be said",
+            f"the numbers of classes and channels of {source} are not known",
             "Use --classes N and --channels N; `trainyard data inspect` shows them.",
         )
     classes = _ask("Classes", classes, known_classes or 10, is_known=known_classes is not None)
@@ -120,11 +128,11 @@ def init(
     text = run_text(answers)
     check_text(text, str(file), platform)
     write_run(file, text)
-    show.say(f"{file} is written: `trainyard plan {file}` says what it takes")
+    show.say(f"{file} is written; `trainyard plan {file}` shows what it needs")
 
 
 def _ask(question: str, given: T | None, default: T, *, is_known: bool = False) -> T:
-    """What was given, else the answer of a terminal, else the default."""
+    """Return the given value, else what is typed on a terminal, else the default."""
     if given is not None:
         return given
     if is_known or not sys.stdin.isatty():

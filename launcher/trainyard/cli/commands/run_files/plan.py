@@ -1,4 +1,4 @@
-"""Commands that turn a run file into numbers and objects, and need no cluster."""
+"""The commands `plan` and `render`: the numbers of a run, and its RayJob as YAML."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainyard.cli.options import (
     RunFile,
     Settings,
     Workers,
-    load_run,
+    load_run_with_options,
     objects_with_warnings,
     platform_of,
     print_json,
@@ -40,12 +40,12 @@ def plan(
     namespace: Namespace = NAMESPACE,
     as_json: Json = False,
 ) -> None:
-    """Print the numbers of a run, each with its reason; from a cluster also what is free there."""
+    """Print the plan of a run, each number with its reason; with --from-cluster also the free nodes."""
     from trainyard.api import plan_run
     from trainyard.cli import show
     from trainyard.planning.reasons import explain_plan
 
-    run = load_run(run_file, settings, gpus, workers, name)
+    run = load_run_with_options(run_file, settings, gpus, workers, name)
     if from_cluster and platform_file is None:
         from trainyard.cluster.cluster import Cluster
 
@@ -63,7 +63,7 @@ def plan(
 
 
 def _room(cluster: Any, job: dict[str, Any]) -> tuple[Reason, ...]:
-    """How much of what a RayJob needs is free now. Raises ConfigError if it could never be."""
+    """Return how much of what a RayJob needs is free now. Raises ConfigError if it never fits."""
     from trainyard.cli import show
     from trainyard.errors import ClusterError
     from trainyard.planning.capacity import require_room, room_reasons, rooms_for
@@ -73,7 +73,7 @@ def _room(cluster: Any, job: dict[str, Any]) -> tuple[Reason, ...]:
     except ClusterError as error:
         if error.reason != "Forbidden":
             raise
-        show.say(f"nodes are not looked at: {error.what}. {' '.join(error.details)}")
+        show.say(f"nodes are not checked: {error.what}. {' '.join(error.details)}")
         return ()
     rooms = rooms_for(job, nodes)
     require_room(rooms)
@@ -90,10 +90,10 @@ def render(
     from_cluster: FromCluster = False,
     namespace: Namespace = NAMESPACE,
 ) -> None:
-    """Write the objects of a run as YAML: what `submit` sends, for `kubectl apply -f`."""
+    """Print the RayJob of a run as YAML for `kubectl apply -f`: the same that `submit` creates."""
     from trainyard.run_file.code_archive import require_to_travel
 
-    run = load_run(run_file, settings, gpus, workers, name)
+    run = load_run_with_options(run_file, settings, gpus, workers, name)
     platform = platform_of(platform_file, from_cluster, namespace)
     objects = objects_with_warnings(run, platform, namespace)
     require_to_travel(objects.plan.code)

@@ -1,4 +1,4 @@
-"""The command that holds two runs against each other: a program of the trainer, on their folders."""
+"""The command `compare`: run the trainer's tool that compares two runs, on their folders."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Annotated, Optional
 
 import typer
 
-from trainyard.cli.lookup import folder_of, head_of, last_job, no_run
-from trainyard.cli.options import Json, _check_namespace, run_name
+from trainyard.cli.options import Json, check_namespace_option, open_run_folder, run_name
 from trainyard.cli.tools import RUNS, AnyRun, Endpoint, Plot, Storage, any_run
+from trainyard.run import head_of, last_job, no_run
 from trainyard_trainer.run_files import names
 
 COMPARED = (
@@ -31,14 +31,14 @@ def compare(
             "--namespace",
             "-n",
             metavar="NAMESPACE",
-            help="Runs of a cluster: their folders are read there.",
-            callback=lambda given: given and _check_namespace(given),
+            help="Compare two runs of a cluster, whose folders are read there.",
+            callback=lambda given: given and check_namespace_option(given),
         ),
     ] = None,
     plot: Plot = None,
     as_json: Json = False,
 ) -> int:
-    """Show what differs between two runs: config, results, speed, failures, versions, memory."""
+    """Compare two runs: config, results, speed, failures, versions, memory."""
     from trainyard.errors import ConfigError
     from trainyard.local.tools import run_tool
 
@@ -57,12 +57,12 @@ def compare(
 
 
 def _copy(names: tuple[str, str], namespace: str, place: Path) -> None:
-    """Copy what is compared of each run to this machine. Raises ConfigError if one is not there."""
+    """Copy the files that are compared to this machine. Raises ConfigError if a run does not exist."""
     from trainyard.cluster.cluster import Cluster
 
     cluster = Cluster(namespace)
     head = head_of(cluster, last_job(cluster, names[0]))
-    with folder_of(cluster, names[0], head) as first:
+    with open_run_folder(cluster, names[0], head) as first:
         for name in names:
             folder = first.sibling(name)
             files = folder.files()
