@@ -13,7 +13,7 @@ from training import Group, ThreadWorker, open_folder, small_config, train_here
 
 from trainyard_trainer.checkpointing.checkpoint import Checkpoints
 from trainyard_trainer.config.checkpoint import CheckpointConfig
-from trainyard_trainer.engine import worker
+from trainyard_trainer.engine import joining
 from trainyard_trainer.engine.step_sync import LEAVE_BEFORE_DRAIN_S, Signals, StepSync, SyncDecision
 from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.run_folder.progress import Length, Trained
@@ -261,7 +261,7 @@ def test_a_run_of_one_step_per_epoch_hears_that_it_is_to_stop(
     config = small_config(
         tmp_path, train__global_batch_size=1438, train__epochs=50, checkpoint__every_epochs=50
     )
-    monkeypatch.setattr(worker, "STOP_POLL_S", 0.01)
+    monkeypatch.setattr(joining, "STOP_POLL_S", 0.01)
     folder = open_folder(config)
     folder.write(folder.stop(1, group), "")
     outcome = train_here(config)
