@@ -17,9 +17,9 @@ from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.engine import loop
 from trainyard_trainer.engine.learner import Learner
-from trainyard_trainer.engine.loop import NoRecords, Records
+from trainyard_trainer.engine.loop import NoRecords, RunRecords
 from trainyard_trainer.engine.optimizers import build_optimizer
-from trainyard_trainer.engine.step_sync import Notices
+from trainyard_trainer.engine.step_sync import Signals
 from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.run_folder.progress import Length, Trained
@@ -80,21 +80,17 @@ def ours(settings: Settings) -> Callable[[Iterable[Batch]], Counted]:
         learner.network = learner.wrapped = learner.model = settings.build(config.train.model)
         learner.optimizer = build_optimizer(learner.network, config.train, settings.worker.device)
 
-    def learn(batches: Iterable[Batch], records: Records | None = None) -> Counted:
+    def learn(batches: Iterable[Batch], records: RunRecords | None = None) -> Counted:
         counted = Counted(batches, settings)
-        loop.train(
+        loop.TrainingLoop(
             config,
-            worker=settings.worker,
-            learner=learner,
-            length=settings.length,
-            trained=Trained(),
-            begun={},
+            learner,
+            start=loop.LoopStart(trained=Trained(), attempt_began=time.time()),
             batches=counted,
             validation=[same_batch(settings, size=2)],
             records=records or NoRecords(),
-            notices=Notices(),
-            began=time.time(),
-        )
+            signals=Signals(),
+        ).run()
         return counted
 
     return learn

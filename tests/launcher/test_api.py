@@ -524,7 +524,9 @@ def test_a_pipeline_may_train_in_a_thread_of_its_own(program: Path) -> None:
 def made_model(storage: Path) -> None:
     """The same, with a small model that the run has delivered."""
     from tests.trainer.saved_run import save, weights_of
-    from trainyard_trainer.checkpointing.checkpoint import Checkpoints
+    from trainyard_trainer.checkpointing.checkpoint import (
+        Checkpoints,
+    )
     from trainyard_trainer.recipes.saved_model import deliver
     from trainyard_trainer.run_folder.folder import RunFolder
 

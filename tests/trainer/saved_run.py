@@ -9,7 +9,11 @@ from typing import Any
 
 import torch
 
-from trainyard_trainer.checkpointing.checkpoint import MODEL, STATE, Checkpoints
+from trainyard_trainer.checkpointing.checkpoint import (
+    MODEL,
+    STATE,
+    Checkpoints,
+)
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.recipes.image_classification.model import build_model

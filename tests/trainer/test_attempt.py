@@ -19,10 +19,16 @@ from training import open_folder, small_config
 
 from trainyard_trainer.attempt import attempt
 from trainyard_trainer.attempt.attempt import Fit, check_data, with_absolute_path
-from trainyard_trainer.checkpointing.checkpoint import MODEL, STATE, VALIDATION, Checkpoints
+from trainyard_trainer.checkpointing.checkpoint import (
+    MODEL,
+    STATE,
+    VALIDATION,
+    Checkpoints,
+)
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.prepared import DatasetInfo, Prepared, Split
-from trainyard_trainer.engine.worker import Outcome, Task, work
+from trainyard_trainer.engine.task import TrainingTask
+from trainyard_trainer.engine.worker import Outcome, work
 from trainyard_trainer.errors import ConfigError, Diverged, RunError, TrainerError
 from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.recipes.image_classification.model import build_model
@@ -31,7 +37,7 @@ from trainyard_trainer.run_folder.fence import Fenced
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.lease import Lease
 from trainyard_trainer.run_folder.log import Output
-from trainyard_trainer.run_folder.progress import SPENT, Trained, read_lines
+from trainyard_trainer.run_folder.progress import TIME_PHASES, Trained, read_lines
 
 
 @pytest.fixture(autouse=True)
@@ -53,19 +59,19 @@ def summary(config: TrainerConfig) -> dict[str, Any]:
     return json.loads(folder.read(folder.summary))
 
 
-def here(task: Task, folder: RunFolder, lease: Lease) -> Outcome:
+def here(task: TrainingTask, folder: RunFolder, lease: Lease) -> Outcome:
     """Train in this process."""
     return work(task, Worker(device=torch.device("cpu")))
 
 
-def nothing(task: Task, folder: RunFolder, lease: Lease) -> Outcome:
+def nothing(task: TrainingTask, folder: RunFolder, lease: Lease) -> Outcome:
     raise AssertionError("nothing is left to train")
 
 
 def saving(*accuracies: float, finish: Callable[[], None] = lambda: None) -> Fit:
     """Epochs that end with these accuracies, of a model whose last biases are the epoch's number."""
 
-    def fit(task: Task, folder: RunFolder, lease: Lease) -> Outcome:
+    def fit(task: TrainingTask, folder: RunFolder, lease: Lease) -> Outcome:
         weights = build_model(task.config.train.model).state_dict()
         trained = Trained()
         for epoch, accuracy in enumerate(accuracies, start=1):
@@ -242,7 +248,7 @@ def test_a_run_ends_with_model_report_and_summary(
         "model": f"{tmp_path}/small/model.pt",
     }
     assert found.items() >= known.items()
-    assert found["seconds"].keys() == set(SPENT)
+    assert found["seconds"].keys() == set(TIME_PHASES)
     assert found["best_val_accuracy"] >= found["val_accuracy"] > 0
 
     folder = open_folder(config)
@@ -280,7 +286,7 @@ def test_the_last_or_the_best_model_is_delivered(
 @pytest.mark.parametrize("strategy", ["fsdp2", "deepspeed"])
 def test_an_exchange_that_nobody_measures_is_not_told(tmp_path: Path, strategy: str) -> None:
     found = run(small_config(tmp_path, train__strategy=strategy), saving(0.5, 0.9))
-    assert found["seconds"].keys() == set(SPENT) - {"communication"}
+    assert found["seconds"].keys() == set(TIME_PHASES) - {"communication"}
     report = open_folder(small_config(tmp_path)).read(f"{tmp_path}/small/report.html").decode()
     assert "the steps, with what workers exchange in them" in report
     assert "The steps, with what workers exchange in them, took" in report
@@ -338,7 +344,7 @@ def test_a_run_that_goes_on_has_no_outcome_until_it_ends(tmp_path: Path) -> None
     with pytest.raises(RunError):
         run(config, failing(RunError("first")))
 
-    def look(task: Task, folder: RunFolder, lease: Lease) -> Outcome:
+    def look(task: TrainingTask, folder: RunFolder, lease: Lease) -> Outcome:
         assert not folder.exists(folder.summary)
         return saving(0.5, 0.6)(task, folder, lease)
 
@@ -423,7 +429,7 @@ def test_sigterm_ends_an_attempt_in_good_order(tmp_path: Path) -> None:
 
     goes_on = threading.Event()
 
-    def be_stopped(task: Task, folder: RunFolder, lease: Lease) -> Outcome:
+    def be_stopped(task: TrainingTask, folder: RunFolder, lease: Lease) -> Outcome:
         try:
             os.kill(os.getpid(), signal.SIGTERM)
             return saving(0.5, 0.6)(task, folder, lease)

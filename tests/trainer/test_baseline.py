@@ -20,7 +20,10 @@ from training import Group, ThreadWorker, metrics, open_folder, small_config
 
 from trainyard_trainer import __main__
 from trainyard_trainer.attempt import attempt, without_ray
-from trainyard_trainer.checkpointing.checkpoint import Checkpoint, Checkpoints
+from trainyard_trainer.checkpointing.checkpoint import (
+    Checkpoints,
+    SavedCheckpoint,
+)
 from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE, TrainerConfig
 from trainyard_trainer.engine.worker import Outcome
 from trainyard_trainer.errors import ConfigError, RunError, TrainerError
@@ -73,7 +76,7 @@ def finish_here(config: TrainerConfig) -> int:
         signal.signal(signal.SIGTERM, before)
 
 
-def newest(config: TrainerConfig) -> Checkpoint:
+def newest(config: TrainerConfig) -> SavedCheckpoint:
     found = Checkpoints(open_folder(config)).newest()
     assert found is not None
     return found
@@ -95,7 +98,7 @@ SHORT_STEPS: dict[str, Any] = {"train__global_batch_size": 16, "train__epochs": 
 """89 steps in each epoch, so that one of them is under way when the notice is heard."""
 
 
-def stop(command: tuple[str, ...], config: TrainerConfig) -> Checkpoint:
+def stop(command: tuple[str, ...], config: TrainerConfig) -> SavedCheckpoint:
     """Start it, tell it to go as soon as it trains, and return the checkpoint that it has left."""
     with started(command, config) as process:
         assert wait_for(lambda: is_training(config) or process.poll() is not None, 120)
@@ -109,7 +112,7 @@ def stop(command: tuple[str, ...], config: TrainerConfig) -> Checkpoint:
     return left
 
 
-def check_whole(config: TrainerConfig, left: Checkpoint) -> None:
+def check_whole(config: TrainerConfig, left: SavedCheckpoint) -> None:
     """The run is complete, and has gone on at exactly that checkpoint."""
     found = summary(config)
     assert (found["outcome"], found["resumed_from"]) == ("succeeded", left.name)

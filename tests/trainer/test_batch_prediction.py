@@ -19,7 +19,9 @@ from PIL import Image
 from pyarrow import fs
 
 from tests.trainer.saved_run import IMAGES, open_small, save, weights_of
-from trainyard_trainer.checkpointing.checkpoint import Checkpoints
+from trainyard_trainer.checkpointing.checkpoint import (
+    Checkpoints,
+)
 from trainyard_trainer.data.prepared import header_of, pixels_to_values, write_part
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.saved_model import deliver, read_saved

@@ -21,8 +21,8 @@ from trainyard_trainer.checkpointing.checkpoint import (
     VALIDATION,
     Checkpoints,
     Damaged,
-    best_of,
 )
+from trainyard_trainer.checkpointing.retention import best_of, prune
 from trainyard_trainer.config.checkpoint import CheckpointConfig as Rule
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.errors import RunError
@@ -116,7 +116,7 @@ def save(
     samples = epoch * 100 + steps_in_epoch * 10
     contents: dict[str, Any] = {
         MODEL: {"weight": torch.full((50,), float(samples))},
-        STATE: {"learner": {"lr": 0.1}, "begun": {"tally": torch.ones(3)}},
+        STATE: {"learner": {"lr": 0.1}, "partial_epoch": {"loss_sums": torch.ones(3)}},
     }
     if not steps_in_epoch:
         contents[VALIDATION] = {"num_samples": 3, "loss": val_loss}
@@ -178,7 +178,7 @@ def test_a_kill_between_any_two_writes_leaves_a_loadable_run(tmp_path: Path, kee
         mortal = mortal_folder(path, dies_before)
 
         def save_and_prune(mortal: RunFolder = mortal) -> None:
-            Checkpoints(mortal).prune(Rule(keep=keep), save(mortal, 2, val_accuracy=0.6))
+            prune(Checkpoints(mortal), Rule(keep=keep), save(mortal, 2, val_accuracy=0.6))
 
         is_done = survives(save_and_prune)
 
@@ -193,7 +193,7 @@ def test_a_kill_between_any_two_writes_leaves_a_loadable_run(tmp_path: Path, kee
         assert start.state is not None
         assert name == first or start.trained.epoch == 2
         last = save(folder, 3, attempt=2, val_accuracy=0.7)
-        Checkpoints(folder).prune(Rule(keep=1), last)
+        prune(Checkpoints(folder), Rule(keep=1), last)
         assert Checkpoints(folder).names() == [last]
         assert [file for file in folder.files() if file.startswith("checkpoints/")] == [
             f"checkpoints/{last}/{file}"
@@ -324,7 +324,7 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     assert found.bytes == sum(
         folder.size(checkpoints.path(name, file)) or 0 for file in (MODEL, STATE, VALIDATION)
     )
-    assert checkpoints.load(name, STATE)["begun"]["tally"].tolist() == [1, 1, 1]
+    assert checkpoints.load(name, STATE)["partial_epoch"]["loss_sums"].tolist() == [1, 1, 1]
     assert checkpoints.load(name, VALIDATION) == {"num_samples": 3, "loss": 0.5}
 
 
@@ -387,7 +387,7 @@ def kept_after(folder: RunFolder, rule: Rule, *points: tuple[float, float | None
             val_accuracy=value,
             val_loss=1 - value if math.isfinite(value) else value,
         )
-        Checkpoints(folder).prune(rule, name)
+        prune(Checkpoints(folder), rule, name)
     return [
         checkpoint.trained.samples / 100 for checkpoint in reversed(Checkpoints(folder).committed())
     ]
@@ -444,7 +444,7 @@ def test_a_later_checkpoint_of_an_older_group_takes_no_place_of_the_own(tmp_path
     folder = open_small(tmp_path)
     stray = save(folder, 5, attempt=1, val_accuracy=0.9)
     own = save(folder, 3, attempt=2)
-    assert Checkpoints(folder).prune(Rule(keep=1), own) == []
+    assert prune(Checkpoints(folder), Rule(keep=1), own) == []
     assert Checkpoints(folder).names() == [stray, own]
 
 

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from tests.trainer.saved_run import damage, open_small, save
-from trainyard_trainer.checkpointing.checkpoint import MODEL, Checkpoints
+from trainyard_trainer.checkpointing.checkpoint import (
+    MODEL,
+    Checkpoints,
+)
 from trainyard_trainer.errors import ConfigError, RunError
 from trainyard_trainer.recipes.saved_model import deliver
 from trainyard_trainer.run_files.names import CHECKPOINT_MANIFEST

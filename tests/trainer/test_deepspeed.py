@@ -37,7 +37,9 @@ from training import (
 
 from trainyard_trainer.attempt import attempt
 from trainyard_trainer.checkpointing import resume
-from trainyard_trainer.checkpointing.checkpoint import Checkpoints
+from trainyard_trainer.checkpointing.checkpoint import (
+    Checkpoints,
+)
 from trainyard_trainer.checkpointing.shards import SHARDS, enum_member
 from trainyard_trainer.checkpointing.zero import (
     GETATTR,
@@ -50,7 +52,7 @@ from trainyard_trainer.checkpointing.zero import (
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.engine.worker import work
 from trainyard_trainer.errors import ConfigError, RunError
-from trainyard_trainer.parallel.strategy import local
+from trainyard_trainer.parallel.strategy import local_shard
 from trainyard_trainer.run_folder.progress import Trained
 
 CONSTANT = {"train__schedule": {"name": "constant"}}
@@ -133,7 +135,7 @@ def train_all(rank: int, folder: Path, runs: Runs) -> None:
         is_whole = "single_partition_of_fp32_groups" in optimizer
         groups = optimizer["single_partition_of_fp32_groups" if is_whole else "fp32_flat_groups"]
         told["kept"] = [
-            sum(local(each).numel() for each in learner.network.parameters()),
+            sum(local_shard(each).numel() for each in learner.network.parameters()),
             sum(group.numel() for group in groups),
         ]
         torch.save(told, folder / f"told-{rank}")

@@ -20,7 +20,8 @@ from training import open_folder, small_config, task_of
 from trainyard_trainer import __main__
 from trainyard_trainer.config.scaling import WORKER_RESOURCE, Scaling
 from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE
-from trainyard_trainer.engine.worker import Outcome, Task
+from trainyard_trainer.engine.task import TrainingTask
+from trainyard_trainer.engine.worker import Outcome
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.on_ray import driver
 from trainyard_trainer.on_ray.driver import aside
@@ -308,7 +309,7 @@ def test_a_worker_that_is_lost_while_it_starts_costs_a_restart_and_no_attempt(
     endings: list[Exception | Outcome] = [*[ray.train.ControllerError(cause)] * times, done]
     storages: list[Path] = []
 
-    def fit(task: Task, storage: Path, make_trainer: object) -> Outcome:
+    def fit(task: TrainingTask, storage: Path, make_trainer: object) -> Outcome:
         storages.append(storage)
         ending = endings.pop(0)
         if isinstance(ending, Exception):

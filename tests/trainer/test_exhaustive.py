@@ -12,7 +12,9 @@ from torch import nn
 from training import open_folder, small_config
 
 from trainyard_trainer.boosting.workers import make_trainer
-from trainyard_trainer.checkpointing.checkpoint import Checkpoints
+from trainyard_trainer.checkpointing.checkpoint import (
+    Checkpoints,
+)
 from trainyard_trainer.config.section import Section
 from trainyard_trainer.engine.optimizers import Precision, build_optimizer, learning_rate
 from trainyard_trainer.engine.worker import shards_of

@@ -36,17 +36,19 @@ from training import (
 
 from trainyard_trainer.attempt import attempt
 from trainyard_trainer.checkpointing import resume
-from trainyard_trainer.checkpointing.checkpoint import Checkpoints
+from trainyard_trainer.checkpointing.checkpoint import (
+    Checkpoints,
+)
 from trainyard_trainer.checkpointing.shards import METADATA, SHARDS, Shards, _Unpickler, whole
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.torch_loader import TorchBatches
 from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.errors import ConfigError, RunError
-from trainyard_trainer.parallel.strategy import Worker, local, strategy_of, units
+from trainyard_trainer.parallel.strategy import Worker, local_shard, strategy_of, units
 from trainyard_trainer.recipes.image_classification.model import build_model
 from trainyard_trainer.recipes.saved_model import LAST, deliver, read_saved
-from trainyard_trainer.recipes.validation import Tally
+from trainyard_trainer.recipes.validation import LossSums
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.progress import Length, Trained
 
@@ -184,7 +186,7 @@ def learn_and_save(rank: int, folder: Path, config: TrainerConfig) -> None:
         learner = Learner(config, task.data.info, length, worker)
         batches = TorchBatches(task.data, length, Trained(), worker, config).epoch(0)
         for step, batch in enumerate(islice(batches, 2)):
-            learner.step(batch, Tally(worker.device), epoch=0, step_in_epoch=step)
+            learner.step(batch, LossSums(worker.device), epoch=0, step_in_epoch=step)
         shards = Shards(Checkpoints(open_folder(config)))
         shards.save("c", shards.shares(learner))
         state = state_of(learner, shards)
@@ -231,10 +233,10 @@ def train_while_nothing_is_written(rank: int, meeting_point: str, config: Traine
         with write(folder, path, **options) as stream:
             yield stream
 
-    def taken(learner: Learner, batch: Batch, tally: Tally, **place: int) -> float:
+    def taken(learner: Learner, batch: Batch, sums: LossSums, **place: int) -> float:
         if place["epoch"] == 1:
             assert is_written.wait(LIMIT_S), "nothing is saved"
-        rate = step(learner, batch, tally, **place)
+        rate = step(learner, batch, sums, **place)
         if place["epoch"] == 1:
             is_taken.set()
         return rate
@@ -341,7 +343,7 @@ def learner_of(config: TrainerConfig, worker: Worker) -> Learner:
 def look_at_shares(rank: int, meeting_point: str, config: TrainerConfig, result: str) -> None:
     with gloo_worker(rank, 2, meeting_point) as worker:
         learner = learner_of(config, worker)
-        shares = [local(each).numel() for each in learner.network.parameters()]
+        shares = [local_shard(each).numel() for each in learner.network.parameters()]
         weights = [each.numel() for each in learner.network.parameters()]
         if rank == 0:
             torch.save((sum(shares), sum(weights)), result)
@@ -429,8 +431,8 @@ def test_an_option_changes_what_is_gathered_kept_and_added_up(
         assert [isinstance(layer.weight, DTensor) for layer in layers] == [is_given_up] * 3
         loss.backward()
         for layer in layers:
-            assert local(layer.weight).dtype == torch.float32
-            gradient = local(layer.weight.grad)
+            assert local_shard(layer.weight).dtype == torch.float32
+            gradient = local_shard(layer.weight.grad)
             assert gradient.any()
             assert torch.equal(gradient, gradient.bfloat16().float()) == is_rounded
 

@@ -22,9 +22,11 @@ from pydantic import ValidationError
 
 from trainyard_trainer.boosting.attempt import run, with_absolute_path
 from trainyard_trainer.boosting.libraries import LIBRARIES
-from trainyard_trainer.boosting.rounds import Task, work
+from trainyard_trainer.boosting.rounds import BoostingTask, work
 from trainyard_trainer.boosting.table import check_shares, prepare, read_share, uniform
-from trainyard_trainer.checkpointing.checkpoint import Checkpoints
+from trainyard_trainer.checkpointing.checkpoint import (
+    Checkpoints,
+)
 from trainyard_trainer.config.trainer_config import BoostingConfig
 from trainyard_trainer.engine.worker import Outcome
 from trainyard_trainer.errors import ConfigError
@@ -78,7 +80,7 @@ def boost(config: BoostingConfig, attempt: int = 1) -> Outcome:
     folder = folder_of(config)
     folder.write(f"{folder.lease}/a{attempt}.ended", "")
     folder.create(Fence(folder, attempt).path, "{}")
-    task = Task(
+    task = BoostingTask(
         config=config,
         table=table_of(config),
         attempt=attempt,

@@ -11,7 +11,10 @@ import pytest
 from attempts import Attempts, committed, read_json, read_records
 from training import final_weights, open_folder, same, small_config
 
-from trainyard_trainer.checkpointing.checkpoint import STATE, Checkpoints
+from trainyard_trainer.checkpointing.checkpoint import (
+    STATE,
+    Checkpoints,
+)
 from trainyard_trainer.config.trainer_config import TrainerConfig
 
 LIFE_S = 2.5
@@ -117,6 +120,6 @@ def check_bitmap(config: TrainerConfig) -> None:
     newest = checkpoints.newest()
     if newest is None or config.data.loader == "torch" or not newest.trained.steps_in_epoch:
         return
-    begun = checkpoints.load(newest.name, STATE)["begun"]
+    begun = checkpoints.load(newest.name, STATE)["partial_epoch"]
     used = np.unpackbits(begun["batches"]["handed_out"].numpy())
     assert used.sum() == newest.trained.samples - 1438 * newest.trained.epoch

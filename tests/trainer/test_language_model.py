@@ -60,7 +60,7 @@ from trainyard_trainer.recipes.language_model.recipe import (
 )
 from trainyard_trainer.recipes.language_model.report import prompt_of, readable, texts
 from trainyard_trainer.recipes.saved_model import read_saved
-from trainyard_trainer.recipes.validation import Tally
+from trainyard_trainer.recipes.validation import LossSums
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.progress import Length
 from trainyard_trainer.storage import open_filesystem
@@ -411,11 +411,11 @@ def test_a_batch_in_passes_moves_the_weights_as_a_whole_one(rows: Prepared, batc
         learner_of(rows, train__micro_batch_size=size, **settings) for size in (None, 16)
     )
     for step in range(3):
-        tallies = [Tally(CPU), Tally(CPU)]
-        for learner, tally in zip((whole, parts), tallies, strict=True):
-            learner.step(batch, tally, epoch=0, step_in_epoch=step)
-        assert tallies[1].sums.tolist() == pytest.approx(tallies[0].sums.tolist(), rel=1e-5)
-        assert tallies[0].sums[2] == 64 * 16
+        all_sums = [LossSums(CPU), LossSums(CPU)]
+        for learner, sums in zip((whole, parts), all_sums, strict=True):
+            learner.step(batch, sums, epoch=0, step_in_epoch=step)
+        assert all_sums[1].sums.tolist() == pytest.approx(all_sums[0].sums.tolist(), rel=1e-5)
+        assert all_sums[0].sums[2] == 64 * 16
     for name, weight in whole.network.state_dict().items():
         torch.testing.assert_close(parts.network.state_dict()[name], weight, rtol=1e-4, atol=1e-6)
 
@@ -423,9 +423,9 @@ def test_a_batch_in_passes_moves_the_weights_as_a_whole_one(rows: Prepared, batc
 def test_bf16_learns_what_fp32_learns(rows: Prepared, batch: Batch) -> None:
     found = []
     for precision in ("fp32", "bf16"):
-        learner, tally = learner_of(rows, train__precision=precision), Tally(CPU)
+        learner, sums = learner_of(rows, train__precision=precision), LossSums(CPU)
         for step in range(8):
-            learner.step(batch, tally, epoch=0, step_in_epoch=step)
+            learner.step(batch, sums, epoch=0, step_in_epoch=step)
         found.append(learner.validate([batch]).loss)
     assert found[1] != found[0]
     assert found[1] == pytest.approx(found[0], rel=0.02)
@@ -437,7 +437,7 @@ def test_a_compiled_model_learns_what_the_plain_one_learns(rows: Prepared, batch
     plain, compiled = (learner_of(rows, train__compile=each) for each in (False, True))
     for step in range(3):
         for learner in (plain, compiled):
-            learner.step(batch, Tally(CPU), epoch=0, step_in_epoch=step)
+            learner.step(batch, LossSums(CPU), epoch=0, step_in_epoch=step)
     found = compiled.validate([batch]).loss
     assert found == pytest.approx(plain.validate([batch]).loss, rel=1e-4)
 

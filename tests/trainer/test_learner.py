@@ -19,7 +19,7 @@ from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.prepared import Prepared, decode
 from trainyard_trainer.engine.learner import Learner, seed_generators
 from trainyard_trainer.parallel.strategy import Worker
-from trainyard_trainer.recipes.validation import Tally
+from trainyard_trainer.recipes.validation import LossSums
 from trainyard_trainer.run_folder.progress import Length
 
 CPU = torch.device("cpu")
@@ -44,21 +44,21 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
 @pytest.fixture(scope="module")
 def batch(digits: Prepared) -> Batch:
     """128 digits."""
-    images = decode(read_split(digits).slice(0, 128), digits.images)
+    images = decode(read_split(digits).slice(0, 128), digits.info)
     return Batch(*(torch.tensor(images[key]) for key in ("image", "label", "id")))
 
 
 def learner_of(digits: Prepared, *, device: torch.device = CPU, **changes: Any) -> Learner:
     config = small_config(Path("/unused"), **changes)
     length = Length.of(config, digits.num_train)
-    return Learner(config, digits.images, length, Worker(device=device))
+    return Learner(config, digits.info, length, Worker(device=device))
 
 
 def step(learner: Learner, batch: Batch, number: int = 0) -> float:
     """Make a step; returns its loss."""
-    tally = Tally(learner.worker.device)
-    learner.step(batch, tally, epoch=0, step_in_epoch=number)
-    loss, _ = tally.since_last()
+    sums = LossSums(learner.worker.device)
+    learner.step(batch, sums, epoch=0, step_in_epoch=number)
+    loss, _ = sums.since_last()
     return loss
 
 
@@ -82,7 +82,7 @@ def test_the_loss_is_that_of_smoothed_labels(
 ) -> None:
     learner = learner_of(digits, train__label_smoothing=smoothing)
     learner.network.eval()
-    outputs = learner.network(learner.lesson.inputs(batch))
+    outputs = learner.network(learner.task.inputs(batch))
     # So much of each label is spread over all ten classes.
     labels = functional.one_hot(batch.labels, 10) * (1 - smoothing) + smoothing / 10
     expected = -(labels * outputs.log_softmax(dim=1)).sum(dim=1).mean()
@@ -110,7 +110,9 @@ def test_a_step_goes_at_the_rate_of_its_schedule(digits: Prepared, batch: Batch)
         train__schedule={"name": "constant", "warmup_samples": 128 * 9},
         train__optimizer=PLAIN_SGD,
     )
-    rates = [learner.step(batch, Tally(CPU), epoch=0, step_in_epoch=number) for number in range(10)]
+    rates = [
+        learner.step(batch, LossSums(CPU), epoch=0, step_in_epoch=number) for number in range(10)
+    ]
     assert rates == pytest.approx([0.1 * number for number in range(1, 11)])
     assert learner.optimizer.param_groups[0]["lr"] == 1.0
 

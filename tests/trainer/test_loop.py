@@ -25,7 +25,9 @@ from training import (
     train_here,
 )
 
-from trainyard_trainer.checkpointing.checkpoint import Checkpoints
+from trainyard_trainer.checkpointing.checkpoint import (
+    Checkpoints,
+)
 from trainyard_trainer.config.train import EarlyStopping
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch
@@ -34,7 +36,7 @@ from trainyard_trainer.data.prepared import decode
 from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.engine.loop import stopping
 from trainyard_trainer.parallel.strategy import Worker
-from trainyard_trainer.recipes.validation import Tally, Validation
+from trainyard_trainer.recipes.validation import LossSums, Validation
 from trainyard_trainer.run_folder.progress import Length, Trained
 
 ALL_STATE = {
@@ -154,7 +156,7 @@ def step_as_rank(
         images = decode(read_split(task.data), task.data.info)
         for step, indices in enumerate(order):
             batch = Batch(*(torch.tensor(images[key][indices]) for key in ("image", "label", "id")))
-            learner.step(batch, Tally(worker.device), epoch=0, step_in_epoch=step)
+            learner.step(batch, LossSums(worker.device), epoch=0, step_in_epoch=step)
         if rank == 0:
             torch.save(learner.network.state_dict(), result)
 

@@ -12,7 +12,9 @@ import torch
 from PIL import Image
 
 from tests.trainer.saved_run import IMAGES, open_small, save, weights_of
-from trainyard_trainer.checkpointing.checkpoint import Checkpoints
+from trainyard_trainer.checkpointing.checkpoint import (
+    Checkpoints,
+)
 from trainyard_trainer.data.loading.on_device import ToInput
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.saved_model import deliver, read_saved

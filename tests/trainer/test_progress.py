@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from training import metrics, open_folder, small_config, train_here
 
-from trainyard_trainer.checkpointing.checkpoint import Checkpoints
+from trainyard_trainer.checkpointing.checkpoint import (
+    Checkpoints,
+)
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_folder.fence import Fence, Fenced

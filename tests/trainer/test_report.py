@@ -120,7 +120,7 @@ def page(config: TrainerConfig, *, metrics: list[dict[str, Any]], worst: list[An
     }
     write_lines(folder, folder.attempts, [attempt])
     validation = VALIDATION | {"worst": worst}
-    own = recipe_of(config.train).findings(folder, config, data, SUMMARY, validation)
+    own = recipe_of(config.train).report(folder, config, data, SUMMARY, validation)
     write_report(folder, config, data, SUMMARY, own)
     return folder.read(folder.report).decode()
 

@@ -11,7 +11,11 @@ import torch
 from training import open_folder, small_config
 
 from trainyard_trainer.checkpointing import resume
-from trainyard_trainer.checkpointing.checkpoint import MODEL, STATE, Checkpoints
+from trainyard_trainer.checkpointing.checkpoint import (
+    MODEL,
+    STATE,
+    Checkpoints,
+)
 from trainyard_trainer.checkpointing.resume import Start
 from trainyard_trainer.config.boosting import Boosting
 from trainyard_trainer.config.data import Data
@@ -32,7 +36,7 @@ def save(config: TrainerConfig, samples: int, fence: Fence) -> str:
         Trained(step=samples // 10, samples=samples, steps_in_epoch=samples // 10),
         attempt=fence.attempt,
         group=fence.group,
-        contents={MODEL: {"weight": torch.tensor([float(samples)])}, STATE: {"begun": {}}},
+        contents={MODEL: {"weight": torch.tensor([float(samples)])}, STATE: {"partial_epoch": {}}},
         facts={"config": config.model_dump(mode="json"), "images": {}},
     )
 
@@ -222,7 +226,7 @@ def test_a_worker_starts_from_what_was_chosen(tmp_path: Path) -> None:
     assert start.trained == Trained(step=10, samples=100, steps_in_epoch=10)
     assert start.weights is not None
     assert start.weights["weight"].tolist() == [100]
-    assert start.state == {"begun": {}}
+    assert start.state == {"partial_epoch": {}}
 
 
 def test_a_worker_starts_from_the_seed_where_nothing_was_chosen(tmp_path: Path) -> None:

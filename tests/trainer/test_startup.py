@@ -13,7 +13,7 @@ from training import open_folder, small_config
 
 from trainyard_trainer.attempt import without_ray
 from trainyard_trainer.data.loading.batch import Batch
-from trainyard_trainer.engine.startup_batches import Watched
+from trainyard_trainer.engine.startup_batches import StartupBatches
 from trainyard_trainer.run_folder.log import Output
 from trainyard_trainer.run_folder.startup import Startup
 
@@ -39,7 +39,7 @@ def test_each_phase_has_the_seconds_since_the_one_before(monkeypatch: pytest.Mon
 
 def test_a_start_ends_when_the_second_batch_is_asked_for() -> None:
     startup = Startup(began=time.time())
-    batches = Watched(TwoBatches(), startup)
+    batches = StartupBatches(TwoBatches(), startup)
     epoch = batches.epoch(0)
     assert next(epoch) is BATCH
     assert list(startup.seconds) == ["first_batch"]

@@ -15,7 +15,11 @@ import pytest
 import torch
 
 from tests.trainer.saved_run import open_small, save, weights_of
-from trainyard_trainer.checkpointing.checkpoint import MODEL, STATE, Checkpoints
+from trainyard_trainer.checkpointing.checkpoint import (
+    MODEL,
+    STATE,
+    Checkpoints,
+)
 from trainyard_trainer.checkpointing.resume import Start
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.recipes.saved_model import deliver, read_saved

@@ -14,10 +14,10 @@ from trainyard_trainer.data.loading.torch_loader import ValidationBatches
 from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.recipes.validation import (
     NUM_WORST,
-    Answers,
-    Judged,
+    BatchLoss,
+    ClassificationMetrics,
+    LossSums,
     Mistake,
-    Tally,
     Validation,
 )
 
@@ -40,9 +40,9 @@ def outputs_for(predicted: list[int], sureness: list[float], classes: int = 3) -
 
 
 def judged(outputs: torch.Tensor, batch: Batch, classes: int = 3) -> Validation:
-    answers = Answers(classes, ALONE)
-    answers.add(outputs, batch)
-    return answers.over_all()
+    metrics = ClassificationMetrics(classes, ALONE)
+    metrics.update(outputs, batch)
+    return metrics.compute()
 
 
 def test_answers_are_counted_by_label_and_prediction() -> None:
@@ -56,12 +56,12 @@ def test_answers_are_counted_by_label_and_prediction() -> None:
 def test_the_loss_is_the_mean_over_all_images() -> None:
     outputs = torch.randn(10, 3, generator=torch.Generator().manual_seed(0))
     labels = [0, 1, 2, 0, 1, 2, 0, 1, 2, 0]
-    answers = Answers(3, ALONE)
+    metrics = ClassificationMetrics(3, ALONE)
     for start, end in ((0, 7), (7, 8), (8, 10)):
         ids = list(range(start, end))
-        answers.add(outputs[start:end], batch_of(ids, labels[start:end]))
+        metrics.update(outputs[start:end], batch_of(ids, labels[start:end]))
     expected = functional.cross_entropy(outputs.double(), torch.tensor(labels)).item()
-    assert answers.over_all().loss == pytest.approx(expected, abs=1e-6)
+    assert metrics.compute().loss == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_worst_mistakes_come_with_all_that_is_known_of_them() -> None:
@@ -84,11 +84,11 @@ def test_the_worst_mistakes_come_with_all_that_is_known_of_them() -> None:
 def test_of_many_mistakes_only_the_most_confident_are_kept() -> None:
     count = 5 * NUM_WORST
     sureness = torch.randperm(count, generator=torch.Generator().manual_seed(0)) / 10 + 0.1
-    answers = Answers(3, ALONE)
+    metrics = ClassificationMetrics(3, ALONE)
     outputs = outputs_for([1] * count, sureness.tolist())
     for ids in torch.arange(count).split(7):
-        answers.add(outputs[ids], batch_of(ids.tolist(), [0] * len(ids)))
-    worst = answers.over_all().worst
+        metrics.update(outputs[ids], batch_of(ids.tolist(), [0] * len(ids)))
+    worst = metrics.compute().worst
     assert [mistake.id for mistake in worst] == sureness.argsort(descending=True)[
         :NUM_WORST
     ].tolist()
@@ -116,11 +116,11 @@ def test_workers_together_say_what_one_says(tmp_path: Path, workers: int) -> Non
     outputs = torch.randn(data.num_valid, 10, generator=torch.Generator().manual_seed(0))
 
     def validate(worker: Worker) -> tuple[Validation, list[int]]:
-        answers, ids = Answers(10, worker), []
+        metrics, ids = ClassificationMetrics(10, worker), []
         for batch in ValidationBatches(data, worker, config):
-            answers.add(outputs[batch.ids], batch)
+            metrics.update(outputs[batch.ids], batch)
             ids += batch.ids.tolist()
-        return answers.over_all(), ids
+        return metrics.compute(), ids
 
     alone, _ = validate(ALONE)
     assert alone.num_samples == data.num_valid == 359
@@ -134,10 +134,10 @@ def test_workers_together_say_what_one_says(tmp_path: Path, workers: int) -> Non
 
 def test_a_worker_without_images_changes_nothing() -> None:
     def validate(worker: Worker) -> Validation:
-        answers = Answers(3, worker)
+        metrics = ClassificationMetrics(3, worker)
         if worker.rank == 0:
-            answers.add(outputs_for([1, 2], [5.0, 4.0]), batch_of([0, 1], [1, 1]))
-        return answers.over_all()
+            metrics.update(outputs_for([1, 2], [5.0, 4.0]), batch_of([0, 1], [1, 1]))
+        return metrics.compute()
 
     first, second = Group(2).run(validate)
     assert first == second
@@ -147,41 +147,43 @@ def test_a_worker_without_images_changes_nothing() -> None:
 # In training.
 
 
-def told(loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor) -> Judged:
-    return Judged(loss=loss, hits=(outputs.argmax(dim=1) == labels).sum(), total=len(labels))
+def told(loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor) -> BatchLoss:
+    return BatchLoss(
+        loss=loss, num_correct=(outputs.argmax(dim=1) == labels).sum(), num_targets=len(labels)
+    )
 
 
 def test_a_tally_tells_the_loss_since_it_was_asked_and_the_accuracy_since_it_began() -> None:
-    tally = Tally(CPU)
-    tally.add(told(torch.tensor(2.0), outputs_for([0, 1], [1.0, 1.0]), torch.tensor([0, 0])))
-    assert tally.since_last() == (2.0, 0.5)
-    tally.add(told(torch.tensor(4.0), outputs_for([1, 1], [1.0, 1.0]), torch.tensor([1, 1])))
-    assert tally.since_last() == (4.0, 0.75)
-    assert tally.since_last() == (0.0, 0.75)
-    assert tally.total(ALONE).tolist() == [12.0, 3.0, 4.0]
+    sums = LossSums(CPU)
+    sums.update(told(torch.tensor(2.0), outputs_for([0, 1], [1.0, 1.0]), torch.tensor([0, 0])))
+    assert sums.since_last() == (2.0, 0.5)
+    sums.update(told(torch.tensor(4.0), outputs_for([1, 1], [1.0, 1.0]), torch.tensor([1, 1])))
+    assert sums.since_last() == (4.0, 0.75)
+    assert sums.since_last() == (0.0, 0.75)
+    assert sums.over_workers(ALONE).tolist() == [12.0, 3.0, 4.0]
 
 
-def test_a_tally_goes_on_from_another() -> None:
-    whole, cut = Tally(CPU), Tally(CPU)
-    for tally in (whole, cut):
-        tally.add(told(torch.tensor(2.0), outputs_for([0, 1], [1.0, 1.0]), torch.tensor([0, 0])))
-        tally.since_last()
-    resumed = Tally(CPU)
-    resumed.go_on_from(cut.total(ALONE))
-    for tally in (whole, resumed):
-        tally.add(told(torch.tensor(4.0), outputs_for([1, 1], [1.0, 1.0]), torch.tensor([1, 1])))
+def test_sums_go_on_from_those_of_an_interrupted_epoch() -> None:
+    whole, cut = LossSums(CPU), LossSums(CPU)
+    for sums in (whole, cut):
+        sums.update(told(torch.tensor(2.0), outputs_for([0, 1], [1.0, 1.0]), torch.tensor([0, 0])))
+        sums.since_last()
+    resumed = LossSums(CPU)
+    resumed.restore(cut.over_workers(ALONE))
+    for sums in (whole, resumed):
+        sums.update(told(torch.tensor(4.0), outputs_for([1, 1], [1.0, 1.0]), torch.tensor([1, 1])))
     assert resumed.since_last() == whole.since_last() == (4.0, 0.75)
     assert torch.equal(resumed.sums, whole.sums)
 
 
 def test_a_total_over_workers_leaves_each_tally_as_it_is() -> None:
     def count(worker: Worker) -> tuple[list[float], list[float]]:
-        tally = Tally(CPU)
+        sums = LossSums(CPU)
         labels = torch.zeros(worker.rank + 1, dtype=torch.int64)
-        tally.add(
+        sums.update(
             told(torch.tensor(1.0), outputs_for([0] * len(labels), [1.0] * len(labels)), labels)
         )
-        return tally.total(worker).tolist(), tally.sums.tolist()
+        return sums.over_workers(worker).tolist(), sums.sums.tolist()
 
     first, second = Group(2).run(count)
     assert first == ([3.0, 3.0, 3.0], [1.0, 1.0, 1.0])

@@ -11,7 +11,7 @@ from training import small_config
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.report.verdict import Verdict, judge
-from trainyard_trainer.run_folder.progress import SPENT
+from trainyard_trainer.run_folder.progress import TIME_PHASES
 
 EPOCHS = 10
 GPU = {"scaling__use_gpu": True, "train__precision": "fp32"}
@@ -22,7 +22,7 @@ def judged(
     folder: Path, seconds: dict[str, float], *, encoding: str = "encoded", **changes: Any
 ) -> Verdict:
     """Of 100 s after start-up: what `seconds` does not name is spent on steps."""
-    spent = dict.fromkeys(SPENT, 0.0) | {"startup": 5.0} | seconds
+    spent = dict.fromkeys(TIME_PHASES, 0.0) | {"startup": 5.0} | seconds
     spent["compute"] = 100 + spent["startup"] - sum(spent.values())
     images = DatasetInfo(
         source="digits", shape=(1, 8, 8), encoding=encoding, classes=("0",), mean=(0,), std=(1,)

@@ -18,15 +18,19 @@ import torch
 from torch import distributed, multiprocessing
 
 from trainyard_trainer.attempt.attempt import open_data
-from trainyard_trainer.checkpointing.checkpoint import MODEL, Checkpoints
+from trainyard_trainer.checkpointing.checkpoint import (
+    MODEL,
+    Checkpoints,
+)
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.prepared import Prepared
 from trainyard_trainer.engine import worker as engine
 from trainyard_trainer.engine.learner import Learner
-from trainyard_trainer.engine.worker import Outcome, Task, work
+from trainyard_trainer.engine.task import TrainingTask
+from trainyard_trainer.engine.worker import Outcome, work
 from trainyard_trainer.parallel.strategy import Worker
-from trainyard_trainer.recipes.validation import Tally
+from trainyard_trainer.recipes.validation import LossSums
 from trainyard_trainer.run_folder.fence import Fence
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.progress import read_lines
@@ -76,13 +80,15 @@ def open_folder(config: TrainerConfig) -> RunFolder:
     return RunFolder.open(config.storage.path, config.name)
 
 
-def task_of(config: TrainerConfig, attempt: int = 1) -> Task:
+def task_of(config: TrainerConfig, attempt: int = 1) -> TrainingTask:
     """What a driver would hand to its workers; its claim is there, and waits for nobody."""
     folder = open_folder(config)
     folder.write(f"{folder.lease}/a{attempt}.ended", "")
     folder.create(Fence(folder, attempt).path, "{}")
     data = open_data(config, folder)
-    return Task(config=config, data=data, attempt=attempt, startup=Startup(began=time.time()))
+    return TrainingTask(
+        config=config, data=data, attempt=attempt, startup=Startup(began=time.time())
+    )
 
 
 def read_split(data: Prepared) -> pa.Table:
@@ -121,10 +127,10 @@ def step_losses(worker: Worker) -> Iterator[list[float]]:
     losses: list[float] = []
     step = Learner.step
 
-    def told(learner: Learner, batch: Batch, tally: Tally, **place: int) -> float:
-        before = tally.total(worker)
-        rate = step(learner, batch, tally, **place)
-        loss, _, count = (tally.total(worker) - before).tolist()
+    def told(learner: Learner, batch: Batch, sums: LossSums, **place: int) -> float:
+        before = sums.over_workers(worker)
+        rate = step(learner, batch, sums, **place)
+        loss, _, count = (sums.over_workers(worker) - before).tolist()
         losses.append(loss / count)
         return rate
 

@@ -14,16 +14,17 @@ from typing import Any, TypeVar
 from trainyard_trainer.checkpointing import resume
 from trainyard_trainer.checkpointing.checkpoint import (
     VALIDATION,
-    Checkpoint,
     Checkpoints,
     Damaged,
-    best_of,
+    SavedCheckpoint,
 )
+from trainyard_trainer.checkpointing.retention import best_of
 from trainyard_trainer.config.batch_share import share_batch
 from trainyard_trainer.config.trainer_config import BoostingConfig, RecipeConfig, TrainerConfig
 from trainyard_trainer.data.preparation import run_data
 from trainyard_trainer.data.prepared import Prepared
-from trainyard_trainer.engine.worker import Outcome, Task
+from trainyard_trainer.engine.task import TrainingTask
+from trainyard_trainer.engine.worker import Outcome
 from trainyard_trainer.errors import ConfigError, Diverged, RunError
 from trainyard_trainer.recipes.registry import recipe_of, speeds_in
 from trainyard_trainer.recipes.saved_model import deliver
@@ -42,14 +43,14 @@ from trainyard_trainer.run_folder.progress import (
     Recorder,
     Trained,
     cleaned,
+    measured_phases,
     read_lines,
-    told_apart,
 )
 from trainyard_trainer.run_folder.startup import Startup, process_age_s
 from trainyard_trainer.run_folder.submission import record_submission
 from trainyard_trainer.versions import NETWORKS, versions
 
-Fit = Callable[[Task, RunFolder, Lease], Outcome]
+Fit = Callable[[TrainingTask, RunFolder, Lease], Outcome]
 """Trains what is left of a run with as many workers as its config says, while the lease holds."""
 
 AnyRecipe = TypeVar("AnyRecipe", TrainerConfig, BoostingConfig)
@@ -85,7 +86,7 @@ def run(config: TrainerConfig, output: Output, fit: Fit) -> None:
                     workers=workers,
                     recipe_metrics=partial(speeds_in, config, worker=None),
                 )
-                task = Task(config=config, data=data, attempt=attempt, startup=startup)
+                task = TrainingTask(config=config, data=data, attempt=attempt, startup=startup)
                 resumed_from, startup = train_what_is_left(
                     start, recorder, startup, output, lambda: fit(task, folder, lease)
                 )
@@ -99,7 +100,7 @@ def open_data(config: TrainerConfig, folder: RunFolder) -> Prepared:
     return run_data.open_data(
         config.data,
         folder,
-        form=recipe_of(config.train).form(config.train.model),
+        form=recipe_of(config.train).prepare_options(config.train.model),
         storage_endpoint=config.storage.endpoint,
         say=say,
     )
@@ -118,7 +119,7 @@ def with_absolute_path(config: AnyRecipe) -> AnyRecipe:
 
 
 def train_what_is_left(
-    start: Checkpoint | None,
+    start: SavedCheckpoint | None,
     recorder: Recorder,
     startup: Startup,
     output: Output,
@@ -216,7 +217,7 @@ def describe(
     length: Length,
     parameters: int,
     attempt: int,
-    start: Checkpoint | None,
+    start: SavedCheckpoint | None,
 ) -> None:
     """Print what is about to happen, in numbers."""
     recipe, workers = recipe_of(config.train), config.scaling.num_workers
@@ -248,7 +249,7 @@ def record_attempt(
     config: RecipeConfig,
     folder: RunFolder,
     attempt: int,
-    start: Checkpoint | None,
+    start: SavedCheckpoint | None,
     startup: Startup,
     packages: Sequence[str] = NETWORKS,
 ) -> None:
@@ -296,7 +297,7 @@ def finish(
         "startup": startup.to_json(),
     }
     validation = checkpoints.load(delivered.name, VALIDATION)
-    own = recipe_of(config.train).findings(folder, config, data, summary, validation)
+    own = recipe_of(config.train).report(folder, config, data, summary, validation)
     write_report(folder, config, data, summary, own)
     folder.write(folder.summary, json.dumps(summary, indent=2))
     return summary
@@ -304,7 +305,7 @@ def finish(
 
 def last_and_delivered(
     checkpoints: Checkpoints, config: RecipeConfig, epochs: int, unit: str
-) -> tuple[Checkpoint, Checkpoint]:
+) -> tuple[SavedCheckpoint, SavedCheckpoint]:
     """The checkpoint at the end of training, and the one whose weights the run delivers.
 
     Raises RunError if the former is missing, or either is damaged.
@@ -321,7 +322,7 @@ def last_and_delivered(
     return last, last if is_last else best_intact(checkpoints, config)
 
 
-def best_intact(checkpoints: Checkpoints, config: RecipeConfig) -> Checkpoint:
+def best_intact(checkpoints: Checkpoints, config: RecipeConfig) -> SavedCheckpoint:
     """The best checkpoint. Raises RunError if it is damaged: the next best may be far from it."""
     best = best_of(resume.descended(checkpoints.folder), config.checkpoint.best)
     assert best is not None  # the last one is there
@@ -357,7 +358,7 @@ def speeds_of(config: TrainerConfig, folder: RunFolder, trained: Trained) -> dic
 def summarise(
     config: TrainerConfig,
     folder: RunFolder,
-    last: Checkpoint | None,
+    last: SavedCheckpoint | None,
     attempt: int,
     resumed_from: str | None,
     *,
@@ -383,7 +384,7 @@ def summary_of(
     config: RecipeConfig,
     folder: RunFolder,
     trained: Trained,
-    best: Checkpoint | None,
+    best: SavedCheckpoint | None,
     attempt: int,
     resumed_from: str | None,
     *,
@@ -408,7 +409,9 @@ def summary_of(
         "attempts": attempt,
         "resumed_from": resumed_from,
         "train_s": round(trained.train_s, 1),
-        "seconds": {name: round(trained.seconds.get(name, 0.0), 3) for name in told_apart(config)},
+        "seconds": {
+            name: round(trained.seconds.get(name, 0.0), 3) for name in measured_phases(config)
+        },
         "workers": workers,
         "model": folder.show(model),
         "metrics": folder.show(folder.metrics),

@@ -17,7 +17,8 @@ from torch import distributed
 
 from trainyard_trainer.attempt import attempt
 from trainyard_trainer.config.trainer_config import TrainerConfig
-from trainyard_trainer.engine.worker import Outcome, Task, work
+from trainyard_trainer.engine.task import TrainingTask
+from trainyard_trainer.engine.worker import Outcome, work
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.strategy import BACKENDS, Worker
 from trainyard_trainer.run_folder.folder import RunFolder
@@ -80,7 +81,7 @@ class Leader:
             if not self.is_working:
                 self.worker.from_rank_zero(None)
 
-    def fit(self, task: Task, folder: RunFolder, lease: Lease) -> Outcome:
+    def fit(self, task: TrainingTask, folder: RunFolder, lease: Lease) -> Outcome:
         def work_with_others() -> Outcome:
             self.is_working = True
             outcome = work(self.worker.from_rank_zero(task), self.worker)

@@ -19,11 +19,15 @@ from trainyard_trainer.attempt.attempt import (
     with_absolute_path,
 )
 from trainyard_trainer.boosting.libraries import LIBRARIES, Library
-from trainyard_trainer.boosting.rounds import RoundRecorder, Task, work
+from trainyard_trainer.boosting.rounds import BoostingTask, RoundRecorder, work
 from trainyard_trainer.boosting.table import Prepared, check_shares, prepare
 from trainyard_trainer.checkpointing import resume
-from trainyard_trainer.checkpointing.checkpoint import Checkpoint, Checkpoints, best_of
+from trainyard_trainer.checkpointing.checkpoint import (
+    Checkpoints,
+    SavedCheckpoint,
+)
 from trainyard_trainer.checkpointing.inventory import result_of
+from trainyard_trainer.checkpointing.retention import best_of
 from trainyard_trainer.config.trainer_config import BoostingConfig
 from trainyard_trainer.engine.worker import Outcome
 from trainyard_trainer.errors import ConfigError
@@ -41,7 +45,7 @@ from trainyard_trainer.run_folder.progress import Trained
 from trainyard_trainer.run_folder.startup import Startup
 from trainyard_trainer.versions import versions
 
-Fit = Callable[[Task, RunFolder, Lease], Outcome]
+Fit = Callable[[BoostingTask, RunFolder, Lease], Outcome]
 """Boosts what is left of a run with as many workers as its config says, while the lease holds."""
 
 
@@ -83,7 +87,7 @@ def run(
                 record_attempt(config, folder, attempt, start, startup, packages)
                 describe(config, folder, table, attempt, start)
 
-                task = Task(config=config, table=table, attempt=attempt, startup=startup)
+                task = BoostingTask(config=config, table=table, attempt=attempt, startup=startup)
                 recorder = RoundRecorder(folder, task, config.scaling.num_workers)
                 resumed_from, startup = train_what_is_left(
                     start, recorder, startup, output, lambda: fit(task, folder, lease)
@@ -106,7 +110,7 @@ def require_one_process(config: BoostingConfig, environment: Mapping[str, str]) 
         )
 
 
-def fit_alone(task: Task, folder: RunFolder, lease: Lease) -> Outcome:
+def fit_alone(task: BoostingTask, folder: RunFolder, lease: Lease) -> Outcome:
     """Boost in this process."""
     return fit_here(lambda: work(task, Worker(device=torch.device("cpu"))), folder, task.attempt)
 
@@ -114,7 +118,7 @@ def fit_alone(task: Task, folder: RunFolder, lease: Lease) -> Outcome:
 # Checks and records.
 
 
-def check_same_rows(start: Checkpoint, table: Prepared) -> None:
+def check_same_rows(start: SavedCheckpoint, table: Prepared) -> None:
     """Raises ConfigError if the files are others than those that a checkpoint has learnt from."""
     if start.images["stamp"] != table.stamp:
         raise ConfigError(
@@ -129,7 +133,7 @@ def describe(
     folder: RunFolder,
     table: Prepared,
     attempt: int,
-    start: Checkpoint | None,
+    start: SavedCheckpoint | None,
 ) -> None:
     """Print what is about to happen, in numbers."""
     train, workers = config.train, config.scaling.num_workers
@@ -189,7 +193,7 @@ def finish(
     return summary
 
 
-def facts_of(checkpoint: Checkpoint, library: Library) -> dict[str, Any]:
+def facts_of(checkpoint: SavedCheckpoint, library: Library) -> dict[str, Any]:
     """What whoever uses the model must know: its file, its columns, and what its numbers mean."""
     train = checkpoint.config["train"]
     return {
@@ -208,7 +212,7 @@ def facts_of(checkpoint: Checkpoint, library: Library) -> dict[str, Any]:
 def summarise(
     config: BoostingConfig,
     folder: RunFolder,
-    last: Checkpoint | None,
+    last: SavedCheckpoint | None,
     attempt: int,
     resumed_from: str | None,
     *,

@@ -33,8 +33,8 @@ class Figures:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Task:
-    """What one worker boosts with."""
+class BoostingInput:
+    """The input of a boosting library on one worker."""
 
     train: Boosting
     table: Prepared
@@ -68,7 +68,9 @@ class Library(Protocol):
     package: str
     """Its distribution."""
 
-    def boost(self, task: Task, model: bytes | None, begin: int, each_round: EachRound) -> None:
+    def boost(
+        self, task: BoostingInput, model: bytes | None, begin: int, each_round: EachRound
+    ) -> None:
         """Add the rounds from `begin` on to a model, which has so many. All workers call it alike."""
 
     def importance(self, model: bytes, table: Mapping[str, Any]) -> list[Importance]:
@@ -88,7 +90,9 @@ class XGBoost:
     }
     """And the names of loss and error."""
 
-    def boost(self, task: Task, model: bytes | None, begin: int, each_round: EachRound) -> None:
+    def boost(
+        self, task: BoostingInput, model: bytes | None, begin: int, each_round: EachRound
+    ) -> None:
         import xgboost
 
         train, names = task.train, list(task.table.feature_names)
@@ -112,7 +116,7 @@ class XGBoost:
             if not each_round(figures, lambda: bytes(booster.save_raw("ubj"))):
                 return
 
-    def _settings(self, task: Task) -> Settings:
+    def _settings(self, task: BoostingInput) -> Settings:
         train = task.train
         objective, *metrics = self.OBJECTIVES[train.objective]
         settings: Settings = {
@@ -143,7 +147,7 @@ class XGBoost:
         pairs = (word.rpartition(":") for word in line.split("\t")[1:])
         return {name: float(value) for name, _, value in pairs}
 
-    def _figures(self, task: Task, told: Mapping[str, float]) -> Figures:
+    def _figures(self, task: BoostingInput, told: Mapping[str, float]) -> Figures:
         _, loss, error = self.OBJECTIVES[task.train.objective]
         if error is None:
             return Figures(
@@ -186,7 +190,9 @@ class LightGBM:
     }
     """And the names of loss and error."""
 
-    def boost(self, task: Task, model: bytes | None, begin: int, each_round: EachRound) -> None:
+    def boost(
+        self, task: BoostingInput, model: bytes | None, begin: int, each_round: EachRound
+    ) -> None:
         import lightgbm
 
         train, settings = task.train, self._settings(task)
@@ -235,7 +241,7 @@ class LightGBM:
             callbacks=[draw, tell] if is_random else [tell],
         ).free_network()
 
-    def _settings(self, task: Task) -> Settings:
+    def _settings(self, task: BoostingInput) -> Settings:
         train = task.train
         objective, *metrics = self.OBJECTIVES[train.objective]
         settings: Settings = {
@@ -268,7 +274,7 @@ class LightGBM:
             settings |= {"tree_learner": "data", "pre_partition": True, **task.network()}
         return settings
 
-    def _figures(self, task: Task, told: list[Any]) -> Figures:
+    def _figures(self, task: BoostingInput, told: list[Any]) -> Figures:
         """What LightGBM tells is of this worker's rows alone: means, which are weighed here."""
         _, loss, error = self.OBJECTIVES[task.train.objective]
         counts = {"train": len(task.rows.labels), "valid": len(task.valid.labels)}

@@ -14,13 +14,19 @@ import torch
 from trainyard_trainer.boosting import libraries
 from trainyard_trainer.boosting.libraries import LIBRARIES, Figures
 from trainyard_trainer.boosting.table import Prepared, read_share
-from trainyard_trainer.checkpointing.checkpoint import VALIDATION, Checkpoints
+from trainyard_trainer.checkpointing.checkpoint import (
+    VALIDATION,
+    Checkpoints,
+)
 from trainyard_trainer.checkpointing.resume import note_started
 from trainyard_trainer.checkpointing.saver import Saver
 from trainyard_trainer.config.trainer_config import BoostingConfig
-from trainyard_trainer.engine.loop import REPORT_INTERVAL_S, Clock, Spent, peak_memory_bytes
-from trainyard_trainer.engine.step_sync import Notices, Talk
-from trainyard_trainer.engine.worker import Outcome, commit, enter, shown_also, stop_heard
+from trainyard_trainer.engine.joining import join_run, watch_for_stop
+from trainyard_trainer.engine.loop import REPORT_INTERVAL_S
+from trainyard_trainer.engine.records import commit_checkpoint, send_to_both
+from trainyard_trainer.engine.step_sync import Signals, StepSync
+from trainyard_trainer.engine.timing import Clock, TimeSpent, peak_memory_bytes
+from trainyard_trainer.engine.worker import Outcome
 from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.run_folder.fence import Fence
 from trainyard_trainer.run_folder.folder import RunFolder
@@ -39,8 +45,8 @@ Record = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Task:
-    """What a worker is told; goes over the network."""
+class BoostingTask:
+    """What each worker of an attempt receives; it is sent over the network."""
 
     config: BoostingConfig
     table: Prepared
@@ -59,7 +65,7 @@ def length_of(config: BoostingConfig, table: Prepared) -> Length:
 
 
 def work(
-    task: Task,
+    task: BoostingTask,
     worker: Worker,
     *,
     network: Callable[[], Record] = dict,
@@ -74,14 +80,14 @@ def work(
     config, table = task.config, task.table
     library = LIBRARIES[config.train.library]
     torch.set_num_threads(config.scaling.cpus_per_worker)
-    entered = enter(task, worker, ray_worker)
+    entered = join_run(task, worker, ray_worker)
     folder, fence, startup = entered.folder, entered.fence, entered.startup
     checkpoints = Checkpoints(folder)
     trained, model = Trained(), None
     if entered.name is not None:
         trained = checkpoints.read_manifest(entered.name).trained
         model = folder.read(checkpoints.path(entered.name, library.file))
-    spent = Spent(trained.seconds, startup=time.time() - startup.began)
+    spent = TimeSpent(trained.seconds, startup=time.time() - startup.began)
     with spent.on("data"):
         rows, valid = (
             read_share(table, part, worker.rank, worker.world_size)
@@ -98,18 +104,18 @@ def work(
         records, is_stopping = None, lambda: False
         if fence:
             records = stack.enter_context(_records(task, trained, fence, worker, gauges))
-            is_stopping = stack.enter_context(stop_heard(folder, fence))
+            is_stopping = stack.enter_context(watch_for_stop(folder, fence))
         rounds = Rounds(
             task,
             worker,
             trained,
             spent,
             records,
-            Notices(drain_s=drain_s, is_stopping=is_stopping),
+            Signals(drain_s=drain_s, is_stopping=is_stopping),
             started,
         )
         library.boost(
-            libraries.Task(
+            libraries.BoostingInput(
                 train=config.train,
                 table=table,
                 rows=rows,
@@ -137,12 +143,12 @@ class Rounds:
 
     def __init__(
         self,
-        task: Task,
+        task: BoostingTask,
         worker: Worker,
         trained: Trained,
-        spent: Spent,
+        spent: TimeSpent,
         records: Records | None,
-        notices: Notices,
+        signals: Signals,
         started: Callable[[], None],
     ) -> None:
         """`records` has rank 0; `started` is called once, after the first round."""
@@ -155,7 +161,7 @@ class Rounds:
         self._records = records
         self._started = started
         self._length = length_of(task.config, task.table)
-        self._talk = Talk(task.config.checkpoint, worker, notices, self._length, trained)
+        self._sync = StepSync(task.config.checkpoint, worker, signals, self._length, trained)
         self._running, self._round = Clock(), Clock()
 
     def __call__(self, figures: Figures, model: Callable[[], bytes]) -> bool:
@@ -185,16 +191,16 @@ class Rounds:
         if self._records:
             self._records.report(self._report(round_s, is_last))
         order = None
-        if self._talk.is_due(number) and not is_last:
+        if self._sync.is_due(number) and not is_last:
             is_saving = self._records is not None and self._records.saver.is_busy
-            order = self._talk.hold(self.trained, is_saving=is_saving, is_bad=False)
+            order = self._sync.exchange(self.trained, is_saving=is_saving, is_diverged=False)
         is_wanted = number % config.checkpoint.every_rounds == 0 or is_last
         if self._records and (is_wanted or (order and order.is_save)):
             with self._spent.on("checkpoint"):
                 self._records.save(replace(self.trained, seconds=self._spent.snapshot()), model())
                 if order and order.is_urgent:
                     self._records.saver.wait()
-        self._talk.note_epoch(self.trained)
+        self._sync.note_epoch(self.trained)
         self._round = Clock()
         return not (order and order.is_stop)
 
@@ -225,7 +231,7 @@ class RoundRecorder(Recorder):
 
     shown_at = -math.inf
 
-    def __init__(self, folder: RunFolder, task: Task, workers: int, **options: Any) -> None:
+    def __init__(self, folder: RunFolder, task: BoostingTask, workers: int, **options: Any) -> None:
         length = length_of(task.config, task.table)
         super().__init__(
             folder,
@@ -254,7 +260,7 @@ def _recipe_metrics(report: MetricsRecord) -> dict[str, float]:
 class Records:
     """What rank 0 leaves in the run's folder, behind its fence."""
 
-    def __init__(self, task: Task, fence: Fence, recorder: Recorder) -> None:
+    def __init__(self, task: BoostingTask, fence: Fence, recorder: Recorder) -> None:
         self.task = task
         self.checkpoints = Checkpoints(fence.folder)
         self.fence = fence
@@ -278,19 +284,19 @@ class Records:
             VALIDATION: {"loss": trained.val_loss, "accuracy": trained.val_accuracy},
         }
         images = self.task.table.to_json()
-        commit(self.checkpoints, self.fence, config, trained, contents, images=images)
+        commit_checkpoint(self.checkpoints, self.fence, config, trained, contents, images=images)
 
 
 @contextmanager
 def _records(
-    task: Task,
+    task: BoostingTask,
     trained: Trained,
     fence: Fence,
     worker: Worker,
     gauges: Callable[[Record], None],
 ) -> Iterator[Records]:
     board = TensorBoard(fence.folder, samples=trained.samples, shows_epochs=False)
-    with shown_also(board, gauges) as on_record:
+    with send_to_both(board, gauges) as on_record:
         recorder = RoundRecorder(
             fence.folder, task, worker.world_size, on_record=on_record, check_fence=fence.check
         )

@@ -18,19 +18,19 @@ import torch
 from torch import distributed
 from typing_extensions import assert_never
 
-from trainyard_trainer.boosting.rounds import Task, work
+from trainyard_trainer.boosting.rounds import BoostingTask, work
 from trainyard_trainer.engine.worker import Outcome
 from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.lease import Lease
 
 
-def fit(task: Task, folder: RunFolder, lease: Lease) -> Outcome:
+def fit(task: BoostingTask, folder: RunFolder, lease: Lease) -> Outcome:
     """Boost on Ray, with as many workers as the config says."""
     return driver.fit(task, folder, lease, make_trainer)
 
 
-def make_trainer(task: Task, **common: Any) -> Any:
+def make_trainer(task: BoostingTask, **common: Any) -> Any:
     """XGBoostTrainer or LightGBMTrainer: they make the group in which the library's workers talk."""
     told = {"train_loop_config": {"task": task}, **common}
     match task.config.train.library:
@@ -46,7 +46,7 @@ def make_trainer(task: Task, **common: Any) -> Any:
             assert_never(task.config.train.library)
 
 
-def train_worker(told: dict[str, Task]) -> Any:
+def train_worker(told: dict[str, BoostingTask]) -> Any:
     """What each Ray Train worker runs: its work, with its place in the group and Ray's own tools."""
     task = told["task"]
     with joined(task) as worker:
@@ -69,7 +69,7 @@ def network_of_lightgbm() -> dict[str, Any]:
 
 
 @contextmanager
-def joined(task: Task) -> Iterator[Worker]:
+def joined(task: BoostingTask) -> Iterator[Worker]:
     """This worker, in a group of torch: both libraries keep to themselves what they exchange."""
     context = ray.train.get_context()
     rank, size = context.get_world_rank(), context.get_world_size()

@@ -8,17 +8,12 @@ the same one.
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from pickle import UnpicklingError
 from typing import IO, Any, cast
 
-from trainyard_trainer.config import checkpoint as wanted
-from trainyard_trainer.config.section import Metric
+from trainyard_trainer.checkpointing.files import FileEntry, HashingWriter, load_tensors
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.run_files.names import CHECKPOINT_MANIFEST, CheckpointName
 from trainyard_trainer.run_folder.folder import RunFolder
@@ -28,17 +23,12 @@ MODEL = "model.pt"
 STATE = "state.pt"
 VALIDATION = "validation.json"
 
-Facts = dict[str, Any]
-"""Size and SHA-256 of a file."""
-
-Rule = wanted.CheckpointConfig | wanted.BoostingCheckpoint
-
 FORMAT = 2
 """Of the manifest; other numbers are of other versions of this program."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Checkpoint:
+class SavedCheckpoint:
     """What a manifest says."""
 
     name: str
@@ -57,28 +47,6 @@ class Checkpoint:
 
 class Damaged(Exception):
     """A checkpoint that must not be used, and why."""
-
-
-def load(folder: RunFolder, path: str, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Tensors and plain values of a file, on the CPU. No code of the file's is run.
-
-    `known` has what is made for each of the classes, by their full names, that it may hold beside them.
-    Raises RunError if it holds anything else: whoever can write into a run's folder could otherwise run
-    programs as whoever reads it.
-    """
-    import torch  # takes seconds, which a list of checkpoints need not wait for
-
-    data = io.BytesIO(folder.read(path))
-    classes: list[Any] = [(made, name) for name, made in (known or {}).items()]
-    try:
-        with torch.serialization.safe_globals(classes):
-            return torch.load(data, map_location="cpu", weights_only=True)
-    except (UnpicklingError, RuntimeError, EOFError) as error:
-        reason = str(error).splitlines()[0] if str(error) else "it is empty"
-        raise RunError(
-            f"{folder.show(path)} holds no weights that may be loaded: {reason}\n"
-            "       Nothing of it was run. It is damaged, or somebody else has written it."
-        ) from None
 
 
 class Checkpoints:
@@ -103,7 +71,7 @@ class Checkpoints:
         group: int,
         contents: Mapping[str, Any],
         facts: Mapping[str, Any],
-        written: Mapping[str, Facts] | None = None,
+        written: Mapping[str, FileEntry] | None = None,
         before_commit: Callable[[], None] = lambda: None,
     ) -> str:
         """Write a checkpoint and commit it, unless `before_commit` raises.
@@ -120,12 +88,12 @@ class Checkpoints:
         self.folder.write(self.path(name, CHECKPOINT_MANIFEST), json.dumps(manifest, indent=2))
         return name
 
-    def write(self, path: str, content: Any) -> Facts:
+    def write(self, path: str, content: Any) -> FileEntry:
         """Write one file and return what its manifest says of it."""
         import torch  # takes seconds, which a list of checkpoints need not wait for
 
         with self.folder.writing(path) as stream:
-            measured = Measured(stream.write)
+            measured = HashingWriter(stream.write)
             if path.endswith(".json"):
                 measured.write(json.dumps(content).encode())
             elif isinstance(content, bytes):
@@ -138,9 +106,9 @@ class Checkpoints:
                     if measured.error:
                         raise measured.error from None
                     raise
-        return measured.facts
+        return measured.entry
 
-    def read_manifest(self, name: str) -> Checkpoint:
+    def read_manifest(self, name: str) -> SavedCheckpoint:
         """What the manifest says. Raises Damaged, or RunError if another version wrote it."""
         try:
             manifest = json.loads(self.folder.read(self.path(name, CHECKPOINT_MANIFEST)))
@@ -150,7 +118,7 @@ class Checkpoints:
                     f"{manifest['format']}, this program reads {FORMAT}: "
                     "go on with the image that wrote it."
                 )
-            return Checkpoint(
+            return SavedCheckpoint(
                 name=name,
                 trained=Trained(**manifest["trained"]),
                 config=manifest["config"],
@@ -162,7 +130,7 @@ class Checkpoints:
         except (ValueError, KeyError, TypeError):
             raise Damaged("its manifest.json cannot be read") from None
 
-    def compare_sizes(self, checkpoint: Checkpoint) -> None:
+    def compare_sizes(self, checkpoint: SavedCheckpoint) -> None:
         """Raises Damaged if a file is missing, or longer or shorter than the manifest says."""
         for file, known in checkpoint.files.items():
             size = self.folder.size(self.path(checkpoint.name, file))
@@ -170,7 +138,7 @@ class Checkpoints:
                 found = "missing" if size is None else f"{size} bytes long"
                 raise Damaged(f"{file} is {found}, its manifest says {known['size']} bytes")
 
-    def check(self, name: str, read: Callable[[int], None] = lambda count: None) -> Checkpoint:
+    def check(self, name: str, read: Callable[[int], None] = lambda count: None) -> SavedCheckpoint:
         """Read it all and compare; `read` hears of the bytes as they come.
 
         Raises Damaged, or RunError if another version wrote it.
@@ -186,7 +154,7 @@ class Checkpoints:
         self,
         say: Callable[[str], None] = lambda line: None,
         why_not: Callable[[str], str | None] = lambda name: None,
-    ) -> Checkpoint | None:
+    ) -> SavedCheckpoint | None:
         """The newest that is intact, and against which nothing speaks; `say` hears of each other."""
         for name in self.names():
             if reason := why_not(name):
@@ -198,7 +166,7 @@ class Checkpoints:
                 say(f"checkpoint {name} is passed over: {damage}")
         return None
 
-    def committed(self) -> list[Checkpoint]:
+    def committed(self) -> list[SavedCheckpoint]:
         """Those with a readable manifest, newest first; their files are not compared."""
         found = []
         for name in self.names():
@@ -217,104 +185,10 @@ class Checkpoints:
         return (
             json.loads(self.folder.read(path))
             if file.endswith(".json")
-            else load(self.folder, path, known)
+            else load_tensors(self.folder, path, known)
         )
 
     def delete(self, name: str) -> None:
         """The manifest goes first, so that half a removed checkpoint is none."""
         self.folder.delete(self.path(name, CHECKPOINT_MANIFEST))
         self.folder.delete(self.path(name))
-
-    def prune(self, rule: Rule, newest: str) -> list[str]:
-        """Remove what the rule does not keep, up to the newest; returns the names of what went.
-
-        What lies there with a later name is of an older group that woke up once more: it takes no
-        place of ours, and the next start removes it.
-        """
-        there = [
-            checkpoint
-            for checkpoint in self.committed()
-            if CheckpointName.require(checkpoint.name) <= CheckpointName.require(newest)
-        ]
-        kept = kept_by(rule, there)
-        gone = [checkpoint.name for checkpoint in there if checkpoint.name not in kept]
-        for name in gone:
-            self.delete(name)
-        return gone
-
-
-def kept_by(rule: Rule, newest_first: list[Checkpoint]) -> set[str]:
-    """Names of the newest, of the best, and of one for each so many epochs."""
-    kept = {checkpoint.name for checkpoint in newest_first[: rule.keep]}
-    if best := best_of(newest_first, rule.best):
-        kept.add(best.name)
-    return kept | of_every(rule.keep_every_epochs, newest_first)
-
-
-def of_every(epochs: int | None, newest_first: list[Checkpoint]) -> set[str]:
-    """Names of one for each so many epochs."""
-    return {
-        checkpoint.name
-        for checkpoint in _ends(newest_first)
-        if epochs and checkpoint.trained.epoch % epochs == 0
-    }
-
-
-def best_of(newest_first: list[Checkpoint], metric: Metric) -> Checkpoint | None:
-    """The one with the highest `val_accuracy` or the lowest `val_loss`; of equals the earliest."""
-    return max(
-        _ends(newest_first), key=lambda checkpoint: _worth(checkpoint.trained, metric), default=None
-    )
-
-
-def _worth(trained: Trained, metric: Metric) -> float:
-    """The more the better; what is no number is the worst."""
-    value = trained.val_accuracy if metric == "val_accuracy" else trained.val_loss
-    if value is None or not math.isfinite(value):
-        return -math.inf
-    return value if metric == "val_accuracy" else -value
-
-
-def _ends(newest_first: list[Checkpoint]) -> list[Checkpoint]:
-    """Those at the end of an epoch, in order; an epoch that was trained twice counts by its newest."""
-    ends = {
-        checkpoint.trained.epoch: checkpoint
-        for checkpoint in reversed(newest_first)
-        if checkpoint.trained.steps_in_epoch == 0
-    }
-    return [ends[epoch] for epoch in sorted(ends)]
-
-
-class Measured:
-    """Counts and hashes what is written through it, so that no file is held in memory or read again."""
-
-    def __init__(self, write: Callable[[bytes], Any]) -> None:
-        self._write = write
-        self.error: BaseException | None = None
-        self.size = 0
-        self.digest = hashlib.sha256()
-
-    @property
-    def facts(self) -> Facts:
-        """Of what was written so far."""
-        return {"size": self.size, "sha256": self.digest.hexdigest()}
-
-    def tell(self) -> int:
-        return self.size
-
-    def write(self, data: bytes) -> int:
-        length = memoryview(data).nbytes
-        try:
-            self._write(data)
-        except BaseException as error:
-            self.error = error
-            raise
-        self.size += length
-        self.digest.update(data)
-        return length
-
-    def flush(self) -> None:
-        """torch calls it; the stream's owner closes the stream."""
-
-    def close(self) -> None:
-        """As `flush`."""

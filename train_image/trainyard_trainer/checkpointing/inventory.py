@@ -8,13 +8,12 @@ from typing import Any, Literal
 from pyarrow import fs
 
 from trainyard_trainer.checkpointing.checkpoint import (
-    Checkpoint,
     Checkpoints,
     Damaged,
-    best_of,
-    of_every,
+    SavedCheckpoint,
 )
 from trainyard_trainer.checkpointing.resume import why_overtaken
+from trainyard_trainer.checkpointing.retention import best_of, of_every
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.run_folder.progress import Trained, read_lines
 from trainyard_trainer.terminal import Bar
@@ -23,41 +22,45 @@ State = Literal["intact", "damaged", "overtaken", "uncommitted", "other version"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Judged:
+class CheckpointStatus:
     """A checkpoint, and whether it can be used."""
 
     name: str
     state: State
     problem: str | None = None
-    checkpoint: Checkpoint | None = None
+    checkpoint: SavedCheckpoint | None = None
     """What its manifest says, where that can be read."""
 
 
-def judge(checkpoints: Checkpoints, name: str, *, is_thorough: bool) -> Judged:
+def inspect_checkpoint(
+    checkpoints: Checkpoints, name: str, *, is_thorough: bool
+) -> CheckpointStatus:
     """By its manifest and the sizes of its files, or by all its bytes."""
     folder, checkpoint = checkpoints.folder, None
     try:
         checkpoint = checkpoints.read_manifest(name)
         if overtaken := why_overtaken(name, read_lines(folder, folder.starts)):
-            return Judged(name=name, state="overtaken", problem=overtaken, checkpoint=checkpoint)
+            return CheckpointStatus(
+                name=name, state="overtaken", problem=overtaken, checkpoint=checkpoint
+            )
         checkpoints.compare_sizes(checkpoint)
         if is_thorough:
             with Bar(name, checkpoint.bytes) as bar:
                 checkpoints.check(name, bar.advance)
     except Damaged as reason:
         state: State = "damaged" if checkpoints.is_committed(name) else "uncommitted"
-        return Judged(name=name, state=state, problem=str(reason), checkpoint=checkpoint)
+        return CheckpointStatus(name=name, state=state, problem=str(reason), checkpoint=checkpoint)
     except RunError as reason:
-        return Judged(name=name, state="other version", problem=str(reason))
-    return Judged(name=name, state="intact", checkpoint=checkpoint)
+        return CheckpointStatus(name=name, state="other version", problem=str(reason))
+    return CheckpointStatus(name=name, state="intact", checkpoint=checkpoint)
 
 
-def newest_name(newest_first: list[Judged]) -> str | None:
+def newest_name(newest_first: list[CheckpointStatus]) -> str | None:
     """The newest that is intact."""
     return next((each.name for each in newest_first if each.state == "intact"), None)
 
 
-def best_name(newest_first: list[Judged]) -> str | None:
+def best_name(newest_first: list[CheckpointStatus]) -> str | None:
     """The best of the intact ones, by the rule of the newest one's config."""
     intact = [each.checkpoint for each in newest_first if each.state == "intact"]
     there = [checkpoint for checkpoint in intact if checkpoint]
@@ -92,10 +95,10 @@ def going_of(
 
     What stays instead has been read and compared. Raises RunError if no checkpoint is intact.
     """
-    kept: list[Judged] = []
-    others: list[Judged] = []
+    kept: list[CheckpointStatus] = []
+    others: list[CheckpointStatus] = []
     for name in checkpoints.names():
-        judged = judge(checkpoints, name, is_thorough=len(kept) < keep)
+        judged = inspect_checkpoint(checkpoints, name, is_thorough=len(kept) < keep)
         (kept if judged.state == "intact" and len(kept) < keep else others).append(judged)
     if not kept:
         raise RunError(
@@ -115,14 +118,14 @@ def going_of(
 
 
 def _without_best(
-    checkpoints: Checkpoints, kept: list[Judged], others: list[Judged]
-) -> list[Judged]:
+    checkpoints: Checkpoints, kept: list[CheckpointStatus], others: list[CheckpointStatus]
+) -> list[CheckpointStatus]:
     """The others without the best of all, if that is among them and its bytes are right, too."""
     while best := best_name([*kept, *others]):
         if best in {judged.name for judged in kept}:
             break
         place = [judged.name for judged in others].index(best)
-        others[place] = judge(checkpoints, others[place].name, is_thorough=True)
+        others[place] = inspect_checkpoint(checkpoints, others[place].name, is_thorough=True)
         if others[place].state == "intact":
             return others[:place] + others[place + 1 :]
     return others

@@ -8,7 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from trainyard_trainer.checkpointing.checkpoint import MODEL, STATE, Checkpoint, Checkpoints
+from trainyard_trainer.checkpointing.checkpoint import (
+    MODEL,
+    STATE,
+    Checkpoints,
+    SavedCheckpoint,
+)
 from trainyard_trainer.config.identity import LENGTHS, identity_of
 from trainyard_trainer.config.train import has_fixed_workers
 from trainyard_trainer.config.trainer_config import RecipeConfig
@@ -98,13 +103,15 @@ def reached_step(folder: RunFolder) -> int:
     return max(steps, default=0)
 
 
-def choose(folder: RunFolder, say: Callable[[str], None] = lambda line: None) -> Checkpoint | None:
+def choose(
+    folder: RunFolder, say: Callable[[str], None] = lambda line: None
+) -> SavedCheckpoint | None:
     """The newest intact checkpoint that belongs to the run's one line of descent."""
     starts = read_lines(folder, folder.starts)
     return Checkpoints(folder).newest(say, lambda name: why_overtaken(name, starts))
 
 
-def descended(folder: RunFolder) -> list[Checkpoint]:
+def descended(folder: RunFolder) -> list[SavedCheckpoint]:
     """The committed checkpoints of the run's one line of descent, newest first."""
     starts = read_lines(folder, folder.starts)
     there = Checkpoints(folder).committed()
@@ -139,7 +146,7 @@ def check_identity(folder: RunFolder, config: RecipeConfig) -> None:
         _refuse(json.loads(folder.read(folder.run)), config, f"{folder.show(folder.root)}")
 
 
-def refuse_other(checkpoint: Checkpoint, config: RecipeConfig) -> None:
+def refuse_other(checkpoint: SavedCheckpoint, config: RecipeConfig) -> None:
     """Raises ConfigError if the checkpoint is of a run that learns something else."""
     _refuse(checkpoint.config, config, f"checkpoint {checkpoint.name}")
 

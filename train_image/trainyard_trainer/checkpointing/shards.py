@@ -22,7 +22,10 @@ from torch.distributed.checkpoint.filesystem import FileSystemBase
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-from trainyard_trainer.checkpointing.checkpoint import Checkpoints, Facts, Measured
+from trainyard_trainer.checkpointing.checkpoint import (
+    Checkpoints,
+)
+from trainyard_trainer.checkpointing.files import FileEntry, HashingWriter
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.run_folder.folder import RunFolder
 
@@ -45,7 +48,7 @@ class TrainingState(Protocol):
     def average(self) -> nn.Module | None:
         """The moving average of the weights, where the run keeps one."""
 
-    def agree(self) -> None:
+    def sync_buffers(self) -> None:
         """Give the buffers of rank 0 to all workers."""
 
 
@@ -89,7 +92,7 @@ class Shards:
 
         Buffers are whole on each worker, and any one of them writes them: they are rank 0's first.
         """
-        learner.agree()
+        learner.sync_buffers()
         return self._tensors(learner)
 
     def _tensors(self, learner: TrainingState) -> dict[str, Any]:
@@ -100,7 +103,7 @@ class Shards:
             "average": average.state_dict() if average else {},
         }
 
-    def save(self, name: str, tensors: Mapping[str, Any]) -> dict[str, Facts]:
+    def save(self, name: str, tensors: Mapping[str, Any]) -> dict[str, FileEntry]:
         """Write this worker's share; what the manifest is to say of all files. Raises OSError."""
         files = _Files(self._checkpoints.folder)
         writer = _Writer(files, self._checkpoints.path(name, SHARDS))
@@ -147,7 +150,7 @@ class _Files(FileSystemBase):
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        self.written: dict[str, Facts] = {}
+        self.written: dict[str, FileEntry] = {}
         """Size and SHA-256 of each file, by its name."""
 
     @contextmanager
@@ -157,9 +160,9 @@ class _Files(FileSystemBase):
             yield io.BytesIO(self.folder.read(path))
             return
         with self.folder.writing(path) as stream:
-            measured = Measured(stream.write)
+            measured = HashingWriter(stream.write)
             yield measured
-        self.written[_name(path)] = measured.facts
+        self.written[_name(path)] = measured.entry
 
     def concat_path(self, path: Any, suffix: str) -> str:
         return f"{path}/{suffix}"

@@ -17,7 +17,10 @@ from typing import Any
 import torch
 from torch import distributed
 
-from trainyard_trainer.checkpointing.checkpoint import Checkpoints, Facts
+from trainyard_trainer.checkpointing.checkpoint import (
+    Checkpoints,
+)
+from trainyard_trainer.checkpointing.files import FileEntry
 from trainyard_trainer.checkpointing.shards import SHARDS, TrainingState, enum_member
 
 FOREIGN = (
@@ -60,11 +63,11 @@ class ZeroShards:
             engine.save_checkpoint(nowhere, tag=SHARDS, save_latest=False)
         return contents
 
-    def save(self, name: str, shares: Mapping[str, Any]) -> dict[str, Facts]:
+    def save(self, name: str, shares: Mapping[str, Any]) -> dict[str, FileEntry]:
         """Write this worker's share; what the manifest is to say of all files. Raises OSError."""
         checkpoints = self._checkpoints
 
-        def write() -> dict[str, Facts]:
+        def write() -> dict[str, FileEntry]:
             return {
                 file: checkpoints.write(checkpoints.path(name, file), content)
                 for file, content in shares.items()

@@ -1,4 +1,4 @@
-"""What learns: network, optimiser and all that goes with them, one step and one validation at a time."""
+"""The learner: network, optimizer and everything else that training changes, one step at a time."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from trainyard_trainer.engine.optimizers import (
     build_optimizer,
     learning_rate,
 )
-from trainyard_trainer.parallel.strategy import Worker, local, strategy_of
+from trainyard_trainer.parallel.strategy import Worker, local_shard, strategy_of
 from trainyard_trainer.recipes.registry import recipe_of
-from trainyard_trainer.recipes.validation import Tally, Validation
+from trainyard_trainer.recipes.validation import LossSums, Validation
 from trainyard_trainer.run_folder.progress import Length
 
 
 class Learner:
-    """One worker's copy or share of the model, with everything that changes by training."""
+    """One worker's copy or shard of the model, with its optimizer, loss scaler and weight average."""
 
     def __init__(
         self, config: TrainerConfig, images: DatasetInfo, length: Length, worker: Worker
@@ -37,10 +37,10 @@ class Learner:
         self.micro_batch_size = share_batch(config.train, worker.world_size).micro_batch_size
         self.precision = Precision.of(config.train.precision, worker.device)
         self.precision.set_for_process()
-        self.lesson = recipe_of(config.train).lesson(config, images, worker.device)
+        self.task = recipe_of(config.train).worker_task(config, images, worker.device)
 
         torch.manual_seed(config.train.seed)
-        self.network = self.lesson.build()
+        self.network = self.task.build()
         self.strategy = strategy_of(config.train, self.precision.dtype)
         if not self.strategy.is_sharded:
             self.network.to(worker.device)
@@ -49,21 +49,21 @@ class Learner:
         )
         # Spread the model over the workers.
         if self.average and self.strategy.is_sharded:
-            self.strategy.wrap(self.average.module, worker)
-        wrapped = self.strategy.wrap(self.network, worker)
+            self.strategy.wrap_model(self.average.module, worker)
+        wrapped = self.strategy.wrap_model(self.network, worker)
         optimizer = build_optimizer(
             self.network, config.train, worker.device, is_sharded=self.strategy.is_sharded
         )
-        self.wrapped, self.optimizer = self.strategy.tie(wrapped, optimizer, worker)
+        self.wrapped, self.optimizer = self.strategy.wrap_optimizer(wrapped, optimizer, worker)
         self.model: nn.Module = (
             cast(nn.Module, torch.compile(self.wrapped)) if config.train.compile else self.wrapped
         )
         self.scaler = torch.amp.GradScaler(worker.device.type, enabled=self.precision.is_scaled)
 
-    # What is saved: by one worker all, or where weights are shared out, by each its shares.
+    # Checkpoints. Rank 0 saves everything, or each worker its shards of a sharded model.
 
     def state(self) -> dict[str, Any]:
-        """All that a resumed run needs beside the weights and beside shares."""
+        """Return the state to save beside the weights, or beside the shards of a sharded model."""
         if self.strategy.is_sharded:
             return {"scaler": self.scaler.state_dict()}
         return {
@@ -73,7 +73,7 @@ class Learner:
         }
 
     def load(self, weights: dict[str, Any], state: dict[str, Any]) -> None:
-        """Go on from what one worker has saved."""
+        """Restore a checkpoint that rank 0 has saved."""
         self.network.load_state_dict(weights)
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
@@ -81,34 +81,37 @@ class Learner:
             self.average.load_state_dict(state["average"])
 
     def load_beside_shares(self, state: dict[str, Any]) -> None:
-        """Go on from what one worker has saved, where each has saved its share."""
+        """Restore the unsharded state of a sharded checkpoint."""
         self.scaler.load_state_dict(state["scaler"])
 
-    def agree(self) -> None:
-        """Give all workers the buffers of rank 0."""
+    def sync_buffers(self) -> None:
+        """Copy the buffers of rank 0 to all workers, of the network and of the weight average."""
         for network in (self.network, self.average):
             if network is not None:
-                self.strategy.agree(network, self.worker)
+                self.strategy.sync_buffers(network, self.worker)
 
     def delivered(self) -> nn.Module:
-        """The network whose weights are validated and delivered."""
+        """Return the network whose weights are validated and delivered: the average, if there is one."""
         return self.average.module if self.average else self.network
 
     def exchange_s(self) -> float:
-        """Seconds per step that the exchange of gradients made the step longer."""
+        """Return the seconds per step of gradient exchange that the backward pass did not hide."""
         return self.strategy.exchange_s(self.wrapped)
 
     # A step.
 
-    def step(self, batch: Batch, tally: Tally, *, epoch: int, step_in_epoch: int) -> float:
-        """Learn from one global batch, of which `batch` is this worker's share; returns the rate."""
+    def step(self, batch: Batch, sums: LossSums, *, epoch: int, step_in_epoch: int) -> float:
+        """Make one optimizer step; `batch` is this worker's share of a global batch.
+
+        Adds the losses to `sums`, and returns the learning rate of the step.
+        """
         train, worker = self.train_config, self.worker
         global_samples = self.length.batch_size(step_in_epoch)
         samples = self.length.samples_until(epoch, step_in_epoch)
         rate = learning_rate(train, samples, self.length.samples)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        # What the model itself draws, such as for dropout, follows from the step alone, too.
+        # Random numbers inside the model, such as dropout masks, depend on seed and step alone.
         seed_generators(worker.device, train.seed, samples, worker.rank)
 
         self.optimizer.zero_grad(set_to_none=True)
@@ -118,19 +121,22 @@ class Learner:
             alone = nullcontext() if is_last else self.strategy.without_exchange(self.wrapped)
             with alone:
                 if not len(part.labels):
-                    self._take_part()
+                    self._empty_pass()
                     continue
-                outputs = self._forward(self.model, self.lesson.inputs(part, epoch=epoch))
-                judged = self.lesson.judged(outputs, part)
-                tally.add(judged)
-                # Workers' gradients are averaged; what counts is each sample of the global batch once.
-                share = worker.world_size * len(part.labels) / global_samples
-                self._backward(judged.loss * share)
-        self._move()
+                outputs = self._forward(self.model, self.task.inputs(part, epoch=epoch))
+                found = self.task.loss(outputs, part)
+                sums.update(found)
+                # Gradients are averaged over workers; this weight makes each sample count once.
+                weight = worker.world_size * len(part.labels) / global_samples
+                self._backward(found.loss * weight)
+        self._optimizer_step()
         return rate
 
     def _parts(self, batch: Batch, global_samples: int) -> Iterator[Batch]:
-        """At least one, which may be empty; where all workers take part in each pass, the same number."""
+        """Split a batch into micro-batches: at least one, which may be empty.
+
+        With a sharded model all workers make the same number, since each pass exchanges weights.
+        """
         most = len(batch.labels)
         if self.strategy.is_sharded:
             most = -(-global_samples // self.worker.world_size)
@@ -138,21 +144,21 @@ class Learner:
             yield Batch(*(column[start : start + self.micro_batch_size] for column in batch))
 
     def _forward(self, model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-        """Outputs in float32."""
+        """Run a forward pass in the configured precision; returns outputs in float32."""
         with self.precision.autocast(self.worker.device):
             outputs = model(inputs)
         return outputs.float()
 
-    def _take_part(self) -> None:
-        """Help to average the others' gradients, with none of one's own."""
-        loss = self._forward(self.model, self.lesson.no_inputs()).sum()
+    def _empty_pass(self) -> None:
+        """Run a pass with zero gradients, so that this worker takes part in the gradient exchange."""
+        loss = self._forward(self.model, self.task.empty_inputs()).sum()
         self._backward(loss * 0)
 
     def _backward(self, loss: torch.Tensor) -> None:
         self.strategy.backward(self.wrapped, self.scaler.scale(loss))
 
-    def _move(self) -> None:
-        """Change the weights by their gradients."""
+    def _optimizer_step(self) -> None:
+        """Clip the gradients, update the weights with the optimizer, and update the weight average."""
         if self.train_config.clip_norm:
             self.scaler.unscale_(self.optimizer)
             self.strategy.clip(self.network, self.train_config.clip_norm)
@@ -164,34 +170,37 @@ class Learner:
     # Validation.
 
     def validate(self, batches: Iterable[Batch]) -> Validation:
-        """What the network says of the validation samples of all workers, each counted once.
+        """Validate on the samples of all workers, each counted once, and return the metrics over all workers.
 
-        All workers give the same number of batches, of which some may be empty.
+        All workers must pass the same number of batches; some of the batches may be empty.
         """
         network = self.delivered().eval()
-        self.strategy.agree(network, self.worker)
-        answers = self.lesson.answers(self.worker)
-        # Not inference mode: weights that are gathered in it are of no use for training afterwards.
+        self.strategy.sync_buffers(network, self.worker)
+        metrics = self.task.metrics(self.worker)
+        # Not inference mode: weights that FSDP2 gathers in it cannot be used for training afterwards.
         with torch.no_grad():
             for batch in batches:
                 here = moved(batch, self.worker.device)
                 if len(here.labels):
-                    answers.add(self._forward(network, self.lesson.inputs(here)), here)
+                    metrics.update(self._forward(network, self.task.inputs(here)), here)
                 elif self.strategy.is_sharded:
-                    self._forward(network, self.lesson.no_inputs())
+                    self._forward(network, self.task.empty_inputs())
         network.train()
-        self.strategy.rest(network)
-        return answers.over_all()
+        self.strategy.reshard(network)
+        return metrics.compute()
 
     def is_finite(self) -> bool:
-        """Whether all weights are numbers; all workers ask together."""
-        shares = [local(each).detach() for each in self.network.parameters()]
+        """Whether all weights on all workers are finite. All workers must call it."""
+        shares = [local_shard(each).detach() for each in self.network.parameters()]
         bad = torch.stack([~share.isfinite().all() for share in shares]).sum()
         return not self.worker.sum(bad)
 
 
 def seed_generators(device: torch.device, seed: int, samples: int, rank: int) -> None:
-    """Seed the generators that a model draws from (torch.manual_seed would ask every kind of device)."""
+    """Seed the CPU's and the device's generator from seed, step and rank.
+
+    torch.manual_seed would touch the generators of all kinds of devices.
+    """
     number = ((seed * 1_000_003 + samples) * 65_537 + rank) % 2**63
     torch.default_generator.manual_seed(number)
     if device.type == "cuda":

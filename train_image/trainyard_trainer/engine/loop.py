@@ -1,13 +1,11 @@
-"""The training loop of one worker. It knows torch, and nothing of Ray or of the run's folder."""
+"""The training loop of one worker. It does not know Ray or the run's folder."""
 
 from __future__ import annotations
 
 import math
-import resource
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -16,218 +14,331 @@ from trainyard_trainer.config.train import EarlyStopping
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch, Batches
 from trainyard_trainer.engine.learner import Learner
-from trainyard_trainer.engine.step_sync import Notices, Talk
+from trainyard_trainer.engine.step_sync import Signals, StepSync, SyncDecision
+from trainyard_trainer.engine.timing import Clock, TimeSpent, peak_memory_bytes
 from trainyard_trainer.errors import Diverged
-from trainyard_trainer.parallel.strategy import Worker
-from trainyard_trainer.recipes.validation import Tally, Validation
-from trainyard_trainer.run_folder.progress import (
-    SPENT,
-    Length,
-    MetricsRecord,
-    Trained,
-    eta_s,
-    per_second,
-)
+from trainyard_trainer.recipes.validation import LossSums, Validation
+from trainyard_trainer.run_folder.metrics import Kind
+from trainyard_trainer.run_folder.progress import MetricsRecord, Trained, eta_s, per_second
 
 REPORT_INTERVAL_S = 1.0
+"""Rank 0 records metrics about this often, in seconds."""
 
 
-class Records(Protocol):
-    """What a worker leaves in the run's folder."""
+class RunRecords(Protocol):
+    """What a worker writes to the run's folder while it trains."""
 
-    def report(self, report: MetricsRecord) -> None:
-        """Put a report on record; rank 0 has some."""
+    def report(self, record: MetricsRecord) -> None:
+        """Record metrics. Only rank 0 calls it."""
 
     def save(
         self,
         trained: Trained,
         learner: Learner,
-        extra: dict[str, Any],
+        partial_epoch: dict[str, Any],
         validation: Validation | None,
     ) -> None:
-        """Begin to save; waits while an earlier save is under way. All workers begin alike."""
+        """Begin to save a checkpoint, once an earlier save is done. All workers must call it.
+
+        `partial_epoch` is the state of an interrupted epoch; it is empty at the end of an epoch.
+        """
 
     def is_saving(self) -> bool:
-        """Whether a save is under way."""
+        """Whether a save is in progress."""
 
     def finish_saving(self) -> None:
-        """Wait for the save under way."""
+        """Wait for the save that is in progress."""
 
 
 class NoRecords:
-    """The records of a worker that leaves none."""
+    """The records of a worker that writes nothing."""
 
-    def report(self, report: MetricsRecord) -> None: ...
+    def report(self, record: MetricsRecord) -> None:
+        """Ignore the metrics."""
 
     def save(
         self,
         trained: Trained,
         learner: Learner,
-        extra: dict[str, Any],
+        partial_epoch: dict[str, Any],
         validation: Validation | None,
-    ) -> None: ...
+    ) -> None:
+        """Save nothing."""
 
     def is_saving(self) -> bool:
+        """Return False: nothing is ever saved."""
         return False
 
-    def finish_saving(self) -> None: ...
+    def finish_saving(self) -> None:
+        """Return at once: nothing is ever saved."""
 
 
-def train(
-    config: TrainerConfig,
-    *,
-    worker: Worker,
-    learner: Learner,
-    length: Length,
-    trained: Trained,
-    begun: dict[str, Any],
-    batches: Batches,
-    validation: Iterable[Batch],
-    records: Records,
-    notices: Notices,
-    began: float,
-) -> Trained:
-    """Train what is left of the run; returns how far it came.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopStart:
+    """Where a training loop starts."""
 
-    All workers call it alike. `trained` is where it starts, `begun` what the checkpoint there holds of
-    an epoch under way, `began` the time.time() at which the attempt began. Raises Diverged, on all
-    workers alike.
+    trained: Trained
+    epoch_sums: torch.Tensor | None = None
+    """The loss sums of an interrupted epoch, over all workers; None at the beginning of an epoch."""
+    attempt_began: float
+    """The time.time() at which the attempt began."""
+
+
+class Interval:
+    """The steps since the last recorded metrics; at its first step the loss was known to be finite."""
+
+    def __init__(self, step: int, spent: TimeSpent) -> None:
+        self.step = step
+        self.clock = Clock()
+        self.time_before = spent.snapshot()
+
+
+class Epoch:
+    """The state of the current epoch."""
+
+    def __init__(self, trained: Trained, sums: LossSums, spent: TimeSpent) -> None:
+        self.number = trained.epoch
+        self.sums = sums
+        self.samples_before = trained.samples
+        self.time_before = spent.snapshot()
+        self.interval = Interval(trained.step, spent)
+
+
+class TrainingLoop:
+    """The epochs of a run on one worker: steps, about once a second an exchange between workers, validation.
+
+    All workers run the same loop at the same steps. Only rank 0 records metrics.
     """
-    is_first = worker.rank == 0
-    at_start = trained
-    spent = Spent(trained.seconds, startup=time.time() - began)
-    running = Clock()
-    talk = Talk(config.checkpoint, worker, notices, length, trained)
-    step_in_epoch = trained.steps_in_epoch
 
-    def step() -> int:
-        return trained.epoch * length.steps_per_epoch + step_in_epoch
+    def __init__(
+        self,
+        config: TrainerConfig,
+        learner: Learner,
+        *,
+        start: LoopStart,
+        batches: Batches,
+        validation: Iterable[Batch],
+        records: RunRecords,
+        signals: Signals,
+    ) -> None:
+        self.config = config
+        self.learner = learner
+        self.worker, self.length = learner.worker, learner.length
+        self.start = start
+        self.batches = batches
+        self.validation = validation
+        self.records = records
+        self.is_first = self.worker.rank == 0
+        self.trained = start.trained
+        """The progress at the end of the last complete epoch, or at the start of the loop."""
+        self.step_in_epoch = start.trained.steps_in_epoch
+        self.learning_rate = 0.0
+        self.spent = TimeSpent(start.trained.seconds, startup=time.time() - start.attempt_began)
+        self.running = Clock()
+        self.sync = StepSync(config.checkpoint, self.worker, signals, self.length, start.trained)
 
-    def so_far() -> Trained:
-        """What has been trained up to this step."""
+    def run(self) -> Trained:
+        """Train until the end of the run, or until it is stopped; returns the progress.
+
+        Raises Diverged, on all workers alike, if the loss or a weight becomes NaN or infinite.
+        """
+        while self.trained.epoch < self.length.epochs and not self.trained.is_stopped_early:
+            epoch = self._begin_epoch()
+            if stopped := self._train_epoch(epoch):
+                return stopped
+            if self._end_epoch(epoch):
+                return self.trained
+        self.records.finish_saving()
+        return self.trained
+
+    # Progress.
+
+    def _step(self) -> int:
+        """Return the number of optimizer steps since the beginning of the run."""
+        return self.trained.epoch * self.length.steps_per_epoch + self.step_in_epoch
+
+    def _progress(self) -> Trained:
+        """Return the progress up to the current step."""
         return replace(
-            trained,
-            step=step(),
-            samples=length.samples_until(trained.epoch, step_in_epoch),
-            steps_in_epoch=step_in_epoch,
-            train_s=at_start.train_s + running.seconds(),
-            seconds=spent.snapshot(),
+            self.trained,
+            step=self._step(),
+            samples=self.length.samples_until(self.trained.epoch, self.step_in_epoch),
+            steps_in_epoch=self.step_in_epoch,
+            train_s=self.start.trained.train_s + self.running.seconds(),
+            seconds=self.spent.snapshot(),
         )
 
-    while trained.epoch < length.epochs and not trained.is_stopped_early:
-        epoch = trained.epoch
-        tally = Tally(worker.device)
-        if step_in_epoch and is_first:
-            tally.go_on_from(begun["tally"])
-        interval = Interval(trained.step, spent)
-        epoch_began, rate = trained.samples, 0.0
-        epoch_spent = spent.snapshot()
+    def _eta_s(self, now: Trained) -> float:
+        done_before = self.start.trained.samples
+        return eta_s(self.length.samples, now.samples, done_before, self.running.seconds())
 
-        # Train.
-        for batch in spent.waiting(batches.epoch(epoch)):
-            with spent.on("compute"):
-                rate = learner.step(batch, tally, epoch=epoch, step_in_epoch=step_in_epoch)
-            step_in_epoch += 1
-            if step_in_epoch == length.steps_per_epoch or not talk.is_due(step()):
+    # An epoch.
+
+    def _begin_epoch(self) -> Epoch:
+        sums = LossSums(self.worker.device)
+        if self.step_in_epoch and self.is_first:
+            # Rank 0 continues with the sums of all workers.
+            assert self.start.epoch_sums is not None
+            sums.restore(self.start.epoch_sums)
+        return Epoch(self.trained, sums, self.spent)
+
+    def _train_epoch(self, epoch: Epoch) -> Trained | None:
+        """Make the steps of an epoch; returns the progress if the run was stopped before its end."""
+        for batch in self.spent.waiting(self.batches.epoch(epoch.number)):
+            with self.spent.on("compute"):
+                self.learning_rate = self.learner.step(
+                    batch, epoch.sums, epoch=epoch.number, step_in_epoch=self.step_in_epoch
+                )
+            self.step_in_epoch += 1
+            is_last = self.step_in_epoch == self.length.steps_per_epoch
+            if is_last or not self.sync.is_due(self._step()):
                 continue
-
-            # About every second: report, and hear from rank 0 whether to save, to stop, to give up.
-            now = so_far()
-            with spent.on("compute"):
-                is_bad = False
-                if is_first and interval.seconds() >= REPORT_INTERVAL_S:
-                    loss, accuracy = tally.since_last()
-                    is_bad = not math.isfinite(loss)
-                    spent.count_exchange(learner.exchange_s() * (now.step - interval.step))
-                    eta = eta_s(length.samples, now.samples, at_start.samples, running.seconds())
-                    records.report(interval.report(now, length, loss, accuracy, rate, eta, worker))
-                    if not is_bad:
-                        interval = Interval(now.step, spent)
-            order = talk.hold(now, is_saving=is_first and records.is_saving(), is_bad=is_bad)
-            if order.is_bad:
-                raise diverged(interval.step, now.step)
-            if order.is_save:
-                with spent.on("checkpoint"):
-                    extra = {"tally": tally.total(worker), "batches": batches.state()}
-                    if not learner.is_finite():
-                        raise diverged(interval.step, now.step)
-                    records.save(so_far(), learner, extra, None)
-                    if order.is_urgent:
-                        records.finish_saving()
-            if order.is_stop:
+            now = self._progress()
+            decision = self._exchange(epoch, now)
+            if decision.is_save:
+                self._save_in_epoch(epoch, is_urgent=decision.is_urgent)
+            if decision.is_stop:
                 return now
+        return None
 
-        loss_sum, hits, count = tally.total(worker).tolist()
-        if is_first:
-            spent.count_exchange(learner.exchange_s() * (step() - interval.step))
-        if not math.isfinite(loss_sum) or not learner.is_finite():
-            raise diverged(interval.step, step())
+    def _exchange(self, epoch: Epoch, now: Trained) -> SyncDecision:
+        """Record the metrics of the last interval, and exchange signals with the other workers."""
+        is_diverged = False
+        with self.spent.on("compute"):
+            if self.is_first and epoch.interval.clock.seconds() >= REPORT_INTERVAL_S:
+                is_diverged = not self._report_interval(epoch, now)
+        is_saving = self.is_first and self.records.is_saving()
+        decision = self.sync.exchange(now, is_saving=is_saving, is_diverged=is_diverged)
+        if decision.is_diverged:
+            raise diverged(epoch.interval.step, now.step)
+        return decision
 
-        # Validate: each worker its part, all with the same buffers.
-        with spent.on("validation"):
-            verdict = learner.validate(validation)
+    def _save_in_epoch(self, epoch: Epoch, *, is_urgent: bool) -> None:
+        with self.spent.on("checkpoint"):
+            partial_epoch = {
+                "loss_sums": epoch.sums.over_workers(self.worker),
+                "batches": self.batches.state(),
+            }
+            if not self.learner.is_finite():
+                raise diverged(epoch.interval.step, self._step())
+            self.records.save(self._progress(), self.learner, partial_epoch, None)
+            if is_urgent:
+                self.records.finish_saving()
 
-        # MetricsRecord, then save: a checkpoint whose metrics are missing could not be explained.
-        step_s = spent.since(epoch_spent, "data", "compute", "communication")
-        trained = replace(
-            stopping(config.train.early_stopping, so_far(), verdict),
-            epoch=epoch + 1,
+    def _end_epoch(self, epoch: Epoch) -> bool:
+        """Validate, record the epoch's metrics and save; returns whether the run was stopped."""
+        loss_sum, num_correct, count = epoch.sums.over_workers(self.worker).tolist()
+        self._count_exchange(epoch.interval, self._step())
+        if not math.isfinite(loss_sum) or not self.learner.is_finite():
+            raise diverged(epoch.interval.step, self._step())
+        with self.spent.on("validation"):
+            validation = self.learner.validate(self.validation)
+        step_s = self.spent.since(epoch.time_before, "data", "compute", "communication")
+        self.trained = replace(
+            stopping(self.config.train.early_stopping, self._progress(), validation),
+            epoch=epoch.number + 1,
             steps_in_epoch=0,
             loss=loss_sum / count,
-            accuracy=hits / count,
-            val_loss=verdict.loss,
-            val_accuracy=verdict.accuracy,
+            accuracy=num_correct / count,
+            val_loss=validation.loss,
+            val_accuracy=validation.accuracy,
         )
-        step_in_epoch = 0
-        is_last = trained.epoch == length.epochs or trained.is_stopped_early
-        if is_first:
-            records.report(
-                MetricsRecord(
-                    kind="epoch",
-                    epoch=trained.epoch,
-                    step=trained.step,
-                    samples=trained.samples,
-                    loss=trained.loss,
-                    accuracy=trained.accuracy,
-                    learning_rate=rate,
-                    samples_per_s=per_second(trained.samples - epoch_began, step_s),
-                    eta_s=0.0
-                    if is_last
-                    else eta_s(
-                        length.samples, trained.samples, at_start.samples, running.seconds()
-                    ),
-                    data_wait_s=None,
-                    step_s=None,
-                    checkpoint_stall_s=spent.since(epoch_spent, "checkpoint"),
-                    memory_bytes=peak_memory_bytes(worker),
-                    val_loss=verdict.loss,
-                    val_accuracy=verdict.accuracy,
-                )
+        self.step_in_epoch = 0
+        # Record before saving: a checkpoint must not lie ahead of metrics.jsonl.
+        if self.is_first:
+            self._report_epoch(epoch, step_s)
+        return self._save_after_epoch(validation)
+
+    def _save_after_epoch(self, validation: Validation) -> bool:
+        """Save if a checkpoint is due or requested; returns whether the run was stopped."""
+        trained, rule = self.trained, self.config.checkpoint
+        is_last = self._is_last_epoch()
+        # An epoch of one step has no other step at which the workers could exchange signals.
+        decision = None
+        if self.sync.is_due(trained.step) and not is_last:
+            is_saving = self.is_first and self.records.is_saving()
+            decision = self.sync.exchange(trained, is_saving=is_saving, is_diverged=False)
+        is_due = trained.epoch % rule.every_epochs == 0 or is_last
+        if is_due or (decision and decision.is_save):
+            with self.spent.on("checkpoint"):
+                saved = replace(trained, seconds=self.spent.snapshot())
+                self.records.save(saved, self.learner, {}, validation)
+                if decision and decision.is_urgent:
+                    self.records.finish_saving()
+        if decision and decision.is_stop:
+            return True
+        self.sync.note_epoch(trained)
+        return False
+
+    def _is_last_epoch(self) -> bool:
+        return self.trained.epoch == self.length.epochs or self.trained.is_stopped_early
+
+    # Metrics, on rank 0.
+
+    def _count_exchange(self, interval: Interval, step: int) -> None:
+        if self.is_first:
+            self.spent.count_exchange(self.learner.exchange_s() * (step - interval.step))
+
+    def _report_interval(self, epoch: Epoch, now: Trained) -> bool:
+        """Record the metrics since the last record; returns whether the loss is finite."""
+        interval, spent = epoch.interval, self.spent
+        loss, accuracy = epoch.sums.since_last()
+        self._count_exchange(interval, now.step)
+        steps = now.step - interval.step
+        samples = steps * self.length.global_batch_size
+        before = interval.time_before
+        self._report(
+            "interval",
+            now,
+            epoch=now.epoch + 1,
+            loss=loss,
+            accuracy=accuracy,
+            samples_per_s=per_second(samples, interval.clock.seconds()),
+            eta_s=self._eta_s(now),
+            data_wait_s=spent.since(before, "data") / steps,
+            step_s=spent.since(before, "compute", "communication") / steps,
+            checkpoint_stall_s=spent.since(before, "checkpoint"),
+        )
+        is_finite = math.isfinite(loss)
+        if is_finite:
+            epoch.interval = Interval(now.step, spent)
+        return is_finite
+
+    def _report_epoch(self, epoch: Epoch, step_s: float) -> None:
+        """Record the metrics of a complete epoch; `step_s` is the time of its steps, in seconds."""
+        now = self.trained
+        self._report(
+            "epoch",
+            now,
+            epoch=now.epoch,
+            loss=now.loss,
+            accuracy=now.accuracy,
+            samples_per_s=per_second(now.samples - epoch.samples_before, step_s),
+            eta_s=0.0 if self._is_last_epoch() else self._eta_s(now),
+            checkpoint_stall_s=self.spent.since(epoch.time_before, "checkpoint"),
+        )
+
+    def _report(self, kind: Kind, now: Trained, **measured: Any) -> None:
+        self.records.report(
+            MetricsRecord(
+                kind=kind,
+                step=now.step,
+                samples=now.samples,
+                learning_rate=self.learning_rate,
+                memory_bytes=peak_memory_bytes(self.worker),
+                val_loss=now.val_loss,
+                val_accuracy=now.val_accuracy,
+                **measured,
             )
-        # Epochs of a single step leave no other moment to hear that the run is to stop.
-        at_end = None
-        if talk.is_due(trained.step) and not is_last:
-            is_saving = is_first and records.is_saving()
-            at_end = talk.hold(trained, is_saving=is_saving, is_bad=False)
-        is_wanted = trained.epoch % config.checkpoint.every_epochs == 0 or is_last
-        if is_wanted or (at_end and at_end.is_save):
-            with spent.on("checkpoint"):
-                records.save(replace(trained, seconds=spent.snapshot()), learner, {}, verdict)
-                if at_end and at_end.is_urgent:
-                    records.finish_saving()
-        if at_end and at_end.is_stop:
-            return trained
-        talk.note_epoch(trained)
-    records.finish_saving()
-    return trained
+        )
 
 
-def stopping(rule: EarlyStopping | None, trained: Trained, verdict: Validation) -> Trained:
-    """The same with what early stopping must remember, and whether it is time."""
+def stopping(rule: EarlyStopping | None, trained: Trained, validation: Validation) -> Trained:
+    """Update the state of early stopping after a validation, and decide whether to stop."""
     if rule is None:
         return trained
     is_accuracy = rule.metric == "val_accuracy"
-    value = verdict.accuracy if is_accuracy else -verdict.loss
+    value = validation.accuracy if is_accuracy else -validation.loss
     best = trained.best_stopping
     if best is None or math.isnan(best) or value > best + rule.min_delta:
         return replace(trained, best_stopping=value, epochs_without_gain=0)
@@ -240,107 +351,8 @@ def stopping(rule: EarlyStopping | None, trained: Trained, verdict: Validation) 
 
 
 def diverged(checked: int, step: int) -> Diverged:
-    """`checked` is the last step after which the loss was known to be a number."""
+    """Make the error for a loss or weight that became NaN or infinite after step `checked`, up to `step`."""
     return Diverged(
         f"the loss or a weight became NaN or infinite in steps {checked + 1} to {step}. The last good "
         "checkpoint is kept. Lower train.optimizer.learning_rate, or set train.clip_norm."
     )
-
-
-def peak_memory_bytes(worker: Worker) -> int:
-    """The most that this worker has held: on its GPU, if it has one, else in its process."""
-    if worker.device.type == "cuda":
-        return torch.cuda.max_memory_allocated(worker.device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-class Clock:
-    """Seconds since it was made."""
-
-    def __init__(self) -> None:
-        self.start = time.perf_counter()
-
-    def seconds(self) -> float:
-        return time.perf_counter() - self.start
-
-
-class Spent:
-    """Where a worker's time goes."""
-
-    def __init__(self, before: dict[str, float], *, startup: float) -> None:
-        self._seconds = dict.fromkeys(SPENT, 0.0) | before
-        self._seconds["startup"] += max(startup, 0.0)
-
-    @contextmanager
-    def on(self, what: str) -> Iterator[None]:
-        clock = Clock()
-        try:
-            yield
-        finally:
-            self._seconds[what] += clock.seconds()
-
-    def add(self, what: str, seconds: float) -> None:
-        self._seconds[what] += seconds
-
-    def waiting(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The same batches; waiting for them is time spent on data."""
-        while True:
-            with self.on("data"):
-                batch = next(batches, None)
-            if batch is None:
-                return
-            yield batch
-
-    def count_exchange(self, seconds: float) -> None:
-        """So much of what was taken for computing was waiting for other workers' gradients."""
-        seconds = min(seconds, self._seconds["compute"])
-        self._seconds["compute"] -= seconds
-        self._seconds["communication"] += seconds
-
-    def snapshot(self) -> dict[str, float]:
-        return dict(self._seconds)
-
-    def since(self, before: dict[str, float], *what: str) -> float:
-        return sum(self._seconds[name] - before[name] for name in what)
-
-
-class Interval:
-    """The steps since the last report, after which the loss was still a number."""
-
-    def __init__(self, step: int, spent: Spent) -> None:
-        self.step = step
-        self._clock = Clock()
-        self._spent = spent
-        self._before = spent.snapshot()
-
-    def seconds(self) -> float:
-        return self._clock.seconds()
-
-    def report(
-        self,
-        now: Trained,
-        length: Length,
-        loss: float,
-        accuracy: float,
-        rate: float,
-        eta: float,
-        worker: Worker,
-    ) -> MetricsRecord:
-        steps = now.step - self.step
-        return MetricsRecord(
-            kind="interval",
-            epoch=now.epoch + 1,
-            step=now.step,
-            samples=now.samples,
-            loss=loss,
-            accuracy=accuracy,
-            learning_rate=rate,
-            samples_per_s=per_second(steps * length.global_batch_size, self.seconds()),
-            eta_s=eta,
-            data_wait_s=self._spent.since(self._before, "data") / steps,
-            step_s=self._spent.since(self._before, "compute", "communication") / steps,
-            checkpoint_stall_s=self._spent.since(self._before, "checkpoint"),
-            memory_bytes=peak_memory_bytes(worker),
-            val_loss=now.val_loss,
-            val_accuracy=now.val_accuracy,
-        )

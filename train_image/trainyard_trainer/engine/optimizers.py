@@ -15,7 +15,7 @@ from typing_extensions import assert_never
 from trainyard_trainer.config.optimizers import AdamW, Constant, Cosine, Sgd, Steps
 from trainyard_trainer.config.train import Train
 from trainyard_trainer.errors import ConfigError
-from trainyard_trainer.parallel.strategy import local
+from trainyard_trainer.parallel.strategy import local_shard
 
 PrecisionName = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 """The values of `train.precision`."""
@@ -136,7 +136,7 @@ def average_of(network: nn.Module, decay: float) -> AveragedModel:
         count = int(num_averaged)
         kept = min(decay, (1 + count) / (10 + count))
         # Each worker averages its own shard of sharded weights; buffers are not sharded.
-        shares = [[local(tensor) for tensor in tensors] for tensors in (average, current)]
+        shares = [[local_shard(tensor) for tensor in tensors] for tensors in (average, current)]
         get_ema_multi_avg_fn(kept)(*shares, num_averaged)
 
     return AveragedModel(network, multi_avg_fn=update, use_buffers=True)

@@ -10,7 +10,7 @@ from trainyard_trainer.data.loading.batch import Batch, Batches
 from trainyard_trainer.run_folder.startup import Startup
 
 
-class Watched:
+class StartupBatches:
     """Batches whose first two requests end the start: between them lies the first step."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""When workers talk: rank 0 decides, about once a second, what all of them do at the same step."""
+"""Synchronise the workers about once a second: rank 0 decides whether to save, stop or abort."""
 
 from __future__ import annotations
 
@@ -9,48 +9,49 @@ from dataclasses import dataclass
 
 import torch
 
-from trainyard_trainer.checkpointing.checkpoint import Rule
+from trainyard_trainer.checkpointing.retention import RetentionRule
 from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.run_folder.progress import Length, Trained
 
-TALK_INTERVAL_S = 1.0
-"""Between two talks: each costs an exchange over the network and makes the host wait for its device."""
+SYNC_INTERVAL_S = 1.0
+"""Seconds between two exchanges. Each is an all-reduce, and makes the host wait for its device."""
 
-LAST_CALL_S = 10.0
-"""A machine that goes away sooner than this is left, after a second checkpoint: no step is lost with it."""
+LEAVE_BEFORE_DRAIN_S = 10.0
+"""Workers save again and leave when a node is drained in fewer seconds than this, so that no step is lost."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Notices:
-    """What a worker may be told while it trains; every worker asks at the same steps."""
+class Signals:
+    """Signals from outside of the training loop, which are read at each exchange."""
 
     drain_s: Callable[[], float | None] = lambda: None
-    """Seconds until a machine of the run goes away; None while all stay."""
+    """Returns the seconds until a node of the run is drained; None while no node is draining."""
     is_stopping: Callable[[], bool] = lambda: False
-    """Whether the run is to be saved and left; rank 0 asks."""
+    """Returns whether the run was asked to save and stop. Only rank 0 calls it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """What all workers do now."""
+class SyncDecision:
+    """What all workers do after an exchange."""
 
     is_save: bool
+    """Save a checkpoint."""
     is_urgent: bool
-    """The save must be complete before training goes on: a machine goes away."""
+    """Wait until the checkpoint is complete before training goes on, because a node will be drained."""
     is_stop: bool
-    """Save and leave: the run is to stop, or goes on without this machine."""
-    is_bad: bool
-    """The loss is no number any more."""
+    """Leave after saving: the run was asked to stop, or a node is about to be drained."""
+    is_diverged: bool
+    """Abort: the loss is NaN or infinite."""
 
 
-class Talk:
-    """Keeps the steps at which workers talk, and rank 0's reasons to save."""
+class StepSync:
+    """Decides at which steps the workers exchange signals, and when rank 0 wants a checkpoint."""
 
     def __init__(
         self,
-        rule: Rule,
+        rule: RetentionRule,
         worker: Worker,
-        notices: Notices,
+        signals: Signals,
         length: Length,
         start: Trained,
         *,
@@ -58,57 +59,62 @@ class Talk:
     ) -> None:
         self._rule = rule
         self._worker = worker
-        self._notices = notices
+        self._signals = signals
         self._length = length
         self._now = now
         self._next_step = start.step + 1
-        self._talked = (start.step, self._now())
+        self._exchanged = (start.step, self._now())
         self._saved = (start.samples, self._now())
         self._is_noticed = False
 
     def is_due(self, step: int) -> bool:
+        """Whether the workers exchange signals after this step; the same on all workers."""
         return step >= self._next_step
 
     def note_epoch(self, now: Trained) -> None:
-        """An epoch has ended, and was saved if that was due."""
+        """Record that an epoch has ended and was saved, if a checkpoint was due."""
         if now.epoch % self._rule.every_epochs == 0:
             self._saved = (now.samples, self._now())
 
-    def hold(self, now: Trained, *, is_saving: bool, is_bad: bool) -> Order:
-        """Exchange what each worker knows; rank 0 says whether it is saving or has seen a bad loss."""
-        drain, leave = self._calls_now()
+    def exchange(self, now: Trained, *, is_saving: bool, is_diverged: bool) -> SyncDecision:
+        """Exchange the workers' signals and return rank 0's decision. All workers must call it.
+
+        `is_saving` and `is_diverged` are what rank 0 knows: a save is in progress, the loss is not finite.
+        """
+        drain, leave = self._drain_requests()
         stop, save, wait = False, False, 0
         if self._worker.rank == 0:
-            stop = self._notices.is_stopping()
+            stop = self._signals.is_stopping()
             save = self._is_save_due(now) and not is_saving
             wait = self._steps_to_wait(now, now.samples if save else self._saved[0])
         message = torch.tensor(
-            [drain, leave, stop, save, is_bad, wait],
+            [drain, leave, stop, save, is_diverged, wait],
             dtype=torch.int64,
             device=self._worker.device,
         )
-        drain, leave, stop, save, is_bad, wait = self._worker.sum(message).tolist()
+        drain, leave, stop, save, is_diverged, wait = self._worker.sum(message).tolist()
         self._next_step = now.step + wait
-        self._talked = (now.step, self._now())
+        self._exchanged = (now.step, self._now())
         if drain or stop or save:
             self._saved = (now.samples, self._now())
-        return Order(
+        return SyncDecision(
             is_save=bool(drain or stop or save),
             is_urgent=bool(drain or stop),
             is_stop=bool(stop or leave),
-            is_bad=bool(is_bad),
+            is_diverged=bool(is_diverged),
         )
 
-    def _calls_now(self) -> tuple[bool, bool]:
-        """Whether a notice asks for a checkpoint, once when it comes; and when its time is up, to leave.
+    def _drain_requests(self) -> tuple[bool, bool]:
+        """Return whether a drain calls for a checkpoint now, and whether this worker must leave now.
 
-        Until then training goes on: KubeRay makes another pod only when this one has ended.
+        A drain calls for a checkpoint when it is announced, and again just before the deadline. Until then
+        training goes on, because KubeRay creates a replacement pod only after this one has ended.
         """
-        left_s = self._notices.drain_s()
+        left_s = self._signals.drain_s()
         if left_s is None:
             self._is_noticed = False
             return False, False
-        is_last = left_s < LAST_CALL_S
+        is_last = left_s < LEAVE_BEFORE_DRAIN_S
         is_first, self._is_noticed = not self._is_noticed, True
         return is_first or is_last, is_last
 
@@ -121,10 +127,10 @@ class Talk:
         )
 
     def _steps_to_wait(self, now: Trained, saved: int) -> int:
-        """Steps until the next talk: about an interval, less where samples since `saved` call for a save."""
-        step, talked_at = self._talked
-        step_s = (self._now() - talked_at) / max(now.step - step, 1)
-        steps = max(1, round(TALK_INTERVAL_S / step_s))
+        """Return the steps until the next exchange: about one interval, or fewer if a save is due."""
+        step, exchanged_at = self._exchanged
+        step_s = (self._now() - exchanged_at) / max(now.step - step, 1)
+        steps = max(1, round(SYNC_INTERVAL_S / step_s))
         if self._rule.every_samples is None:
             return steps
         due = saved + self._rule.every_samples - now.samples

@@ -32,7 +32,8 @@ from trainyard_trainer.checkpointing.resume import Start
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batches
 from trainyard_trainer.data.loading.ray_loader import RayBatches
-from trainyard_trainer.engine.worker import AnyTask, MakeBatches, Outcome, Task, torch_batches, work
+from trainyard_trainer.engine.task import AnyTask, TrainingTask
+from trainyard_trainer.engine.worker import MakeBatches, Outcome, torch_batches, work
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.on_ray.coordinator import start_coordinator
 from trainyard_trainer.on_ray.placement_groups import GiveBackPlaces
@@ -68,7 +69,7 @@ MakeTrainer = Callable[..., Any]
 """A trainer of Ray Train for a task, with its scaling and run config; its workers return plain outcomes."""
 
 
-def torch_trainer(task: Task, **common: Any) -> ray.train.torch.TorchTrainer:
+def torch_trainer(task: TrainingTask, **common: Any) -> ray.train.torch.TorchTrainer:
     backend = BACKENDS["cuda" if task.config.scaling.use_gpu else "cpu"]
     timeout_s = task.config.faults.collective_timeout_s
     return ray.train.torch.TorchTrainer(
@@ -242,7 +243,7 @@ class Failures(ray.train.UserCallback):
         print("\n".join(lines), flush=True)
 
 
-def train_worker(told: dict[str, Task]) -> Any:
+def train_worker(told: dict[str, TrainingTask]) -> Any:
     """What each Ray Train worker runs: its work, with its place in the group and Ray's own tools."""
     task = told["task"]
     context = ray.train.get_context()
@@ -262,8 +263,8 @@ def train_worker(told: dict[str, Task]) -> Any:
     return outcome.to_plain()
 
 
-def ray_batches(task: Task, length: Length, start: Start, worker: Worker) -> Batches:
-    saved = start.state["begun"].get("batches", {}) if start.state else {}
+def ray_batches(task: TrainingTask, length: Length, start: Start, worker: Worker) -> Batches:
+    saved = start.state["partial_epoch"].get("batches", {}) if start.state else {}
     return RayBatches(task.data, length, start.trained, saved, worker, task.config)
 
 

@@ -80,13 +80,13 @@ class Strategy(Protocol):
     is_sharded: bool
     """Each worker keeps something of the model alone: all take part in every pass, and in every save."""
 
-    def wrap(self, network: nn.Module, worker: Worker) -> nn.Module:
+    def wrap_model(self, network: nn.Module, worker: Worker) -> nn.Module:
         """The model whose backward pass exchanges gradients, around the network.
 
         That is on the worker's device; one that is to be shared out is in host memory, and moved by this.
         """
 
-    def tie(
+    def wrap_optimizer(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, worker: Worker
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Both as the loop is to use them: DeepSpeed makes one thing of the two."""
@@ -100,20 +100,20 @@ class Strategy(Protocol):
     def without_exchange(self, model: nn.Module) -> AbstractContextManager[None]:
         """Backward passes in it only add up gradients, where each worker has room for all of them."""
 
-    def agree(self, network: nn.Module, worker: Worker) -> None:
+    def sync_buffers(self, network: nn.Module, worker: Worker) -> None:
         """Give all workers the buffers of rank 0, before they validate or save their shares."""
 
-    def rest(self, network: nn.Module) -> None:
+    def reshard(self, network: nn.Module) -> None:
         """Give up, after a validation, what it has gathered."""
 
     def exchange_s(self, model: nn.Module) -> float:
         """Seconds per step for which the exchange was not hidden behind the backward pass."""
 
 
-class _Torch:
+class TorchStrategy:
     """What torch itself does in the same way however the weights are spread."""
 
-    def tie(
+    def wrap_optimizer(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, worker: Worker
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
         return model, optimizer
@@ -128,20 +128,20 @@ class _Torch:
         """Each pass exchanges: gradients that wait for the last one are as large as the whole model."""
         return nullcontext()
 
-    def agree(self, network: nn.Module, worker: Worker) -> None:
-        agree_on_buffers(network, worker)
+    def sync_buffers(self, network: nn.Module, worker: Worker) -> None:
+        broadcast_buffers(network, worker)
 
     def exchange_s(self, model: nn.Module) -> float:
         """It is not told apart from the steps."""
         return 0.0
 
 
-class Ddp(_Torch):
+class DdpStrategy(TorchStrategy):
     """A copy of the model on each worker; gradients are averaged."""
 
     is_sharded = False
 
-    def wrap(self, network: nn.Module, worker: Worker) -> nn.Module:
+    def wrap_model(self, network: nn.Module, worker: Worker) -> nn.Module:
         if worker.world_size == 1:
             return network
         model = DistributedDataParallel(
@@ -155,7 +155,7 @@ class Ddp(_Torch):
     def without_exchange(self, model: nn.Module) -> AbstractContextManager[None]:
         return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
-    def rest(self, network: nn.Module) -> None: ...
+    def reshard(self, network: nn.Module) -> None: ...
 
     def exchange_s(self, model: nn.Module) -> float:
         if not isinstance(model, DistributedDataParallel):
@@ -167,7 +167,7 @@ class Ddp(_Torch):
         return max(measured["avg_backward_comm_time"] - hidden, 0) / 1e9
 
 
-class Fsdp2(_Torch):
+class Fsdp2Strategy(TorchStrategy):
     """A share of each weight on each worker (torch's `fully_shard`); the weights of one unit after the other
     are gathered for its forward and backward pass."""
 
@@ -176,7 +176,7 @@ class Fsdp2(_Torch):
     def __init__(self, options: Fsdp2Config) -> None:
         self._options = options
 
-    def wrap(self, network: nn.Module, worker: Worker) -> nn.Module:
+    def wrap_model(self, network: nn.Module, worker: Worker) -> nn.Module:
         """The network itself: its weights are DTensors from now on, moved to the device block by block."""
         options = self._options
         _require_group()
@@ -197,14 +197,14 @@ class Fsdp2(_Torch):
             )
         return network
 
-    def rest(self, network: nn.Module) -> None:
+    def reshard(self, network: nn.Module) -> None:
         # The root keeps what it has gathered for a backward pass, which a validation has not.
         for module in network.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
 
 
-class Zero(_Torch):
+class ZeroStrategy(TorchStrategy):
     """DeepSpeed's ZeRO: on each worker a share of the optimiser, from stage 2 of gradients, with stage 3 of
     weights, too."""
 
@@ -218,7 +218,7 @@ class Zero(_Torch):
         self._clip_norm = clip_norm
         self._dtype = dtype
 
-    def wrap(self, network: nn.Module, worker: Worker) -> nn.Module:
+    def wrap_model(self, network: nn.Module, worker: Worker) -> nn.Module:
         """The network itself: DeepSpeed takes it with its optimiser; of stage 3 in host memory until then."""
         if self._options.stage == 3:
             for buffer in network.buffers():
@@ -230,7 +230,7 @@ class Zero(_Torch):
         _compute_out_of_place(network)
         return network
 
-    def tie(
+    def wrap_optimizer(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, worker: Worker
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
         """DeepSpeed's engine, and what moves its weights."""
@@ -248,7 +248,7 @@ class Zero(_Torch):
             optimizer=optimizer,
             config=settings,
         )
-        return engine, cast(torch.optim.Optimizer, ZeroMover(engine))
+        return engine, cast(torch.optim.Optimizer, ZeroOptimizer(engine))
 
     def _settings(self, parameters: int) -> dict[str, Any]:
         """What DeepSpeed calls its config."""
@@ -289,10 +289,10 @@ class Zero(_Torch):
     def clip(self, network: nn.Module, norm: float) -> None:
         """The engine does it, in its step."""
 
-    def rest(self, network: nn.Module) -> None: ...
+    def reshard(self, network: nn.Module) -> None: ...
 
 
-class ZeroMover:
+class ZeroOptimizer:
     """The optimiser of DeepSpeed's engine: what a learner asks of one whose state is shared out."""
 
     def __init__(self, engine: Any) -> None:
@@ -334,7 +334,7 @@ def _compute_out_of_place(network: nn.Module) -> None:
             module.inplace = False  # type: ignore[assignment]
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
+def local_shard(tensor: torch.Tensor) -> torch.Tensor:
     """This worker's share of a tensor that is shared out, else the tensor itself."""
     if isinstance(tensor, DTensor):
         return tensor.to_local()
@@ -346,17 +346,17 @@ def strategy_of(train: Train, dtype: torch.dtype | None) -> Strategy:
     """Build the strategy of `train.strategy`; `dtype` is the data type of autocast, if it is used."""
     match train.strategy:
         case "ddp":
-            return Ddp()
+            return DdpStrategy()
         case "fsdp2":
-            return Fsdp2(train.fsdp2 or Fsdp2Config())
+            return Fsdp2Strategy(train.fsdp2 or Fsdp2Config())
         case "deepspeed":
             options = train.deepspeed or DeepSpeedConfig()
-            return Zero(options, clip_norm=train.clip_norm or 0.0, dtype=dtype)
+            return ZeroStrategy(options, clip_norm=train.clip_norm or 0.0, dtype=dtype)
         case _:
             assert_never(train.strategy)
 
 
-def agree_on_buffers(network: nn.Module, worker: Worker) -> None:
+def broadcast_buffers(network: nn.Module, worker: Worker) -> None:
     """Batch norm statistics are of a worker's own last batch until the next forward pass."""
     if worker.world_size > 1:
         for buffer in network.buffers():

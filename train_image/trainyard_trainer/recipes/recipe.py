@@ -1,4 +1,4 @@
-"""The interface between the engine and a kind of task: what differs between an image and a text."""
+"""The interface between the engine and a recipe: what differs between images and text."""
 
 from __future__ import annotations
 
@@ -12,86 +12,96 @@ from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.prepared import DatasetInfo, Prepared
 from trainyard_trainer.parallel.strategy import Worker
-from trainyard_trainer.recipes.validation import Judged, Validation
+from trainyard_trainer.recipes.validation import BatchLoss, Validation
 from trainyard_trainer.run_folder.folder import RunFolder
 
 if TYPE_CHECKING:
-    from trainyard_trainer.report.page import Own
+    from trainyard_trainer.report.page import RecipeReport
 
 
-class Gathered(Protocol):
-    """What one worker's share of the validation samples comes out as."""
+class ValidationMetrics(Protocol):
+    """Accumulates validation metrics over one worker's share of the validation samples."""
 
-    def add(self, outputs: torch.Tensor, batch: Batch) -> None: ...
+    def update(self, outputs: torch.Tensor, batch: Batch) -> None:
+        """Add the outputs, in float32, for a batch."""
 
-    def over_all(self) -> Validation:
-        """Of all workers together; all of them must ask."""
+    def compute(self) -> Validation:
+        """Return the metrics over all workers. All workers must call it."""
 
 
-class Lesson(Protocol):
-    """A recipe on one worker, with the data of a run."""
+class WorkerTask(Protocol):
+    """A recipe on one worker, for the data set of a run."""
 
     def build(self) -> nn.Module:
-        """The network with random weights, as the worker wants it in memory."""
+        """Build the network with random weights, in the memory format of the worker."""
 
     def inputs(self, batch: Batch, *, epoch: int | None = None) -> torch.Tensor:
-        """What the network takes, of a batch on the device; with an epoch, changed at random as it trains."""
+        """Make the network's inputs from a batch on the device; with an epoch, augment them for training."""
 
-    def no_inputs(self) -> torch.Tensor:
-        """The least that the network takes, where a worker has no samples."""
+    def empty_inputs(self) -> torch.Tensor:
+        """Make the smallest inputs that the network accepts, for a worker whose part of a batch is empty."""
 
-    def judged(self, outputs: torch.Tensor, batch: Batch) -> Judged:
-        """Outputs, in float32, against what was right. Each sample of a batch weighs the same."""
+    def loss(self, outputs: torch.Tensor, batch: Batch) -> BatchLoss:
+        """Compute the loss of outputs, in float32. Each sample of the batch has the same weight."""
 
-    def answers(self, worker: Worker) -> Gathered: ...
+    def metrics(self, worker: Worker) -> ValidationMetrics:
+        """Create an empty accumulator for a validation."""
 
 
 class Recipe(Protocol):
-    """A recipe by itself; `model` is a config's `train.model`."""
+    """A recipe: model, loss, metrics and report of one kind of task.
+
+    In all methods `model` is the config's section `train.model`.
+    """
 
     samples: str
-    """What is learnt from, in one word."""
+    """What a sample is called in messages, in the plural, such as `images`."""
 
     @property
     def settings(self) -> type[Section]:
-        """Of `train.model`."""
+        """The pydantic model of the config's section `train.model`."""
 
-    def form(self, model: Any) -> dict[str, Any]:
-        """Options of a preparation that follow from the model."""
+    def prepare_options(self, model: Any) -> dict[str, Any]:
+        """Return the options of data preparation that follow from the model."""
 
     def build(self, model: Any) -> nn.Module:
-        """The network with random weights. Raises ConfigError."""
+        """Build the network with random weights. Raises ConfigError if there is no such network."""
 
     def check(self, model: Any) -> int:
-        """Number of parameters. Raises ConfigError for a network that cannot be."""
+        """Return the number of parameters. Raises ConfigError if there is no such network."""
 
     def check_fit(self, model: Any, images: DatasetInfo) -> None:
-        """Raises ConfigError if the model is for other data."""
+        """Raise ConfigError if the model does not fit the data set."""
 
     def takes_one_sample(self, model: Any) -> bool:
-        """Whether the model can learn from a batch of one."""
+        """Whether the model can be trained on a batch of one sample."""
 
     def title(self, model: Any) -> str:
-        """The model in a few words."""
+        """Return a short name of the model for messages and the report."""
 
     def describe(self, images: DatasetInfo) -> str:
-        """What the data's samples are."""
+        """Describe the samples of the data set in a few words."""
 
-    def facts(self, model: dict[str, Any], images: dict[str, Any]) -> dict[str, Any]:
-        """What whoever uses the model must know of its input, given plain JSON."""
+    def metadata(self, model: dict[str, Any], images: dict[str, Any]) -> dict[str, Any]:
+        """Return what a user of the model must know about its input; arguments and result are plain JSON."""
 
-    def lesson(self, config: TrainerConfig, images: DatasetInfo, device: torch.device) -> Lesson:
-        """The same on one worker."""
+    def worker_task(
+        self, config: TrainerConfig, images: DatasetInfo, device: torch.device
+    ) -> WorkerTask:
+        """Create the recipe's part of one worker."""
 
     def speeds(self, model: Any, samples_per_s: float, worker: Worker | None) -> dict[str, float]:
-        """The same speed in the recipe's own units; `worker` is one of those that train."""
+        """Return the speed in further units, by the metrics' names in `run_folder.metrics`.
 
-    def findings(
+        `worker` is one of the training workers, or None where no worker runs.
+        """
+
+    def report(
         self,
         folder: RunFolder,
         config: TrainerConfig,
         data: Prepared,
         summary: dict[str, Any],
         validation: dict[str, Any],
-    ) -> Own:
-        """The recipe's own part of the report."""
+    ) -> RecipeReport:
+        """Make the recipe's part of the report."""

@@ -13,12 +13,17 @@ from trainyard_trainer.checkpointing import shards, zero
 from trainyard_trainer.checkpointing.checkpoint import (
     MODEL,
     STATE,
-    Checkpoint,
     Checkpoints,
     Damaged,
-    load,
+    SavedCheckpoint,
 )
-from trainyard_trainer.checkpointing.inventory import best_name, judge, newest_name, result_of
+from trainyard_trainer.checkpointing.files import load_tensors
+from trainyard_trainer.checkpointing.inventory import (
+    best_name,
+    inspect_checkpoint,
+    newest_name,
+    result_of,
+)
 from trainyard_trainer.config.recipes import BOOSTING, recipe_named
 from trainyard_trainer.config.section import Section
 from trainyard_trainer.data.prepared import DatasetInfo, info_of_json
@@ -61,7 +66,7 @@ class Saved:
         return network.eval()
 
 
-def facts_of(checkpoint: Checkpoint) -> dict[str, Any]:
+def facts_of(checkpoint: SavedCheckpoint) -> dict[str, Any]:
     """What whoever uses a model must know: its network, what it says, and what becomes its input."""
     train = checkpoint.config["train"]
     return {
@@ -70,7 +75,7 @@ def facts_of(checkpoint: Checkpoint) -> dict[str, Any]:
         "weights": "moving average" if train["ema_decay"] else "trained",
         "recipe": train["recipe"],
         "model": train["model"],
-        **RECIPES[train["recipe"]].facts(train["model"], checkpoint.images),
+        **RECIPES[train["recipe"]].metadata(train["model"], checkpoint.images),
         "trained": result_of(checkpoint.trained),
     }
 
@@ -114,11 +119,11 @@ def _name_of(checkpoints: Checkpoints, which: str) -> str | None:
     names = checkpoints.names()
     if which not in (LAST, BEST):
         return which if which in names else None
-    judged = [judge(checkpoints, name, is_thorough=False) for name in names]
+    judged = [inspect_checkpoint(checkpoints, name, is_thorough=False) for name in names]
     return best_name(judged) if which == BEST else newest_name(judged)
 
 
-def deliver(folder: RunFolder, checkpoints: Checkpoints, checkpoint: Checkpoint) -> None:
+def deliver(folder: RunFolder, checkpoints: Checkpoints, checkpoint: SavedCheckpoint) -> None:
     """Make a checkpoint's model the run's own: model.pt, and model.json with what is known of it."""
     if MODEL in checkpoint.files and not checkpoint.config["train"]["ema_decay"]:
         folder.copy(checkpoints.path(checkpoint.name, MODEL), folder.model)
@@ -128,7 +133,7 @@ def deliver(folder: RunFolder, checkpoints: Checkpoints, checkpoint: Checkpoint)
     folder.write(folder.model_facts, json.dumps(facts_of(checkpoint), indent=2))
 
 
-def _weights(checkpoints: Checkpoints, checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+def _weights(checkpoints: Checkpoints, checkpoint: SavedCheckpoint) -> dict[str, torch.Tensor]:
     """Those that were validated: their moving average, where the run has one."""
     is_averaged = checkpoint.config["train"]["ema_decay"]
     if MODEL not in checkpoint.files:
@@ -157,7 +162,7 @@ def _delivered(folder: RunFolder) -> Saved:
     try:
         facts = json.loads(folder.read(folder.model_facts))
         _require_network(facts, facts["run"])
-        weights = load(folder, folder.model)
+        weights = load_tensors(folder, folder.model)
     except FileNotFoundError:
         raise RunError(
             f"{folder.show(folder.root)} has not delivered a model yet: model.pt is missing.\n"

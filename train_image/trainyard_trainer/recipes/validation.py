@@ -1,4 +1,4 @@
-"""How well a model does: sums that stay on the device, and the mistakes worth looking at."""
+"""Training and validation metrics: sums that stay on the device, and the worst mistakes."""
 
 from __future__ import annotations
 
@@ -12,78 +12,86 @@ from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.parallel.strategy import Worker
 
 NUM_WORST = 18
+"""The number of worst mistakes that a validation keeps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mistake:
-    """A validation image that the model took for something else."""
+    """A validation image that the model classified wrongly."""
 
     id: int
     label: int
     predicted: int
     confidence: float
+    """The probability of the predicted class, from 0 to 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Validation:
-    """What a model says of all validation samples."""
+    """The metrics of one validation over all validation samples."""
 
     num_samples: int
     loss: float
     accuracy: float
     confusion: tuple[tuple[int, int, int], ...]
-    """(label, predicted, how many), where there are any."""
+    """The non-zero entries of the confusion matrix: (label, predicted class, count)."""
     worst: tuple[Mistake, ...]
-    """The most confident first."""
+    """The mistakes with the highest confidence, the highest first."""
 
     def to_json(self) -> dict[str, Any]:
+        """Return the contents of a checkpoint's validation.json."""
         return asdict(self)
 
 
-class Judged(NamedTuple):
-    """What a model's outputs for some samples are worth."""
+class BatchLoss(NamedTuple):
+    """The loss of a model's outputs for one batch, and how many of its targets were predicted correctly."""
 
     loss: torch.Tensor
-    """The mean."""
-    hits: torch.Tensor
-    total: int
-    """Of what was judged: images, or bytes of text."""
+    """The mean over the batch's targets, a scalar."""
+    num_correct: torch.Tensor
+    """The number of correct predictions, a scalar."""
+    num_targets: int
+    """The number of targets: images, or bytes of text."""
 
 
-class Tally:
-    """Loss and hits, summed on the device: reading them makes the host wait, so it is done rarely."""
+class LossSums:
+    """Sums of loss and correct predictions, kept on the device.
+
+    Reading them makes the host wait for the device, so it is done about once a second.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        # Loss times count, hits, count. In float64, which counts without rounding.
+        # Loss times targets, correct predictions, targets: float64 counts without rounding.
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)
-        self.last = (0.0, 0.0)
+        self._before = (0.0, 0.0)
 
-    def add(self, judged: Judged) -> None:
+    def update(self, batch: BatchLoss) -> None:
+        """Add a batch."""
         with torch.no_grad():
-            self.sums[0] += judged.loss.detach() * judged.total
-            self.sums[1] += judged.hits
-            self.sums[2] += judged.total
+            self.sums[0] += batch.loss.detach() * batch.num_targets
+            self.sums[1] += batch.num_correct
+            self.sums[2] += batch.num_targets
 
-    def go_on_from(self, sums: torch.Tensor) -> None:
-        """With what was summed before the run was cut."""
+    def restore(self, sums: torch.Tensor) -> None:
+        """Add the sums of an epoch that a checkpoint has interrupted."""
         self.sums += sums.to(self.sums.device)
         loss, _, count = sums.tolist()
-        self.last = (loss, count)
+        self._before = (loss, count)
 
     def since_last(self) -> tuple[float, float]:
-        """Mean loss since the last call, and accuracy since the start."""
-        loss, hits, count = self.sums.tolist()
-        loss_before, count_before = self.last
-        self.last = (loss, count)
-        return (loss - loss_before) / max(count - count_before, 1), hits / max(count, 1)
+        """Return the mean loss since the last call, and the accuracy since the epoch began."""
+        loss, num_correct, count = self.sums.tolist()
+        loss_before, count_before = self._before
+        self._before = (loss, count)
+        return (loss - loss_before) / max(count - count_before, 1), num_correct / max(count, 1)
 
-    def total(self, worker: Worker) -> torch.Tensor:
-        """The sums over all workers; they stay what they are."""
+    def over_workers(self, worker: Worker) -> torch.Tensor:
+        """Return the sums over all workers, without changing this worker's sums. All workers must call it."""
         return worker.sum(self.sums.clone())
 
 
-class Answers:
-    """Gathers what one worker's share of the validation images comes out as."""
+class ClassificationMetrics:
+    """Accumulates loss, confusion matrix and worst mistakes over one worker's share of validation images."""
 
     def __init__(self, classes: int, worker: Worker) -> None:
         self.worker = worker
@@ -92,19 +100,20 @@ class Answers:
         # Confidence, id, label, predicted; float64 holds all of them exactly.
         self.worst = torch.zeros(0, 4, dtype=torch.float64, device=worker.device)
 
-    def add(self, outputs: torch.Tensor, batch: Batch) -> None:
+    def update(self, outputs: torch.Tensor, batch: Batch) -> None:
+        """Add the outputs (N, classes), in float32, for a batch."""
         labels, classes = batch.labels, len(self.confusion)
         self.loss += functional.cross_entropy(outputs, labels, reduction="sum")
         confidence, predicted = outputs.softmax(dim=1).max(dim=1)
         pairs = torch.bincount(labels * classes + predicted, minlength=classes * classes)
         self.confusion += pairs.view(classes, classes)
         found = torch.stack([confidence, batch.ids, labels, predicted], dim=1).double()
-        # Who is right is sorted behind all who are wrong.
+        # Correct predictions get a negative confidence, which sorts them behind all mistakes.
         found[:, 0] -= 2 * (predicted == labels)
         self.worst = most_confident(torch.cat([self.worst, found]))
 
-    def over_all(self) -> Validation:
-        """Of all workers together; all of them must ask."""
+    def compute(self) -> Validation:
+        """Return the metrics over all workers. All workers must call it."""
         loss = self.worker.sum(self.loss).item()
         confusion = self.worker.sum(self.confusion).cpu()
         parts = self.worker.gathered(self.worst.cpu())
@@ -131,6 +140,6 @@ class Answers:
 
 
 def most_confident(rows: torch.Tensor) -> torch.Tensor:
-    """Of equals, of which a model that is sure has many, those with the lowest ids."""
+    """Return the rows with the highest confidence; among equal confidences, those with the lowest ids."""
     by_id = rows[rows[:, 1].argsort()]
     return by_id[by_id[:, 0].argsort(descending=True, stable=True)[:NUM_WORST]]

@@ -24,7 +24,7 @@ PARTS = {
     "checkpoint": ("Checkpoints", "training stood still for them"),
     "validation": ("Validation", "after each epoch"),
 }
-"""Names and meanings of the parts of `progress.SPENT`."""
+"""Names and meanings of the parts of `progress.TIME_PHASES`."""
 
 WITH_EXCHANGE = "the steps, with what workers exchange in them"
 """What is computing where `communication` is not told apart."""
@@ -39,7 +39,7 @@ class Tile(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Own:
+class RecipeReport:
     """What a recipe brings to the page."""
 
     title: str
@@ -54,17 +54,17 @@ class Own:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Findings:
+class ReportContents:
     """All that the page shows of a run beside its config and its data."""
 
     summary: dict[str, Any]
     metrics: list[dict[str, Any]]
     attempts: list[dict[str, Any]]
     verdict: Verdict
-    own: Own
+    own: RecipeReport
 
 
-def render(config: TrainerConfig, data: Prepared, findings: Findings) -> str:
+def render(config: TrainerConfig, data: Prepared, findings: ReportContents) -> str:
     """The whole page as text."""
     summary, own = findings.summary, findings.own
     drawn = curves(MetricsLines(findings.metrics), summary["best_epoch"])
@@ -109,7 +109,9 @@ def section(title: str, content: str) -> str:
 # How it went.
 
 
-def subtitle(config: TrainerConfig, data: Prepared, own: Own, summary: Mapping[str, Any]) -> str:
+def subtitle(
+    config: TrainerConfig, data: Prepared, own: RecipeReport, summary: Mapping[str, Any]
+) -> str:
     scaling = config.scaling
     device = "GPU" if scaling.use_gpu else "CPU"
     epochs = count(summary["epochs"], "epoch")
@@ -182,7 +184,7 @@ def charts(drawn: Iterable[Chart]) -> str:
 # What it was.
 
 
-def facts(config: TrainerConfig, own: Own, summary: Mapping[str, Any]) -> str:
+def facts(config: TrainerConfig, own: RecipeReport, summary: Mapping[str, Any]) -> str:
     return table(
         (),
         (

@@ -6,7 +6,7 @@ from typing import Any
 
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.prepared import Prepared
-from trainyard_trainer.report.page import Findings, Own, render
+from trainyard_trainer.report.page import RecipeReport, ReportContents, render
 from trainyard_trainer.report.verdict import judge
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.progress import read_lines
@@ -17,13 +17,13 @@ def write_report(
     config: TrainerConfig,
     data: Prepared,
     summary: dict[str, Any],
-    own: Own,
+    own: RecipeReport,
 ) -> None:
     """Make report.html of what lies in the run's folder.
 
     `summary` is what summary.json will hold, `own` the part that the recipe adds.
     """
-    findings = Findings(
+    findings = ReportContents(
         summary=summary,
         metrics=read_lines(folder, folder.metrics),
         attempts=read_lines(folder, folder.attempts),

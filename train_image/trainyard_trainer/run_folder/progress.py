@@ -88,7 +88,7 @@ class Trained:
     train_s: float = 0.0
     """Seconds from the first step on, with validation and checkpoints; lost work is not counted."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Where rank 0's time went: keys of SPENT."""
+    """Where rank 0's time went: keys of TIME_PHASES."""
     loss: float | None = None
     """Of the last complete epoch, as are the three below."""
     accuracy: float | None = None
@@ -110,15 +110,15 @@ class Trained:
         return per_second(self.samples, sum(spent))
 
 
-SPENT = ("startup", "data", "compute", "communication", "checkpoint", "validation")
+TIME_PHASES = ("startup", "data", "compute", "communication", "checkpoint", "validation")
 """Where time goes: start of an attempt to its first step, waiting for batches, the steps, what of their
 gradients' exchange was not hidden behind them, waiting for checkpoints, validation."""
 
 
-def told_apart(config: RecipeConfig) -> tuple[str, ...]:
-    """The parts of SPENT that are measured: without DDP the exchange is part of the steps."""
+def measured_phases(config: RecipeConfig) -> tuple[str, ...]:
+    """The parts of TIME_PHASES that are measured: without DDP the exchange is part of the steps."""
     is_ddp = isinstance(config, TrainerConfig) and config.train.strategy == "ddp"
-    return tuple(part for part in SPENT if is_ddp or part != "communication")
+    return tuple(part for part in TIME_PHASES if is_ddp or part != "communication")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

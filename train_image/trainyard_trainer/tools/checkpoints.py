@@ -14,11 +14,11 @@ from trainyard_trainer.checkpointing.checkpoint import (
     Checkpoints,
 )
 from trainyard_trainer.checkpointing.inventory import (
-    Judged,
+    CheckpointStatus,
     best_name,
     bytes_of,
     going_of,
-    judge,
+    inspect_checkpoint,
     newest_name,
     result_of,
 )
@@ -42,7 +42,9 @@ AGES = ((86_400, "d"), (3_600, "h"), (60, "min"))
 def ls(folder: RunFolder, *, as_json: bool) -> None:
     """Print all checkpoints, newest first."""
     checkpoints = Checkpoints(folder)
-    judged = [judge(checkpoints, name, is_thorough=False) for name in checkpoints.names()]
+    judged = [
+        inspect_checkpoint(checkpoints, name, is_thorough=False) for name in checkpoints.names()
+    ]
     records = [record_of(checkpoints, each, marks_of(judged, each, folder)) for each in judged]
     if as_json:
         print(json.dumps(records, indent=2))
@@ -79,7 +81,7 @@ def ls(folder: RunFolder, *, as_json: bool) -> None:
             print(f"{each.name}: {each.problem}", file=sys.stderr)
 
 
-def marks_of(judged: list[Judged], one: Judged, folder: RunFolder) -> list[str]:
+def marks_of(judged: list[CheckpointStatus], one: CheckpointStatus, folder: RunFolder) -> list[str]:
     marked = (
         ("newest", newest_name(judged)),
         ("best", best_name(judged)),
@@ -98,7 +100,9 @@ def delivered_name(folder: RunFolder) -> str | None:
     return name
 
 
-def record_of(checkpoints: Checkpoints, judged: Judged, marks: list[str]) -> dict[str, Any]:
+def record_of(
+    checkpoints: Checkpoints, judged: CheckpointStatus, marks: list[str]
+) -> dict[str, Any]:
     """What `ls --json` tells of one checkpoint."""
     time = checkpoints.folder.filesystem.get_file_info(
         checkpoints.path(judged.name, CHECKPOINT_MANIFEST)
@@ -129,7 +133,9 @@ def age_text(time: str | None, now: datetime) -> str:
 def verify(folder: RunFolder, *, as_json: bool) -> None:
     """Read all, print what holds, and raise RunError if something does not."""
     checkpoints = Checkpoints(folder)
-    judged = [judge(checkpoints, name, is_thorough=True) for name in checkpoints.names()]
+    judged = [
+        inspect_checkpoint(checkpoints, name, is_thorough=True) for name in checkpoints.names()
+    ]
     if as_json:
         keys = ("name", "state", "problem")
         print(json.dumps([{key: getattr(each, key) for key in keys} for each in judged], indent=2))

@@ -18,7 +18,7 @@ from trainyard_trainer.config.tool_arguments import COMPARE
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_files import names
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.progress import SPENT, per_second, read_lines
+from trainyard_trainer.run_folder.progress import TIME_PHASES, per_second, read_lines
 from trainyard_trainer.storage import open_filesystem
 from trainyard_trainer.terminal import table_text
 from trainyard_trainer.tools.command_line import exit_code_of, parse
@@ -46,7 +46,7 @@ PARTS = {
     "checkpoint": "checkpoints",
     "validation": "validation",
 }
-"""The parts of SPENT in words."""
+"""The parts of TIME_PHASES in words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -217,7 +217,7 @@ def speed_of(run: Run) -> Record:
         "a step, s": per_step(run, of_steps, ("data_wait_s", "step_s")),
         "data wait of a step, s": per_step(run, ("data",), ("data_wait_s",)),
         "training in all, s": summary.get("train_s"),
-        **{f"{PARTS[part]} in all, s": spent.get(part) for part in SPENT},
+        **{f"{PARTS[part]} in all, s": spent.get(part) for part in TIME_PHASES},
     }
 
 

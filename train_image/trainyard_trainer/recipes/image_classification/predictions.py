@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from trainyard_trainer.checkpointing.checkpoint import load
+from trainyard_trainer.checkpointing.files import load_tensors
 from trainyard_trainer.config.models import Model
 from trainyard_trainer.data.loading.on_device import ToInput
 from trainyard_trainer.data.prepared import Prepared, read_pixels
@@ -39,7 +39,7 @@ def predict(folder: RunFolder, model: Model, data: Prepared) -> list[Prediction]
     rows = varied(labels.tolist(), NUM_PREDICTIONS)
     pixels = read_pixels(data, rows)
     network = build_model(model).eval()
-    network.load_state_dict(load(folder, folder.model))
+    network.load_state_dict(load_tensors(folder, folder.model))
     with torch.inference_mode():
         to_input = ToInput(data.info, model.image_size, torch.device("cpu"))
         shares = network(to_input(torch.from_numpy(pixels))).softmax(dim=1)

@@ -17,11 +17,11 @@ from trainyard_trainer.data.loading.on_device import ToInput, augmented
 from trainyard_trainer.data.prepared import DatasetInfo, Prepared
 from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.recipes.image_classification import model as models
-from trainyard_trainer.recipes.validation import Answers, Judged
+from trainyard_trainer.recipes.validation import BatchLoss, ClassificationMetrics
 from trainyard_trainer.run_folder.folder import RunFolder
 
 if TYPE_CHECKING:
-    from trainyard_trainer.report.page import Own
+    from trainyard_trainer.report.page import RecipeReport
 
 EMPTY_SHARE = 2
 """Images that stand in for none: batch norm wants more than one."""
@@ -33,7 +33,7 @@ class Classification:
     samples = "images"
     settings = Model
 
-    def form(self, model: Model) -> dict[str, Any]:
+    def prepare_options(self, model: Model) -> dict[str, Any]:
         return {
             "fallback_size": model.image_size,
             "channels": model.in_channels,
@@ -58,7 +58,7 @@ class Classification:
     def describe(self, images: DatasetInfo) -> str:
         return f"images of {'x'.join(map(str, images.shape))}, {len(images.classes)} classes"
 
-    def facts(self, model: dict[str, Any], images: dict[str, Any]) -> dict[str, Any]:
+    def metadata(self, model: dict[str, Any], images: dict[str, Any]) -> dict[str, Any]:
         channels, rows, columns = images["shape"]
         side = model["image_size"]
         return {
@@ -72,24 +72,24 @@ class Classification:
             ],
         }
 
-    def lesson(
+    def worker_task(
         self, config: TrainerConfig, images: DatasetInfo, device: torch.device
-    ) -> ImageLesson:
+    ) -> ImageClassificationTask:
         assert isinstance(config.train, ImageClassification)
-        return ImageLesson(config.train, config.data.augment, images, device)
+        return ImageClassificationTask(config.train, config.data.augment, images, device)
 
     def speeds(self, model: Model, samples_per_s: float, worker: Worker | None) -> dict[str, float]:
         """None beside samples per second, which every recipe has."""
         return {}
 
-    def findings(
+    def report(
         self,
         folder: RunFolder,
         config: TrainerConfig,
         data: Prepared,
         summary: dict[str, Any],
         validation: dict[str, Any],
-    ) -> Own:
+    ) -> RecipeReport:
         from trainyard_trainer.recipes.image_classification.report import (
             find,  # matplotlib comes with it
         )
@@ -97,8 +97,8 @@ class Classification:
         return find(folder, config, data, summary, validation)
 
 
-class ImageLesson:
-    """Images become the network's input on the device, and labels are what is right."""
+class ImageClassificationTask:
+    """Image classification on one worker: images become the network's inputs on the device."""
 
     def __init__(
         self,
@@ -123,20 +123,20 @@ class ImageLesson:
             pixels = augmented(batch, self.augment, seed=self.train.seed, epoch=epoch)
         return self._to_input(pixels)
 
-    def no_inputs(self) -> torch.Tensor:
+    def empty_inputs(self) -> torch.Tensor:
         shape = (EMPTY_SHARE, *self.images.shape)
         return self._to_input(torch.zeros(shape, dtype=torch.uint8, device=self.device))
 
-    def judged(self, outputs: torch.Tensor, batch: Batch) -> Judged:
+    def loss(self, outputs: torch.Tensor, batch: Batch) -> BatchLoss:
         labels, smoothing = batch.labels, self.train.label_smoothing
-        return Judged(
+        return BatchLoss(
             loss=functional.cross_entropy(outputs, labels, label_smoothing=smoothing),
-            hits=(outputs.argmax(dim=1) == labels).sum(),
-            total=len(labels),
+            num_correct=(outputs.argmax(dim=1) == labels).sum(),
+            num_targets=len(labels),
         )
 
-    def answers(self, worker: Worker) -> Answers:
-        return Answers(len(self.images.classes), worker)
+    def metrics(self, worker: Worker) -> ClassificationMetrics:
+        return ClassificationMetrics(len(self.images.classes), worker)
 
     def _to_input(self, pixels: torch.Tensor) -> torch.Tensor:
         return self.to_input(pixels).to(memory_format=self.layout)

@@ -12,7 +12,7 @@ from trainyard_trainer.recipes.image_classification.confusion import per_class
 from trainyard_trainer.recipes.image_classification.gallery import gallery, mistakes
 from trainyard_trainer.recipes.image_classification.predictions import find_mistakes, predict
 from trainyard_trainer.report.elements import count
-from trainyard_trainer.report.page import Own, Tile
+from trainyard_trainer.report.page import RecipeReport, Tile
 from trainyard_trainer.run_folder.folder import RunFolder
 
 
@@ -22,7 +22,7 @@ def find(
     data: Prepared,
     summary: dict[str, Any],
     validation: dict[str, Any],
-) -> Own:
+) -> RecipeReport:
     assert isinstance(config.train, ImageClassification)
     images, found = data.info, validation["confusion"]
     best = ""
@@ -30,7 +30,7 @@ def find(
         best = f"best: {summary['best_val_accuracy']:.2%} in epoch {summary['best_epoch']}"
     steps = f"in {count(summary['steps'], 'step')}"
     wrong = find_mistakes(data, validation["worst"])
-    return Own(
+    return RecipeReport(
         title=config.train.model.name,
         result=Tile("validation accuracy", f"{validation['accuracy']:.2%}", best),
         speed=(

@@ -17,11 +17,11 @@ from trainyard_trainer.data.prepared import DatasetInfo, Prepared
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.recipes.language_model.model import Transformer, title_of
-from trainyard_trainer.recipes.validation import Judged, Validation
+from trainyard_trainer.recipes.validation import BatchLoss, Validation
 from trainyard_trainer.run_folder.folder import RunFolder
 
 if TYPE_CHECKING:
-    from trainyard_trainer.report.page import Own
+    from trainyard_trainer.report.page import RecipeReport
 
 PEAK_FLOPS = {
     "NVIDIA A10": 125e12,
@@ -46,7 +46,7 @@ class Language:
     samples = "rows"
     settings = Gpt
 
-    def form(self, model: Gpt) -> dict[str, Any]:
+    def prepare_options(self, model: Gpt) -> dict[str, Any]:
         return {"row_bytes": model.context_length + 1}
 
     def build(self, model: Gpt) -> nn.Module:
@@ -77,7 +77,7 @@ class Language:
     def describe(self, images: DatasetInfo) -> str:
         return f"rows of {images.bytes_per_sample - 1} bytes of text"
 
-    def facts(self, model: dict[str, Any], images: dict[str, Any]) -> dict[str, Any]:
+    def metadata(self, model: dict[str, Any], images: dict[str, Any]) -> dict[str, Any]:
         return {
             "source": images["source"],
             "input": {"shape": [None, None], "dtype": "int64"},
@@ -87,11 +87,11 @@ class Language:
             ],
         }
 
-    def lesson(
+    def worker_task(
         self, config: TrainerConfig, images: DatasetInfo, device: torch.device
-    ) -> TextLesson:
+    ) -> LanguageModelTask:
         assert isinstance(config.train, LanguageModel)
-        return TextLesson(config.train.model, device)
+        return LanguageModelTask(config.train.model, device)
 
     def speeds(self, model: Gpt, samples_per_s: float, worker: Worker | None) -> dict[str, float]:
         """`tokens_per_s`, of which each byte is one; and `mfu` on GPUs whose peak is known.
@@ -106,21 +106,21 @@ class Language:
             speeds["mfu"] = tokens * flops_per_token(model) / (worker.world_size * peak)
         return speeds
 
-    def findings(
+    def report(
         self,
         folder: RunFolder,
         config: TrainerConfig,
         data: Prepared,
         summary: dict[str, Any],
         validation: dict[str, Any],
-    ) -> Own:
+    ) -> RecipeReport:
         from trainyard_trainer.recipes.language_model.report import find
 
         return find(folder, config, data, summary, validation)
 
 
-class TextLesson:
-    """All bytes of a row but the last are the network's input, all but the first are what is right."""
+class LanguageModelTask:
+    """Next-byte prediction: inputs are a row without its last byte, targets a row without its first byte."""
 
     def __init__(self, model: Gpt, device: torch.device) -> None:
         self.model = model
@@ -132,43 +132,45 @@ class TextLesson:
     def inputs(self, batch: Batch, *, epoch: int | None = None) -> torch.Tensor:
         return rows_of(batch)[:, :-1]
 
-    def no_inputs(self) -> torch.Tensor:
+    def empty_inputs(self) -> torch.Tensor:
         return torch.zeros(1, self.model.context_length, dtype=torch.int64, device=self.device)
 
-    def judged(self, outputs: torch.Tensor, batch: Batch) -> Judged:
+    def loss(self, outputs: torch.Tensor, batch: Batch) -> BatchLoss:
         right = rows_of(batch)[:, 1:]
-        return Judged(
+        return BatchLoss(
             loss=functional.cross_entropy(outputs.flatten(0, 1), right.flatten()),
-            hits=(outputs.argmax(dim=2) == right).sum(),
-            total=right.numel(),
+            num_correct=(outputs.argmax(dim=2) == right).sum(),
+            num_targets=right.numel(),
         )
 
-    def answers(self, worker: Worker) -> TextAnswers:
-        return TextAnswers(self, worker)
+    def metrics(self, worker: Worker) -> LanguageModelMetrics:
+        return LanguageModelMetrics(self, worker)
 
 
-class TextAnswers:
-    """Loss and hits over bytes."""
+class LanguageModelMetrics:
+    """Accumulates loss and accuracy over the bytes of one worker's share of validation rows."""
 
-    def __init__(self, lesson: TextLesson, worker: Worker) -> None:
-        self.lesson = lesson
+    def __init__(self, task: LanguageModelTask, worker: Worker) -> None:
+        self.task = task
         self.worker = worker
-        # Loss times bytes, hits, bytes, rows.
+        # Loss times bytes, correct bytes, bytes, rows.
         self.sums = torch.zeros(4, dtype=torch.float64, device=worker.device)
 
-    def add(self, outputs: torch.Tensor, batch: Batch) -> None:
-        judged = self.lesson.judged(outputs, batch)
-        self.sums[0] += judged.loss * judged.total
-        self.sums[1] += judged.hits
-        self.sums[2] += judged.total
+    def update(self, outputs: torch.Tensor, batch: Batch) -> None:
+        """Add the outputs (N, context_length, 256), in float32, for a batch."""
+        found = self.task.loss(outputs, batch)
+        self.sums[0] += found.loss * found.num_targets
+        self.sums[1] += found.num_correct
+        self.sums[2] += found.num_targets
         self.sums[3] += len(batch.pixels)
 
-    def over_all(self) -> Validation:
-        loss, hits, count, rows = self.worker.sum(self.sums.clone()).tolist()
+    def compute(self) -> Validation:
+        """Return the metrics over all workers. All workers must call it."""
+        loss, num_correct, count, rows = self.worker.sum(self.sums.clone()).tolist()
         return Validation(
             num_samples=int(rows),
             loss=loss / count,
-            accuracy=hits / count,
+            accuracy=num_correct / count,
             confusion=(),
             worst=(),
         )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from trainyard_trainer.checkpointing.checkpoint import load
+from trainyard_trainer.checkpointing.files import load_tensors
 from trainyard_trainer.config.train import LanguageModel
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.prepared import Prepared, read_pixels
@@ -15,7 +15,7 @@ from trainyard_trainer.data.sources.text import SEPARATOR
 from trainyard_trainer.recipes.language_model.generation import continued
 from trainyard_trainer.recipes.language_model.model import Transformer, title_of
 from trainyard_trainer.report.elements import count
-from trainyard_trainer.report.page import Own, Tile
+from trainyard_trainer.report.page import RecipeReport, Tile
 from trainyard_trainer.run_folder.folder import RunFolder
 
 TEMPERATURES = (0.7, 1.0)
@@ -37,11 +37,11 @@ def find(
     data: Prepared,
     summary: dict[str, Any],
     validation: dict[str, Any],
-) -> Own:
+) -> RecipeReport:
     assert isinstance(config.train, LanguageModel)
     model = config.train.model
     network = Transformer(model).eval()
-    network.load_state_dict(load(folder, folder.model))
+    network.load_state_dict(load_tensors(folder, folder.model))
     prompt = prompt_of(read_pixels(data, [0]).tobytes(), min(PROMPT, model.context_length // 2))
     written = [
         (
@@ -61,7 +61,7 @@ def find(
     tokens, mfu = summary["tokens_per_s"], summary.get("mfu")
     seen = summary["samples_seen"] * model.context_length
     next_bytes = f"next byte right: {validation['accuracy']:.2%}"
-    return Own(
+    return RecipeReport(
         title=title_of(model),
         result=Tile(
             "validation bits per byte", f"{validation['loss'] / math.log(2):.3f}", next_bytes

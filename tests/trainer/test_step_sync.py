@@ -1,4 +1,4 @@
-"""When workers talk, and what rank 0 then has all of them do at the same step."""
+"""When workers sync, and what rank 0 then has all of them do at the same step."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from training import Group, ThreadWorker, open_folder, small_config, train_here
 
 from trainyard_trainer.checkpointing.checkpoint import Checkpoints
 from trainyard_trainer.config.checkpoint import CheckpointConfig
-from trainyard_trainer.engine import worker
-from trainyard_trainer.engine.step_sync import LAST_CALL_S, Notices, Order, Talk
+from trainyard_trainer.engine import joining
+from trainyard_trainer.engine.step_sync import LEAVE_BEFORE_DRAIN_S, Signals, StepSync, SyncDecision
 from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.run_folder.progress import Length, Trained
 
@@ -23,11 +23,11 @@ BATCH = 10
 LENGTH = Length(epochs=100, num_samples=10_000, global_batch_size=BATCH, drop_last=True)
 NEVER = CheckpointConfig(every_s=None)
 
-NOTHING = Order(is_save=False, is_urgent=False, is_stop=False, is_bad=False)
-SAVE = Order(is_save=True, is_urgent=False, is_stop=False, is_bad=False)
-URGENT = Order(is_save=True, is_urgent=True, is_stop=False, is_bad=False)
-STOP = Order(is_save=True, is_urgent=True, is_stop=True, is_bad=False)
-BAD = Order(is_save=False, is_urgent=False, is_stop=False, is_bad=True)
+NOTHING = SyncDecision(is_save=False, is_urgent=False, is_stop=False, is_diverged=False)
+SAVE = SyncDecision(is_save=True, is_urgent=False, is_stop=False, is_diverged=False)
+URGENT = SyncDecision(is_save=True, is_urgent=True, is_stop=False, is_diverged=False)
+STOP = SyncDecision(is_save=True, is_urgent=True, is_stop=True, is_diverged=False)
+BAD = SyncDecision(is_save=False, is_urgent=False, is_stop=False, is_diverged=True)
 
 
 @dataclass
@@ -42,14 +42,14 @@ class Training:
     """When the machine goes away."""
     is_stopping: bool = False
     is_saving: bool = False
-    is_bad: bool = False
-    orders: dict[int, Order] = field(default_factory=dict)
+    is_diverged: bool = False
+    orders: dict[int, SyncDecision] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        notices = Notices(drain_s=self.left_s, is_stopping=lambda: self.is_stopping)
+        signals = Signals(drain_s=self.left_s, is_stopping=lambda: self.is_stopping)
         self.step = self.start_step
-        self.talk = Talk(
-            self.rule, self.worker, notices, LENGTH, self.trained(), now=lambda: self.seconds
+        self.sync = StepSync(
+            self.rule, self.worker, signals, LENGTH, self.trained(), now=lambda: self.seconds
         )
 
     def trained(self) -> Trained:
@@ -63,12 +63,14 @@ class Training:
             self.step += 1
             self.seconds += step_s
             now = self.trained()
-            if self.talk.is_due(now.step):
-                order = self.talk.hold(now, is_saving=self.is_saving, is_bad=self.is_bad)
+            if self.sync.is_due(now.step):
+                order = self.sync.exchange(
+                    now, is_saving=self.is_saving, is_diverged=self.is_diverged
+                )
                 self.orders[self.step] = order
         return self
 
-    def steps_with(self, order: Order) -> list[int]:
+    def steps_with(self, order: SyncDecision) -> list[int]:
         return [step for step, given in self.orders.items() if given == order]
 
 
@@ -95,7 +97,7 @@ def test_workers_talk_after_the_first_step_and_then_about_once_a_second(
 
 def test_the_time_between_talks_follows_the_pace_of_the_steps() -> None:
     training = Training().go(11, step_s=0.1)
-    # A slow stretch is known at the next talk, after which there are fewer steps to the one after.
+    # A slow stretch is known at the next sync, after which there are fewer steps to the one after.
     training.go(10, step_s=1.0).go(3, step_s=1.0)
     assert list(training.orders) == [1, 11, 21, 22, 23, 24]
 
@@ -104,7 +106,7 @@ def test_a_talk_that_was_due_at_the_end_of_an_epoch_comes_after_it() -> None:
     training = Training()
     training.go(1)
     training.step += 5
-    assert training.talk.is_due(training.step)
+    assert training.sync.is_due(training.step)
 
 
 # Saving by the clock and by samples.
@@ -124,7 +126,7 @@ def test_a_save_comes_after_so_many_samples_however_fast_they_are() -> None:
 def test_samples_that_are_no_whole_batches_call_for_a_save_at_the_step_that_fills_them() -> None:
     training = Training(CheckpointConfig(every_s=None, every_samples=25)).go(10, step_s=0.001)
     assert training.steps_with(SAVE) == [3, 6, 9]
-    # There is no talk before its time, which would make all wait.
+    # There is no sync before its time, which would make all wait.
     assert list(training.orders) == [1, 3, 6, 9]
 
 
@@ -148,11 +150,11 @@ def test_a_save_waits_until_the_one_before_is_done(rule: CheckpointConfig) -> No
 @pytest.mark.parametrize(("every_epochs", "next_save"), [(1, [8]), (2, [5])])
 def test_the_save_at_the_end_of_an_epoch_counts(every_epochs: int, next_save: list[int]) -> None:
     training = Training(CheckpointConfig(every_s=5, every_epochs=every_epochs)).go(3)
-    training.talk.note_epoch(Trained(epoch=1, step=3, samples=3 * BATCH))
+    training.sync.note_epoch(Trained(epoch=1, step=3, samples=3 * BATCH))
     assert training.go(6).steps_with(SAVE) == next_save
 
 
-# Notices.
+# Signals.
 
 
 def test_a_drain_notice_brings_a_save_when_it_comes_and_one_with_which_the_machine_is_left() -> (
@@ -162,13 +164,13 @@ def test_a_drain_notice_brings_a_save_when_it_comes_and_one_with_which_the_machi
     training.leaves_at = training.seconds + 60.0
     training.go(51)
     assert training.steps_with(URGENT) == [4]
-    # Of its 60 s less than LAST_CALL_S are left.
-    assert training.steps_with(STOP) == [3 + 60 - LAST_CALL_S + 1]
+    # Of its 60 s less than LEAVE_BEFORE_DRAIN_S are left.
+    assert training.steps_with(STOP) == [3 + 60 - LEAVE_BEFORE_DRAIN_S + 1]
     assert training.steps_with(NOTHING) == [1, 2, 3, *range(5, 54)]
 
 
 def test_a_machine_that_goes_within_seconds_is_left_at_once() -> None:
-    training = Training(leaves_at=LAST_CALL_S).go(1)
+    training = Training(leaves_at=LEAVE_BEFORE_DRAIN_S).go(1)
     assert training.orders == {1: STOP}
 
 
@@ -200,7 +202,7 @@ def test_workers_that_are_to_stop_save_first() -> None:
 
 
 def test_a_bad_loss_is_told_to_all_and_nothing_is_saved_for_it() -> None:
-    assert Training(is_bad=True).go(1).orders == {1: BAD}
+    assert Training(is_diverged=True).go(1).orders == {1: BAD}
 
 
 # Several workers.
@@ -259,7 +261,7 @@ def test_a_run_of_one_step_per_epoch_hears_that_it_is_to_stop(
     config = small_config(
         tmp_path, train__global_batch_size=1438, train__epochs=50, checkpoint__every_epochs=50
     )
-    monkeypatch.setattr(worker, "STOP_POLL_S", 0.01)
+    monkeypatch.setattr(joining, "STOP_POLL_S", 0.01)
     folder = open_folder(config)
     folder.write(folder.stop(1, group), "")
     outcome = train_here(config)

@@ -1,0 +1,90 @@
+"""How a worker joins a run: it claims the run's folder, agrees on the start, and listens for a stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from trainyard_trainer.checkpointing import resume
+from trainyard_trainer.engine.task import AnyTask
+from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.run_folder import failures
+from trainyard_trainer.run_folder.fence import Fence
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.startup import Startup
+
+STOP_POLL_S = 1.0
+"""Rank 0 looks this often, in seconds, whether the run was asked to stop."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JoinedWorker:
+    """A worker that has joined its worker group and knows where to start."""
+
+    folder: RunFolder
+    fence: Fence | None
+    """Rank 0's right to write to the run's folder; None on other ranks."""
+    group: int
+    """The number of the worker group within the attempt, from 1."""
+    startup: Startup
+    name: str | None
+    """The checkpoint to start from."""
+
+
+def join_run(task: AnyTask, worker: Worker, ray_worker: str) -> JoinedWorker:
+    """Claim the run's folder for this worker's group, and agree with the other workers on the start."""
+    config, startup, now = task.config, task.startup, time.time()
+    folder = RunFolder.open(config.storage.path, config.name, config.storage.endpoint)
+    # The driver's: it may be on another machine.
+    Fence(folder, task.attempt).check_visible()
+    # Rank 0 claims the folder for this group, and decides for all where to start.
+    fence = Fence.claim(folder, task.attempt) if worker.rank == 0 else None
+    if fence and fence.group > 1:
+        noticed = failures.noticed_at(folder, fence.attempt, fence.group - 1)
+        startup = Startup(began=noticed or now)
+    startup.reach("workers", now)
+    begun = (resume.begin(folder, config, fence, print), fence.group) if fence else None
+    name, group = worker.from_rank_zero(begun)
+    locations = worker.gathered(worker_location(worker.rank, ray_worker))
+    if fence:
+        workers = {"attempt": task.attempt, "workers": locations}
+        folder.write(folder.workers, json.dumps(workers), is_durable=False)
+    return JoinedWorker(folder=folder, fence=fence, group=group, startup=startup, name=name)
+
+
+def worker_location(rank: int, ray_worker: str) -> dict[str, Any]:
+    """Describe where a worker runs: its node, which is a pod on Kubernetes, and its process id."""
+    node = os.environ.get("RAY_CLOUD_INSTANCE_ID") or socket.gethostname()
+    return {"rank": rank, "node": node, "process": os.getpid(), "ray_worker": ray_worker}
+
+
+@contextmanager
+def watch_for_stop(folder: RunFolder, fence: Fence) -> Iterator[Callable[[], bool]]:
+    """Return a function that says whether the driver has asked the workers to save and stop.
+
+    A thread looks for the request in the run's folder about once a second.
+    """
+    asked = [folder.stop(fence.attempt), folder.stop(fence.attempt, fence.group)]
+    heard, ended = threading.Event(), threading.Event()
+
+    def listen() -> None:
+        while not ended.wait(STOP_POLL_S):
+            with suppress(OSError):  # a bucket may be away for a moment: the next second will tell
+                if any(map(folder.exists, asked)):
+                    heard.set()
+                    return
+
+    thread = threading.Thread(target=listen, name="stop", daemon=True)
+    thread.start()
+    try:
+        yield heard.is_set
+    finally:
+        ended.set()
+        thread.join()

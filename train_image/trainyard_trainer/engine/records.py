@@ -1,0 +1,215 @@
+"""What a worker writes while it trains: rank 0 metrics and checkpoints, other ranks their shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from typing import Any, Protocol
+
+from trainyard_trainer.checkpointing.checkpoint import (
+    MODEL,
+    STATE,
+    VALIDATION,
+    Checkpoints,
+)
+from trainyard_trainer.checkpointing.files import FileEntry
+from trainyard_trainer.checkpointing.retention import prune
+from trainyard_trainer.checkpointing.saver import Saver
+from trainyard_trainer.config.trainer_config import RecipeConfig
+from trainyard_trainer.engine import loop
+from trainyard_trainer.engine.learner import Learner
+from trainyard_trainer.engine.task import TrainingTask
+from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.recipes.registry import speeds_in
+from trainyard_trainer.recipes.validation import Validation
+from trainyard_trainer.run_files.names import CheckpointName
+from trainyard_trainer.run_folder.fence import Fence
+from trainyard_trainer.run_folder.progress import Length, MetricsRecord, Recorder, Trained
+from trainyard_trainer.run_folder.tensorboard import TensorBoard
+
+Record = dict[str, Any]
+
+
+class ShardedCheckpoints(Protocol):
+    """Sharded checkpoints: each worker writes its shards. All workers must call each method alike."""
+
+    def shares(self, learner: Learner) -> Record:
+        """Return this worker's shards, as references to tensors that training changes."""
+
+    def save(self, name: str, shares: Record) -> dict[str, FileEntry]:
+        """Write this worker's shards, and return the manifest's entries of the files of all workers."""
+
+    def load(self, name: str, learner: Learner) -> None:
+        """Restore the learner from a checkpoint."""
+
+
+class RankZeroRecords:
+    """What rank 0 writes to the run's folder, as long as its fence is valid: metrics and checkpoints."""
+
+    def __init__(
+        self,
+        task: TrainingTask,
+        checkpoints: Checkpoints,
+        shards: ShardedCheckpoints | None,
+        fence: Fence,
+        recorder: Recorder,
+    ) -> None:
+        self.task = task
+        self.checkpoints = checkpoints
+        self.shards = shards
+        self.fence = fence
+        self.recorder = recorder
+        self.saver = Saver(self._save)
+
+    def report(self, report: MetricsRecord) -> None:
+        self.recorder(report)
+
+    def save(
+        self,
+        trained: Trained,
+        learner: Learner,
+        partial_epoch: Record,
+        validation: Validation | None,
+    ) -> None:
+        contents = {STATE: {"learner": learner.state(), "partial_epoch": partial_epoch}}
+        if not self.shards:
+            contents[MODEL] = learner.network.state_dict()
+        self.saver.start(
+            trained=trained,
+            contents=contents,
+            shares=self.shards.shares(learner) if self.shards else {},
+            validation=validation,
+        )
+
+    def is_saving(self) -> bool:
+        return self.saver.is_busy
+
+    def finish_saving(self) -> None:
+        self.saver.wait()
+
+    def _save(self, content: Record) -> None:
+        """Write and commit a checkpoint; runs in the saver's thread."""
+        trained, contents = content["trained"], content["contents"]
+        if content["validation"]:
+            contents[VALIDATION] = content["validation"].to_json()
+        # A checkpoint must not lie ahead of metrics.jsonl.
+        self.recorder.flush()
+        written = {}
+        if self.shards:
+            name = str(CheckpointName(trained.samples, self.fence.attempt, self.fence.group))
+            written = self.shards.save(name, content["shares"])
+        commit_checkpoint(
+            self.checkpoints,
+            self.fence,
+            self.task.config,
+            trained,
+            contents,
+            images=asdict(self.task.data.info),
+            written=written,
+        )
+
+
+def commit_checkpoint(
+    checkpoints: Checkpoints,
+    fence: Fence,
+    config: RecipeConfig,
+    trained: Trained,
+    contents: Record,
+    *,
+    images: Record,
+    written: Mapping[str, FileEntry] | None = None,
+) -> None:
+    """Commit a checkpoint while the fence is valid, retrying while the storage fails, and prune old ones."""
+
+    def save() -> None:
+        fence.check()
+        name = checkpoints.save(
+            trained,
+            attempt=fence.attempt,
+            group=fence.group,
+            contents=contents,
+            written=written,
+            facts={"config": config.model_dump(mode="json"), "images": images},
+            before_commit=fence.check,
+        )
+        prune(checkpoints, config.checkpoint, name)
+
+    checkpoints.folder.outlast(save)
+
+
+class ShardRecords(loop.NoRecords):
+    """What the ranks above 0 write of a sharded checkpoint, which rank 0 commits: their shards."""
+
+    def __init__(self, shards: ShardedCheckpoints, attempt: int, group: int) -> None:
+        self.shards = shards
+        self.attempt, self.group = attempt, group
+        self.saver = Saver(self._save)
+
+    def __enter__(self) -> ShardRecords:
+        self.saver.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.saver.__exit__(*error)
+
+    def save(
+        self,
+        trained: Trained,
+        learner: Learner,
+        partial_epoch: Record,
+        validation: Validation | None,
+    ) -> None:
+        self.saver.start(trained=trained, shares=self.shards.shares(learner))
+
+    def finish_saving(self) -> None:
+        self.saver.wait()
+
+    def _save(self, content: Record) -> None:
+        """Write this worker's shards; runs in the saver's thread."""
+        name = str(CheckpointName(content["trained"].samples, self.attempt, self.group))
+        self.shards.save(name, content["shares"])
+
+
+@contextmanager
+def rank_zero_records(
+    task: TrainingTask,
+    checkpoints: Checkpoints,
+    shards: ShardedCheckpoints | None,
+    length: Length,
+    trained: Trained,
+    fence: Fence,
+    worker: Worker,
+    gauges: Callable[[Record], None],
+) -> Iterator[RankZeroRecords]:
+    with send_to_both(
+        TensorBoard(checkpoints.folder, samples=trained.samples), gauges
+    ) as on_record:
+        recorder = Recorder(
+            checkpoints.folder,
+            length,
+            attempt=task.attempt,
+            workers=worker.world_size,
+            recipe_metrics=partial(speeds_in, task.config, worker=worker),
+            on_record=on_record,
+            check_fence=fence.check,
+        )
+        records = RankZeroRecords(task, checkpoints, shards, fence, recorder)
+        with records.saver:
+            yield records
+        recorder.close()
+
+
+@contextmanager
+def send_to_both(
+    board: TensorBoard, gauges: Callable[[Record], None]
+) -> Iterator[Callable[[Record], None]]:
+    """Return a function that sends each record to TensorBoard and the gauges; it closes TensorBoard."""
+
+    def also(record: Record) -> None:
+        board(record)
+        gauges(record)
+
+    yield also
+    board.close()

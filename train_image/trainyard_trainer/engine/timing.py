@@ -1,0 +1,77 @@
+"""Where a worker's time goes, and how much memory it has used."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from trainyard_trainer.data.loading.batch import Batch
+from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.run_folder.progress import TIME_PHASES
+
+
+class Clock:
+    """A stopwatch that starts when it is created."""
+
+    def __init__(self) -> None:
+        self.start = time.perf_counter()
+
+    def seconds(self) -> float:
+        """Return the seconds since the start."""
+        return time.perf_counter() - self.start
+
+
+class TimeSpent:
+    """The seconds that a worker has spent in each of TIME_PHASES, over all attempts."""
+
+    def __init__(self, before: dict[str, float], *, startup: float) -> None:
+        """Continue from the seconds of earlier attempts; `startup` is added to the phase of that name."""
+        self._seconds = dict.fromkeys(TIME_PHASES, 0.0) | before
+        self._seconds["startup"] += max(startup, 0.0)
+
+    @contextmanager
+    def on(self, phase: str) -> Iterator[None]:
+        """Add the time of a block of code to a phase."""
+        clock = Clock()
+        try:
+            yield
+        finally:
+            self._seconds[phase] += clock.seconds()
+
+    def add(self, phase: str, seconds: float) -> None:
+        """Add seconds to a phase."""
+        self._seconds[phase] += seconds
+
+    def waiting(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Yield the batches; the time to wait for each counts as the phase `data`."""
+        while True:
+            with self.on("data"):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
+
+    def count_exchange(self, seconds: float) -> None:
+        """Move seconds from the phase `compute` to `communication`: they were spent on gradient exchange."""
+        seconds = min(seconds, self._seconds["compute"])
+        self._seconds["compute"] -= seconds
+        self._seconds["communication"] += seconds
+
+    def snapshot(self) -> dict[str, float]:
+        """Return the seconds of each phase so far."""
+        return dict(self._seconds)
+
+    def since(self, before: dict[str, float], *phases: str) -> float:
+        """Return the seconds spent in some phases since a snapshot."""
+        return sum(self._seconds[phase] - before[phase] for phase in phases)
+
+
+def peak_memory_bytes(worker: Worker) -> int:
+    """Return the peak memory of this worker: on its GPU if it has one, else of its process."""
+    if worker.device.type == "cuda":
+        return torch.cuda.max_memory_allocated(worker.device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
