@@ -28,7 +28,7 @@ from trainyard_trainer.data.prepared import Prepared
 from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.engine.optimizers import build_optimizer
 from trainyard_trainer.parallel.strategy import Worker
-from trainyard_trainer.recipes.validation import Tally
+from trainyard_trainer.recipes.validation import LossSums
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.progress import Length, read_lines
 
@@ -81,10 +81,10 @@ def losses_of(learner: Learner, batch: Batch, steps: int) -> list[float]:
     """Train these steps on one batch, and return the loss of each."""
     losses = []
     for number in range(steps):
-        tally = Tally(learner.worker.device)
+        loss_sums = LossSums(learner.worker.device)
         epoch, step = divmod(number, learner.length.steps_per_epoch)
-        learner.step(batch, tally, epoch=epoch, step_in_epoch=step)
-        losses.append(tally.since_last()[0])
+        learner.step(batch, loss_sums, epoch=epoch, step_in_epoch=step)
+        losses.append(loss_sums.since_last()[0])
     return losses
 
 

@@ -121,7 +121,13 @@ def test_runs_of_one_name_in_two_namespaces_are_two_applications(platform: Platf
     [
         ("none", "", ["queue.name=own"], "the platform has no queue system", "queue.system"),
         ("none", "", ["queue.priority=high"], "'priority': 'high'", "Remove `queue`"),
-        ("kueue", "", [], "neither the run file nor the platform sets a queue", "queue: {name: ...}"),
+        (
+            "kueue",
+            "",
+            [],
+            "neither the run file nor the platform sets a queue",
+            "queue: {name: ...}",
+        ),
         ("kai", "team", ["queue.priority=high"], "kai reads no priority", "kueue, volcano"),
         ("yunikorn", "root", ["queue.priority=high"], "yunikorn reads no priority", "Remove it"),
     ],
