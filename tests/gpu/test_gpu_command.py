@@ -132,7 +132,7 @@ def test_the_bench_and_a_run_without_ray_import_no_other_packages(
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.timeout(600)
 def test_the_whole_command_runs_with_these_packages_alone(
     bare_environment: dict[str, str],
