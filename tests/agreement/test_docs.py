@@ -205,3 +205,34 @@ def test_the_page_of_exit_codes_has_each_code_of_a_command() -> None:
 def test_drills_that_a_page_names_exist(page: Path) -> None:
     named = re.findall(r"(?m)trainyard drill ([a-z][a-z0-9-]*)", "".join(blocks(page, "sh")))
     assert set(named) <= set(SCENARIOS)
+
+
+FOLDERS = {
+    "T": "train_image/trainyard_trainer",
+    "L": "launcher/trainyard",
+    "C": "charts/trainyard",
+}
+"""The abbreviations of the table of files to change in CONTRIBUTING.md."""
+
+
+def files_to_change() -> list[tuple[str, str]]:
+    """Each row of the table with each file or folder that it names."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    table = text.split("## To change X, edit Y")[1].split("\n## ")[0]
+    rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| ")][1:]
+    return [
+        (what.strip(), path)
+        for what, files in rows
+        for path in re.findall(r"`([\w./-]+/[\w./-]*)`", files)
+    ]
+
+
+@pytest.mark.parametrize(("change", "path"), files_to_change())
+def test_the_files_that_change_together_exist(change: str, path: str) -> None:
+    top, _, rest = path.partition("/")
+    assert (ROOT / FOLDERS.get(top, top) / rest).exists(), change
+
+
+def test_each_change_lists_a_file() -> None:
+    rows = (ROOT / "CONTRIBUTING.md").read_text().count("\n| a")
+    assert len({change for change, _ in files_to_change()}) >= rows > 15
