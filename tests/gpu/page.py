@@ -99,7 +99,7 @@ no root.
     ```
 
     It installs the wheels into `build/gpu-site`, measures and tests for about ten minutes, and writes
-    `docs/results/gpu.json` and `docs/results/gpu.md`.
+    its figures into this page, and as JSON beside it.
 
 If the GPU machine lacks torchvision, name its version of torch, and the fitting torchvision comes with the
 wheels: `make gpu-wheels GPU_PYTHON_VERSION=3.12 GPU_TORCH=2.11.0`.

@@ -218,7 +218,7 @@ def test_code_that_is_too_large_is_refused_with_what_is_large(tmp_path: Path) ->
     with pytest.raises(ConfigError) as error:
         pack(tmp_path, limit_mib=1)
     assert "its 2 files are more than 1 MiB packed" in str(error.value)
-    assert "weights.bin (1.4 MiB), main.py (0 KiB)" in str(error.value)
+    assert "weights.bin (1.4 MiB), main.py (7 B)" in str(error.value)
     assert len(pack(tmp_path, limit_mib=None).archive) > 1_500_000  # as on this machine
 
 
@@ -266,7 +266,7 @@ def test_large_code_is_not_rendered(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "its 2 files are 131 KiB of packed text, and at most 96 KiB travel in a RayJob" in str(
         error.value
     )
-    assert "The largest: weights.bin (98 KiB), main.py (0 KiB)." in str(error.value)
+    assert "The largest: weights.bin (98 KiB), main.py (7 B)." in str(error.value)
     assert "`trainyard submit` uploads it" in str(error.value)
     assert capsys.readouterr().out == ""
     with pytest.raises(ConfigError, match="travel in a RayJob"):

@@ -399,7 +399,7 @@ def test_blocks_are_gathered_one_after_the_other(name: str, count: int) -> None:
 
 def wrapped(storage: Path, network: nn.Module, worker: Worker, **options: Any) -> nn.Module:
     config = fsdp2(storage, train__fsdp2=options)
-    return strategy_of(config.train, dtype=None).wrap(network, worker)
+    return strategy_of(config.train, dtype=None).wrap_model(network, worker)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ Here torch is imported for pictures alone: each process that runs tasks would be
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from itertools import accumulate
 
 import numpy as np
@@ -47,8 +49,19 @@ def read_sample(prepared: Prepared, sample: int) -> pa.Table:
 
 
 def with_pixels(table: pa.Table, info: DatasetInfo) -> pa.Table:
-    """The same rows, with pixels instead of picture files."""
+    """Return the same rows with decoded pixels instead of image files."""
     if info.encoding == "encoded":
+        import_whole("trainyard_trainer.data.image_codec")
         columns = decode(table, info)
         table = to_table(info, columns["id"], columns["image"], columns["label"])
     return table.replace_schema_metadata(None)
+
+
+def import_whole(module: str) -> None:
+    """Import a module, and torch with it, so that a cancelled task does not leave it half imported.
+
+    Ray cancels a task by an exception at any line of its main thread and reuses the process. torch
+    cannot be imported a second time there after such an exception. The thread ends its import in any case.
+    """
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        pool.submit(import_module, module).result()
