@@ -226,7 +226,7 @@ def test_of_two_different_runs_of_one_name_at_once_one_is_refused(team: Team) ->
 
 KILLED = """
 import os, signal, sys
-from launcher import __main__ as program
+from trainyard import __main__ as program
 from trainyard.cluster.connection import Connection
 
 left, moment = int(sys.argv[1]), sys.argv[2]
