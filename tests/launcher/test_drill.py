@@ -29,8 +29,8 @@ from trainyard.drills.strikes import FIND
 from trainyard.drills.timeline import (
     Observation,
     PodLife,
+    RecordedRun,
     Recovery,
-    RunRecords,
     observations_around,
     recover,
     seconds_per_step,
@@ -75,7 +75,7 @@ BEFORE += [Observation(time=1000.0, phase="running", step=100)]
 def a_worker_is_lost(pods: list[PodLife] | None = None, **more: Any) -> Recovery:
     second = start(1, 2, 70, 101, 1010.0, began=1002.0, workers=7.0, model=2.0, first_step=1.5)
     failure = {"attempt": 1, "group": 1, "time": 1002.0, "rank": 1, "error": "died"}
-    records = RunRecords(
+    records = RecordedRun(
         attempts=[attempt(1, 880.0)], starts=[FIRST, second], failures=[failure], **more
     )
     return recover(records, pods or [], BEFORE, STRUCK)
@@ -112,7 +112,7 @@ def test_pods_from_before_the_strike_say_nothing() -> None:
 def test_a_group_that_leaves_a_node_loses_nothing_and_counts_from_there() -> None:
     left = {"attempt": 1, "group": 1, "time": 1052.0, "rank": None, "error": None}
     second = start(1, 2, 180, 180, 1060.0, began=1052.0, workers=9.0, model=1.0)
-    records = RunRecords(attempts=[attempt(1, 880.0)], starts=[FIRST, second], failures=[left])
+    records = RecordedRun(attempts=[attempt(1, 880.0)], starts=[FIRST, second], failures=[left])
     new = PodLife(name="w", kind="worker", created=1001.0)
     found = recover(records, [new], BEFORE, STRUCK)
     assert (found.noticed_s, found.noticed_by) == (52.0, "Ray, by its notice")
@@ -127,7 +127,7 @@ def test_an_attempt_counts_from_the_new_head_and_its_job_imports_and_lease_are_t
         *(2, 1, 70, 70, 1050.0),
         **{"began": 1030.0, "lease": 12.0, "ray": 3.0, "workers": 8.0, "first_step": 2.0},
     )
-    records = RunRecords(
+    records = RecordedRun(
         attempts=[attempt(1, 880.0), attempt(2, 1030.0, reached=105)],
         starts=[FIRST, second],
         failures=[],
@@ -157,7 +157,7 @@ def test_a_phase_that_the_watch_shows_is_a_notice_too() -> None:
         Observation(time=1004.0, phase="retrying"),
         Observation(time=1009.0, phase="starting"),
     ]
-    found = recover(RunRecords(attempts=[], starts=[FIRST], failures=[]), [], seen, STRUCK)
+    found = recover(RecordedRun(attempts=[], starts=[FIRST], failures=[]), [], seen, STRUCK)
     assert (found.noticed_s, found.noticed_by) == (4.0, "KubeRay (retrying)")
 
 
@@ -166,20 +166,22 @@ def test_a_phase_that_the_watch_shows_is_a_notice_too() -> None:
 
 def test_a_run_that_never_trains_again_has_no_time_for_it() -> None:
     stuck = start(1, 2, 70, 100, 1010.0)
-    found = recover(RunRecords(attempts=[], starts=[FIRST, stuck], failures=[]), [], BEFORE, STRUCK)
+    found = recover(
+        RecordedRun(attempts=[], starts=[FIRST, stuck], failures=[]), [], BEFORE, STRUCK
+    )
     assert (found.noticed_s, found.again_s, found.phases) == (None, None, {})
     assert found.steps_lost == 30
 
 
 def test_a_fault_that_workers_do_not_feel_costs_nothing() -> None:
-    found = recover(RunRecords(attempts=[], starts=[FIRST], failures=[]), [], BEFORE, STRUCK)
+    found = recover(RecordedRun(attempts=[], starts=[FIRST], failures=[]), [], BEFORE, STRUCK)
     assert (found.noticed_s, found.noticed_by, found.steps_lost) == (None, "nobody", 0)
 
 
 def test_a_head_that_is_made_after_the_end_is_no_notice() -> None:
     seen = [*BEFORE, Observation(time=1090.0, phase="succeeded")]
     head = PodLife(name="h", kind="head", created=1092.0, started=None, ready=None)
-    found = recover(RunRecords(attempts=[], starts=[FIRST], failures=[]), [head], seen, STRUCK)
+    found = recover(RecordedRun(attempts=[], starts=[FIRST], failures=[]), [head], seen, STRUCK)
     assert (found.noticed_s, found.noticed_by) == (None, "nobody")
 
 

@@ -17,7 +17,7 @@ from trainyard.drills.report import DrillReport, missed
 from trainyard.drills.scenarios import Scenario
 from trainyard.drills.strikes import Target
 from trainyard.drills.timeline import (
-    RunRecords,
+    RecordedRun,
     observations_around,
     recover,
     stood_still_s,
@@ -190,9 +190,9 @@ def clear_folder(cluster: Cluster, platform: Platform, run: str, *, keep: bool) 
             folder.sibling(aside).delete()
 
 
-def read_records(folder: RemoteFolder) -> RunRecords:
+def read_records(folder: RemoteFolder) -> RecordedRun:
     """Read the records of attempts, starts and failures from a run's folder."""
-    return RunRecords(
+    return RecordedRun(
         attempts=folder.records(names.ATTEMPTS),
         starts=folder.records(names.STARTS),
         failures=folder.records(names.FAILURES),

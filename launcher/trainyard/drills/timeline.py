@@ -28,7 +28,7 @@ STARTUP = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunRecords:
+class RecordedRun:
     """The records of a run's folder that a drill evaluates."""
 
     attempts: Sequence[Object]
@@ -81,7 +81,7 @@ class Recovery:
 
 
 def recover(
-    records: RunRecords, pods: Sequence[PodLife], seen: Sequence[Observation], struck: float
+    records: RecordedRun, pods: Sequence[PodLife], seen: Sequence[Observation], struck: float
 ) -> Recovery:
     """Compute what a fault has cost, up to the first step of a worker group that started after it."""
     again = _again(records, struck)
@@ -103,7 +103,7 @@ def recover(
     )
 
 
-def steps_lost(records: RunRecords, struck: float) -> int:
+def steps_lost(records: RecordedRun, struck: float) -> int:
     """Count the steps that were reported and were trained again by worker groups after the fault."""
     reached = {each["attempt"]: each["reached_step"] for each in records.attempts}
     lost = 0
@@ -155,13 +155,13 @@ def observations_around(seen: Sequence[Observation], struck: float) -> list[Obse
     return lines
 
 
-def _starts(records: RunRecords) -> list[Object]:
+def _starts(records: RecordedRun) -> list[Object]:
     """Return the newest record of each worker group."""
     newest = {(each["attempt"], each["group"]): each for each in records.starts}
     return list(newest.values())
 
 
-def _again(records: RunRecords, struck: float) -> float | None:
+def _again(records: RecordedRun, struck: float) -> float | None:
     """Return the time of the first step of a worker group that started after the fault, or None."""
     ends = [_ended(each) for each in _starts(records) if each["time"] > struck]
     return min((end for end in ends if end is not None), default=None)
@@ -174,7 +174,7 @@ def _ended(start: Object) -> float | None:
 
 
 def _noticed(
-    records: RunRecords,
+    records: RecordedRun,
     pods: Sequence[PodLife],
     seen: Sequence[Observation],
     struck: float,
@@ -208,7 +208,7 @@ def _noticed(
 
 
 def _marks(
-    records: RunRecords, pods: Sequence[PodLife], noticed: float, again: float
+    records: RecordedRun, pods: Sequence[PodLife], noticed: float, again: float
 ) -> list[tuple[float, str]]:
     """Return the end of each phase between the two times."""
     marks = []

@@ -35,7 +35,7 @@ SHOWN = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Overlay:
-    """A packed folder."""
+    """The archive of a folder of the user's code, and how it travels with a run."""
 
     archive: bytes = field(repr=False)
     """The tar.gz."""
@@ -49,7 +49,7 @@ class Overlay:
 
     @property
     def text_bytes(self) -> int:
-        """The length of `text`."""
+        """Return the length of `text`: the bytes that the archive takes in an environment variable."""
         return (len(self.archive) + 2) // 3 * 4
 
     @property

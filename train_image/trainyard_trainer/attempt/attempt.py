@@ -364,7 +364,7 @@ def summarise(
     *,
     error: str | None,
 ) -> dict[str, Any]:
-    """What summary.json holds."""
+    """Return the content of summary.json for the attempt."""
     trained = last.trained if last else Trained()
     return summary_of(
         config,

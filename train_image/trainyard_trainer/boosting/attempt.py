@@ -20,7 +20,7 @@ from trainyard_trainer.attempt.attempt import (
 )
 from trainyard_trainer.boosting.libraries import LIBRARIES, Library
 from trainyard_trainer.boosting.rounds import BoostingTask, RoundRecorder, work
-from trainyard_trainer.boosting.table import Prepared, check_shares, prepare
+from trainyard_trainer.boosting.table import PreparedTable, check_shares, prepare
 from trainyard_trainer.checkpointing import resume
 from trainyard_trainer.checkpointing.checkpoint import (
     Checkpoints,
@@ -101,7 +101,7 @@ def run(
 
 
 def require_one_process(config: BoostingConfig, environment: Mapping[str, str]) -> None:
-    """Raises ConfigError."""
+    """Refuse a run of several workers where one process trains. Raises ConfigError."""
     workers = max(config.scaling.num_workers, int(environment.get("WORLD_SIZE", 1)))
     if workers > 1:
         raise ConfigError(
@@ -111,14 +111,14 @@ def require_one_process(config: BoostingConfig, environment: Mapping[str, str]) 
 
 
 def fit_alone(task: BoostingTask, folder: RunFolder, lease: Lease) -> Outcome:
-    """Boost in this process."""
+    """Grow all trees in this process, without Ray."""
     return fit_here(lambda: work(task, Worker(device=torch.device("cpu"))), folder, task.attempt)
 
 
 # Checks and records.
 
 
-def check_same_rows(start: SavedCheckpoint, table: Prepared) -> None:
+def check_same_rows(start: SavedCheckpoint, table: PreparedTable) -> None:
     """Raises ConfigError if the files are others than those that a checkpoint has learnt from."""
     if start.images["stamp"] != table.stamp:
         raise ConfigError(
@@ -131,7 +131,7 @@ def check_same_rows(start: SavedCheckpoint, table: Prepared) -> None:
 def describe(
     config: BoostingConfig,
     folder: RunFolder,
-    table: Prepared,
+    table: PreparedTable,
     attempt: int,
     start: SavedCheckpoint | None,
 ) -> None:
@@ -164,7 +164,7 @@ def title(config: BoostingConfig) -> str:
 def finish(
     config: BoostingConfig,
     folder: RunFolder,
-    table: Prepared,
+    table: PreparedTable,
     attempt: int,
     resumed_from: str | None,
     startup: Startup,
@@ -218,7 +218,7 @@ def summarise(
     *,
     error: str | None,
 ) -> dict[str, Any]:
-    """What summary.json holds."""
+    """Return the content of summary.json for the attempt."""
     trained = last.trained if last else Trained()
     best = best_of(resume.descended(folder), config.checkpoint.best)
     is_regression = config.train.objective == "regression"

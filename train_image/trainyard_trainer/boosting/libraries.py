@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import torch
 
-from trainyard_trainer.boosting.table import Prepared, Rows
+from trainyard_trainer.boosting.table import PreparedTable, Rows
 from trainyard_trainer.config.boosting import Boosting
 from trainyard_trainer.parallel.strategy import Worker
 
@@ -37,7 +37,7 @@ class BoostingInput:
     """The input of a boosting library on one worker."""
 
     train: Boosting
-    table: Prepared
+    table: PreparedTable
     rows: Rows
     valid: Rows
     worker: Worker
@@ -61,7 +61,7 @@ class Importance:
 
 
 class Library(Protocol):
-    """XGBoost or LightGBM."""
+    """What the recipe needs of a boosting library: XGBoost or LightGBM."""
 
     file: str
     """A model's, in the library's own format."""
@@ -74,7 +74,7 @@ class Library(Protocol):
         """Add the rounds from `begin` on to a model, which has so many. All workers call it alike."""
 
     def importance(self, model: bytes, table: Mapping[str, Any]) -> list[Importance]:
-        """Of each column, in the order of `columns`; `table` is what `Prepared.to_json` says."""
+        """Of each column, in the order of `columns`; `table` is what `PreparedTable.to_json` says."""
 
 
 class XGBoost:

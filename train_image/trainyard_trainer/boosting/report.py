@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from trainyard_trainer.boosting.libraries import Importance
-from trainyard_trainer.boosting.table import Prepared
+from trainyard_trainer.boosting.table import PreparedTable
 from trainyard_trainer.config.trainer_config import BoostingConfig
 from trainyard_trainer.report.charts import MetricsLines, curves, draw_bars
 from trainyard_trainer.report.elements import count, table
@@ -36,7 +36,7 @@ LOSSES = {"binary": "Log loss", "multiclass": "Log loss", "regression": "Mean sq
 def write_report(
     folder: RunFolder,
     config: BoostingConfig,
-    data: Prepared,
+    data: PreparedTable,
     summary: dict[str, Any],
     delivered: Trained,
     importance: Sequence[Importance],
@@ -109,7 +109,7 @@ def shortened(name: str) -> str:
 
 
 def facts(
-    config: BoostingConfig, data: Prepared, summary: dict[str, Any], delivered: Trained
+    config: BoostingConfig, data: PreparedTable, summary: dict[str, Any], delivered: Trained
 ) -> str:
     kept = "files of their own" if data.train.share is None else f"{data.train.share:g} of the rows"
     known = ", ".join(map(str, data.classes[:10])) + (" ..." if len(data.classes) > 10 else "")

@@ -13,7 +13,7 @@ import torch
 
 from trainyard_trainer.boosting import libraries
 from trainyard_trainer.boosting.libraries import LIBRARIES, Figures
-from trainyard_trainer.boosting.table import Prepared, read_share
+from trainyard_trainer.boosting.table import PreparedTable, read_share
 from trainyard_trainer.checkpointing.checkpoint import (
     VALIDATION,
     Checkpoints,
@@ -49,12 +49,12 @@ class BoostingTask:
     """What each worker of an attempt receives; it is sent over the network."""
 
     config: BoostingConfig
-    table: Prepared
+    table: PreparedTable
     attempt: int
     startup: Startup
 
 
-def length_of(config: BoostingConfig, table: Prepared) -> Length:
+def length_of(config: BoostingConfig, table: PreparedTable) -> Length:
     """A round sees each row once: it is an epoch of one step."""
     return Length(
         epochs=config.train.rounds,
@@ -165,7 +165,7 @@ class Rounds:
         self._running, self._round = Clock(), Clock()
 
     def __call__(self, figures: Figures, model: Callable[[], bytes]) -> bool:
-        """Whether to go on."""
+        """Record a round, and return whether boosting continues."""
         config, length = self._task.config, self._length
         round_s = self._round.seconds()
         self._spent.add("compute", round_s)
@@ -275,7 +275,7 @@ class Records:
         self.saver.start(trained=trained, model=model)
 
     def _save(self, content: Record) -> None:
-        """In the saver's thread."""
+        """Write a checkpoint; the thread of the saver calls this."""
         # A checkpoint whose metrics are missing could not be explained.
         self.recorder.flush()
         config, trained = self.task.config, content["trained"]

@@ -86,7 +86,7 @@ class Rows:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
+class PreparedTable:
     """A table that a run can learn from; goes over the network."""
 
     source: str
@@ -124,7 +124,7 @@ class Prepared:
         }
 
 
-def prepare(data: Table, train: Boosting, endpoint: str | None, say: Say) -> Prepared:
+def prepare(data: Table, train: Boosting, endpoint: str | None, say: Say) -> PreparedTable:
     """Look through the files: columns, classes, and how many rows there are.
 
     Raises ConfigError for what cannot be learnt from.
@@ -157,7 +157,7 @@ def prepare(data: Table, train: Boosting, endpoint: str | None, say: Say) -> Pre
     if train.objective != "regression":
         classes = _classes(parts[False], data.label_column, train.objective, endpoint)
     counted = [_counted(part, data.label_column, classes, endpoint) for part in parts.values()]
-    table = Prepared(
+    table = PreparedTable(
         source=data.source,
         endpoint=endpoint,
         label=data.label_column,
@@ -175,7 +175,7 @@ def prepare(data: Table, train: Boosting, endpoint: str | None, say: Say) -> Pre
     return table
 
 
-def check_shares(table: Prepared, workers: int) -> None:
+def check_shares(table: PreparedTable, workers: int) -> None:
     """Raises ConfigError if a worker would have no row: it would keep the others waiting for nothing."""
     for name, part in (("training", table.train), ("validation", table.valid)):
         if part.rows < workers:
@@ -185,7 +185,7 @@ def check_shares(table: Prepared, workers: int) -> None:
             )
 
 
-def read_share(table: Prepared, part: Part, rank: int, workers: int) -> Rows:
+def read_share(table: PreparedTable, part: Part, rank: int, workers: int) -> Rows:
     """Each so many-th row of a part, from the rank-th on."""
     features, labels = [], []
     passed = 0  # rows of the part before this block

@@ -29,7 +29,7 @@ FORMAT = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedCheckpoint:
-    """What a manifest says."""
+    """A checkpoint as its manifest describes it: progress, config and files."""
 
     name: str
     trained: Trained

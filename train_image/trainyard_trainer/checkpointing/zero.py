@@ -126,7 +126,7 @@ class _Foreign:
 
 
 def _named(path: str) -> Any:
-    """`package.module.Class` -> the class."""
+    """Import the class that a path such as `package.module.Class` names."""
     module, _, name = path.rpartition(".")
     return getattr(import_module(module), name)
 

@@ -76,7 +76,7 @@ class TrainerConfig(AttemptConfig):
 
 
 class BoostingConfig(AttemptConfig):
-    """An attempt at `gradient_boosting`."""
+    """The config of an attempt at a run of the recipe `gradient_boosting`."""
 
     data: Table
     """What to train on."""

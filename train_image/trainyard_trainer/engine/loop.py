@@ -54,7 +54,7 @@ class NoRecords:
     """The records of a worker that writes nothing."""
 
     def report(self, record: MetricsRecord) -> None:
-        """Ignore the metrics."""
+        """Ignore the metrics: this run keeps no records."""
 
     def save(
         self,
@@ -63,7 +63,7 @@ class NoRecords:
         partial_epoch: dict[str, Any],
         validation: Validation | None,
     ) -> None:
-        """Save nothing."""
+        """Save nothing: this run keeps no checkpoints."""
 
     def is_saving(self) -> bool:
         """Return False: nothing is ever saved."""

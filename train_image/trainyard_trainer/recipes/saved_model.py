@@ -51,7 +51,7 @@ class Saved:
 
     @property
     def config(self) -> Any:
-        """What `train.model` was."""
+        """The section `train.model` of the run that saved the model."""
         model: Section = self.recipe.settings.model_validate(self.facts["model"])
         return model
 

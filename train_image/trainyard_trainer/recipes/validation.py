@@ -66,7 +66,7 @@ class LossSums:
         self._before = (0.0, 0.0)
 
     def update(self, batch: BatchLoss) -> None:
-        """Add a batch."""
+        """Add the loss and the correct predictions of a batch to the sums."""
         with torch.no_grad():
             self.sums[0] += batch.loss.detach() * batch.num_targets
             self.sums[1] += batch.num_correct

@@ -155,7 +155,7 @@ def thinned(points: Points) -> Points:
 
 
 def draw(chart: Chart) -> str:
-    """The chart as SVG."""
+    """Draw a chart and return it as SVG text."""
     values = [y for line in chart.lines for _, y in line.points]
     is_steep = chart.is_log and min(values, default=0) > 0 and max(values) > STEEP * min(values)
     with rc_context(PLAIN):

@@ -26,7 +26,7 @@ class ClaimHolder:
 
     @classmethod
     def current(cls) -> ClaimHolder:
-        """Return the current process."""
+        """Return the holder that stands for the current process."""
         pid = os.getpid()
         started = start_time(pid)
         assert started is not None

@@ -173,7 +173,7 @@ def cleaned(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_json(record: dict[str, Any]) -> str:
-    """One line of JSON."""
+    """Return the record as one line of JSON, without the line's end."""
     return json.dumps(cleaned(record))
 
 

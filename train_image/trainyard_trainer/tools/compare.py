@@ -50,7 +50,7 @@ PARTS = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class ComparedRun:
     """What a run's folder holds; a file that is not there is empty."""
 
     label: str
@@ -112,14 +112,14 @@ def open_folders(
     return [(folder.show(folder.root) if are_alike else folder.name, folder) for folder in folders]
 
 
-def read_run(label: str, folder: RunFolder) -> Run:
+def read_run(label: str, folder: RunFolder) -> ComparedRun:
     """All of it that is there, whether the run has ended or not."""
 
     def document(path: str) -> Record:
         found: Record = json.loads(folder.read(path)) if folder.exists(path) else {}
         return found
 
-    return Run(
+    return ComparedRun(
         label=label,
         is_there=folder.exists(folder.root),
         config=document(folder.run),
@@ -136,7 +136,7 @@ def read_run(label: str, folder: RunFolder) -> Run:
 # What is compared.
 
 
-def config_of(a: Run, b: Run) -> Record:
+def config_of(a: ComparedRun, b: ComparedRun) -> Record:
     """The fields that differ, and how many do not; the name is not counted."""
     if not (a.config and b.config):
         return {"equal": 0, "differ": []}
@@ -155,7 +155,7 @@ def leaves(a: Any, b: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
         yield from leaves(sides[0].get(key), sides[1].get(key), f"{path}.{key}".lstrip("."))
 
 
-def facts_of(run: Run) -> dict[str, Record]:
+def facts_of(run: ComparedRun) -> dict[str, Record]:
     """All that is compared of a run beside its config, by heading."""
     if not run.config:
         return {heading: {} for heading in HEADINGS}
@@ -164,7 +164,7 @@ def facts_of(run: Run) -> dict[str, Record]:
     return dict(zip(HEADINGS, found, strict=True))
 
 
-def result_of(run: Run) -> Record:
+def result_of(run: ComparedRun) -> Record:
     summary, progress = run.summary, run.progress
     outcome = {"outcome": summary.get("outcome")}
     if run.is_own:
@@ -178,7 +178,7 @@ def result_of(run: Run) -> Record:
     }
 
 
-def curves_of(run: Run) -> dict[str, list[tuple[float, float]]]:
+def curves_of(run: ComparedRun) -> dict[str, list[tuple[float, float]]]:
     """Each metric over samples; what code of one's own has reported, over its reports."""
     curves: dict[str, list[tuple[float, float]]] = {}
     if run.is_own:
@@ -205,7 +205,7 @@ def extremes(points: Points) -> Record:
     return {"last": values[-1], "lowest": min(values), "highest": max(values)}
 
 
-def speed_of(run: Run) -> Record:
+def speed_of(run: ComparedRun) -> Record:
     """Seconds but for the first; those in all are of rank 0, over all attempts."""
     summary = run.summary
     if run.is_own:
@@ -221,7 +221,7 @@ def speed_of(run: Run) -> Record:
     }
 
 
-def per_step(run: Run, parts: Sequence[str], keys: Sequence[str]) -> float | None:
+def per_step(run: ComparedRun, parts: Sequence[str], keys: Sequence[str]) -> float | None:
     """Seconds per step: by these parts of the summary, or by these keys of metrics while there is none."""
     if run.summary.get("steps"):
         spent = run.summary["seconds"]
@@ -235,7 +235,7 @@ def per_step(run: Run, parts: Sequence[str], keys: Sequence[str]) -> float | Non
     return seconds / steps if steps else None
 
 
-def workers_of(run: Run) -> Record:
+def workers_of(run: ComparedRun) -> Record:
     """How many there were, how often they began, and what they failed of."""
     last = run.attempts[-1] if run.attempts else {}
     workers = run.summary.get("workers", run.progress.get("workers", last.get("workers")))
@@ -252,7 +252,7 @@ def workers_of(run: Run) -> Record:
     }
 
 
-def environment_of(run: Run) -> Record:
+def environment_of(run: ComparedRun) -> Record:
     """Versions, all that there were; the image, where it was submitted; memory."""
     versions: dict[str, dict[str, None]] = {}
     for attempt in run.attempts:
@@ -269,7 +269,7 @@ def environment_of(run: Run) -> Record:
 # How it is shown.
 
 
-def document_of(a: Run, b: Run) -> Record:
+def document_of(a: ComparedRun, b: ComparedRun) -> Record:
     """Return the comparison as `--json` prints it."""
     return {
         "runs": [{"name": run.label, "notes": run.notes, **facts_of(run)} for run in (a, b)],
@@ -277,7 +277,7 @@ def document_of(a: Run, b: Run) -> Record:
     }
 
 
-def tables(a: Run, b: Run) -> Iterator[str]:
+def tables(a: ComparedRun, b: ComparedRun) -> Iterator[str]:
     """A table for each heading under which there is something."""
     if a.config and b.config:
         config = config_of(a, b)
@@ -339,7 +339,7 @@ def ratio(a: Any, b: Any) -> str:
     return f"{b / a:.2f}" if is_number(a) and is_number(b) and a > 0 else ""
 
 
-def print_comparison(a: Run, b: Run, *, as_json: bool) -> None:
+def print_comparison(a: ComparedRun, b: ComparedRun, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(document_of(a, b), indent=2))
         return
@@ -352,7 +352,7 @@ def print_comparison(a: Run, b: Run, *, as_json: bool) -> None:
 # The picture.
 
 
-def write_plot(runs: Sequence[Run], file: Path) -> None:
+def write_plot(runs: Sequence[ComparedRun], file: Path) -> None:
     """Draw the curves of both. Raises ConfigError if there are none, or the file cannot be written."""
     is_own = all(run.is_own for run in runs if run.metrics)
     curves = {run.label: curves_of(run) if run.is_own == is_own else {} for run in runs}
