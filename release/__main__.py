@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,10 @@ CHECKSUMS = "SHA256SUMS"
 
 def build_packages(dist: Path) -> None:
     """Build wheel, sdist and chart into a folder."""
+    if shutil.which("helm") is None:
+        sys.exit(
+            "error: helm is not on PATH\n       `make cluster-build` builds one, which make targets find."
+        )
     subprocess.run(
         [sys.executable, "-m", "uv", "build", "--quiet", "--out-dir", dist, ROOT], check=True
     )
