@@ -262,7 +262,7 @@ CASES = (
 )  # fmt: skip
 
 ALONE = (
-    Case("other-ray", shape(rayVersion="2.59.0"), "wrong-ray-version", "says 2.59.0", ray=True),
+    Case("other-ray", shape(rayVersion="2.59.0"), "wrong-ray-version", "rayVersion 2.59.0", ray=True),
     Case("own-disks", and_then(own_disks, memory(0, "3Gi"), memory(1, "2Gi", cpus="2"), spec(backoffLimit=0)),
          "node-local-storage", "no shared volume", ray=True, workers=1),
     Case("large-worker", worker_command("python", "-c", "held = b'x' * 2**32"), "worker-oom",
