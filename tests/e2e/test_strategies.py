@@ -1,6 +1,6 @@
 """Each way to spread a model over workers, and each recipe, once on the cluster.
 
-`make e2e` trains with FSDP2 and with DeepSpeed; `make e2e-full` trains with all of them.
+`make e2e-full` runs these tests.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def ended(team: Team) -> dict[str, Ended]:
     return dict(zip(SHARES, team.at_once(*commands), strict=True))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("strategy", SHARES)
 def test_a_run_is_trained_saved_in_shares_and_delivered_whole(
     team: Team, ended: dict[str, Ended], strategy: str, tmp_path: Path

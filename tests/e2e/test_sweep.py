@@ -37,6 +37,7 @@ def rows_of(ended: Ended) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.full
 def test_each_combination_is_trained_and_the_best_is_marked(team: Team, ended: Ended) -> None:
     assert ended.returncode == 0, ended.stderr
     rows = rows_of(ended)
@@ -51,6 +52,7 @@ def test_each_combination_is_trained_and_the_best_is_marked(team: Team, ended: E
     assert team.status(best["run"])["summary"]["val_accuracy"] == max(accuracies)
 
 
+@pytest.mark.full
 def test_two_at_most_were_live_at_once(team: Team, ended: Ended) -> None:
     assert ended.returncode == 0, ended.stderr
     # By the API server's own times: whole seconds, so one may end in the second in which another begins.
