@@ -189,7 +189,7 @@ KEY = re.compile(r"^(?P<indent> *)(?P<key>[A-Za-z0-9_]+):")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Value:
-    """One key of values.yaml."""
+    """A key of the values of the chart, as values.yaml describes it."""
 
     group: str
     path: tuple[str, ...]
@@ -314,7 +314,7 @@ def option_default(option: Any) -> str:
 # ---- The source tree ----
 
 TREE = """\
-# Source tree
+# GitState tree
 
 What each file is for. This page is generated from the first line of every module's docstring, and from
 the first comment of the chart's templates. The table *To change X, edit Y* in `CONTRIBUTING.md` says which
@@ -352,13 +352,13 @@ def source_tree_page() -> str:
 
 def folder_table(folder: Path, modules: list[Path]) -> list[str]:
     lines = [f"## {folder.relative_to(ROOT).as_posix()}/", ""]
-    story = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
-    if story:
+    init = folder / "__init__.py"  # a folder of the import path is no package
+    if init in modules and (story := ast.get_docstring(ast.parse(init.read_text()))):
         lines += [prose(story), ""]
     rows = [
         f"| {code(module.name)} | {cell(purpose_of(module))} |"
         for module in modules
-        if module.name != "__init__.py"
+        if module != init
     ]
     return [*lines, "| module | purpose |", "|---|---|", *rows, ""] if rows else lines
 

@@ -131,7 +131,9 @@ def main() -> None:
             for command in (PLAN, TRAIN):
                 shell.wait_for(PROMPT)
                 shell.type(command)
-                time.sleep(1)  # until the command has taken the prompt's place
+                shell.wait_for(
+                    re.compile(re.escape(command) + r"\s+\S")
+                )  # the first line of its output
             screen = shell.wait_for(MOMENT)
             shell.wait_for(re.compile(r"succeeded: "))
         (folder / "terminal.html").write_text(html_of(screen))

@@ -5,6 +5,9 @@ The exit codes are in `trainyard_trainer.run_files.exit_codes`.
 
 from __future__ import annotations
 
+import trainyard_trainer.run_files.without_user_folders  # first # noqa: F401
+
+# isort: split
 import sys
 import traceback
 
@@ -14,6 +17,7 @@ from typer.exceptions import TyperException
 from trainyard.cli.app import app
 from trainyard.errors import LauncherError
 from trainyard_trainer.run_files import exit_codes
+from trainyard_trainer.run_files.standard_streams import run_with_safe_streams
 
 PROGRAM = "trainyard"
 TRACEBACK = "--traceback"
@@ -25,7 +29,7 @@ BARE = {"--dry-run": "--dry-run=client"}
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(run_with_safe_streams(lambda: run(sys.argv[1:])))
 
 
 def run(arguments: list[str]) -> int:

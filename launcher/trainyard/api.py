@@ -9,6 +9,7 @@ The commands call these functions, too. All errors are those of `trainyard.error
 
 from __future__ import annotations
 
+import hashlib
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,14 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from trainyard.planning import plan
+from trainyard.planning.merge import with_source
 from trainyard.planning.objects import pack_code, run_objects
 from trainyard.planning.plan import Plan
 from trainyard.platform import Platform, load_platform
 from trainyard.run import NAMESPACE, Run, check_namespace, local_storage, published_platform
 from trainyard.run_file.code_archive import Overlay, require_to_travel
 from trainyard.run_file.models import RunConfig
+from trainyard.run_file.source import source_of
 from trainyard.submission.status import RunStatus
-from trainyard_trainer.run_files import submission
+from trainyard_trainer.run_files import names, submission
 
 if TYPE_CHECKING:
     from trainyard.cluster.cluster import Cluster
@@ -37,26 +40,35 @@ CLUSTER: Literal["cluster"] = "cluster"
 
 
 def plan_run(
-    run: RunConfig, platform: Platform | Path | str | None = None, namespace: str = NAMESPACE
+    run: RunConfig,
+    platform: Platform | Path | str | None = None,
+    namespace: str = NAMESPACE,
+    *,
+    context: str | None = None,
 ) -> Plan:
     """Return the plan of a run: the numbers of its pods, workers and batches.
 
     `platform` is a platform, the path of a platform file, "cluster" for the namespace's ConfigMap, or None
-    for the packaged platform. Raises ConfigError if the run cannot be planned exactly.
+    for the packaged platform. `context` is the kubeconfig context of that cluster, by default the current
+    one. Raises ConfigError if the run cannot be planned exactly.
     """
-    found = find_platform(platform, check_namespace(namespace))
+    found = find_platform(platform, check_namespace(namespace), context=context)
     return plan.plan_run(run, found, namespace, pack_code(run))
 
 
 def render_run(
-    run: RunConfig, platform: Platform | Path | str | None = None, namespace: str = NAMESPACE
+    run: RunConfig,
+    platform: Platform | Path | str | None = None,
+    namespace: str = NAMESPACE,
+    *,
+    context: str | None = None,
 ) -> Object:
     """Return the RayJob of a run, the same that `submit_run` creates with the same platform.
 
     Raises ConfigError as `plan_run` does, and if the code is so large that only `submit_run` can upload it.
-    Issues Python warnings for rules of KubeRay that the RayJob breaks without being refused.
+    Issues Python warnings for rules of KubeRay that the RayJob violates without being refused.
     """
-    found = find_platform(platform, check_namespace(namespace))
+    found = find_platform(platform, check_namespace(namespace), context=context)
     objects = run_objects(run, found, namespace)
     require_to_travel(objects.plan.code)
     _warn(objects.warnings)
@@ -69,8 +81,11 @@ def submit_run(
     platform: Platform | Path | str | None = CLUSTER,
     *,
     fresh: bool = False,
+    context: str | None = None,
 ) -> Run:
     """Create the RayJob of a run on the cluster; do nothing if it is running already.
+
+    `context` is the kubeconfig context that names the cluster, by default the current one.
 
     A run that has ended resumes from its last checkpoint. With `fresh` its folder is renamed first, and it
     starts from the beginning. Raises ConfigError if the name belongs to a run that trains another model, and
@@ -80,7 +95,7 @@ def submit_run(
     from trainyard.cluster.kuberay import RayjobApi
     from trainyard.submission.submit import submit_rayjob
 
-    cluster = Cluster(check_namespace(namespace))
+    cluster = Cluster(check_namespace(namespace), context=context)
     found = find_platform(platform, namespace, cluster)
     objects = run_objects(run, found, namespace)
     _warn(objects.warnings)
@@ -89,17 +104,21 @@ def submit_run(
         set_run_aside(cluster, found, run.name)
 
     upload = upload_of(cluster, found, run.name, objects.plan.code)
-    submit_rayjob(RayjobApi(cluster), objects.job, clear if fresh else None, upload)
-    return Run(run.name, namespace=namespace)
+    forget = partial(forget_failure, cluster, found, run.name)
+    job = with_source(objects.job, source_of(run))
+    submit_rayjob(RayjobApi(cluster), job, clear if fresh else None, upload, forget)
+    return Run(run.name, namespace=namespace, context=context)
 
 
-def watch_run(run: Run | str, namespace: str | None = None) -> Iterator[RunStatus]:
+def watch_run(
+    run: Run | str, namespace: str | None = None, *, context: str | None = None
+) -> Iterator[RunStatus]:
     """Yield the status of a run on each change; the last status is that of its end, good or bad.
 
     Raises ConfigError if there is no such run, and RunFailed if its RayJob is deleted meanwhile.
     """
     if isinstance(run, str):
-        run = Run(run, namespace=namespace)
+        run = Run(run, namespace=namespace, context=context)
     return run.watch()
 
 
@@ -120,8 +139,8 @@ def train_run(
     folder, code = local_storage(storage), pack_code(run, None)
     config = training.local_config(run, folder, os.cpu_count() or 1, code=code)
     if fresh:
-        training.set_aside_locally(config)
-    with closing(training.train_locally(config, code=code)) as statuses:
+        training.set_aside_locally(config, lambda line: None)
+    with closing(training.train_locally(config, code=code, source=source_of(run))) as statuses:
         for run_status in statuses:
             on_status(run_status)
     return Run(run.name, storage=folder)
@@ -131,7 +150,10 @@ def train_run(
 
 
 def find_platform(
-    platform: Platform | Path | str | None, namespace: str, cluster: Cluster | None = None
+    platform: Platform | Path | str | None,
+    namespace: str,
+    cluster: Cluster | None = None,
+    context: str | None = None,
 ) -> Platform:
     """Return the platform that `platform` names; see `plan_run` for its values."""
     if isinstance(platform, Platform):
@@ -141,7 +163,7 @@ def find_platform(
     if cluster is None:
         from trainyard.cluster.cluster import Cluster
 
-        cluster = Cluster(namespace)
+        cluster = Cluster(namespace, context=context)
     return published_platform(cluster)
 
 
@@ -175,6 +197,17 @@ def _upload(
     with open_folder(cluster, platform, run) as folder:
         if folder.sum(file) != code.sha256:
             folder.put(file, code.archive, code.sha256, lambda arrived: on_arrival(arrived, length))
+
+
+def forget_failure(cluster: Cluster, platform: Platform, run: str) -> None:
+    """Withdraw what the folder has for the retries of an ended RayJob: the error that they repeat, and since
+    when their time counts. The next attempt then tries again, with all of its time."""
+    from trainyard.submission.reader_pod import open_folder
+
+    nothing = b"{}"
+    with open_folder(cluster, platform, run) as folder:
+        for record in (names.FINAL_FAILURE, names.RUN_LIMIT):
+            folder.put(record, nothing, hashlib.sha256(nothing).hexdigest())
 
 
 def set_run_aside(cluster: Cluster, platform: Platform, run: str) -> str | None:

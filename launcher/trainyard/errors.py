@@ -44,6 +44,12 @@ class ClusterUnreachable(ClusterError):
     """The cluster gave no answer at all."""
 
 
+class TimedOut(LauncherError):
+    """The run has not ended in the time for which a command waits; it goes on."""
+
+    exit_code = exit_codes.TIMED_OUT
+
+
 class RunFailed(LauncherError):
     """The run was carried out and ended badly, or was stopped."""
 

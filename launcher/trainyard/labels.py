@@ -1,5 +1,5 @@
-"""Labels by which trainyard recognises its own Kubernetes objects. `manifests/rayjob.yaml.j2` sets
-them."""
+"""The keys of the labels that trainyard sets: its own, by which it recognises its objects, and those
+of a RayJob that the queue systems read."""
 
 from __future__ import annotations
 
@@ -11,3 +11,20 @@ RUN_LABEL = f"{DOMAIN}run"
 
 OWNER_LABELS = {"app.kubernetes.io/managed-by": "trainyard"}
 """Labels of every object that trainyard creates."""
+
+QUEUE_LABELS: dict[str, str] = {
+    "kueue": "kueue.x-k8s.io/queue-name",
+    "volcano": "volcano.sh/queue-name",
+    "yunikorn": "yunikorn.apache.org/queue",
+    "kai": "kai.scheduler/queue",
+}
+"""The label that names the queue of a run, for each queue system."""
+
+PRIORITY_LABELS: dict[str, str] = {
+    "kueue": "kueue.x-k8s.io/priority-class",
+    "volcano": "ray.io/priority-class-name",
+}
+"""The label that names the priority class of a run, for the queue systems that have one."""
+
+GANG_LABEL = "ray.io/gang-scheduling-enabled"
+APPLICATION_LABEL = "yunikorn.apache.org/app-id"

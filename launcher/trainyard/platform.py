@@ -9,7 +9,15 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
@@ -176,6 +184,70 @@ class JobLifeCycle(PlatformSection):
     run."""
 
 
+Pattern = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._/*-]+$")]
+"""A pattern of names, in which `*` stands for any number of characters."""
+
+Patterns = Annotated[tuple[Pattern, ...], Field(strict=False)]
+"""Patterns, of which a name matches at least one or none."""
+
+
+class DataVolume(PlatformSection):
+    """A volume with data that runs may mount by its name."""
+
+    name: str
+    """The name in `data.volumes` of the chart, and in `volumes` of a run file."""
+
+    volume: dict[str, Any]
+    """The volume of a pod."""
+
+    mount: dict[str, Any]
+    """Its mount in the Ray container."""
+
+    @model_validator(mode="after")
+    def _mount_is_that_of_the_volume(self) -> DataVolume:
+        if not self.volume.get("name") == self.mount.get("name") is not None:
+            raise PydanticCustomError("one_of", "volume and mount must have the same name")
+        if not isinstance(self.mount.get("mountPath"), str):
+            raise PydanticCustomError("one_of", "mount must have a mountPath")
+        return self
+
+    @property
+    def claim(self) -> str | None:
+        """The name of its PersistentVolumeClaim; None for a volume of another kind."""
+        claim = self.volume.get("persistentVolumeClaim") or {}
+        return claim.get("claimName")
+
+    @property
+    def source(self) -> str:
+        """What the volume is, in words such as `claim imagenet-ro` or `csi`."""
+        if self.claim is not None:
+            return f"claim {self.claim}"
+        return ", ".join(sorted(self.volume.keys() - {"name"}))
+
+
+class RunVariables(PlatformSection):
+    """Which environment variables a run file may set."""
+
+    deny: Patterns = ("*",)
+    """Names that it may not set."""
+
+
+class RunPermissions(PlatformSection):
+    """What a run file may set of its pods beyond their sizes: nothing, unless the chart says so."""
+
+    env: RunVariables = RunVariables()
+    """Environment variables: the keys `env` and `secrets`."""
+
+    volumes: Patterns = ()
+    """Data volumes that it may mount: the key `volumes`."""
+
+    secrets: Patterns = ()
+    """Secrets whose keys it may take: the key `secrets`."""
+
+    labels: Patterns = ()
+    """Keys of labels and annotations that it may set: the keys `labels` and `annotations`."""
+
+
 class Platform(PlatformSection):
     """All that a run takes from its cluster."""
 
@@ -205,6 +277,12 @@ class Platform(PlatformSection):
 
     job: JobLifeCycle
     """Life cycle of a RayJob."""
+
+    data_volumes: Annotated[tuple[DataVolume, ...], Field(strict=False)] = ()
+    """Volumes with data that a run mounts by their names."""
+
+    runs: RunPermissions = RunPermissions()
+    """What a run file may set of its pods beyond their sizes."""
 
     queue: PlatformQueue = PlatformQueue()
     """The queue system of the cluster."""
@@ -263,6 +341,17 @@ class Platform(PlatformSection):
         raise ConfigError(
             f"{key} = {name!r} is no pool of the platform",
             f"Pools: {', '.join(pool.name for pool in self.pools)}.",
+        )
+
+    def data_volume(self, name: str) -> DataVolume:
+        """The data volume that `volumes` of a run file names. Raises ConfigError that lists the others."""
+        for volume in self.data_volumes:
+            if volume.name == name:
+                return volume
+        known = ", ".join(volume.name for volume in self.data_volumes) or "none"
+        raise ConfigError(
+            f"volumes: {name} is no data volume of the platform",
+            f"Data volumes: {known}. The platform's administrator adds one to data.volumes of the chart.",
         )
 
     def worker_group(self, pool: str) -> dict[str, Any]:

@@ -9,14 +9,17 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainyard.errors import ConfigError, RunFailed
+from trainyard.errors import ClusterError, ConfigError, RunFailed
 from trainyard.local.results import Files, LocalFiles, Result, read_result
 from trainyard.submission.current_status import current_status, head_pod
-from trainyard.submission.status import ENDED, Phase, RunStatus
-from trainyard.submission.watch import watch_submission
+from trainyard.submission.images import recording_images
+from trainyard.submission.status import ENDED, Phase, RunStatus, with_cause_of_stop
+from trainyard.submission.watch import cancelling_retries, watch_submission
+from trainyard_trainer.config.location import local_problem
 from trainyard_trainer.run_files import lease, names
 
 if TYPE_CHECKING:
@@ -41,21 +44,30 @@ class Run:
     """
 
     def __init__(
-        self, name: str, *, namespace: str | None = None, storage: str | Path | None = None
+        self,
+        name: str,
+        *,
+        namespace: str | None = None,
+        storage: str | Path | None = None,
+        context: str | None = None,
     ) -> None:
         """Name a run; without `namespace` and `storage` it is in the namespace `trainyard` of the cluster.
 
-        Raises ConfigError if both are given, or if a name is not valid.
+        `context` is the kubeconfig context of that cluster, by default the current one. Raises ConfigError if
+        `storage` is given together with one of the others, or if a name is not valid.
         """
         from trainyard.run_file.validation import check_name
 
-        if namespace is not None and storage is not None:
-            raise ConfigError(
-                f"run {name} has both namespace = {namespace} and storage = {storage}",
-                "A run is on a cluster, or on this machine: name one of them.",
-            )
+        if storage is not None:
+            for what, value in (("namespace", namespace), ("context", context)):
+                if value is not None:
+                    raise ConfigError(
+                        f"run {name} has both {what} = {value} and storage = {storage}",
+                        "A run is on a cluster, or on this machine: name one of them.",
+                    )
         self.name = check_name(name, "name")
         self.namespace: str | None = None
+        self.context = context
         self.storage: Path | None = None
         if storage is None:
             self.namespace = check_namespace(NAMESPACE if namespace is None else namespace)
@@ -66,6 +78,7 @@ class Run:
         where = (
             f"storage={str(self.storage)!r}" if self.storage else f"namespace={self.namespace!r}"
         )
+        where += "" if self.context is None else f", context={self.context!r}"
         return f"Run({self.name!r}, {where})"
 
     def status(self) -> RunStatus:
@@ -98,7 +111,7 @@ class Run:
         from trainyard.cluster.cluster import Cluster
 
         assert self.namespace is not None
-        return OnCluster(Cluster(self.namespace), self.name)
+        return OnCluster(Cluster(self.namespace, context=self.context), self.name)
 
 
 class OnCluster:
@@ -120,14 +133,20 @@ class OnCluster:
         run_status = current_status(self._cluster, job)
         if not run_status.ran:
             return run_status
-        return replace(run_status, summary=summary_of(self._cluster, self._run, run_status))
+        summary = summary_of(self._cluster, self._run, run_status)
+        error = None if summary is None else summary["error"]
+        return with_cause_of_stop(replace(run_status, summary=summary), error)
 
     def statuses(self) -> Iterator[RunStatus]:
         job = last_job(self._cluster, self._run)
         if job is None:
             yield self._kept()
         else:
-            yield from watch_submission(self._cluster, job["metadata"]["name"], self._run)
+            submission = job["metadata"]["name"]
+            statuses = watch_submission(self._cluster, submission, self._run)
+            statuses = cancelling_retries(self._cluster, submission, statuses)
+            folder = partial(running_folder, self._cluster, self._run)
+            yield from recording_images(self._cluster, self._run, statuses, folder)
 
     def require_success(self, last: RunStatus) -> None:
         require_success(self._cluster, self._run, last)
@@ -140,7 +159,7 @@ class OnCluster:
         """Return the status of a run that has no RayJob any more. Raises ConfigError without a folder."""
         summary = summary_of(self._cluster, self._run, None)
         if summary is None:
-            raise no_run(self._run, self._cluster.namespace)
+            raise no_run(self._run, self._cluster)
         return ended(self._run, summary)
 
 
@@ -211,10 +230,11 @@ class OnThisMachine:
 
 def local_storage(storage: str | Path) -> Path:
     """Return the folder with the runs of this machine. Raises ConfigError for a URL."""
-    if "://" in str(storage):
+    if local_problem(str(storage)) is not None:
         raise ConfigError(
             f"storage = {storage}: must be a folder of this machine",
-            f"`trainyard checkpoints` and `trainyard predict` read there, with --storage {storage}.",
+            "Training on this machine keeps its runs in a folder. For a bucket, submit the run to a cluster "
+            "whose chart values set storage.s3, or mount the bucket as a folder.",
         )
     return Path(storage).resolve()
 
@@ -245,11 +265,11 @@ def check_namespace(namespace: str, what: str = "namespace") -> str:
     )
 
 
-def no_run(name: str, namespace: str) -> ConfigError:
+def no_run(name: str, cluster: Cluster) -> ConfigError:
     """Return the error that a namespace has no such run."""
     return ConfigError(
-        f"there is no run {name} in namespace {namespace}",
-        f"`trainyard list -n {namespace}` lists the runs there.",
+        f"there is no run {name} in namespace {cluster.namespace}",
+        f"`trainyard list {cluster.options}` lists the runs there.",
     )
 
 
@@ -283,6 +303,14 @@ def folder_of(
     return open_folder(cluster, published_platform(cluster), name, head)
 
 
+def running_folder(cluster: Cluster, run: str) -> AbstractContextManager[RemoteFolder]:
+    """Open the folder of a running run through its head pod. Raises ClusterError if that is gone."""
+    head = head_of(cluster, last_job(cluster, run))
+    if head is None:
+        raise ClusterError(f"the head pod of run {run} is gone", reason="NotFound")
+    return folder_of(cluster, run, head)
+
+
 def summary_of(cluster: Cluster, name: str, last: RunStatus | None) -> Object | None:
     """Return the run's summary, from its status if that has it, else from its folder; None without one."""
     if last is not None and (last.summary is not None or last.phase not in ENDED):
@@ -294,9 +322,9 @@ def summary_of(cluster: Cluster, name: str, last: RunStatus | None) -> Object | 
 
 def require_success(cluster: Cluster, run: str, last: RunStatus) -> None:
     """Raise RunFailed with cause and remedy if a run was stopped or has failed."""
-    logs = f"Logs: `trainyard logs {run} -n {cluster.namespace}`."
+    logs = f"Logs: `trainyard logs {run} {cluster.options}`."
     if last.phase == "stopped":
-        raise RunFailed(f"run {run} was stopped", logs)
+        raise RunFailed(f"run {run} was stopped", *filter(None, [last.message]), logs)
     if last.phase == "failed":
         raise RunFailed(f"run {run} failed", *why(cluster, run), logs)
 
@@ -313,7 +341,7 @@ def snapshot_of(cluster: Cluster, run: str) -> Snapshot:
     )
     is_known = snapshot.log or snapshot.summary or snapshot.missing_kinds or snapshot.unread
     if snapshot.job is None and not is_known:
-        raise no_run(run, cluster.namespace)
+        raise no_run(run, cluster)
     return snapshot
 
 
@@ -321,7 +349,7 @@ def why(cluster: Cluster, run: str) -> list[str]:
     """Return the cause of a failed run, the remedy, and where to find the evidence."""
     from trainyard.diagnosis.catalogue import explain
 
-    more = f"Where it shows: `trainyard explain {run} -n {cluster.namespace}`."
+    more = f"Where it shows: `trainyard explain {run} {cluster.options}`."
     explanation = explain(snapshot_of(cluster, run))
     if explanation.finding is None:
         return [*(seen.text for seen in explanation.observations[:1]), more]

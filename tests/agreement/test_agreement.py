@@ -75,7 +75,7 @@ def test_the_pods_of_a_run_are_those_of_the_standing_cluster() -> None:
 
 def test_entrypoint_and_reader_are_modules_of_the_image() -> None:
     job = job_of(load_platform(None), workers="2")
-    assert job["spec"]["entrypoint"] == "python -m trainyard_trainer"
+    assert job["spec"]["entrypoint"] == "python -I -u -m trainyard_trainer"
     assert (ROOT / "train_image/trainyard_trainer/__main__.py").exists()
     ended = subprocess.run(
         [

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainyard.planning.diff import diff_jobs
+from trainyard.planning.comparison.run_diff import diff_jobs
 from trainyard.planning.merge import merge
 from trainyard.planning.plan import Plan, plan_run
 from trainyard.planning.render import render_job
@@ -67,6 +67,9 @@ OTHERS: dict[str, Any] = {
     "checkpoint.every_epochs": 2,
     "checkpoint.keep": 9,
     "faults.retries": 9,
+    "env.OMP_NUM_THREADS": "2",
+    "limits.max_run_s": 3600,
+    "secrets.TOKEN": {"name": "hub", "key": "token"},
     "scaling.num_workers": 4,
     "scaling.cpus_per_worker": 4,
 }

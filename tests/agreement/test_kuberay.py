@@ -192,7 +192,9 @@ def test_the_rules_agree_with_each_case_of_the_operators_own_tests(tmp_path: Pat
     wrong = []
     for document, said in cases:
         document["metadata"].setdefault("name", "case")
-        errors = [str(one) for one in check(document, "1.6") if one.severity == "error"]
+        document.setdefault("apiVersion", "ray.io/v1")  # the operator's tests leave it out
+        found = [one for one in check(document, "1.6") if one.severity == "error"]
+        errors = [str(one) for one in found if one.rule in {*OPERATORS, "range"}]
         if bool(errors) != bool(said) and not UNSEEN.search(said):
             wrong.append((said, errors, document))
     assert wrong == []

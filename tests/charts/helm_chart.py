@@ -19,7 +19,7 @@ RAY_APIS = ("ray.io/v1/RayJob", "ray.io/v1/RayCluster")
 KUEUE_APIS = tuple(
     f"kueue.x-k8s.io/{version}/{kind}"
     for version in ("v1beta1", "v1beta2")
-    for kind in ("LocalQueue", "WorkloadPriorityClass")
+    for kind in ("LocalQueue", "Topology", "WorkloadPriorityClass")
 )
 MONITORING_APIS = tuple(
     f"monitoring.coreos.com/v1/{kind}" for kind in ("PodMonitor", "PrometheusRule")

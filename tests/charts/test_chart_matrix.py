@@ -20,6 +20,7 @@ PLACE = {
     "nodeSelector": {"zone": "a"},
     "tolerations": [{"key": "a", "operator": "Equal", "value": "b", "effect": "NoExecute"}],
 }
+SPOT = {"nodeSelector": {"capacity": "spot", "kind": "cheap"}, "tolerations": PLACE["tolerations"]}
 RULES = {"egress": [{"cidrs": ["10.0.0.0/8"], "ports": [443]}], "ingress": [{"namespaces": ["a"]}]}
 KUEUE = {"clusterQueue": "vision", "nodes": {"gpu": 4, "cpu": 1}}
 PRIORITIES = [{"name": "urgent", "value": 10, "description": "Deadlines."}]
@@ -37,6 +38,7 @@ FACTORS: dict[str, tuple[Values, ...]] = {
         {},
         {"pools": {"gpu": {**PLACE, "network": {"preset": "efa"}, "ephemeralStorageGib": 9}}},
         {"pools": {"gpu": {"gpuResource": "nvidia.com/mig-1g.5gb"}, "cpu": {"cpuRequest": 0.25}}},
+        {"pools": {"gpu": {**PLACE, "spot": True, "topologyKey": "a.b/zone"}}, "spot": SPOT},
     ),
     "queue": (
         {},
@@ -151,7 +153,7 @@ def test_every_kind_of_the_chart_is_in_a_mixture(distinct):
         "ClusterQueue", "ClusterRole", "ClusterRoleBinding", "ConfigMap", "DaemonSet", "LimitRange",
         "LocalQueue", "NetworkPolicy", "PersistentVolumeClaim", "Pod", "PodDisruptionBudget",
         "PodMonitor", "PriorityClass", "PrometheusRule", "RayCluster", "ResourceFlavor",
-        "ResourceQuota", "Role", "RoleBinding", "ServiceAccount", "WorkloadPriorityClass",
+        "ResourceQuota", "Role", "RoleBinding", "ServiceAccount", "Topology", "WorkloadPriorityClass",
     }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ def test_platform_holds_what_a_run_needs(platform):
         "kuberay": "1.6",
         "rayVersion": values["rayVersion"],
         "image": values["image"],
+        "runs": values["runs"],
         "storage": {"path": "/mnt/trainyard"},
         "defaultPools": {"gpus": "gpu", "workers": "cpu"},
         "head": {

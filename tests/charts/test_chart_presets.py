@@ -12,6 +12,7 @@ from tests.charts.helm_chart import CHART, Object, of_kind, only, platform_of, p
 from tests.charts.kubernetes_versions import VERSIONS, as_objects, is_known, problems
 from tests.charts.pod_security import violations
 from trainyard.planning.merge import merge
+from trainyard.planning.node_affinity import selects
 from trainyard.planning.plan import plan_run
 from trainyard.planning.render import render_job
 from trainyard.platform import parse_platform
@@ -27,7 +28,7 @@ def rendered() -> dict[str, list[Object]]:
 
 
 def test_there_is_one_for_each_kind_of_cluster():
-    assert sorted(PRESETS) == ["eks", "gke", "kind", "onprem"]
+    assert sorted(PRESETS) == ["aks", "eks", "gke", "kind", "onprem"]
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -76,7 +77,7 @@ def test_it_explains_itself_and_leads_with_the_command(preset):
     assert f"-f charts/trainyard/{PRESETS[preset].name}" in command
 
 
-@pytest.mark.parametrize("preset", ["eks", "gke", "onprem"])
+@pytest.mark.parametrize("preset", ["aks", "eks", "gke", "onprem"])
 def test_what_must_be_changed_is_marked(preset):
     """Each line with an invented name stands below a line that says CHANGE, or is one."""
     lines = PRESETS[preset].read_text().splitlines()
@@ -91,6 +92,46 @@ def test_eks_runs_have_a_role_and_no_secret(rendered):
     annotations = only(objects, "ServiceAccount")["metadata"]["annotations"]
     assert annotations["eks.amazonaws.com/role-arn"].startswith("arn:aws:iam::")
     assert "secretKeyRef" not in str(pods_of(objects))
+
+
+CLOUDS = {
+    "aks": "kubernetes.azure.com/scalesetpriority=spot",
+    "eks": "karpenter.sh/capacity-type=spot",
+    "gke": "cloud.google.com/gke-spot=true",
+}
+
+
+@pytest.mark.parametrize("preset", CLOUDS)
+def test_runs_may_prefer_the_spot_nodes_of_a_cloud_and_fall_back(preset, rendered):
+    platform = parse_platform(yaml.safe_dump(platform_of(rendered[preset])), preset)
+    gpus = platform.pool("gpu").gpus_per_node
+    settings = [
+        "resources.pool=[gpu-spot, gpu]",
+        f"train.global_batch_size={64 * gpus}",
+    ]
+    plan = plan_run(load_run(RUN, settings, gpus=str(2 * gpus)), platform, "team-vision")
+    assert plan.pools == ("gpu-spot", "gpu")
+    shape = merge(render_job(plan), platform, plan)["spec"]["rayClusterSpec"]
+    workers = shape["workerGroupSpecs"][0]["template"]["spec"]
+    head = shape["headGroupSpec"]["template"]["spec"]
+    key, _, value = CLOUDS[preset].partition("=")
+    machine = pods_of(rendered[preset])["platform gpu"]["spec"]["nodeSelector"]
+    assert selects(workers, "spot", {**machine, key: value})
+    assert selects(workers, "on-demand", machine)
+    assert not selects(head, "spot", {**head.get("nodeSelector", {}), key: value})
+
+
+def test_aks_pods_may_use_a_managed_identity(rendered):
+    objects = rendered["aks"]
+    annotations = only(objects, "ServiceAccount")["metadata"]["annotations"]
+    assert annotations.keys() == {"azure.workload.identity/client-id"}
+    for place in ("platform head", "platform gpu", "platform gpu-spot"):
+        labels = pods_of(objects)[place]["metadata"]["labels"]
+        assert labels["azure.workload.identity/use"] == "true"
+
+
+def test_onprem_runs_are_packed_into_racks(rendered):
+    assert only(rendered["onprem"], "Topology")["spec"]["levels"][0] == {"nodeLabel": "rack"}
 
 
 def test_gke_slices_are_counted(rendered):

@@ -17,13 +17,19 @@ from trainyard.platform import parse_platform
 
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
 Path = tuple[str, ...]
+OF_KUBERNETES = {("pod", key) for key in DEFAULTS["pod"]} - {
+    ("pod", key)
+    for key in ("env", "priorityClassName", "runtimeClassName", "schedulerName", "resources")
+}
 
 
 def paths(node: Any, path: Path = ()) -> Iterator[Path]:
-    """Each key of the values, of sections too."""
+    """Each key of the values, of sections too; but not what has Kubernetes' own structure, which helm
+    does not check."""
     if isinstance(node, dict):
         for key, value in node.items():
-            yield (*path, key)
+            if (*path, key) not in OF_KUBERNETES:
+                yield (*path, key)
             yield from paths(value, (*path, key))
 
 

@@ -31,15 +31,33 @@ class Refusal:
 
 KUEUE = {"system": "kueue", "name": "runs", "kueue": {"clusterQueue": "vision"}}
 PRIORITIES = [{"name": "urgent", "value": 1, "description": "Deadlines."}]
+DISK: dict[str, Any] = {"name": "disk", "emptyDir": {}}
+MOUNT: dict[str, Any] = {"name": "disk", "mountPath": "/disk"}
+SIDECAR: dict[str, Any] = {"name": "side", "image": "side:1"}
+HEAD: dict[str, Any] = {"name": "ray-head"}
+IN_A = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]
+ZONE = {
+    "nodeAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": IN_A},
+    }
+}
+QUOTAS = {**KUEUE, "kueue": {"clusterQueue": "vision", "nodes": {"cpu": 1}}}
+PACKED: dict[str, Any] = {"topologyKey": "rack", "nodeSelector": {"machine": "m5"}}
+SPOT: dict[str, Any] = {"nodeSelector": {"capacity": "spot"}}
+SPOT_POOL: dict[str, Any] = {"gpusPerNode": 8, "cpus": 64, "memoryGib": 480, "spot": True}
 AWS_KEY = "AKIA" + "IOSFODNN7EXAMPLE"
 
 
 def holds_a_credential(path: str) -> str:
     return (
         f"{path} contains a credential, which everyone with access to the Helm release could read. Put the"
-        " credential into a Secret and set the name of the Secret (storage.s3.secretName, imagePullSecrets),"
-        " or use a cloud role (serviceAccount.annotations)."
+        " credential into a Secret and set the name of the Secret (storage.s3.secretName, imagePullSecrets,"
+        " pod.envFrom), or use a cloud role (serviceAccount.annotations)."
     )
+
+
+def data_volumes(**volumes: dict[str, Any]) -> dict[str, Any]:
+    return {"data": {"volumes": volumes}}
 
 
 def on_s3(endpoint: str) -> dict[str, Any]:
@@ -98,6 +116,89 @@ REFUSALS = {
             "outlives its pods. Set one of them."
         ),
         put_right={"storage": {"claim": {"size": "1Gi"}}},
+    ),
+    "spot pool without labels of spot nodes": Refusal(
+        values={"pools": {"cheap": SPOT_POOL}},
+        says=(
+            "pools.cheap.spot is true, but spot.nodeSelector is empty, so the pool would have no label that "
+            "selects spot nodes. Set spot.nodeSelector, such as {karpenter.sh/capacity-type: spot}; "
+            "values-eks.yaml, values-gke.yaml and values-aks.yaml contain it."
+        ),
+        put_right={"pools": {"cheap": SPOT_POOL}, "spot": SPOT},
+    ),
+    "spot pool with another spot label": Refusal(
+        values={
+            "pools": {"cheap": {**SPOT_POOL, "nodeSelector": {"capacity": "any"}}},
+            "spot": SPOT,
+        },
+        says=(
+            "pools.cheap.nodeSelector contains capacity, which spot.nodeSelector sets to spot for pools with "
+            "spot: true. Remove it from the pool."
+        ),
+        put_right={
+            "pools": {"cheap": {**SPOT_POOL, "nodeSelector": {"machine": "p5"}}},
+            "spot": SPOT,
+        },
+    ),
+    "heads on spot nodes": Refusal(
+        values={"pools": {"cheap": SPOT_POOL}, "spot": SPOT, "head": SPOT},
+        says=(
+            "head.nodeSelector selects spot nodes, which only pools with spot: true use. Select other nodes: "
+            "a run that loses its head starts again from its last checkpoint."
+        ),
+        put_right={"pools": {"cheap": SPOT_POOL}, "spot": SPOT},
+    ),
+    "spot nodes of a pool that is none": Refusal(
+        values={"pools": {"cheap": SPOT_POOL, "cpu": SPOT}, "spot": SPOT},
+        says=(
+            "pools.cpu.nodeSelector selects spot nodes, which only pools with spot: true use. Set spot: "
+            "true, or select other nodes."
+        ),
+        put_right={"pools": {"cheap": SPOT_POOL, "cpu": {"spot": True}}, "spot": SPOT},
+    ),
+    "patch that allows heads on spot nodes": Refusal(
+        values={
+            "pools": {"cheap": SPOT_POOL},
+            "spot": SPOT,
+            "head": {"pod": {"patch": {"spec": {"affinity": ZONE}}}},
+        },
+        says=(
+            "head.pod.patch changes spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution"
+            ", which trainyard sets. Remove that from the patch."
+        ),
+        put_right={
+            "pools": {"cheap": SPOT_POOL},
+            "spot": SPOT,
+            "head": {"pod": {"affinity": ZONE}},
+        },
+    ),
+    "packed workers on old Kubernetes": Refusal(
+        values={"pools": {"gpu": {"topologyKey": "rack"}}},
+        kubernetes="1.30.9",
+        says=(
+            "pools.gpu.topologyKey is set, but Kubernetes v1.30.9 does not support matchLabelKeys in "
+            "affinities and would pack the workers of all runs together. Upgrade Kubernetes to 1.31 or "
+            "newer, or remove topologyKey."
+        ),
+        put_right={"pools": {"gpu": {"topologyKey": "rack"}}},
+    ),
+    "packed workers without topologies": Refusal(
+        values={"pools": {"cpu": PACKED}, "queue": QUOTAS},
+        apis=tuple(api for api in ALL_APIS if not api.endswith("/Topology")),
+        says=(
+            "pools.cpu.topologyKey is set, but the cluster does not serve kueue.x-k8s.io Topology. Upgrade "
+            "Kueue to 0.14 or newer, or remove topologyKey. For `helm template`, which contacts no cluster, "
+            "add --api-versions kueue.x-k8s.io/v1beta2/Topology."
+        ),
+        put_right={"pools": {"cpu": {"nodeSelector": {"machine": "m5"}}}, "queue": QUOTAS},
+    ),
+    "packed workers on any node": Refusal(
+        values={"pools": {"cpu": {"topologyKey": "rack"}}, "queue": QUOTAS},
+        says=(
+            "pools.cpu.topologyKey is set and its nodeSelector is empty, but Kueue needs a label of the "
+            "nodes whose topology it reads. Set nodeSelector."
+        ),
+        put_right={"pools": {"cpu": PACKED}, "queue": QUOTAS},
     ),
     "mount path in use": Refusal(
         values={"storage": {"claim": {"mountPath": "/home/trainyard/"}}},
@@ -319,6 +420,177 @@ REFUSALS = {
         says=holds_a_credential("serviceAccount.annotations.registry-password"),
         put_right={"serviceAccount": {"annotations": {"registry-password-secret": "registry"}}},
     ),
+    "variable of Ray": Refusal(
+        values={"head": {"pod": {"env": {"RAY_memory_usage_threshold": "0.9"}}}},
+        says=(
+            "head.pod.env contains RAY_memory_usage_threshold, a variable of trainyard or Ray. Use "
+            "another name. Variables of Ray that the chart does not set can be set by head.pod.patch."
+        ),
+        put_right={"head": {"pod": {"env": {"WANDB_MODE": "offline"}}}},
+    ),
+    "label of Ray": Refusal(
+        values={"pod": {"labels": {"ray.io/cluster": "mine"}}},
+        says=(
+            "pod.labels contains ray.io/cluster, a key of trainyard, Ray, a queue or Helm. "
+            "Use another key."
+        ),
+        put_right={"pod": {"labels": {"example.com/cluster": "mine"}}},
+    ),
+    "volume with a name in use": Refusal(
+        values={"pod": {"volumes": [{"name": "storage", "emptyDir": {}}]}},
+        says=(
+            "pod.volumes contains storage, the name of a volume of trainyard or KubeRay. "
+            "Use another name."
+        ),
+        put_right={"pod": {"volumes": [DISK]}},
+    ),
+    "data volume with two sources": Refusal(
+        values=data_volumes(imagenet={"claim": "a", "csi": {}, "mountPath": "/data"}),
+        says=(
+            "data.volumes.imagenet has 2 sources (claim, csi), but a volume has one. Set claim, or one "
+            "volume source of Kubernetes such as csi."
+        ),
+        put_right=data_volumes(imagenet={"csi": {"driver": "a"}, "mountPath": "/data"}),
+    ),
+    "data volume over the storage": Refusal(
+        values=data_volumes(imagenet={"claim": "a", "mountPath": "/mnt/trainyard/"}),
+        says=(
+            "data.volumes.imagenet.mountPath is /mnt/trainyard, the path of storage.claim. "
+            "Use another path."
+        ),
+        put_right=data_volumes(imagenet={"claim": "a", "mountPath": "/mnt/imagenet"}),
+    ),
+    "two data volumes at one path": Refusal(
+        values=data_volumes(
+            a={"claim": "a", "mountPath": "/data"}, b={"claim": "b", "mountPath": "/data/"}
+        ),
+        says="data.volumes.b.mountPath is /data, the path of data.volumes.a. Use another path.",
+        put_right=data_volumes(
+            a={"claim": "a", "mountPath": "/data"}, b={"claim": "b", "mountPath": "/more"}
+        ),
+    ),
+    "volume with the name of a data volume": Refusal(
+        values=data_volumes(disk={"claim": "a", "mountPath": "/data"})
+        | {"pod": {"volumes": [DISK | {"name": "data-disk"}]}},
+        says=(
+            "pod.volumes contains data-disk, the name of a volume of trainyard or KubeRay. "
+            "Use another name."
+        ),
+        put_right=data_volumes(disk={"claim": "a", "mountPath": "/data"})
+        | {"pod": {"volumes": [DISK]}},
+    ),
+    "volume twice": Refusal(
+        values={"pod": {"volumes": [DISK]}, "head": {"pod": {"volumes": [DISK]}}},
+        says=(
+            "head.pod.volumes contains disk twice, together with pod.volumes. "
+            "Give each volume its own name."
+        ),
+        put_right={
+            "pod": {"volumes": [DISK]},
+            "head": {"pod": {"volumes": [DISK | {"name": "b"}]}},
+        },
+    ),
+    "mount of a volume that does not exist": Refusal(
+        values={"pod": {"volumeMounts": [MOUNT]}},
+        says=(
+            "pod.volumeMounts mounts disk, which is not a volume of the pod. Add it to pod.volumes."
+        ),
+        put_right={"pod": {"volumes": [DISK], "volumeMounts": [MOUNT]}},
+    ),
+    "mount over another volume": Refusal(
+        values={"pod": {"volumes": [DISK], "volumeMounts": [MOUNT | {"mountPath": "/tmp/"}]}},
+        says=(
+            "pod.volumeMounts mounts disk at /tmp, a path that the pods use for other files. "
+            "Use another path."
+        ),
+        put_right={"pod": {"volumes": [DISK], "volumeMounts": [MOUNT | {"mountPath": "/tmp/a"}]}},
+    ),
+    "two mounts at one path": Refusal(
+        values={"pod": {"volumes": [DISK], "volumeMounts": [MOUNT, MOUNT]}},
+        says=(
+            "pod.volumeMounts has two mounts at /disk, together with pod.volumeMounts. "
+            "Use another path."
+        ),
+        put_right={"pod": {"volumes": [DISK], "volumeMounts": [MOUNT]}},
+    ),
+    "container with a name in use": Refusal(
+        values={"pod": {"sidecars": [SIDECAR | {"name": "ray-head"}]}},
+        says=(
+            "pod.sidecars contains ray-head, the name of a container of trainyard or KubeRay. "
+            "Use another name."
+        ),
+        put_right={"pod": {"sidecars": [SIDECAR]}},
+    ),
+    "container twice": Refusal(
+        values={"pod": {"initContainers": [SIDECAR], "sidecars": [SIDECAR]}},
+        says=(
+            "pod.sidecars contains side, the name of another container of the pod. "
+            "Give each container its own name."
+        ),
+        put_right={"pod": {"initContainers": [SIDECAR], "sidecars": [SIDECAR | {"name": "b"}]}},
+    ),
+    "resource that follows from the pool": Refusal(
+        values={"pools": {"gpu": {"pod": {"resources": {"nvidia.com/gpu": "8"}}}}},
+        says=(
+            "pools.gpu.pod.resources contains nvidia.com/gpu, which follows from the keys of the "
+            "head and of pools: cpus, memoryGib, ephemeralStorageGib, gpusPerNode, network. "
+            "Set it there."
+        ),
+        put_right={"pools": {"gpu": {"pod": {"resources": {"rdma/hca": "8"}}}}},
+    ),
+    "scheduler of a queue": Refusal(
+        values={"pod": {"schedulerName": "packing"}, "queue": {"system": "kai", "name": "a"}},
+        says=(
+            "pod.schedulerName is packing, but with queue.system kai the operator sets the "
+            'scheduler of Ray pods. Set pod.schedulerName to "".'
+        ),
+        put_right={"pod": {"schedulerName": ""}, "queue": {"system": "kai", "name": "a"}},
+    ),
+    "terms of which one is enough": Refusal(
+        values={"pod": {"affinity": ZONE}, "head": {"pod": {"affinity": ZONE}}},
+        says=(
+            "head.pod.affinity and pod.affinity both contain nodeSelectorTerms. Kubernetes requires "
+            "only one of all terms, so the second list would not restrict the first. Set them in "
+            "one place, or use nodeSelector."
+        ),
+        put_right={"pod": {"affinity": ZONE}, "head": {"nodeSelector": {"zone": "a"}}},
+    ),
+    "patch with a new container": Refusal(
+        values={"pools": {"cpu": {"pod": {"patch": {"spec": {"containers": [SIDECAR]}}}}}},
+        says=(
+            "pools.cpu.pod.patch.spec.containers contains a container that the pod does not have. "
+            "Its containers are ray-worker. Add others with initContainers or sidecars."
+        ),
+        put_right={"pools": {"cpu": {"pod": {"sidecars": [SIDECAR]}}}},
+    ),
+    "patch of the Ray container's command": Refusal(
+        values={"head": {"pod": {"patch": {"spec": {"containers": [HEAD | {"args": ["a"]}]}}}}},
+        says=(
+            "head.pod.patch changes spec.containers[0].args, which trainyard sets. "
+            "Remove that from the patch."
+        ),
+        put_right={"head": {"pod": {"patch": {"spec": {"containers": [HEAD | {"tty": True}]}}}}},
+    ),
+    "patch of a variable": Refusal(
+        values={
+            "head": {
+                "pod": {
+                    "patch": {
+                        "spec": {
+                            "containers": [
+                                HEAD | {"env": [{"name": "TRAINYARD_LOG", "value": "/log"}]}
+                            ]
+                        }
+                    }
+                }
+            }
+        },
+        says=(
+            "head.pod.patch changes spec.containers[0].env.TRAINYARD_LOG, which trainyard sets. "
+            "Remove that from the patch."
+        ),
+        put_right={"head": {"pod": {"patch": {"spec": {"containers": [HEAD]}}}}},
+    ),
     "private key in a list": Refusal(
         values={
             "priorityClasses": [PRIORITIES[0] | {"description": "-----BEGIN RSA PRIVATE KEY-----"}],
@@ -356,7 +628,8 @@ def test_a_refused_credential_is_not_repeated():
 
 
 def test_every_refusal_of_the_chart_has_its_test():
-    text = (CHART / "templates" / "_requirements.tpl").read_text()
+    files = ("_requirements.tpl", "_pod_requirements.tpl", "_placement.tpl")
+    text = "".join((CHART / "templates" / file).read_text() for file in files)
     sentences = re.findall(r'append \$problems (?:\(printf )?"((?:[^"\\]|\\.)*)"', text)
     assert len(sentences) == text.count("append $problems")
     tested = [NO_CRDS, *(case.says for case in REFUSALS.values())]

@@ -10,7 +10,7 @@ import pytest
 from tests.charts.helm_chart import only, pods_of, render
 from tests.charts.pod_security import violations
 from trainyard.cluster.kinds import kind_of
-from trainyard.diagnosis.preflight import RIGHTS
+from trainyard.diagnosis.preflight.facts import RIGHTS
 
 GOOD: dict[str, Any] = {
     "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},

@@ -1,4 +1,4 @@
-"""A bucket that pods can use: a real S3 server on this machine, and a proxy that fails before it."""
+"""A bucket for the pods of the test cluster: an S3 server behind a proxy that can inject faults."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ USER = "ada"
 
 
 def canary() -> str:
-    """A secret that stands nowhere by chance."""
+    """Return a random secret, so that each place where it is found is a leak."""
     return f"canary-{secrets.token_hex(12)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """What the pods see of S3: all of it through the proxy."""
+    """An S3 server that the pods reach only through a proxy."""
 
     server: Server
     proxy: Proxy
     secret: str
-    """The user's secret key."""
+    """The secret key of the user."""
 
     @property
     def values(self) -> Object:
@@ -47,20 +47,20 @@ class Bucket:
 
     @property
     def folder(self) -> Path:
-        """Of the runs, as the server keeps them."""
+        """The folder of the runs on the server's disk."""
         return self.server.folder / "objects/runs/team"
 
     def give_to(self, team: Team, folder: Path, **values: Any) -> None:
-        """Install a platform there whose runs lie here; its values are written to the folder."""
+        """Install a platform whose storage is this bucket. Its values are written to the folder."""
         secret(team, "bucket", **keys(USER, self.secret))
         team.install(folder, storage={"claim": None, "s3": self.values}, **values)
 
     def files(self, run: str) -> list[Path]:
-        """Objects of a run's folder."""
+        """Return the objects in a run's folder."""
         return [path for path in (self.folder / run).rglob("*") if path.is_file()]
 
     def progress(self, run: str) -> Object:
-        """As it lies on the server's disk: a command each second would take the run's CPU."""
+        """Return progress.json from the server's disk. A command each second would use the run's CPU."""
         file = self.folder / run / "progress.json"
         found: Object = json.loads(file.read_text()) if file.exists() else {"step": 0}
         return found
@@ -68,7 +68,7 @@ class Bucket:
 
 @contextmanager
 def running_bucket(folder: Path) -> Iterator[Bucket]:
-    """On the node's own address: only of tests/cluster is this machine the node."""
+    """Start the server on the node's own address. Only the node of tests/cluster is this machine."""
     addresses = get("nodes", "default")["items"][0]["status"]["addresses"]
     (node,) = [one["address"] for one in addresses if one["type"] == "InternalIP"]
     if not node.startswith("198.18."):
@@ -82,7 +82,7 @@ def running_bucket(folder: Path) -> Iterator[Bucket]:
 
 
 def in_bucket(scenario: Scenario, strike: Strike | None = None) -> Scenario:
-    """The drill that is done on a volume, too."""
+    """Return the scenario of a drill on a volume, changed for a bucket."""
     return replace(
         scenario,
         name=f"{scenario.name}-s3",

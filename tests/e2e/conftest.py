@@ -1,4 +1,4 @@
-"""A real cluster, seen through make, trainyard and kubectl, as a user sees it."""
+"""Fixtures for tests on a real cluster that use make, trainyard and kubectl as a user does."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ LIMIT_S = 300.0
 CLUSTER_HOME = Path(
     os.environ.get("TRAINYARD_CLUSTER_HOME") or Path.home() / ".cache/trainyard/cluster"
 )
-"""Where the cluster of tests/cluster lies."""
+"""The folder of the cluster of tests/cluster."""
 
 Object = dict[str, Any]
 Ended = subprocess.CompletedProcess[str]
 
 
 def run(*command: str | Path, stdin: str | None = None, **environment: str) -> Ended:
-    """The ended command; its output is printed, so a failing test shows it."""
+    """Run a command and return its result. The output is printed, so that a failing test shows it."""
     ended = subprocess.run(
         command,
         cwd=ROOT,
@@ -47,7 +47,7 @@ def run(*command: str | Path, stdin: str | None = None, **environment: str) -> E
 
 
 def set_options(settings: Iterable[str]) -> list[str]:
-    """Changes of a run file, as commands take them."""
+    """Return the options of a command that change keys of a run file."""
     return [word for setting in settings for word in ("--set", setting)]
 
 
@@ -63,28 +63,37 @@ def get(kind: str, namespace: str, *arguments: str) -> Object:
 
 
 def require_test_cluster(why: str) -> None:
-    """Skip what only the cluster of tests/cluster may suffer: another one is in use."""
+    """Skip the test unless the cluster of tests/cluster is in use, because it would disturb another one."""
     if os.environ.get("KUBECONFIG") != str(CLUSTER_HOME / "kubeconfig"):
         pytest.skip(why)
 
 
 def cluster_py(*words: str) -> None:
-    """A command to the test cluster's own program."""
+    """Run a command of tests/cluster/cluster.py."""
     ended = run(sys.executable, ROOT / "tests/cluster/cluster.py", *words)
     assert ended.returncode == 0, ended.stderr
 
 
-def wait_for(what: str, condition: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
-    """What the condition returns once it is true. Fails with `what` after the limit."""
+def wait_for(
+    what: str,
+    condition: Callable[[], Any],
+    limit_s: float = LIMIT_S,
+    *,
+    seen: Callable[[], Any] = lambda: "",
+) -> Any:
+    """Wait until the condition returns a true value, and return it.
+
+    After the time limit, fail with `what` and with the result of `seen`.
+    """
     deadline = time.monotonic() + limit_s
     while not (found := condition()):
-        assert time.monotonic() < deadline, f"{what}: not within {limit_s:g} s"
+        assert time.monotonic() < deadline, f"{what}: not within {limit_s:g} s {seen()}"
         time.sleep(1)  # between two looks, not for something to happen
     return found
 
 
 class Team:
-    """A namespace with the platform in it, and the commands of its users."""
+    """A namespace with the platform, and the commands of its users."""
 
     def __init__(self, namespace: str, image: str) -> None:
         self.namespace = namespace
@@ -100,12 +109,12 @@ class Team:
         return run(*command, **environment)
 
     def at_once(self, *commands: Sequence[str]) -> list[Ended]:
-        """Run several command lines of `trainyard` at once; returns how each has ended, in this order."""
+        """Run several `trainyard` commands at the same time, and return their results in the same order."""
         with ThreadPoolExecutor(len(commands)) as threads:
             return list(threads.map(lambda command: self.trainyard(*command), commands))
 
     def install(self, tmp_path: Path, **changes: Any) -> None:
-        """`make platform` with the small values of the test cluster, and some changed."""
+        """Run `make platform` with the small values of the test cluster and the given changes."""
         values = yaml.safe_load(VALUES.read_text())
         for path, value in changes.items():
             *sections, key = path.split("__")
@@ -138,15 +147,18 @@ class Team:
 
 @pytest.fixture(scope="session")
 def image(request: pytest.FixtureRequest) -> str:
-    """The image that `make e2e` built and pushed."""
+    """The image that `make e2e` has built and pushed."""
     name: str = request.config.getoption("--image")
     return name
 
 
 @pytest.fixture(scope="module")
 def make_team(image: str) -> Iterator[Callable[[str], Team]]:
-    """Teams in fresh namespaces that enforce `restricted`; they go, and the heads that failed runs
-    keep with them, before the next file's tests need the node's memory."""
+    """A function that creates teams in new namespaces that enforce `restricted`.
+
+    The namespaces are deleted after the file's tests, because the heads of failed runs use the node's
+    memory.
+    """
     made: list[str] = []
 
     def make(name: str) -> Team:
@@ -164,9 +176,9 @@ def make_team(image: str) -> Iterator[Callable[[str], Team]]:
 
 
 def delete(namespace: str) -> None:
-    """What the operator answers for goes first: to let go of it, it needs the namespace.
+    """Delete a namespace, after the objects with a finalizer of the operator, which needs the namespace.
 
-    Pods go at once; they may stay for up to 90 s, and here is nothing for them to save.
+    Pods are deleted without their grace period of up to 90 s: they have nothing to save.
     """
     of_the_operator = ("rayjobs.ray.io,rayclusters.ray.io", "--all", "-n", namespace)
     kubectl("delete", *of_the_operator, "--wait=false")

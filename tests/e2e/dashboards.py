@@ -1,4 +1,4 @@
-"""Ray's job API of all heads that are made up: the operator submits there, and asks how the jobs stand."""
+"""Fake dashboards of heads that do not exist, with Ray's job API, which the operator uses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PORT = 8265
 
 
 class Dashboards:
-    """Jobs by submission id; all run until `finish` is set."""
+    """The jobs by submission ID. All of them run until `finish` is set."""
 
     def __init__(self) -> None:
         self.submitted: Counter[str] = Counter()
@@ -28,7 +28,7 @@ class Dashboards:
 
 @contextmanager
 def answering(dashboards: Dashboards) -> Iterator[None]:
-    """Answer for every address of this network namespace."""
+    """Answer requests to all addresses of this network namespace."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -59,7 +59,7 @@ def answering(dashboards: Dashboards) -> Iterator[None]:
             self.wfile.write(data)
 
         def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
-            """Nobody reads it."""
+            """Discard the message."""
 
     server = ThreadingHTTPServer(("0.0.0.0", PORT), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()

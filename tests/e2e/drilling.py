@@ -1,4 +1,4 @@
-"""Drills as tests: what all of them train, check and keep."""
+"""Helpers for drills: the run file, the checks of the results, and the file with all results."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ DIGITS = ROOT / "examples/digits.yaml"
 SETTINGS = ("train.model.image_size=16", "train.epochs=20")
 GONE_LIMIT_S = 60.0
 LONG = ("train.epochs=60",)
-"""For faults that last, and are to end before the run does; it has an undisturbed run of its own."""
+"""Settings for long faults, before whose end the run must not end. It has its own undisturbed run."""
 EARLY = 50
-"""The step at which a fault begins that training is to outlast; an epoch has 22."""
+"""The step of faults during which training must continue. An epoch has 22 steps."""
 
 
 def keep(result: Object, scenario: Scenario) -> None:
-    """Put what a drill has shown beside what the others have."""
+    """Add the result of a drill to the file of results."""
     RESULTS.parent.mkdir(exist_ok=True)
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     words = {"fault": scenario.fault, "answer": scenario.answer, "actor": scenario.actor}
@@ -40,7 +40,7 @@ def keep(result: Object, scenario: Scenario) -> None:
 
 
 def check(result: Object) -> None:
-    """How soon training goes on is for a machine that has nothing else to do: the table tells of that."""
+    """Check the result of a drill, except for the time to recover, which depends on the machine's load."""
     told = json.dumps(result, indent=2)
     assert result["is_recovered"], told
     assert result["has_equal_weights"] or result["is_elastic"], told
@@ -49,14 +49,14 @@ def check(result: Object) -> None:
 
 @contextmanager
 def leaving_nothing(namespace: str) -> Iterator[None]:
-    """What happens here leaves no object behind, of whatever kind; a launcher may not list all of these."""
+    """Check that the block leaves no objects in the namespace, of whatever kind."""
     before = objects_in(namespace)
     yield
     wait_for("it has left nothing", lambda: objects_in(namespace) <= before, GONE_LIMIT_S)
 
 
 def objects_in(namespace: str) -> set[str]:
-    """All but events, which tell of what is gone, and the versions that helm keeps of a release."""
+    """Return all objects in a namespace except events and Helm's records of releases."""
     listed = kubectl("api-resources", "--namespaced", "--verbs=list", "-o", "name").split()
     kinds = ",".join(kind for kind in listed if kind.partition(".")[0] != "events")
     found = kubectl("get", kinds, "-n", namespace, "-o", "name").split()
@@ -64,7 +64,7 @@ def objects_in(namespace: str) -> set[str]:
 
 
 def volume_of(namespace: str) -> Path:
-    """The folder of this machine that is the volume of the namespace's storage."""
+    """Return the folder on this machine that is the volume of a namespace's storage."""
 
     def bound() -> str:
         claim = get("pvc", namespace, "trainyard-storage")
@@ -77,7 +77,7 @@ def volume_of(namespace: str) -> Path:
 
 
 def process_of(cgroup: str, pid: int) -> int:
-    """This machine's id of the process that has that one in a container; `cgroup` stands in its path."""
+    """Return the process ID on this machine of a process in a container, found by a part of its cgroup."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended
@@ -90,7 +90,7 @@ def process_of(cgroup: str, pid: int) -> int:
 
 
 def of_length(folder: Path, epochs: str) -> tuple[Path, tuple[str, ...]]:
-    """The run file and the settings of a run that is longer or shorter, under a name of its own."""
+    """Return a run file and settings with another number of epochs and its own name."""
     run_file = folder / "run.yaml"
     name = f"digits-{epochs.rpartition('=')[2]}"
     run_file.write_text(yaml.safe_dump(yaml.safe_load(DIGITS.read_text()) | {"name": name}))
@@ -98,7 +98,7 @@ def of_length(folder: Path, epochs: str) -> tuple[Path, tuple[str, ...]]:
 
 
 def drill(team: Team, scenario: Scenario, folder: Path, at_step: int | None = None) -> Object:
-    """A drill that the table is to tell of, checked."""
+    """Run a drill, check its result, and add it to the results for the table."""
     with leaving_nothing(team.namespace):
         result = strike(team, scenario, folder, at_step).to_json()
         keep(result, scenario)
@@ -107,7 +107,7 @@ def drill(team: Team, scenario: Scenario, folder: Path, at_step: int | None = No
 
 
 def strike(team: Team, scenario: Scenario, folder: Path, at_step: int | None = None) -> DrillReport:
-    """The same drill as the command's, with a strike of our own."""
+    """Run a drill as the command does, but with a custom fault."""
     if at_step is None and scenario.restarts == "never":
         at_step = EARLY
     epochs = next((each for each in scenario.settings if each.startswith("train.epochs=")), None)

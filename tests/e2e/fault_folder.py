@@ -1,4 +1,4 @@
-"""A folder of this machine that can be made to fail: `faultfs` lies over it."""
+"""A folder on this machine that can be made to fail, with `faultfs` mounted over it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ END_LIMIT_S = 30.0
 
 @dataclass(frozen=True)
 class Fault:
-    """What the folder suffers from."""
+    """The fault of the folder."""
 
     file: Path
 
     def begin(self, words: str) -> None:
-        """`full`, `read-only` or `slow 100ms`, from now on."""
+        """Set the fault: `full`, `read-only` or `slow 100ms`."""
         self.file.write_text(words)
 
     def end(self) -> None:
@@ -30,7 +30,7 @@ class Fault:
 
 @contextmanager
 def fault_folder(folder: Path) -> Iterator[Fault]:
-    """What lies in the folder is seen through faultfs, by all who open it from now on."""
+    """Mount faultfs over a folder. It affects all files that are opened after that."""
     cluster_py("build", "faultfs")
     with tempfile.TemporaryDirectory() as place:
         fault, backing = Fault(Path(place) / "fault"), Path(place) / "backing"

@@ -77,7 +77,7 @@ def table(results: dict[str, Object]) -> str:
 
 
 def lost(recovery: Object) -> str:
-    """With how long those steps had taken."""
+    """Return the number of lost steps and the time that they had taken."""
     steps, spent = recovery["steps_lost"], recovery["seconds_lost"]
     return f"{steps} ({spent:.1f} s)" if steps and spent is not None else str(steps)
 
@@ -87,7 +87,7 @@ def seconds(value: float | None) -> str:
 
 
 def details(results: dict[str, Object]) -> str:
-    """Where the seconds go until training goes on, and which bounds are not held."""
+    """Return the times of the phases of each recovery, and the limits that were not met."""
     lines = ["\n## Where the time goes\n", "| drill | noticed by | attempts, groups | then |"]
     lines.append("|" + "---|" * 4)
     for name, each in results.items():
@@ -125,7 +125,7 @@ third, and with nothing left behind. `make e2e` includes 3 minutes of it.
 
 
 def soak_section(report: Object) -> str:
-    """What a long soak has shown, and what somebody has remarked on that."""
+    """Return the section about a long soak, with its remark."""
     strikes = [each for each in report["strikes"] if not each["why_not"]]
     often = Counter(each["scenario"] for each in strikes)
     names = ", ".join(f"{name} {times}" for name, times in often.most_common())
@@ -161,7 +161,7 @@ WEIGHTS = {
 
 EPOCHS = {
     True: "each there once, all of as many steps and samples",
-    False: "some there twice or not at all, or of other steps or samples",
+    False: "some recorded twice or not at all, or with other steps or samples",
     None: "not counted",
 }
 

@@ -1,4 +1,4 @@
-"""A real API server takes all that the launcher renders, and refuses what the rules say that it refuses."""
+"""A real API server accepts all that the launcher renders, and refuses what the rules refuse."""
 
 from __future__ import annotations
 

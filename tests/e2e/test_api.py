@@ -1,4 +1,4 @@
-"""A run on a real cluster from Python, as a notebook has it: submit, watch, result, predict."""
+"""A run on a real cluster through the Python API, as in a notebook: submit, watch, result, predict."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What nodes have and who holds it, on a real API server: `trainyard gpus`, `plan --from-cluster`.
+"""The capacity of nodes and its users on a real API server: `trainyard gpus` and `plan --from-cluster`.
 
-The node of these tests does not exist, and no other pod tolerates its taint. A pod that names it holds its
-GPUs whether it runs or not.
+The node of these tests does not exist, and no other pod tolerates its taint. A pod that is assigned to it
+holds its GPUs whether it runs or not.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def team(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[str]:
-    """A node with 8 GPUs that nobody has."""
+    """A node with 8 free GPUs."""
     sizes = {"cpu": "64", "memory": "512Gi", "pods": "110", "nvidia.com/gpu": "8"}
     create(
         {
@@ -64,7 +64,7 @@ def node() -> Iterator[str]:
 
 @pytest.fixture
 def holder(team: Team, node: str) -> Iterator[str]:
-    """A pod of the run `photos` that has 6 of them."""
+    """A pod of the run `photos` that holds 6 GPUs of the node."""
     size = {"nvidia.com/gpu": "6"}
     security = {
         "allowPrivilegeEscalation": False,
@@ -143,20 +143,20 @@ def test_gpus_are_shown_with_pool_run_and_pod(team: Team, node: str, holder: str
 def test_an_idle_node_has_room_for_a_run(team: Team, node: str) -> None:
     value, why = free_now(plan(team, "8"))
     assert value == "2 of 2 pods"
-    assert "1 node may hold them, 2 fit if nothing else ran" in why
+    assert "1 node may run these pods, and 2 would fit if nothing else ran" in why
 
 
 def test_a_busy_node_is_no_error(team: Team, holder: str) -> None:
     value, why = free_now(plan(team, "8"))
     assert value == "0 of 2 pods"
-    assert "the cluster is busy, short of nvidia.com/gpu" in why
+    assert "too little nvidia.com/gpu is free now: the run waits" in why
 
 
 def test_what_no_node_could_ever_hold_is_an_error(team: Team, node: str) -> None:
     ended = plan(team, "16")
     assert ended.returncode == 2
-    assert "the cluster cannot hold the run: big is 4 pods with" in ended.stderr
-    assert "could hold 2 if nothing else ran" in ended.stderr
+    assert "the run does not fit on the nodes of the cluster: big needs 4 pods with" in ended.stderr
+    assert "and 2 would fit if nothing else ran" in ended.stderr
 
 
 def test_who_may_not_list_nodes_is_told_and_plans_by_the_platform(
@@ -178,7 +178,7 @@ def account(team: Team) -> dict[str, str]:
 
 
 def kubeconfig_of(team: Team, folder: Path) -> Path:
-    """A kubeconfig with the token of the account that the launcher's Role is for."""
+    """Return a kubeconfig with the token of the account that has the launcher's Role."""
     config = yaml.safe_load(kubectl("config", "view", "--raw", "--minify", "--flatten"))
     token = kubectl("create", "token", SUBJECT["name"], "-n", team.namespace).strip()
     config["users"][0]["user"] = {"token": token}

@@ -1,4 +1,4 @@
-"""The chart's life on a real cluster: installed, upgraded from the version before, proved, removed."""
+"""The life cycle of the chart on a real cluster: install, upgrade, test, uninstall."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kubernetes_versions import is_known
 from test_chart_matrix import FACTORS, pairwise, values_of
 
 BEFORE = "a5a1ba0"
-"""The commit whose chart is the version before."""
+"""The commit with the previous version of the chart."""
 CHART = ROOT / "charts/trainyard"
 RELEASE = "trainyard"
 HEAD = "app.kubernetes.io/part-of=trainyard,ray.io/node-type=head"
@@ -42,7 +42,7 @@ EVERYTHING: Object = {
 
 
 class Release:
-    """One release of the chart in a team's namespace."""
+    """A release of the chart in a team's namespace."""
 
     def __init__(self, team: Team, folder: Path) -> None:
         self.namespace, self.image, self.folder = team.namespace, team.image, folder
@@ -51,7 +51,7 @@ class Release:
         return run("helm", *arguments, "--namespace", self.namespace)
 
     def install(self, values: Object, chart: Path = CHART, small: Path = VALUES) -> None:
-        """Install or upgrade, with the small values of the test cluster below these."""
+        """Install or upgrade the release. The small values of the test cluster are the defaults."""
         file = self.folder / "values.yaml"
         file.write_text(yaml.safe_dump(values))
         ended = self.helm(
@@ -65,7 +65,7 @@ class Release:
         assert ended.returncode == 0, ended.stderr
 
     def claims(self) -> dict[str, str]:
-        """Name -> uid of the namespace's claims."""
+        """Return the UIDs of the namespace's claims by name."""
         items = get("persistentvolumeclaims", self.namespace)["items"]
         return {one["metadata"]["name"]: one["metadata"]["uid"] for one in items}
 
@@ -83,7 +83,7 @@ def release(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tree of the version before: its chart and the values that it was tested with."""
+    """The source tree of the previous version: its chart and the values with which it was tested."""
     folder = tmp_path_factory.mktemp("before")
     archive = subprocess.run(
         ["git", "archive", BEFORE, "charts/trainyard", "tests/cluster/values.yaml"],
@@ -99,7 +99,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def first_claim(release: Release, before: Path) -> dict[str, str]:
-    """The claim as the version before made it, with a run's file in it."""
+    """The claim that the previous version has created, with a run's file in it."""
     release.install({}, before / "charts/trainyard", before / "tests/cluster/values.yaml")
     claims = release.claims()
     assert list(claims) == ["trainyard-storage"]
@@ -133,7 +133,7 @@ def chart_version() -> str:
 def test_helm_test_proves_the_storage(release: Release, first_claim: dict[str, str]) -> None:
     ended = release.helm("test", RELEASE, "--timeout", "180s")
     assert ended.returncode == 0, ended.stderr
-    # A pod that stayed would hold the claim.
+    # A remaining pod would keep the claim in use.
     assert get("pods", release.namespace)["items"] == []
 
 
@@ -165,7 +165,7 @@ def test_everything_at_once_is_taken_and_its_pods_run(
 
 
 def running(release: Release) -> list[Object]:
-    """The standing cluster's pods, once they are ready."""
+    """Return the pods of the standing cluster, once they are ready."""
     items = get("pods", release.namespace, "--selector", "ray.io/cluster=trainyard")["items"]
     return [
         pod
@@ -178,7 +178,7 @@ def running(release: Release) -> list[Object]:
 
 
 def test_the_ports_that_the_monitor_asks_tell_of_the_node(release: Release) -> None:
-    """Head and worker: the operator adds the port to the worker, which the chart does not name."""
+    """Check the head and the worker, whose port the operator adds."""
     ask = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:8080/metrics').read().decode())"
     pods = running(release)
     assert len(pods) == 2
@@ -231,7 +231,7 @@ def test_who_submits_has_just_these_rights(
 
 @pytest.fixture
 def prometheus_kinds() -> Iterator[None]:
-    """PodMonitor and PrometheusRule as the cluster's own kinds, for as long as the test lasts."""
+    """The CRDs of PodMonitor and PrometheusRule, installed during the test."""
     prometheus = module_folder(PROMETHEUS)
     if prometheus is None:
         pytest.skip(f"the module {PROMETHEUS} is not there, see tests/charts/crds/go.mod")
@@ -251,7 +251,7 @@ def prometheus_kinds() -> Iterator[None]:
 
 
 def established(name: str) -> bool:
-    """Whether the API server knows a kind; `kubectl wait` fails on one that has no conditions yet."""
+    """Return whether the API server knows a kind. `kubectl wait` fails for a CRD without conditions."""
     conditions = get("customresourcedefinitions", "", name)["status"].get("conditions") or []
     return any((one["type"], one["status"]) == ("Established", "True") for one in conditions)
 
@@ -265,9 +265,9 @@ def test_monitors_and_rules_are_taken(release: Release, prometheus_kinds: None) 
 
 
 def test_any_mixture_of_values_is_taken_by_the_api_server(make_team: Callable[[str], Team]) -> None:
-    """A dry run with strict validation; kinds that the cluster lacks are left out."""
+    """Check with a dry run and strict validation. Kinds that the cluster does not have are skipped."""
     namespace = make_team("mixtures").namespace
-    # Pods are admitted only where their account is; a dry run makes none.
+    # Pods are admitted only if their service account exists, which a dry run does not create.
     kubectl("create", "serviceaccount", "trainyard-run", "-n", namespace)
     dry = ("apply", "--dry-run=server", "--validate=strict", "-n", namespace, "-f", "-")
     for mixture in pairwise(FACTORS):

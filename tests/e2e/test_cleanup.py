@@ -1,4 +1,4 @@
-"""KubeRay cleans up after a run as its RayJob says."""
+"""KubeRay cleans up after a run as its RayJob specifies."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Each command that looks at a run or steers it, on a real API server.
+"""The commands that inspect or control a run, on a real API server.
 
-Most RayJobs here belong to a controller that is not there, so the operator leaves them alone and their
-status is what a test says. Pods are real where something must run in them.
+Most RayJobs in these tests belong to a controller that does not exist. The operator therefore ignores them,
+and the test sets their status. Pods are real if something must run in them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def team(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFact
 
 
 class Submitted:
-    """A run that was submitted, and stands as the test says."""
+    """A submitted run whose status is set by the test."""
 
     def __init__(self, team: Team, name: str) -> None:
         self.team, self.run = team, name
@@ -74,7 +74,7 @@ class Submitted:
         kubectl("patch", "rayjobs.ray.io", self.job, *place, "-p", patch)
 
     def pod(self, kind: str, *command: str) -> str:
-        """A pod as KubeRay would label it, with the storage, that runs a command of ours."""
+        """Create a pod with KubeRay's labels and the storage, which runs a given command."""
         config_map = get("configmap", self.team.namespace, "trainyard-platform")
         pod = yaml.safe_load(config_map["data"]["platform.yaml"])["readerPod"]
         name = f"{self.ray_cluster}-{kind}"
@@ -90,11 +90,11 @@ class Submitted:
         return name
 
     def head(self, *lines: str, then: str = "time.sleep(3600)") -> str:
-        """A head that says these lines and goes on to live."""
+        """Create a head pod that prints the given lines and keeps running."""
         return self.pod("head", "python", "-c", SAY + then, json.dumps(lines))
 
     def write(self, pod: str, file: str, text: str) -> None:
-        """A file of the run's folder."""
+        """Write a file to the run's folder."""
         script = (
             "import pathlib, sys; path = pathlib.Path(sys.argv[1]); "
             "path.parent.mkdir(parents=True, exist_ok=True); path.write_text(sys.argv[2])"
@@ -110,13 +110,10 @@ class Submitted:
 
 @pytest.fixture
 def submitted(team: Team, request: pytest.FixtureRequest) -> Iterator[Submitted]:
-    """A run of the test's own."""
+    """A run that is used by one test only."""
     made = Submitted(team, f"t{hashlib.sha256(request.node.name.encode()).hexdigest()[:10]}")
     yield made
     made.remove()
-
-
-# submit.
 
 
 def test_a_dry_run_prints_what_would_be_sent_or_stored_and_creates_nothing(team: Team) -> None:
@@ -132,19 +129,30 @@ def test_a_dry_run_prints_what_would_be_sent_or_stored_and_creates_nothing(team:
     assert get("rayjobs.ray.io", team.namespace, "-l", "trainyard.io/run=dry")["items"] == []
 
 
-def test_a_server_side_dry_run_says_what_the_api_server_refuses(team: Team, tmp_path: Path) -> None:
+def test_a_misspelled_field_of_the_platform_is_refused_before_the_api_server_is_asked(
+    team: Team, tmp_path: Path
+) -> None:
     platform = yaml.safe_load(team.trainyard("platform", "get").stdout)
     platform["rayClusterSpec"]["headGroupSpec"]["rayStartParam"] = {}
     file = tmp_path / "platform.yaml"
     file.write_text(yaml.safe_dump(platform))
     refused = team.trainyard("submit", DIGITS, "--platform", str(file), "--dry-run=server")
+    assert refused.returncode == 2
+    assert "headGroupSpec.rayStartParam = {}: is not a field" in refused.stderr
+
+
+def test_a_server_side_dry_run_says_what_the_api_server_refuses(team: Team, tmp_path: Path) -> None:
+    file = tmp_path / "platform.yaml"
+    file.write_text(team.trainyard("platform", "get").stdout)
+    nowhere = Team("no-such-namespace", team.image)
+    refused = nowhere.trainyard("submit", DIGITS, "--platform", str(file), "--dry-run=server")
     assert refused.returncode == 3
-    assert "rayStartParam" in refused.stderr
+    assert 'namespaces "no-such-namespace" not found' in refused.stderr
 
 
 @pytest.fixture
 def too_large() -> tuple[str, ...]:
-    """A run whose pods find no node."""
+    """A run whose pods do not fit on any node."""
     return ("submit", DIGITS, "--gpus", "2", "--detach", "--name", "large")
 
 
@@ -246,7 +254,7 @@ def ask_and_die(self, *arguments, **options):
 Connection._request = ask_and_die
 sys.exit(program.run(sys.argv[3:]))
 """
-"""A launcher that is killed before or after its so manieth question to the API server."""
+"""A launcher that is killed before or after its n-th request to the API server."""
 
 
 def test_a_launcher_killed_at_any_point_of_submit_leaves_what_the_next_one_makes_whole(
@@ -267,11 +275,8 @@ def test_a_launcher_killed_at_any_point_of_submit_leaves_what_the_next_one_makes
     assert team.trainyard("stop", "large", "--now").returncode == 0
 
 
-# watch.
-
-
 class Watching:
-    """A `trainyard watch` under way; what it says is kept line by line."""
+    """A running `trainyard watch`, whose output is stored line by line."""
 
     def __init__(self, submitted: Submitted) -> None:
         command = [str(ROOT / ".venv/bin/trainyard"), "watch", submitted.run]
@@ -363,9 +368,6 @@ def test_ctrl_c_detaches(submitted: Submitted) -> None:
     assert f"trainyard watch {submitted.run} -n {submitted.team.namespace}" in said
 
 
-# status and list.
-
-
 def test_a_run_is_shown_as_table_wide_json_and_yaml(submitted: Submitted) -> None:
     ask = submitted.team.trainyard
     submitted.stands("Running", "RUNNING", failed=1, rayClusterStatus={
@@ -402,9 +404,6 @@ def test_a_run_that_is_not_there_is_said_so_by_every_command(team: Team) -> None
     assert team.trainyard("stop", "none").returncode == 0
 
 
-# logs.
-
-
 def test_the_driver_s_log_is_printed_followed_and_cut(submitted: Submitted) -> None:
     ask = submitted.team.trainyard
     submitted.stands("Running", "RUNNING")
@@ -435,26 +434,29 @@ def test_logs_of_attempts_are_kept_in_the_folder(submitted: Submitted) -> None:
     head = submitted.head("of the head")
     submitted.write(head, "logs/attempt-1.log", "of the first\n")
     submitted.write(head, "logs/attempt-2.log", "of the second\n")
+    submitted.write(head, "logs/attempt-1.2/worker-3.log", "of the killed worker\n")
+    submitted.write(head, "logs/attempt-2.1/worker-3.log", "of the worker\n")
     assert ask("logs", submitted.run).stdout == "of the head\n"
     assert ask("logs", submitted.run, "--previous").stdout == "of the first\n"
     assert ask("logs", submitted.run, "--attempt", "2").stdout == "of the second\n"
+    worker = ("logs", submitted.run, "--worker", "3")
+    assert ask(*worker, "--previous").stdout == "of the killed worker\n"
+    assert ask(*worker, "--attempt", "2").stdout == "of the worker\n"
     missing = ask("logs", submitted.run, "--attempt", "7")
     assert missing.returncode == 2
     assert "It has those of: 1, 2." in missing.stderr
     kubectl("delete", "pod", head, "-n", submitted.team.namespace)
     submitted.stands("Failed", "FAILED")
-    # Through a reader pod, which is gone afterwards.
+    # It is read through a reader pod, which is deleted afterwards.
     assert ask("logs", submitted.run).stdout == "of the second\n"
+    assert ask(*worker).stdout == "of the worker\n"
     selector = f"trainyard.io/run={submitted.run}"
     assert get("pods", submitted.team.namespace, "-l", selector)["items"] == []
 
 
-# Inside a run.
-
-
 @pytest.fixture
 def with_worker(submitted: Submitted) -> Submitted:
-    """A run with a head, and a worker whose rank its folder tells."""
+    """A run with a head and a worker whose rank is in the run's folder."""
     submitted.stands("Running", "RUNNING")
     head = submitted.head()
     worker = submitted.pod("worker", "sh", "-c", (
@@ -558,9 +560,6 @@ def test_files_are_copied_byte_for_byte_with_and_without_the_cluster(
     missing = ask("cp", f"{submitted.run}:nothing", str(tmp_path / "x"))
     assert missing.returncode == 2
     assert f"run {submitted.run} has no nothing" in missing.stderr
-
-
-# delete.
 
 
 def test_only_what_is_not_live_is_deleted_and_its_folder_only_on_request(

@@ -1,4 +1,4 @@
-"""A run with nodes for the Ray loader alone: on a real cluster, by Ray's own labels."""
+"""A run with separate nodes for the Ray loader on a real cluster, selected by Ray's labels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def team(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFact
 
 
 def test_a_run_is_fed_by_nodes_that_do_not_train(team: Team) -> None:
-    # Without a node that has the label, no task could run, and the run would not come to its end.
+    # Without a node with the label, no data task could run, and the run would not end.
     ended = team.trainyard("submit", *RUN)
     assert ended.returncode == 0, ended.stderr
     assert team.status("fed")["summary"]["outcome"] == "succeeded"

@@ -1,7 +1,7 @@
-"""Faults on a real cluster: what a run survives, and what that costs.
+"""Faults on a real cluster: how runs recover, and what the faults cost.
 
-`make e2e` does the shortest drill, and soaks a run for some minutes with other strikes each time; `make
-drills` strikes with all there is, each fault alone, and keeps what that has shown in build/drills.json.
+`make e2e` runs the shortest drill and a soak of some minutes with random faults. `make drills` runs all
+drills one at a time, and stores the results in build/drills.json.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from trainyard.drills.strikes import Target
 from trainyard.submission.current_status import HEAD_CONTAINER
 
 SHORTEST = "worker-killed"
-"""Of the drills: the one that `make e2e` has, too."""
+"""The drill that is also a part of `make e2e`."""
 SOAK_MINUTES = "3"
 SHORT = "train.epochs=6"
-"""Also of a soak's round, which is trained to its end once it has begun, and all of them once more."""
+"""The length of a drill's run and of a round of the soak. All rounds are trained again without faults."""
 LONGER = "train.epochs=80"
-"""Where the pod may stay for so long that a shorter run ends before it goes."""
+"""The length for drills whose pod has such a long grace period that a shorter run would end before it."""
 LENGTHS = {SHORTEST: SHORT, "worker-deleted": LONGER, "worker-evicted": LONGER}
 OPERATOR_AWAY_S = 120.0
 API_AWAY_S = 60.0
@@ -86,11 +86,8 @@ def test_a_run_that_is_struck_again_and_again_ends_as_if_nobody_had(team: Team) 
         assert ended.returncode == 0
 
 
-# What takes the machine.
-
-
 def away(part: str, seconds: float) -> Callable[[Target], None]:
-    """A part of the cluster is away for so long; that is the fault."""
+    """Return a fault: a part of the cluster is stopped for a time."""
 
     def strike(target: Target) -> None:
         cluster_py("stop", part)
@@ -103,13 +100,13 @@ def away(part: str, seconds: float) -> Callable[[Target], None]:
 
 
 def cut_off(seconds: float) -> Callable[[Target], None]:
-    """The last worker's pod and the head hear nothing of each other for so long."""
+    """Return a fault: the network between the last worker's pod and the head is cut for a time."""
 
     def strike(target: Target) -> None:
         worker, head = (address_of(target, pod) for pod in (target.workers[-1].pod, target.head))
         cluster_py("cut", worker, head)
         time.sleep(seconds)
-        # A pod that is gone by then has taken the rules with it.
+        # If the pod has been deleted, its network rules are gone too.
         if target.cluster.get("Pod", target.workers[-1].pod) is not None:
             cluster_py("heal", worker)
 
@@ -117,14 +114,14 @@ def cut_off(seconds: float) -> Callable[[Target], None]:
 
 
 def crowd_out(target: Target) -> None:
-    """A worker's pod is gone at once, and there is no room for another until the run goes on without it."""
+    """Delete a worker's pod without grace period, and prevent another one until training continues."""
     assert workers_of(target) == 2
     namespace = target.cluster.namespace
     in_namespace = ("-n", namespace)
     *_, doomed = (each for each in target.pods() if each["metadata"]["name"] != target.head)
     kubectl("create", "quota", "crowded", "--hard=pods=2", *in_namespace)
     try:
-        # Before that another pod may still slip in.
+        # Until then another pod may still be admitted.
         wait_for("the quota counts", lambda: "used" in get("quota", namespace, "crowded")["status"])
         target.cluster.delete("Pod", doomed["metadata"]["name"], grace_s=0)
         wait_for("it goes on with one worker", lambda: workers_of(target) == 1)
@@ -139,7 +136,7 @@ def workers_of(target: Target) -> int:
 
 
 def kill_container(target: Target) -> None:
-    """As the kernel does it for want of memory where cgroup v2 has it take a container as one."""
+    """Kill all processes of a container, as the kernel does with cgroup v2 if memory is exhausted."""
     pod = target.cluster.get("Pod", target.workers[-1].pod)
     assert pod is not None
     (state,) = pod["status"]["containerStatuses"]
@@ -147,7 +144,7 @@ def kill_container(target: Target) -> None:
 
 
 def upgrade(target: Target) -> None:
-    """`helm upgrade` with other numbers for the next run, and once more with those of before."""
+    """Run `helm upgrade` with other sizes for later runs, and then with the previous ones again."""
     head = target.cluster.get("Pod", target.head)
     assert head is not None
     team = Team(target.cluster.namespace, head["spec"]["containers"][0]["image"])
@@ -268,7 +265,7 @@ def test_an_elastic_run_does_without_a_worker_that_is_lost_and_takes_it_back(
         rights="create and delete resourcequotas",
         strike=crowd_out,
         within_s=WORKER_S,
-        # It begins with one worker, and Ray Train looks for room once a minute.
+        # It starts with one worker, and Ray Train checks for free resources once a minute.
         settings=("resources.workers={min: 1, max: 2}", "train.epochs=160"),
     )
     result = drill(team, scenario, tmp_path, EARLY)

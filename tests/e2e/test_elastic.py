@@ -1,6 +1,6 @@
-"""A run that grows on a real cluster: KubeRay's operator, Ray's autoscaler, Ray Train.
+"""A run that grows on a real cluster, with KubeRay's operator, Ray's autoscaler and Ray Train.
 
-The drill `elastic` of test_drills.py takes a worker away and gives it back.
+The drill `elastic` of test_drills.py removes a worker and adds it again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def team(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def head(team: Team) -> Iterator[str]:
-    """The head of an elastic run that is under way."""
+    """The head of an active elastic run."""
     ended = team.trainyard("submit", *LONG, "--detach")
     assert ended.returncode == 0, ended.stderr
     wait_for("the run is under way", lambda: group_of(team), LIMIT_S)
@@ -43,13 +43,13 @@ def head_of(team: Team) -> str:
 
 
 def inside(team: Team, pod: str, container: str, *command: str) -> str | None:
-    """What a command in a container says; nothing if it fails."""
+    """Return the output of a command in a container, or None if it fails."""
     ended = run("kubectl", "exec", "-n", team.namespace, pod, "-c", container, "--", *command)
     return ended.stdout if ended.returncode == 0 else None
 
 
 def group_of(team: Team) -> int:
-    """How many workers the run has; 0 while there is none."""
+    """Return the number of workers of the run, or 0 if there is none."""
     if not team.pods(node_type="head"):
         return 0
     text = inside(team, head_of(team), "ray-head", "cat", "/mnt/trainyard/elastic/workers.json")

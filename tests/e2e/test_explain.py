@@ -1,4 +1,4 @@
-"""Runs broken in many ways at once on a real cluster, and the one cause that explain names for each."""
+"""Runs that fail for many reasons on a real cluster, and the cause that `explain` finds for each."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from trainyard.run_file.load import load_run
 
 DIGITS = ROOT / "examples/digits.yaml"
 PAUSE = "localhost/pause:1"
-"""Lies on the node of tests/cluster, and holds nothing but one program."""
+"""An image that is present on the node of tests/cluster and contains only one program."""
 FAKE = "trainyard-e2e-fake"
 PLACE = "trainyard.io/e2e-place"
 ONE_POD = "trainyard-e2e-one-pod"
 BATCHES = "import torch; list(torch.utils.data.DataLoader(torch.zeros(9, 2**20), num_workers=1))"
-"""Sends tensors of 4 MiB through shared memory."""
+"""A program that sends tensors of 4 MiB through shared memory."""
 BEAT_S = 10.0
 EXPLAINED_S = 240.0
 
@@ -38,14 +38,14 @@ Edit = Callable[[Object], None]
 
 
 def pod_specs(job: Object) -> list[Object]:
-    """Of the head and of the workers."""
+    """Return the pod specs of the head and of the workers."""
     shape = job["spec"]["rayClusterSpec"]
     groups = [shape["headGroupSpec"], *shape["workerGroupSpecs"]]
     return [group["template"]["spec"] for group in groups]
 
 
 def both(**changes: Any) -> Edit:
-    """Change the pod spec of head and workers."""
+    """Return an edit of the pod specs of the head and the workers."""
 
     def edit(job: Object) -> None:
         for spec in pod_specs(job):
@@ -55,7 +55,7 @@ def both(**changes: Any) -> Edit:
 
 
 def container(index: int, **changes: Any) -> Edit:
-    """Change the Ray container of the head (0) or of the workers (1)."""
+    """Return an edit of the Ray container of the head (0) or of the workers (1)."""
 
     def edit(job: Object) -> None:
         pod_specs(job)[index]["containers"][0].update(copy.deepcopy(changes))
@@ -89,7 +89,7 @@ def claim(name: str) -> Edit:
 
 
 def secret_variable(secret: str, key: str) -> Edit:
-    """A variable of all containers from a Secret."""
+    """Return an edit that adds a variable from a Secret to all containers."""
 
     def edit(job: Object) -> None:
         source = {"secretKeyRef": {"name": secret, "key": key}}
@@ -100,14 +100,14 @@ def secret_variable(secret: str, key: str) -> Edit:
 
 
 def memory(index: int, amount: str, cpus: str = "1") -> Edit:
-    """The memory of a Ray container, requested and limit, beside a limit of CPUs."""
+    """Return an edit of the memory of a Ray container, as request and limit, and of its CPU limit."""
     sizes = {"cpu": "10m", "memory": amount}
     limits = {"cpu": cpus, "memory": amount}
     return container(index, resources={"requests": sizes, "limits": limits})
 
 
 def on_fake(**requests: str) -> Edit:
-    """Head and workers go to the fake node alone."""
+    """Return an edit that assigns the head and the workers to the fake node."""
     place = {"nodeSelector": {PLACE: "fake"}}
     tolerations = [{"key": FAKE, "operator": "Exists"}]
 
@@ -134,7 +134,7 @@ def ports_without_dashboard(job: Object) -> None:
 
 
 def tiny_volume(name: str, mount: str = "", medium: str = "") -> Edit:
-    """A volume of the head, with room for next to nothing; a new one where it is mounted."""
+    """Return an edit that gives the head a very small volume, in place of another one at the same path."""
 
     def edit(job: Object) -> None:
         head = pod_specs(job)[0]
@@ -147,12 +147,12 @@ def tiny_volume(name: str, mount: str = "", medium: str = "") -> Edit:
 
 
 def own_commands(job: Object) -> None:
-    """The containers run what they say, and not what KubeRay would have them run."""
+    """Let the containers run their own commands instead of those that KubeRay would set."""
     job["metadata"].setdefault("annotations", {})["ray.io/overwrite-container-cmd"] = "true"
 
 
 def head_command(command: str) -> Edit:
-    """The head runs this and nothing of Ray, and is well."""
+    """Return an edit with which the head runs this command instead of Ray, and its probes succeed."""
     is_well = {"exec": {"command": ["true"]}}
     runs = container(
         0, command=["bash", "-c", command], livenessProbe=is_well, readinessProbe=is_well
@@ -161,13 +161,13 @@ def head_command(command: str) -> Edit:
 
 
 def worker_command(*command: str) -> Edit:
-    """The workers run this, and the head what KubeRay would have it run."""
+    """Return an edit with which the workers run this command, and the head runs Ray."""
     head = container(0, command=["bash", "-c", "--"], args=["exec $KUBERAY_GEN_RAY_START_CMD"])
     return and_then(own_commands, head, container(1, command=list(command)))
 
 
 def greedy_python(job: Object) -> None:
-    """Whatever Python the workers' pods start takes half a gigabyte at once."""
+    """Let each Python process in the workers' pods allocate half a gigabyte at its start."""
     worker = pod_specs(job)[1]
     worker["volumes"].append({"name": "greedy", "configMap": {"name": "greedy"}})
     ray = worker["containers"][0]
@@ -176,7 +176,7 @@ def greedy_python(job: Object) -> None:
 
 
 def own_disks(job: Object) -> None:
-    """The folders of runs lie on a disk that each pod has to itself."""
+    """Put the folders of runs on a disk that is local to each pod."""
     for pod in pod_specs(job):
         (volume,) = [one for one in pod["volumes"] if one["name"] == "storage"]
         del volume["persistentVolumeClaim"]
@@ -184,14 +184,14 @@ def own_disks(job: Object) -> None:
 
 
 def suspended(job: Object) -> None:
-    """As KubeRay allows it."""
+    """Suspend the RayJob, with the settings that KubeRay requires."""
     job["spec"].pop("deletionStrategy", None)
     job["spec"].update(suspend=True, shutdownAfterJobFinishes=True)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A way to break a run, and what must be said of it."""
+    """A way to make a run fail, and the expected explanation."""
 
     name: str
     edit: Edit
@@ -199,17 +199,17 @@ class Case:
     says: str
     namespace: str = "explain"
     ray: bool = False
-    """Whether Ray must really start in its head, which takes memory."""
+    """Whether Ray must run in the head, which uses memory."""
     workers: int = 0
-    """Each asks for 200m of CPU: the operator's init container does."""
+    """The number of workers. Each one requests 200m of CPU for the operator's init container."""
 
 
 CASES = (
-    # Images.
+    # Failures of images.
     Case("no-tag", image("127.0.0.1:5000/trainyard:none"), "no-such-tag", "there is no image"),
     Case("no-registry", image("registry.invalid/x:1"), "image-unreachable", "do not reach"),
     Case("no-bash", image(PAUSE), "no-shell", "lacks a program"),
-    # Nodes.
+    # Failures of nodes.
     Case("no-gpus", container(1, resources={"limits": {"nvidia.com/none": "2"}}),
          "gpu-resource-name", "nvidia.com/none, which no node offers", workers=1),
     Case("few-gpus", on_fake(**{"nvidia.com/gpu": "2"}), "too-few-gpus", "asks for 2 nvidia.com/gpu",
@@ -217,13 +217,13 @@ CASES = (
     Case("tainted", both(nodeSelector={PLACE: "fake"}), "taints", "a taint that it"),
     Case("no-nodes", both(nodeSelector={"nowhere": "yes"}), "no-such-nodes", "nowhere=yes"),
     Case("too-large", memory(0, "900Gi"), "too-little-cpu-or-memory", "900Gi memory"),
-    # Storage.
+    # Failures of storage.
     Case("no-claim", claim("no-such-claim"), "claim-missing", "no-such-claim"),
     Case("no-class", claim("no-class"), "wrong-storage-class", "storage class nowhere"),
     Case("no-volume", claim("no-volume"), "claim-unbound", "900Gi"),
     Case("one-pod", and_then(claim("one-pod"), head_command("sleep 900")), "access-mode",
          "only one", workers=1),
-    # Pods that are not made.
+    # Pods that are not created.
     Case("no-quota", lambda job: None, "resource-quota", "compute", "explain-quota"),
     Case("no-sizes", container(0, resources={}), "quota-needs-sizes", "must specify", "explain-sizes"),
     Case("no-room", lambda job: None, "limit-range", "maximum memory usage", "explain-limits"),
@@ -238,13 +238,13 @@ CASES = (
     Case("no-token", shape(authOptions={"mode": "token", "secretName": "no-token"}),
          "token-secret-missing", "no-token"),
     Case("crash", lambda job: job["spec"]["rayClusterSpec"]["headGroupSpec"]["rayStartParams"].update(
-        {"no-such-option": "1"}), "container-crash", "does not stay up"),
+        {"no-such-option": "1"}), "container-crash", "keeps ending, or cannot be started"),
     Case("small-head", memory(0, "64Mi"), "head-oom", "memory limit of 64Mi"),
     Case("greedy", and_then(greedy_python, head_command("sleep 900")), "init-container-oom",
          "256Mi", workers=1),
     Case("small-disk", and_then(tiny_volume("tmp"), head_command("head -c 5M /dev/zero > /tmp/x; sleep 900")),
          "evicted-disk", "ran out of disk"),
-    # KubeRay.
+    # Failures reported by KubeRay.
     Case("invalid", spec(suspend=True, shutdownAfterJobFinishes=False, ttlSecondsAfterFinished=0),
          "validation-failed", "not allowed to be suspended"),
     Case("waits", suspended, "suspended", "is suspended"),
@@ -252,7 +252,7 @@ CASES = (
          "no-such-nodes", "nowhere=yes"),
     Case("never", and_then(spec(preRunningDeadlineSeconds=30, backoffLimit=0), image("127.0.0.1:5000/x:1")),
          "no-such-tag", "127.0.0.1:5000/x:1"),
-    # The program.
+    # Failures of the program.
     Case("code", spec(entrypoint="python -c 'import json; json.loads(str())'", backoffLimit=0),
          "user-code", "JSONDecodeError", ray=True),
     Case("no-python", spec(entrypoint="python9 -m trainyard_trainer", backoffLimit=0),
@@ -270,10 +270,10 @@ ALONE = (
     Case("small-shm", and_then(tiny_volume("shared-mem", "/dev/shm", "Memory"),
          spec(entrypoint=f"python -c '{BATCHES}'", backoffLimit=0)), "shared-memory", "/dev/shm", ray=True),
 )  # fmt: skip
-"""They start Ray, too, and get the machine to themselves."""
+"""Cases that start Ray, and therefore run alone on the machine."""
 
 LONG = ("small-disk", "own-disks")
-"""These take minutes."""
+"""Cases that take minutes."""
 
 
 def params(cases: Sequence[Case]) -> list[Any]:
@@ -282,10 +282,10 @@ def params(cases: Sequence[Case]) -> list[Any]:
 
 
 def broken(case: Case, platform: Platform, namespace: str) -> Object:
-    """The RayJob of a run of one worker, broken in the case's way."""
+    """Return the RayJob of a run with one worker and the defect of the case."""
     plan = plan_run(load_run(DIGITS, workers="1", name=case.name), platform, namespace)
     job = merge(render_job(plan), platform, plan)
-    # Small enough that all of them find room at once.
+    # Small enough that all pods fit on the node at the same time.
     for index in (0, 1):
         memory(index, "1500Mi" if case.ray else "64Mi")(job)
     (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
@@ -295,8 +295,10 @@ def broken(case: Case, platform: Platform, namespace: str) -> Object:
 
 
 def let_go(namespace: str) -> None:
-    """Delete all RayJobs and their pods, also those whose deletion would hang: jobs that never got a
-    token, pods on a node without a machine."""
+    """Delete all RayJobs and their pods, even if their deletion would hang.
+
+    This happens with jobs that never got a token, and with pods on a node without a machine.
+    """
     kubectl("delete", "rayjobs.ray.io", "--all", "-n", namespace, "--wait=false")
     free = json.dumps({"metadata": {"finalizers": None}})
     for job in get("rayjobs.ray.io", namespace)["items"]:
@@ -310,7 +312,7 @@ def let_go(namespace: str) -> None:
 def teams(
     make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Team]]:
-    """Namespaces with the platform, or at least with the identity of its pods, and their obstacles."""
+    """Namespaces with the platform, or at least with the service account of its pods, and with obstacles."""
     let_go("trainyard-e2e-explain")  # what an interrupted session left
     first = make_team("explain")
     first.install(tmp_path_factory.mktemp("values"))
@@ -348,7 +350,7 @@ def teams(
 
 
 def volume_for_one_pod(namespace: str) -> list[Object]:
-    """A volume that no second pod may mount, and the claim `one-pod` that has it."""
+    """Create a volume that only one pod can mount, and the claim `one-pod` that is bound to it."""
     terms: Object = {"accessModes": ["ReadWriteOncePod"], "storageClassName": ""}
     here = {"path": f"/tmp/{ONE_POD}", "type": "DirectoryOrCreate"}
     size = {"storage": "1Gi"}
@@ -368,7 +370,7 @@ def volume_for_one_pod(namespace: str) -> list[Object]:
 
 
 class FakeNode:
-    """A node of one GPU without a machine, which lives as long as its lease is renewed."""
+    """A fake node with one GPU, which is ready as long as its lease is renewed."""
 
     def __init__(self) -> None:
         self._stop = threading.Event()
@@ -395,12 +397,12 @@ class FakeNode:
     def __exit__(self, *error: object) -> None:
         self.fall_silent()
         kubectl("delete", "node", FAKE, "--ignore-not-found")
-        # No kubelet ends its pods, and the cluster collects them only a minute after their node.
+        # No kubelet ends its pods, and the cluster deletes them only a minute after their node.
         its = f"--field-selector=spec.nodeName={FAKE}"
         kubectl("delete", "pods", "--all-namespaces", its, "--force", "--grace-period=0")
 
     def fall_silent(self) -> None:
-        """Like a machine that loses its power."""
+        """Stop renewing the lease, as if the machine had lost its power."""
         self._stop.set()
         self._thread.join()
 
@@ -427,7 +429,7 @@ def fake_node() -> Iterator[FakeNode]:
 
 @pytest.fixture(scope="module")
 def submitted(teams: dict[str, Team], fake_node: FakeNode) -> dict[str, Team]:
-    """All broken runs, created at once."""
+    """All failing runs, created at the same time."""
     platform = platform_of_config_map(
         get("configmap", teams["explain"].namespace, "trainyard-platform"), "e2e"
     )
@@ -451,7 +453,8 @@ def test_a_broken_run_is_explained_by_its_cause(submitted: dict[str, Team], case
     wait_for_explanation(submitted[case.namespace], case)
 
 
-def wait_for_explanation(team: Team, case: Case) -> None:
+def wait_for_explanation(team: Team, case: Case, *, is_all_read: bool = True) -> None:
+    """Wait until `explain` names the failure of the case. Logs of pods on the fake node cannot be read."""
     last: Object = {}
 
     def is_explained() -> bool:
@@ -459,10 +462,11 @@ def wait_for_explanation(team: Team, case: Case) -> None:
         last = explanation(team, case.name)
         return bool(last["finding"] and last["finding"]["failure"] == case.failure)
 
-    wait_for(f"{case.name} is explained as {case.failure}", is_explained, EXPLAINED_S)
+    what = f"{case.name} is explained as {case.failure}"
+    wait_for(what, is_explained, EXPLAINED_S, seen=lambda: last)
     assert case.says in last["finding"]["cause"], last
     assert last["finding"]["evidence"]
-    assert last["unread"] == []
+    assert (last["unread"] == []) is is_all_read
 
 
 @pytest.mark.parametrize("case", params(ALONE))
@@ -518,17 +522,17 @@ def test_a_deletion_that_hangs_is_explained_and_the_remedy_ends_it(
 
 
 def test_a_node_that_falls_silent_is_named(submitted: dict[str, Team], fake_node: FakeNode) -> None:
-    """Last of all: the fake node is gone after it."""
+    """Check this case last, because the fake node is lost after it."""
     team = submitted["explain"]
     platform = platform_of_config_map(get("configmap", team.namespace, "trainyard-platform"), "e2e")
-    case = Case("silent-node", on_fake(), "node-lost", "")
+    case = Case("silent-node", on_fake(), "node-lost", FAKE)
     kubectl("create", "-f", "-", stdin=yaml.safe_dump(broken(case, platform, team.namespace)))
 
     def pods() -> list[Object]:
-        found: list[Object] = get("pods", team.namespace, "-l", "trainyard.io/run=silent-node")[
-            "items"
-        ]
-        return [pod for pod in found if pod["spec"].get("nodeName")]
+        selector = "trainyard.io/run=silent-node"
+        found: list[Object] = get("pods", team.namespace, "-l", selector)["items"]
+        placed = [pod for pod in found if pod["spec"].get("nodeName")]
+        return placed if len(placed) == 1 + case.workers else []
 
     for pod in wait_for("its pods are on the fake node", pods):
         running = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
@@ -536,9 +540,4 @@ def test_a_node_that_falls_silent_is_named(submitted: dict[str, Team], fake_node
         kubectl("patch", "pod", name, "-n", team.namespace, "--subresource=status",
                 "-p", json.dumps({"status": running}))  # fmt: skip
     fake_node.fall_silent()
-
-    def is_explained() -> bool:
-        found = explanation(team, "silent-node")["finding"]
-        return bool(found and found["failure"] == "node-lost" and FAKE in found["cause"])
-
-    wait_for("the silent node is named", is_explained, EXPLAINED_S)
+    wait_for_explanation(team, case, is_all_read=False)

@@ -1,4 +1,4 @@
-"""Many runs at once, on nodes that do not exist: each is created once, and reaches its end once."""
+"""Many runs at the same time on fake nodes: each is created once and ends once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.full
 
 RUNS = 50
 TWICE = 10
-"""So many of them are submitted by two people in the same moment."""
+"""The number of runs that two users submit at the same moment."""
 WATCHERS = 20
 MADE_UP = {
     "nodeSelector": {"trainyard.io/made-up": "true"},
@@ -57,7 +57,7 @@ def team(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def dashboards() -> Iterator[Dashboards]:
-    """Twenty nodes that do not exist, with heads that answer."""
+    """Twenty fake nodes, with heads that answer."""
     require_test_cluster("only it has nodes that do not exist")
     cluster_py("kwok", "20")
     now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.000000000Z")

@@ -1,4 +1,4 @@
-"""A program of one's own on the cluster: its code travels, its workers have it, and a retry goes on."""
+"""User code on the cluster: it is transferred, the workers can import it, and a retry resumes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def team(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFact
 def where(
     request: pytest.FixtureRequest, team: Team, make_team: Callable[[str], Team], tmp_path: Path
 ) -> Iterator[Team]:
-    """A team whose runs lie on a claim, and one whose runs lie in a bucket."""
+    """A team whose runs are stored on a claim, and a team whose runs are stored in a bucket."""
     if request.param == "claim":
         yield team
         return
@@ -55,7 +55,7 @@ def test_a_script_with_ray_train_runs_as_it_is_and_goes_on_where_it_stopped(team
 
 def test_a_function_and_a_plain_ddp_script_run_on_the_cluster(team: Team) -> None:
     files = ("examples/function.yaml", "examples/torchrun.yaml")
-    # At once, because a run waits most of the time for its pods.
+    # At the same time, because runs mostly wait for their pods.
     function, plain = team.at_once(*(("submit", file) for file in files))
     assert function.returncode == 0, function.stderr
     assert "succeeded: loop:train ended well" in function.stdout
@@ -90,7 +90,7 @@ def test_a_script_that_knows_nothing_of_us_runs_as_it_is(
 
 
 def large_code(folder: Path) -> str:
-    """A run file whose code is 20 MiB packed and checks itself."""
+    """Return a run file whose code is an archive of 20 MiB and checks itself."""
     noise = random.Random(7).randbytes(20 * 2**20)
     (folder / "src").mkdir()
     (folder / "src/noise").write_bytes(noise)
@@ -109,7 +109,9 @@ def large_code(folder: Path) -> str:
 @pytest.mark.full
 def test_large_code_goes_through_the_run_s_folder(where: Team, tmp_path: Path) -> None:
     file = large_code(tmp_path)
-    assert "`trainyard submit` uploads it" in where.trainyard("render", file).stderr
+    assert (
+        "Use `trainyard submit`, which uploads the code" in where.trainyard("render", file).stderr
+    )
     first = where.trainyard("submit", file)
     assert first.returncode == 0, first.stderr
     assert "MiB uploaded to the folder of run large" in first.stderr
@@ -122,7 +124,7 @@ def test_large_code_goes_through_the_run_s_folder(where: Team, tmp_path: Path) -
     assert "uploaded" not in again.stderr
     fresh = where.trainyard("submit", file, "--fresh")
     assert fresh.returncode == 0, fresh.stderr
-    # Setting the folder aside takes a number, too.
+    # Setting the folder aside also uses an attempt's number.
     assert where.status("large")["summary"]["attempts"] == 4
     assert archive in where.trainyard("cp", "large-old-1:").stdout
     other = where.trainyard("reproduce", "large", "--name", "larger", "--submit")

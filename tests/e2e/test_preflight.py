@@ -1,4 +1,4 @@
-"""Preflight on a real cluster: a pod proves what a run needs, and what is broken is named."""
+"""Preflight on a real cluster: a pod tests what a run needs, and defects are reported."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def team(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFact
 
 
 def preflight(team: Team, *arguments: str, **environment: str) -> tuple[dict[str, Object], Ended]:
-    """The checks by name."""
+    """Run preflight and return its checks by name."""
     ended = team.trainyard("preflight", *arguments, "--json", **environment)
     return {check["name"]: check for check in json.loads(ended.stdout)}, ended
 
@@ -108,7 +108,7 @@ def test_a_namespace_without_the_platform_is_told_apart(make_team: Callable[[str
 
 
 def kubeconfig_of(team: Team, folder: Path) -> Path:
-    """Of someone without any right in the namespace."""
+    """Return the kubeconfig of an account without any rights in the namespace."""
     config: Any = yaml.safe_load(Path(os.environ["KUBECONFIG"]).read_text())
     token = kubectl("create", "token", "default", "-n", team.namespace).strip()
     config["users"][0]["user"] = {"token": token}

@@ -1,4 +1,4 @@
-"""What a run leaves is enough to submit it once more, and to hold both against each other."""
+"""The records of a run are sufficient to submit it again, and to compare both runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that have nothing but a bucket: a real S3 server, a proxy that fails before it, and real pods."""
+"""Runs whose only storage is a bucket: a real S3 server behind a proxy with faults, and real pods."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ DIGITS = "examples/digits.yaml"
 EPOCHS = 20
 SETTINGS = ("train.model.image_size=16", f"train.epochs={EPOCHS}")
 OPTIONS = ("--workers", "2", *set_options(SETTINGS))
-"""The same for the run on a volume that nobody disturbs, and for the run in a bucket that all disturb."""
+"""The options of both the undisturbed run on a volume and the disturbed run in the bucket."""
 
 
 @pytest.fixture(scope="module")
 def password() -> str:
-    """Of the registry; the cluster's own asks for none."""
+    """The password of a registry. The cluster's own registry requires none."""
     return canary()
 
 
@@ -46,7 +46,7 @@ def team(
 
 
 def reaches(bucket: Bucket, name: str, more: int) -> Object:
-    """What progress.json says once so many more steps are made."""
+    """Wait until the run has made the given number of further steps, and return its progress."""
     before = bucket.progress(name)["step"]
 
     def reached() -> Object | None:
@@ -64,7 +64,7 @@ def log(team: Team, name: str) -> str:
 
 
 def sha256(team: Team, name: str, folder: Path) -> str:
-    """Of the model that a run delivered, as `cp` brings it."""
+    """Return the SHA-256 of the model of a run, copied with `cp`."""
     ended = team.trainyard("cp", f"{name}:model.pt", str(folder / f"{name}.pt"))
     assert ended.returncode == 0, ended.stderr
     return hashlib.sha256((folder / f"{name}.pt").read_bytes()).hexdigest()
@@ -72,7 +72,7 @@ def sha256(team: Team, name: str, folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def undisturbed(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFactory) -> str:
-    """SHA-256 of the model of the same run file on a shared volume."""
+    """The SHA-256 of the model of the same run on a shared volume."""
     team = make_team("s3-volume")
     folder = tmp_path_factory.mktemp("volume")
     team.install(folder)
@@ -85,7 +85,7 @@ def undisturbed(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempP
 
 @dataclass
 class Story:
-    """What the disturbed run left beside its folder, for whoever looks for secrets."""
+    """The traces of the disturbed run outside of its folder, in which secrets are searched."""
 
     token: str
     texts: dict[str, str]
@@ -93,7 +93,7 @@ class Story:
 
 @pytest.fixture(scope="module")
 def story(team: Team, bucket: Bucket) -> Story:
-    """A run in the bucket under way, and what can be seen of it then."""
+    """The active run in the bucket, and all that can be read of it during training."""
     submitted = team.trainyard("submit", DIGITS, *OPTIONS, "--name", "same", "--detach")
     assert submitted.returncode == 0, submitted.stderr
     reaches(bucket, "same", 1)
@@ -103,7 +103,7 @@ def story(team: Team, bucket: Bucket) -> Story:
 
 
 def everything(team: Team) -> dict[str, str]:
-    """All that a reader of the namespace sees: every object that is no Secret, events, logs, commands."""
+    """Return all that a reader of the namespace can see: objects except Secrets, events, logs and outputs."""
     kinds = kubectl("api-resources", "--verbs=list", "--namespaced", "-o", "name").split()
     readable = sorted(set(kinds) - {"secrets"})
     seen = {"objects": kubectl("get", ",".join(readable), "-n", team.namespace, "-o", "yaml")}
@@ -177,7 +177,7 @@ def test_a_run_is_stopped_and_looked_at_in_a_bucket(
 
 
 def newest_checkpoint(team: Team) -> str:
-    """Its path in the run's folder."""
+    """Return the path of the newest checkpoint in the run's folder."""
     listed = team.trainyard("cp", "same:checkpoints").stdout.splitlines()
     manifest = next(name for name in reversed(listed) if name.endswith("manifest.json"))
     return manifest.removesuffix("/manifest.json")
@@ -210,7 +210,7 @@ def test_nothing_is_lost_and_nothing_is_counted_twice(
 def test_no_secret_is_to_be_seen_anywhere(
     team: Team, bucket: Bucket, story: Story, password: str
 ) -> None:
-    """Seeded secrets, in objects, events, logs, commands and the run's folder, with a report if it ended."""
+    """Search for known secrets in objects, events, logs, outputs and the run's folder with its report."""
     texts = dict(story.texts)
     files = bucket.files("same")
     assert {"metrics.jsonl", "run.json", "attempt-1.log"} <= {path.name for path in files}
@@ -221,7 +221,7 @@ def test_no_secret_is_to_be_seen_anywhere(
         for form in (what, base64.b64encode(what.encode()).decode()):
             found = [name for name, text in contents.items() if form.encode() in text]
             assert found == [], f"a secret stands in {found}"
-    # The search itself finds what is there.
+    # The search finds secrets that are present.
     assert b"AWS_SECRET_ACCESS_KEY" in contents["objects"]
     assert b"same" in contents["explain same"]
 
@@ -230,7 +230,7 @@ def test_no_secret_is_to_be_seen_anywhere(
 def test_a_run_reads_data_from_a_bucket_and_its_folder_goes_on_request(
     team: Team, bucket: Bucket, story: Story
 ) -> None:
-    """What the first run prepared for itself is a data set like any other."""
+    """Train with the data set that the first run has prepared for itself."""
     settings = ("data.source=s3://runs/team/same/data", "train.epochs=1", SETTINGS[0])
     options = set_options(settings)
     ended = team.trainyard("submit", DIGITS, "--name", "reads", "--workers", "1", *options)
@@ -244,25 +244,22 @@ def test_a_run_reads_data_from_a_bucket_and_its_folder_goes_on_request(
     assert bucket.files("same") != []
 
 
-# What is wrong with a bucket, or with the keys.
-
-
 @dataclass(frozen=True, kw_only=True)
 class Wrong:
     keys: dict[str, str]
     bucket: str
     step: str
-    """Of the preflight's pod, in which it shows."""
+    """The step of the preflight's pod that fails."""
     said: str
     failure: str
-    """What `explain` calls it, as are the two below."""
+    """The name of the failure in `explain`."""
     cause: str
     remedy: str
 
 
 @pytest.fixture(scope="module")
 def wrongs(bucket: Bucket, team: Team) -> dict[str, Wrong]:
-    """Four ways in which storage fails, each with its Secret or bucket."""
+    """Four defects of the storage, each with its own Secret or bucket."""
     refuses = "the bucket refuses the run"
     denied: dict[str, Any] = {"failure": "s3-denied", "remedy": "storage.s3.secretName"}
     found = {
@@ -302,7 +299,7 @@ NAMES = ("wrong-key", "no-bucket", "no-delete", "no-list")
 def platforms(
     team: Team, wrongs: dict[str, Wrong], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
-    """The team's platform with the Secret and the bucket of each."""
+    """The team's platform with the Secret and the bucket of each defect."""
     text = team.trainyard("platform", "get").stdout
     folder = tmp_path_factory.mktemp("platforms")
     for name, wrong in wrongs.items():
@@ -316,7 +313,7 @@ def platforms(
 
 @pytest.fixture(scope="module")
 def failed(team: Team, platforms: dict[str, Path]) -> dict[str, Ended]:
-    """All four runs at once; how each `watch` ended."""
+    """The results of `watch` for all four runs, which run at the same time."""
     for name, platform in platforms.items():
         submitted = team.trainyard(
             "submit", DIGITS, "--name", name, "--workers", "1", "--platform", str(platform),

@@ -1,4 +1,4 @@
-"""What docs/explanation/security.md promises of a real cluster, on one run that is under way."""
+"""The promises of docs/explanation/security.md about a real cluster, checked with an active run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RUN = "guarded"
 
 
 class Witness:
-    """Every pod that is ever made in a namespace, as the API server tells of it."""
+    """A record of all pods that are created in a namespace, from a watch on the API server."""
 
     def __init__(self, namespace: str, file: Path) -> None:
         self.file = file
@@ -34,7 +34,7 @@ class Witness:
             self.process = subprocess.Popen(command, stdout=output)
 
     def pods(self) -> dict[str, Object]:
-        """By name, as each was first seen."""
+        """Return the pods by name, as they were when they were first seen."""
         seen: dict[str, Object] = {}
         decoder, rest = json.JSONDecoder(), self.file.read_text().lstrip()
         with suppress(json.JSONDecodeError):  # of what is just being written
@@ -68,7 +68,7 @@ def team(witness: tuple[Team, Witness], tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module")
 def engineer(team: Team, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The kubeconfig of a service account that has the launcher's Role and nothing else."""
+    """The kubeconfig of a service account that has only the launcher's Role."""
     kubectl("create", "serviceaccount", "engineer", "-n", team.namespace)
     token = kubectl("create", "token", "engineer", "-n", team.namespace).strip()
     view = json.loads(kubectl("config", "view", "--raw", "--minify", "-o", "json"))
@@ -80,7 +80,7 @@ def engineer(team: Team, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def do(team: Team, engineer: str) -> Callable[..., Ended]:
-    """A command of the launcher with these rights alone, which must succeed."""
+    """A function that runs a command of the launcher with only these rights, and requires success."""
 
     def do(*arguments: str) -> Ended:
         ended = team.trainyard(*arguments, KUBECONFIG=engineer)
@@ -92,26 +92,23 @@ def do(team: Team, engineer: str) -> Callable[..., Ended]:
 
 @pytest.fixture(scope="module")
 def under_way(team: Team, do: Callable[..., Ended]) -> Object:
-    """The RayJob of a run that trains and would go on for hours."""
+    """The RayJob of an active run that would train for hours."""
     do("submit", DIGITS, "--name", RUN, *LONG, "--detach")
-    # Before its head is there, a run has no log.
+    # A run has no log before its head exists.
     wait_for("it trains", lambda: "epoch 2/" in team.trainyard("logs", RUN).stdout)
     (job,) = team.rayjobs()
     return job
 
 
 def pods_of(team: Team) -> dict[str, Object]:
-    """Head and worker of the run by their type."""
+    """Return the head and the worker of the run by type."""
     return {
         pod["metadata"]["labels"]["ray.io/node-type"]: pod for pod in team.pods(is_ray_node="yes")
     }
 
 
-# Rights.
-
-
 def review(kind: str, spec: Object, account: str) -> Object:
-    """What the API server says to an account of its own rights."""
+    """Return the API server's answer to an account's question about its own rights."""
     body = {"kind": kind, "apiVersion": "authorization.k8s.io/v1", "spec": spec}
     path = f"/apis/authorization.k8s.io/v1/{kind.lower()}s"
     said = run(
@@ -125,7 +122,7 @@ def review(kind: str, spec: Object, account: str) -> Object:
 def test_the_launcher_s_account_has_exactly_the_rights_that_are_documented(
     team: Team, engineer: str
 ) -> None:
-    """Asked of the API server by the account itself, beside what it tells everybody."""
+    """Compare the documented rights with those that the API server reports to the account itself."""
     status = review("SelfSubjectRulesReview", {"namespace": team.namespace}, engineer)
     found: dict[str, set[str]] = {}
     for rule in status["resourceRules"]:
@@ -138,9 +135,10 @@ def test_the_launcher_s_account_has_exactly_the_rights_that_are_documented(
 
 
 def can(verb: str, resource: str, namespace: str, account: str) -> bool:
-    """Whether the API server would let an account do that; in all namespaces if none is named.
+    """Return whether an account may do something, in all namespaces if none is given.
 
-    Asked in plain: `kubectl auth can-i` answers no for kinds that the cluster does not have.
+    The review is sent directly, because `kubectl auth can-i` answers no for kinds that the cluster does not
+    have.
     """
     name, _, rest = resource.partition("/")
     part, _, group = (rest if rest else name).partition(".")
@@ -155,7 +153,7 @@ def test_one_verb_more_is_denied_on_each_resource(team: Team, engineer: str) -> 
     for resource, verbs in documented_rights().items():
         more = next(verb for verb in reversed(every) if verb not in verbs)
         assert not can(more, resource, team.namespace, engineer), (more, resource)
-        # The question is well put: what is documented is answered with yes.
+        # The reviews are valid: the documented rights are granted.
         assert can(sorted(verbs)[0], resource, team.namespace, engineer), resource
 
 
@@ -187,11 +185,8 @@ def test_other_namespaces_and_the_cluster_are_closed(team: Team, engineer: str) 
     assert "Forbidden" in everywhere.stderr
 
 
-# Pods.
-
-
 def inside(team: Team, pod: Object, script: str) -> str:
-    """What a shell says in the first container of a pod."""
+    """Return the output of a shell script in the first container of a pod."""
     name = pod["metadata"]["name"]
     return kubectl("exec", "-n", team.namespace, name, "-c", pod["spec"]["containers"][0]["name"],
                    "--", "sh", "-c", script)  # fmt: skip
@@ -242,8 +237,6 @@ def test_the_image_holds_just_the_locked_packages(team: Team, neighbour: str) ->
     assert wanted.keys() - found.keys() <= elsewhere
 
 
-# Ray's token.
-
 ASK = """
 import json, os, sys, urllib.error, urllib.request
 host, token = sys.argv[1:3]
@@ -272,7 +265,7 @@ print(json.dumps(said))
 
 @pytest.fixture(scope="module")
 def neighbour(team: Team, under_way: Object) -> Iterator[str]:
-    """Another pod of the namespace, with Ray in it, and no part in the run."""
+    """Another pod of the namespace with Ray, which is not part of the run."""
     config_map = get("configmap", team.namespace, "trainyard-platform")
     pod = yaml.safe_load(config_map["data"]["platform.yaml"])["readerPod"]
     pod["metadata"] = {"name": "neighbour"}
@@ -287,7 +280,7 @@ def neighbour(team: Team, under_way: Object) -> Iterator[str]:
 
 
 def asked(team: Team, neighbour: str, token: str) -> dict[str, Any]:
-    """What the head of the run answers to a caller with this token."""
+    """Return the answers of the run's head to a request with this token."""
     host = pods_of(team)["head"]["status"]["podIP"]
     command = (
         "exec",
@@ -323,9 +316,6 @@ def test_who_has_not_got_the_token_is_refused_by_dashboard_jobs_api_and_gcs(
     assert answers == dict.fromkeys(answers, 403 if token else 401)
 
 
-# Commands.
-
-
 def test_the_commands_need_no_more_than_these_rights(
     team: Team, do: Callable[..., Ended], under_way: Object, engineer: str, tmp_path: Path
 ) -> None:
@@ -338,7 +328,7 @@ def test_the_commands_need_no_more_than_these_rights(
     do("platform", "get")
     do("diff", DIGITS, "--name", RUN, *LONG)
     do("submit", DIGITS, "--name", f"{RUN}-dry", *LONG, "--dry-run=server")
-    # What it may not see is not known, and nothing of it fails.
+    # Commands succeed without what the account may not read.
     checks = json.loads(do("preflight", DIGITS, *LONG, "--json").stdout)
     assert {check["name"]: check["state"] for check in checks}["nodes"] == "not known"
     command = (
@@ -365,13 +355,10 @@ def test_the_commands_need_no_more_than_these_rights(
     do("suspend", RUN)
     wait_for("its pods are gone", lambda: not team.pods(is_ray_node="yes"))
     do("stop", RUN, "--now")
-    # No head is left: a reader pod shows the folder, and deletes it.
+    # The head is gone: a reader pod reads the folder and deletes it.
     assert "epoch 1/" in do("logs", RUN).stdout
     do("delete", RUN, "--folder", "--yes")
     assert team.trainyard("cp", f"{RUN}:", KUBECONFIG=engineer).returncode == 2
-
-
-# All pods.
 
 
 def test_pods_of_every_kind_were_admitted_where_restricted_is_enforced(

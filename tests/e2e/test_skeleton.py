@@ -1,4 +1,4 @@
-"""The whole way: chart, image, run file, RayJob, accuracy, through commands that a user types."""
+"""The whole path of a run with the commands of a user: chart, image, run file, RayJob, accuracy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DIGITS = "examples/digits.yaml"
 ENOUGH = 0.95
 QUICK = "train.model.image_size=16"
 LONG = (DIGITS, "--workers", "1", "--name", "long", "--set", QUICK, "--set", "train.epochs=100000")
-"""One worker keeps one of two cores busy, and what is done beside it has the other."""
+"""The options of a long run. Its worker uses one of two cores, so that the other one is free for the test."""
 
 
 @pytest.fixture(scope="module")
@@ -95,14 +95,14 @@ def test_kubectl_apply_of_a_rendered_run_does_what_deploy_does(
     (job,) = second.rayjobs()
     assert job["status"]["jobStatus"] == "SUCCEEDED"
     assert second.status("digits")["summary"]["epochs"] == 2
-    # The same submission by the launcher is recognised: it ended, so it goes on and has nothing to do.
+    # The launcher recognises the same submission. It has ended, so a new attempt has nothing to do.
     assert second.make("deploy", *settings).returncode == 0
     kubectl("delete", "rayjobs.ray.io", "--all", "-n", second.namespace)
 
 
 @pytest.fixture
 def long_run(team: Team) -> Object:
-    """A run that is under way and would last for hours."""
+    """An active run that would train for hours."""
     submitted = team.trainyard("submit", *LONG, "--detach")
     assert submitted.returncode == 0, submitted.stderr
     return wait_for(
@@ -152,7 +152,7 @@ def test_helm_upgrade_reaches_the_standing_cluster_and_the_next_run_and_disturbs
 
 
 def standing_pods(team: Team, memory: str) -> bool:
-    """Whether the standing cluster's worker runs with this memory, and no other is left."""
+    """Return whether the standing cluster's only worker pod has this memory."""
     pods = team.pods(cluster="trainyard", node_type="worker")
     return [(pod["status"]["phase"], memory_limit(pod["spec"])) for pod in pods] == [
         ("Running", memory)
@@ -167,7 +167,7 @@ def run_pods(team: Team, name: str) -> list[Object]:
 
 
 def worker_pod(team: Team, name: str) -> Object:
-    """Of a run that has one worker."""
+    """Return the worker's pod of a run with one worker."""
     (worker,) = [
         pod
         for pod in run_pods(team, name)
@@ -268,7 +268,7 @@ def test_gpus_are_requested_scheduled_and_counted_and_a_missing_cuda_is_said(
 
 @pytest.fixture
 def fake_gpus() -> Iterator[str]:
-    """The test cluster's node, claiming two GPUs; torch will find no CUDA on it."""
+    """The test cluster's node with two fake GPUs, on which torch finds no CUDA."""
     require_test_cluster("only its node may be made to claim GPUs that it does not have")
     cluster_py("gpus", "2")
     yield get("nodes", "default")["items"][0]["metadata"]["name"]
@@ -289,7 +289,7 @@ def test_an_object_of_that_name_that_is_not_ours_is_left_alone(team: Team) -> No
 
 
 def kubeconfig_of(team: Team, account: str, path: Path) -> str:
-    """A kubeconfig of a service account, for the API server in use."""
+    """Write the kubeconfig of a service account for the API server in use."""
     kubectl("create", "serviceaccount", account, "-n", team.namespace)
     token = kubectl("create", "token", account, "-n", team.namespace).strip()
     view = json.loads(kubectl("config", "view", "--raw", "--minify", "-o", "json"))
@@ -327,7 +327,7 @@ def test_who_may_not_create_rayjobs_is_told_so_and_the_role_of_the_chart_is_enou
 
 
 def test_a_cluster_without_the_crds_is_told_to_install_the_operator(team: Team) -> None:
-    """The API server's own answers to a group and to a resource that it does not have."""
+    """Check the messages for the API server's answers to an unknown group and an unknown resource."""
     from trainyard.cluster.cluster import Cluster
     from trainyard.cluster.kinds import KINDS, Kind
     from trainyard.errors import ClusterError

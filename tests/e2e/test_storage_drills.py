@@ -1,4 +1,4 @@
-"""Storage that fails under a run for a while: nothing is lost, and no attempt is spent."""
+"""Storage that fails for a while during a run: nothing is lost, and no attempt is used up."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ pytestmark = pytest.mark.drills
 
 FAULT_S = 45.0
 STANDS_STILL_S = 0.8 * FAULT_S
-"""Training trains on until the next save, and waits there."""
+"""The minimum time without progress. Training continues until the next save, and waits there."""
 LATE_S = 0.1
 LONGER = ("train.epochs=30",)
-"""For faults that training goes on under: they are to end before the run does."""
+"""The length for faults during which training continues. The faults must end before the run."""
 WAITS = "training waits, and the save is retried"
 SLOWER = "saves take longer"
 ON_A_VOLUME = {
@@ -48,7 +48,7 @@ def team(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def fault(volume: Path) -> Iterator[Fault]:
-    """Of the folder that is the team's volume."""
+    """The fault of the folder that is the team's volume."""
     with fault_folder(volume) as fault:
         yield fault
 
@@ -76,9 +76,6 @@ def test_a_run_outlasts_what_its_volume_suffers_from(
     drill(team, scenario(name, what, answer, suffering), tmp_path)
 
 
-# The same in a bucket.
-
-
 @pytest.fixture(scope="module")
 def bucket_team(
     make_team: Callable[[str], Team], bucket: Bucket, tmp_path_factory: pytest.TempPathFactory
@@ -92,7 +89,7 @@ Suffering = Callable[[Bucket], AbstractContextManager[None]]
 
 
 def failing(fault: ProxyFault) -> Suffering:
-    """What lies between the pods and the bucket is at fault."""
+    """Return a fault of the proxy between the pods and the bucket."""
 
     @contextmanager
     def suffering(bucket: Bucket) -> Iterator[None]:
@@ -150,7 +147,7 @@ def test_a_run_in_a_bucket_survives_what_one_on_a_volume_does(
 def scenario(
     name: str, fault: str, answer: str, suffering: Callable[[], AbstractContextManager[None]]
 ) -> Scenario:
-    """Storage that suffers for FAULT_S."""
+    """Return the scenario of a storage fault that lasts FAULT_S seconds."""
 
     def suffer(target: Target) -> None:
         with suffering():

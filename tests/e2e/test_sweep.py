@@ -1,4 +1,4 @@
-"""Many runs of one run file on the cluster: a few at once, a table, and nothing twice."""
+"""Many runs of one run file on the cluster: a limited number at a time, a table, and nothing twice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def team(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def ended(team: Team) -> Ended:
-    """The sweep, to its end."""
+    """The result of the sweep."""
     return team.trainyard(*SWEEP)
 
 
@@ -37,7 +37,6 @@ def rows_of(ended: Ended) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.full
 def test_each_combination_is_trained_and_the_best_is_marked(team: Team, ended: Ended) -> None:
     assert ended.returncode == 0, ended.stderr
     rows = rows_of(ended)
@@ -52,10 +51,9 @@ def test_each_combination_is_trained_and_the_best_is_marked(team: Team, ended: E
     assert team.status(best["run"])["summary"]["val_accuracy"] == max(accuracies)
 
 
-@pytest.mark.full
 def test_two_at_most_were_live_at_once(team: Team, ended: Ended) -> None:
     assert ended.returncode == 0, ended.stderr
-    # By the API server's own times: whole seconds, so one may end in the second in which another begins.
+    # The API server's times are whole seconds, so a run may end in the second in which another begins.
     moments = [
         (moment, change)
         for job in team.rayjobs()
@@ -71,7 +69,6 @@ def test_two_at_most_were_live_at_once(team: Team, ended: Ended) -> None:
     assert most == 2
 
 
-@pytest.mark.full
 def test_the_same_again_submits_nothing_and_reads_the_loss_from_the_folders(
     team: Team, ended: Ended
 ) -> None:

@@ -1,4 +1,4 @@
-"""Two real nodes: a run spans both, goes on without one that is lost, and in spite of one that is cut off."""
+"""Two real nodes: a run uses both, and continues if one is lost or unreachable."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ TeamWith = Callable[..., Team]
 ON_FIRST = {"kubernetes.io/hostname": "node-1"}
 DRAIN_LIMIT = "240s"
 GIVEN_UP_S = 90.0
-"""So long after a node is lost and its Node deleted Kubernetes removes its pods."""
+"""The time in seconds until Kubernetes removes the pods of a lost node whose Node object is deleted."""
 PREFERRED = "trainyard.io/e2e-last=resort:PreferNoSchedule"
 
 
 @pytest.fixture(scope="module")
 def second_node() -> Iterator[str]:
-    """Workers prefer it to the first one."""
+    """The second node, which workers prefer to the first one."""
     require_test_cluster("only it has a node that can be lost")
     cluster_py("nodes", "2")
     kubectl("taint", "node", "node-1", PREFERRED, "--overwrite")
@@ -53,7 +53,7 @@ def second_node() -> Iterator[str]:
 def team_with(
     make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFactory, second_node: str
 ) -> TeamWith:
-    """Makes the team of a name, whose platform has the values that are given."""
+    """A function that creates a team with a given name and values of its platform."""
 
     def team_with(name: str, **values: Any) -> Team:
         team = make_team(name)
@@ -86,8 +86,7 @@ def node_of(target: Target, pod: str) -> str:
 
 
 def lose_node(target: Target, *, workers: int = 2, has_head: bool = False) -> None:
-    """Kubelet and containers of the second node end, with so many workers; noticed, its Node goes as by a
-    cloud's controller."""
+    """Stop the kubelet and all containers of the second node. Delete its Node, as a cloud controller does."""
     node = "node-2"
     assert [node_of(target, worker.pod) for worker in target.workers].count(node) == workers
     assert (node_of(target, target.head) == node) == has_head
@@ -134,7 +133,7 @@ def test_a_run_that_waits_gets_the_place_of_a_lost_node_within_the_same_attempt(
 
 
 def lose_node_for_good(target: Target, storage: Path) -> None:
-    """The same, but nobody deletes the Node until the run trains again."""
+    """Stop the second node as `lose_node` does, but delete its Node only after the run trains again."""
     folder = storage / target.run
     attempt = last_attempt(folder)
     cluster_py("lose-node")
@@ -184,7 +183,7 @@ def test_an_elastic_run_waits_for_nobody_when_it_loses_a_node(
     team_with: TeamWith, tmp_path: Path
 ) -> None:
     cluster_py("nodes", "2")
-    # Two workers of that size fit neither node.
+    # Two workers of this size do not fit on one node.
     team = team_with("two-nodes-elastic", head__nodeSelector=ON_FIRST, pools__cpu__memoryGib=13)
     scenario = Scenario(
         name="node-lost-elastic",
@@ -215,7 +214,7 @@ def phase_of(pod: str) -> str:
 
 
 def drain(target: Target) -> None:
-    """As whoever repairs a node does it; it is open again afterwards."""
+    """Drain a node for maintenance, and uncordon it afterwards."""
     (node,) = {node_of(target, worker.pod) for worker in target.workers}
     assert node != node_of(target, target.head)
     try:
@@ -248,10 +247,10 @@ MANIFEST = "manifest.json"
 
 
 def strand(storage: Path, target: Target) -> None:
-    """A worker stops in the middle of a save, cut off with its node; its attempt fails, and the next one has
-    taken over when it goes on.
+    """Stop a worker during a save, cut off its node, and continue the worker after the next attempt has
+    started.
 
-    Its pod cannot be ended: only what lies in the run's folder can tell it that it is overtaken.
+    Its pod cannot be deleted, so the worker learns only from the run's folder that its attempt is fenced.
     """
     namespace = target.cluster.namespace
     worker, head = (get("pod", namespace, pod) for pod in (target.workers[0].pod, target.head))
@@ -276,7 +275,7 @@ def strand(storage: Path, target: Target) -> None:
 
 
 def stop_in_a_save(process: int, checkpoints: Path) -> Path:
-    """SIGSTOP while a checkpoint is being written, whose folder that is."""
+    """Stop a process by SIGSTOP while it writes a checkpoint, and return the checkpoint's folder."""
     before = set(checkpoints.iterdir())
 
     def caught() -> Path | None:
@@ -296,13 +295,13 @@ def stop_in_a_save(process: int, checkpoints: Path) -> Path:
 
 
 def last_attempt(folder: Path) -> int:
-    """Whose workers have started last."""
+    """Return the attempt whose workers have started last."""
     attempt: int = json.loads((folder / "starts.jsonl").read_text().splitlines()[-1])["attempt"]
     return attempt
 
 
 def has_left(pod: str) -> bool:
-    """Whether a worker in a pod of the second node has given up training."""
+    """Return whether a worker in a pod of the second node has stopped training."""
     logs = filter(Path.is_file, CLUSTER_HOME.glob(LOGS.format(pod=pod)))
     return any(LEFT in log.read_text(errors="replace") for log in logs)
 

@@ -1,4 +1,4 @@
-"""A cluster without KubeRay, or with one that does not run or is too old: each is named, with what to do."""
+"""A cluster without KubeRay, or with one that does not run or is too old, and how `explain` reports it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OLD_OPERATOR = {
         "containers": [{"name": "kuberay-operator", "image": "localhost/kuberay/operator:v1.5.1"}]
     },
 }
-"""As its chart makes it; nobody needs it to run."""
+"""An operator pod with an old image, labelled as by KubeRay's chart. It need not run."""
 KINDS = ("rayclusters.ray.io", "rayjobs.ray.io", "rayservices.ray.io")
 
 
@@ -49,7 +49,7 @@ def team(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def no_operator(team: Team) -> Iterator[None]:
-    """The definitions without an operator, for a while."""
+    """A cluster with KubeRay's CRDs but without its operator."""
     require_test_cluster("only its KubeRay may be taken away")
     kubectl("delete", "rayjobs", "--all", "--all-namespaces")  # by the operator, which goes then
     cluster_py("stop", "ray-operator")
@@ -60,7 +60,7 @@ def no_operator(team: Team) -> Iterator[None]:
 
 @pytest.fixture
 def no_kuberay(no_operator: None) -> Iterator[None]:
-    """Neither operator nor definitions, for a while."""
+    """A cluster without KubeRay's operator and CRDs."""
     kubectl("delete", "crd", *KINDS)
     yield
     kubectl("delete", "crd", "--ignore-not-found", *KINDS)
@@ -83,7 +83,7 @@ def test_a_cluster_without_kuberay_is_told_to_install_it(team: Team, no_kuberay:
 
 
 def finding(team: Team) -> Object:
-    """What `trainyard explain` finds; nothing while it finds the run well."""
+    """Return the finding of `trainyard explain`; empty if it finds no failure."""
     explained = team.trainyard("explain", "digits", "--json")
     assert explained.returncode == 0, explained.stderr
     found: Object | None = json.loads(explained.stdout)["finding"]
@@ -118,7 +118,7 @@ def test_a_kuberay_that_is_too_old_is_named(team: Team, no_kuberay: None) -> Non
     assert refused.returncode == 3
     assert 'unknown field "spec.preRunningDeadlineSeconds"' in refused.stderr
     assert "CRDs of KubeRay are too old" in refused.stderr
-    # `kubectl` can be told to let the API server drop what it does not know.
+    # `kubectl` can make the API server drop unknown fields.
     rendered = yaml.safe_load(team.trainyard("render", DIGITS, "--from-cluster").stdout)
     del rendered["spec"]["deletionStrategy"]  # whose remains no KubeRay takes
     kubectl("create", "--validate=ignore", "-f", "-", stdin=json.dumps(rendered))

@@ -1,8 +1,8 @@
 """What the golden files hold: rendered objects of each example, keys sorted.
 
 `python -m tests.golden.golden` (`make golden`) is the only thing that writes them. The packaged
-platform is a golden file too: the chart at its default values. So are the JSON Schemas, the page of
-known failures and the list of metrics.
+platform is a golden file too: the chart at its default values. So are the JSON Schemas, the schema of
+KubeRay's objects, the page of known failures and the list of metrics.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
 import yaml
 
+from tests.charts.crd_schemas import OPERATOR, module_folder
+from tests.charts.kuberay_schema import kuberay_schema
 from trainyard.diagnosis.page import catalogue_page
 from trainyard.planning.merge import merge
 from trainyard.planning.plan import plan_run
@@ -24,8 +27,10 @@ from trainyard.planning.render import render_job
 from trainyard.planning.schema import Kind, schema_of
 from trainyard.platform import CONFIG_MAP_KEY, parse_platform
 from trainyard.run_file.load import load_run
-from trainyard_trainer.config.data_sources import IMAGES, sources_table
+from trainyard_trainer.config.data_sources import IMAGES, TABLES, TEXT, sources_table
+from trainyard_trainer.data.sources.column_types import column_types_table
 from trainyard_trainer.run_folder.metrics import metrics_page
+from trainyard_trainer.user_code import library_variables
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).parent / "objects"
@@ -33,10 +38,18 @@ PLATFORM = ROOT / "launcher/trainyard/platform.yaml"
 PAGE = ROOT / "docs/reference/failures.md"
 METRICS_PAGE = ROOT / "docs/reference/metrics.md"
 SCHEMAS = ROOT / "schemas"
-TABLE_OF_SOURCES = re.compile(
-    r"(<!-- data sources, written by make golden -->\n)(.*?)(<!-- end -->)", re.S
+KUBERAY_SCHEMA = ROOT / "launcher/trainyard/kuberay_schema.json"
+TABLES_OF_DOCS: dict[str, Callable[[], str]] = {
+    "data sources": lambda: sources_table(IMAGES),
+    "all data sources": lambda: sources_table(IMAGES, TEXT, TABLES),
+    "column types": column_types_table,
+    "library variables": library_variables.table,
+}
+"""Tables of the documentation that are made from registries of the code, by the names in pages."""
+TABLE = re.compile(
+    rf"(<!-- ({'|'.join(TABLES_OF_DOCS)}), written by make golden -->\n)(.*?)(<!-- end -->)", re.S
 )
-"""Where a page of the documentation has the table of the registry of data sources."""
+"""Where a page of the documentation has such a table."""
 ON_DATA_NODES = ("data.loader=ray", "resources.data={nodes: 2}")
 CASES: dict[str, tuple[dict[str, str], dict[str, Any], tuple[str, ...]]] = {
     "workers-2": ({"workers": "2"}, {}, ()),
@@ -54,6 +67,16 @@ CASES: dict[str, tuple[dict[str, str], dict[str, Any], tuple[str, ...]]] = {
         {"gpus": "16"},
         {},
         ("network.preset=efa", "network.devices_per_node=32", "network.interface=eth0"),
+    ),
+    "workers-2-own": (
+        {"workers": "2"},
+        {"runs": {"env": {"deny": []}, "secrets": ["hub"], "labels": ["example.com/*"]}},
+        (
+            "env.OMP_NUM_THREADS='4'",
+            "secrets.HF_TOKEN={name: hub, key: token}",
+            "labels={example.com/team: vision}",
+            "annotations={example.com/note: nightly}",
+        ),
     ),
 }
 """Name -> resources, what the platform says otherwise, and `--set`."""
@@ -115,10 +138,9 @@ def chart_platform(helm: str) -> str:
     return text
 
 
-def with_data_sources(page: str) -> str:
-    """Return the text of a page with its table of data sources, if it has one, as the registry says today."""
-    table = sources_table(IMAGES)
-    return TABLE_OF_SOURCES.sub(lambda found: f"{found[1]}\n{table}\n\n{found[3]}", page)
+def with_tables(page: str) -> str:
+    """Return the text of a page with its generated tables as the registries are today."""
+    return TABLE.sub(lambda found: f"{found[1]}\n{TABLES_OF_DOCS[found[2]]()}\n\n{found[4]}", page)
 
 
 def write() -> None:
@@ -126,10 +148,14 @@ def write() -> None:
     helm = shutil.which("helm")
     if helm is None:
         sys.exit("make golden renders the chart: helm must be on PATH")
+    operator = module_folder(OPERATOR)
+    if operator is None:
+        sys.exit(f"make golden reads the CRDs of {OPERATOR}: it must be in Go's module cache")
+    KUBERAY_SCHEMA.write_text(kuberay_schema(operator))
     PLATFORM.write_text(chart_platform(helm))
     PAGE.write_text(catalogue_page())
     for page in (ROOT / "docs").rglob("*.md"):
-        if (text := page.read_text()) != (table := with_data_sources(text)):
+        if (text := page.read_text()) != (table := with_tables(text)):
             page.write_text(table)
     METRICS_PAGE.write_text(metrics_page())
     SCHEMAS.mkdir(exist_ok=True)

@@ -11,11 +11,12 @@ from golden import (
     PAGE,
     PLATFORM,
     ROOT,
-    TABLE_OF_SOURCES,
+    TABLE,
+    TABLES_OF_DOCS,
     chart_platform,
     expected_files,
     rendered,
-    with_data_sources,
+    with_tables,
 )
 from helm_chart import need_tool
 
@@ -54,10 +55,11 @@ def test_the_page_of_known_failures_is_the_catalogue() -> None:
     assert today == PAGE.read_text(), f"{difference(PAGE.read_text(), today)}\n{REPAIR}"
 
 
-def test_the_documentation_has_the_table_of_data_sources() -> None:
+def test_the_documentation_has_the_tables_of_the_registries() -> None:
     pages = {page: page.read_text() for page in (ROOT / "docs").rglob("*.md")}
-    assert len([text for text in pages.values() if TABLE_OF_SOURCES.search(text)]) == 1
-    outdated = [page.name for page, text in pages.items() if with_data_sources(text) != text]
+    found = {match[2] for text in pages.values() for match in TABLE.finditer(text)}
+    assert found == TABLES_OF_DOCS.keys()
+    outdated = [page.name for page, text in pages.items() if with_tables(text) != text]
     assert outdated == [], REPAIR
 
 
@@ -69,7 +71,7 @@ def test_the_list_of_metrics_is_the_table_of_metrics() -> None:
 
 def test_one_changed_character_of_the_template_is_seen() -> None:
     template = (ROOT / "manifests/rayjob.yaml.j2").read_text()
-    changed = template.replace("python -m trainyard_trainer", "python -m trainer2")
+    changed = template.replace("python -I -u -m trainyard_trainer", "python -m trainer2")
     golden = FOLDER / "digits-gpus-16.yaml"
     today = rendered(ROOT / "examples/digits.yaml", {"gpus": "16"}, changed)
     assert "+  entrypoint: python -m trainer2" in difference(golden.read_text(), today)

@@ -91,6 +91,8 @@ class FakeCluster:
     a cluster that does not answer until the next entry."""
 
     namespace = "team"
+    context: str | None = None
+    options = "-n team"
 
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str], Object] = {}
@@ -102,7 +104,12 @@ class FakeCluster:
         self.processes: list[FakeProcess] = []
 
     def add_job(self, name: str, *, status: str = "", run: str = "digits") -> Object:
-        deployment = {"RUNNING": "Running", "SUCCEEDED": "Complete", "FAILED": "Failed"}
+        deployment = {
+            "RUNNING": "Running",
+            "SUCCEEDED": "Complete",
+            "STOPPED": "Complete",
+            "FAILED": "Failed",
+        }
         job = {
             "kind": "RayJob",
             "metadata": {

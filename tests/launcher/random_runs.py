@@ -10,12 +10,37 @@ from typing import Any
 import yaml
 from hypothesis import strategies as st
 
-from trainyard.platform import Platform, PlatformQueue, load_platform
+from tests.launcher.pools import platform_with_spot
+from trainyard.platform import (
+    DataVolume,
+    Platform,
+    PlatformQueue,
+    RunPermissions,
+    RunVariables,
+    load_platform,
+)
 from trainyard.run_file.load import load_run
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 EXAMPLE = EXAMPLES / "digits.yaml"
-PLATFORM = load_platform(None)
+DATA_VOLUMES = tuple(
+    DataVolume(
+        name=name,
+        volume={
+            "name": f"data-{name}",
+            "persistentVolumeClaim": {"claimName": name, "readOnly": True},
+        },
+        mount={"name": f"data-{name}", "mountPath": f"/data/{name}", "readOnly": True},
+    )
+    for name in ("imagenet", "texts")
+)
+PLATFORM = load_platform(None).model_copy(update={"data_volumes": DATA_VOLUMES})
+SEVERAL_POOLS = platform_with_spot().model_copy(update={"data_volumes": DATA_VOLUMES})
+
+OPEN_TO_RUNS = RunPermissions(
+    env=RunVariables(deny=()), secrets=("*",), volumes=("*",), labels=("*",)
+)
+"""All that a platform can permit."""
 
 Made = tuple[dict[str, Any], Platform]
 
@@ -97,6 +122,9 @@ def documents(draw: st.DrawFn, kind: str = "digits") -> dict[str, Any]:
     return change(draw, kind, copy.deepcopy(KINDS[kind]), values)
 
 
+METADATA_KEYS = st.sampled_from(
+    ["team", "example.com/team", "queue", "ray.io/x", "sidecar.istio.io/inject", "kubernetes.io/x"]
+)
 PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "resources": st.sampled_from(
         [
@@ -105,6 +133,8 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
             {"gpus": 3},
             {"workers": 4},
             {"workers": {"min": 1, "max": 2}},
+            {"gpus": 8, "pool": ["spot", "on-demand"]},
+            {"gpus": 16, "pool": ["on-demand"]},
         ]
     ),
     "queue": st.sampled_from([None, {"name": "mine"}, {"priority": "high"}]),
@@ -116,6 +146,14 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
             {"preset": "infiniband", "resource": "rdma/hca", "debug": True},
         ]
     ),
+    "env": st.dictionaries(
+        st.sampled_from(["A", "OMP_NUM_THREADS"]), st.text(max_size=5), max_size=2
+    ),
+    "volumes": st.lists(st.sampled_from(["imagenet", "texts", "missing"]), max_size=2),
+    "limits": st.builds(dict, max_run_s=st.integers(0, 9), max_start_s=st.integers(1, 9)),
+    "secrets": st.sampled_from([{}, {"TOKEN": {"name": "hub", "key": "token"}}]),
+    "labels": st.dictionaries(METADATA_KEYS, st.sampled_from(["", "a", "a.b"]), max_size=2),
+    "annotations": st.dictionaries(METADATA_KEYS, st.text(max_size=5), max_size=2),
     "image": st.sampled_from([None, "registry:5000/a/b:1", f"b@sha256:{64 * 'a'}"]),
     "faults": st.builds(dict, retries=st.integers(0, 9), worker_failures=st.integers(0, 9)),
 }
@@ -135,4 +173,10 @@ def plausible(draw: st.DrawFn, kind: str = "digits") -> Made:
     system: Any = draw(st.sampled_from(["none", "kueue", "volcano", "yunikorn", "kai"]))
     queue = PlatformQueue(system=system, name="" if system == "none" else "team")
     kuberay = draw(st.sampled_from(["1.6", "1.7"]))
-    return document, PLATFORM.model_copy(update={"queue": queue, "kuberay": kuberay})
+    platform = draw(st.sampled_from([PLATFORM, SEVERAL_POOLS]))
+    changes = {
+        "queue": queue,
+        "kuberay": kuberay,
+        "runs": draw(st.sampled_from([PLATFORM.runs, OPEN_TO_RUNS])),
+    }
+    return document, platform.model_copy(update=changes)

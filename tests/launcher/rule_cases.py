@@ -172,6 +172,100 @@ API_SERVER = [
     ),
 ]
 
+SCHEMA = [
+    Case(rule="schema", at="apiVersion", broken={"apiVersion": "ray.io/v2"}),
+    Case(
+        rule="type",
+        at=f"{C}.rayVersion",
+        broken={f"{C}.rayVersion": 2.6},
+        beside=("probes", "token"),
+    ),
+    Case(rule="type", at=f"{W}.replicas", broken={f"{W}.replicas": "2"}),
+    Case(rule="type", at="metadata.labels.a", broken={"metadata.labels": {"a": 1}}),
+    Case(
+        rule="type", at=f"{RAY}.resources.limits.cpu", broken={f"{RAY}.resources.limits.cpu": 0.5}
+    ),
+    Case(rule="overflow", at=f"{W}.maxReplicas", broken={f"{W}.maxReplicas": 2**31}),
+    Case(rule="unknown-field", at=f"{C}.workerGroupSpec", broken={f"{C}.workerGroupSpec": []}),
+    Case(
+        rule="unknown-field",
+        at=f"{H}.template.metadata.creationTimestamp",
+        broken={f"{H}.template.metadata": {"creationTimestamp": None}},
+    ),
+    Case(
+        rule="quantity",
+        at=f"{RAY}.resources.limits.memory",
+        broken={f"{RAY}.resources.limits.memory": "4GB"},
+    ),
+    Case(rule="repeated-item", at=f"{RAY}.env", broken={f"{RAY}.env": [*env("A"), *env("A")]}),
+]
+
+GPU = "nvidia.com/gpu"
+POD = [
+    *(
+        Case(
+            rule="resources",
+            at=f"{RAY}.resources.{kind}{name}",
+            broken={
+                f"{RAY}.resources": {"limits": {"memory": "2Gi", **limits}, "requests": requests}
+            },
+        )
+        for kind, name, limits, requests in [
+            ("requests.", "cpu", {"cpu": "1"}, {"cpu": "1500m"}),
+            ("requests.", "memory", {}, {"memory": "3Gi"}),
+            ("limits", f"[{GPU}]", {GPU: "0.5"}, {}),
+            ("requests", f"[{GPU}]", {}, {GPU: "1"}),
+            ("requests", f"[{GPU}]", {GPU: "2"}, {GPU: "1"}),
+            ("limits.", "gpu", {"gpu": "1"}, {}),
+            ("limits.", "cpu", {"cpu": "-1"}, {}),
+        ]
+    ),
+    Case(rule="container-fields", at=f"{RAY}.name", broken={f"{RAY}.name": "Ray"}),
+    Case(rule="container-fields", at=f"{RAY}.image", broken={f"{RAY}.image": ABSENT}),
+    Case(
+        rule="variable",
+        at=f"{RAY}.env[0]",
+        broken={
+            f"{RAY}.env": [
+                {
+                    "name": "A",
+                    "value": "a",
+                    "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}},
+                }
+            ]
+        },
+    ),
+    Case(
+        rule="choice", at=f"{RAY}.imagePullPolicy", broken={f"{RAY}.imagePullPolicy": "Sometimes"}
+    ),
+    Case(
+        rule="toleration",
+        at=f"{HEAD}.tolerations[0].value",
+        broken={f"{HEAD}.tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]},
+    ),
+    Case(rule="label", at="metadata.labels.team", broken={"metadata.labels": {"team": "a b"}}),
+    Case(
+        rule="volume",
+        at=f"{RAY}.volumeMounts[0].name",
+        given={
+            f"{HEAD}.volumes": [{"name": "data", "emptyDir": {}}],
+            f"{RAY}.volumeMounts": [{"name": "data", "mountPath": "/data"}],
+        },
+        broken={f"{HEAD}.volumes": ABSENT},
+    ),
+    Case(
+        rule="port",
+        at=f"{RAY}.ports[0].containerPort",
+        given={f"{RAY}.ports": [{"name": "dashboard", "containerPort": 8265}]},
+        broken={f"{RAY}.ports": [{"name": "dashboard", "containerPort": 65536}]},
+    ),
+    Case(
+        rule="probe",
+        at=f"{RAY}.livenessProbe",
+        broken={f"{RAY}.livenessProbe": {"periodSeconds": 5}},
+    ),
+]
+
 RAYJOB = [
     Case(rule="name", at="metadata.name", broken={"metadata.name": "a" * 48}, operator=True),
     Case(rule="name", at="metadata.name", broken={"metadata.name": "1st"}, operator=True),
@@ -248,7 +342,10 @@ RAYJOB = [
             operator=True,
         )
         for at, value in [
-            ("spec.submitterPodTemplate", {"spec": {"containers": [{"name": "a"}]}}),
+            (
+                "spec.submitterPodTemplate",
+                {"spec": {"containers": [{"name": "a", "image": "busybox:1"}]}},
+            ),
             ("spec.submitterConfig", {"backoffLimit": 1}),
             (f"{HEAD}.restartPolicy", "Always"),
         ]
@@ -283,6 +380,25 @@ RAYJOB = [
             operator=True,
         )
         for text in ("pip: [", "- a list", "words")
+    ),
+    *(
+        Case(
+            rule="runtime-env-values",
+            at=f"spec.runtimeEnvYAML.{at}",
+            given={"spec.runtimeEnvYAML": "env_vars: {A: b}"},
+            broken={"spec.runtimeEnvYAML": text},
+        )
+        for at, text in [
+            ("env_vars.LR", "env_vars: {LR: 1e-5}"),
+            ("env_vars.EPOCHS", "env_vars: {EPOCHS: 3}"),
+            ("env_vars.AMP", "env_vars: {AMP: yes}"),
+            ("env_vars", "env_vars: {1: a}"),
+            ("env_vars", "env_vars: [A=b]"),
+            ("pip", "pip: 3"),
+            ("pip", "{pip: [a], conda: b}"),
+            ("excludes", "excludes: [1]"),
+            ("enviroment", "enviroment: {A: b}"),
+        ]
     ),
     Case(
         rule="deadline",
@@ -637,7 +753,10 @@ PRACTICE = [
             given={
                 "spec.submissionMode": "K8sJobMode",
                 "spec.submitterPodTemplate": {
-                    "spec": {"restartPolicy": "Never", "containers": [{"name": "a"}]}
+                    "spec": {
+                        "restartPolicy": "Never",
+                        "containers": [{"name": "a", "image": "busybox:1"}],
+                    }
                 },
             },
             broken={f"spec.submitterPodTemplate.spec.{key}": value},
@@ -756,4 +875,4 @@ QUEUEING = [
     ),
 ]
 
-CASES = [*API_SERVER, *RAYJOB, *DELETIONS, *RAYCLUSTER, *PRACTICE, *QUEUEING]
+CASES = [*SCHEMA, *POD, *API_SERVER, *RAYJOB, *DELETIONS, *RAYCLUSTER, *PRACTICE, *QUEUEING]

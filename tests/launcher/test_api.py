@@ -19,9 +19,11 @@ from typing import Any
 import pytest
 import yaml
 from fake_cluster import FakeCluster, LocalProcess
+from stand_in import stand_in_for_trainer
 
 import trainyard
 from trainyard import Run, load_run, plan_run, render_run, submit_run, train_run, watch_run
+from trainyard.__main__ import run as run_command
 from trainyard.cli.options import yaml_text
 from trainyard.errors import ConfigError, LauncherError, RunFailed
 from trainyard.local import training
@@ -74,7 +76,7 @@ class LaptopCluster(FakeCluster):
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LaptopCluster:
     """The cluster that is in use."""
     made = LaptopCluster(tmp_path / "runs")
-    monkeypatch.setattr("trainyard.cluster.cluster.Cluster", lambda namespace: made)
+    monkeypatch.setattr("trainyard.cluster.cluster.Cluster", lambda namespace, context=None: made)
     return made
 
 
@@ -141,9 +143,9 @@ def test_resources_are_numbers_or_what_the_command_line_takes(
         ({"name": "Digits"}, "name = 'Digits': must be at most 38 characters"),
         (
             {"image": Path("a:1")},
-            "the mapping contains a value that a run file cannot represent: PosixPath",
+            "image: is a PosixPath, which JSON cannot represent",
         ),
-        ({"data": {"source": "digits", 1: 2}}, "1: unknown key"),
+        ({"data": {"source": "digits", 1: 2}}, "data.1: the key must be text"),
         ({"resources": 2}, "resources = 2: must be a mapping"),
         (
             {"queue": ({"token": "ghp_" + "a1B2c3D4e5F6" * 3},)},  # a tuple hides nothing
@@ -194,7 +196,7 @@ def test_a_platform_is_packaged_a_file_itself_or_the_cluster_s(
 
 def test_what_may_fail_later_is_warned_of() -> None:
     run = load_run(DIGITS, ["image=rayproject/ray:2.54.0"])
-    with pytest.warns(UserWarning, match=r"has 2\.54\.0") as warned:
+    with pytest.warns(UserWarning, match=r"image of the head, 2\.54\.0") as warned:
         render_run(run)
     assert warned[0].filename == __file__
 
@@ -240,6 +242,36 @@ def test_a_fresh_run_sets_its_old_folder_aside(cluster: LaptopCluster, tmp_path:
         pass
     submit_run(load_run(DIGITS), "team", fresh=True)
     assert not (tmp_path / "runs/digits/summary.json").exists()
+
+
+def test_wide_status_shows_where_and_with_what_a_run_has_run(
+    cluster: LaptopCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made_run(tmp_path / "runs/digits", outcome="failed", error="no luck")
+    submit_run(load_run(DIGITS), "team")
+    for _ in watch_run("digits", "team"):
+        pass
+    gpus = [{"model": "H100", "id": "GPU-1"}]
+    attempt = {
+        "attempt": 1,
+        "began": "2026-01-01T00:00:00+00:00",
+        "ended": "2026-01-01T01:00:00+00:00",
+        "image": "trainyard:1",
+        "image_digests": ["sha256:0123456789abcdef"],
+        "code_sha256": None,
+        "git": {"revision": "fedcba9876543210", "is_dirty": False},
+        "nodes": [{"name": "pod-a", "id": "0a", "gpus": gpus, "gpu_driver": "550"}],
+        "gpu_hours": 1.0,
+        "cpu_hours": 8.0,
+    }
+    (tmp_path / "runs/digits/run.json").write_text(json.dumps({"record": [attempt]}))
+    command = ["status", "digits", "-n", "team"]
+    assert run_command([*command, "-o", "wide"]) == 0
+    printed = capsys.readouterr().out
+    for shown in ("pod-a", "1 x H100", "trainyard:1 (0123456789ab)", "fedcba987654"):
+        assert shown in printed
+    assert run_command(command) == 0
+    assert "pod-a" not in capsys.readouterr().out
 
 
 def test_large_code_is_in_the_folder_before_its_rayjob_is_created(
@@ -479,12 +511,10 @@ def test_a_run_that_cannot_be_is_refused(make: Callable[[], Any], message: str) 
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that `python -m trainyard_trainer` runs."""
+    """The file that is run in place of the trainer."""
     monkeypatch.setattr(training, "NEEDED", ())
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fake"))
     monkeypatch.chdir(tmp_path)
-    write(tmp_path / "fake/trainyard_trainer/__init__.py", "")
-    return tmp_path / "fake/trainyard_trainer/__main__.py"
+    return stand_in_for_trainer(tmp_path, monkeypatch)
 
 
 def test_training_here_gives_a_run_and_tells_how_it_stands(program: Path, tmp_path: Path) -> None:
@@ -571,9 +601,9 @@ def test_images_that_cannot_be_used_are_told(delivered: Result, tmp_path: Path) 
     import numpy as np
 
     for image, message in [
-        (np.zeros((8, 8)), r"image 0 is float64 \(8, 8\): it cannot be used"),
-        (np.zeros((3, 8, 8), np.uint8), r"image 0 is uint8 \(3, 8, 8\)"),
-        (7, "image 0 is int"),
+        (np.zeros((8, 8)), r"image 0 has an unsupported type: float64 \(8, 8\)"),
+        (np.zeros((3, 8, 8), np.uint8), r"image 0 has an unsupported type: uint8 \(3, 8, 8\)"),
+        (7, "image 0 has an unsupported type: int"),
         (tmp_path / "none.png", "1 of 1 files cannot be used"),
     ]:
         with pytest.raises(ConfigError, match=message):
@@ -621,7 +651,7 @@ def test_each_block_of_the_guide_does_what_it_says(
     trained: str, cluster: LaptopCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    def train_locally(config: Any, code: Any) -> Iterator[RunStatus]:
+    def train_locally(config: Any, code: Any, source: Any) -> Iterator[RunStatus]:
         made_model(Path(config.storage.path))
         yield RunStatus(submission=config.name, phase="succeeded")
 

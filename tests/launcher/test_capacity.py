@@ -1,4 +1,4 @@
-"""What nodes have, what runs on them, and whether a run fits: exact, from objects alone."""
+"""Capacity of a cluster, from parsed objects: what nodes have, what runs there, whether a run fits."""
 
 from __future__ import annotations
 
@@ -9,17 +9,9 @@ from typing import Any
 import pytest
 
 from trainyard.errors import ConfigError
-from trainyard.planning.capacity import (
-    Node,
-    gpu_nodes,
-    gpus_of_pools,
-    may_hold,
-    nodes_of,
-    places,
-    require_room,
-    room_reasons,
-    rooms_for,
-)
+from trainyard.planning.capacity.fit import capacity_rows, fit_groups, require_capacity
+from trainyard.planning.capacity.gpus import gpu_nodes, gpus_of_pools
+from trainyard.planning.capacity.nodes import Node, accepts, count_fitting_pods, nodes_of
 from trainyard.planning.merge import merge
 from trainyard.planning.plan import plan_run
 from trainyard.planning.render import render_job
@@ -59,7 +51,7 @@ def test_quantities_are_exact(text: str, amount: Fraction) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "8 Gi", "8gi", "8KI", "1e", "Gi", "1.2.3", "0x8", "e3"])
-def test_what_is_no_quantity_is_refused(text: str) -> None:
+def test_a_text_that_is_not_a_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a quantity"):
         quantity(text)
 
@@ -166,26 +158,27 @@ def test_pods_that_have_ended_or_have_no_node_hold_nothing() -> None:
         ({"zone": "b"}, [{"operator": "Exists"}], False),
     ],
 )
-def test_selector_and_tolerations_decide_where_a_pod_may_go(
+def test_selector_and_tolerations_decide_which_nodes_accept_a_pod(
     selector: dict[str, str], tolerations: list[Object], may: bool
 ) -> None:
     (one,) = nodes_of([gpu_node("a", labels={"zone": "a"})], [])
-    assert may_hold(one, {"nodeSelector": selector, "tolerations": tolerations}) is may
+    assert accepts(one, {"nodeSelector": selector, "tolerations": tolerations}) is may
 
 
-def test_kubernetes_own_taints_close_a_node_for_now_alone() -> None:
+def test_a_cordoned_node_accepts_a_pod_later_but_is_not_open_now() -> None:
     taint = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
     (one,) = nodes_of([node("a", cordoned=True, taints=[taint])], [])
-    assert may_hold(one, {})
+    assert accepts(one, {})
     assert not one.is_open
 
 
-def test_a_place_needs_every_resource() -> None:
-    room = {"cpu": Fraction(9), "memory": Fraction(100), "pods": Fraction(110)}
-    assert places(room, {"cpu": Fraction(2), "memory": Fraction(30)}) == 3
-    assert places(room, {"cpu": Fraction(2), "nvidia.com/gpu": Fraction(1)}) == 0
-    assert places(room | {"pods": Fraction(1)}, {"cpu": Fraction(2)}) == 1
-    assert places({"cpu": Fraction(-1), "pods": Fraction(1)}, {"cpu": Fraction(2)}) == 0
+def test_a_pod_fits_only_if_every_resource_is_free() -> None:
+    free = {"cpu": Fraction(9), "memory": Fraction(100), "pods": Fraction(110)}
+    assert count_fitting_pods(free, {"cpu": Fraction(2), "memory": Fraction(30)}) == 3
+    assert count_fitting_pods(free, {"cpu": Fraction(2), "nvidia.com/gpu": Fraction(1)}) == 0
+    assert count_fitting_pods(free | {"pods": Fraction(1)}, {"cpu": Fraction(2)}) == 1
+    overfull = {"cpu": Fraction(-1), "pods": Fraction(1)}
+    assert count_fitting_pods(overfull, {"cpu": Fraction(2)}) == 0
 
 
 def job_of(platform: Platform, *settings: str, **resources: str) -> Object:
@@ -194,14 +187,14 @@ def job_of(platform: Platform, *settings: str, **resources: str) -> Object:
 
 
 def reasons(job: Object, nodes: list[Object], pods: list[Object]) -> dict[str, tuple[str, str]]:
-    rooms = rooms_for(job, nodes_of(nodes, pods))
-    require_room(rooms)
-    return {row.name: (row.value, row.why) for row in room_reasons(rooms)}
+    fits = fit_groups(job, nodes_of(nodes, pods))
+    require_capacity(fits)
+    return {row.name: (row.value, row.why) for row in capacity_rows(fits)}
 
 
 def refusal(job: Object, nodes: list[Object], pods: list[Object] | None = None) -> str:
     with pytest.raises(ConfigError) as raised:
-        require_room(rooms_for(job, nodes_of(nodes, pods or [])))
+        require_capacity(fit_groups(job, nodes_of(nodes, pods or [])))
     return str(raised.value)
 
 
@@ -211,13 +204,13 @@ def test_an_idle_cluster_has_what_the_run_needs(platform: Platform) -> None:
     assert found["free now: head"][0] == "1 of 1 pod"
 
 
-def test_a_busy_cluster_is_no_error_and_is_told(platform: Platform) -> None:
+def test_the_plan_for_a_busy_cluster_says_which_resource_is_lacking(platform: Platform) -> None:
     held = pod("other", "a", {"containers": [container("8", gpus=8)]})
     nodes = [gpu_node("a"), gpu_node("b"), node("c")]
     value, why = reasons(job_of(platform, gpus="16"), nodes, [held])["free now: gpu"]
     assert value == "1 of 2 pods"
-    assert "3 nodes may hold them, 2 fit if nothing else ran" in why
-    assert "the cluster is busy, short of nvidia.com/gpu: the run waits until there is room" in why
+    assert "3 nodes may run these pods, and 2 would fit if nothing else ran" in why
+    assert "too little nvidia.com/gpu is free now: the run waits" in why
 
 
 def test_closed_nodes_are_counted_as_possible_and_not_as_free(platform: Platform) -> None:
@@ -227,51 +220,51 @@ def test_closed_nodes_are_counted_as_possible_and_not_as_free(platform: Platform
     assert "2 cordoned or not ready" in why
 
 
-def test_nodes_of_another_shape_than_the_pool_says_are_named(platform: Platform) -> None:
+def test_nodes_that_are_smaller_than_the_pool_says_are_named(platform: Platform) -> None:
     message = refusal(job_of(platform, gpus="16"), [gpu_node("a", 4), gpu_node("b", 4), node("c")])
-    assert "gpu is 2 pods with cpu 64, memory 480 GiB, nvidia.com/gpu 8" in message
-    assert "3 nodes may hold them, and could hold 0" in message
-    assert "2 nodes (a, b) have nvidia.com/gpu 4, a pod takes 8" in message
+    assert "gpu needs 2 pods with cpu 64, memory 480 GiB, nvidia.com/gpu 8" in message
+    assert "3 nodes may run them, and 0 would fit" in message
+    assert "2 nodes (a, b) have nvidia.com/gpu 4, a pod needs 8" in message
 
 
-def test_too_few_nodes_can_never_hold_a_run(platform: Platform) -> None:
-    assert "could hold 1 if nothing else ran" in refusal(
+def test_a_run_with_more_pods_than_matching_nodes_is_refused(platform: Platform) -> None:
+    assert "and 1 would fit if nothing else ran" in refusal(
         job_of(platform, gpus="16"), [gpu_node("a"), node("c")]
     )
 
 
-def test_what_each_node_has_to_run_itself_is_never_free(platform: Platform) -> None:
+def test_resources_of_daemon_sets_are_never_free(platform: Platform) -> None:
     agent = pod("agent", "a", {"containers": [container("40")]}, owner="DaemonSet")
     message = refusal(job_of(platform, gpus="8"), [gpu_node("a"), node("c")], [agent])
-    assert "node a has cpu 56, a pod takes 64" in message
+    assert "node a has cpu 56, a pod needs 64" in message
 
 
-def test_pods_of_one_run_do_not_share_a_place(platform: Platform) -> None:
+def test_pods_of_one_run_do_not_use_the_same_resources_twice(platform: Platform) -> None:
     # One node for a worker and the head: each fits, both do not.
     nodes = [node("a", cpus=2, memory="5Gi")]
     found = reasons(job_of(platform, workers="1"), nodes, [])
     assert (found["free now: cpu"][0], found["free now: head"][0]) == ("1 of 1 pod", "0 of 1 pod")
 
 
-def test_an_elastic_run_needs_its_fewest_nodes_and_tells_of_the_rest(platform: Platform) -> None:
+def test_an_elastic_run_needs_room_for_its_smallest_size(platform: Platform) -> None:
     nodes = [gpu_node("a"), gpu_node("b"), node("c")]
     held = pod("other", "a", {"containers": [container("8", gpus=8)]})
     value, why = reasons(job_of(platform, gpus="8:16"), nodes, [held])["free now: gpu"]
     assert value == "1 of 2 pods"
-    assert "the run starts, and grows when there is room" in why
+    assert "the run starts with fewer pods, and grows when resources become free" in why
     batch = "train.global_batch_size=96"
-    assert "gpu is 3 pods" in refusal(job_of(platform, batch, gpus="24:32"), nodes)
+    assert "gpu needs 3 pods" in refusal(job_of(platform, batch, gpus="24:32"), nodes)
 
 
-def test_rays_autoscaler_needs_room_beside_the_head(platform: Platform) -> None:
+def test_rays_autoscaler_adds_to_the_request_of_the_head(platform: Platform) -> None:
     fixed, elastic = (
-        rooms_for(job_of(platform, gpus=gpus), nodes_of([], []))[-1].need.request
+        fit_groups(job_of(platform, gpus=gpus), nodes_of([], []))[-1].group.request
         for gpus in ("16", "8:16")
     )
     assert elastic["cpu"] - fixed["cpu"] == Fraction(1, 10)
 
 
-def test_gpus_are_shown_with_their_pool_and_who_holds_them() -> None:
+def test_gpus_of_a_node_are_listed_with_pools_and_pods() -> None:
     nodes = nodes_of(
         [gpu_node("a"), node("c"), gpu_node("z", cordoned=True)],
         [
@@ -316,6 +309,6 @@ def test_what_counts_as_gpu(resource: str, counts: bool) -> None:
     )
 
 
-def test_nodes_come_by_name() -> None:
+def test_nodes_are_sorted_by_name() -> None:
     found: tuple[Node, ...] = nodes_of([node("b"), node("a")], [])
     assert [one.name for one in found] == ["a", "b"]

@@ -68,7 +68,7 @@ def test_the_rules_are_those_of_the_release_that_is_named() -> None:
     assert check("--kuberay", "1.7", documents=[rayjob(priority)]).returncode == 0
     refused = check("--kuberay", "1.6", documents=[rayjob(priority)])
     assert refused.returncode == 1
-    assert "came with KubeRay 1.7" in refused.stdout
+    assert "was added in KubeRay 1.7" in refused.stdout
 
 
 def test_a_list_as_kubectl_prints_it_is_checked_one_by_one() -> None:
@@ -100,8 +100,8 @@ def test_a_broken_shape_is_refused_before_anything_is_rendered() -> None:
     head = shape["headGroupSpec"]["template"]["spec"]["containers"][0]
     head["ports"] = [{"name": "gcs-server", "containerPort": 6379}]
     changed = platform.model_copy(update={"ray_cluster_spec": shape})
-    with pytest.raises(ConfigError, match="breaks 2 rules of KubeRay") as raised:
+    with pytest.raises(ConfigError, match="violates 2 rules of KubeRay") as raised:
         run_objects(load_run(ROOT / "examples/digits.yaml"), changed, "team")
-    assert "no port named dashboard" in str(raised.value)
-    assert "is not for the cluster of a RayJob" in str(raised.value)
+    assert "no port with the name dashboard" in str(raised.value)
+    assert "is not supported in a RayJob" in str(raised.value)
     assert "trainyard platform get" in str(raised.value)

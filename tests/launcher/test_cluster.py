@@ -290,3 +290,39 @@ def test_a_server_that_is_not_there_is_unreachable(tmp_path: Path) -> None:
     nowhere = kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:1")
     with pytest.raises(ClusterUnreachable, match="does not answer"):
         Cluster("team", nowhere).get("RayJob", "x")
+
+
+def test_the_proxy_of_the_kubeconfig_is_used_whatever_the_environment_says(
+    answering: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    direct, requests = answering(200, "{}")
+    monkeypatch.setenv("NO_PROXY", "*")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    file = kubeconfig(tmp_path / "proxied", "http://api.invalid")
+    document = yaml.safe_load(file.read_text())
+    document["clusters"][0]["cluster"]["proxy-url"] = direct.host.replace("//", "//me:a%20b@")
+    file.write_text(yaml.safe_dump(document))
+    assert Cluster("team", file).version() == {}
+    assert requests[0][0] == "GET http://api.invalid/version"
+    # As with kubectl, this machine's own address needs no proxy.
+    monkeypatch.delenv("NO_PROXY")
+    direct.version()
+    fresh = kubeconfig(tmp_path / "direct", direct.host)
+    assert Cluster("team", fresh).version() == {}
+
+
+def test_a_token_file_is_read_again_for_each_request(
+    answering: Callable[..., Any], tmp_path: Path
+) -> None:
+    direct, _ = answering(200, "{}")
+    file = kubeconfig(tmp_path / "with-file", direct.host)
+    document = yaml.safe_load(file.read_text())
+    document["users"][0]["user"] = {"tokenFile": "token"}
+    file.write_text(yaml.safe_dump(document))
+    (tmp_path / "token").write_text("one\n")
+    cluster = Cluster("team", file)
+    cluster.version()
+    for change in (lambda: (tmp_path / "token").write_text(""), (tmp_path / "token").unlink):
+        change()
+        with pytest.raises(ClusterUnreachable, match="no usable kubeconfig"):
+            cluster.version()

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from trainyard.errors import ConfigError
+from trainyard.planning.trainer_input import trainer_config
 from trainyard.run_file.load import load_name, load_run
+from trainyard_trainer.config.scaling import Scaling
+from trainyard_trainer.config.storage import Storage
+from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE, FunctionConfig, read_config
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples/digits.yaml"
 
@@ -50,6 +56,35 @@ def test_the_digits_example_loads() -> None:
         ("train.seed=2001-99-99", "the value is not valid YAML"),
         ("train.model={name: a, name: b}", "duplicate key name"),
         ("image=registry:5000/trainyard", "must have a tag"),
+        (
+            "env.DEBUG=1",
+            'env.DEBUG = 1: must be text, and YAML reads it as a number: quote it, "1"',
+        ),
+        ("env={A-B: x}", "env.A-B = 'A-B': string should match pattern"),
+        ("env={1ST: x}", "env.1ST = '1ST': string should match pattern"),
+        ("env={RAY_ADDRESS: x}", "env.RAY_ADDRESS = 'RAY_ADDRESS': must be another name"),
+        ("env={TRAINYARD_X: x}", "env.TRAINYARD_X = 'TRAINYARD_X': must be another name"),
+        ("env={PYTHONPATH: x}", "env.PYTHONPATH = 'PYTHONPATH': must be another name"),
+        (
+            "env={A: a$HOME}",
+            "env.A = 'a$HOME': must not refer to another variable as $NAME or ${NAME}",
+        ),
+        ("env={A: '${HOME}/x'}", "env.A = '${HOME}/x': must not refer to another variable"),
+        ("secrets={A: {name: Hub, key: a}}", "secrets.A.name = 'Hub': string should match pattern"),
+        ("secrets={A: {name: hub, key: ..}}", "secrets.A.key = '..': string should match pattern"),
+        ("secrets={A: {name: hub}}", "secrets.A.key: is required"),
+        ("secrets={A: {name: hub, keys: a}}", "secrets.A.keys: unknown key; did you mean key?"),
+        ("secrets={RANK: {name: hub, key: a}}", "secrets.RANK = 'RANK': must be another name"),
+        ("labels={a/b/c: x}", "labels.a/b/c = 'a/b/c': must be NAME or DOMAIN/NAME"),
+        ("labels={Example.com/a: x}", "must be NAME or DOMAIN/NAME"),
+        ("labels={ray.io/a: x}", "labels.ray.io/a = 'ray.io/a': must be another key"),
+        ("labels={team: a b}", "labels.team = 'a b': string should match pattern"),
+        ("labels={team: 1}", "labels.team = 1: must be text, and YAML reads it as a number: quote"),
+        (
+            f"annotations={{a: {'x' * 40000}}}",
+            "must have at most 32768 bytes together, and have 40001",
+        ),
+        ('env={A: "\\0"}', "env.A = '\\x00': must not contain a NUL character"),
         ("image=trainyard:latest", "must have a tag other than latest"),
         ("image=registry/TrainYard:1", "with NAME in lower case"),
         ("image=trainyard@sha256:abc", "NAME@sha256:<64 digits>"),
@@ -57,6 +92,11 @@ def test_the_digits_example_loads() -> None:
 )
 def test_a_wrong_value_names_its_path_and_the_rule(setting: str, problem: str) -> None:
     assert problem in refusal(DIGITS, setting)
+
+
+def test_a_variable_is_set_by_a_value_or_by_a_secret() -> None:
+    settings = ("env={A: x, B: x}", "secrets={A: {name: hub, key: a}}")
+    assert "env.A and secrets.A set the same variable" in refusal(DIGITS, *settings)
 
 
 @pytest.mark.parametrize(
@@ -139,10 +179,74 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str, problem
     assert problem in refusal(path)
 
 
-def test_a_key_that_is_no_word_is_an_unknown_key(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1: 2", "1: the key must be text, and YAML reads it as a number"),
+        ("train_loop_config: {on: 3}", 'quote it, such as "on":'),
+        ("train_loop_config: {when: 2024-01-01}", "when: is a date, which JSON cannot represent"),
+        ("train_loop_config: {x: !!binary aGk=}", "x: is a bytes"),
+        ("train_loop_config: {x: [1, .nan]}", "train_loop_config.x.1: is not a number"),
+        ("train_loop_config: {x: 1e400}", "1e400 is too large"),
+        ("train_loop_config: {x: 010}", "010 begins with 0"),
+    ],
+)
+def test_what_cannot_travel_is_refused_by_its_path(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "run.yaml"
-    path.write_text("1: 2\n")
-    assert "1: unknown key; known keys: checkpoint" in refusal(path)
+    path.write_text(f"{text}\n")
+    assert message in refusal(path)
+
+
+FUNCTION = "name: a\nresources: {workers: 1}\nfunction: m:train\n"
+COMMAND = "name: a\nresources: {workers: 1}\n"
+
+
+def test_numbers_reach_the_function_as_they_are_written(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        FUNCTION
+        + "train_loop_config: {lr: 1e-4, a: .inf, b: -.inf, c: 123456789012345678901234567890, "
+        "d: 1.0, e: 12:30, f: 0x10, g: '1e-4'}\n"
+    )
+    given = {"lr": 1e-4, "a": math.inf, "b": -math.inf, "c": 123456789012345678901234567890}
+    given |= {"d": 1.0, "e": "12:30", "f": 16, "g": "1e-4"}
+    for run in (load_run(path), load_run({**yaml.safe_load(FUNCTION), "train_loop_config": given})):
+        scaling = Scaling(num_workers=1, use_gpu=False, cpus_per_worker=1)
+        config = trainer_config(run, scaling, Storage(path="/a"))
+        arrived = read_config({CONFIG_VARIABLE: config.model_dump_json()})
+        assert isinstance(arrived, FunctionConfig)
+        assert list(map(repr, arrived.train_loop_config.values())) == list(
+            map(repr, given.values())
+        )
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("python t.py --epochs 3", 'must be a list: write [python, t.py, --epochs, "3"]'),
+        (
+            "[python, 3]",
+            'command.1 = 3: must be text, and YAML reads it as a number: quote it, "3"',
+        ),
+        ("[python, yes]", 'truth value: quote it, such as "yes"'),
+        ("[python, 1e-3]", 'quote it, "0.001"'),
+    ],
+)
+def test_a_command_says_what_to_quote(tmp_path: Path, command: str, message: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(f"{COMMAND}command: {command}\n")
+    assert message in refusal(path)
+
+
+@pytest.mark.parametrize(
+    "scheme", ["gs://", "hf://", "https://", "abfs://", "file:///", "s3a://", "S3://"]
+)
+@pytest.mark.parametrize("key", ["source", "valid_source"])
+def test_a_source_that_no_reader_knows_is_refused(write_run: Write, scheme: str, key: str) -> None:
+    source = {"source": "digits", key: f"{scheme}bucket/photos"}
+    message = refusal(write_run({"data": source}))
+    assert f"data.{key}" in message
+    assert "is neither a folder nor s3://bucket/prefix" in message
 
 
 def test_a_long_value_is_not_shown_in_full(write_run: Write) -> None:

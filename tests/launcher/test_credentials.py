@@ -36,7 +36,7 @@ PLAIN = {
     "a JSON web token": "eyJ" + LETTERS + ".eyJ" + LETTERS + "." + LETTERS,
     "a bearer token": "Authorization: Bearer " + LETTERS,
     "an Azure key": "DefaultEndpointsProtocol=https;AccountKey=" + LETTERS + "==",
-    "a secret that is assigned": "AWS_SECRET_ACCESS_KEY=" + "hunter2hunter2",
+    "an assigned secret": "AWS_SECRET_ACCESS_KEY=" + "hunter2hunter2",
     "what looks like an AWS secret key": LETTERS * 2,
 }
 
@@ -85,8 +85,8 @@ def test_it_is_refused_in_the_file_with_all_others(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump(document))
     with pytest.raises(ConfigError, match="2 plain credentials") as raised:
         load_run(path)
-    assert "data.endpoint: holds a URL with a password" in str(raised.value)
-    assert "data.ray_nodes: holds a GitHub token" in str(raised.value)
+    assert "data.endpoint: contains a URL with a password" in str(raised.value)
+    assert "data.ray_nodes: contains a GitHub token" in str(raised.value)
     assert LETTERS not in str(raised.value)
 
 
@@ -110,6 +110,15 @@ def test_it_is_refused_in_the_file_with_all_others(tmp_path: Path) -> None:
         ("tokenizer", "bert-base-uncased"),
         ("secretName", "storage-credentials"),
         ("max_tokens", "4096"),
+        ("mask_token", "[MASK]"),
+        ("cls_token", "[CLS]"),
+        ("eos_token", "<|im_end|>"),
+        ("token", "<|im_start|>"),
+        ("bos_token", "start_of_text"),
+        ("pad_token", "!"),
+        ("unk_token", "\u2581"),
+        ("image_token", "image"),
+        ("command", "train.py --pad_token=PAD --eos-token=[EOS] --mask_token extra_id_0"),
         ("command", "python train.py --token=$HF_TOKEN --max-tokens=4096"),
         ("command", "python train.py --tokenizer=gpt2 --key=value"),
         ("function", "package.module:train"),

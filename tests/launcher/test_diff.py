@@ -13,13 +13,24 @@ from fake_cluster import FakeCluster
 
 from trainyard.cluster.kuberay import RayjobApi
 from trainyard.errors import ConfigError
-from trainyard.planning.diff import diff_jobs, require_same_identity
+from trainyard.planning.comparison.platform_diff import (
+    AFFECTED,
+    diff_platforms,
+    platform_of_manifests,
+)
+from trainyard.planning.comparison.run_diff import diff_jobs, require_same_identity
 from trainyard.planning.merge import merge
 from trainyard.planning.objects import run_objects
 from trainyard.planning.plan import plan_run
-from trainyard.planning.platform_diff import diff_platforms, platform_of_manifests
 from trainyard.planning.render import render_job
-from trainyard.platform import Platform, PlatformQueue, load_platform, parse_platform
+from trainyard.platform import (
+    Platform,
+    PlatformQueue,
+    RunPermissions,
+    RunVariables,
+    load_platform,
+    parse_platform,
+)
 from trainyard.run_file.load import load_run
 from trainyard.submission.submit import submit_rayjob
 
@@ -146,8 +157,9 @@ def test_life_cycle_and_queue_are_told_by_when_kuberay_reads_them() -> None:
 
 
 TEMPLATE = (ROOT / "manifests/rayjob.yaml.j2").read_text()
-OF_THE_JOB = "trainyard.io/run: {{ plan.run | tojson }}\n    {%- for"
-OF_THE_PODS = "trainyard.io/run: {{ plan.run | tojson }}\n---"
+OF_THE_RUN = "trainyard.io/run: {{ plan.run | tojson }}\n    {%- for label, value in plan."
+OF_THE_JOB = f"{OF_THE_RUN}queue_labels"
+OF_THE_PODS = f"{OF_THE_RUN}labels"
 
 
 def job_of_template(template: str) -> Object:
@@ -179,6 +191,51 @@ def test_a_label_with_the_prefix_of_trainyard_that_is_gone_is_compared() -> None
     old["metadata"]["labels"]["trainyard.io/team"] = "a"
     (change,) = diff_jobs(stored(old), job_of(), live=True)
     assert (change.path, change.after) == ("metadata.labels[trainyard.io/team]", None)
+
+
+OPEN_TO_RUNS = RunPermissions(secrets=("*",), labels=("*",), env=RunVariables(deny=()))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("labels={team: a}", "labels={team: b}"),
+        ("labels={team: a}", None),
+        (None, "labels={team: b}"),
+    ],
+)
+@pytest.mark.parametrize("field", ["labels", "annotations"])
+def test_a_label_or_annotation_of_the_run_file_is_compared_also_if_it_is_gone(
+    field: str, before: str | None, after: str | None
+) -> None:
+    platform = load_platform(None).model_copy(update={"runs": OPEN_TO_RUNS})
+    old, new = (
+        job_of(*([each.replace("labels", field)] if each else []), platform=platform)
+        for each in (before, after)
+    )
+    changes = {each.path: each for each in diff_jobs(stored(old), new, live=True)}
+    job = changes[f"metadata.{field}.team"]
+    assert (job.before, job.after) == ("a" if before else None, "b" if after else None)
+    pod = f"spec.rayClusterSpec.headGroupSpec.template.metadata.{field}"
+    assert any(path.startswith(pod) for path in changes)
+    assert {each.effect for each in changes.values()} == {"next attempt"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "path"),
+    [
+        ("env.A=x", "config.env.A"),
+        ("secrets.A={name: hub, key: a}", f"{HEAD}.env.A.valueFrom.secretKeyRef.name"),
+        ("secrets.A={name: hub, key: a}", f"{WORKER}.env.A.valueFrom.secretKeyRef.name"),
+    ],
+)
+def test_a_variable_of_the_run_file_counts_from_the_next_attempt_on(
+    setting: str, path: str
+) -> None:
+    platform = load_platform(None).model_copy(update={"runs": OPEN_TO_RUNS})
+    changes = diff_jobs(stored(job_of()), job_of(setting, platform=platform), live=True)
+    assert {each.effect for each in changes} == {"next attempt"}
+    assert any(each.path in (path, path.partition(".valueFrom")[0]) for each in changes)
 
 
 def test_a_label_of_the_rayjob_is_no_label_of_its_pods() -> None:
@@ -251,7 +308,7 @@ def test_submit_refuses_another_identity_field_by_field(live: bool) -> None:
     cluster = FakeCluster()
     old = stored(job_of(), None if live else ENDED)
     cluster.objects["RayJob", old["metadata"]["name"]] = old
-    with pytest.raises(ConfigError, match="this run file is another one") as raised:
+    with pytest.raises(ConfigError, match="this run file would train another model") as raised:
         submit_rayjob(RayjobApi(cluster), job_of("train.seed=7", "train.model.name=resnet34"))
     shown = str(raised.value)
     assert "config.train.seed: 0 -> 7" in shown
@@ -315,6 +372,11 @@ def test_a_difference_of_platforms_says_what_it_affects(
     found = diff_platforms(load_platform(None), platform_with(**changes))
     assert any(one.path.startswith(path) and affects in one.affects for one in found)
     assert {one.path.split(".")[0] for one in found} == set(changes)
+
+
+def test_it_is_known_what_a_change_of_each_part_of_a_platform_affects() -> None:
+    parts = {field.alias or name for name, field in Platform.model_fields.items()}
+    assert AFFECTED.keys() == parts - {"rayClusterSpec"}
 
 
 def shape_with(path: str, value: Any) -> Platform:

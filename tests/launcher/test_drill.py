@@ -362,10 +362,10 @@ def test_the_run_of_a_drill_has_a_name_of_its_own_that_a_run_may_have(scenario: 
     assert drill_name("digits", "undisturbed") == "digits-undisturbed"
 
 
-UNFELT = "the run had ended before its workers had to start anew" + TOO_SHORT
+UNFELT = "the run had ended before its workers had to restart" + TOO_SHORT
 OUTLASTED = "the run had ended before the fault was over" + TOO_SHORT
-ANEW = "training did not just go on: 1 attempts, 2 worker groups"
-NOT_THERE = "training stood still for 12 s, not 40 s: the fault was not there"
+ANEW = "training was interrupted: 1 attempts, 2 worker groups"
+NOT_THERE = "training stood still for 12 s, not 40 s: the fault had no effect"
 
 
 def report(**changes: Any) -> DrillReport:
@@ -397,7 +397,7 @@ def report(**changes: Any) -> DrillReport:
     ("scenario", "changes", "words"),
     [
         ("worker-killed", {}, []),
-        ("worker-killed", {"again_s": 46.0}, ["training went on after 46 s, not 45 s"]),
+        ("worker-killed", {"again_s": 46.0}, ["training continued after 46 s, not 45 s"]),
         ("driver-killed", {"again_s": 46.0}, []),
         ("worker-killed", {"seconds_lost": 11.0}, ["11 s of training lost, not 10 s"]),
         ("worker-deleted", {}, ["5 steps lost, not 0"]),
@@ -441,7 +441,7 @@ def test_a_fault_that_was_not_there_shows_nothing() -> None:
     ("noticed_s", "again_s", "words"),
     [
         (60.0, 250.0, []),
-        (60.0, 290.0, ["training went on after 50 s, not 45 s"]),
+        (60.0, 290.0, ["training continued after 50 s, not 45 s"]),
         (310.0, 40.0, []),
     ],
 )
@@ -522,11 +522,11 @@ def test_a_soak_passes_that_ended_as_if_nobody_had_struck() -> None:
     ("changes", "missed"),
     [
         ({"why_not": "failed: x", "has_equal_weights": None}, "failed: x"),
-        ({"has_equal_weights": False}, "its weights differ from those of the undisturbed run"),
+        ({"has_equal_weights": False}, "the weights differ from those of the undisturbed run"),
         ({"has_even_epochs": False}, UNEVEN),
         ({"left_behind": ["Pod x"]}, "left behind: Pod x"),
-        ({"grown": {"a worker's memory": 2.0}}, "a worker's memory grew 2.00-fold"),
-        ({"strikes": [SoakStrike(after_s=1, step=1, scenario="x", why_not="y")]}, "it was not struck once"),
+        ({"grown": {"a worker's memory": 2.0}}, "a worker's memory grew by a factor of 2.00"),
+        ({"strikes": [SoakStrike(after_s=1, step=1, scenario="x", why_not="y")]}, "no fault was injected"),
     ],
 )  # fmt: skip
 def test_a_soak_says_what_it_has_missed(changes: Object, missed: str) -> None:

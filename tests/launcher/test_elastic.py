@@ -103,7 +103,7 @@ def test_the_plan_tells_both_ends(platform: Platform) -> None:
     plan = plan_run(run, platform, "team")
     rows = {row.name: row.value for row in explain_plan(plan, run, platform)}
     assert (rows["nodes"], rows["workers"]) == ("1 to 2", "8 to 16")
-    assert rows["batch per worker"] == "4 (at 8 workers 8)"
+    assert rows["batch per worker"] == "4 (8 with 8 workers)"
     assert rows["autoscaler"] == "cpu 500m, memory 512Mi"
 
 

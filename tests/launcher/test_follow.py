@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainyard.cluster.follow import REFUSED_LIMIT_S, follow, follow_log, precise
+from trainyard.cluster.follow import LOG_END_S, REFUSED_LIMIT_S, follow, follow_log, precise
 from trainyard.errors import ClusterError, ClusterUnreachable
 
 Object = dict[str, Any]
@@ -125,6 +125,14 @@ def test_a_log_that_broke_off_goes_on_without_a_line_twice() -> None:
 def test_a_stream_that_ends_before_its_container_is_opened_again() -> None:
     cluster = Scripted(["00:01Z one"], ["00:02Z two"], ClusterError("gone", reason="NotFound"))
     assert lines(cluster) == ["one", "two"]
+
+
+def test_a_log_ends_with_its_node_although_the_api_server_still_has_the_container_as_running() -> (
+    None
+):
+    cluster = Scripted(["00:01Z one"], *[["00:01Z one"]] * 100)
+    assert lines(cluster) == ["one"]
+    assert LOG_END_S < cluster.now < LOG_END_S + 3
 
 
 def test_times_are_compared_as_times() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from stand_in import stand_in_for_trainer
 
 from trainyard.errors import ConfigError, LauncherError, RunFailed
 from trainyard.local import training
 from trainyard.local.training import error_of, local_config, train_locally
 from trainyard.run_file.models import RunConfig
 from trainyard.submission.status import RunStatus
+from trainyard_trainer.config.variables import SecretKey
 
 ASKED_TO_LEAVE = """
 import pathlib, signal, sys, time
@@ -25,14 +27,10 @@ time.sleep(60)
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that `python -m trainyard_trainer` runs."""
+    """The file that is run in place of the trainer."""
     monkeypatch.setattr(training, "NEEDED", ())
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    package = tmp_path / "trainyard_trainer"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    return package / "__main__.py"
+    return stand_in_for_trainer(tmp_path, monkeypatch)
 
 
 def refusal(run: RunConfig, storage: Path) -> LauncherError:
@@ -92,3 +90,50 @@ def test_whoever_stops_looking_ends_the_program(
     assert next(statuses) == "hello"
     statuses.close()
     assert program.with_name("left").exists()
+
+
+def test_a_refused_start_leaves_the_log_of_the_live_run_as_it_is(
+    program: Path, run: RunConfig, tmp_path: Path
+) -> None:
+    log = tmp_path / run.name / "ray.log"
+    log.parent.mkdir()
+    log.write_text("of the first\n")
+    program.write_text("import sys; print('error: live', file=sys.stderr); sys.exit(1)")
+    assert refusal(run, tmp_path).details == ("live",)
+    assert log.read_text() == "of the first\n"
+
+
+@pytest.mark.parametrize("name", ["RAY_ADDRESS", "RANK", "WORLD_SIZE", "MASTER_ADDR"])
+def test_variables_of_another_job_are_ignored_and_named(
+    program: Path, run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "7")
+    program.write_text(f"import os; print({name!r} in os.environ)")
+    first, _, last = train_locally(local_config(run, tmp_path, 2))
+    assert isinstance(first, str)
+    assert first.startswith(f"{name}=7 is ignored")
+    assert last == "False"
+
+
+SECRETS = {"HF_TOKEN": SecretKey(name="hub", key="token")}
+
+
+def test_a_secret_is_the_variable_of_its_name(
+    program: Path, run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "canary")
+    program.write_text("import os; print(os.environ['HF_TOKEN'][::-1])")
+    config = local_config(run.model_copy(update={"secrets": SECRETS}), tmp_path, 2)
+    assert "canary" not in config.model_dump_json()
+    assert list(train_locally(config))[-1] == "yranac"
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_a_run_without_its_secret_is_refused_with_the_name(
+    run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str | None
+) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    if value is not None:
+        monkeypatch.setenv("HF_TOKEN", value)
+    with pytest.raises(ConfigError, match="secrets that are not set here: HF_TOKEN"):
+        local_config(run.model_copy(update={"secrets": SECRETS}), tmp_path, 2)

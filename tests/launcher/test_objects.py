@@ -37,6 +37,27 @@ def head_of(job: dict[str, Any]) -> dict[str, Any]:
     return job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
 
 
+def test_the_limits_of_a_run_are_deadlines_of_its_rayjob(platform: Platform) -> None:
+    spec = job_of(platform)["spec"]
+    default_s = platform.job.pre_running_deadline_seconds
+    assert "activeDeadlineSeconds" not in spec
+    assert spec["preRunningDeadlineSeconds"] == default_s
+    spec = job_of(platform, "limits.max_run_s=3600")["spec"]
+    assert spec["activeDeadlineSeconds"] == 3600 + default_s
+    # KubeRay has no deletion rule for a job that was stopped.
+    assert "deletionStrategy" not in spec
+    assert spec["shutdownAfterJobFinishes"] is True
+    spec = job_of(platform, "limits.max_run_s=3600", "limits.max_start_s=60")["spec"]
+    assert (spec["activeDeadlineSeconds"], spec["preRunningDeadlineSeconds"]) == (3660, 60)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "1e12", "2000000000", "true"])
+@pytest.mark.parametrize("key", ["limits.max_run_s", "limits.max_start_s"])
+def test_a_limit_is_a_whole_number_of_seconds(platform: Platform, key: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        job_of(platform, f"{key}={value}")
+
+
 @pytest.mark.parametrize(
     ("template", "problem"),
     [
@@ -187,7 +208,7 @@ def test_the_config_survives_kubernetes_expansion(platform: Platform, text: str)
 
 
 def test_nothing_of_the_users_reaches_the_entrypoint(platform: Platform) -> None:
-    assert job_of(platform)["spec"]["entrypoint"] == "python -m trainyard_trainer"
+    assert job_of(platform)["spec"]["entrypoint"] == "python -I -u -m trainyard_trainer"
 
 
 def test_a_shape_without_the_pools_group_is_refused(platform: Platform) -> None:

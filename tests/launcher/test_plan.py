@@ -132,7 +132,7 @@ def test_the_trainer_gets_the_numbers_of_the_plan(platform: Platform) -> None:
 
 @pytest.mark.parametrize(
     ("resource", "words"),
-    [("nvidia.com/mig-1g.10gb", "parts of GPUs"), ("nvidia.com/gpu", "nvidia.com/gpu")],
+    [("nvidia.com/mig-1g.10gb", "partitions of GPUs"), ("nvidia.com/gpu", "nvidia.com/gpu")],
 )
 def test_parts_of_gpus_count_as_gpus(
     platform_with: Callable[..., Platform], resource: str, words: str
@@ -187,5 +187,5 @@ def test_every_number_has_a_reason(platform: Platform) -> None:
     rows = {row.name: row for row in explain_plan(plan, run, platform)}
     assert all(row.why for row in rows.values())
     assert (rows["nodes"].value, rows["workers"].value) == ("2", "16")
-    assert rows["nodes"].why == "16 GPUs / 8 per node, exactly"
+    assert rows["nodes"].why == "16 GPUs / 8 per node"
     assert rows["batch per worker"].value == "4"

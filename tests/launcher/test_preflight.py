@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from fake_cluster import FakeCluster
 
-from trainyard.diagnosis.preflight import RIGHTS, Check, ClusterFacts, Probe, checks, kuberay_of
+from trainyard.diagnosis.preflight.checks import checks
+from trainyard.diagnosis.preflight.facts import RIGHTS, Check, ClusterFacts, Probe
+from trainyard.diagnosis.preflight.installation import kuberay_of
 from trainyard.diagnosis.probe import (
     SETTLE_S,
     probe_pod,
@@ -20,13 +22,14 @@ from trainyard.diagnosis.probe import (
     try_operator,
 )
 from trainyard.errors import ClusterError, ClusterUnreachable
+from trainyard.planning.capacity.quota import over_quota
 from trainyard.planning.merge import merge
 from trainyard.planning.plan import plan_run
-from trainyard.planning.quota import over_quota
 from trainyard.planning.render import render_job
-from trainyard.platform import Platform
+from trainyard.platform import DataVolume, Platform
 from trainyard.rules.check import check
 from trainyard.run_file.load import load_run
+from trainyard_trainer.run_files.isolation import IN_PODS
 
 Object = dict[str, Any]
 
@@ -102,7 +105,7 @@ def good(platform: Platform, job: Object) -> ClusterFacts:
             pod={"spec": {"nodeName": "node-1"}},
             claims={"trainyard-storage": bound},
             log="probe {}",
-            told=TOLD,
+            record=TOLD,
         ),
     )
 
@@ -110,6 +113,42 @@ def good(platform: Platform, job: Object) -> ClusterFacts:
 def only(found: list[Check], name: str) -> Check:
     (check,) = [check for check in found if check.name == name]
     return check
+
+
+def data_volume(claim: str | None) -> DataVolume:
+    source = {"csi": {}} if claim is None else {"persistentVolumeClaim": {"claimName": claim}}
+    mount = {"name": "data-imagenet", "mountPath": "/data/imagenet"}
+    return DataVolume(name="imagenet", volume={"name": "data-imagenet", **source}, mount=mount)
+
+
+def claim(mode: str, phase: str = "Bound") -> Object:
+    return {"spec": {"accessModes": [mode]}, "status": {"phase": phase}}
+
+
+@pytest.mark.parametrize(
+    ("claims", "nodes", "state", "says"),
+    [
+        ({"ro": claim("ReadOnlyMany")}, 2, "ok", "claim ro is Bound, ReadOnlyMany"),
+        ({"ro": None}, 2, "failed", "claim ro does not exist in namespace team"),
+        ({}, 2, "not known", "no permission to read claim ro"),
+        ({"ro": claim("ReadWriteMany", "Pending")}, 2, "not known", "claim ro is Pending"),
+        ({"ro": claim("ReadWriteOnce")}, 2, "failed", "only one node can mount it"),
+        ({"ro": claim("ReadWriteOnce")}, 1, "ok", "claim ro is Bound, ReadWriteOnce"),
+        ({"ro": claim("ReadWriteOncePod")}, 1, "failed", "only one node can mount it"),
+    ],
+)
+def test_the_claims_of_data_volumes_are_checked(
+    good: ClusterFacts, claims: dict[str, Object | None], nodes: int, state: str, says: str
+) -> None:
+    facts = replace(good, volumes=(data_volume("ro"),), claims=claims, nodes=(node(),) * nodes)
+    check = only(checks(facts), "volume imagenet")
+    assert check.state == state
+    assert says in check.seen
+
+
+def test_a_data_volume_without_a_claim_is_not_checked(good: ClusterFacts) -> None:
+    facts = replace(good, volumes=(data_volume(None),))
+    assert only(checks(facts), "volume imagenet").state == "not known"
 
 
 def test_a_cluster_that_can_is_ok_in_every_check(good: ClusterFacts) -> None:
@@ -122,10 +161,10 @@ def test_a_cluster_that_can_is_ok_in_every_check(good: ClusterFacts) -> None:
     ("changes", "name", "state", "seen"),
     [
         ({"version": {"gitVersion": "v1.27.3"}}, "cluster", "failed", "v1.27.3"),
-        ({"version": {}}, "cluster", "not known", "no version"),
+        ({"version": {}}, "cluster", "not known", "without a version"),
         ({"missing_kinds": ("RayJob",)}, "KubeRay CRDs", "failed", "does not know RayJob"),
         ({"crd": crd(entrypoint={})}, "KubeRay CRDs", "failed", "before 1.6"),
-        ({"crd": None}, "KubeRay CRDs", "ok", "may not be read"),
+        ({"crd": None}, "KubeRay CRDs", "ok", "no permission to read"),
         ({"operators": None}, "operator", "ok", "gave a RayJob a status within 1 s"),
         ({"operators": None, "answered_s": None}, "operator", "not known", "no RayJob could"),
         ({"answered_s": float("inf"), "is_silent": True}, "operator", "failed", "no status within"),
@@ -136,7 +175,7 @@ def test_a_cluster_that_can_is_ok_in_every_check(good: ClusterFacts) -> None:
             "failed",
             "you may not create Pod/exec",
         ),
-        ({"rights": dict.fromkeys(RIGHTS)}, "rights", "not known", "does not tell"),
+        ({"rights": dict.fromkeys(RIGHTS)}, "rights", "not known", "does not report"),
         (
             {"platform": None, "platform_problem": "no ConfigMap", "probe": None},
             "platform",
@@ -144,10 +183,10 @@ def test_a_cluster_that_can_is_ok_in_every_check(good: ClusterFacts) -> None:
             "no ConfigMap",
         ),
         ({"job_refused": 'unknown field "spec.x"'}, "RayJob", "failed", "spec.x"),
-        ({"quotas": None}, "quota", "not known", "may not be read"),
-        ({"nodes": None}, "nodes", "not known", "may not be read"),
-        ({"nodes": ()}, "nodes", "failed", "0 nodes may hold them"),
-        ({"nodes": (node(),), "pods": (holder(),)}, "nodes", "not known", "the cluster is busy"),
+        ({"quotas": None}, "quota", "not known", "no permission to read"),
+        ({"nodes": None}, "nodes", "not known", "no permission to read"),
+        ({"nodes": ()}, "nodes", "failed", "0 nodes may run these pods"),
+        ({"nodes": (node(),), "pods": (holder(),)}, "nodes", "not known", "the run waits"),
         ({"job": None}, "nodes", "not known", "pool gpu: 0 nvidia.com/gpu on 0"),
         ({"probe": None}, "storage", "not known", "no probe pod"),
     ],
@@ -193,7 +232,7 @@ def test_what_the_program_in_the_pod_finds_wrong_is_failed(
     good: ClusterFacts, told: Object, name: str, seen: str
 ) -> None:
     assert good.probe is not None
-    check = only(checks(replace(good, probe=replace(good.probe, told=TOLD | told))), name)
+    check = only(checks(replace(good, probe=replace(good.probe, record=TOLD | told))), name)
     assert check.state == "failed"
     assert seen in check.seen
     assert check.remedy
@@ -250,7 +289,7 @@ def test_the_probe_pod_is_the_readers_with_another_program(platform: Platform) -
     pod = probe_pod(platform, IMAGE)
     (container,) = pod["spec"]["containers"]
     shape = platform.reader_pod["spec"]
-    assert container["command"] == ["python", "-m", "trainyard_trainer.tools.probe"]
+    assert container["command"] == [*IN_PODS, "trainyard_trainer.tools.probe"]
     assert container["args"] == ["--path", "/mnt/trainyard"]
     assert container["image"] == IMAGE
     assert container["volumeMounts"] == shape["containers"][0]["volumeMounts"]
@@ -260,7 +299,7 @@ def test_the_probe_pod_is_the_readers_with_another_program(platform: Platform) -
 
 def test_a_probe_tells_and_its_pod_goes(platform: Platform) -> None:
     cluster = Scripted({"phase": "Pending"}, {"phase": "Running"}, {"phase": "Succeeded"})
-    assert probe(cluster, platform).told == TOLD
+    assert probe(cluster, platform).record == TOLD
     assert [call[:2] for call in cluster.calls] == [("create", "Pod"), ("delete", "Pod")]
 
 
@@ -403,7 +442,7 @@ def test_a_quota_is_held_against_head_and_workers_together(job: Object) -> None:
     # Head and workers have 4 GiB each, and the head a little for each worker.
     assert list(over_quota(job, [quota(pods=("3", "0"), limits_memory=("13Gi", "0"))])) == []
     (line,) = over_quota(job, [quota(pods=("3", "1"), limits_memory=("13Gi", "0"))])
-    assert line == "ResourceQuota compute: pods 3 are wanted, 2 of 3 are left"
+    assert line == "ResourceQuota compute: the run needs pods 3, 2 of 3 are left"
     (line,) = over_quota(job, [quota(requests_memory=("12Gi", "2Gi"))])
     assert "requests.memory 12.0" in line
     assert "10 GiB of 12Gi are left" in line

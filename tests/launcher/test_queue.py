@@ -156,5 +156,5 @@ def test_the_plan_tells_queue_and_clean_up(platform: Platform) -> None:
     kueue = queued(platform, "kueue")
     rows = {row.name: row for row in explain_plan(plan_run(run, kueue, "vision"), run, kueue)}
     assert rows["queue"].value == "own"
-    assert "named by the run" in rows["queue"].why
+    assert "from the run file" in rows["queue"].why
     assert rows["after the end"].value == "600 s"

@@ -31,6 +31,7 @@ from trainyard.submission.reader_pod import open_folder, reader_pod
 from trainyard.submission.remote_folder import RemoteFolder
 from trainyard.submission.transfer import MAX_UNCONFIRMED_BYTES
 from trainyard.submission.workers import locate_worker
+from trainyard_trainer.run_files.isolation import IN_PODS
 
 Object = dict[str, Any]
 
@@ -75,13 +76,8 @@ def test_a_file_is_read_by_a_pod_that_goes_again(platform: Platform, read: str |
         assert folder.read("summary.json") == read
     assert cluster.objects == {}
     ((_, *command),) = cluster.commands
-    assert command[:5] == [
-        "python",
-        "-m",
-        "trainyard_trainer.tools.folder",
-        "--path",
-        "/mnt/trainyard",
-    ]
+    start = [*IN_PODS, "trainyard_trainer.tools.folder", "--path", "/mnt/trainyard"]
+    assert command[: len(start)] == start
     assert command[-2:] == ["digits", "summary.json"]
 
 

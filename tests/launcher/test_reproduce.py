@@ -24,6 +24,7 @@ from trainyard.errors import ConfigError
 from trainyard.local.training import local_config
 from trainyard.planning.objects import pack_code, run_objects
 from trainyard.planning.plan import plan_run
+from trainyard.planning.trainer_input import LAUNCH_KEYS
 from trainyard.platform import Platform, load_platform
 from trainyard.run_file.code_archive import pack
 from trainyard.run_file.load import load_run
@@ -214,7 +215,7 @@ def test_what_the_trainer_is_told_already_is_not_told_twice(platform: Platform) 
     run = load_run(ROOT / "examples/command.yaml", gpus="16")
     environment = environment_of(rendered(run, platform))
     told = json.loads(environment[submission.VARIABLE])
-    assert told["launch"].keys() == {"image", "resources", "queue", "network"}
+    assert told["launch"].keys() == LAUNCH_KEYS
     assert not told["launch"].keys() & json.loads(environment[CONFIG_VARIABLE]).keys()
     assert len(environment[submission.VARIABLE]) < 2**10
 
@@ -260,7 +261,9 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
     for run in ("digits", "own"):
         cluster.add_job(f"{run}-0", status="SUCCEEDED", run=run)
         cluster.add_head(f"{run}-0-abc", "")
-    monkeypatch.setattr("trainyard.cluster.cluster.Cluster", lambda namespace: cluster)
+    monkeypatch.setattr(
+        "trainyard.cluster.cluster.Cluster", lambda namespace, context=None: cluster
+    )
     return cluster
 
 
@@ -292,7 +295,7 @@ def test_large_code_is_under_its_own_name_alone_until_it_is_submitted_under_anot
         cluster.processes.append(sent("code.tar.gz", code.archive))
     reproduce("own", namespace="team")
     assert capsys.readouterr().out == yaml_text(job)
-    with pytest.raises(ConfigError, match="`trainyard submit` uploads it"):
+    with pytest.raises(ConfigError, match="Use `trainyard submit`, which uploads the code"):
         reproduce("own", namespace="team", new_name="second")
 
 

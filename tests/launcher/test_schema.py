@@ -57,6 +57,7 @@ def test_a_new_run_file_is_valid() -> None:
     [
         ("resources", {"gpus": 16}),
         ("resources", {"gpus": {"min": 8, "max": 16}, "pool": "a"}),
+        ("resources", {"gpus": 16, "pool": ["a100-spot", "a100"]}),
         ("resources.data", {"nodes": 2}),
         ("train.optimizer", {"name": "adamw", "learning_rate": 1}),
         ("network", {"preset": "efa", "devices_per_node": 4}),
@@ -84,6 +85,8 @@ def test_what_the_launcher_takes_is_valid(path: str, value: Any) -> None:
         ("resources", {"gpus": 8193}),
         ("resources", {"gpus": {"min": 8}}),
         ("resources", {"gpus": {"min": 8, "max": 16, "step": 8}}),
+        ("resources", {"gpus": 8, "pool": []}),
+        ("resources", {"gpus": 8, "pool": ["a", "a"]}),
         ("nmae", "digits"),
     ],
 )

@@ -47,7 +47,7 @@ def test_a_run_that_is_live_otherwise_is_refused_with_the_remedy() -> None:
     cluster.add_job("digits-0", status="RUNNING")
     with pytest.raises(ClusterError, match="live as digits-0") as raised:
         submit_rayjob(RayjobApi(cluster), JOB)
-    assert "trainyard stop digits" in str(raised.value)
+    assert "`trainyard stop digits -n team`" in str(raised.value)
     assert cluster.calls == []
 
 
@@ -128,3 +128,27 @@ def test_a_live_run_does_not_begin_anew(live: str) -> None:
     with pytest.raises(ClusterError, match=f"live as {live}"):
         submit_rayjob(RayjobApi(cluster), JOB, lambda: pytest.fail("its folder was set aside"))
     assert cluster.calls == []
+
+
+@pytest.mark.parametrize(("status", "is_forgotten"), [("FAILED", True), ("STOPPED", False)])
+def test_the_time_of_a_failed_submission_is_not_counted_for_the_next(
+    status: str, is_forgotten: bool
+) -> None:
+    cluster, forgotten = FakeCluster(), list[str]()
+    ended = cluster.add_job("digits-1", status=status)
+    ended.setdefault("spec", {})["activeDeadlineSeconds"] = 60
+    job = JOB | {"spec": {"activeDeadlineSeconds": 60}}
+    submit_rayjob(RayjobApi(cluster), job, forget_failure=lambda: forgotten.append("digits-1"))
+    assert forgotten == ["digits-1"] * is_forgotten
+
+
+@pytest.mark.parametrize(("retries_of_the_ended", "is_forgotten"), [(0, True), (2, False)])
+def test_the_record_of_a_final_failure_is_withdrawn_if_the_retries_were_cancelled(
+    retries_of_the_ended: int, is_forgotten: bool
+) -> None:
+    cluster, forgotten = FakeCluster(), list[str]()
+    ended = cluster.add_job("digits-1", status="FAILED")
+    ended.setdefault("spec", {})["backoffLimit"] = retries_of_the_ended
+    job = JOB | {"spec": {"backoffLimit": 2}}
+    submit_rayjob(RayjobApi(cluster), job, forget_failure=lambda: forgotten.append("digits-1"))
+    assert forgotten == ["digits-1"] * is_forgotten

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from fake_cluster import FakeCluster
+from stand_in import stand_in_for_trainer
 
 from trainyard.__main__ import run as trainyard
 from trainyard.errors import ClusterError, ClusterUnreachable, ConfigError
@@ -80,12 +81,12 @@ def test_values_are_split_at_the_commas_between_them(text: str, values: tuple[st
 @pytest.mark.parametrize(
     ("words", "what", "remedy"),
     [
-        (["train.seed"], "'train.seed' must read KEY=V1,V2", "train.seed=1,2,3"),
-        (["=1,2"], "must read KEY=V1,V2", "train.seed=1,2,3"),
-        (["train.seed="], "train.seed=: a value is empty", "null stands for none"),
+        (["train.seed"], "'train.seed' must have the form KEY=V1,V2", "train.seed=1,2,3"),
+        (["=1,2"], "must have the form KEY=V1,V2", "train.seed=1,2,3"),
+        (["train.seed="], "train.seed=: a value is empty", "use null for no value"),
         (["train.seed=1,,2"], "a value is empty", "Remove the comma"),
         (["train.seed=1,2,"], "a value is empty", "Remove the comma"),
-        (["train.seed=1", "train.seed=2,3"], "is given twice", "Write train.seed=1,2,3"),
+        (["train.seed=1", "train.seed=2,3"], "is given twice", "Use train.seed=1,2,3"),
         (["name=a,b"], "name cannot be swept", "Use --name"),
     ],
 )
@@ -121,10 +122,10 @@ def test_each_combination_is_a_run_whose_keys_were_set_as_by_set() -> None:
         (["train.sed=1"], "train.sed=1: "),
         (["train.seed=1,2", "train.epochs=3,0"], "train.seed=1 train.epochs=0: "),
         (["train.seed=1,{"], "train.seed={: --set train.seed={: the value is not valid YAML"),
-        (["train.seed=1,2,1"], "train.seed=1 and train.seed=1 are one run"),
-        (["train.clip_norm=0.1,1e-1"], "are one run"),
+        (["train.seed=1,2,1"], "train.seed=1 and train.seed=1 are the same run"),
+        (["train.clip_norm=0.1,1e-1"], "are the same run"),
         (["train.model.image_size=16,32", "train.model={name: resnet18, in_channels: 1, num_classes: 10}"],
-         "are one run"),
+         "are the same run"),
     ],
 )  # fmt: skip
 def test_wrong_values_are_refused_and_the_combination_is_named(words: list[str], what: str) -> None:
@@ -514,7 +515,9 @@ def sweep_on(
     """Exit code, rows and what was said of a sweep over three seeds on a cluster."""
 
     def sweep(cluster: Yard, *options: str) -> tuple[int, list[Object], str]:
-        monkeypatch.setattr("trainyard.cluster.cluster.Cluster", lambda namespace: cluster)
+        monkeypatch.setattr(
+            "trainyard.cluster.cluster.Cluster", lambda namespace, context=None: cluster
+        )
         platform = f"--platform={ROOT / 'launcher/trainyard/platform.yaml'}"
         capsys.readouterr()
         words = [
@@ -609,7 +612,7 @@ def test_ctrl_c_leaves_live_runs_alone_and_the_same_command_goes_on(sweep_on: Sw
     yard.watch = watch  # type: ignore[method-assign]
     code, rows, said = sweep_on(yard, "--max-parallel=2")
     assert code == 0
-    assert f"{ONE} (train.seed=1): live already (running)" in said
+    assert f"{ONE} (train.seed=1): already active (running)" in said
     assert yard.created == [ONE, TWO, THREE]
     assert yard.most_live == 2
 
@@ -699,7 +702,7 @@ def test_folders_that_cannot_be_read_cost_the_metrics_alone(
     code, rows, said = sweep_on(yard)
     assert code == 0
     assert [row["metrics"] for row in rows] == [{}] * 3
-    assert "what 3 runs have reached could not be read: no room for a reader pod" in said
+    assert "the metrics of 3 runs could not be read: no room for a reader pod" in said
     assert "no run has reported val_accuracy; reported were: no metrics" in said
 
 
@@ -838,14 +841,11 @@ def here(
     """Exit code, output and what was said of a sweep with a program that fails for one seed."""
     monkeypatch.setattr(training, "NEEDED", ())
     monkeypatch.setattr("trainyard.sweeps.on_this_machine.NEEDED", ())
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    package = tmp_path / "trainyard_trainer"
-    package.mkdir()
-    (package / "__init__.py").touch()
     monkeypatch.chdir(tmp_path)
+    main = stand_in_for_trainer(tmp_path, monkeypatch)
 
     def sweep(failing: int) -> tuple[int, str, str]:
-        (package / "__main__.py").write_text(PROGRAM.replace("FAILING", f"{failing}"))
+        main.write_text(PROGRAM.replace("FAILING", f"{failing}"))
         capsys.readouterr()
         code = trainyard(["sweep", f"{DIGITS}", "train.seed=1,2,3", "--here", "--storage=runs"])
         said = capsys.readouterr()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from fake_cluster import FakeCluster
 
 from trainyard.cluster.follow import SILENT_LIMIT_S
-from trainyard.errors import ClusterUnreachable, RunFailed
+from trainyard.errors import ClusterError, ClusterUnreachable, RunFailed, TimedOut
 from trainyard.submission.current_status import current_status
-from trainyard.submission.status import attempts_of, message_of, pending_reason, phase_of
-from trainyard.submission.watch import StatusTracker, watch_submission
+from trainyard.submission.status import RunStatus, attempts_of, message_of, pending_reason, phase_of
+from trainyard.submission.watch import StatusTracker, cancelling_retries, watch_submission
 from trainyard_trainer.run_files.driver_output import last_record
 
 Object = dict[str, Any]
@@ -147,6 +149,31 @@ def test_a_watch_goes_on_through_a_retry_to_the_end() -> None:
     ]  # fmt: skip
 
 
+class StillCluster(FakeCluster):
+    """A cluster on which nothing happens while it is watched."""
+
+    def watch(self, *arguments: Any, **options: Any) -> Iterator[Object]:
+        threading.Event().wait()
+        yield {}
+
+
+def test_a_watch_ends_after_its_time_and_leaves_the_run_alone() -> None:
+    cluster = StillCluster()
+    cluster.add_job("digits-1", status="RUNNING")
+    with pytest.raises(TimedOut, match=r"run digits has not ended within 0\.1 s") as raised:
+        list(watch_submission(cluster, "digits-1", "digits", timeout_s=0.1))
+    assert raised.value.exit_code == 124
+    assert cluster.calls == []
+
+
+def test_a_run_that_its_driver_has_stopped_says_why() -> None:
+    cluster = FakeCluster()
+    job = cluster.add_job("digits-1", status="STOPPED")
+    cluster.add_head("digits-1-abc", "stopped: all is saved\nerror: the run stopped at its limit\n")
+    found = current_status(cluster, job)
+    assert (found.phase, found.message) == ("stopped", "the run stopped at its limit")
+
+
 def test_a_deleted_rayjob_ends_the_watch_with_the_remedy() -> None:
     cluster = FakeCluster()
     cluster.add_job("digits-1")
@@ -190,6 +217,26 @@ def test_a_watch_ends_with_the_driver_s_last_words() -> None:
     assert last.progress == {"percent": 100}
 
 
+@pytest.mark.parametrize("is_allowed", [True, False])
+def test_the_retries_are_cancelled_after_an_error_that_a_retry_cannot_cure(
+    is_allowed: bool,
+) -> None:
+    cluster = FakeCluster() if is_allowed else ClusterForReaders()
+    cluster.add_job("digits-1", status="RUNNING")["spec"] = {"backoffLimit": 2}
+    statuses = [RunStatus(submission="digits-1", phase="running", is_final_failure=each)
+                for each in (False, True, True)]  # fmt: skip
+    assert list(cancelling_retries(cluster, "digits-1", statuses)) == statuses
+    retries = cluster.objects["RayJob", "digits-1"]["spec"]["backoffLimit"]
+    assert (retries, len(cluster.calls)) == ((0, 1) if is_allowed else (2, 0))
+
+
+class ClusterForReaders(FakeCluster):
+    """A cluster whose user may not change RayJobs."""
+
+    def patch(self, kind: str, name: str, body: Object) -> Object:
+        raise ClusterError("no right to patch", reason="Forbidden")
+
+
 # What was heard -> a run_status.
 
 
@@ -227,6 +274,14 @@ def test_progress_stays_until_the_next_attempt() -> None:
     assert heard.update_job(job_at("Running", "RUNNING", message="x")).progress == {"percent": 5}
     retrying = heard.update_job(job_at("Retrying", "FAILED", failed=1))
     assert (retrying.progress, retrying.attempts) == (None, 2)
+
+
+def test_a_driver_tells_that_a_retry_is_of_no_use() -> None:
+    heard = StatusTracker("d")
+    heard.update_job(job_at("Running", "RUNNING"))
+    run_status = heard.read_log_line('final failure {"exit_code": 2}')
+    assert run_status is not None
+    assert run_status.is_final_failure
 
 
 def test_a_driver_is_heard_only_while_it_runs() -> None:

@@ -203,10 +203,10 @@ def test_pixels_of_another_size_or_colour_go_the_way_of_their_picture(
 @pytest.mark.parametrize(
     ("columns", "problem"),
     [
-        (None, "there is nothing"),
+        (None, "does not exist"),
         ({"picture": [b"x"]}, "has no column image; its columns are picture"),
         ({"image": ["text"]}, "column image is of type string"),
-        ({"image": [b"x"], "error": [1]}, "has a column error already"),
+        ({"image": [b"x"], "error": [1]}, "already has a column error"),
     ],
 )
 def test_what_is_no_data_set_of_images_is_told(
@@ -245,9 +245,9 @@ def test_rows_that_come_twice_or_not_at_all_are_an_error(tmp_path: Path) -> None
     row = {"row": [0], **{name: [None] for name in batch_prediction.ANSWER.names}}
     answer = pa.table(row, schema=pa.schema([("row", pa.int64()), *batch_prediction.ANSWER]))
     writer.add(answer)
-    with pytest.raises(ValueError, match="rows 1 and on are to come"):
+    with pytest.raises(ValueError, match="expected rows from 1 on"):
         writer.add(answer)
-    with pytest.raises(ValueError, match=r"data\.parquet lacks rows"):
+    with pytest.raises(ValueError, match=r"of data\.parquet are missing"):
         writer.finish()
 
 

@@ -88,6 +88,9 @@ class MortalStream:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self.real.close()
 
     def write(self, data: bytes) -> None:

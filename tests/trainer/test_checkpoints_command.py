@@ -170,7 +170,7 @@ def test_nothing_goes_where_nothing_is_intact(tmp_path: Path) -> None:
     folder = open_small(tmp_path)
     name = save(folder, 1)
     damage(folder, name)
-    with pytest.raises(RunError, match="nothing is deleted"):
+    with pytest.raises(RunError, match="none was deleted"):
         run(folder, "prune", "--keep", "1")
     assert Checkpoints(folder).names() == [name]
 

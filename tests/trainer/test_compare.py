@@ -73,6 +73,19 @@ def write(folder: RunFolder, **files: Any) -> None:
             folder.write(f"{folder.root}/{name}.jsonl", lines(content))
 
 
+NODE: Record = {
+    "name": "pod-a",
+    "id": "1",
+    "gpus": [{"model": "H100", "id": "GPU-1"}],
+    "gpu_driver": "550",
+}
+RECORD: Record = {
+    "attempt": 1, "image_digests": ["sha256:1"], "git": {"revision": "1" * 40, "is_dirty": True},
+    "code_sha256": None, "nodes": [NODE], "gpu_hours": 1.5, "cpu_hours": 12.0,
+    "versions": {"nvidia-nccl-cu13": "2.28"},
+}  # fmt: skip
+
+
 def own(**changes: Any) -> Record:
     """The files of a run with code of its own."""
     summary = {"outcome": "succeeded", "error": None, "workers": 2, "run_s": 30.0, "metrics": {}}
@@ -368,3 +381,28 @@ def test_a_namespace_and_a_storage_exclude_each_other(called: list[list[str]]) -
 def test_all_that_is_compared_is_copied_from_a_cluster(one: RunFolder) -> None:
     write(one, failures=[], progress={}, submission={})
     assert {*COMPARED} == {*one.files()}
+
+
+def test_where_and_with_what_two_runs_ran_is_compared(tmp_path: Path) -> None:
+    one, other = (RunFolder.open(str(tmp_path), name) for name in ("one", "two"))
+    later = RECORD | {"attempt": 2, "git": {"revision": "2" * 40, "is_dirty": False}}
+    write(one, run=CONFIG | {"record": [RECORD, later]})
+    write(other)
+    compared = [command.read_run(folder.name, folder) for folder in (one, other)]
+    first, second = (command.environment_of(run) for run in compared)
+    assert (
+        first
+        | {
+            "image digest": "sha256:1",
+            "git revision": "111111111111, dirty, 222222222222",
+            "nodes": 1,
+            "GPUs": "1 x H100",
+            "GPU driver": "550",
+            "GPU-hours": 3.0,
+            "CPU-hours": 24.0,
+            "nvidia-nccl-cu13": "2.28",
+        }
+        == first
+    )
+    assert "nodes" not in second
+    assert command.config_of(*compared)["differ"] == [], "the record is no part of the config"

@@ -17,8 +17,8 @@ from loaders import config_of, prepared_of
 from ray.cluster_utils import Cluster
 
 from trainyard_trainer.config.trainer_config import TrainerConfig
-from trainyard_trainer.data.loading import ray_loader
-from trainyard_trainer.data.loading.ray_loader import STORE_SHARE, RemainingSamples
+from trainyard_trainer.data.loading import ray_source
+from trainyard_trainer.data.loading.ray_source import STORE_SHARE, RemainingSamples
 from trainyard_trainer.run_folder.progress import Length, Trained
 
 LABELS = {"ray-subcluster": "data"}
@@ -54,13 +54,13 @@ def nodes_of_tasks(folder: Path, config: TrainerConfig) -> list[str]:
     prepared = prepared_of(folder, 97)
     length = Length.of(config, 97)
     work = RemainingSamples(prepared, length, Trained(), np.zeros(97, bool), 1, config)
-    ray_loader.configure(config)
+    ray_source.configure(config)
 
     def with_node(table: pa.Table) -> pa.Table:
         node = ray.get_runtime_context().get_node_id()
         return pa.table({"node": [node], "rows": [len(table)]})
 
-    dataset = ray_loader.read(work, np.arange(97), seed=[0])
+    dataset = ray_source.read(work, np.arange(97), seed=[0])
     tasks = dataset.map_batches(with_node, batch_size=None, batch_format="pyarrow")
     (shard,) = tasks.streaming_split(1, equal=True)
     found = list(shard.iter_batches(batch_size=None, batch_format="pyarrow"))
@@ -74,6 +74,6 @@ def test_tasks_keep_to_the_nodes_with_the_labels(tmp_path: Path, data_node: str)
 
 
 def test_a_run_may_fill_its_share_of_the_object_store(tmp_path: Path, data_node: str) -> None:
-    ray_loader.configure(config_of(tmp_path, 12, data__loader="ray"))
+    ray_source.configure(config_of(tmp_path, 12, data__loader="ray"))
     limits = ray.data.DataContext.get_current().execution_options.resource_limits
     assert limits.object_store_memory == STORE_SHARE * 2 * 2**27

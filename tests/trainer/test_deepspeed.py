@@ -202,7 +202,7 @@ def test_its_shards_are_for_as_many_workers_as_have_written_them(tmp_path: Path)
     folder = open_folder(zero(tmp_path))
     folder.write(folder.run, zero(tmp_path).model_dump_json())
     resume.check_identity(folder, zero(tmp_path))
-    with pytest.raises(ConfigError, match=r"num_workers: 2 -> 4 .*\n +Go on with 2 workers\."):
+    with pytest.raises(ConfigError, match=r"num_workers: 2 -> 4 .*\n +Use 2 workers\."):
         resume.check_identity(folder, zero(tmp_path, scaling__num_workers=4))
 
 

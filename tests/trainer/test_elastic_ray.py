@@ -168,6 +168,6 @@ def test_a_run_of_fixed_size_ends_its_attempt_when_nothing_replaces_a_lost_node(
         nodes.tell("remove")
         output, _ = driver.communicate(timeout=200)
     assert driver.returncode == 1, output
-    assert "error: no place came for the workers within" in output
+    assert "error: the workers could not be restarted within" in output
     # Another attempt may go on.
     assert not attempts.read(config, "failed.json")

@@ -12,17 +12,22 @@ from torch import nn
 from training import open_folder, small_config
 
 from trainyard_trainer.boosting.workers import make_trainer
-from trainyard_trainer.checkpointing.checkpoint import (
-    Checkpoints,
-)
+from trainyard_trainer.checkpointing.checkpoint import Checkpoints, SavedCheckpoint
+from trainyard_trainer.checkpointing.retention import best_of
 from trainyard_trainer.config.section import Section
+from trainyard_trainer.config.trainer_config import CommandConfig
 from trainyard_trainer.engine.optimizers import Precision, build_optimizer, learning_rate
 from trainyard_trainer.engine.worker import shards_of
 from trainyard_trainer.on_ray.driver import batches_of_loader
 from trainyard_trainer.parallel.strategy import strategy_of
 from trainyard_trainer.recipes.registry import recipe_of
+from trainyard_trainer.run_folder.progress import Trained
+from trainyard_trainer.user_code.command import command_of
 
 CPU = torch.device("cpu")
+END_OF_EPOCH = SavedCheckpoint(
+    name="c", trained=Trained(epoch=1, steps_in_epoch=0), config={}, images={}, files={}
+)
 
 
 class Unknown(Section):
@@ -51,7 +56,20 @@ CHOICES: dict[str, Callable[[Path], Any]] = {
     ),
     "loader": lambda path: batches_of_loader("unknown"),  # type: ignore[arg-type]
     "library": lambda path: make_trainer(boosting_task(changed(path, library="unknown"))),
+    "metric": lambda path: best_of([END_OF_EPOCH], "unknown"),  # type: ignore[arg-type]
+    "way to start a command": lambda path: command_of(
+        CommandConfig.model_construct(
+            name="r", command=("true",), run_with="unknown", **small_sections(path)
+        ),
+        1,
+    ),
 }
+
+
+def small_sections(tmp_path: Path) -> dict[str, Any]:
+    """The sections of a config that each kind of run has."""
+    config = small_config(tmp_path)
+    return {"scaling": config.scaling, "storage": config.storage}
 
 
 def boosting_task(config: Any) -> Any:

@@ -306,7 +306,7 @@ def test_nothing_of_what_somebody_put_in_place_of_the_shares_is_run(tmp_path: Pa
     folder = open_folder(small_config(tmp_path))
     checkpoints = Checkpoints(folder)
     folder.write(checkpoints.path("c", METADATA), pickle.dumps(Program(tmp_path / "trace")))
-    with pytest.raises(RunError, match="is no metadata of tensors: it names pathlib"):
+    with pytest.raises(RunError, match="is not a metadata file of tensors: it refers to pathlib"):
         whole(checkpoints, "c", "model")
     assert not (tmp_path / "trace").exists()
 
@@ -331,7 +331,7 @@ def test_metadata_that_names_members_of_enums_as_attributes_is_read() -> None:
     ("of", "name"), [(torch.Size, "__class__"), (_MEM_FORMAT_ENCODING, "__subclasses__")]
 )
 def test_other_attributes_are_not_read(of: Any, name: str) -> None:
-    with pytest.raises(pickle.UnpicklingError, match="it asks"):
+    with pytest.raises(pickle.UnpicklingError, match="it gets the attribute"):
         _Unpickler(io.BytesIO(pickle.dumps(Attribute(of, name)))).load()
 
 

@@ -23,7 +23,8 @@ from pydantic import ValidationError
 from trainyard_trainer.boosting.attempt import run, with_absolute_path
 from trainyard_trainer.boosting.libraries import LIBRARIES
 from trainyard_trainer.boosting.rounds import BoostingTask, work
-from trainyard_trainer.boosting.table import check_shares, prepare, read_share, uniform
+from trainyard_trainer.boosting.table import check_shares, prepare, read_share
+from trainyard_trainer.boosting.table_files import uniform
 from trainyard_trainer.checkpointing.checkpoint import (
     Checkpoints,
 )
@@ -209,18 +210,18 @@ def test_classes_are_the_labels_of_training_in_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "changes", "message"),
     [
-        ({"a": ["x"] * 9, "b": [1] * 9, "label": [0, 1, 2] * 3}, {}, r"no numbers: a \(string\)"),
+        ({"a": ["x"] * 9, "b": [1] * 9, "label": [0, 1, 2] * 3}, {}, r"not numeric: a \(string\)"),
         ({"a": [1] * 9, "label": [0, 1, 2] * 3}, {"train__objective": "binary"}, "has 3 different"),
-        ({"a": [1] * 9, "label": [1] * 9}, {}, "has one label alone, 1"),
+        ({"a": [1] * 9, "label": [1] * 9}, {}, "has only one distinct label, 1"),
         (
             {"a": [1] * 9, "label": [0, 1, None] * 3},
             {},
-            r"row [258] \(from 0, over all files\) has no label",
+            r"0.parquet: row [258] \(from 0\) has no label",
         ),
         ({"a": [1] * 9, "lable": [0, 1, 2] * 3}, {}, "no column label.* Did you mean lable"),
         ({"a": [1] * 9, "label": ["x"] * 9}, {"train__objective": "regression"}, "learns numbers"),
-        ({"a b": [1] * 9, "a_b": [1] * 9, "label": [0, 1, 2] * 3}, {}, "differ by blanks"),
-        ({"label": [0, 1, 2] * 3}, {}, "no column but the label's"),
+        ({"a b": [1] * 9, "a_b": [1] * 9, "label": [0, 1, 2] * 3}, {}, "differ only in spaces"),
+        ({"label": [0, 1, 2] * 3}, {}, "no columns except the label column"),
     ],
 )
 def test_rows_that_cannot_be_learnt_from_are_refused(
@@ -237,7 +238,7 @@ def test_a_worker_without_rows_is_refused(tmp_path: Path) -> None:
     source = tmp_path / "houses"
     write_table(source / "train" / "0.parquet", id=[1, 2, 3], price=[1.0, 2.0, 3.0])
     write_table(source / "valid" / "0.parquet", id=[4], price=[4.0])
-    with pytest.raises(ConfigError, match="1 rows for validation, and each of 2 workers"):
+    with pytest.raises(ConfigError, match="1 validation rows, but each of 2 workers"):
         check_shares(table_of(of_houses(source)), 2)
 
 
@@ -416,7 +417,7 @@ def test_files_that_have_changed_since_are_refused(tmp_path: Path) -> None:
     config = of_houses(houses(tmp_path / "houses"))
     alone(config)
     houses(tmp_path / "houses", files=4)
-    with pytest.raises(ConfigError, match="are not those that checkpoint"):
+    with pytest.raises(ConfigError, match="are not those with which checkpoint"):
         alone(config)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from trainyard_trainer.errors import RunError
+from trainyard_trainer.errors import RunError, StorageError
 from trainyard_trainer.run_folder.claim_holder import ClaimHolder
 from trainyard_trainer.run_folder.fence import Fence, Fenced
 from trainyard_trainer.run_folder.folder import RunFolder
@@ -167,6 +168,21 @@ def test_who_would_change_a_living_run_is_refused(storage: Storage) -> None:
         refuse_if_live(folder)
 
 
+def test_an_attempt_whose_command_was_killed_is_waited_for(folder: RunFolder) -> None:
+    gone = (os.getpid(), 0)  # the process of this id has another start time
+    first = Lease.acquire(folder, holder=replace(ClaimHolder.current(), front_end=gone))
+    first.__enter__()
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        lines.append(line)
+        first.__exit__(None, None, None)
+
+    with Lease.acquire(folder, say) as second:
+        assert second.attempt == 2
+    assert "was killed: waiting at most 120 s until the attempt has saved and ended" in lines[0]
+
+
 def test_a_killed_attempt_is_followed_at_once(storage: Storage) -> None:
     said: list[str] = []
     with driver(storage) as first:
@@ -220,7 +236,7 @@ def test_a_claim_that_cannot_be_read_is_judged_by_its_signs_of_life(folder: RunF
 
 def test_a_folder_that_cannot_be_written_is_an_error_with_its_name(tmp_path: Path) -> None:
     (tmp_path / "small").write_text("")
-    with pytest.raises(RunError, match="small cannot be claimed: "):
+    with pytest.raises(StorageError, match=r"small/lease/a1\.json cannot be created"):
         Lease.acquire(RunFolder.open(str(tmp_path), "small"))
 
 
@@ -285,7 +301,7 @@ def test_a_storage_that_is_away_for_a_while_ends_nothing(
 ) -> None:
     folder = RunFolder.open(str(tmp_path), "small")
     said: list[str] = []
-    failures = [OSError("the server is away")] * 3
+    failures = [StorageError("the server is away")] * 3
 
     def write(path: str, data: str, *, is_durable: bool = True) -> None:
         if failures:

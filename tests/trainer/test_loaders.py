@@ -34,10 +34,11 @@ from own_ray import own_ray
 from training import Group, ThreadWorker
 
 from trainyard_trainer.config.trainer_config import TrainerConfig
-from trainyard_trainer.data.loading import ray_loader
+from trainyard_trainer.data.loading import ray_loader, ray_source
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.chunks import Ahead, Columns, cut, in_order, shuffled
-from trainyard_trainer.data.loading.ray_loader import HANDED_OUT, RayBatches, RemainingSamples
+from trainyard_trainer.data.loading.ray_loader import HANDED_OUT, RayBatches
+from trainyard_trainer.data.loading.ray_source import RemainingSamples
 from trainyard_trainer.data.loading.reading import read_part
 from trainyard_trainer.data.loading.torch_loader import (
     GlobalBatches,
@@ -206,9 +207,9 @@ class FakeDataset:
 
 @pytest.fixture
 def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_loader, "read", FakeDataset)
-    monkeypatch.setattr(ray_loader, "configure", lambda config: None)
-    monkeypatch.setattr(ray_loader, "smallest_store", lambda: 2**30)
+    monkeypatch.setattr(ray_source, "read", FakeDataset)
+    monkeypatch.setattr(ray_source, "configure", lambda config: None)
+    monkeypatch.setattr(ray_source, "smallest_store", lambda: 2**30)
     monkeypatch.setattr(ray_loader, "node_here", lambda: "here")
     # Several chunks of each stream, several samples that wait.
     monkeypatch.setattr(ray_loader, "CHUNK_BYTES", 7 * 64)
@@ -311,7 +312,7 @@ def test_a_sample_that_comes_twice_ends_the_run(
             super().__init__(work, ids, seed)
             self.tables[1] = self.tables[0]
 
-    monkeypatch.setattr(ray_loader, "read", Twice)
+    monkeypatch.setattr(ray_source, "read", Twice)
     prepared = prepared_of(tmp_path, 97)
     config = config_of(tmp_path, 12)
     length = Length.of(config, 97)
@@ -328,7 +329,7 @@ def test_a_sample_that_comes_to_two_workers_ends_the_run(tmp_path: Path) -> None
 
     def use_the_same(worker: ThreadWorker) -> None:
         batches = make(Trained(), {}, worker)
-        batches.own[[3, 10 + worker.rank]] = True
+        batches.used_here[[3, 10 + worker.rank]] = True
         batches.state()
 
     with pytest.raises(RunError, match="a sample twice in one epoch"):
@@ -342,7 +343,7 @@ def test_blocks_that_are_lost_end_the_run(tmp_path: Path, monkeypatch: pytest.Mo
             super().__init__(work, ids, seed)
             del self.tables[1]
 
-    monkeypatch.setattr(ray_loader, "read", Lost)
+    monkeypatch.setattr(ray_source, "read", Lost)
     prepared = prepared_of(tmp_path, 97)
     config = config_of(tmp_path, 12, data__drop_last=False)
     length = Length.of(config, 97)
@@ -431,7 +432,7 @@ def ray_here() -> Iterator[None]:
         "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ray_loader, "PART_BYTES", 20 * 64)
+        patch.setattr(ray_source, "PART_BYTES", 20 * 64)
         patch.setattr(logging.getLogger("ray.data"), "level", logging.ERROR)
         with own_ray(num_cpus=4, **environment):
             yield
@@ -497,7 +498,7 @@ def test_a_ray_without_a_cpu_for_data_ends_the_run_with_the_numbers(
 
     hog = ray.remote(Hog).options(num_cpus=4).remote()
     assert ray.get(hog.is_there.remote())
-    monkeypatch.setattr(ray_loader, "WAIT_S", 2.0)
+    monkeypatch.setattr(ray_source, "WAIT_S", 2.0)
     prepared = prepared_of(tmp_path, 97)
     config = config_of(tmp_path, 12)
     length = Length.of(config, 97)

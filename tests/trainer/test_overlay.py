@@ -75,7 +75,7 @@ def test_what_is_no_file_below_the_folder_is_refused(
 ) -> None:
     folder = tmp_path / "code"
     folder.mkdir()
-    with pytest.raises(ConfigError, match="is no file below its folder"):
+    with pytest.raises(ConfigError, match="is not a plain file in its folder"):
         unpack(packed((hostile, b"")), folder)
     assert [path.name for path in tmp_path.rglob("*")] == ["code"]
 
@@ -99,8 +99,8 @@ def test_whatever_an_archive_holds_files_below_the_folder_are_written_or_it_is_r
 @pytest.mark.parametrize(
     ("header", "text", "problem"),
     [
-        ("size", "-1536", "is no file below its folder"),
-        ("GNU.sparse.map", "0,1", "is no file below its folder"),
+        ("size", "-1536", "is not a plain file in its folder"),
+        ("GNU.sparse.map", "0,1", "is not a plain file in its folder"),
         ("GNU.sparse.size", "many", "cannot be unpacked: invalid literal"),
         ("path", "a\0b", "cannot be unpacked: embedded null"),
     ],

@@ -337,7 +337,7 @@ def test_a_damaged_file_of_a_killed_attempt_is_made_again(idx: Path, tmp_path: P
     assert hashes(tmp_path / "dest") == hashes(tmp_path / "whole")
 
 
-def test_a_source_that_changed_in_between_is_refused(tmp_path: Path) -> None:
+def test_a_source_that_changed_in_between_is_prepared_again(tmp_path: Path) -> None:
     source = made.write_folder(
         tmp_path / "a", [made.png(image) for image in made.pixels(60)], made.labels(60)
     )
@@ -346,8 +346,9 @@ def test_a_source_that_changed_in_between_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         prepare(Options(source=str(source)), dying, PrepareContext())
     (source / "ant/one-more.png").write_bytes(made.png(made.pixels(1)[0]))
-    with pytest.raises(ConfigError, match=r"files of train: \w+ there, \w+ here"):
-        prepared_in(tmp_path / "dest", source)
+    prepared_in(tmp_path / "dest", source)
+    prepared_in(tmp_path / "fresh", source)
+    assert hashes(tmp_path / "dest") == hashes(tmp_path / "fresh")
 
 
 def prepare_elsewhere(source: str, dest: str, memory_bytes: int) -> None:

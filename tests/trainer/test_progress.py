@@ -16,7 +16,7 @@ from trainyard_trainer.checkpointing.checkpoint import (
     Checkpoints,
 )
 from trainyard_trainer.config.trainer_config import TrainerConfig
-from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.errors import ConfigError, StorageError
 from trainyard_trainer.run_folder.fence import Fence, Fenced
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.progress import (
@@ -131,6 +131,14 @@ def test_what_is_no_number_is_null() -> None:
     assert to_json({"a": float("nan"), "b": float("inf"), "c": 1.25, "d": None, "e": 3}) == (
         '{"a": null, "b": null, "c": 1.25, "d": null, "e": 3}'
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1e-7, "1e-07"), (0.123456789, "0.1234568"), (-3e-9, "-3e-09"), (12.3456789, "12.345679")],
+)
+def test_a_small_number_keeps_its_significant_digits(value: float, text: str) -> None:
+    assert to_json({"lr": value}) == f'{{"lr": {text}}}'
 
 
 def test_a_line_that_was_cut_off_is_no_record(tmp_path: Path) -> None:
@@ -253,7 +261,7 @@ class FullDisk(RunFolder):
         assert self.go_on.wait(LIMIT_S)
         self.refusals -= 1
         if self.refusals >= 0:
-            raise OSError("no space left")
+            raise StorageError("no space left")
         super().write(path, data, is_durable=is_durable)
 
 
@@ -274,7 +282,7 @@ def test_a_report_that_could_not_be_written_surfaces_at_the_next_use(
         record(report(step))
     folder.go_on.set()
     record._last.exception(timeout=LIMIT_S)
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(StorageError, match="no space left"):
         use(record)
 
 

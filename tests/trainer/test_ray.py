@@ -28,6 +28,7 @@ def test_a_run_leaves_all_its_files(attempts: Attempts, loader: str) -> None:
     output = attempts.finish(config)
     folder = attempts.storage / "small"
     summary = read_json(config, "summary.json")
+    record = summary.pop("record")
     assert lines(output, "summary") == [summary]
     assert output.splitlines()[-1].startswith("summary ")
     assert summary == summary | {
@@ -57,7 +58,9 @@ def test_a_run_leaves_all_its_files(attempts: Attempts, loader: str) -> None:
     # The last line comes when the attempt has ended, and is in standard output alone.
     log = (folder / "logs" / "attempt-1.log").read_text()
     assert log.splitlines() == output.splitlines()
-    assert read_json(config, "run.json") == config.model_dump(mode="json")
+    assert read_json(config, "run.json") == config.model_dump(mode="json") | {"record": record}
+    ((node,),) = ([(node["name"], len(node["id"])) for node in one["nodes"]] for one in record)
+    assert node == (socket.gethostname(), 56)
     assert len(committed(config)) == 2
     # Nothing of Ray's stays, in the run's folder or elsewhere.
     assert {path.name for path in folder.iterdir()} == {
@@ -181,7 +184,7 @@ def test_gpus_that_only_ray_counts_end_the_run_with_node_and_remedy(attempts: At
     output = attempts.finish(config, code=1, environment=environment)
     cluster.communicate("")
     assert "cluster: 1 node, 3 CPUs, 2 GPUs" in output
-    assert "error: CUDA is missing: Ray counts GPUs on 1 nodes" in output
+    assert "error: CUDA is missing: Ray found GPUs on 1 nodes" in output
     assert f"node {socket.gethostname()}: torch.cuda.is_available() is False" in output
     assert "Install the NVIDIA driver and device plugin there" in output
     assert read_json(config, "summary.json")["outcome"] == "failed"

@@ -60,7 +60,7 @@ def test_without_a_copy_ray_train_starts_without_it(folder: RunFolder) -> None:
     write(folder, state("gone"))
     found, (said,) = repaired(folder)
     assert found is None
-    assert "names checkpoint gone, which is gone: Ray Train starts without it" in said
+    assert "lists checkpoint gone, which no longer exists: Ray Train starts without it" in said
 
 
 def test_a_copy_whose_checkpoint_is_gone_is_not_used(folder: RunFolder) -> None:

@@ -52,6 +52,27 @@ SUMMARY = {
     "bad_samples": 7,
     "dropped_per_epoch": 29,
     "checkpoint": "s000000016896-a2",
+    "record": [
+        {
+            "attempt": 1,
+            "began": "2026-01-01T00:00:00+00:00",
+            "ended": "2026-01-01T01:00:00+00:00",
+            "image": "trainyard:1",
+            "image_digests": ["sha256:0123456789abcdef"],
+            "code_sha256": None,
+            "git": {"revision": "fedcba9876543210", "is_dirty": True},
+            "nodes": [
+                {
+                    "name": "pod-a",
+                    "id": "0a",
+                    "gpus": [{"model": "NVIDIA H100", "id": "GPU-1a2b"}],
+                    "gpu_driver": "550.54.15",
+                }
+            ],
+            "gpu_hours": 1.0,
+            "cpu_hours": 8.0,
+        }
+    ],
 }
 
 VALIDATION = {
@@ -329,3 +350,10 @@ def test_many_points_are_thinned_to_means_of_neighbours() -> None:
     assert len(few) == MOST_POINTS
     assert few[0] == (4.5, 0.5)
     assert thinned(few) == few
+
+
+def test_it_shows_where_and_with_what_each_attempt_ran(report: str) -> None:
+    for shown in ("fedcba987654, dirty", "trainyard:1 (0123456789ab)", "1 x NVIDIA H100"):
+        assert shown in report
+    for shown in ("GPU-1a2b", "550.54.15", "pod-a"):
+        assert f"<td>{shown}</td>" in report

@@ -109,7 +109,7 @@ def test_what_an_older_group_commits_after_a_newer_one_has_begun_is_passed_over_
     third = Group(config, attempt=3)
     assert third.start == own
     assert third.said == [
-        f"checkpoint {stray} is passed over: attempt 1 wrote it when attempt {attempt} had gone on "
+        f"checkpoint {stray} is passed over: attempt 1 wrote it, but attempt {attempt} resumed "
         "from 100 samples"
     ]
     assert names(config) == [own, shared]
@@ -265,7 +265,7 @@ DIFFERENCES = (
     "train.optimizer.learning_rate: 0.02 -> 0.001",
     "train.optimizer.name: sgd -> adamw",
     "train.seed: 0 -> 7",
-    "train.epochs: 5 -> 4 (it may only be raised)",
+    "train.epochs: 5 -> 4 (it can only be increased)",
 )
 
 ALLOWED: dict[str, Any] = {
@@ -301,7 +301,7 @@ def test_a_checkpoint_of_another_run_is_refused_field_by_field_and_stays(tmp_pat
     (name,) = Group(before, attempt=1).save(100)
     with pytest.raises(ConfigError) as refusal:
         Group(small_config(tmp_path, **OTHER), attempt=2)
-    assert f"exists in checkpoint {name} and is another one" in str(refusal.value)
+    assert f"already exists in checkpoint {name} with a different config" in str(refusal.value)
     for line in DIFFERENCES:
         assert f"       {line}\n" in str(refusal.value)
     assert names(before) == [name]

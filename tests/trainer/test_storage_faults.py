@@ -143,7 +143,7 @@ def test_workers_are_asked_to_save_before_their_group_grows_once_the_bucket_is_b
     )
     assert group.looks == 3
     said = capsys.readouterr().out
-    assert said.count("the workers cannot be asked to save yet: ") == 1
+    assert said.count("the workers cannot be asked to save a checkpoint yet: ") == 1
 
 
 def test_patience_ends_with_the_bucket_s_own_words(

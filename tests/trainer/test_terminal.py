@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from trainyard_trainer import terminal
-from trainyard_trainer.errors import ConfigError, RunError
+from trainyard_trainer.errors import ConfigError, RunError, StorageError
 from trainyard_trainer.run_files.sizes import size_text
 from trainyard_trainer.terminal import Bar, table_text
 from trainyard_trainer.tools.command_line import Parser, exit_code_of
@@ -64,7 +64,7 @@ def test_sizes_have_units(count: float, text: str) -> None:
     [
         (ConfigError("what"), 2),
         (RunError("what"), 1),
-        (PermissionError(13, "Permission denied"), 1),
+        (StorageError("/mnt cannot be read"), 1),
         (KeyboardInterrupt(), 130),
     ],
 )

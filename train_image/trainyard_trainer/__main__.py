@@ -8,11 +8,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 import traceback
 from collections.abc import Mapping
 
 from pydantic import ValidationError
 
+from trainyard_trainer import front_end
 from trainyard_trainer.config.trainer_config import (
     CONFIG_VARIABLE,
     AnyConfig,
@@ -20,10 +22,17 @@ from trainyard_trainer.config.trainer_config import (
     UserCodeConfig,
     read_config,
 )
+from trainyard_trainer.environment import set_variables
 from trainyard_trainer.errors import ConfigError, TrainerError
 from trainyard_trainer.on_ray import leaving
+from trainyard_trainer.run_files.driver_output import FINAL_FAILURE, record_line
+from trainyard_trainer.run_folder import final_failure
 from trainyard_trainer.run_folder.attempt_scope import Leaving
+from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.log import Output
+
+NOTICE_S = 3.0
+"""Seconds that an attached launcher has to cancel the retries after an error that a retry cannot cure."""
 
 LOG_VARIABLE = "TRAINYARD_LOG"
 """Names a file that gets a copy of the driver's output."""
@@ -37,10 +46,13 @@ def main(arguments: list[str] | None = None, environment: Mapping[str, str] = os
         help="train in this process alone, or in those that torchrun has started",
     )
     wanted = parser.parse_args(arguments)
+    front_end.watch(front_end.terminate)
     leave = leaving.heeded(environment.get(leaving.VARIABLE))
     with leave, Output(environment.get(LOG_VARIABLE)) as output:
         try:
             config = _config(environment)
+            set_variables(config.env)
+            raise_final_failure_again(config, environment)
             # Only now: torch and Ray take seconds, and a wrong config needs neither.
             if isinstance(config, UserCodeConfig):
                 if wanted.without_ray:
@@ -65,11 +77,30 @@ def main(arguments: list[str] | None = None, environment: Mapping[str, str] = os
             raise
         except TrainerError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
+            if error.is_final:
+                tell_final_failure(error, environment)
             return error.exit_code
         except Exception:  # noqa: BLE001 - the outermost handler
             traceback.print_exc()
             return 1
     return 0
+
+
+def raise_final_failure_again(config: AnyConfig, environment: Mapping[str, str]) -> None:
+    """Raise RepeatedFailure if an earlier attempt has failed in a way that a retry cannot cure."""
+    storage = config.storage.absolute()
+    folder = RunFolder.open(storage.path, config.name, storage.endpoint)
+    final_failure.raise_again(folder, environment)
+
+
+def tell_final_failure(error: TrainerError, environment: Mapping[str, str]) -> None:
+    """Tell the launcher that a retry is of no use, and give it time to cancel the retries.
+
+    KubeRay starts the next attempt within seconds after this process has ended.
+    """
+    if final_failure.submission_of(environment) is not None:
+        print(record_line(FINAL_FAILURE, {"exit_code": error.exit_code}), flush=True)
+        time.sleep(NOTICE_S)
 
 
 def _config(environment: Mapping[str, str]) -> AnyConfig:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from trainyard_trainer.errors import ConfigError, RunError
+from trainyard_trainer.errors import ConfigError, TrainerError
 
 STOP_WAIT_S = 20.0
 """Seconds that a program has to end after SIGTERM; a pod has 30 s by default."""
@@ -41,7 +41,8 @@ def killed_with_parent(command: Sequence[str], *, parent: int | None = None) -> 
     started by a thread that lives as long as the parent, since the kernel watches the thread.
     """
     parent_id = os.getpid() if parent is None else parent
-    return [sys.executable, "-c", WRAPPER, f"{signal.SIGKILL:d}", f"{parent_id}", *command]
+    # -I: in a folder of the user's code, `import ctypes` could find a file of it.
+    return [sys.executable, "-I", "-c", WRAPPER, f"{signal.SIGKILL:d}", f"{parent_id}", *command]
 
 
 def run_program(
@@ -51,12 +52,14 @@ def run_program(
     *,
     say: Callable[[str], None],
     poll: Callable[[], None],
+    failure: Callable[[int, str], TrainerError],
 ) -> None:
     """Run a program in a folder until it ends.
 
     Each line of its output is passed to `say`, and `poll` is called every second. If `poll` raises, the
-    program gets SIGTERM, and SIGKILL after `STOP_WAIT_S`. Raises RunError unless the program ends with exit
-    code 0, and ConfigError if there is no such program.
+    program gets SIGTERM, and SIGKILL after `STOP_WAIT_S`. If the program ends with another exit code than 0,
+    the error is what `failure` returns for this code and for a description of the end. Raises ConfigError if
+    there is no such program.
     """
     _require_program(command[0], folder, environment)
     process = subprocess.Popen(
@@ -81,7 +84,7 @@ def run_program(
         _end(process, say)
         reader.join(READ_S)
     if process.returncode != 0:
-        raise RunError(f"the program ended with {_ending(process.returncode)}")
+        raise failure(process.returncode, f"the program ended with {_ending(process.returncode)}")
 
 
 def _require_program(name: str, folder: Path | None, environment: Mapping[str, str]) -> None:
@@ -114,4 +117,9 @@ def _end(process: subprocess.Popen[str], say: Callable[[str], None]) -> None:
 
 
 def _ending(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    """Return how a program has ended. A shell reports a signal that ended its child as 128 + number."""
+    if code < 0:
+        return f"signal {signal.Signals(-code).name}"
+    if code - 128 in {*signal.Signals}:
+        return f"exit code {code} (128 + {signal.Signals(code - 128).name})"
+    return f"exit code {code}"

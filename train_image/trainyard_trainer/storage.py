@@ -5,22 +5,23 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import re
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, Protocol, TypeVar
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import S3Store
 from pyarrow import NativeFile, fs
 
-from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.config.location import endpoint_problem, location_problem
+from trainyard_trainer.errors import ConfigError, MissingFileError, StorageError
+from trainyard_trainer.run_files.driver_output import STORAGE
 
 ASIDE = ".aside"
 """Suffix of a file that is being written; a kill may leave one behind."""
@@ -28,7 +29,28 @@ ASIDE = ".aside"
 NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK)
 """How a filesystem says that it has no links."""
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""How a filesystem says that it takes no more bytes."""
+
+NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""How a filesystem says that this user may not do something."""
+
+WRONG_KIND = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
+"""How a filesystem says that a file lies where a folder is needed, or the other way round."""
+
+CHUNK_BYTES = 2**24
+"""The number of bytes of a file that are held in memory when it is read or copied."""
+
 T = TypeVar("T")
+
+
+class Writable(Protocol):
+    """A stream for the bytes of a file."""
+
+    def write(self, data: Any) -> int: ...
+
+    def flush(self) -> None: ...
+
 
 REQUESTS = 8
 """How often a bucket is asked before an answer of 503 or a lost connection is an error: half a minute in all.
@@ -57,13 +79,17 @@ def open_filesystem(
 
     Raises ConfigError, which calls path and endpoint by the names of their keys.
     """
+    if not path.isprintable():
+        raise ConfigError(
+            f"{names[0]} = {path!r}: must be UTF-8, without control characters. "
+            "Use or create a folder with another name."
+        )
+    if (problem := location_problem(path)) is not None:
+        raise ConfigError(f"{names[0]} = {path} {problem}.")
     if path.startswith("s3://"):
+        if endpoint is not None and (problem := endpoint_problem(endpoint)) is not None:
+            raise ConfigError(f"{names[1]} = {endpoint} {problem}.")
         scheme, _, host = (endpoint or "https://").partition("://")
-        if endpoint is not None and not (scheme in ("http", "https") and host):
-            raise ConfigError(
-                f"{names[1]} = {endpoint} is not an address. "
-                "Write it as http://HOST:PORT or https://HOST:PORT."
-            )
         # Opened late, a small file is one request and not three. A pickled one forgets its patience.
         store = fs.S3FileSystem(
             scheme=scheme,
@@ -72,8 +98,6 @@ def open_filesystem(
             retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=requests),
         )
         return store, path.removeprefix("s3://").strip("/")
-    if re.match(r"\w+://", path):
-        raise ConfigError(f"{names[0]} = {path} is neither a folder nor s3://bucket/prefix.")
     return fs.LocalFileSystem(), str(Path(path).resolve())
 
 
@@ -81,7 +105,8 @@ class StorageFolder:
     """A folder of a disk or of a bucket; its methods take whole paths in the filesystem's own words.
 
     A reader sees a file whole or not at all: it is renamed into place on a local or shared disk, and put in
-    one piece into an object store.
+    one piece into an object store. Whatever goes wrong with it is a StorageError, which names the operation
+    and the path; for a file that is missing it is a FileNotFoundError, too.
     """
 
     def __init__(
@@ -96,26 +121,86 @@ class StorageFolder:
         """Return the path as a user would write it."""
         return path if self.is_local else f"s3://{path}"
 
+    @contextmanager
+    def explained(self, participle: str, path: str) -> Iterator[None]:
+        """Turn an OSError of the block into a StorageError that says what could not be done with the path.
+
+        The block must do nothing but this operation, so that no other error gets the storage's name.
+        """
+        try:
+            yield
+        except StorageError:
+            raise
+        except OSError as error:
+            raise self._error(participle, path, error) from error
+
+    def _error(self, participle: str, path: str, error: OSError) -> StorageError:
+        is_missing = isinstance(error, FileNotFoundError)
+        code = errno.ENOENT if is_missing else error.errno
+        reason = os.strerror(code) if code else " ".join(str(error).split()).rstrip(".")
+        problem = f"{self.show(path)} cannot be {participle}: {reason}. {self._remedy(code)}"
+        return (MissingFileError if is_missing else StorageError)(problem, code)
+
+    def _remedy(self, code: int | None) -> str:
+        """Return a sentence that says what to do about an error of the storage."""
+        if not self.is_local:
+            return "The bucket must be reachable, and its keys must allow to list, get, put and delete."
+        if code in NO_ROOM:
+            return "Make room on this disk, or enlarge it."
+        if code in NOT_ALLOWED:
+            return f"User {os.getuid()} must be allowed to read and write there."
+        if code in WRONG_KIND:
+            return "Remove the file that lies in the place of a folder, or use another path."
+        return "The disk must be mounted, and no other program may remove files there."
+
+    def infos(self, paths: Sequence[str]) -> list[fs.FileInfo]:
+        """Return type, size and time of files."""
+        with self.explained("accessed", paths[0] if paths else self.root):
+            return self.filesystem.get_file_info(list(paths))
+
+    def _info(self, path: str) -> fs.FileInfo:
+        return self.infos([path])[0]
+
+    def _list(self, path: str, *, is_recursive: bool = False) -> list[fs.FileInfo]:
+        """Return what a folder holds; nothing if there is no such folder."""
+        selector = fs.FileSelector(path, recursive=is_recursive, allow_not_found=True)
+        with self.explained("listed", path):
+            return self.filesystem.get_file_info(selector)
+
     def exists(self, path: str) -> bool:
-        return self.filesystem.get_file_info(path).type != fs.FileType.NotFound
+        return self._info(path).type != fs.FileType.NotFound
 
     def size(self, path: str) -> int | None:
         """Return the size of a file in bytes; None if there is no such file."""
-        info = self.filesystem.get_file_info(path)
+        info = self._info(path)
         return info.size if info.type == fs.FileType.File else None
 
     def read(self, path: str) -> bytes:
         """Return the bytes of a file. Raises FileNotFoundError if there is none."""
-        with self.filesystem.open_input_stream(path, compression=None) as stream:
+        with (
+            self.explained("read", path),
+            self.filesystem.open_input_stream(path, compression=None) as stream,
+        ):
             return stream.read()
+
+    def chunks(self, path: str, size: int = CHUNK_BYTES) -> Iterator[bytes]:
+        """Yield the bytes of a file, some at a time. Raises FileNotFoundError if there is none."""
+        with self.explained("read", path):
+            stream = self.filesystem.open_input_stream(path, compression=None)
+        with stream:
+            while True:
+                with self.explained("read", path):
+                    chunk = stream.read(size)
+                if not chunk:
+                    return
+                yield chunk
 
     def sha256(self, path: str, read: Callable[[int], None] = lambda size: None) -> str:
         """Of a file's bytes; `read` hears of each piece. Raises FileNotFoundError."""
         digest = hashlib.sha256()
-        with self.filesystem.open_input_stream(path, compression=None) as stream:
-            while chunk := stream.read(2**24):
-                digest.update(chunk)
-                read(len(chunk))
+        for chunk in self.chunks(path):
+            digest.update(chunk)
+            read(len(chunk))
         return digest.hexdigest()
 
     def write(self, path: str, data: bytes | str, *, is_durable: bool = True) -> None:
@@ -123,7 +208,7 @@ class StorageFolder:
             stream.write(data.encode() if isinstance(data, str) else data)
 
     @contextmanager
-    def writing(self, path: str, *, is_durable: bool = True) -> Iterator[NativeFile]:
+    def writing(self, path: str, *, is_durable: bool = True) -> Iterator[Writable]:
         """A stream whose bytes become the file at the end; after an exception there is no new file.
 
         Durable is what survives a power cut, and takes the time that the disk needs.
@@ -131,23 +216,32 @@ class StorageFolder:
         later: what an exception cut short is deleted there.
         """
         if not self.is_local:
-            stream = self.filesystem.open_output_stream(path, compression=None)
+            with self.explained("written", path):
+                stream = self.filesystem.open_output_stream(path, compression=None)
             try:
-                yield stream
+                yield _StorageStream(self, path, stream)
             except BaseException:
-                stream.close()
+                with self.explained("written", path):
+                    stream.close()
                 self.delete(path)
                 raise
-            stream.close()
+            with self.explained("written", path):
+                stream.close()
             return
         aside = _aside(path)
-        self.filesystem.create_dir(parent(path))
         try:
-            with self.filesystem.open_output_stream(aside, compression=None) as stream:
-                yield stream
-            if is_durable:
-                _to_disk(aside)
-            self.filesystem.move(aside, path)
+            with self.explained("written", path):
+                self.filesystem.create_dir(parent(path))
+                stream = self.filesystem.open_output_stream(aside, compression=None)
+            try:
+                yield _StorageStream(self, path, stream)
+            finally:
+                with self.explained("written", path):
+                    stream.close()
+            with self.explained("written", path):
+                if is_durable:
+                    _to_disk(aside)
+                self.filesystem.move(aside, path)
         except BaseException:
             with suppress(OSError):  # a disk that takes nothing may not let go either
                 Path(aside).unlink(missing_ok=True)
@@ -174,26 +268,27 @@ class StorageFolder:
     def _link(self, path: str, content: bytes) -> bool:
         """The file appears with all its content: a link is made at once, and to no name that exists."""
         aside = _aside(path)
-        try:
+        with self.explained("created", path):
             self.filesystem.create_dir(parent(path))
-            _write_new(aside, content)
-            os.link(aside, path)
-        except FileExistsError:
-            return False
-        except FileNotFoundError:
-            # An attempt that has just begun swept what lay aside.
-            return self._link(path, content)
-        except OSError as error:
-            if error.errno not in NO_LINKS:
-                raise
-            # Exclusive still, but a reader may see it before its content.
-            return _write_new(path, content)
-        finally:
-            Path(aside).unlink(missing_ok=True)
+            try:
+                _write_new(aside, content)
+                os.link(aside, path)
+            except FileExistsError:
+                return False
+            except FileNotFoundError:
+                # An attempt that has just begun swept what lay aside.
+                return self._link(path, content)
+            except OSError as error:
+                if error.errno not in NO_LINKS:
+                    raise
+                # Exclusive still, but a reader may see it before its content.
+                return _write_new(path, content)
+            finally:
+                Path(aside).unlink(missing_ok=True)
         return True
 
     def _put_new(self, path: str, content: bytes) -> bool:
-        """Put an object on the condition that there is none. Raises OSError."""
+        """Put an object on the condition that there is none. Raises StorageError."""
         bucket, _, key = path.partition("/")
         try:
             store = S3Store(
@@ -206,9 +301,9 @@ class StorageFolder:
             obstore.put(store, key, content, mode="create")
         except AlreadyExistsError:
             return False
-        except (BaseError, ValueError) as error:
+        except (BaseError, OSError, ValueError) as error:
             reason = str(error).partition("\n")[0]  # what follows are internals
-            raise OSError(f"s3://{path} cannot be created: {reason}") from error
+            raise self._error("created", path, OSError(reason)) from error
         return True
 
     @cached_property
@@ -225,8 +320,8 @@ class StorageFolder:
         try:
             self._put_new(trial, b"")
             is_ignored = self._put_new(trial, b"")
-        except OSError as error:
-            return f"a conditional write failed: {error}"
+        except StorageError as error:
+            return f"a conditional write failed: {error.problem}"
         finally:
             self.delete(trial)
         return "this store ignores the condition of a conditional write" if is_ignored else ""
@@ -241,12 +336,12 @@ class StorageFolder:
         while True:
             try:
                 return do()
-            except OSError as error:
+            except StorageError as error:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     raise
                 if not is_said:
-                    print(f"storage: trying again for {left_s:.0f} s: {error}", flush=True)
+                    print(f"{STORAGE}trying again for {left_s:.0f} s: {error.problem}", flush=True)
                 is_said = True
                 time.sleep(PATIENCE_POLL_S)
 
@@ -289,15 +384,16 @@ class StorageFolder:
             before = self.read(path) if self.exists(path) else b""
             self.write(path, before + data)
             return
-        self.filesystem.create_dir(parent(path))
         size = self.size(path) or 0
-        try:
-            with self.filesystem.open_append_stream(path, compression=None) as stream:
-                stream.write(data)
-        except OSError:
-            with suppress(OSError):  # where nothing can be changed, nothing was
-                os.truncate(path, size)
-            raise
+        with self.explained("written", path):
+            self.filesystem.create_dir(parent(path))
+            try:
+                with self.filesystem.open_append_stream(path, compression=None) as stream:
+                    stream.write(data)
+            except OSError:
+                with suppress(OSError):  # where nothing can be changed, nothing was
+                    os.truncate(path, size)
+                raise
 
     @property
     def flush_interval_s(self) -> float:
@@ -306,39 +402,38 @@ class StorageFolder:
 
     def copy(self, source: str, target: str) -> None:
         if not self.is_local:
-            self.filesystem.copy_file(source, target)
+            with self.explained("copied", source):
+                self.filesystem.copy_file(source, target)
             return
-        with (
-            self.filesystem.open_input_stream(source, compression=None) as stream,
-            self.writing(target) as copy,
-        ):
-            while chunk := stream.read(2**24):
+        with self.writing(target) as copy:
+            for chunk in self.chunks(source):
                 copy.write(chunk)
 
     def move(self, source: str, target: str) -> None:
         """Move a file, in one piece on a disk; an object store copies it and deletes it then."""
-        if self.is_local:
-            self.filesystem.create_dir(parent(target))
-        self.filesystem.move(source, target)
+        with self.explained("moved", source):
+            if self.is_local:
+                self.filesystem.create_dir(parent(target))
+            self.filesystem.move(source, target)
 
     def delete(self, path: str) -> None:
         """Remove a file or a folder with all in it, if it is there."""
-        kind = self.filesystem.get_file_info(path).type
-        if kind == fs.FileType.Directory:
-            self._delete_folder(path)
-        elif kind == fs.FileType.File:
-            with suppress(FileNotFoundError):  # whoever wrote it may remove it meanwhile
-                self.filesystem.delete_file(path)
+        kind = self._info(path).type
+        with self.explained("deleted", path):
+            if kind == fs.FileType.Directory:
+                self._delete_folder(path)
+            elif kind == fs.FileType.File:
+                with suppress(FileNotFoundError):  # whoever wrote it may remove it meanwhile
+                    self.filesystem.delete_file(path)
 
     def _delete_folder(self, path: str) -> None:
         """Some object stores keep folders, too, and delete only empty ones: each time a level goes."""
-        selector = fs.FileSelector(path, recursive=True, allow_not_found=True)
         before = None
         while True:
             try:
                 self.filesystem.delete_dir(path)
             except OSError:
-                left = len(self.filesystem.get_file_info(selector))
+                left = len(self._list(path, is_recursive=True))
                 if self.is_local or (before is not None and left >= before):
                     raise
                 before = left
@@ -347,12 +442,12 @@ class StorageFolder:
 
     def subfolders(self, path: str) -> list[str]:
         """Return the names of the sub-folders of a folder."""
-        infos = self.filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
+        infos = self._list(path)
         return sorted(info.base_name for info in infos if info.type == fs.FileType.Directory)
 
     def file_names(self, path: str) -> list[str]:
         """Names of the files in a folder, as they are now: opening a folder makes NFS ask its server."""
-        infos = self.filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
+        infos = self._list(path)
         return sorted(info.base_name for info in infos if info.type == fs.FileType.File)
 
     def files(self) -> list[str]:
@@ -361,13 +456,36 @@ class StorageFolder:
 
     def sizes(self) -> dict[str, int]:
         """Bytes of each of its files, by their names relative to the folder."""
-        selector = fs.FileSelector(self.root, recursive=True, allow_not_found=True)
-        infos = self.filesystem.get_file_info(selector)
         return {
             info.path.removeprefix(f"{self.root}/"): info.size
-            for info in infos
+            for info in self._list(self.root, is_recursive=True)
             if info.type == fs.FileType.File
         }
+
+
+class _StorageStream:
+    """A stream of the storage whose errors are StorageErrors."""
+
+    closed = False
+
+    def __init__(self, folder: StorageFolder, path: str, stream: NativeFile) -> None:
+        self._folder = folder
+        self._path = path
+        self._stream = stream
+
+    def write(self, data: Any) -> int:
+        with self._folder.explained("written", self._path):
+            return self._stream.write(data)
+
+    def flush(self) -> None:
+        with self._folder.explained("written", self._path):
+            self._stream.flush()
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def close(self) -> None:
+        """Do nothing: Arrow calls it, and `writing` closes the stream."""
 
 
 def parent(path: str) -> str:

@@ -16,7 +16,7 @@ trainyard
 trainyard-launcher
 {{- end }}
 
-{{/* Of the whole cluster, so the namespace is in it. */}}
+{{/* Names of cluster-scoped objects, which therefore contain the namespace. */}}
 {{- define "trainyard.names.launcherClusterRole" -}}
 trainyard-launcher-{{ .Release.Namespace }}
 {{- end }}
@@ -69,13 +69,17 @@ trainyard-runs
 trainyard-probe-storage
 {{- end }}
 
-{{/* Of one among several: the dot is its pool, its file, its own name. */}}
+{{/* The name of one of several objects. The argument is its pool, its file or its own name. */}}
 
 {{- define "trainyard.names.priorityClass" -}}
 {{ .name }}
 {{- end }}
 
 {{- define "trainyard.names.resourceFlavor" -}}
+{{ .name }}
+{{- end }}
+
+{{- define "trainyard.names.topology" -}}
 {{ .name }}
 {{- end }}
 

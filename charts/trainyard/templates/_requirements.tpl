@@ -37,6 +37,8 @@ what the cluster must serve. Each message gives the value, the rule and the reme
   {{- end -}}
 {{- end -}}
 
+{{- $problems = concat $problems (include "trainyard.data.requirements" . | fromYamlArray) -}}
+
 {{- range $name, $pool := $values.pools -}}
   {{- $gpus := int $pool.gpusPerNode -}}
   {{- $workers := int $pool.workersPerNode -}}
@@ -135,12 +137,16 @@ what the cluster must serve. Each message gives the value, the rule and the reme
   {{- $problems = append $problems (printf "head.cpuRequest %v is above head.cpus %v, but a request cannot exceed the limit. Lower cpuRequest or raise cpus." $values.head.cpuRequest $values.head.cpus) -}}
 {{- end -}}
 
+{{- $problems = concat $problems (include "trainyard.placement.spotProblems" . | fromYamlArray) -}}
+{{- $problems = concat $problems (include "trainyard.placement.topologyProblems" . | fromYamlArray) -}}
+{{- $problems = concat $problems (include "trainyard.podRequirements" . | fromYamlArray) -}}
+
 {{- $credentials := list -}}
 {{- range $key, $value := omit $values "global" -}}
   {{- $credentials = concat $credentials (include "trainyard.requirements.credentials" (dict "path" $key "value" $value) | fromYamlArray) -}}
 {{- end -}}
 {{- range $credentials -}}
-  {{- $problems = append $problems (printf "%s contains a credential, which everyone with access to the Helm release could read. Put the credential into a Secret and set the name of the Secret (storage.s3.secretName, imagePullSecrets), or use a cloud role (serviceAccount.annotations)." .) -}}
+  {{- $problems = append $problems (printf "%s contains a credential, which everyone with access to the Helm release could read. Put the credential into a Secret and set the name of the Secret (storage.s3.secretName, imagePullSecrets, pod.envFrom), or use a cloud role (serviceAccount.annotations)." .) -}}
 {{- end -}}
 
 {{- with $problems -}}

@@ -2,7 +2,7 @@
 The shape: the pod templates of a Ray cluster, and the reader pod. They exist only here. The platform's ConfigMap and the
 standing RayCluster include "trainyard.shape". The launcher copies it from the platform into each RayJob.
 
-All pods satisfy Pod Security "restricted". Security settings and volume mounts are set on the Ray container, because
+All pods satisfy Pod Security "restricted", unless values of `pod` change that. Security settings and volume mounts are set on the Ray container, because
 the operator copies them from there to the init container that it adds.
 */}}
 
@@ -22,45 +22,7 @@ headGroupSpec:
     {{- /* Without logical CPUs, Ray schedules no tasks or actors on the head. Only the driver runs there. */}}
     num-cpus: "0"
   template:
-    metadata:
-      labels:
-        {{- include "trainyard.podLabels" $chart | nindent 8 }}
-    spec:
-      {{- include "trainyard.shape.pod" (dict "chart" $chart "nodes" $head "isRun" $isRun) | nindent 6 }}
-      {{- /* The preStop hook below takes up to 45 s, and the head needs some seconds to terminate. */}}
-      terminationGracePeriodSeconds: 60
-      containers:
-        - name: ray-head
-          {{- include "trainyard.shape.container" $chart | nindent 10 }}
-          {{- if not $isRun }}
-          image: {{ $chart.Values.image | quote }}
-          resources:
-            {{- include "trainyard.sizes.resources" $head | nindent 12 }}
-          {{- end }}
-          lifecycle:
-            preStop:
-              exec:
-                {{- /* A driver that holds the lease of a run lets its workers save a checkpoint and releases the lease. See
-                trainyard_trainer.on_ray.leaving. */}}
-                command: [sh, -c, touch "$TRAINYARD_LEAVING"; flock --timeout 45 "$TRAINYARD_LEAVING" true]
-          ports:
-            {{- /* If any ports are declared, the operator finds the dashboard by this name. */}}
-            - {name: dashboard, containerPort: {{ include "trainyard.ports.dashboard" . }}}
-            - {name: gcs-server, containerPort: 6379}
-            - {name: metrics, containerPort: {{ include "trainyard.ports.metrics" . }}}
-          env:
-            {{- include "trainyard.shape.rayEnv" $chart | nindent 12 }}
-            {{- /* The head needs no drain: after the hook no work is left, and a drain would last for its whole timeout. */}}
-            - {name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, value: "0"}
-            {{- /* Ray declares a node dead after five failed health checks. With these values that takes 30 s for a node
-            that stops responding. With Ray's defaults (3 s between checks, timeout 10 s) it takes 65 s. */}}
-            - {name: RAY_health_check_period_ms, value: "1000"}
-            - {name: RAY_health_check_timeout_ms, value: "5000"}
-            {{- /* Time that a stopped driver has to let its workers save a checkpoint. Ray's default is 3 s. */}}
-            - {name: RAY_JOB_STOP_WAIT_TIME_S, value: "40"}
-            {{- /* The driver also writes its log to the container's output, for `kubectl logs` and log collectors. */}}
-            - {name: TRAINYARD_LOG, value: /proc/1/fd/1}
-            - {name: TRAINYARD_LEAVING, value: /tmp/leaving}
+    {{- include "trainyard.pods.apply" (dict "chart" $chart "nodes" $head "role" "ray" "pod" (include "trainyard.shape.head" .)) | nindent 4 }}
 workerGroupSpecs:
   {{- range $name := .pools }}
   {{- $pool := get $chart.Values.pools $name }}
@@ -72,28 +34,86 @@ workerGroupSpecs:
     {{- end }}
     rayStartParams: {}
     template:
-      metadata:
-        labels:
-          {{- include "trainyard.podLabels" $chart | nindent 10 }}
-      spec:
-        {{- include "trainyard.shape.pod" (dict "chart" $chart "nodes" $pool "isRun" $isRun) | nindent 8 }}
-        {{- /* Longer than the drain below, during which workers save a checkpoint. */}}
-        terminationGracePeriodSeconds: 90
-        containers:
-          - name: ray-worker
-            {{- include "trainyard.shape.container" $chart | nindent 12 }}
-            {{- if not $isRun }}
-            image: {{ $chart.Values.image | quote }}
-            resources:
-              {{- include "trainyard.sizes.resources" (include "trainyard.sizes.pool" $pool | fromYaml) | nindent 14 }}
-            {{- end }}
-            env:
-              {{- include "trainyard.shape.rayEnv" $chart | nindent 14 }}
-              - {name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, value: "60"}
-              {{- /* Keep idle worker processes for the data tasks of the next epoch, because a new process needs seconds to
-              import its modules. Ray's default is 1 s. */}}
-              - {name: RAY_idle_worker_killing_time_threshold_ms, value: "600000"}
+      {{- include "trainyard.pods.apply" (dict "chart" $chart "nodes" $pool "role" "ray" "pod" (include "trainyard.shape.worker" (dict "chart" $chart "pool" $pool "isRun" $isRun))) | nindent 6 }}
   {{- end }}
+{{- end }}
+
+{{/* The pod template of the head, before what the values set for pods. Arguments: chart, isRun. */}}
+{{- define "trainyard.shape.head" -}}
+metadata:
+  labels:
+    {{- include "trainyard.podLabels" .chart | nindent 4 }}
+spec:
+  {{- include "trainyard.shape.pod" (dict "chart" .chart "nodes" .chart.Values.head "isRun" .isRun) | nindent 2 }}
+  {{- /* The preStop hook below takes up to 45 s, and the head needs some seconds to terminate. */}}
+  terminationGracePeriodSeconds: 60
+  containers:
+    - name: ray-head
+      {{- include "trainyard.shape.container" .chart | nindent 6 }}
+      {{- if not .isRun }}
+        {{- range include "trainyard.data.part" (dict "chart" .chart "part" "mount") | fromYamlArray }}
+        - {{ toJson . }}
+        {{- end }}
+      image: {{ .chart.Values.image | quote }}
+      resources:
+        {{- include "trainyard.sizes.resources" .chart.Values.head | nindent 8 }}
+      {{- end }}
+      lifecycle:
+        preStop:
+          exec:
+            {{- /* A driver that holds the lease of a run lets its workers save a checkpoint and releases the lease. See
+            trainyard_trainer.on_ray.leaving. */}}
+            command: [sh, -c, touch "$TRAINYARD_LEAVING"; flock --timeout 45 "$TRAINYARD_LEAVING" true]
+      ports:
+        {{- /* If any ports are declared, the operator finds the dashboard by this name. */}}
+        - {name: dashboard, containerPort: {{ include "trainyard.ports.dashboard" .chart }}}
+        - {name: gcs-server, containerPort: 6379}
+        - {name: metrics, containerPort: {{ include "trainyard.ports.metrics" .chart }}}
+      env:
+        {{- include "trainyard.shape.rayEnv" .chart | nindent 8 }}
+        {{- /* The head needs no drain: after the hook no work is left, and a drain would last for its whole timeout. */}}
+        - {name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, value: "0"}
+        {{- /* Ray declares a node dead after five failed health checks. With these values that takes 30 s for a node
+        that stops responding. With Ray's defaults (3 s between checks, timeout 10 s) it takes 65 s. */}}
+        - {name: RAY_health_check_period_ms, value: "1000"}
+        - {name: RAY_health_check_timeout_ms, value: "5000"}
+        {{- /* Time that a stopped driver has to let its workers save a checkpoint. Ray's default is 3 s. */}}
+        - {name: RAY_JOB_STOP_WAIT_TIME_S, value: "40"}
+        {{- /* The driver also writes its log to the container's output, for `kubectl logs` and log collectors. */}}
+        - {name: TRAINYARD_LOG, value: /proc/1/fd/1}
+        - {name: TRAINYARD_LEAVING, value: /tmp/leaving}
+{{- end }}
+
+{{/* The same of a pool's workers. Arguments: chart, pool, isRun. */}}
+{{- define "trainyard.shape.worker" -}}
+metadata:
+  labels:
+    {{- include "trainyard.podLabels" .chart | nindent 4 }}
+  {{- with include "trainyard.placement.annotations" (dict "chart" .chart "nodes" .pool "isRun" .isRun) | fromYaml }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  {{- include "trainyard.shape.pod" (dict "chart" .chart "nodes" .pool "isRun" .isRun "isWorkerOfRun" .isRun) | nindent 2 }}
+  {{- /* Longer than the drain below, during which workers save a checkpoint. */}}
+  terminationGracePeriodSeconds: 90
+  containers:
+    - name: ray-worker
+      {{- include "trainyard.shape.container" .chart | nindent 6 }}
+      {{- if not .isRun }}
+        {{- range include "trainyard.data.part" (dict "chart" .chart "part" "mount") | fromYamlArray }}
+        - {{ toJson . }}
+        {{- end }}
+      image: {{ .chart.Values.image | quote }}
+      resources:
+        {{- include "trainyard.sizes.resources" (include "trainyard.sizes.pool" .pool | fromYaml) | nindent 8 }}
+      {{- end }}
+      env:
+        {{- include "trainyard.shape.rayEnv" .chart | nindent 8 }}
+        - {name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, value: "60"}
+        {{- /* Keep idle worker processes for the data tasks of the next epoch, because a new process needs seconds to
+        import its modules. Ray's default is 1 s. */}}
+        - {name: RAY_idle_worker_killing_time_threshold_ms, value: "600000"}
 {{- end }}
 
 {{/*
@@ -129,9 +149,13 @@ volumes:
 
 {{/*
 A pod with the storage, in which the launcher runs commands on the folders of runs. The launcher sets name, image, command
-and deadline.
+and deadline. It is placed as heads are.
 */}}
 {{- define "trainyard.shape.reader" -}}
+{{- include "trainyard.pods.apply" (dict "chart" . "nodes" .Values.head "role" "storage" "pod" (include "trainyard.shape.readerPod" .)) -}}
+{{- end }}
+
+{{- define "trainyard.shape.readerPod" -}}
 apiVersion: v1
 kind: Pod
 metadata:
@@ -161,11 +185,17 @@ volumes:
     persistentVolumeClaim:
       claimName: {{ include "trainyard.names.claim" .chart | quote }}
   {{- end }}
+  {{- /* The standing RayCluster. Runs mount what their run files name, and other pods have no data volumes. */}}
+  {{- if and (hasKey . "isRun") (not .isRun) }}
+  {{- range include "trainyard.data.part" (dict "chart" .chart "part" "volume") | fromYamlArray }}
+  - {{ toJson . }}
+  {{- end }}
+  {{- end }}
 {{- end }}
 
 {{/*
-Service account, security context and node selection of a pod. Arguments: chart; nodes: a pool or the head of the values,
-for nodeSelector and tolerations; isRun: whether the pod is a head or worker of a run.
+Service account, security context and node selection of a pod. Arguments: chart; nodes: a pool or the head of the values;
+isRun: whether the pod is a head or worker of a run; isWorkerOfRun.
 */}}
 {{- define "trainyard.shape.identity" -}}
 {{- $values := .chart.Values -}}
@@ -185,25 +215,18 @@ securityContext:
   fsGroupChangePolicy: OnRootMismatch
   seccompProfile:
     type: RuntimeDefault
-{{- with .nodes.nodeSelector }}
+{{- $placement := include "trainyard.placement.nodes" . | fromYaml }}
+{{- with $placement.nodeSelector }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .nodes.tolerations }}
+{{- with $placement.tolerations }}
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- if and .isRun $values.job.separateAttempts }}
-{{- /* Each attempt has its own RayCluster. Kubernetes considers a lost node ready for a while, and would place the pods of
-       the next attempt there. */}}
+{{- with include "trainyard.placement.affinity" . | fromYaml }}
 affinity:
-  podAntiAffinity:
-    requiredDuringSchedulingIgnoredDuringExecution:
-      - topologyKey: kubernetes.io/hostname
-        labelSelector:
-          matchLabels: {ray.io/is-ray-node: "yes"}
-        matchLabelKeys: [trainyard.io/run]
-        mismatchLabelKeys: [ray.io/cluster]
+  {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 

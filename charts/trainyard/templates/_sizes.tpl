@@ -79,3 +79,17 @@ empty map. The launcher adds the same to worker pods. Arguments: network of the 
 {{- end -}}
 {{- toYaml $devices -}}
 {{- end }}
+
+{{/*
+The further resources of several pods, which `pod.resources` and the more special values set: quantities by resource name, or
+an empty map. Arguments: chart; nodes: the head or a pool of the values; count.
+*/}}
+{{- define "trainyard.sizes.further" -}}
+{{- $quantities := dict -}}
+{{- $count := .count -}}
+{{- range $name, $quantity := (include "trainyard.pods.settings" . | fromYaml).resources -}}
+  {{- $unit := regexFind "[A-Za-z]*$" $quantity -}}
+  {{- $_ := set $quantities $name (printf "%d%s" (mul $count (trimSuffix $unit $quantity)) $unit) -}}
+{{- end -}}
+{{- toYaml $quantities -}}
+{{- end }}

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from trainyard.run import NAMESPACE as NAMESPACE
-from trainyard.run import check_namespace
+from trainyard.run import check_namespace, local_storage
+from trainyard_trainer.config.location import local_problem
 
 if TYPE_CHECKING:
     from trainyard.cluster.cluster import Cluster
@@ -73,6 +74,14 @@ Namespace = Annotated[
         callback=check_namespace_option,
     ),
 ]
+Context = Annotated[
+    Optional[str],
+    typer.Option(
+        "--context",
+        metavar="CONTEXT",
+        help="The kubeconfig context that names the cluster.  [default: the current context]",
+    ),
+]
 AllNamespaces = Annotated[bool, typer.Option("--all-namespaces", "-A", help="Show all namespaces.")]
 Fresh = Annotated[
     bool,
@@ -82,6 +91,21 @@ Fresh = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def local_storage_option(storage: str | Path) -> Path:
+    """Return the folder that --storage names, unresolved. Raises ConfigError for a URL."""
+    local_storage(storage)
+    return Path(storage)
+
+
+def local_path(path: str | Path) -> Path:
+    """Return the path of a file of this machine. Raises ConfigError for a URL."""
+    from trainyard.errors import ConfigError
+
+    if (problem := local_problem(str(path))) is not None:
+        raise ConfigError(f"{path}: {problem}")
+    return Path(path)
 
 
 def load_run_with_options(
@@ -107,8 +131,29 @@ def run_name(name: str) -> str:
     return check_name(name, "NAME")
 
 
+def open_cluster(namespace: str, context: str | None) -> Cluster:
+    """Return the cluster that the options choose, for a command that creates and deletes nothing."""
+    from trainyard.cluster.cluster import Cluster
+
+    return Cluster(namespace, context=context)
+
+
+def open_cluster_to_change(namespace: str, context: str | None) -> Cluster:
+    """Return the cluster that the options choose, and print its name on standard error.
+
+    For each command that creates or deletes something, if only a pod that reads a run's folder.
+    """
+    cluster = open_cluster(namespace, context)
+    typer.echo(f"cluster: {cluster}", err=True)
+    return cluster
+
+
 def platform_of(
-    path: Path | None, from_cluster: bool, namespace: str, cluster: Any = None
+    path: Path | None,
+    from_cluster: bool,
+    namespace: str,
+    cluster: Any = None,
+    context: str | None = None,
 ) -> Platform:
     """Return the platform that the options ask for, and print on standard error which one it is."""
     from trainyard.api import CLUSTER, find_platform
@@ -120,7 +165,7 @@ def platform_of(
     packaged = "packaged (the chart at its default values)"
     which = f"ConfigMap {namespace}/{CONFIG_MAP}" if from_cluster else path or packaged
     typer.echo(f"platform: {which}", err=True)
-    return find_platform(CLUSTER if from_cluster else path, namespace, cluster)
+    return find_platform(CLUSTER if from_cluster else path, namespace, cluster, context)
 
 
 def objects_with_warnings(run: RunConfig, platform: Platform, namespace: str) -> RunObjects:
@@ -155,10 +200,10 @@ def yaml_text(document: Any) -> str:
     """Return a document as YAML, each value on one line."""
     import yaml
 
+    from trainyard.run_file.yaml_text import StrictDumper
+
     # One line per value: a long config is not folded, and a diff shows whole values.
-    return yaml.dump(
-        document, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False, width=10**9
-    )
+    return yaml.dump(document, Dumper=StrictDumper, sort_keys=False, width=10**9)
 
 
 def print_json(document: Any) -> None:

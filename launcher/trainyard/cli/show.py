@@ -21,11 +21,13 @@ from rich.table import Table
 from trainyard.drills.report import DrillReport
 from trainyard.drills.soak_report import SoakReport
 from trainyard.drills.timeline import Recovery
-from trainyard.planning.capacity import GpuNode, PodHolding
+from trainyard.planning.capacity.gpus import GpuNode
+from trainyard.planning.capacity.nodes import PodHolding
 from trainyard.planning.reasons import Reason
 from trainyard.submission.overview import Column
 from trainyard.submission.status import ENDED, Phase, RunStatus
 from trainyard_trainer.run_files.driver_output import PROGRESS, SUMMARY, record_of
+from trainyard_trainer.run_files.record_text import HEADINGS, attempt_row
 from trainyard_trainer.run_files.sizes import size_text
 
 Object = dict[str, Any]
@@ -84,6 +86,11 @@ def _cell(column: Column, value: Any) -> str:
     if value is None:
         return "-"
     return clock_text(value) if column.is_duration else str(value)
+
+
+def record_table(record: Sequence[Object]) -> None:
+    """Print where and with what each attempt of a run ran."""
+    table(HEADINGS, [attempt_row(attempt) for attempt in record])
 
 
 def plan_table(reasons: Sequence[Reason]) -> None:

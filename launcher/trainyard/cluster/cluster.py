@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from trainyard.cluster.command_options import command_options
 from trainyard.cluster.connection import Connection
 from trainyard.cluster.kinds import kind_of
 from trainyard.cluster.process import PodProcess
@@ -25,11 +26,25 @@ WATCH_S = 290
 
 
 class Cluster:
-    """A cluster, by default that of the current kubeconfig context, and one namespace of it."""
+    """The cluster of a kubeconfig context, by default of the current one, and one namespace of it."""
 
-    def __init__(self, namespace: str, kubeconfig_file: Path | None = None) -> None:
+    def __init__(
+        self, namespace: str, kubeconfig_file: Path | None = None, *, context: str | None = None
+    ) -> None:
         self.namespace = namespace
-        self._connection = Connection(kubeconfig_file)
+        self.context = context
+        self._connection = Connection(kubeconfig_file, context)
+
+    @property
+    def options(self) -> str:
+        """The options with which a command reaches this cluster and namespace, for commands to copy."""
+        return command_options(self.namespace, self.context)
+
+    def __str__(self) -> str:
+        """Name the cluster and the namespace, for people."""
+        context = self._connection.context
+        how = f"context {context}" if context else "service account of this pod"
+        return f"{self.host} ({how}), namespace {self.namespace}"
 
     @property
     def host(self) -> str:

@@ -5,19 +5,25 @@ No exception of the client leaves this module: each becomes a ClusterError with 
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
+import shutil
+import ssl
+import tempfile
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
+from urllib.parse import unquote, urlsplit
 
 import urllib3
-from kubernetes import config as kubeconfig
 from kubernetes.client import Configuration
 from kubernetes.client.api_client import ApiClient
 from kubernetes.client.exceptions import ApiException
-from yaml import YAMLError
 
+from trainyard.cluster.exec_plugin import Credential, ExecPlugin
+from trainyard.cluster.kubeconfig import Access, has_certificate, load_access, unusable
 from trainyard.errors import ClusterError, ClusterUnreachable
 
 Object = dict[str, Any]
@@ -27,35 +33,138 @@ TIMEOUT_S = 30
 """Timeout in seconds for a whole response."""
 SILENCE_S = 120
 """Timeout in seconds for the next piece of a stream; a watch without events gets a bookmark every minute."""
-UNCHECKED = (AttributeError, KeyError, TypeError, ValueError)
-"""The errors that the client raises for a YAML file that is not a kubeconfig."""
 HANDSHAKE = re.compile(r"Handshake status (\d+)")
 
 
 class Connection:
-    """The connection to the API server of a kubeconfig, by default of the current one."""
+    """The connection to the API server of a kubeconfig context, by default of the current one."""
 
-    def __init__(self, kubeconfig_file: Path | None = None) -> None:
-        self._configuration = Configuration()
-        try:
-            _load(self._configuration, kubeconfig_file)
-        except (kubeconfig.ConfigException, OSError, YAMLError, *UNCHECKED) as error:
-            file = kubeconfig_file or kubeconfig.KUBE_CONFIG_DEFAULT_LOCATION
-            raise ClusterUnreachable(
-                f"no cluster: no usable kubeconfig in {file}",
-                str(error).replace("\n", " "),
-                "Set KUBECONFIG, or start a cluster on this machine with `make cluster`.",
-            ) from error
-        # No hidden retries: `follow` and the callers decide what a failure means.
-        self._configuration.retries = False
-        # A watch, a log and a request run at the same time.
-        self._configuration.connection_pool_maxsize = 8
+    def __init__(self, kubeconfig_file: Path | None = None, context: str | None = None) -> None:
+        self._access = load_access(context, kubeconfig_file)
+        self._plugin = _plugin_of(self._access)
+        self._credential: Credential | None = None
+        self._folder: Path | None = None
+        self._configuration = self._configured()
         self._client = ApiClient(self._configuration)
+        self._refresh()
 
     @property
     def host(self) -> str:
         """The address of the API server."""
         return str(self._configuration.host)
+
+    @property
+    def context(self) -> str:
+        """The name of the kubeconfig context; empty for the service account of a pod."""
+        return self._access.context
+
+    def _configured(self) -> Configuration:
+        """Return the client's configuration with all that the kubeconfig itself says."""
+        cluster, user = self._access.cluster, self._access.user
+        configuration = Configuration()
+        configuration.host = cluster.server.rstrip("/")
+        # No hidden retries: `follow` and the callers decide what a failure means.
+        configuration.retries = False
+        # A watch, a log and a request run at the same time.
+        configuration.connection_pool_maxsize = 8
+        configuration.verify_ssl = not cluster.insecure_skip_tls_verify
+        if cluster.insecure_skip_tls_verify:
+            # The kubeconfig has chosen it: a warning for each request would say nothing new.
+            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
+        configuration.tls_server_name = cluster.tls_server_name or None
+        configuration.ssl_ca_cert = (
+            self._file("ca.crt", cluster.certificate_authority_data)
+            or cluster.certificate_authority
+            or None
+        )
+        if has_certificate(user):
+            configuration.cert_file = (
+                self._file("client.crt", user.client_certificate_data) or user.client_certificate
+            )
+            configuration.key_file = (
+                self._file("client.key", user.client_key_data) or user.client_key
+            )
+        _set_proxy(configuration, cluster.proxy_url)
+        if user.username or user.password:
+            basic = urllib3.make_headers(basic_auth=f"{user.username}:{user.password}")
+            configuration.api_key["BearerToken"] = basic["authorization"]
+        elif user.token:
+            configuration.api_key["BearerToken"] = self._bearer(user.token)
+        self._check_certificates(configuration)
+        return configuration
+
+    def _refresh(self) -> None:
+        """Renew the credential if it has expired: before each request, since a watch lasts longer."""
+        user = self._access.user
+        if self._plugin is not None:
+            self._use(self._plugin.credential())
+        elif user.token_file and not user.token:
+            token = self._bearer(self._token_of_file(user.token_file))
+            self._configuration.api_key["BearerToken"] = token
+
+    def _use(self, credential: Credential) -> None:
+        """Use what the exec plugin has printed for all further requests."""
+        if credential is self._credential:
+            return
+        self._credential = credential
+        if credential.token:
+            self._configuration.api_key["BearerToken"] = self._bearer(credential.token)
+        if credential.certificate:
+            self._configuration.cert_file = self._file(
+                "client.crt", credential.certificate.encode()
+            )
+            self._configuration.key_file = self._file("client.key", credential.key.encode())
+            self._check_certificates(self._configuration)
+            self._client = ApiClient(self._configuration)
+
+    def _file(self, name: str, content: bytes) -> str:
+        """Write a certificate or a key into a private folder and return its path; empty without content."""
+        if not content:
+            return ""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="trainyard-"))
+            # When the connection is no longer used, or when the program ends.
+            weakref.finalize(self, shutil.rmtree, self._folder)
+        path = self._folder / name
+        path.write_bytes(content)
+        return str(path)
+
+    def _token_of_file(self, path: str) -> str:
+        try:
+            return Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise unusable(
+                self._access.files, f"tokenFile {path} cannot be read: {error}"
+            ) from error
+
+    def _bearer(self, token: str) -> str:
+        """Return the header with a token. Raises ClusterUnreachable if no header can hold it."""
+        token = token.strip()
+        if not re.fullmatch(r"[!-~]+", token):
+            raise unusable(
+                self._access.files,
+                "the token is empty, or has spaces or other characters than ASCII",
+            )
+        return f"Bearer {token}"
+
+    def _check_certificates(self, configuration: Configuration) -> None:
+        """Raise ClusterUnreachable if a certificate or a key is not valid: the client would not say which."""
+        try:
+            context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
+        except (ssl.SSLError, OSError) as error:
+            raise unusable(
+                self._access.files, f"the certificate authority is no certificate: {error}"
+            ) from error
+        if configuration.cert_file:
+            try:
+                context.load_cert_chain(
+                    configuration.cert_file, configuration.key_file, password=""
+                )
+            except (ssl.SSLError, OSError, ValueError) as error:
+                raise unusable(
+                    self._access.files,
+                    f"the client certificate and its key cannot be used: {error}",
+                ) from error
 
     def json(
         self,
@@ -118,6 +227,7 @@ class Connection:
     def _serialized(
         self, method: str, path: str, query: Query, body: Object | None, content_type: str
     ) -> Any:
+        self._refresh()
         return self._client.param_serialize(
             method,
             path,
@@ -142,9 +252,19 @@ class Connection:
             response = self._client.call_api(*serialized, _request_timeout=timeout_s)
         except (urllib3.exceptions.HTTPError, ApiException, OSError) as error:
             self._unreachable(error)
+        if response.status == 401 and self._is_renewed():
+            return self._request(method, path, query, body, content_type, timeout_s)
         if response.status >= 400:
             self._refused(method, path, response.status, self._read(response))
         return response
+
+    def _is_renewed(self) -> bool:
+        """Run the exec plugin again after a refusal; return whether it printed another credential."""
+        if self._plugin is None or self._credential is None:
+            return False
+        refused = self._credential
+        self._use(self._plugin.renew(refused))
+        return self._credential != refused
 
     def _read(self, response: Any) -> bytes:
         try:
@@ -197,13 +317,30 @@ def _missing_crd(path: str) -> str:
     return "The CRDs of KubeRay are missing: install the operator (`make operator`)."
 
 
-def _load(configuration: Configuration, file: Path | None) -> None:
-    """Load the named or current kubeconfig, else the service account of the pod this runs in."""
+def _plugin_of(access: Access) -> ExecPlugin | None:
+    """Return the exec plugin of a user; None if the kubeconfig itself has credentials, which come first."""
+    user = access.user
+    if user.exec is None or user.token or user.token_file or user.username or has_certificate(user):
+        return None
+    return ExecPlugin(user.exec, access.cluster, access.context)
+
+
+def _set_proxy(configuration: Configuration, proxy_url: str) -> None:
+    """Set the proxy of the kubeconfig, which NO_PROXY does not concern, or else that of the environment."""
+    proxy = urlsplit(proxy_url)
+    if proxy_url:
+        configuration.proxy = proxy_url
+        configuration.no_proxy = None
+    elif _is_loopback(urlsplit(configuration.host).hostname or ""):
+        # As kubectl does: no proxy reaches this machine's own address.
+        configuration.proxy = None
+    if proxy.username is not None:
+        basic = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+        configuration.proxy_headers = urllib3.make_headers(proxy_basic_auth=basic)
+
+
+def _is_loopback(host: str) -> bool:
     try:
-        path = None if file is None else str(file)
-        kubeconfig.load_kube_config(config_file=path, client_configuration=configuration)
-    except kubeconfig.ConfigException as no_kubeconfig:
-        try:
-            kubeconfig.load_incluster_config(client_configuration=configuration)
-        except kubeconfig.ConfigException:
-            raise no_kubeconfig from None
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -17,6 +17,9 @@ Object = dict[str, Any]
 ObjectsByName = dict[str, Object]
 """The followed objects by their names."""
 
+LOG_END_S = 60.0
+"""Seconds for which a log stream ends without a new line before the log has ended."""
+
 SILENT_LIMIT_S = 300.0
 """For how many seconds an API server may not answer."""
 REFUSED_LIMIT_S = 30.0
@@ -128,9 +131,14 @@ def follow_log(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[str]:
-    """Yield each line of a container's log once, until the container has ended or is gone."""
+    """Yield each line of a container's log once, until the container has ended or is gone.
+
+    The log has also ended if its node says so for LOG_END_S, while the API server still has the container as
+    running: a node that cannot report to the API server can still serve logs.
+    """
     patience = Patience(clock, sleep)
     seen = ""
+    ended_at: float | None = None
     while True:
         try:
             lines = (
@@ -143,12 +151,15 @@ def follow_log(
                 moment, _, text = line.partition(" ")
                 if seen and precise(moment) <= precise(seen):
                     continue  # the API takes whole seconds
-                seen = moment
+                seen, ended_at = moment, None
                 yield text
             # The end of the stream may be that of the API server, too.
             if not _is_running(cluster.get("Pod", pod), container):
                 return
             patience.answered()
+            ended_at = clock() if ended_at is None else ended_at
+            if clock() - ended_at > LOG_END_S:
+                return
             sleep(RETRY_S)
         except ClusterError as error:
             if error.reason in ("NotFound", "BadRequest"):

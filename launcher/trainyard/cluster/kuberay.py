@@ -16,6 +16,8 @@ Object = dict[str, Any]
 class Objects(Protocol):
     """The methods of `Cluster` with which RayJobs are created, listed and deleted."""
 
+    @property
+    def options(self) -> str: ...
     def create(self, body: Object) -> Object: ...
     def get(self, kind: str, name: str) -> Object | None: ...
     def list(
@@ -34,6 +36,11 @@ class RayjobApi:
 
     def __init__(self, cluster: Objects) -> None:
         self._cluster = cluster
+
+    @property
+    def options(self) -> str:
+        """The options with which a command reaches this namespace, for commands to copy."""
+        return self._cluster.options
 
     def submit_job(self, job: Object) -> Object:
         """Create a RayJob and return it as the API server has stored it."""

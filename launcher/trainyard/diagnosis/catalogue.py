@@ -1,4 +1,4 @@
-"""The known failures in the order in which they are looked for: causes before what follows from them."""
+"""List the known failures in the order in which they are tried: causes before their consequences."""
 
 from __future__ import annotations
 
@@ -62,6 +62,7 @@ CHAPTERS: tuple[tuple[str, tuple[Failure, ...]], ...] = (
     (
         "Storage",
         (
+            storage.data_claim_missing,
             storage.claim_missing,
             storage.wrong_storage_class,
             storage.access_mode,
@@ -89,6 +90,7 @@ CHAPTERS: tuple[tuple[str, tuple[Failure, ...]], ...] = (
             pods.secret_missing,
             pods.config_map_missing,
             pods.runs_as_root,
+            storage.data_mount_failed,
             storage.mount_failed,
             images.image_denied,
             images.image_unreachable,
@@ -102,6 +104,7 @@ CHAPTERS: tuple[tuple[str, tuple[Failure, ...]], ...] = (
     (
         "What the program says",
         (
+            program_end.run_limit,
             program_start.missing_python,
             program_start.runtime_env,
             program_start.missing_trainer,
@@ -160,10 +163,10 @@ CATALOGUE: tuple[Failure, ...] = tuple(known for _, chapter in CHAPTERS for know
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """The one cause, where it was seen, and the one remedy."""
+    """The cause of a failure, the evidence for it, and the remedy."""
 
     failure: str
-    """Its name in the catalogue."""
+    """The name of the failure in the catalogue."""
     cause: str
     evidence: tuple[Evidence, ...]
     remedy: str
@@ -171,38 +174,46 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Explanation:
-    """How a run stands, and why."""
+    """The state of a run, and the cause of its failure if it has one."""
 
     run: str
     namespace: str
+    context: str | None
+    """The kubeconfig context that was chosen; None for the current one."""
     submission: str
     phase: str
     activity: str
-    """What it does, and for how long."""
+    """What the run is doing, and for how long."""
     is_failed: bool
     finding: Finding | None
-    """None for a run in good health, and for a failure that the catalogue does not know."""
+    """The known failure; None for a run without problems, and for a failure that is not in the catalogue."""
     observations: tuple[Evidence, ...]
-    """Of a failure that the catalogue does not know: all that was said."""
+    """All messages about a failure that is not in the catalogue."""
     unread: tuple[str, ...]
-    """What could not be looked at."""
+    """Objects and logs that could not be read."""
 
     def to_plain(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def explain(snapshot: Snapshot) -> Explanation:
-    """The first failure of the catalogue that the snapshot shows, if the run has not succeeded."""
+    """Explain a snapshot by the first failure of the catalogue that it shows, unless the run succeeded.
+
+    A run that was stopped is explained only if its driver has stopped it.
+    """
     finding = None
     is_well = snapshot.phase in ("succeeded", "stopped") or (
         snapshot.phase is None and (snapshot.summary or {}).get("outcome") == "succeeded"
     )
     if not is_well:
         finding = next((found for known in CATALOGUE if (found := _detect(known, snapshot))), None)
+    elif snapshot.phase == "stopped":
+        finding = _detect(program_end.run_limit, snapshot)
     is_failed = snapshot.phase == "failed" or snapshot.is_broken
     return Explanation(
         run=snapshot.run,
         namespace=snapshot.namespace,
+        context=snapshot.context,
         submission=snapshot.submission,
         phase=snapshot.phase or "gone",
         activity=current_activity(snapshot),
@@ -217,7 +228,7 @@ POD_CHAPTERS = ("Storage", NODES, "Pods that do not start")
 
 
 def explain_pod(snapshot: Snapshot) -> Finding | None:
-    """Why a pod that is no part of a run does not start."""
+    """Return why a pod that does not belong to a run does not start; None if it is not known."""
     known = (known for title, chapter in CHAPTERS if title in POD_CHAPTERS for known in chapter)
     return next((found for one in known if (found := _detect(one, snapshot))), None)
 

@@ -1,8 +1,9 @@
-"""A known failure, and what is found of it in a snapshot."""
+"""The type of a known failure, and of its match in a snapshot."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from string import Formatter
@@ -10,12 +11,15 @@ from string import Formatter
 from trainyard.diagnosis.snapshot import Snapshot
 
 SHOWN_LIMIT = 700
-"""Characters of a line of evidence; the scheduler lists every node that it has refused."""
+"""Maximum characters of a line of evidence; the scheduler lists every node that it has refused."""
+
+COMMAND = re.compile(r"`(kubectl|trainyard) [^`]+")
+"""A command in a remedy, without its last backtick."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Where something was seen, and what exactly."""
+    """An observation: its source, such as an event or a log, and its text."""
 
     source: str
     text: str
@@ -23,13 +27,13 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Match:
-    """That a failure is there."""
+    """A known failure that was found in a snapshot."""
 
     cause: str
-    """In one sentence, with the names and numbers of this run."""
+    """The cause in one sentence, with the names and numbers of this run."""
     evidence: tuple[Evidence, ...]
     values: Mapping[str, str] = field(default_factory=dict)
-    """What the remedy's placeholders stand for."""
+    """The values of the remedy's placeholders."""
 
 
 Detect = Callable[[Snapshot], Match | None]
@@ -37,16 +41,16 @@ Detect = Callable[[Snapshot], Match | None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """One entry of the catalogue."""
+    """A known failure: one entry of the catalogue."""
 
     name: str
-    """Stays the same, for scripts and links."""
+    """The identifier, which does not change: scripts and links use it."""
     cause: str
-    """In general."""
+    """The cause in general, as one sentence."""
     seen: str
-    """Where it shows."""
+    """Where the failure can be observed."""
     remedy: str
-    """With placeholders in braces; run, namespace and submission are always known."""
+    """The remedy, with placeholders in braces; run, namespace and submission are always known."""
     detect: Detect
 
     def remedy_for(self, snapshot: Snapshot, match: Match) -> str:
@@ -55,7 +59,12 @@ class Failure:
             "namespace": snapshot.namespace,
             "submission": snapshot.submission,
         }
-        return self.remedy.format(**known | dict(match.values))
+        remedy = self.remedy.format(**known | dict(match.values))
+        if snapshot.context is None:
+            return remedy
+        # Commands to copy must reach the same cluster.
+        chosen = f" --context {shlex.quote(snapshot.context)}"
+        return COMMAND.sub(lambda found: found[0] + chosen, remedy)
 
     @property
     def placeholders(self) -> set[str]:
@@ -63,13 +72,13 @@ class Failure:
 
     @property
     def general_remedy(self) -> str:
-        """The remedy with its placeholders in capitals, for a page."""
+        """The remedy with its placeholders in capitals, for the documentation."""
         names = {name: name.upper() for name in self.placeholders}
         return self.remedy.format(**names)
 
 
 def failure(name: str, *, seen: str, remedy: str) -> Callable[[Detect], Failure]:
-    """Make a known failure of a function; the first line of its docstring is the cause."""
+    """Return a decorator that makes a known failure from a function, with its docstring as the cause."""
 
     def make(detect: Detect) -> Failure:
         cause = (detect.__doc__ or "").strip().splitlines()[0]
@@ -79,13 +88,13 @@ def failure(name: str, *, seen: str, remedy: str) -> Callable[[Detect], Failure]
 
 
 def evidence(source: str, text: str) -> Evidence:
-    """In one line, and not longer than a person reads."""
+    """Return evidence with its text on one line, cut to `SHOWN_LIMIT` characters."""
     line = " ".join(text.split())
     return Evidence(source, line if len(line) <= SHOWN_LIMIT else f"{line[:SHOWN_LIMIT]} ...")
 
 
 def last_match(lines: Iterable[str], pattern: str) -> tuple[str, re.Match[str]] | None:
-    """The last line in which the pattern is found, with the match."""
+    """Return the last line that contains the pattern, with the match; None if there is none."""
     found = None
     for line in lines:
         if match := re.search(pattern, line):
@@ -94,5 +103,5 @@ def last_match(lines: Iterable[str], pattern: str) -> tuple[str, re.Match[str]] 
 
 
 def any_of(*texts: str) -> str:
-    """A pattern that finds any of these patterns, in capitals or not."""
+    """Return a pattern that matches any of these patterns, ignoring case."""
     return f"(?i:{'|'.join(texts)})"

@@ -1,4 +1,4 @@
-"""A run on a cluster -> the snapshot that `trainyard.diagnosis` looks at: each kind is asked for once."""
+"""Gather the objects and logs of a run on a cluster into a `Snapshot`; each kind is requested once."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from trainyard.submission.current_status import HEAD_CONTAINER
 from trainyard_trainer.run_files import names
 
 LOG_LINES = 3000
-"""How much of the driver's log is looked at."""
+"""How many lines from the end of the driver's log are read."""
 INIT_LOG_LINES = 20
-"""How much of what a worker says that waits for the head; it says a line each 5 s."""
+"""How many lines are read of the init container that waits for the head; it writes one each 5 s."""
 
 OPERATOR_LABELS = {"app.kubernetes.io/name": "kuberay-operator"}
 OPERATOR_LEASE = "ray-operator-leader"
@@ -44,7 +44,7 @@ JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
 
 
 class LogFolder(Protocol):
-    """What is needed of a run's folder."""
+    """The methods of `RemoteFolder` that a snapshot needs."""
 
     def logs(self) -> list[int]: ...
     def read(self, file: str) -> str | None: ...
@@ -54,10 +54,12 @@ OpenFolder = Callable[[], AbstractContextManager[LogFolder]]
 
 
 class ReadableCluster(Protocol):
-    """What is needed of a cluster."""
+    """The methods of `Cluster` that a snapshot needs."""
 
     @property
     def namespace(self) -> str: ...
+    @property
+    def context(self) -> str | None: ...
     def get(self, kind: str, name: str) -> Object | None: ...
     def list(
         self,
@@ -78,7 +80,7 @@ class ReadableCluster(Protocol):
 
 
 class _Queries:
-    """Questions to a cluster; what may not be read, or is no kind of it, is noted and is nothing."""
+    """Requests to a cluster. Objects that cannot be read are None, and the reason is recorded."""
 
     def __init__(self, cluster: ReadableCluster) -> None:
         self.cluster = cluster
@@ -115,33 +117,34 @@ class _Queries:
 def gather(
     cluster: ReadableCluster, run: str, *, now: datetime, open_folder: OpenFolder
 ) -> Snapshot:
-    """All that can be seen of a run's last submission. Raises ClusterUnreachable."""
+    """Return a snapshot of a run's last submission. Raises ClusterUnreachable."""
     queries = _Queries(cluster)
     jobs = queries.list("RayJob", OWNER_LABELS | {RUN_LABEL: run}) or []
     job = max(jobs, key=lambda job: str(job["metadata"]["creationTimestamp"]), default=None)
     seen: dict[str, Any] = {"run": run, "namespace": cluster.namespace, "now": now}
+    seen["context"] = cluster.context
     if job is not None:
-        seen |= {"job": trimmed(job)} | _belongings(queries, run, job)
+        seen |= {"job": trimmed(job)} | _objects_of_submission(queries, run, job)
         snapshot = Snapshot(**seen)
         if not (snapshot.phase == "running" or snapshot.phase == "succeeded"):
             seen |= _related_objects(queries, snapshot)
             seen["init_log"] = _init_log(queries, snapshot)
         seen["log"] = _log(queries, snapshot)
     snapshot = Snapshot(**seen)
-    has_words = bool(snapshot.driver_log)
-    if "RayJob" not in queries.missing_kinds and (
-        job is None or (snapshot.is_broken and not has_words)
-    ):
-        seen |= _kept(queries, open_folder)
+    is_silent = (snapshot.is_broken and not snapshot.driver_log) or (
+        snapshot.phase == "stopped" and not snapshot.log
+    )
+    if "RayJob" not in queries.missing_kinds and (job is None or is_silent):
+        seen |= _records_of_folder(queries, open_folder)
     return Snapshot(
         **seen, missing_kinds=tuple(queries.missing_kinds), unread=tuple(queries.unread)
     )
 
 
-def _belongings(queries: _Queries, run: str, job: Object) -> dict[str, Any]:
-    """What belongs to the submission: its cluster, pods, claims and events."""
+def _objects_of_submission(queries: _Queries, run: str, job: Object) -> dict[str, Any]:
+    """Return the objects of the submission: its RayCluster, pods, claims and events."""
     prefix = f"{name_of(job)}-"
-    now_there = (job.get("status") or {}).get("rayClusterName") or prefix
+    ray_cluster = (job.get("status") or {}).get("rayClusterName") or prefix
     clusters = queries.list("RayCluster", {RUN_LABEL: run}) or []
     pods = queries.list("Pod", {RUN_LABEL: run}) or []
     claims = {name: queries.get("PersistentVolumeClaim", name) for name in sorted(_claims(job))}
@@ -160,12 +163,12 @@ def _belongings(queries: _Queries, run: str, job: Object) -> dict[str, Any]:
     }
     return {
         "ray_clusters": tuple(
-            trimmed_cluster(found) for found in clusters if name_of(found).startswith(now_there)
+            trimmed_cluster(found) for found in clusters if name_of(found).startswith(ray_cluster)
         ),
         "pods": tuple(
             trimmed_pod(pod)
             for pod in sorted(pods, key=name_of)
-            if pod["metadata"].get("labels", {}).get("ray.io/cluster", "").startswith(now_there)
+            if pod["metadata"].get("labels", {}).get("ray.io/cluster", "").startswith(ray_cluster)
         ),
         "claims": {
             name: claim and trimmed(claim)
@@ -177,7 +180,7 @@ def _belongings(queries: _Queries, run: str, job: Object) -> dict[str, Any]:
 
 
 def _related_objects(queries: _Queries, snapshot: Snapshot) -> dict[str, Any]:
-    """What a run that does not go on may wait for."""
+    """Return the objects that a run without progress may be waiting for."""
     said = list(symptoms(snapshot))
     found: dict[str, Any] = {}
     if any("quota" in symptom.text for symptom in said):
@@ -219,15 +222,15 @@ def _queue(queries: _Queries, queue: str, uid: str) -> dict[str, Any]:
 
 
 def _init_log(queries: _Queries, snapshot: Snapshot) -> str:
-    """The end of what one worker's pod says that waits for the head."""
+    """Return the end of the log of one worker's init container that waits for the head."""
     waiting = next((pod for pod in snapshot.pods if waits_for_head(pod)), None)
     if waiting is None:
         return ""
-    return _said(queries, name_of(waiting), INIT_CONTAINER, INIT_LOG_LINES)
+    return _end_of_log(queries, name_of(waiting), INIT_CONTAINER, INIT_LOG_LINES)
 
 
 def _log(queries: _Queries, snapshot: Snapshot) -> str:
-    """The end of what the newest head said, and before its last restart where the run is broken."""
+    """Return the end of the newest head's log; for a broken run also of the container before its restart."""
     heads = [
         pod
         for pod in snapshot.pods
@@ -243,14 +246,14 @@ def _log(queries: _Queries, snapshot: Snapshot) -> str:
             and container.get("restartCount")
             and snapshot.is_broken
         ):
-            said = _said(queries, name_of(head), HEAD_CONTAINER, LOG_LINES, previous=True)
-    return said + _said(queries, name_of(head), HEAD_CONTAINER, LOG_LINES)
+            said = _end_of_log(queries, name_of(head), HEAD_CONTAINER, LOG_LINES, previous=True)
+    return said + _end_of_log(queries, name_of(head), HEAD_CONTAINER, LOG_LINES)
 
 
-def _said(
+def _end_of_log(
     queries: _Queries, pod: str, container: str, lines: int, *, previous: bool = False
 ) -> str:
-    """The end of a container's log; empty where it has not started, or is gone."""
+    """Return the end of a container's log; empty if it has not started, or is gone."""
     try:
         return queries.cluster.log(pod, container, tail_lines=lines, previous=previous)
     except ClusterUnreachable:
@@ -261,8 +264,8 @@ def _said(
         return ""
 
 
-def _kept(queries: _Queries, open_folder: OpenFolder) -> dict[str, Any]:
-    """What the run's folder has kept: the outcome, and the log of the last attempt."""
+def _records_of_folder(queries: _Queries, open_folder: OpenFolder) -> dict[str, Any]:
+    """Return the outcome of the run and the log of its last attempt from the run's folder."""
     found: dict[str, Any] = {}
     try:
         with open_folder() as folder:
@@ -278,7 +281,7 @@ def _kept(queries: _Queries, open_folder: OpenFolder) -> dict[str, Any]:
 
 
 def _claims(job: Object) -> set[str]:
-    """The claims that the pods of a RayJob mount."""
+    """Return the names of the claims that the pods of a RayJob mount."""
     shape = job["spec"].get("rayClusterSpec") or {}
     groups = [shape.get("headGroupSpec") or {}, *(shape.get("workerGroupSpecs") or [])]
     return {

@@ -1,11 +1,11 @@
-"""The questions of a preflight: to the API server, and through one pod that works like a run's."""
+"""Gather the observations of a preflight: from the API server, and from a pod like those of a run."""
 
 from __future__ import annotations
 
 import copy
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -14,32 +14,35 @@ from typing import Any, Protocol
 
 from trainyard.diagnosis.catalogue import explain_pod
 from trainyard.diagnosis.gather import OPERATOR_LABELS
-from trainyard.diagnosis.preflight import OPERATOR_S, RIGHTS, ClusterFacts, Probe, Right
+from trainyard.diagnosis.preflight.facts import OPERATOR_S, RIGHTS, ClusterFacts, Probe, Right
 from trainyard.diagnosis.redact import trimmed_pod
 from trainyard.diagnosis.snapshot import Snapshot, claims_of
 from trainyard.errors import ClusterError, ClusterUnreachable
 from trainyard.labels import OWNER_LABELS
-from trainyard.platform import Platform
+from trainyard.platform import DataVolume, Platform
 from trainyard.submission.reader_pod import READER_CONTAINER, storage_pod
 from trainyard.submission.remote_folder import storage_options
 from trainyard_trainer.run_files.driver_output import PROBE, last_record
+from trainyard_trainer.run_files.isolation import IN_PODS
 
 Object = dict[str, Any]
 
 PROBE_S = 300.0
-"""How long the probe pod may take: its image may have to be pulled."""
+"""Timeout in seconds for the probe pod: its image may have to be pulled."""
 SETTLE_S = 15.0
-"""How long a failure must be there before it is believed: some go by themselves."""
+"""For how many seconds a failure must last before it is reported: some disappear by themselves."""
 POLL_S = 1.0
 NAME = "trainyard-preflight"
 RAYJOB_CRD = "rayjobs.ray.io"
 
 
 class ProbedCluster(Protocol):
-    """What is needed of a cluster."""
+    """The methods of `Cluster` that a preflight needs."""
 
     @property
     def namespace(self) -> str: ...
+    @property
+    def context(self) -> str | None: ...
     def version(self) -> Object: ...
     def can_i(self, verb: str, kind: str, subresource: str = "") -> bool: ...
     def create(self, body: Object, *, dry_run: bool = False) -> Object: ...
@@ -58,7 +61,7 @@ class ProbedCluster(Protocol):
 
 
 def survey(cluster: ProbedCluster) -> ClusterFacts:
-    """All that the API server tells without a run."""
+    """Return what the API server shows without a run."""
     facts = ClusterFacts(namespace=cluster.namespace)
     try:
         version = cluster.version()
@@ -93,7 +96,7 @@ def _is_known(cluster: ProbedCluster, kind: str) -> bool:
 
 
 def _asked(ask: Callable[[], Any]) -> Any:
-    """The answer, or None where there is none for us."""
+    """Return the answer, or None if the cluster refuses it."""
     try:
         return ask()
     except ClusterUnreachable:
@@ -173,12 +176,27 @@ def would_refuse(cluster: ProbedCluster, job: Object) -> str:
     return ""
 
 
+def claims_of_volumes(
+    cluster: ProbedCluster, volumes: Iterable[DataVolume]
+) -> dict[str, Object | None]:
+    """Return the claims of data volumes by name; None for one that does not exist.
+
+    Without the right to read a claim, nothing is known about it.
+    """
+    claims: dict[str, Object | None] = {}
+    for data in volumes:
+        if data.claim is not None:
+            with suppress(ClusterError):
+                claims[data.claim] = cluster.get("PersistentVolumeClaim", data.claim)
+    return claims
+
+
 def probe_pod(platform: Platform, image: str) -> Object:
-    """The platform's reader pod, set to run the probe in an image."""
+    """Return the platform's reader pod, changed to run the probe program in an image."""
     pod = storage_pod(platform, NAME, OWNER_LABELS, int(PROBE_S))
     pod["spec"]["containers"][0].update(
         image=image,
-        command=["python", "-m", "trainyard_trainer.tools.probe"],
+        command=[*IN_PODS, "trainyard_trainer.tools.probe"],
         args=storage_options(platform.storage),
     )
     return pod
@@ -192,7 +210,7 @@ def run_probe(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Probe:
-    """What becomes of a pod that works like a run's; it is removed afterwards."""
+    """Create a pod like those of a run, wait for its result, and delete it."""
     body = probe_pod(platform, image)
     name = body["metadata"]["name"]
     probe = Probe(image=image, storage=platform.storage.path)
@@ -215,7 +233,7 @@ def _follow(
     clock: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> Probe:
-    began, believed_at = clock(), None
+    began, seen_at = clock(), None
     while True:
         pod = cluster.get("Pod", name)
         snapshot = _snapshot(cluster, name, pod)
@@ -225,20 +243,22 @@ def _follow(
         if pod is None or phase in ("Succeeded", "Failed"):
             log = "" if pod is None else _asked(lambda: cluster.log(name, READER_CONTAINER)) or ""
             finding = None if log else explain_pod(snapshot)
-            return replace(probe, log=log, told=last_record(log, PROBE), finding=finding)
+            return replace(probe, log=log, record=last_record(log, PROBE), finding=finding)
         finding = explain_pod(snapshot)
-        believed_at = None if finding is None else believed_at or clock()
-        is_believed = believed_at is not None and clock() - believed_at > SETTLE_S
-        if is_believed or waited_s > PROBE_S:
+        seen_at = None if finding is None else seen_at or clock()
+        is_lasting = seen_at is not None and clock() - seen_at > SETTLE_S
+        if is_lasting or waited_s > PROBE_S:
             return replace(probe, finding=finding)
         sleep(POLL_S)
 
 
 def _snapshot(cluster: ProbedCluster, name: str, pod: Object | None) -> Snapshot:
-    """The probe pod, as `explain` looks at the pods of a run."""
+    """Return a snapshot of the probe pod, as `explain` uses it for the pods of a run."""
     claims: dict[str, Object | None] = {}
     for claim in claims_of((pod or {}).get("spec", {})):
-        with suppress(ClusterError):  # it may not be read: that is no word about the claim
+        with suppress(
+            ClusterError
+        ):  # without the right to read it, nothing is known about the claim
             claims[claim] = cluster.get("PersistentVolumeClaim", claim)
     named = [f"involvedObject.name={about}" for about in (name, *claims)]
     events = [
@@ -249,6 +269,7 @@ def _snapshot(cluster: ProbedCluster, name: str, pod: Object | None) -> Snapshot
     return Snapshot(
         run=name,
         namespace=cluster.namespace,
+        context=cluster.context,
         now=datetime.now(timezone.utc),
         job={
             "metadata": {"name": name},

@@ -22,6 +22,8 @@ class Snapshot:
     run: str
     namespace: str
     now: datetime
+    context: str | None = None
+    """The kubeconfig context that was chosen; None for the current one."""
     job: Object | None = None
     """The RayJob; None where there is none (any more)."""
     ray_clusters: tuple[Object, ...] = ()

@@ -1,4 +1,4 @@
-"""What the objects of a run complain of: states, conditions and events as one list."""
+"""List the problems that the objects of a run report in states, conditions and events."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ DEATHS = (
     "NodeNotReady",
     "OOMKilling",
 )
-"""Reasons of events that tell how a pod ended; all others tell why one does not start."""
+"""Reasons of events about the end of a pod; all other reasons are about its start."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Symptom:
-    """One thing that is said to be wrong."""
+    """A problem that an object or an event reports."""
 
     source: str
     reason: str
     text: str
     pod: Object | None = None
-    """The pod that it is about, if that is there."""
+    """The pod with the problem, if it exists."""
     container: str = ""
 
     @property
@@ -46,12 +46,12 @@ class Symptom:
 
 
 def symptoms(snapshot: Snapshot) -> Iterator[Symptom]:
-    """What is wrong now; where nothing is there any more, what was said last.
+    """Yield the present problems; if no object is left, the last ones.
 
-    A pod that is ready complains of nothing, whatever was said before, and nobody who could not create
-    what is there since. Events of pods that are gone count for an attempt that never came to its driver,
-    and where several ended in one way while another is being made: KubeRay deletes a pod that was evicted
-    at once.
+    Events about a pod that is ready by now are left out, and so are failures to create an object that
+    exists by now. Events of deleted pods count for an attempt whose driver never started. They also count
+    if several pods ended for the same reason while another is being created, since KubeRay deletes an
+    evicted pod at once.
     """
     unready = [pod for pod in snapshot.pods if not is_ready(pod)]
     for pod in unready:
@@ -96,7 +96,7 @@ def symptoms(snapshot: Snapshot) -> Iterator[Symptom]:
 
 
 def find(snapshot: Snapshot, pattern: str, reasons: tuple[str, ...] = ()) -> Symptom | None:
-    """The first symptom that says so, of those with these reasons if there are some."""
+    """Return the first symptom whose text matches and that has one of these reasons, if any are given."""
     for symptom in symptoms(snapshot):
         if (not reasons or symptom.reason in reasons) and re.search(pattern, symptom.text):
             return symptom
@@ -104,10 +104,10 @@ def find(snapshot: Snapshot, pattern: str, reasons: tuple[str, ...] = ()) -> Sym
 
 
 def _is_made_since(snapshot: Snapshot, event: Object) -> bool:
-    """Whether it could not create what there is by now.
+    """Return whether an event reports a failure to create an object that exists by now.
 
-    KubeRay keeps in condition ReplicaFailure which pods it cannot create now. A RayCluster that it asked
-    for twice, as its cache lags behind, "already exists".
+    The condition ReplicaFailure tells which pods KubeRay cannot create now. KubeRay may create a RayCluster
+    twice, because its cache is behind; the second request fails with "already exists".
     """
     about, reason = event.get("involvedObject", {}), event.get("reason", "")
     if reason == "FailedToCreateRayCluster":

@@ -1,4 +1,4 @@
-"""Fault drills and soaks: strike a small run on a real cluster with a fault, and measure what that cost.
+"""Fault drills and soaks: inject faults into a small run on a real cluster, and measure the cost.
 
-The CLI imports this room. It uses the submission and cluster rooms.
+Only the CLI imports this package. It uses the packages `submission` and `cluster`.
 """

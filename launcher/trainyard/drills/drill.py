@@ -38,23 +38,33 @@ from trainyard_trainer.run_files import lease, names
 Object = dict[str, Any]
 
 EVERY_S = 5.0
+"""The interval of checkpoints in a drill, in seconds."""
+
 SETTINGS = (
     *(f"checkpoint.every_s={EVERY_S:g}", "checkpoint.every_epochs=1000000"),
     "train.early_stopping=null",
 )
 """The settings of a drill's run: checkpoints every few seconds, and no early stopping."""
+
 STRIKE_AT = (0.25, 0.55)
-"""The part of the run, as fractions of its steps, from which a random step is taken."""
+"""The range, as fractions of the run's steps, from which the step of the fault is drawn."""
+
 GONE_LIMIT_S = 120.0
+"""The time in seconds that Kubernetes has to delete the objects of a deleted run."""
+
 POLL_S = 1.0
+"""The interval in seconds at which remaining objects are listed."""
+
 UNDISTURBED = "undisturbed"
+"""The suffix of the name of the run without a fault."""
+
 LONGER_OR_EARLIER = (
     "Train more epochs (--set train.epochs=N), or inject the fault earlier (--at-step N)."
 )
 
 
 def drill_name(run: str, scenario: str) -> str:
-    """Return the name of a drill's run, `<run>-drill-<scenario>`; a run name that is too long is cut."""
+    """Return the name of a drill's run, `<run>-drill-<scenario>`. Long names are truncated."""
     suffix = f"-{scenario}" if scenario == UNDISTURBED else f"-drill-{scenario}"
     return run[: RUN_NAME_LIMIT - len(suffix)].rstrip("-") + suffix
 
@@ -72,23 +82,27 @@ def weights_of(folder: FolderReader, config: TrainerConfig) -> str | None:
     run, summary = folder.read(names.RUN), folder.read(names.SUMMARY)
     if run is None or summary is None or json.loads(summary)["outcome"] != "succeeded":
         return None
-    return folder.sum(names.MODEL) if _learnt(json.loads(run)) == _learnt(_plain(config)) else None
+    return (
+        folder.sum(names.MODEL)
+        if _weight_keys(json.loads(run)) == _weight_keys(_plain(config))
+        else None
+    )
 
 
 def _plain(config: TrainerConfig) -> Object:
     return config.model_dump(mode="json")
 
 
-def _learnt(config: Object) -> Object:
-    """Return the keys of a config that decide the bits of the weights."""
+def _weight_keys(config: Object) -> Object:
+    """Return the keys of a config that determine the exact weights."""
     length = {"epochs": config["train"]["epochs"]}
     return identity_of(config) | length | {"scaling": config["scaling"]}
 
 
 def train_undisturbed(cluster: Cluster, platform: Platform, job: DrillJob, say: Say) -> str | None:
-    """Return the SHA-256 of the weights of the same run without a fault; train it if that was not done yet.
+    """Return the SHA-256 of the weights of the same run without a fault. Train the run if necessary.
 
-    Return None for an elastic run: its weights depend on how many workers it had at each step.
+    Return None for an elastic run: its weights depend on the number of workers at each step.
     """
     if job.config.scaling.is_elastic:
         return None
@@ -97,22 +111,22 @@ def train_undisturbed(cluster: Cluster, platform: Platform, job: DrillJob, say: 
         if weights is None:
             folder.set_aside()
     if weights is not None:
-        say(f"run {job.run} was trained before: its weights are used for the comparison")
+        say(f"run {job.run} was trained before; its weights are used for the comparison")
         return weights
     rayjobs = RayjobApi(cluster)
-    say(f"run {job.run} is trained first without a fault, for the comparison of the weights")
+    say(f"training run {job.run} without a fault first, to compare the weights")
     submit_rayjob(rayjobs, job.rayjob, lambda: None)
     *_, last = watch_submission(cluster, job.name, job.run)
     if last.phase != "succeeded":
         raise RunFailed(
-            f"run {job.run}, into which no fault was injected, has {last.phase}",
-            f"`trainyard explain {job.run} -n {cluster.namespace}` says why.",
+            f"run {job.run} has {last.phase}, although no fault was injected",
+            f"To find the cause: `trainyard explain {job.run} {cluster.options}`.",
         )
     delete_and_wait(rayjobs, job.name)
     with open_folder(cluster, platform, job.run) as folder:
         weights = weights_of(folder, job.config)
     if weights is None:
-        raise RunFailed(f"run {job.run} has succeeded, and left no model.pt")
+        raise RunFailed(f"run {job.run} has succeeded, but its folder has no model.pt")
     return weights
 
 
@@ -129,8 +143,8 @@ def run_drill(
 ) -> DrillReport:
     """Submit the run, inject the fault, follow the run to its end, delete it, and return the report.
 
-    Without `at_step` a random step is taken; without `weights` no weights are compared. Raises ConfigError if
-    the run ends before the fault was injected.
+    Without `at_step`, the step is random; without `weights`, no weights are compared. Raises ConfigError if
+    the run ends before the fault is injected.
     """
     rayjobs = RayjobApi(cluster)
     clear_folder(cluster, platform, job.run, keep=keep)
@@ -184,7 +198,7 @@ def has_even_epochs(metrics: Sequence[Object], epochs: int) -> bool:
 
 
 def clear_folder(cluster: Cluster, platform: Platform, run: str, *, keep: bool) -> None:
-    """Rename the folder that an earlier drill has left; delete it unless `keep` is set."""
+    """Rename the folder of an earlier drill, and delete it unless `keep` is set."""
     with open_folder(cluster, platform, run) as folder:
         if (aside := folder.set_aside()) is not None and not keep:
             folder.sibling(aside).delete()
@@ -201,7 +215,7 @@ def read_records(folder: RemoteFolder) -> RecordedRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StrikeResult:
-    """When a fault was injected, and how the run ended; times are by the pods' clocks."""
+    """The time of a fault and the end of the run. Times are by the clock of the run's pods."""
 
     step: int
     began: float
@@ -211,7 +225,7 @@ class StrikeResult:
 
 
 def strike_once(drill_run: DrillRun, scenario: Scenario, at_step: int | None) -> StrikeResult:
-    """Follow a run to its end, and inject the fault on the way."""
+    """Follow a run to its end, and inject the fault at its step."""
     last: RunStatus | None = None
     locate_target: Future[Target] | None = None
     struck, step = 0.0, 0
@@ -224,7 +238,7 @@ def strike_once(drill_run: DrillRun, scenario: Scenario, at_step: int | None) ->
             step = int(run_status.progress["step"])
             if at_step is None:
                 at_step = round(random.uniform(*STRIKE_AT) * run_status.progress["steps"])
-            # Pods and processes are located before the step, which takes a second.
+            # Pods and processes are located ahead of the step, because this takes a second.
             workers = drill_run.job.config.scaling.num_workers
             if locate_target is None and has_all_at_work(run_status.progress, workers):
                 locate_target = threads.submit(drill_run.locate_target)
@@ -248,7 +262,7 @@ def strike_once(drill_run: DrillRun, scenario: Scenario, at_step: int | None) ->
 
 
 def require_landed(strike: Future[None], run: str, *, is_too_late: bool) -> None:
-    """Raise the error of an injected fault; ConfigError if the run had succeeded before that."""
+    """Raise the error of an injected fault, or ConfigError if the run succeeded before the fault was over."""
     try:
         strike.result()
     except ClusterError as error:
@@ -263,15 +277,15 @@ def require_landed(strike: Future[None], run: str, *, is_too_late: bool) -> None
 
 
 def has_all_at_work(progress: Object, workers: int) -> bool:
-    """Return whether all workers train: an elastic run has fewer at first.
+    """Return whether all workers train. An elastic run may have fewer at first.
 
-    Before the first step, progress reports how many workers there will be.
+    Before the first step, the progress contains the planned number of workers.
     """
     return bool(progress["step"] > 0 and progress["workers"] == workers)
 
 
 def left_behind(cluster: Cluster, run: str, ray_clusters: set[str]) -> list[str]:
-    """Return the objects of a deleted run that still exist after Kubernetes had time to delete them."""
+    """Wait until the objects of a deleted run are gone, and return those that remain after a time limit."""
     deadline = time.monotonic() + GONE_LIMIT_S
     while True:
         left = [
@@ -286,7 +300,7 @@ def left_behind(cluster: Cluster, run: str, ray_clusters: set[str]) -> list[str]
 
 
 def left_in_folder(folder: FolderReader) -> list[str]:
-    """Return what should not be in the folder of an ended run: an open lease, unfinished files."""
+    """Return what must not be in the folder of an ended run: unfinished files or an unreleased lease."""
     files = folder.files()
     left = [file for file in files if file.endswith(".aside")]
     attempts = lease.attempts_of(files)

@@ -1,4 +1,4 @@
-"""The run of a drill: record what is observed of it, and locate its pods and processes."""
+"""The run of a drill: record its statuses and pods, and locate its processes."""
 
 from __future__ import annotations
 
@@ -39,12 +39,13 @@ class DrillJob:
 
     @property
     def name(self) -> str:
+        """The name of the RayJob."""
         return str(self.rayjob["metadata"]["name"])
 
 
 @dataclass(slots=True)
 class DrillRecorder:
-    """Records the statuses and the pods of a run, with times by the clock of the pods."""
+    """A recorder of the statuses and pods of a run, with times by the clock of the pods."""
 
     offset_s: float = 0.0
     seen: list[Observation] = field(default_factory=list)
@@ -59,9 +60,11 @@ class DrillRecorder:
         return recorder
 
     def now(self) -> float:
+        """Return the current time by the clock of the pods."""
         return time.time() + self.offset_s
 
     def note_status(self, run_status: RunStatus) -> None:
+        """Record a status with the current time."""
         step = None if run_status.progress is None else int(run_status.progress["step"])
         self.seen.append(
             Observation(
@@ -92,21 +95,21 @@ class DrillRecorder:
 
 
 class DrillRun:
-    """Follows a run to its end, even if a fault deletes its RayJob for a while."""
+    """The observation of a run to its end, even if a fault deletes its RayJob for a while."""
 
     def __init__(
         self, cluster: Cluster, platform: Platform, job: DrillJob, recorder: DrillRecorder, say: Say
     ) -> None:
         self.job = job
         self.strike: Future[None] | None = None
-        """The newest injected fault, as a future."""
+        """The injection of the newest fault; None if there was none yet."""
         self._cluster = cluster
         self._platform = platform
         self.recorder = recorder
         self.say = say
 
     def statuses(self) -> Iterator[RunStatus]:
-        """Yield the statuses that `watch` shows; if a fault deletes the RayJob, continue with the next."""
+        """Yield the statuses that `watch` shows, also of the next RayJob if a fault deletes the first one."""
         while True:
             try:
                 for run_status in watch_submission(self._cluster, self.job.name, self.job.run):

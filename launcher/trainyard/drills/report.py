@@ -1,4 +1,4 @@
-"""The report of a drill, and the bounds that it must hold."""
+"""The report of a drill, and the limits that it must meet."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from trainyard.drills.timeline import Observation, Recovery
 Object = dict[str, Any]
 
 SLACK_S = 5.0
-"""Seconds of training that may be lost in addition to the checkpoint interval, for the save itself."""
-UNEVEN = "epochs are there twice or not at all, or differ in steps or samples"
-LATE = "training went on after"
-TOO_SHORT = ", so nothing was shown: train for longer (train.epochs)"
+"""The seconds of training that may be lost in addition to the checkpoint interval, for the save itself."""
+
+UNEVEN = "epochs were recorded twice or not at all, or differ in steps or samples"
+LATE = "training continued after"
+TOO_SHORT = ", so the drill proves nothing: train for longer (train.epochs)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,33 +32,35 @@ class DrillReport:
     attempts: int
     worker_groups: int
     has_equal_weights: bool | None
-    """Whether model.pt has the SHA-256 of the undisturbed run's; None where there is none to compare."""
+    """Whether model.pt has the SHA-256 of the undisturbed run's; None if there are no weights to compare."""
     is_elastic: bool
     """Whether the run is elastic, so that its weights cannot be compared with those of another run."""
     has_even_epochs: bool
     """Whether each epoch was recorded once, with equal numbers of steps and samples."""
     left_behind: Sequence[str]
     seen: Sequence[Observation]
-    """What `watch` showed, from the last phase before the fault; times count from the fault."""
+    """The statuses from the last phase before the fault on. Times are relative to the fault."""
     stood_still_s: float
     """The longest time in seconds without new progress."""
     outlasted: bool
     """Whether the run was still training when the fault was over."""
     missed: Sequence[str] = ()
-    """The bounds that were not held, as sentences."""
+    """The limits that were not met, as sentences."""
 
     @property
     def is_passed(self) -> bool:
+        """Whether the run has recovered, with equal weights and within all limits."""
         is_equal = self.is_elastic or bool(self.has_equal_weights)
         return self.is_recovered and is_equal and not self.missed
 
     def to_json(self) -> Object:
-        told: Object = _rounded(asdict(self) | {"is_passed": self.is_passed})
-        return told
+        """Return the report as JSON."""
+        document: Object = _rounded(asdict(self) | {"is_passed": self.is_passed})
+        return document
 
 
 def _rounded(node: Any) -> Any:
-    """Round all floats in a document to two decimals."""
+    """Return a document with all floats rounded to two decimals."""
     if isinstance(node, dict):
         return {key: _rounded(value) for key, value in node.items()}
     if isinstance(node, list | tuple):
@@ -66,7 +69,7 @@ def _rounded(node: Any) -> Any:
 
 
 def missed(report: DrillReport, scenario: Scenario, every_s: float | None) -> tuple[str, ...]:
-    """Return the bounds that a drill did not hold, as sentences."""
+    """Return the limits that a drill did not meet, as sentences."""
     recovery, found = report.recovery, []
     if recovery.again_s is not None and recovery.noticed_s is not None:
         since_end_s = recovery.again_s + min(0.0, recovery.noticed_s - scenario.lasts_s)
@@ -86,21 +89,21 @@ def missed(report: DrillReport, scenario: Scenario, every_s: float | None) -> tu
 
 
 def _not_shown(report: DrillReport, scenario: Scenario) -> list[str]:
-    """Return what the drill of a recovered run should have shown and has not."""
+    """Return the reasons why the drill of a recovered run does not prove a recovery."""
     found: list[str] = []
     if not report.is_recovered:
         return found
     if scenario.restarts == "always" and report.recovery.again_s is None:
-        found.append(f"the run had ended before its workers had to start anew{TOO_SHORT}")
+        found.append(f"the run had ended before its workers had to restart{TOO_SHORT}")
     if scenario.restarts == "never" and (report.attempts, report.worker_groups) != (1, 1):
         found.append(
-            f"training did not just go on: {report.attempts} attempts, {report.worker_groups} worker groups"
+            f"training was interrupted: {report.attempts} attempts, {report.worker_groups} worker groups"
         )
     if scenario.restarts == "never" and not report.outlasted:
         found.append(f"the run had ended before the fault was over{TOO_SHORT}")
     if report.stood_still_s < scenario.stands_still_s:
         found.append(
             f"training stood still for {report.stood_still_s:.0f} s, not {scenario.stands_still_s:.0f} s: "
-            "the fault was not there"
+            "the fault had no effect"
         )
     return found

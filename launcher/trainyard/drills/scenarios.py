@@ -1,4 +1,4 @@
-"""The catalogue of drills: each fault, the rights that it needs, and the bounds for the run."""
+"""The catalogue of drills: each fault, the rights that it needs, and the limits for the run."""
 
 from __future__ import annotations
 
@@ -10,39 +10,44 @@ from trainyard.drills import strikes
 from trainyard.drills.strikes import Strike
 
 WORKER_S = 45.0
-"""The bound in seconds from noticing the loss of a worker until training continues."""
+"""The limit in seconds from the time at which the loss of a worker is noticed until training continues."""
+
 HEAD_S = 150.0
-"""The same bound for a fault that ends the driver, too."""
+"""The same limit for a fault that also ends the driver."""
 
 LAUNCHER_ROLE = "the chart's Role"
+"""The text for faults that need no rights beyond the Role for users of the launcher."""
+
 HANG_S = 20
+"""The value of `faults.collective_timeout_s` in the drill of a hanging worker, in seconds."""
+
 LEAVE = "its workers train until its grace period ends, save and leave; then a new pod is created"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scenario:
-    """One kind of fault, and what a run must hold when it is injected."""
+    """A kind of fault, and the limits that a run must meet after it."""
 
     name: str
     fault: str
-    """What is done to the run."""
+    """The description of the fault."""
     answer: str
-    """How the run recovers."""
+    """The description of the recovery."""
     actor: str
-    """Which component makes it recover."""
+    """The component that makes the run recover."""
     rights: str
     """The rights that are needed to inject the fault."""
     strike: Strike = field(repr=False)
     within_s: float
-    """The bound in seconds from noticing the fault until training continues."""
+    """The limit in seconds from the time at which the fault is noticed until training continues."""
     lasts_s: float = 0.0
-    """For how many seconds the fault keeps workers from starting; the bound counts from its end."""
+    """The seconds for which the fault prevents workers from starting, in addition to `within_s`."""
     has_notice: bool = False
-    """Whether workers get a notice before, so that no step may be lost."""
+    """Whether workers are notified before the fault, so that no step may be lost."""
     restarts: Literal["always", "maybe", "never"] = "always"
-    """Whether workers have to restart; with "never", training continues during and after the fault."""
+    """Whether workers must restart. With "never", training must continue during and after the fault."""
     stands_still_s: float = 0.0
-    """For how many seconds training must stop at least; else the fault had no effect."""
+    """The minimum time in seconds for which training must stand still; otherwise the fault had no effect."""
     settings: Sequence[str] = ()
     """The keys of the run file that the drill sets."""
 

@@ -1,8 +1,8 @@
-"""A soak: inject faults into a run again and again; it must end with the weights of an undisturbed run.
+"""A soak: inject faults into a run repeatedly, and compare its weights with those of an undisturbed run.
 
 The run trains in rounds. When a round has succeeded and time is left, the run is submitted again with more
 epochs; when the time is over, no more faults are injected. Then the same number of epochs is trained without
-faults: equal weights prove that each sample was used as often and in the same order.
+faults: equal weights prove that all samples were used equally often and in the same order.
 """
 
 from __future__ import annotations
@@ -41,11 +41,20 @@ from trainyard_trainer.run_files import names
 Object = dict[str, Any]
 
 SOAK = "soak"
+"""The suffix of the name of a soak's run."""
+
 UNDISTURBED = "soak-undisturbed"
+"""The suffix of the name of the run without faults."""
+
 PAUSE_S = (60.0, 180.0)
-"""The range of seconds between two faults; the next fault waits until the run has recovered."""
+"""The range of seconds between two faults. The next fault waits until the run has recovered."""
+
 STRIKES = tuple(each for each in SCENARIOS.values() if each.rights == LAUNCHER_ROLE)
+"""The faults of a soak: those that need no rights beyond the chart's Role."""
+
 ENDLESS = 1000
+"""The number of retries, which no soak reaches."""
+
 SETTINGS = (
     f"faults.retries={ENDLESS}",
     f"faults.worker_failures={ENDLESS}",
@@ -55,7 +64,7 @@ SETTINGS = (
 """Settings of a soak's run: unlimited retries, and a learning rate that does not depend on the epochs."""
 
 MEMORY = CGROUP + "print(held_bytes())"
-"""A program that prints how many bytes of memory the processes of a container hold."""
+"""A Python program that prints the memory of the processes of a container in bytes."""
 
 
 def soak_run(
@@ -70,9 +79,9 @@ def soak_run(
     say: Say,
     known: Callable[[SoakReport], None],
 ) -> SoakReport:
-    """Train rounds of `epochs` epochs for `minutes`, inject faults meanwhile, and compare the weights.
+    """Train rounds of `epochs` epochs for `minutes` minutes, inject faults, and compare the weights.
 
-    `make_job` makes the job for the last word of a run's name and a number of epochs. `known` is called with
+    `make_job` creates the job for a suffix of the run's name and a number of epochs. `known` is called with
     the report before the undisturbed run, which takes as long as all rounds together.
     """
     rayjobs = RayjobApi(cluster)
@@ -87,7 +96,7 @@ def soak_run(
         job = make_job(SOAK, rounds * epochs)
         submit_rayjob(rayjobs, job.rayjob)
         say(
-            f"round {rounds}: RayJob {cluster.namespace}/{job.name} is to train {rounds * epochs} epochs"
+            f"round {rounds}: RayJob {cluster.namespace}/{job.name} trains up to epoch {rounds * epochs}"
         )
         try:
             last = soak.follow(job)
@@ -130,14 +139,14 @@ def soak_run(
 
 
 def in_turn(chance: random.Random) -> Iterator[Scenario]:
-    """Yield scenarios without end: each once in a random order, before one is repeated."""
+    """Yield scenarios forever: all of them in a random order, then all in another order, and so on."""
     while True:
         yield from chance.sample(STRIKES, len(STRIKES))
 
 
 @dataclass(slots=True)
 class _Soak:
-    """The rounds of a soak: injects the faults and records them."""
+    """The state of a soak: injects faults into the rounds, and records them."""
 
     cluster: Cluster
     platform: Platform
@@ -158,10 +167,12 @@ class _Soak:
 
     @property
     def after_s(self) -> float:
+        """The time since the start of the soak in seconds."""
         return time.monotonic() - self._began
 
     @property
     def is_over(self) -> bool:
+        """Whether the time of the soak is over."""
         return self.after_s > self.limit_s
 
     def follow(self, job: DrillJob) -> RunStatus:
@@ -196,7 +207,7 @@ class _Soak:
             scenario.strike(target)
         except LauncherError as error:
             why_not = error.what
-            self.say(f"{scenario.name} could not be injected: {why_not}")
+            self.say(f"fault {scenario.name} could not be injected: {why_not}")
         self.strikes.append(
             SoakStrike(after_s=after_s, step=step, scenario=scenario.name, why_not=why_not)
         )

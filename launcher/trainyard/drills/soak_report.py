@@ -1,4 +1,4 @@
-"""The report of a soak, and the bounds that it must hold."""
+"""The report of a soak, and the limits that it must meet."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ Object = dict[str, Any]
 
 GROWTH = 1.25
 """The factor by which memory and checkpoints may grow from the first third of a soak to the last."""
+
 ENOUGH = 9
-"""The number of measurements from which thirds are compared."""
+"""The minimum number of measurements for a comparison of thirds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SoakStrike:
-    """One fault that was injected during a soak."""
+    """A fault of a soak."""
 
     after_s: float
     step: int
@@ -30,7 +31,7 @@ class SoakStrike:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSize:
-    """The memory and the files of a running run, measured before a fault."""
+    """The memory and the files of an active run, measured before a fault."""
 
     after_s: float
     head_bytes: int
@@ -47,7 +48,7 @@ class SoakReport:
 
     run: str
     minutes: float
-    """For how many minutes faults were injected."""
+    """The time in minutes for which faults were injected."""
     seed: int
     """The seed of the order and the times of the faults."""
     epochs: int
@@ -68,29 +69,33 @@ class SoakReport:
 
     @property
     def missed(self) -> list[str]:
-        """The bounds that were not held, as sentences."""
+        """The limits that were not met, as sentences."""
         found = [self.why_not] if self.why_not else []
         if not any(not each.why_not for each in self.strikes):
-            found.append("it was not struck once")
+            found.append("no fault was injected")
         if self.has_equal_weights is False:
-            found.append("its weights differ from those of the undisturbed run")
+            found.append("the weights differ from those of the undisturbed run")
         if not self.has_even_epochs:
             found.append(UNEVEN)
-        found += [f"{what} grew {by:.2f}-fold" for what, by in self.grown.items() if by > GROWTH]
+        found += [
+            f"{what} grew by a factor of {by:.2f}" for what, by in self.grown.items() if by > GROWTH
+        ]
         if self.left_behind:
             found.append(f"left behind: {', '.join(self.left_behind)}")
         return found
 
     @property
     def is_passed(self) -> bool:
+        """Whether the weights are equal and all limits were met."""
         return bool(self.has_equal_weights) and not self.missed
 
     def to_json(self) -> Object:
+        """Return the report as JSON."""
         return asdict(self) | {"missed": self.missed, "is_passed": self.is_passed}
 
 
 def growth(sizes: Sequence[RunSize]) -> dict[str, float]:
-    """Return the median of the last third divided by that of the first; empty for a short soak."""
+    """Return the medians of the last third divided by those of the first. Return {} for a short soak."""
     if len(sizes) < ENOUGH:
         return {}
     third = len(sizes) // 3

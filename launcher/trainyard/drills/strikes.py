@@ -1,4 +1,4 @@
-"""The faults of drills. Each function injects one fault and returns when the fault is over."""
+"""The faults of drills. Each function injects a fault, and returns when the fault is over."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from trainyard.submission.current_status import HEAD_CONTAINER
 from trainyard.submission.status import phase_of
 from trainyard.submission.submit import delete_and_wait
 from trainyard.submission.workers import WorkerLocation
+from trainyard_trainer.run_files.isolation import IN_PODS
 
 if TYPE_CHECKING:
     from trainyard.cluster.cluster import Cluster
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 Object = dict[str, Any]
 
 POLL_S = 0.5
+"""The interval in seconds at which a condition is polled."""
+
 GONE_LIMIT_S = 180.0
+"""The time limit in seconds for a condition, such as the end of pods."""
 
 FIND = """
 import pathlib, sys
@@ -36,10 +40,14 @@ for process in pathlib.Path("/proc").glob("[0-9]*"):
     if [pathlib.Path(program).name, *words][: len(wanted)] == wanted:
         print(process.name)
 """
-"""A program that prints the ids of processes by their command line; the executable is without its folder."""
+"""A Python program that prints the IDs of processes whose command line begins with the given words.
 
-DRIVER = ("python", "-m", "trainyard_trainer")
-"""The command line with which a RayJob starts the driver."""
+The first word is the name of the executable, without its folder.
+"""
+
+DRIVER = (*IN_PODS, "trainyard_trainer")
+"""The command line of the driver."""
+
 SERVER = ("gcs_server",)
 """The command line of Ray's control server on the head."""
 
@@ -58,7 +66,7 @@ def held_bytes():
     held = memory()
     return int(held.get("total_rss", held.get("anon")))
 """
-"""Functions for the container's Python that read the memory of its processes, for cgroup v2 and v1."""
+"""Python functions that read the memory of a container's processes, for cgroup v2 and v1."""
 
 HOG = (
     CGROUP
@@ -90,30 +98,33 @@ while time.monotonic() < deadline and all(pathlib.Path(f"/proc/{v}").exists() fo
         pass
     time.sleep(0.1)
 if time.monotonic() >= deadline:
-    sys.exit(f"nobody was killed within 30 s, with {peak:.0%} of the memory in use")
+    sys.exit(f"no process was killed within 30 s, with {peak:.0%} of the memory in use")
 print(kills() - before, peak)
 """
 )
-"""A program that takes memory, up to a share of the container's limit, until the named processes are killed.
+"""A Python program that uses memory, up to a share of the container's limit, until some processes are killed.
 
-The kernel kills these processes first. The program prints how many processes the kernel has killed, and the
-largest share of the limit that was in use, as Ray counts it.
+It makes the kernel kill these processes first. It prints the number of processes that the kernel has killed,
+and the largest share of the limit that was in use, as Ray computes it.
 """
 
 KILLED = 128 + signal.SIGKILL
-"""The exit code of a process that was ended by SIGKILL."""
+"""The exit code of a process that SIGKILL has ended."""
 
 SHORT_SHARE = 0.9
-"""The share of a container's limit from which Ray, which kills at 95 %, may have killed a worker:
+"""The share of a container's limit above which Ray may have killed a worker. Ray's threshold is 95 %:
 https://docs.ray.io/en/latest/ray-core/scheduling/ray-oom-prevention.html"""
+
 RAY_S_SHARE = 0.96
-"""The share of a container's limit at which Ray kills a worker and the kernel does not yet."""
+"""A share of a container's limit at which Ray kills a worker, but the kernel does not."""
+
 ALL = 1.0
+"""The whole limit of a container, at which the kernel kills processes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """A running run, with everything that is needed to inject a fault into it."""
+    """An active run, with everything that is needed to inject a fault into it."""
 
     cluster: Cluster
     run: str
@@ -124,13 +135,14 @@ class Target:
     workers: Sequence[WorkerLocation]
     """The location of each worker, by rank."""
     processes: Sequence[int]
-    """The process id of each worker in its pod, by rank."""
+    """The process ID of each worker in its pod, by rank."""
     resubmit: Callable[[], None]
-    """Creates the RayJob of the run again."""
+    """A function that creates the RayJob of the run again."""
     say: Callable[[str], None]
 
     @property
     def rayjobs(self) -> RayjobApi:
+        """The API for the RayJobs of the cluster."""
         return RayjobApi(self.cluster)
 
     def inside(self, pod: str, container: str, *command: str) -> str:
@@ -145,15 +157,19 @@ class Target:
         return said
 
     def process(self, pod: str, container: str, *words: str) -> str:
-        """Return the id of the one process with this command line in a pod. Raises ClusterError."""
+        """Return the ID of the only process with this command line in a pod.
+
+        Raises ClusterError if there is none or several.
+        """
         found = self.inside(pod, container, "python", "-c", FIND, *words).split()
         if len(found) != 1:
             raise ClusterError(
-                f"pod {pod} has {len(found)} processes `{' '.join(words)}`, not one: {found}"
+                f"pod {pod} has {len(found)} processes `{' '.join(words)}` instead of one: {found}"
             )
         return found[0]
 
     def in_worker(self, rank: int, *command: str) -> str:
+        """Run a command in the container of a worker and return its output."""
         place = self.workers[rank]
         return self.inside(place.pod, place.container, *command)
 
@@ -167,11 +183,12 @@ Strike = Callable[[Target], None]
 
 
 def kill_worker(target: Target) -> None:
+    """Kill a worker process by SIGKILL."""
     target.in_worker(_last(target), "sh", "-c", f"kill -KILL {target.processes[_last(target)]}")
 
 
 def stop_worker(target: Target) -> None:
-    """Stop a worker process by SIGSTOP, so that it neither ends nor answers."""
+    """Stop a worker process by SIGSTOP, so that it neither ends nor responds."""
     target.in_worker(_last(target), "sh", "-c", f"kill -STOP {target.processes[_last(target)]}")
 
 
@@ -181,7 +198,7 @@ def exhaust_worker(target: Target) -> None:
 
 
 def crowd_worker(target: Target) -> None:
-    """Use so much memory of a worker's container that Ray kills the worker, before the kernel has to."""
+    """Use so much memory of a worker's container that Ray kills the worker, but the kernel does not."""
     _hog_worker(target, RAY_S_SHARE)
 
 
@@ -196,18 +213,22 @@ def lose_worker_pod(target: Target) -> None:
 
 
 def evict_worker_pod(target: Target) -> None:
+    """Evict the pod of a worker."""
     target.cluster.evict(target.workers[_last(target)].pod)
 
 
 def delete_head_pod(target: Target) -> None:
+    """Delete the head's pod with its grace period."""
     target.cluster.delete("Pod", target.head)
 
 
 def lose_head_pod(target: Target) -> None:
+    """Delete the head's pod without a grace period."""
     target.cluster.delete("Pod", target.head, grace_s=0)
 
 
 def kill_driver(target: Target) -> None:
+    """Kill the driver by SIGKILL."""
     driver = target.process(target.head, HEAD_CONTAINER, *DRIVER)
     target.inside(target.head, HEAD_CONTAINER, "sh", "-c", f"kill -KILL {driver}")
 
@@ -222,7 +243,7 @@ def drain_node(target: Target) -> None:
     """Drain the node of the last worker as `kubectl drain` does, and make it schedulable again."""
     pod = target.cluster.get("Pod", target.workers[_last(target)].pod)
     if pod is None:
-        raise ClusterError("the worker's pod is gone before its node was drained")
+        raise ClusterError("the worker's pod disappeared before its node was drained")
     node = pod["spec"]["nodeName"]
     target.cluster.patch("Node", node, {"spec": {"unschedulable": True}})
     try:
@@ -230,20 +251,21 @@ def drain_node(target: Target) -> None:
         names = [each["metadata"]["name"] for each in doomed]
         for name in names:
             target.cluster.evict(name)
-        target.say(f"node {node}: closed, {len(names)} pods evicted")
+        target.say(f"node {node}: cordoned, {len(names)} pods evicted")
         _wait_until(
             lambda: not {each["metadata"]["name"] for each in target.pods()} & set(names),
-            f"the pods of node {node} are gone",
+            f"the pods of node {node} have ended",
         )
     finally:
         target.cluster.patch("Node", node, {"spec": {"unschedulable": None}})
-    target.say(f"node {node}: open again")
+    target.say(f"node {node}: uncordoned")
 
 
 def suspend_and_resume(target: Target) -> None:
+    """Suspend the run, wait until its pods have ended, and resume it."""
     suspend_job(target.cluster, _job(target))
     _wait_until(lambda: phase_of(_job(target)["status"]) == "suspended", "the run is suspended")
-    _wait_until(lambda: not target.pods(), "its pods are gone")
+    _wait_until(lambda: not target.pods(), "the pods of the run have ended")
     resume_job(target.cluster, _job(target))
 
 
@@ -256,12 +278,12 @@ def delete_and_submit(target: Target) -> None:
 def _job(target: Target) -> Object:
     job = target.rayjobs.get_job(target.job)
     if job is None:
-        raise ClusterError(f"RayJob {target.job} is gone", reason="NotFound")
+        raise ClusterError(f"RayJob {target.job} no longer exists", reason="NotFound")
     return job
 
 
 def _last(target: Target) -> int:
-    """Return the last rank; rank 0 writes the run's records."""
+    """Return the last rank. Rank 0 is spared because it writes the run's records."""
     return len(target.workers) - 1
 
 
@@ -271,26 +293,26 @@ def _hog_worker(target: Target, share: float) -> None:
 
 
 def _hog(target: Target, pod: str, container: str, most: float, *victims: str) -> None:
-    """Run a program that takes memory in a container. Raises ClusterError if no process was killed."""
+    """Run `HOG` in a container. Raises ClusterError if no process was killed."""
     hog = ["python", "-c", HOG, str(most), *victims]
     with target.cluster.execute(pod, container, hog) as process:
         said = b"".join(data for _, data in process.output()).decode(errors="replace")
         if process.exit_code == KILLED:
-            target.say(f"pod {pod}: the kernel has killed what took the memory, too")
+            target.say(f"pod {pod}: the kernel has also killed the program that used the memory")
             return
         if process.exit_code != 0:
             raise ClusterError(
-                f"what was to take the memory of pod {pod} failed ({process.exit_code})",
+                f"the program that uses the memory of pod {pod} failed ({process.exit_code})",
                 *said.strip().splitlines()[-1:],
             )
     kills, peak = said.split()
     if int(kills):
-        target.say(f"pod {pod}: the kernel has killed for want of memory")
+        target.say(f"pod {pod}: the kernel has killed a process because memory was exhausted")
     elif float(peak) > SHORT_SHARE:
-        target.say(f"pod {pod}: Ray has killed for want of memory, before the kernel had to")
+        target.say(f"pod {pod}: Ray has killed a process because memory was almost exhausted")
     else:
         raise ClusterError(
-            f"pod {pod}: nobody was killed for want of memory, with {float(peak):.0%} of it in use"
+            f"pod {pod}: no process was killed with {float(peak):.0%} of the memory in use"
         )
 
 
@@ -298,5 +320,8 @@ def _wait_until(is_so: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + GONE_LIMIT_S
     while not is_so():
         if time.monotonic() > deadline:
-            raise ClusterError(f"{what}: not within {GONE_LIMIT_S:g} s", reason="Timeout")
+            raise ClusterError(
+                f"not within {GONE_LIMIT_S:g} s: {what}",
+                reason="Timeout",
+            )
         time.sleep(POLL_S)

@@ -1,4 +1,4 @@
-"""Compute what a fault has cost, from what was observed and recorded of a run; pure functions.
+"""Compute the cost of a fault from the observations and records of a run. Pure.
 
 All times are seconds since 1970 by the clock of the run's pods.
 """
@@ -24,7 +24,7 @@ STARTUP = {
     "first_batch": "first batch",
     "first_step": "first step",
 }
-"""The phases of a start in starts.jsonl, and their names in a report."""
+"""The phases of a start in starts.jsonl, with their names in a report."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +33,7 @@ class RecordedRun:
 
     attempts: Sequence[Object]
     starts: Sequence[Object]
-    """The records of starts; a worker group that has made its first step has a second record with times."""
+    """The records of starts. A worker group that has made its first step has a second record, with times."""
     failures: Sequence[Object]
 
     @property
@@ -50,13 +50,13 @@ class PodLife:
     kind: Literal["head", "worker"]
     created: float
     started: float | None = None
-    """When its Ray container was running."""
+    """The time at which its Ray container was running."""
     ready: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """A status that `watch` showed, with its time."""
+    """A status that `watch` has shown, with its time."""
 
     time: float
     phase: Phase
@@ -66,24 +66,24 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recovery:
-    """What followed the fault, and what it cost."""
+    """The recovery from a fault, and its cost."""
 
     noticed_s: float | None
-    """Seconds from the fault until it was noticed, or until the workers left if they trained on."""
+    """The seconds until the fault was noticed, or until the workers ended if they continued to train."""
     noticed_by: str
     again_s: float | None
-    """Seconds from then until the end of the next step."""
+    """The seconds from that time until the end of the next step."""
     phases: dict[str, float]
-    """These seconds divided into phases, in their order."""
+    """The seconds of each phase until the end of the next step, in the order of the phases."""
     steps_lost: int
     seconds_lost: float | None
-    """How many seconds those steps had taken; None if it is not known."""
+    """The time in seconds that the lost steps had taken; None if it is unknown."""
 
 
 def recover(
     records: RecordedRun, pods: Sequence[PodLife], seen: Sequence[Observation], struck: float
 ) -> Recovery:
-    """Compute what a fault has cost, up to the first step of a worker group that started after it."""
+    """Compute the cost of a fault, up to the first step of a worker group that started after it."""
     again = _again(records, struck)
     noticed, by = _noticed(records, pods, seen, struck, again)
     phases: dict[str, float] = {}
@@ -104,7 +104,7 @@ def recover(
 
 
 def steps_lost(records: RecordedRun, struck: float) -> int:
-    """Count the steps that were reported and were trained again by worker groups after the fault."""
+    """Return the number of reported steps that worker groups repeated after the fault."""
     reached = {each["attempt"]: each["reached_step"] for each in records.attempts}
     lost = 0
     for start in _starts(records):
@@ -115,7 +115,7 @@ def steps_lost(records: RecordedRun, struck: float) -> int:
 
 
 def seconds_per_step(seen: Sequence[Observation], struck: float) -> float | None:
-    """Return the seconds for each step from the progress before the fault; None if there is too little."""
+    """Return the seconds per step before the fault; None if there is too little progress to compute it."""
     steps = [(each.time, each.step) for each in seen if each.step is not None]
     before = [(time, step) for time, step in steps if time <= struck and step > 0]
     if len(before) < 2 or before[-1][1] == before[0][1]:
@@ -125,7 +125,7 @@ def seconds_per_step(seen: Sequence[Observation], struck: float) -> float | None
 
 
 def stood_still_s(seen: Sequence[Observation], struck: float) -> float:
-    """Return the longest time in seconds without new progress, from the fault on."""
+    """Return the longest time without new progress after the fault, in seconds."""
     news: list[Observation] = []
     for each in seen:
         if each.step is not None and (not news or each.step != news[-1].step):
@@ -140,9 +140,9 @@ def was_training_after(seen: Sequence[Observation], moment: float) -> bool:
 
 
 def observations_around(seen: Sequence[Observation], struck: float) -> list[Observation]:
-    """Return one observation for each phase and message from the one before the fault on.
+    """Return one observation for each phase and message, starting with the last one before the fault.
 
-    Each has the step at its end. Times count from the fault.
+    Each has the last step of its phase. Times are relative to the fault.
     """
     lines: list[Observation] = []
     for each in seen:
@@ -168,9 +168,10 @@ def _again(records: RecordedRun, struck: float) -> float | None:
 
 
 def _ended(start: Object) -> float | None:
-    """Return the time of the first step of a worker group, or None if it did not get there."""
+    """Return the time of the first step of a worker group, or None if it made none."""
     startup = start.get("startup")
-    return None if startup is None else float(sum(startup.values()))  # from `began` on
+    # The values are the start time, `began`, and the durations of the phases since then.
+    return None if startup is None else float(sum(startup.values()))
 
 
 def _noticed(
@@ -180,7 +181,10 @@ def _noticed(
     struck: float,
     again: float | None,
 ) -> tuple[float | None, str]:
-    """Return when and by whom the fault was noticed; None if the run went on or ended before."""
+    """Return the time at which the fault was noticed, and by which component.
+
+    The time is None if the run continued without a restart.
+    """
     failures = [each for each in records.failures if each["time"] >= struck]
     left = [each["time"] for each in failures if each["rank"] is None]
     if left:
@@ -210,7 +214,7 @@ def _noticed(
 def _marks(
     records: RecordedRun, pods: Sequence[PodLife], noticed: float, again: float
 ) -> list[tuple[float, str]]:
-    """Return the end of each phase between the two times."""
+    """Return the end of each phase between the two times, with the name of the phase."""
     marks = []
     for pod in pods:
         if pod.created > noticed - 5:
@@ -227,5 +231,5 @@ def _marks(
         for phase, seconds in startup.items():
             moment += seconds
             marks.append((moment, STARTUP.get(phase, phase)))
-    # The end of the first step is a sum of rounded numbers.
+    # The tolerance is needed because the end of the first step is a sum of rounded numbers.
     return [(moment, what) for moment, what in marks if noticed < moment <= again + 0.001]

@@ -39,6 +39,7 @@ class Files(Protocol):
 
 
 OpenFiles = Callable[[], AbstractContextManager[Files]]
+"""A function that opens a run's folder."""
 
 
 class LocalFiles:
@@ -61,7 +62,7 @@ class LocalFiles:
             return None
 
     def records(self, file: str) -> list[Object]:
-        """Return the records of a file with one JSON object for each line; incomplete lines are left out."""
+        """Return the records of a file with one JSON object per line. Incomplete lines are skipped."""
         records: list[Object] = []
         for line in (self.read(file) or "").splitlines():
             with suppress(ValueError):
@@ -69,9 +70,9 @@ class LocalFiles:
         return records
 
     def copy(self, path: str, target: Path) -> list[Path]:
-        """Copy a file, a folder or the whole run; return the paths written.
+        """Copy a file, a folder or the whole run, and return the paths of the copies.
 
-        Raises ConfigError if there is no such path.
+        Raises ConfigError if the path does not exist.
         """
         place = self.root / path
         if place.is_file():
@@ -95,9 +96,9 @@ class KeptCheckpoint:
     path: str
     """The folder of the checkpoint, relative to the run's folder; `Result.download` takes it."""
     step: int | None
-    """The number of optimizer steps before it; None for user code."""
+    """The number of optimizer steps before the checkpoint; None for user code."""
     metrics: Object
-    """The metrics that were reported with it."""
+    """The metrics that were reported with the checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,16 +108,16 @@ class LabelPrediction:
     label: str
     confidence: float
     top: tuple[tuple[str, float], ...]
-    """The labels with their confidence, the most likely first."""
+    """The labels with their confidence, the most likely one first."""
 
 
-@dataclass(frozen=True, kw_only=True)  # without slots, since its model is read once
+@dataclass(frozen=True, kw_only=True)  # without slots, for cached_property
 class Result:
-    """The result of a run that has succeeded. Names as in Ray Train's `Result` mean the same."""
+    """The result of a run that has succeeded. Names from Ray Train's `Result` have the same meaning."""
 
     run: str
     path: str
-    """The path of the run's folder, on this machine or in the pods of its cluster."""
+    """The path of the run's folder, on this machine or in the pods of the cluster."""
     summary: Object
     """The content of summary.json."""
     records: tuple[Object, ...]
@@ -129,13 +130,13 @@ class Result:
 
     @property
     def metrics(self) -> Object:
-        """The last reported metrics, for a recipe those of its last epoch; empty if there are none."""
+        """The last reported metrics; for a recipe, those of its last epoch. Empty if there are none."""
         reported = [record for record in self.records if record.get("kind") != "interval"]
         return _metrics_of(reported[-1]) if reported else {}
 
     @property
     def metrics_dataframe(self) -> Any:
-        """All reported metrics as a pandas DataFrame; rows of `kind` "epoch" end an epoch.
+        """All reported metrics as a pandas DataFrame. Rows with `kind` "epoch" are at the end of an epoch.
 
         Raises ConfigError if pandas is not installed; `records` does not need it.
         """
@@ -144,7 +145,7 @@ class Result:
         return import_module("pandas").DataFrame(rows)
 
     def download(self, target: str | Path, path: str | None = None) -> list[Path]:
-        """Copy a file or folder of the run, by default its model; return the paths written.
+        """Copy a file or folder of the run, by default its model, and return the paths of the copies.
 
         A copy from a cluster is checked by SHA-256. Raises ConfigError if the run has no such path.
         """
@@ -152,9 +153,9 @@ class Result:
             return files.copy(self._model_file if path is None else path.strip("/"), Path(target))
 
     def model(self) -> Any:
-        """The network with the weights that the run has delivered: a torch module, ready to be asked.
+        """Return the trained network as a torch module, ready for inference.
 
-        It takes what `model.json` says; `predict` prepares images so by itself. Raises LauncherError.
+        `model.json` describes its input. `predict` prepares images accordingly. Raises LauncherError.
         """
         with _explained():
             return self._saved.build()
@@ -162,10 +163,10 @@ class Result:
     def predict(
         self, images: Sequence[Any], *, top: int = 1, batch_size: int = 64
     ) -> list[LabelPrediction]:
-        """Labels for images, in their order, prepared as validation images are.
+        """Return the predicted labels of images, in their order. Images are prepared as for validation.
 
-        An image is the path of a picture file, or a uint8 array (H, W) or (H, W, C) of 1 or 3 channels.
-        Raises ConfigError with all images that cannot be used, or where torch is not installed.
+        An image is the path of an image file, or a uint8 array (H, W) or (H, W, C) with 1 or 3 channels.
+        Raises ConfigError with all images that cannot be used, or if torch is not installed.
         """
         if isinstance(images, str | PathLike):
             raise ConfigError(f"images = {images}: must be a list", f"Use predict(['{images}']).")
@@ -189,16 +190,16 @@ class Result:
 
     @property
     def _model_file(self) -> str:
-        """`model.pt`; of gradient_boosting as its library calls it."""
+        """The name of the model's file: `model.pt`, or the file of the library for gradient_boosting."""
         return Path(self.summary.get("model", MODEL)).name
 
     @cached_property
     def _saved(self) -> Any:
-        """The model as `trainyard_trainer.recipes.saved_model` reads it, from a copy of its files."""
+        """The model, read from a copy of its files by `trainyard_trainer.recipes.saved_model`."""
         if self._model_file != MODEL:
             raise ConfigError(
-                f"run {self.run} has no network, but the trees of {self._model_file}",
-                "download() gets them, and their own library loads them.",
+                f"the model of run {self.run} is not a network, but a file of trees: {self._model_file}",
+                "Use download() to copy the file, and load it with XGBoost or LightGBM.",
             )
         require_packages([*NEEDED, "obstore"], "a model")
         with TemporaryDirectory() as scratch, self.open_files() as files:
@@ -209,13 +210,13 @@ class Result:
 
 
 def read_result(run: str, path: str, open_files: OpenFiles) -> Result:
-    """Read the result of a run. Raises RunFailed if its folder does not tell that it has succeeded."""
+    """Read the result of a run. Raises RunFailed if summary.json does not show that it has succeeded."""
     with open_files() as files:
         summary = json.loads(files.read(SUMMARY) or "{}")
         if summary.get("outcome") != "succeeded":
             raise RunFailed(
                 f"run {run} has no result in {path}",
-                "Its folder was removed, or it is being trained again: wait for its end.",
+                "Its folder was removed, or the run is being trained again: wait for its end.",
             )
         records, names = files.records(METRICS), files.files()
         snapshot = files.read(RAY_SNAPSHOT) if RAY_SNAPSHOT in names else None
@@ -239,7 +240,7 @@ def _metrics_of(record: Object) -> Object:
 
 
 def _of_epoch(record: Object | None, names: Sequence[str]) -> KeptCheckpoint | None:
-    """Return the checkpoint at the end of an epoch, the newest if the epoch was trained twice."""
+    """Return the checkpoint at the end of an epoch, the newest one if the epoch was trained twice."""
     if record is None:
         return None
     complete = [name for name in map(checkpoint_of_manifest, names) if name is not None]
@@ -253,7 +254,7 @@ def _of_epoch(record: Object | None, names: Sequence[str]) -> KeptCheckpoint | N
 
 
 def _of_ray_train(snapshot: str) -> KeptCheckpoint | None:
-    """Return the newest checkpoint of user code, from Ray Train's own list."""
+    """Return the newest checkpoint of user code, from Ray Train's snapshot."""
     latest = json.loads(snapshot).get("latest_checkpoint_result")
     if latest is None:
         return None
@@ -262,15 +263,15 @@ def _of_ray_train(snapshot: str) -> KeptCheckpoint | None:
 
 
 def _file_of(image: Any, number: int, scratch: Path) -> str:
-    """Return the path of an image; an array is written to a file first. Raises ConfigError."""
+    """Return the path of an image file. An array is written to a file first. Raises ConfigError."""
     if isinstance(image, str | PathLike):
         return str(image)
     kind, shape = str(getattr(image, "dtype", "")), tuple(getattr(image, "shape", ()))
     if kind != "uint8" or not (len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3))):
-        told = f"{kind} {shape}" if kind else type(image).__name__
+        found = f"{kind} {shape}" if kind else type(image).__name__
         raise ConfigError(
-            f"image {number} is {told}: it cannot be used",
-            "Use the path of a picture file, or a uint8 array (H, W) or (H, W, C) of 1 or 3 channels.",
+            f"image {number} has an unsupported type: {found}",
+            "Use the path of an image file, or a uint8 array (H, W) or (H, W, C) with 1 or 3 channels.",
         )
     pixels_CHW = image[None] if len(shape) == 2 else image.transpose(2, 0, 1)
     file = scratch / f"{number}.png"
@@ -279,7 +280,7 @@ def _file_of(image: Any, number: int, scratch: Path) -> str:
 
 
 def _trainer(module: str) -> Any:
-    """Import a module of the trainer when it is needed: submitting a run does not need torch."""
+    """Import a module of the trainer on demand, because submitting a run does not need torch."""
     return import_module(f"trainyard_trainer.{module}")
 
 

@@ -1,4 +1,4 @@
-"""Run the trainer's tools on this machine: `python -m trainyard_trainer.tools.<module>`, in this terminal."""
+"""Run the trainer's tools on this machine, in this terminal."""
 
 from __future__ import annotations
 
@@ -11,6 +11,28 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 
 from trainyard.errors import ConfigError, RunFailed
+from trainyard_trainer.run_files.driver_output import FRONT_END_VARIABLE
+from trainyard_trainer.run_files.isolation import isolated
+
+FOREIGN = (
+    "RAY_ADDRESS",
+    "RAY_JOB_CONFIG_JSON_ENV_VAR",
+    "RAY_NAMESPACE",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS",
+)
+"""Variables of another Ray, torchrun or SLURM job, which a program of this machine would join with them."""
 
 NEEDED = ("pyarrow", "torch", "torchvision")
 """The packages that every tool needs."""
@@ -26,17 +48,33 @@ def require_packages(needed: Sequence[str], what: str) -> None:
         )
 
 
+def own_environment() -> tuple[dict[str, str], list[str]]:
+    """Return the environment of a program on this machine, and a line for each variable that it lacks."""
+    ignored = [name for name in FOREIGN if name in os.environ]
+    lines = [
+        f"{name}={os.environ[name]} is ignored: commands on this machine start a Ray and workers of their own"
+        for name in ignored
+    ]
+    kept = {name: value for name, value in os.environ.items() if name not in ignored}
+    return kept | {FRONT_END_VARIABLE: f"{os.getpid()}"}, lines
+
+
 def run_tool(module: str, arguments: Sequence[str]) -> int:
-    """Run `python -m trainyard_trainer.tools.<module>` in this terminal and return its exit code.
+    """Run the module `trainyard_trainer.tools.<module>` in this terminal and return its exit code.
 
     Its output and its errors go directly to the user. Raises ConfigError if packages are missing, and
     RunFailed if a signal ended it.
     """
     require_packages(NEEDED, f"`{module}`")
+    environment, lines = own_environment()
+    for line in lines:
+        print(line, file=sys.stderr)
     with stopped_like_ctrl_c():
         process = subprocess.Popen(
-            [sys.executable, "-m", f"trainyard_trainer.tools.{module}", *arguments],
-            stdin=subprocess.DEVNULL,
+            isolated(f"trainyard_trainer.tools.{module}", *arguments),
+            # A pipe that is at its end when this process is gone: the tool then ends as at Ctrl-C.
+            stdin=subprocess.PIPE,
+            env=environment,
             # Ctrl-C must reach the tool once: from `_end`, not from the terminal too.
             start_new_session=True,
         )

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Literal
 
+from typing_extensions import assert_never
+
 from trainyard.errors import ConfigError, RunFailed
-from trainyard.local.tools import require_packages, stopped_like_ctrl_c
+from trainyard.local.tools import own_environment, require_packages, stopped_like_ctrl_c
 from trainyard.planning.trainer_input import trainer_config
 from trainyard.run_file.code_archive import Overlay
 from trainyard.run_file.models import BoostingRun, RunConfig, UserCodeRun
-from trainyard.submission.status import Phase, RunStatus, error_lines
+from trainyard.run_file.source import GitState
+from trainyard.submission.status import Phase, RunStatus, error_lines, has_error
 from trainyard_trainer.config.scaling import Scaling
 from trainyard_trainer.config.storage import Storage
 from trainyard_trainer.config.trainer_config import (
@@ -27,8 +30,10 @@ from trainyard_trainer.config.trainer_config import (
     BoostingConfig,
 )
 from trainyard_trainer.run_files import exit_codes
-from trainyard_trainer.run_files.driver_output import PROGRESS, SUMMARY, record_of
-from trainyard_trainer.run_files.submission import code_file
+from trainyard_trainer.run_files.driver_output import AT_LIMIT, PROGRESS, SUMMARY, record_of
+from trainyard_trainer.run_files.isolation import isolated
+from trainyard_trainer.run_files.names import RAY_LOG
+from trainyard_trainer.run_files.submission import SOURCE_VARIABLE, code_file
 
 NEEDED = ("ray", "torch", "torchvision", "sklearn", "matplotlib", "obstore", "tensorboardX")
 
@@ -46,7 +51,7 @@ def local_config(
     """Return the trainer's config of a run for this machine.
 
     The run has as many workers as on a cluster, which share `cpus`; an elastic run has its minimum. Raises
-    ConfigError if the run cannot be started by `starter`.
+    ConfigError if the run cannot be started by `starter`, or if a secret is missing here.
     """
     if isinstance(run, UserCodeRun) and starter != "ray":
         raise ConfigError(
@@ -58,29 +63,59 @@ def local_config(
             f"run {run.name} trains no network: --torchrun is for recipes that do",
             "Use Ray, or --without-ray for one process.",
         )
+    require_secrets(run)
+    path = str(storage.resolve())
+    if not path.isprintable():
+        raise ConfigError(
+            f"--storage = {path!r}: must be UTF-8, without control characters",
+            "Use or create a folder with another name.",
+        )
     workers = 1 if starter == "alone" else run.resources.bounds[0]
     scaling = Scaling(
         num_workers=workers,
         use_gpu=run.resources.gpus is not None,
         cpus_per_worker=max(1, cpus // workers),
     )
-    return trainer_config(run, scaling, Storage(path=str(storage.resolve())), code)
+    return trainer_config(run, scaling, Storage(path=path), code)
+
+
+def require_secrets(run: RunConfig, environment: Mapping[str, str] = os.environ) -> None:
+    """Raise ConfigError that names the secrets of a run for which this machine has no variable.
+
+    The trainer inherits this process's environment, and the Ray that it starts inherits the trainer's.
+    """
+    missing = [name for name in run.secrets if not environment.get(name)]
+    if missing:
+        raise ConfigError(
+            f"run {run.name} needs secrets that are not set here: {', '.join(missing)}",
+            "On this machine the value of a secret is that of the environment variable with its name. "
+            f"Set it, for example with `read -rs {missing[0]}; export {missing[0]}`.",
+        )
 
 
 def program(config: AttemptConfig, starter: Starter) -> list[str]:
     """Return the command line that starts an attempt."""
-    if starter == "ray":
-        return [sys.executable, "-m", "trainyard_trainer"]
-    baseline = ["-m", "trainyard_trainer", "--without-ray"]
-    if starter == "alone":
-        return [sys.executable, *baseline]
-    processes = f"--nproc-per-node={config.scaling.num_workers}"
-    torchrun = ["-m", "torch.distributed.run", "--standalone", processes]
-    return [sys.executable, *torchrun, *baseline]
+    alone = isolated("trainyard_trainer", "--without-ray")
+    match starter:
+        case "ray":
+            return isolated("trainyard_trainer")
+        case "alone":
+            return alone
+        case "torchrun":
+            processes = f"--nproc-per-node={config.scaling.num_workers}"
+            # torchrun would start its workers with a Python that is not isolated.
+            return isolated(
+                "torch.distributed.run", "--standalone", processes, "--no-python", *alone
+            )
+        case _:
+            assert_never(starter)
 
 
 def train_locally(
-    config: AttemptConfig, starter: Starter = "ray", code: Overlay | None = None
+    config: AttemptConfig,
+    starter: Starter = "ray",
+    code: Overlay | None = None,
+    source: GitState | None = None,
 ) -> Generator[RunStatus | str, None, None]:
     """Train a run; yield its status on each change, and the other lines that the trainer prints.
 
@@ -89,26 +124,32 @@ def train_locally(
     library = (config.train.library,) if isinstance(config, BoostingConfig) else ()
     require_packages([*NEEDED, *library], "training")
     folder = Path(config.storage.path) / config.name
-    noise = folder / "ray.log"
+    noise = folder / RAY_LOG
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        stderr = noise.open("wb")
     except OSError as error:
         raise ConfigError(
             f"the storage {config.storage.path} cannot be used: {error}",
             "Name a folder that you may write to with --storage DIR.",
         ) from error
-    environment = os.environ | {CONFIG_VARIABLE: config.model_dump_json()}
+    before = _change_of(noise)
+    environment, lines = own_environment()
+    environment[CONFIG_VARIABLE] = config.model_dump_json()
+    if source is not None:
+        environment[SOURCE_VARIABLE] = source.json
     if code is not None and code.is_uploaded:
         _put(config, code)
     elif code is not None:
         environment[CODE_VARIABLE] = code.text
     # Only the main thread may set signal handlers; a pipeline may train in another thread.
     is_main = threading.current_thread() is threading.main_thread()
-    with stderr, stopped_like_ctrl_c() if is_main else nullcontext():
+    # The program's standard error until it holds the run: the run's own file may be that of a live attempt.
+    with TemporaryFile() as stderr, stopped_like_ctrl_c() if is_main else nullcontext():
         process = subprocess.Popen(
             program(config, starter),
             env=environment,
+            # A pipe that is at its end when this process is gone: the trainer then saves and ends.
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
@@ -117,6 +158,7 @@ def train_locally(
             start_new_session=True,
         )
         try:
+            yield from lines
             yield RunStatus(submission=config.name, phase="starting")
             assert process.stdout is not None
             for line in process.stdout:
@@ -124,49 +166,73 @@ def train_locally(
             exit_code = process.wait()
         finally:
             _end(process)
+        stderr.seek(0)
+        output = stderr.read().decode(errors="replace")
     if exit_code == 0:
         return
-    told = error_of(noise.read_text(errors="replace"))
+    is_started = _change_of(noise) != before
+    if is_started and not has_error(output):
+        output += noise.read_text(errors="replace")
+    details = error_of(output)
     if exit_code == exit_codes.WRONG_INPUT:
-        raise ConfigError(f"the training program refused run {config.name}", *told)
-    raise RunFailed(
-        f"run {config.name} failed (exit code {exit_code})", *told, f"Ray's own output: {noise}"
-    )
+        raise ConfigError(f"the training program refused run {config.name}", *details)
+    if any(line.startswith(AT_LIMIT) for line in details):
+        raise RunFailed(f"run {config.name} was stopped", *details)
+    if is_started:
+        details.append(f"Ray's own output: {noise}")
+    raise RunFailed(f"run {config.name} failed (exit code {exit_code})", *details)
 
 
-def set_aside_locally(config: AttemptConfig) -> str | None:
+def _change_of(file: Path) -> tuple[int, int] | None:
+    """Return what differs once a file was replaced or written to; None if there is no such file."""
+    try:
+        status = file.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
+def set_aside_locally(config: AttemptConfig, say: Callable[[str], None]) -> str | None:
     """Rename the folder of a run; return its new name, or None if there was no folder.
 
-    Raises RunFailed while the run is being trained.
+    `say` gets the lines about an earlier attempt that is waited for. Raises RunFailed while the run is being
+    trained.
     """
     require_packages(NEEDED, "training")
-    command = [
-        sys.executable,
-        "-m",
-        "trainyard_trainer.run_folder.set_aside",
-        "--path",
-        config.storage.path,
-        config.name,
-    ]
-    ended = subprocess.run(command, capture_output=True, text=True)
-    if ended.returncode != 0:
+    command = isolated(
+        "trainyard_trainer.run_folder.set_aside", "--path", config.storage.path, config.name
+    )
+    lines = []
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for line in process.stderr:
+            lines.append(line)
+            if is_about_lease(line):
+                say(line.rstrip("\n"))
+        name = process.stdout.read().strip()
+    if process.returncode != 0:
         raise RunFailed(
-            f"the folder of run {config.name} could not be set aside", *error_of(ended.stderr)
+            f"the folder of run {config.name} could not be set aside", *error_of("".join(lines))
         )
-    return ended.stdout.strip() or None
+    return name or None
+
+
+def is_about_lease(line: str) -> bool:
+    """Whether a line of the trainer's output is about an earlier attempt that is waited for."""
+    return line.startswith("lease: ")
 
 
 def _put(config: AttemptConfig, code: Overlay) -> None:
     """Write code that is too large for an environment variable to the run's folder. Raises RunFailed."""
-    command = [
-        sys.executable,
-        "-m",
+    command = isolated(
         "trainyard_trainer.tools.folder",
-        "--path",
-        config.storage.path,
-        "--put",
-    ]
-    command += [f"{len(code.archive)}", code.sha256, config.name, code_file(code.sha256)]
+        *("--path", config.storage.path),
+        *("--put", f"{len(code.archive)}", code.sha256),
+        *(config.name, code_file(code.sha256)),
+    )
     ended = subprocess.run(command, input=code.archive, capture_output=True)
     if ended.returncode != 0:
         raise RunFailed(
@@ -182,7 +248,10 @@ def _end(process: subprocess.Popen[str]) -> None:
     process.terminate()
     try:
         # Read its remaining output: the trainer would block on a full pipe.
-        process.communicate()
+        assert process.stdout is not None
+        for _ in process.stdout:
+            pass
+        process.wait()
     except KeyboardInterrupt:
         process.kill()
         process.wait()

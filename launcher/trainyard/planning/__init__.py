@@ -1,4 +1,6 @@
-"""Planning and rendering: run file and platform -> plan -> RayJob. Pure: this room knows no cluster.
+"""Planning: turn a run file and a platform into a plan, and a plan into a RayJob. This room knows no cluster.
 
-It also compares plans and objects (`diff`), checks capacity and quota, writes JSON Schemas and new run files.
+`objects` is the entry: it plans (`plan`, `requirements`, `trainer_input`, `sizing/`) and renders (`render`,
+`merge`). `reasons` explains a plan. `capacity/` checks whether a run fits, `comparison/` compares plans and
+platforms, `schema` writes JSON Schemas, and `init` writes new run files.
 """

@@ -7,16 +7,20 @@ import copy
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainyard.errors import ConfigError
+from trainyard.planning.placement import worker_group
 from trainyard.planning.plan import Plan
 from trainyard.planning.render import RenderedTemplate
 from trainyard.planning.sizing.pod_sizes import DataGroup, PodSize
-from trainyard.platform import Platform
+from trainyard.platform import DataVolume, Platform
 from trainyard.run_file.network import NetworkRequirements
+from trainyard.run_file.source import GitState
 from trainyard_trainer.config.scaling import DATA_LABELS, WORKER_RESOURCE
 from trainyard_trainer.config.trainer_config import CODE_VARIABLE, CONFIG_VARIABLE
+from trainyard_trainer.config.variables import SecretKey
 from trainyard_trainer.run_files import submission
 
 Object = dict[str, Any]
@@ -32,8 +36,8 @@ def merge(rendered: RenderedTemplate, platform: Platform, plan: Plan) -> Object:
     """Build the whole RayJob.
 
     The launcher sets only what depends on the run: replicas, image, sizes, pod metadata, and the
-    variables of driver and network. Everything else of a pod, such as volumes and node selectors,
-    belongs to the chart.
+    variables of driver, network and Secrets, and the data volumes that the run file names.
+    Everything else of a pod, such as other volumes and node selectors, belongs to the chart.
     """
     job = copy.deepcopy(rendered.job)
     shape = copy.deepcopy(platform.ray_cluster_spec)
@@ -46,6 +50,8 @@ def merge(rendered: RenderedTemplate, platform: Platform, plan: Plan) -> Object:
         shape["workerGroupSpecs"].append(_data_group(platform, plan.data, plan.image))
     for group in (head, *shape["workerGroupSpecs"]):
         _add_metadata(group["template"], rendered.pod_metadata)
+        _add_volumes(group["template"]["spec"], plan.volumes)
+        _add_secrets(group, plan.trainer.secrets)
     if plan.is_elastic:
         _add_autoscaler(shape, platform)
 
@@ -56,6 +62,19 @@ def merge(rendered: RenderedTemplate, platform: Platform, plan: Plan) -> Object:
     # The last variable holds hashes of everything above, and the name holds a hash of the whole object.
     _add_variables(head, {submission.VARIABLE: _escaped(_submission(job, plan))})
     job["metadata"] = {"name": f"{plan.run}-{object_hash(job)}", **job["metadata"]}
+    return job
+
+
+def with_source(job: Object, source: GitState | None) -> Object:
+    """Return the RayJob with the git revision in its head, for the run's record.
+
+    Neither the name nor a hash in the RayJob depends on it: a commit makes no other submission of a run.
+    """
+    if source is None:
+        return job
+    job = copy.deepcopy(job)
+    head = job["spec"]["rayClusterSpec"]["headGroupSpec"]
+    _add_variables(head, {submission.SOURCE_VARIABLE: source.json})
     return job
 
 
@@ -100,9 +119,36 @@ def _add_variables(group: Object, variables: Mapping[str, str]) -> None:
     )
 
 
+def _add_volumes(pod: Object, volumes: Sequence[DataVolume]) -> None:
+    """Append data volumes to a pod, and their mounts to its Ray container."""
+    container = pod["containers"][0]
+    for data in volumes:
+        pod["volumes"] = [*(pod.get("volumes") or []), copy.deepcopy(data.volume)]
+        mounts = container.get("volumeMounts") or []
+        container["volumeMounts"] = [*mounts, copy.deepcopy(data.mount)]
+
+
+def _add_secrets(group: Object, secrets: Mapping[str, SecretKey]) -> None:
+    """Append the variables that come from Secrets to the Ray container of a group, as references.
+
+    Ray's processes inherit the environment of the container. Raises ConfigError for a variable that the
+    container already has.
+    """
+    container = group["template"]["spec"]["containers"][0]
+    names = {variable["name"] for variable in container.get("env", [])}
+    for name, secret in secrets.items():
+        if name in names:
+            raise ConfigError(
+                f"secrets.{name}: the pods of the platform already have the variable {name}",
+                "Use another name, or ask the platform's administrator to remove it from the chart's values.",
+            )
+        reference = {"secretKeyRef": {"name": secret.name, "key": secret.key}}
+        container.setdefault("env", []).append({"name": name, "valueFrom": reference})
+
+
 def _worker_group(platform: Platform, plan: Plan) -> Object:
     """Build the group of Ray pods whose workers train."""
-    group = copy.deepcopy(platform.worker_group(plan.pool))
+    group = worker_group(platform, plan.pools)
     group.update(replicas=plan.min_nodes, minReplicas=plan.min_nodes, maxReplicas=plan.nodes)
     _fill_workers(group, plan.image, plan.node, plan.gpu_resource)
     _add_network(group["template"]["spec"]["containers"][0], plan.network_requirements)
@@ -146,12 +192,16 @@ def _fill_workers(group: Object, image: str, size: PodSize, gpu_resource: str | 
 
 
 def _fill(group: Object, image: str, size: PodSize, gpu_resource: str | None) -> None:
-    """Set image and resources of the Ray container of a group."""
+    """Set the image of the Ray container of a group, and add the plan's resources to those of the
+    shape."""
     container = group["template"]["spec"]["containers"][0]
+    further = container.get("resources") or {}
     container["image"] = image
     container["resources"] = {
-        "requests": _quantities(size, size.cpu_request_milli, gpu_resource),
-        "limits": _quantities(size, size.cpu_limit_milli, gpu_resource),
+        "requests": (further.get("requests") or {})
+        | _quantities(size, size.cpu_request_milli, gpu_resource),
+        "limits": (further.get("limits") or {})
+        | _quantities(size, size.cpu_limit_milli, gpu_resource),
     }
 
 

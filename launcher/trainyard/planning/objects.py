@@ -1,4 +1,4 @@
-"""From a run to its plan and its RayJob: the one path that all commands and the Python API take."""
+"""Make the plan and the RayJob of a run. All commands and the Python API use these functions."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from trainyard.run_file.models import RunConfig, UserCodeRun
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunObjects:
-    """What one submission of a run consists of."""
+    """The plan and the RayJob of one submission."""
 
     plan: Plan
     """The numbers of the submission, and the packed code."""
     job: dict[str, Any]
-    """The RayJob. It obeys all of KubeRay's rules that are errors."""
+    """The RayJob. It breaks none of the rules whose violation is an error; see `trainyard.rules`."""
     warnings: tuple[str, ...]
-    """One sentence for each of KubeRay's rules that is a warning and that the RayJob does not obey."""
+    """One sentence for each rule that the RayJob breaks and whose violation is only a warning."""
 
 
 def run_objects(run: RunConfig, platform: Platform, namespace: str) -> RunObjects:
     """Plan a run, pack its code folder as it is now, and render its RayJob.
 
-    Raises ConfigError if the run cannot be planned exactly, or if the RayJob breaks a rule.
+    Raises ConfigError if the run cannot be planned, or if the RayJob breaks a rule.
     """
     return run_objects_with_code(run, pack_code(run), platform, namespace)
 

@@ -1,14 +1,15 @@
-"""The plan: from a run and a platform to all numbers and names of one submission."""
+"""Plan a run on a platform: compute all numbers and names of one submission."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+from trainyard.planning.permissions import require_permissions
 from trainyard.planning.requirements import (
     choose_data_nodes,
     choose_network,
-    choose_pool,
+    choose_pools,
     require_data_nodes,
     require_separate_attempts,
     require_shared_source,
@@ -16,7 +17,7 @@ from trainyard.planning.requirements import (
 from trainyard.planning.sizing.pod_sizes import DataGroup, PodSize, head_size
 from trainyard.planning.sizing.size_range import layout_range
 from trainyard.planning.trainer_input import launch_of, trainer_config, with_data_nodes
-from trainyard.platform import Platform
+from trainyard.platform import DataVolume, Platform
 from trainyard.run_file.code_archive import Overlay
 from trainyard.run_file.models import (
     BoostingRun,
@@ -40,7 +41,8 @@ class Plan:
     run: str
     namespace: str
     image: str
-    pool: str
+    pools: tuple[str, ...]
+    """Pools whose nodes the workers may use, the preferred one first."""
     gpu_resource: str | None
     nodes: int
     """Number of Ray worker pods; for an elastic run the largest number."""
@@ -54,17 +56,35 @@ class Plan:
     retries: int
     queue_system: System
     queue_labels: dict[str, str]
+    volumes: tuple[DataVolume, ...]
+    """Data volumes that the head and all workers mount."""
     network: Network | None
     """The run's `network` combined with its pool's."""
     network_requirements: NetworkRequirements
     """Environment variables and devices of each worker's container."""
+    labels: dict[str, str]
+    """The run file's labels, of the RayJob and of all pods."""
+    annotations: dict[str, str]
+    """The run file's annotations, of the same objects."""
     pre_running_deadline_seconds: int
+    """Seconds within which all pods of an attempt must be ready."""
+    active_deadline_seconds: int | None
+    """Seconds after which KubeRay ends an attempt; None for no limit.
+
+    KubeRay counts from the start of the attempt, before its pods are there. The driver counts
+    `limits.max_run_s` from its own start, and stops the run before KubeRay does.
+    """
     ttl_seconds_after_finished: int
     keep_head_seconds_after_failure: int
     trainer: AnyConfig
     launch: dict[str, Any]
     """The run file's choices that the trainer does not read; see `launch_of`."""
     code: Overlay | None = None
+
+    @property
+    def pool(self) -> str:
+        """The preferred pool, which gives the worker group its name. The others have the same sizes."""
+        return self.pools[0]
 
     @property
     def workers(self) -> int:
@@ -81,8 +101,12 @@ class Plan:
 
     @property
     def has_staged_cleanup(self) -> bool:
-        """Whether workers and head are deleted at different times: not with Kueue or autoscaling."""
-        return self.queue_system != "kueue" and not self.is_elastic
+        """Whether workers and head are deleted at different times: not with Kueue or autoscaling.
+
+        A run that its driver has stopped at its limit matches no deletion rule of KubeRay.
+        """
+        has_limit = self.active_deadline_seconds is not None
+        return self.queue_system != "kueue" and not self.is_elastic and not has_limit
 
 
 def plan_run(
@@ -94,8 +118,10 @@ def plan_run(
     their share of the node. `code` is the run's packed code folder. Raises ConfigError with the nearest
     possible sizes if the workers do not fill whole nodes, or cannot divide a batch equally.
     """
-    pool = choose_pool(run, platform)
+    pools = choose_pools(run, platform)
+    pool = pools[0]
     require_separate_attempts(run, platform)
+    require_permissions(run, platform)
     if isinstance(run, RecipeRun | BoostingRun):
         require_shared_source(run)
     if isinstance(run, RecipeRun):
@@ -104,11 +130,13 @@ def plan_run(
     low, high = layout_range(run, pool, platform)
     network = choose_network(run, pool)
     uses_gpus = pool.gpus_per_node > 0
+    limits = run.limits
+    max_start_s = limits.max_start_s or platform.job.pre_running_deadline_seconds
     return Plan(
         run=run.name,
         namespace=namespace,
         image=run.image or platform.image,
-        pool=pool.name,
+        pools=tuple(each.name for each in pools),
         gpu_resource=pool.gpu_resource,
         nodes=high.nodes,
         min_nodes=low.nodes,
@@ -122,13 +150,17 @@ def plan_run(
         queue_labels=queue_labels(
             run.queue, platform.queue.system, platform.queue.name, run.name, namespace
         ),
+        volumes=tuple(platform.data_volume(name) for name in run.volumes),
         network=network,
         network_requirements=network_requirements(network, high.nodes),
-        pre_running_deadline_seconds=platform.job.pre_running_deadline_seconds,
+        labels=run.labels,
+        annotations=run.annotations,
+        pre_running_deadline_seconds=max_start_s,
+        active_deadline_seconds=limits.max_run_s and limits.max_run_s + max_start_s,
         ttl_seconds_after_finished=platform.job.ttl_seconds_after_finished,
         keep_head_seconds_after_failure=platform.job.keep_head_seconds_after_failure,
         code=code,
-        launch=launch_of(run, run.image or platform.image, pool, data),
+        launch=launch_of(run, run.image or platform.image, pools, data),
         trainer=trainer_config(
             with_data_nodes(run) if isinstance(run, RecipeRun) and data is not None else run,
             Scaling(

@@ -1,10 +1,13 @@
-"""Plan -> words: each number of a run with the rule that made it."""
+"""Explain a plan: describe each of its numbers, and the rule from which the number follows."""
 
 from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
 
+from trainyard.labels import QUEUE_LABELS
+from trainyard.planning.node_affinity import shown_terms
+from trainyard.planning.placement import packing_label
 from trainyard.planning.plan import Plan
 from trainyard.planning.sizing.layout import batch_share, count
 from trainyard.planning.sizing.pod_sizes import MIB_PER_GIB, OBJECT_STORE_LIMIT_MIB, PodSize
@@ -12,7 +15,7 @@ from trainyard.platform import Platform, Pool
 from trainyard.run_file.code_archive import LIMIT_KIB
 from trainyard.run_file.models import BoostingRun, RecipeRun, RunConfig
 from trainyard.run_file.network import Network
-from trainyard.run_file.queue import QUEUE_LABELS
+from trainyard_trainer.config.limits import stop_after_s
 from trainyard_trainer.config.scaling import DATA_CPUS
 from trainyard_trainer.config.trainer_config import CommandConfig, FunctionConfig
 from trainyard_trainer.run_files.sizes import size_text
@@ -20,24 +23,34 @@ from trainyard_trainer.run_files.sizes import size_text
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reason:
-    """One row of the plan: a number and where it comes from."""
+    """One row of a printed plan."""
 
     name: str
+    """What the row describes, such as `CPUs per node`."""
     value: str
+    """The value, with its unit if it has one."""
     why: str
+    """The rule, the key or the default from which the value follows."""
 
 
 def explain_plan(plan: Plan, run: RunConfig, platform: Platform) -> tuple[Reason, ...]:
-    """The plan as rows: each number with the rule that made it."""
+    """Return the rows that `trainyard plan` prints: each number of a plan, and why it has this value."""
     rows = [
         *_node_rows(plan, run, platform),
         *_head_rows(plan, platform),
         *_data_rows(plan, run, platform),
-        *_rows_of_what_is_run(plan, run),
+        *_training_rows(plan, run),
         ("attempts", f"{run.faults.retries + 1}", f"1 + faults.retries {run.faults.retries}"),
-        *_cluster_reasons(plan, run, platform.pool(plan.pool)),
-        ("image", plan.image, "the run's" if run.image else "the platform's"),
-        ("folder", f"{platform.storage.path}/{run.name}", "storage of the platform / name"),
+        *_limit_rows(plan, run),
+        *_cluster_rows(plan, run, platform.pool(plan.pool)),
+        *_pod_rows(run),
+        *_volume_rows(plan),
+        ("image", plan.image, "from the run file" if run.image else "the platform's default"),
+        (
+            "folder",
+            f"{platform.storage.path}/{run.name}",
+            "storage path of the platform / name of the run",
+        ),
     ]
     return tuple(Reason(name=name, value=value, why=why) for name, value, why in rows)
 
@@ -45,23 +58,26 @@ def explain_plan(plan: Plan, run: RunConfig, platform: Platform) -> tuple[Reason
 Row = tuple[str, str, str]
 
 
-def _rows_of_what_is_run(plan: Plan, run: RunConfig) -> list[Row]:
+def _training_rows(plan: Plan, run: RunConfig) -> list[Row]:
+    """Return the rows that depend on the kind of run: batch, rows of data, or user code."""
     if isinstance(run, RecipeRun):
         return _batch_rows(plan, run)
     if isinstance(run, BoostingRun):
-        why = "each worker holds its share of the rows in memory, and tells sums over it"
+        why = "each worker keeps its share of the rows in memory, and exchanges only sums over them"
         return [("rows per worker", f"1/{plan.workers}", why)]
-    return _own_rows(plan)
+    return _user_code_rows(plan)
 
 
 def _node_rows(plan: Plan, run: RunConfig, platform: Platform) -> list[Row]:
     pool, node, per_node = platform.pool(plan.pool), plan.node, plan.workers_per_node
     unit, workers = pool.unit, plan.workers
-    chosen = "named by the run" if run.resources.pool else f"the platform's default for {unit}"
+    chosen = "from the run file" if run.resources.pool else f"the platform's default for {unit}"
+    if len(plan.pools) > 1:
+        chosen = f"{_choice_of_pool(plan)}; {chosen}"
     share = "a whole node" if per_node == pool.slots else f"{per_node}/{pool.slots} of a node"
     rows = [
-        ("pool", pool.name, f"{chosen}: {count(pool.slots, unit)} per node"),
-        ("nodes", f"{plan.nodes}", f"{count(workers, unit)} / {per_node} per node, exactly"),
+        ("pool", " or ".join(plan.pools), f"{chosen}; {count(pool.slots, unit)} per node"),
+        ("nodes", f"{plan.nodes}", f"{count(workers, unit)} / {per_node} per node"),
         ("workers", f"{workers}", "one per GPU" if pool.gpus_per_node else "resources.workers"),
     ]
     if plan.is_elastic:
@@ -69,12 +85,12 @@ def _node_rows(plan: Plan, run: RunConfig, platform: Platform) -> list[Row]:
         rows[1] = (
             "nodes",
             f"{plan.min_nodes} to {plan.nodes}",
-            f"{fewest} to {count(workers, unit)} / {per_node} per node, exactly; Ray's autoscaler "
-            "adds those above the first",
+            f"{fewest} to {count(workers, unit)} / {per_node} per node; Ray's autoscaler adds nodes "
+            f"to the first {plan.min_nodes}",
         )
         rows[2] = ("workers", f"{fewest} to {workers}", rows[2][2])
     if pool.gpus_per_node:
-        rows.append(("GPUs per node", f"{node.gpus}", _gpu_words(pool.gpu_resource or "")))
+        rows.append(("GPUs per node", f"{node.gpus}", _gpu_reason(pool.gpu_resource or "")))
     rows += [
         (
             "CPUs per node",
@@ -84,44 +100,70 @@ def _node_rows(plan: Plan, run: RunConfig, platform: Platform) -> list[Row]:
         (
             "CPUs per worker",
             f"{plan.cpus_per_worker}",
-            f"({node.logical_cpus} - {DATA_CPUS} for data) / {count(per_node, 'workers')}",
+            f"({node.logical_cpus} - {DATA_CPUS} for Ray Data) / {count(per_node, 'workers')}",
         ),
         *_memory_rows(node, share),
-        ("placement", *_placement(platform, plan.pool)),
+        *(
+            (
+                f"placement{f' on {name}' if len(plan.pools) > 1 else ''}",
+                *_placement(platform, name),
+            )
+            for name in plan.pools
+        ),
     ]
     return rows
 
 
-def _gpu_words(resource: str) -> str:
+def _gpu_reason(resource: str) -> str:
     if resource.startswith("nvidia.com/mig-"):
-        return f"{resource}: parts of GPUs, which talk to each other through the host's memory"
+        return f"{resource}: partitions of GPUs (MIG), which communicate through the host's memory"
     return resource
 
 
 def _memory_rows(node: PodSize, share: str) -> list[Row]:
     rows = [
-        ("memory per node", _mib(node.memory_mib), f"{share}, request = limit"),
-        ("/dev/shm per node", _mib(node.memory_mib), "within the memory limit, set by KubeRay"),
+        ("memory per node", _mib(node.memory_mib), f"{share}; the request equals the limit"),
+        (
+            "/dev/shm per node",
+            _mib(node.memory_mib),
+            "set by KubeRay to the memory limit, of which it is a part",
+        ),
         (
             "object store per node",
             _mib(node.object_store_mib),
-            "200 GB, Ray's most"
+            "200 GB, the most that Ray takes by default"
             if node.object_store_mib == OBJECT_STORE_LIMIT_MIB
-            else "30 % of the memory, as Ray itself takes; lies in /dev/shm",
+            else "30 % of the memory, Ray's default; it is stored in /dev/shm",
         ),
     ]
     if node.disk_mib is not None:
-        rows.append(("disk per node", _mib(node.disk_mib), f"{share}, request = limit"))
+        rows.append(
+            ("disk per node", _mib(node.disk_mib), f"{share}; the request equals the limit")
+        )
     return rows
 
 
+def _choice_of_pool(plan: Plan) -> str:
+    """Return a clause that says what chooses one of several pools."""
+    if plan.queue_system == "kueue":
+        return (
+            "Kueue chooses one for all workers, the first flavor of its ClusterQueue that has room"
+        )
+    return f"the scheduler chooses one for each pod, and prefers {plan.pool}"
+
+
 def _placement(platform: Platform, pool: str) -> tuple[str, str]:
-    """Node selector and tolerations of a pool's pods, in words."""
-    spec = platform.worker_group(pool)["template"]["spec"]
-    labels = ", ".join(f"{key}={value}" for key, value in (spec.get("nodeSelector") or {}).items())
-    taints = [toleration.get("key") or "any taint" for toleration in spec.get("tolerations") or []]
+    """Return the labels that a pool's pods select, and a text that adds tolerations and packing."""
+    template = platform.worker_group(pool)["template"]
+    labels = shown_terms(template["spec"])
+    tolerations = template["spec"].get("tolerations") or []
+    taints = [toleration.get("key") or "any taint" for toleration in tolerations]
     why = f"node selector of pool {pool}" if labels else f"pool {pool} has no node selector"
-    return labels or "any node", why + (f"; tolerates {', '.join(taints)}" if taints else "")
+    if taints:
+        why += f"; tolerates {', '.join(taints)}"
+    if packed_by := packing_label(template):
+        why += f"; packed by {packed_by} if possible"
+    return labels or "any node", why
 
 
 def _head_rows(plan: Plan, platform: Platform) -> list[Row]:
@@ -131,14 +173,18 @@ def _head_rows(plan: Plan, platform: Platform) -> list[Row]:
             "head",
             f"{plan.head.cpu_limit_milli / 1000:g} CPUs, {_mib(plan.head.memory_mib)}",
             f"{head.cpus:g} CPUs + 1 per {head.workers_per_cpu} workers; {head.memory_gib} GiB + "
-            f"{count(workers, 'workers')} x {head.memory_mib_per_worker} MiB; no worker runs there",
+            f"{count(workers, 'workers')} x {head.memory_mib_per_worker} MiB; no worker runs on the head",
         )
     ]
     if plan.is_elastic and platform.autoscaler is not None:
         size = (platform.autoscaler.options.get("resources") or {}).get("limits") or {}
         sizes = ", ".join(f"{key} {value}" for key, value in size.items())
         rows.append(
-            ("autoscaler", sizes or "KubeRay's default", "beside the head; adds and removes nodes")
+            (
+                "autoscaler",
+                sizes or "KubeRay's default",
+                "a container of the head pod; adds and removes nodes",
+            )
         )
     return rows
 
@@ -146,18 +192,18 @@ def _head_rows(plan: Plan, platform: Platform) -> list[Row]:
 def _data_rows(plan: Plan, run: RunConfig, platform: Platform) -> list[Row]:
     if plan.data is None:
         return []
-    node, named = plan.data.node, run.resources.data is not None and run.resources.data.pool
+    node, is_named = plan.data.node, run.resources.data is not None and run.resources.data.pool
     return [
         (
             "data nodes",
             f"{plan.data.nodes}",
             f"resources.data.nodes, whole nodes of pool {plan.data.pool}"
-            f"{'' if named else ', the default for workers'}; the Ray loader reads there alone",
+            f"{'' if is_named else ', the default for workers'}; the Ray loader runs only there",
         ),
         (
             "size of a data node",
             f"{node.cpu_limit_milli / 1000:g} CPUs, {_mib(node.memory_mib)}",
-            f"a whole node; {_mib(node.object_store_mib)} of the memory are object store",
+            f"a whole node; the object store takes {_mib(node.object_store_mib)} of the memory",
         ),
         ("placement of data nodes", *_placement(platform, plan.data.pool)),
     ]
@@ -165,47 +211,51 @@ def _data_rows(plan: Plan, run: RunConfig, platform: Platform) -> list[Row]:
 
 def _batch_rows(plan: Plan, run: RecipeRun) -> list[Row]:
     batch, fewest = batch_share(run, plan.workers), plan.min_nodes * plan.workers_per_node
-    most = f" (at {fewest} workers {batch_share(run, fewest).samples})" if plan.is_elastic else ""
-    passes = f" (at {fewest} {batch_share(run, fewest).accumulation})" if plan.is_elastic else ""
+    largest, passes = "", ""
+    if plan.is_elastic:
+        most = batch_share(run, fewest)
+        largest = f" ({most.samples} with {count(fewest, 'workers')})"
+        passes = f" ({most.accumulation} with {count(fewest, 'workers')})"
     return [
         (
             "batch per worker",
-            f"{batch.samples}{most}",
-            f"global_batch_size {run.train.global_batch_size} / {count(plan.workers, 'workers')}, exactly",
+            f"{batch.samples}{largest}",
+            f"global_batch_size {run.train.global_batch_size} / {count(plan.workers, 'workers')}",
         ),
         (
             "passes per step",
             f"{batch.accumulation}{passes}",
-            f"batch per worker / micro_batch_size {batch.micro_batch_size}, exactly",
+            f"batch per worker / micro_batch_size {batch.micro_batch_size}",
         ),
     ]
 
 
-def _own_rows(plan: Plan) -> list[Row]:
+def _user_code_rows(plan: Plan) -> list[Row]:
     config = plan.trainer
     if isinstance(config, FunctionConfig):
         rows = [("function", config.function, "called by Ray Train on each worker")]
     else:
         assert isinstance(config, CommandConfig)
-        # The command stands last: in a column of its own it would push all others aside.
+        # The command is in the last column, because a long value would widen the column of values.
         where = "by torchrun, for each worker" if config.run_with else "once, on the head"
         rows = [("command", where, shlex.join(config.command))]
     if plan.code is not None:
         size = f"{size_text(plan.code.text_bytes)} of packed text"
         how = (
-            f"{size}, and {LIMIT_KIB} KiB may travel: `submit` uploads it to the run's folder"
+            f"{size}, more than the {LIMIT_KIB} KiB that a RayJob may hold: `submit` uploads the code to the "
+            "run's folder"
             if plan.code.is_uploaded
-            else f"{size}, of {LIMIT_KIB} KiB that may travel"
+            else f"{size} in the RayJob, which may hold {LIMIT_KIB} KiB"
         )
         rows.append(("code", plan.code.sha256[:8], how))
     return rows
 
 
-def _cluster_reasons(plan: Plan, run: RunConfig, pool: Pool) -> list[tuple[str, str, str]]:
-    """Rows of queue, network and clean-up."""
+def _cluster_rows(plan: Plan, run: RunConfig, pool: Pool) -> list[Row]:
+    """Return the rows of queue, network and clean-up."""
     rows = []
     if plan.queue_system != "none":
-        chosen = "named by the run" if run.queue and run.queue.name else "the platform's default"
+        chosen = "from the run file" if run.queue and run.queue.name else "the platform's default"
         name = plan.queue_labels[QUEUE_LABELS[plan.queue_system]]
         rows.append(("queue", name, f"{chosen}; the cluster's queue system is {plan.queue_system}"))
     if plan.network is not None:
@@ -213,22 +263,78 @@ def _cluster_reasons(plan: Plan, run: RunConfig, pool: Pool) -> list[tuple[str, 
     ttl, keep = plan.ttl_seconds_after_finished, plan.keep_head_seconds_after_failure
     if plan.has_staged_cleanup:
         rows += [
-            ("after success", f"{ttl} s", "then the cluster goes: job.ttlSecondsAfterFinished"),
+            (
+                "after success",
+                f"{ttl} s",
+                "until the cluster is deleted: job.ttlSecondsAfterFinished",
+            ),
             (
                 "after a failure",
                 f"{keep} s",
-                "for the head: job.keepHeadSecondsAfterFailure; workers go at once",
+                "until the head is deleted: job.keepHeadSecondsAfterFailure; workers are deleted at once",
             ),
         ]
     else:
-        reason = "autoscaling" if plan.is_elastic else plan.queue_system
+        system: str = plan.queue_system
+        if run.limits.max_run_s is not None:
+            system = "limits.max_run_s"
+        if plan.is_elastic:
+            system = "autoscaling"
         rows.append(
             (
                 "after the end",
                 f"{ttl} s",
-                f"then the cluster goes: {reason} allows no stages",
+                f"until the cluster is deleted; with {system}, head and workers are deleted together",
             )
         )
+    return rows
+
+
+def _limit_rows(plan: Plan, run: RunConfig) -> list[Row]:
+    """Return the rows of the deadlines: of the start of an attempt, and of the run if it has one."""
+    is_own = run.limits.max_start_s is not None
+    source = "limits.max_start_s" if is_own else "job.preRunningDeadlineSeconds of the platform"
+    start_s, run_s = plan.pre_running_deadline_seconds, run.limits.max_run_s
+    rows = [("limit of the start", f"{start_s} s", f"until all pods are ready: {source}")]
+    if run_s is not None:
+        why = (
+            f"limits.max_run_s, from the start of the driver over all attempts; after "
+            f"{stop_after_s(run_s):g} s the workers save and the run stops; KubeRay ends an attempt after "
+            f"{plan.active_deadline_seconds} s"
+        )
+        rows.append(("limit of the run", f"{run_s} s", why))
+    return rows
+
+
+def _volume_rows(plan: Plan) -> list[Row]:
+    """Return one row for each data volume: where the pods mount it, and what it is."""
+    return [
+        (
+            f"volume {data.name}",
+            str(data.mount["mountPath"]),
+            f"{data.source}, {'read-only' if data.mount.get('readOnly') else 'writable'}; mounted by "
+            "head and workers",
+        )
+        for data in plan.volumes
+    ]
+
+
+def _pod_rows(run: RunConfig) -> list[Row]:
+    """Return the rows of what the run file sets of its pods. Names are long, so the last column has them."""
+    rows = []
+    if run.env:
+        rows.append(
+            ("variables", f"{len(run.env)}", f"of driver and workers: {', '.join(run.env)}")
+        )
+    if run.secrets:
+        sources = (f"{name} from {each.name}/{each.key}" for name, each in run.secrets.items())
+        rows.append(
+            ("secrets", f"{len(run.secrets)}", f"variables by reference: {', '.join(sources)}")
+        )
+    for name, pairs in (("labels", run.labels), ("annotations", run.annotations)):
+        if pairs:
+            keys = ", ".join(pairs)
+            rows.append((name, f"{len(pairs)}", f"of the RayJob and its pods: {keys}"))
     return rows
 
 
@@ -253,4 +359,5 @@ def _network_row(network: Network, plan: Plan, run: RunConfig, pool: Pool) -> Ro
 
 
 def _mib(mib: int) -> str:
+    """Return a size as text: in GiB if it is a whole number of GiB, else in MiB."""
     return f"{mib // MIB_PER_GIB} GiB" if mib % MIB_PER_GIB == 0 else f"{mib} MiB"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, NoReturn
@@ -34,6 +36,7 @@ def render_job(plan: Plan, template: str | None = None) -> RenderedTemplate:
     """
     text = template or (files("trainyard") / TEMPLATE).read_text(encoding="utf-8")
     environment = Environment(undefined=StrictUndefined, autoescape=False)
+    environment.policies["json.dumps_function"] = _json_for_yaml
     environment.policies["json.dumps_kwargs"] = {"default": _refuse}
     try:
         rendered = environment.from_string(text).render(plan=plan)
@@ -48,6 +51,22 @@ def render_job(plan: Plan, template: str | None = None) -> RenderedTemplate:
         f"manifests/{TEMPLATE} must hold two YAML documents",
         "The first is podMetadata with labels and annotations of all pods, the second is the RayJob.",
     )
+
+
+JSON_ESCAPE = re.compile(r"\\(?:u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})|.)")
+"""An escape sequence of JSON; its groups are the two halves of a character above U+FFFF."""
+
+
+def _json_for_yaml(value: object, **options: Any) -> str:
+    """Return a value as JSON that is valid YAML: YAML has no pairs of escapes for characters above U+FFFF."""
+
+    def joined(escape: re.Match[str]) -> str:
+        if escape[1] is None:
+            return escape[0]
+        character = json.loads(f'"{escape[0]}"')
+        return f"\\U{ord(character):08X}"
+
+    return JSON_ESCAPE.sub(joined, json.dumps(value, **options))
 
 
 def _refuse(value: object) -> NoReturn:

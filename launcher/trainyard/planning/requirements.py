@@ -1,8 +1,12 @@
-"""What a run needs of its platform: pool, network, data nodes, shared data. Each check raises ConfigError."""
+"""Choose pool, network and data nodes for a run, and check what the run requires of the platform.
+
+Each function raises ConfigError if the platform does not meet the requirement.
+"""
 
 from __future__ import annotations
 
 from trainyard.errors import ConfigError
+from trainyard.planning.placement import require_alike
 from trainyard.planning.sizing.layout import asked_amount
 from trainyard.planning.sizing.pod_sizes import DataGroup, node_size
 from trainyard.platform import Platform, Pool
@@ -15,15 +19,21 @@ from trainyard.run_file.network import (
     Network,
     merge_networks,
 )
+from trainyard_trainer.config.location import S3
 
 SILENT_NODE_S = 30
-"""Kubernetes notices a lost node up to this much later than Ray: after 50 s, checked every 5 s, while the
-chart sets 30 s for Ray."""
+"""How many seconds later than Ray Kubernetes may notice that a node is lost.
+
+Kubernetes notices it after 50 s, and checks every 5 s. The chart sets 30 s for Ray.
+"""
 
 
 def is_on_this_machine(source: str) -> bool:
-    """Whether a data source is a relative path: neither a built-in data set, a URL nor an absolute path."""
-    return "/" in source and "://" not in source and not source.startswith("/")
+    """Return whether a data source is a relative path, which exists only on the user's machine.
+
+    Other sources are the name of a built-in data set, a URL, or an absolute path.
+    """
+    return "/" in source and not source.startswith(("/", S3))
 
 
 def require_shared_source(run: RecipeRun | BoostingRun) -> None:
@@ -62,15 +72,25 @@ def require_separate_attempts(run: RunConfig, platform: Platform) -> None:
         )
 
 
-def choose_pool(run: RunConfig, platform: Platform) -> Pool:
-    """Return the pool that the run names, else the platform's default.
+def choose_pools(run: RunConfig, platform: Platform) -> tuple[Pool, ...]:
+    """Return the pools that the run names, the preferred one first, else the platform's default.
 
-    Raises ConfigError if the run asks for GPUs and the pool has none, or the other way round.
+    Raises ConfigError if the run asks for GPUs and a pool has none, or the other way round, and if pools of
+    a list differ in more than their nodes.
     """
+    defaults = platform.default_pools
+    default = defaults.gpus if run.resources.unit == "gpus" else defaults.workers
+    pools = tuple(platform.pool(name) for name in run.resources.pools or (default,))
+    for pool in pools:
+        _require_unit(run, pool)
+    require_alike(pools, platform)
+    return pools
+
+
+def _require_unit(run: RunConfig, pool: Pool) -> None:
+    """Raise ConfigError if a pool has no GPUs and the run asks for some, or the other way round."""
     asked = f"resources.{run.resources.unit} = {asked_amount(run)}"
     wants_gpus = run.resources.unit == "gpus"
-    defaults = platform.default_pools
-    pool = platform.pool(run.resources.pool or (defaults.gpus if wants_gpus else defaults.workers))
     if wants_gpus and not pool.gpus_per_node:
         raise ConfigError(
             f"{asked}, but pool {pool.name} has no GPUs",
@@ -82,7 +102,6 @@ def choose_pool(run: RunConfig, platform: Platform) -> Pool:
             f"{pool.gpus_per_node} GPUs per node, which CPU workers would occupy without using them",
             "Use resources.gpus, or a pool with workersPerNode.",
         )
-    return pool
 
 
 def choose_network(run: RunConfig, pool: Pool) -> Network | None:

@@ -37,12 +37,16 @@ def schema_of(kind: Kind) -> dict[str, Any]:
 
 
 def _plain(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the JSON Schema of one model."""
     schema: dict[str, Any] = _walked(model.model_json_schema(by_alias=True), _tidy)
     return schema
 
 
 def _either(*models: type[BaseModel]) -> dict[str, Any]:
-    """A file that is one of several: all their keys, and which of them go together."""
+    """Return the schema of a file that one of several models describes.
+
+    It has the keys of all models, and one case per model with the keys that belong together.
+    """
     schemas = [_plain(model) for model in models]
     together: dict[str, Any] = {**schemas[0], "properties": {}, "$defs": {}, "required": []}
     del together["description"]
@@ -74,12 +78,14 @@ def _either(*models: type[BaseModel]) -> dict[str, Any]:
 
 
 def _exactly_one(section: dict[str, Any], *keys: str) -> None:
+    """Add to the schema of a section that exactly one of some keys has a value."""
     section["oneOf"] = [
         {"required": [key], "properties": {key: {"not": {"type": "null"}}}} for key in keys
     ]
 
 
 def _walked(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """Apply a function to each mapping of a schema, the inner ones first, and return the new schema."""
     if isinstance(schema, list):
         return [_walked(one, change) for one in schema]
     if isinstance(schema, dict):
@@ -88,11 +94,11 @@ def _walked(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> 
 
 
 def _tidy(schema: dict[str, Any]) -> dict[str, Any]:
-    """Descriptions in one line, and no titles that only repeat a key."""
+    """Write a description in one line, and remove the title, which only repeats a key."""
     if isinstance(schema.get("title"), str):
         del schema["title"]
     if isinstance(schema.get("description"), str):
         schema["description"] = " ".join(schema["description"].split())
-    # OpenAPI's word; JSON Schema tells the cases apart by their constant names.
+    # `discriminator` is a keyword of OpenAPI. JSON Schema recognises a case by its constant name.
     schema.pop("discriminator", None)
     return schema

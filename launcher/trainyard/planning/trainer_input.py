@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from trainyard.planning.sizing.layout import batch_share
@@ -26,6 +27,9 @@ from trainyard_trainer.config.trainer_config import (
     TrainerConfig,
 )
 
+LAUNCH_KEYS = {"image", "resources", "queue", "network", "volumes", "labels", "annotations"}
+"""Keys of a run file that only the launcher reads."""
+
 
 def trainer_config(
     run: RunConfig, scaling: Scaling, storage: Storage, code: Overlay | None = None
@@ -33,12 +37,7 @@ def trainer_config(
     """Build the trainer's config from the run file. Raises ConfigError if workers cannot divide a batch."""
     if isinstance(run, UserCodeRun):
         return _user_code_config(run, scaling, storage, code)
-    common: dict[str, Any] = {
-        "name": run.name,
-        "faults": run.faults,
-        "scaling": scaling,
-        "storage": storage,
-    }
+    common = _common(run, scaling, storage)
     if isinstance(run, BoostingRun):
         return BoostingConfig(data=run.data, train=run.train, checkpoint=run.checkpoint, **common)
     assert isinstance(run, RecipeRun)
@@ -47,15 +46,25 @@ def trainer_config(
     return TrainerConfig(data=run.data, train=run.train, checkpoint=run.checkpoint, **common)
 
 
+def _common(run: RunConfig, scaling: Scaling, storage: Storage) -> dict[str, Any]:
+    """Return the keys of the trainer's config that all kinds of run have."""
+    return {
+        "name": run.name,
+        "faults": run.faults,
+        "limits": run.limits,
+        "scaling": scaling,
+        "storage": storage,
+        "env": run.env,
+        "secrets": run.secrets,
+    }
+
+
 def _user_code_config(
     run: UserCodeRun, scaling: Scaling, storage: Storage, code: Overlay | None
 ) -> CommandConfig | FunctionConfig:
     common: dict[str, Any] = {
-        "name": run.name,
+        **_common(run, scaling, storage),
         "code_sha256": None if code is None else code.sha256,
-        "faults": run.faults,
-        "scaling": scaling,
-        "storage": storage,
     }
     if isinstance(run, FunctionRun):
         return FunctionConfig(
@@ -65,11 +74,15 @@ def _user_code_config(
             **common,
         )
     assert isinstance(run, CommandRun)
-    return CommandConfig(command=run.command, run_with=run.run_with, **common)
+    return CommandConfig(
+        command=run.command, run_with=run.run_with, library_hook=run.library_hook, **common
+    )
 
 
-def launch_of(run: RunConfig, image: str, pool: Pool, data: DataGroup | None) -> dict[str, Any]:
-    """Return the keys of the run file that the trainer's config lacks: image, resources, queue and network.
+def launch_of(
+    run: RunConfig, image: str, pools: Sequence[Pool], data: DataGroup | None
+) -> dict[str, Any]:
+    """Return the keys of the run file that the trainer's config lacks; see `LAUNCH_KEYS`.
 
     Image and pools are those that were chosen. Together with the trainer's config they make a run file that
     gives the same plan again (`trainyard reproduce`).
@@ -77,9 +90,11 @@ def launch_of(run: RunConfig, image: str, pool: Pool, data: DataGroup | None) ->
     nodes = run.resources.data
     if nodes is not None and data is not None:
         nodes = nodes.model_copy(update={"pool": data.pool})
-    resources = run.resources.model_copy(update={"pool": pool.name, "data": nodes})
+    names = tuple(pool.name for pool in pools)
+    pool = names if len(names) > 1 else names[0]
+    resources = run.resources.model_copy(update={"pool": pool, "data": nodes})
     chosen = run.model_copy(update={"image": image, "resources": resources})
-    return chosen.model_dump(mode="json", include={"image", "resources", "queue", "network"})
+    return chosen.model_dump(mode="json", include=LAUNCH_KEYS)
 
 
 def with_data_nodes(run: RecipeRun) -> RecipeRun:

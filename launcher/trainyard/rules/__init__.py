@@ -1,1 +1,2 @@
-"""The rules that KubeRay objects must obey, and the check of any RayJob or RayCluster by them. Pure."""
+"""Validate RayJobs and RayClusters against the rules of the API server, KubeRay, Kubernetes and the queue
+systems. Pure."""

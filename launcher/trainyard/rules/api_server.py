@@ -1,4 +1,7 @@
-"""What the API server refuses by KubeRay's CRDs: required fields, choices, ranges, and their CEL rules."""
+"""Rules of the API server: the CEL rules of KubeRay's CRDs, and fields that only some releases have.
+
+`trainyard.rules.crd_schema` checks the OpenAPI schema of the CRDs.
+"""
 
 from __future__ import annotations
 
@@ -7,91 +10,36 @@ from collections.abc import Iterator
 from trainyard.rules.field_path import FieldPath, Violation
 from trainyard.rules.subject import Subject
 
-POLICIES = ("DeleteCluster", "DeleteWorkers", "DeleteSelf", "DeleteNone")
 MANAGERS = ("ray.io/kuberay-operator", "kueue.x-k8s.io/multikueue")
-
-NEW_IN_1_7 = (
-    ("networkPolicy",),
-    ("tlsOptions",),
-    ("historyServerOptions",),
-    ("headGroupSpec", "ingressOptions"),
-    ("autoscalerOptions", "command"),
-    ("autoscalerOptions", "args"),
-    ("gcsFaultToleranceOptions", "backend"),
-    ("gcsFaultToleranceOptions", "storage"),
-)
-
-
-def has_required_fields(subject: Subject) -> Iterator[Violation]:
-    required = [(group.place.at("template"), group.name) for group in subject.groups]
-    required += [
-        (group.place.at("groupName"), f"worker group {number}")
-        for number, group in enumerate(subject.workers)
-    ]
-    for place, owner in required:
-        if not place.is_set:
-            yield place.breaks("required", f"is required of {owner}", "Give it.")
-    gcs = subject.cluster.at("gcsFaultToleranceOptions")
-    if subject.kuberay == "1.6" and gcs.is_set and not gcs.at("redisAddress").is_set:
-        yield gcs.at("redisAddress").breaks(
-            "required", "is required with gcsFaultToleranceOptions", "Give the address of Redis."
-        )
 
 
 def chooses_what_there_is(subject: Subject) -> Iterator[Violation]:
+    """Check the enumerations of fields that were added in KubeRay 1.7; the schema has those of older
+    fields."""
+    if subject.kuberay == "1.6":
+        return
     cluster = subject.cluster
+    gcs = cluster.at("gcsFaultToleranceOptions")
     choices: list[tuple[FieldPath, tuple[str, ...]]] = [
-        (cluster.at("autoscalerOptions", "version"), ("v1", "v2")),
+        (gcs.at("backend"), ("redis", "rocksdb")),
+        (gcs.at("storage", "deletionPolicy"), ("DeleteWithCluster", "Retain")),
         (
-            cluster.at("autoscalerOptions", "upscalingMode"),
-            ("Default", "Aggressive", "Conservative"),
+            cluster.at("networkPolicy", "mode"),
+            ("DenyAll", "DenyAllIngress", "DenyAllEgress"),
         ),
-        (cluster.at("authOptions", "mode"), ("disabled", "token")),
-        (cluster.at("upgradeStrategy", "type"), ("Recreate", "None")),
+        (
+            cluster.at("headGroupSpec", "ingressOptions", "pathType"),
+            ("Exact", "Prefix", "ImplementationSpecific"),
+        ),
     ]
-    strategy = subject.job.at("deletionStrategy")
-    for rule in strategy.at("deletionRules").items():
-        condition = rule.at("condition")
-        choices += [
-            (rule.at("policy"), POLICIES),
-            (condition.at("jobStatus"), ("SUCCEEDED", "FAILED")),
-            (condition.at("jobDeploymentStatus"), ("Failed",)),
-        ]
-    choices += [(strategy.at(when, "policy"), POLICIES) for when in ("onSuccess", "onFailure")]
-    if subject.kuberay == "1.7":
-        gcs = cluster.at("gcsFaultToleranceOptions")
-        choices += [
-            (gcs.at("backend"), ("redis", "rocksdb")),
-            (gcs.at("storage", "deletionPolicy"), ("DeleteWithCluster", "Retain")),
-            (
-                cluster.at("networkPolicy", "mode"),
-                ("DenyAll", "DenyAllIngress", "DenyAllEgress"),
-            ),
-            (
-                cluster.at("headGroupSpec", "ingressOptions", "pathType"),
-                ("Exact", "Prefix", "ImplementationSpecific"),
-            ),
-        ]
     for place, known in choices:
         if place.is_set and place.value not in known:
-            yield place.breaks("choice", "is no choice", f"Use one of {', '.join(known)}.")
-
-
-def stays_in_range(subject: Subject) -> Iterator[Violation]:
-    deadline = subject.job.at("preRunningDeadlineSeconds")
-    if deadline.number is not None and deadline.number < 1:
-        yield deadline.breaks("range", "must be at least 1", "Raise it, or leave it out.")
-    rules = subject.job.at("deletionStrategy", "deletionRules")
-    if rules.value == []:
-        yield rules.breaks("range", "must not be empty", "Leave out deletionStrategy.")
-    for rule in rules.items():
-        ttl = rule.at("condition", "ttlSeconds")
-        if ttl.number is not None and ttl.number < 0:
-            yield ttl.breaks("range", "must be at least 0", "Use 0 for at once.")
+            yield place.breaks("choice", "is not a valid value", f"Use one of {', '.join(known)}.")
 
 
 def deletes_in_one_way(subject: Subject) -> Iterator[Violation]:
-    """The strategy is rules or the older pair, and a rule has one condition."""
+    """Require deletionRules or the deprecated pair onSuccess and onFailure, and one condition for each
+    rule."""
     strategy = subject.job.at("deletionStrategy")
     if not strategy.is_set:
         return
@@ -100,14 +48,14 @@ def deletes_in_one_way(subject: Subject) -> Iterator[Violation]:
     if rules.is_set and any(one.is_set for one in pair):
         yield strategy.breaks(
             "deletion-form",
-            "has deletionRules and onSuccess or onFailure",
-            "Keep deletionRules alone: the pair is deprecated.",
+            "has both deletionRules and onSuccess or onFailure",
+            "Keep only deletionRules: the others are deprecated.",
         )
     elif not rules.is_set and not all(one.at("policy").is_set for one in pair):
         yield strategy.breaks(
             "deletion-form",
             "has neither deletionRules nor a policy for both onSuccess and onFailure",
-            "Write deletionRules, or leave deletionStrategy out.",
+            "Add deletionRules, or remove deletionStrategy.",
         )
     for rule in rules.items():
         condition = rule.at("condition")
@@ -115,8 +63,8 @@ def deletes_in_one_way(subject: Subject) -> Iterator[Violation]:
         if count != 1:
             yield condition.breaks(
                 "deletion-condition",
-                f"has {count} of jobStatus and jobDeploymentStatus",
-                "Give exactly one; write two rules for two conditions.",
+                f"must have exactly one of jobStatus and jobDeploymentStatus, but has {count}",
+                "Set exactly one; use two rules for two conditions.",
             )
 
 
@@ -124,29 +72,26 @@ def is_managed_by_someone_known(subject: Subject) -> Iterator[Violation]:
     owner = subject.root.at("spec", "managedBy")
     if owner.is_set and owner.value not in MANAGERS:
         yield owner.breaks(
-            "managed-by", "is neither KubeRay nor MultiKueue", f"Use {' or '.join(MANAGERS)}."
+            "managed-by", "is not a known controller", f"Use {' or '.join(MANAGERS)}."
         )
 
 
 def has_the_fields_of_its_release(subject: Subject) -> Iterator[Violation]:
-    """KubeRay 1.6 drops what came with 1.7, in silence unless the client asks for strict validation."""
+    """Refuse fields of KubeRay 1.7 for 1.6, which silently drops them unless the client asks for strict
+    validation."""
     if subject.kuberay != "1.6":
         return
-    places = [subject.cluster.at(*keys) for keys in NEW_IN_1_7]
-    places += [group.place.at("priority") for group in subject.workers]
-    for place in places:
+    for place in subject.places_new_in_1_7:
         if place.is_set:
             yield place.breaks(
                 "new-in-1.7",
-                "came with KubeRay 1.7; a 1.6 API server refuses or drops it",
-                "Leave it out, or upgrade the operator and its CRDs.",
+                "was added in KubeRay 1.7; with the CRDs of 1.6 the API server refuses or drops it",
+                "Remove it, or upgrade the operator and its CRDs.",
             )
 
 
 RULES = (
-    has_required_fields,
     chooses_what_there_is,
-    stays_in_range,
     deletes_in_one_way,
     is_managed_by_someone_known,
     has_the_fields_of_its_release,

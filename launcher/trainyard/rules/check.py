@@ -1,10 +1,8 @@
-"""The rules that KubeRay objects obey: those of the API server, of the operator, and those that nobody
-checks until a run fails by them.
+"""Check a RayJob or RayCluster before it is created.
 
-Without a webhook, KubeRay checks an object when it is there already, and an invalid RayJob then has
-no way out but its deletion. So everything that an object can show before it exists is checked here,
-by pure functions over the parsed object. What only status, operator or change can show is
-put into words by `explained`.
+Without a webhook, KubeRay validates an object only after it was created, and an invalid RayJob can then
+only be deleted. Each rule is a pure function over the parsed object. `operator_messages` explains errors
+that depend on the status, the operator or a change.
 """
 
 from __future__ import annotations
@@ -12,12 +10,23 @@ from __future__ import annotations
 from typing import Any
 
 from trainyard.errors import ConfigError
-from trainyard.rules import api_server, deletion, practice, queueing, raycluster, rayjob
+from trainyard.rules import (
+    api_server,
+    crd_schema,
+    deletion,
+    pods,
+    practice,
+    queueing,
+    raycluster,
+    rayjob,
+)
 from trainyard.rules.field_path import FieldPath, Kuberay, Violation
 from trainyard.rules.subject import Subject
 
 RULES = (
+    *crd_schema.RULES,
     *api_server.RULES,
+    *pods.RULES,
     *rayjob.RULES,
     *deletion.RULES,
     *raycluster.RULES,
@@ -29,30 +38,30 @@ KINDS = ("RayJob", "RayCluster")
 
 
 def name_of(document: Any) -> str:
-    """`RayJob digits`, or what there is of it."""
+    """Return the kind and the name of an object, such as `RayJob digits`, also if it has no name yet."""
     metadata = FieldPath("", document).at("metadata")
     name = metadata.at("name").text or f"{metadata.at('generateName').text}..."
     return f"{document['kind']} {name}"
 
 
 def check(document: Any, kuberay: Kuberay, ray: str | None = None) -> tuple[Violation, ...]:
-    """All findings about a parsed RayJob or RayCluster, in the order of the rules.
+    """Return all violations of a parsed RayJob or RayCluster, in the order of the rules.
 
-    `ray` is the version in the image, where that is known.
+    `ray` is the Ray version of the image, or None if it is not known.
     """
     subject = Subject(document, kuberay, ray)
     return tuple(finding for rule in RULES for finding in rule(subject))
 
 
 def require(document: Any, kuberay: Kuberay, ray: str) -> tuple[Violation, ...]:
-    """The warnings about an object that is to be sent. Raises ConfigError with every error."""
+    """Return the warnings about an object. Raises ConfigError with all errors."""
     findings = check(document, kuberay, ray)
     errors = [finding for finding in findings if finding.severity == "error"]
     if errors:
         count = "1 rule" if len(errors) == 1 else f"{len(errors)} rules"
         raise ConfigError(
-            f"{name_of(document)} breaks {count} of KubeRay {kuberay}",
+            f"{name_of(document)} violates {count} of KubeRay {kuberay}",
             *map(str, errors),
-            "What the run file does not say comes from the platform: `trainyard platform get`.",
+            "Fields that are not set by the run file come from the platform: `trainyard platform get`.",
         )
     return findings

@@ -1,4 +1,4 @@
-"""What the operator refuses of the way in which a RayJob cleans up."""
+"""Rules of the operator for the clean-up of a RayJob after its end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from trainyard.rules.field_path import FieldPath, Violation
 from trainyard.rules.subject import Subject
 
 ORDER = ("DeleteWorkers", "DeleteCluster", "DeleteSelf")
-"""What goes must not go later than what holds it."""
+"""Deletion policies from the innermost object to the outermost: none may take effect before the one in
+front of it."""
 
 
 def has_one_clean_up(subject: Subject) -> Iterator[Violation]:
@@ -20,7 +21,7 @@ def has_one_clean_up(subject: Subject) -> Iterator[Violation]:
     if strategy.at("deletionRules").value:
         yield shutdown.breaks(
             "clean-up",
-            "does not go with deletionStrategy.deletionRules",
+            "cannot be combined with deletionStrategy.deletionRules",
             "Keep one of the two; Kueue and suspend need shutdownAfterJobFinishes.",
         )
     for when in ("onSuccess", "onFailure"):
@@ -28,7 +29,7 @@ def has_one_clean_up(subject: Subject) -> Iterator[Violation]:
         if policy.text == "DeleteNone":
             yield policy.breaks(
                 "clean-up",
-                "does not go with shutdownAfterJobFinishes: true",
+                "cannot be combined with shutdownAfterJobFinishes: true",
                 "Set that to false, or use another policy.",
             )
 
@@ -38,14 +39,14 @@ def deletes_what_it_may(subject: Subject) -> Iterator[Violation]:
         if subject.selects_cluster and policy.text in ("DeleteCluster", "DeleteWorkers"):
             yield policy.breaks(
                 "foreign-cluster",
-                "would delete a cluster that clusterSelector only borrows",
+                "would delete a cluster that does not belong to the RayJob (clusterSelector)",
                 "Use DeleteSelf or DeleteNone.",
             )
         if subject.autoscales and policy.text == "DeleteWorkers":
             yield policy.breaks(
                 "autoscaled-workers",
-                "does not go with enableInTreeAutoscaling",
-                "Use DeleteCluster, or switch autoscaling off.",
+                "cannot be combined with enableInTreeAutoscaling",
+                "Use DeleteCluster, or disable autoscaling.",
             )
 
 
@@ -55,7 +56,7 @@ def says_each_thing_once(subject: Subject) -> Iterator[Violation]:
         pair = (_condition(rule), rule.at("policy").text)
         if pair in seen:
             yield rule.at("policy").breaks(
-                "repeated-rule", f"stands twice for {pair[0]}", "Keep one of the two rules."
+                "repeated-rule", f"is used twice for {pair[0]}", "Keep one of the two rules."
             )
         seen.add(pair)
 
@@ -72,7 +73,7 @@ def deletes_from_the_inside_out(subject: Subject) -> Iterator[Violation]:
             if (later.number or 0) < (earlier.number or 0):
                 yield later.breaks(
                     "deletion-order",
-                    f"on {condition}, {after} comes before {before} at {earlier.number}",
+                    f"on {condition}, {after} takes effect before {before} at {earlier.number} s",
                     f"Use at least {earlier.number}.",
                 )
 

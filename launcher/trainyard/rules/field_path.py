@@ -1,7 +1,7 @@
-"""A place in a parsed object: its path, and what stands there, whatever the object's author wrote.
+"""A field of a parsed object: its path and its value.
 
-Rules read foreign objects through it. What has the wrong type reads as absent, for the API server
-refuses that by itself.
+Rules read any object through it, whatever its author wrote. A value of the wrong type counts as absent in a
+rule; the rule of the schema reports it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ Severity = Literal["error", "warning"]
 Kuberay = Literal["1.6", "1.7"]
 
 SHOWN_LIMIT = 80
-"""Characters of a value that a finding shows."""
+"""The number of characters of a value that a violation shows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Violation:
-    """One broken rule, at one place."""
+    """A violated rule, and the field that violates it."""
 
     rule: str
-    """The rule's name, the same in each release."""
+    """Name of the rule. It does not change between releases."""
     path: str
     value: str
     problem: str
@@ -36,13 +36,13 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class FieldPath:
-    """A value and the path that leads to it."""
+    """The path of a field and its value."""
 
     path: str
     value: Any
 
     def at(self, *keys: str) -> FieldPath:
-        """The place below; its value is None where nothing is."""
+        """Return the field at these keys below this one. Its value is None if it is not set."""
         here = self
         for key in keys:
             inner = here.value.get(key) if isinstance(here.value, dict) else None
@@ -51,13 +51,13 @@ class FieldPath:
         return here
 
     def items(self) -> Iterator[FieldPath]:
-        """The places of a list, each that is a mapping."""
+        """Yield the items of a list that are mappings."""
         for index, item in enumerate(self.value if isinstance(self.value, list) else ()):
             if isinstance(item, dict):
                 yield FieldPath(f"{self.path}[{index}]", item)
 
     def entries(self) -> Iterator[tuple[str, FieldPath]]:
-        """Key and place of a mapping's values."""
+        """Yield the keys of a mapping and the fields with their values."""
         for key in self.value if isinstance(self.value, dict) else ():
             yield str(key), self.at(str(key))
 
@@ -71,18 +71,18 @@ class FieldPath:
 
     @property
     def text(self) -> str:
-        """The text, or "" where there is none."""
+        """The value if it is a string, or an empty string."""
         return self.value if isinstance(self.value, str) else ""
 
     @property
     def number(self) -> int | None:
-        """The whole number, or None where there is none."""
+        """The value if it is an integer, or None."""
         is_number = isinstance(self.value, int) and not isinstance(self.value, bool)
         return self.value if is_number else None
 
     @property
     def version(self) -> tuple[int, ...] | None:
-        """The numbers at the head of a version, read as KubeRay does: `2.52.0rc1` -> (2, 52, 0)."""
+        """The numbers at the beginning of a version, parsed as KubeRay does: `2.52.0rc1` -> (2, 52, 0)."""
         found = re.match(r"\s*v?(\d+(?:\.\d+)+)", self.text)
         parts = found[1].split(".") if found else []
         if not parts or any(len(part) > 1 and part.startswith("0") for part in parts):
@@ -92,7 +92,7 @@ class FieldPath:
     def breaks(
         self, rule: str, problem: str, remedy: str, severity: Severity = "error"
     ) -> Violation:
-        """The finding that a rule is broken here."""
+        """Return the violation of a rule by this field."""
         value = "nothing" if self.value is None else repr(self.value)
         shown = value if len(value) <= SHOWN_LIMIT else f"{value[:SHOWN_LIMIT]}..."
         return Violation(

@@ -1,4 +1,5 @@
-"""What nobody checks: an object that breaks these is accepted, and then fails, hangs or surprises."""
+"""Rules that neither the API server nor the operator checks: an object that breaks one is accepted, and later
+fails, hangs or behaves unexpectedly."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ MODES = ("K8sJobMode", "HTTPMode", "SidecarMode", "InteractiveMode")
 SHELL_MODES = ("K8sJobMode", "SidecarMode")
 OFFICIAL_IMAGE = re.compile(r"(?:.*/)?rayproject/ray(?:-ml)?:(?P<version>\d+\.\d+\.\d+)(?!\d)")
 POD_PREFIX_LIMIT = 50
-"""KubeRay cuts `<cluster>-<group>` there, before `-worker-xxxxx`."""
+"""The length to which KubeRay cuts `<cluster>-<group>` before it adds `-worker-xxxxx`."""
 
 GATES = {
     "networkPolicy": "RayClusterNetworkPolicy",
@@ -26,7 +27,7 @@ def spells_its_submission_mode(subject: Subject) -> Iterator[Violation]:
     if mode.is_set and mode.value not in MODES:
         yield mode.breaks(
             "submission-mode",
-            "is no mode, and is accepted: the job starts and nothing is ever submitted",
+            "is not a submission mode; KubeRay accepts it, starts the cluster, and never submits the job",
             f"Use one of {', '.join(MODES)}.",
         )
 
@@ -36,8 +37,8 @@ def names_the_dashboards_port(subject: Subject) -> Iterator[Violation]:
     if ports.value and "dashboard" not in [port.at("name").text for port in ports.items()]:
         yield ports.breaks(
             "dashboard-port",
-            "has no port named dashboard, so the operator never finds it",
-            "Add {name: dashboard, containerPort: 8265}, or declare no ports at all.",
+            "has no port with the name dashboard, so the operator cannot find the dashboard",
+            "Add {name: dashboard, containerPort: 8265}, or remove all ports.",
         )
 
 
@@ -45,7 +46,9 @@ def says_which_ray_it_is(subject: Subject) -> Iterator[Violation]:
     ray = subject.cluster.at("rayVersion")
     if subject.groups and subject.ray not in (None, ray.text):
         yield ray.breaks(
-            "ray-version", f"the image has {subject.ray}", "Say that: probes depend on it."
+            "ray-version",
+            f"differs from the Ray version of the image, {subject.ray}",
+            "Use the version of the image: the probes depend on it.",
         )
     for group in subject.groups:
         image = group.container.at("image")
@@ -53,15 +56,15 @@ def says_which_ray_it_is(subject: Subject) -> Iterator[Violation]:
         if found and ray.text and ray.text != found["version"]:
             yield ray.breaks(
                 "ray-version",
-                f"the image of {group.name} has {found['version']}",
-                "Say the image's version: probes and tokens depend on it.",
+                f"differs from the Ray version of the image of {group.name}, {found['version']}",
+                "Use the version of the image: probes and tokens depend on it.",
                 "warning",
             )
     if subject.groups and (ray.version is None or ray.version < (2, 53)):
         yield ray.breaks(
             "probes",
-            "below 2.53.0 the operator's probes call wget, which slim images lack",
-            "Say 2.53.0 or newer where the image has it.",
+            "is below 2.53.0: the operator's probes then call wget, which slim images do not have",
+            "Use an image with Ray 2.53.0 or newer, and set its version here.",
             "warning",
         )
 
@@ -73,11 +76,11 @@ def has_a_submitter_that_can_run(subject: Subject) -> Iterator[Violation]:
     policy = template.at("spec", "restartPolicy")
     if policy.text not in ("Never", "OnFailure"):
         yield policy.breaks(
-            "submitter", "must be Never or OnFailure for the submitter's Job", "Use Never."
+            "submitter", "must be Never or OnFailure: the submitter is a Job", "Use Never."
         )
     if not template.at("spec", "containers").value:
         yield template.at("spec", "containers").breaks(
-            "submitter", "needs a container", "The first one submits."
+            "submitter", "must have a container", "Add the container that submits the job."
         )
 
 
@@ -88,14 +91,14 @@ def has_an_entrypoint_without_shell(subject: Subject) -> Iterator[Violation]:
     if found := shell_syntax(entrypoint.text.strip()):
         yield entrypoint.breaks(
             "entrypoint",
-            f"{found} is read by the submitter's shell, not by the entrypoint's",
-            "Put the program into a file of the image, or use HTTPMode.",
+            f"contains {found}, which the shell of the submitter interprets before the entrypoint starts",
+            "Move the program into a file of the image, or use HTTPMode.",
             "warning",
         )
 
 
 def shell_syntax(text: str) -> str:
-    """The first thing in a command that a shell takes for its own; "" if there is none."""
+    """Return the first shell syntax in a command outside of quotes; "" if there is none."""
     quote, escaped = "", False
     for index, character in enumerate(text):
         if escaped:
@@ -126,8 +129,8 @@ def pulls_the_same_image_twice(subject: Subject) -> Iterator[Violation]:
         if image.text and not digest and tag in ("", "latest"):
             yield image.breaks(
                 "image-tag",
-                "is pulled anew for each pod, and may change between two attempts",
-                "Give a fixed tag or a digest.",
+                "has no fixed tag: the image may change between two attempts",
+                "Use a fixed tag or a digest.",
                 "warning",
             )
 
@@ -138,8 +141,9 @@ def limits_its_memory(subject: Subject) -> Iterator[Violation]:
         if group.container.is_set and not limit.is_set:
             yield limit.breaks(
                 "memory-limit",
-                f"without one /dev/shm of {group.name} has no end, and Ray counts the node's memory",
-                "Set it, and the request to the same.",
+                f"without a limit, /dev/shm of {group.name} is unbounded, and Ray plans with the memory "
+                "of the node",
+                "Set the limit, and the request to the same amount.",
                 "warning",
             )
 
@@ -151,13 +155,15 @@ def has_group_names_that_pods_keep(subject: Subject) -> Iterator[Violation]:
     for group in subject.workers:
         name = group.place.at("groupName")
         if name.text in names:
-            yield name.breaks("group-name", "stands twice", "Give each group a name of its own.")
+            yield name.breaks(
+                "group-name", "is used by two groups", "Give each group its own name."
+            )
             continue
         names.add(name.text)
         if name.text != name.text.lower():
             yield name.breaks(
                 "group-name",
-                "has capitals, which names of pods have not",
+                "has upper case letters, which KubeRay converts for the names of pods",
                 "Use lower case.",
                 "warning",
             )
@@ -165,8 +171,8 @@ def has_group_names_that_pods_keep(subject: Subject) -> Iterator[Violation]:
         if prefix in seen:
             yield name.breaks(
                 "group-name",
-                f"is cut to the same names of pods as {seen[prefix]}",
-                "Shorten the names of groups, or of the object.",
+                f"is shortened to the same pod names as group {seen[prefix]}",
+                "Shorten the names of the groups, or of the object.",
                 "warning",
             )
         seen[prefix] = name.text
@@ -182,8 +188,8 @@ def has_replicas_within_their_range(subject: Subject) -> Iterator[Violation]:
         if replicas.number < least or (most is not None and replicas.number > most):
             yield replicas.breaks(
                 "replicas-range",
-                f"is brought between minReplicas {least} and maxReplicas {most}",
-                "Say the number that you mean.",
+                f"is outside of minReplicas {least} and maxReplicas {most}, so KubeRay changes it",
+                "Use a number between the two.",
                 "warning",
             )
 
@@ -210,7 +216,7 @@ def says_no_parameter_that_is_dropped(subject: Subject) -> Iterator[Violation]:
         monitor = group.place.at("rayStartParams", "include-log-monitor")
         if subject.kuberay == "1.6" and monitor.text == "false":
             yield monitor.breaks(
-                "start-parameter", "is dropped by KubeRay 1.6", "Leave it out.", "warning"
+                "start-parameter", "is ignored by KubeRay 1.6", "Remove it.", "warning"
             )
 
 

@@ -1,4 +1,4 @@
-"""What the operator refuses of a Ray cluster, in a RayJob or alone: groups, autoscaler, tokens, Redis."""
+"""Rules of the operator for a RayCluster, also within a RayJob: groups, autoscaler, tokens, Redis."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ def has_containers(subject: Subject) -> Iterator[Violation]:
     for group in subject.groups:
         if group.place.at("template").is_set and not group.containers:
             yield group.pod.at("containers").breaks(
-                "container", f"{group.name} needs one", "The first one runs Ray."
+                "container",
+                f"{group.name} must have a container",
+                "Add one: the first container runs Ray.",
             )
 
 
@@ -30,8 +32,8 @@ def says_resources_once(subject: Subject) -> Iterator[Violation]:
             if param.text:
                 yield param.breaks(
                     "group-resources",
-                    f"{group.name} has resources too",
-                    "Say Ray's logical resources in one of the two.",
+                    f"cannot be combined with resources of {group.name}",
+                    "Set Ray's logical resources in one of the two places.",
                 )
 
 
@@ -40,43 +42,45 @@ def has_labels_in_their_place(subject: Subject) -> Iterator[Violation]:
         param = group.place.at("rayStartParams", "labels")
         if param.is_set:
             yield param.breaks(
-                "group-labels", "is not supported", f"Use the field labels of {group.name}."
+                "group-labels", "is not supported", f"Use the field `labels` of {group.name}."
             )
         for key, value in group.place.at("labels").entries():
             if not re.fullmatch(f"({LABEL_PREFIX})?{LABEL_NAME}", key) or not re.fullmatch(
                 f"({LABEL_NAME})?", value.text
             ):
                 yield value.breaks(
-                    "group-labels", "is no Kubernetes label", "Use letters, digits, `-`, `_`, `.`."
+                    "group-labels", "is not a valid label", "Use letters, digits, `-`, `_` and `.`."
                 )
 
 
 def has_a_range_of_replicas(subject: Subject) -> Iterator[Violation]:
-    """What is left out has the CRD's defaults: at least 0, at most as many as there can be."""
+    """Compare minReplicas and maxReplicas. Their defaults in the CRD are 0 and the largest 32-bit number."""
     for group in subject.workers:
         least, most = group.place.at("minReplicas"), group.place.at("maxReplicas")
         for bound in (least, most):
             if bound.number is not None and bound.number < 0:
-                yield bound.breaks("replicas", "must be at least 0", "Raise it.")
+                yield bound.breaks("replicas", "must be at least 0", "Use 0 or more.")
         if (least.number or 0) > (2**31 - 1 if most.number is None else most.number):
             yield least.breaks(
-                "replicas", f"is above maxReplicas {most.number}", "Lower it, or raise the other."
+                "replicas", f"is above maxReplicas {most.number}", "Lower it, or raise maxReplicas."
             )
 
 
 def idles_with_autoscaler_v2(subject: Subject) -> Iterator[Violation]:
     whole = subject.cluster.at("autoscalerOptions", "idleTimeoutSeconds")
     if whole.number is not None and whole.number < 0:
-        yield whole.breaks("idle-timeout", "must be at least 0", "Raise it.")
+        yield whole.breaks("idle-timeout", "must be at least 0", "Use 0 or more.")
     for group in subject.workers:
         own = group.place.at("idleTimeoutSeconds")
         if own.number is None:
             continue
         if own.number < 0:
-            yield own.breaks("idle-timeout", "must be at least 0", "Raise it.")
+            yield own.breaks("idle-timeout", "must be at least 0", "Use 0 or more.")
         elif not subject.has_autoscaler_v2:
             yield own.breaks(
-                "idle-timeout", "needs autoscalerOptions.version v2", "Set that, or leave it out."
+                "idle-timeout",
+                "needs autoscalerOptions.version: v2",
+                "Set that, or remove this field.",
             )
 
 
@@ -89,11 +93,15 @@ def ranks_groups_with_autoscaler_v2(subject: Subject) -> Iterator[Violation]:
             continue
         if ray is None or ray < (2, 56):
             yield own.breaks(
-                "group-priority", "needs rayVersion 2.56.0 or newer", "Leave it out, or say 2.56.0."
+                "group-priority",
+                "needs rayVersion 2.56.0 or newer",
+                "Remove it, or use a newer Ray.",
             )
         if not subject.has_autoscaler_v2:
             yield own.breaks(
-                "group-priority", "needs autoscalerOptions.version v2", "Set that, or leave it out."
+                "group-priority",
+                "needs autoscalerOptions.version: v2",
+                "Set that, or remove this field.",
             )
 
 
@@ -104,13 +112,13 @@ def keeps_redis_in_its_options(subject: Subject) -> Iterator[Violation]:
     rule = "gcs-fault-tolerance"
     if enabled.text and options.is_set:
         yield enabled.breaks(
-            rule, "does not go with gcsFaultToleranceOptions", "Keep the options alone."
+            rule, "cannot be combined with gcsFaultToleranceOptions", "Remove this annotation."
         )
     address = head.variable("RAY_REDIS_ADDRESS")
     if address is not None and not options.is_set and enabled.text.lower() != "true":
         yield address.breaks(
             rule,
-            "the head's variable RAY_REDIS_ADDRESS needs GCS fault tolerance",
+            "needs GCS fault tolerance",
             "Use gcsFaultToleranceOptions.redisAddress.",
         )
     if options.is_set:
@@ -120,35 +128,39 @@ def keeps_redis_in_its_options(subject: Subject) -> Iterator[Violation]:
         for place in [*(one for one in own if one.text), *(one for one in variables if one)]:
             yield place.breaks(
                 rule,
-                "is said beside gcsFaultToleranceOptions",
+                "cannot be combined with gcsFaultToleranceOptions",
                 "Use its redisPassword, redisAddress and externalStorageNamespace.",
             )
     user = head.place.at("rayStartParams", "redis-username")
     named = head.variable("REDIS_USERNAME")
     for place in [*([user] if user.text else []), *([named] if named else [])]:
         yield place.breaks(
-            rule, "is no place for Redis's user", "Use gcsFaultToleranceOptions.redisUsername."
+            rule, "cannot set the user of Redis", "Use gcsFaultToleranceOptions.redisUsername."
         )
 
 
 def stores_gcs_in_one_way(subject: Subject) -> Iterator[Violation]:
-    """Since 1.7 the GCS may keep its state on a volume of its own."""
+    """Check where the GCS stores its state. Since KubeRay 1.7 that may be a volume instead of Redis."""
     options = subject.cluster.at("gcsFaultToleranceOptions")
     if subject.kuberay == "1.6" or not options.is_set:
         return
     rule, storage = "gcs-storage", options.at("storage")
     if options.at("backend").text != "rocksdb":
         if storage.is_set:
-            yield storage.breaks(rule, "is for backend rocksdb alone", "Leave it out.")
+            yield storage.breaks(rule, "needs backend: rocksdb", "Remove it, or set the backend.")
         return
     keys = ("redisAddress", "redisUsername", "redisPassword", "externalStorageNamespace")
     for key in keys:
         if options.at(key).value:
-            yield options.at(key).breaks(rule, "is for backend redis alone", "Leave it out.")
+            yield options.at(key).breaks(
+                rule, "needs backend: redis", "Remove it, or set the backend."
+            )
     for key in ("size", "storageClassName", "accessModes"):
         if storage.at("claimName").text and storage.at(key).value:
             yield storage.at(key).breaks(
-                rule, "does not go with claimName", "It is for a claim that KubeRay makes."
+                rule,
+                "cannot be combined with claimName",
+                "Remove it: it describes a claim that KubeRay creates.",
             )
     container = subject.head.container
     managed = [subject.head.variable("RAY_gcs_storage", "RAY_gcs_storage_path")]
@@ -158,7 +170,7 @@ def stores_gcs_in_one_way(subject: Subject) -> Iterator[Violation]:
     for volume in subject.head.pod.at("volumes").items():
         managed.append(volume if volume.at("name").text == "gcs-storage" else None)
     for place in filter(None, managed):
-        yield place.breaks(rule, "is KubeRay's with backend rocksdb", "Leave it out.")
+        yield place.breaks(rule, "is set by KubeRay for backend rocksdb", "Remove it.")
 
 
 def has_one_autoscaler(subject: Subject) -> Iterator[Violation]:
@@ -166,23 +178,27 @@ def has_one_autoscaler(subject: Subject) -> Iterator[Violation]:
     if not subject.autoscales:
         if asked is not None and asked.at("value").text in ("1", "true"):
             yield asked.breaks(
-                "autoscaler", "needs enableInTreeAutoscaling: true", "Set that, or leave it out."
+                "autoscaler",
+                "needs enableInTreeAutoscaling: true",
+                "Set that, or remove this variable.",
             )
         return
     for group in subject.workers:
         if group.place.at("suspend").is_true:
             yield group.place.at("suspend").breaks(
-                "autoscaler", "does not go with enableInTreeAutoscaling", "Leave it out."
+                "autoscaler", "cannot be combined with enableInTreeAutoscaling", "Remove it."
             )
     if asked is not None and subject.cluster.at("autoscalerOptions", "version").is_set:
         yield asked.breaks(
-            "autoscaler", "says what autoscalerOptions.version says", "Keep the latter alone."
+            "autoscaler",
+            "cannot be combined with autoscalerOptions.version",
+            "Remove this variable.",
         )
     for group in subject.groups:
         policy = group.pod.at("restartPolicy")
         if subject.names_autoscaler_v2 and policy.text not in ("", "Never"):
             yield policy.breaks(
-                "autoscaler", "must be Never or absent with version v2", "Leave it out."
+                "autoscaler", "must be Never or unset for autoscaler version v2", "Remove it."
             )
 
 
@@ -191,7 +207,7 @@ def leaves_the_autoscaler_its_command(subject: Subject) -> Iterator[Violation]:
     name = "KUBERAY_GEN_AUTOSCALER_START_CMD"
     for one in subject.cluster.at("autoscalerOptions", "env").items():
         if subject.kuberay == "1.7" and one.at("name").text == name:
-            yield one.breaks("autoscaler-command", "is KubeRay's own variable", "Leave it out.")
+            yield one.breaks("autoscaler-command", "is set by KubeRay itself", "Remove it.")
 
 
 def has_a_ray_that_knows_tokens(subject: Subject) -> Iterator[Violation]:
@@ -200,21 +216,23 @@ def has_a_ray_that_knows_tokens(subject: Subject) -> Iterator[Violation]:
     ray = subject.cluster.at("rayVersion")
     if ray.version is None or ray.version < (2, 52):
         yield ray.breaks(
-            "token", "authOptions.mode token needs 2.52.0 or newer", "Say which Ray the image has."
+            "token",
+            "authOptions.mode: token needs rayVersion 2.52.0 or newer",
+            "Set the Ray version of the image.",
         )
 
 
 def is_not_upgraded_in_a_job(subject: Subject) -> Iterator[Violation]:
-    """Only the RayCluster has an event of it; the RayJob stays Initializing."""
+    """Refuse an upgrade strategy in a RayJob. It would stay Initializing, with an event only of its
+    RayCluster."""
     strategy = subject.cluster.at("upgradeStrategy", "type")
     if subject.is_job and strategy.is_set:
-        yield strategy.breaks(
-            "upgrade-strategy", "is not for the cluster of a RayJob", "Leave it out."
-        )
+        yield strategy.breaks("upgrade-strategy", "is not supported in a RayJob", "Remove it.")
 
 
 def allows_traffic_that_is_denied(subject: Subject) -> Iterator[Violation]:
-    """Since 1.7: rules in the direction that the mode leaves open do nothing, and are refused."""
+    """Check `networkPolicy`, which KubeRay has since 1.7. It refuses rules for a direction that the mode
+    leaves open."""
     policy = subject.cluster.at("networkPolicy")
     if subject.kuberay == "1.6" or not policy.is_set:
         return
@@ -223,7 +241,9 @@ def allows_traffic_that_is_denied(subject: Subject) -> Iterator[Violation]:
     for name in names:
         if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name.text):
             yield name.breaks(
-                "network-policy", "becomes part of a NetworkPolicy's name", "Use lower case."
+                "network-policy",
+                "becomes part of the name of a NetworkPolicy",
+                "Use lower case letters, digits and dashes.",
             )
     sides = [policy.at("head"), policy.at("worker"), *policy.at("workerGroups").items()]
     for side in sides:
@@ -233,19 +253,21 @@ def allows_traffic_that_is_denied(subject: Subject) -> Iterator[Violation]:
         ):
             if mode == open_mode and side.at(key).value:
                 yield side.at(key).breaks(
-                    "network-policy", f"mode {mode} leaves that direction open", "Leave it out."
+                    "network-policy",
+                    f"has no effect: mode {mode} leaves this direction open",
+                    "Remove it.",
                 )
     workers = [policy.at("worker"), *policy.at("workerGroups").items()]
     if mode != "DenyAllIngress" and not any(_lets_dns_out(side) for side in workers):
         yield policy.at("worker", "egressRules").breaks(
             "network-policy",
-            f"mode {mode} keeps workers from the DNS that leads them to the head",
+            f"mode {mode} blocks DNS, which the workers need to find the head",
             "Allow port 53.",
         )
     for side in policy.at("workerGroups").items():
         if side.at("groupName").text not in {name.text for name in names}:
             yield side.at("groupName").breaks(
-                "network-policy", "is no worker group", "Name one of workerGroupSpecs."
+                "network-policy", "is not a worker group", "Use a groupName of workerGroupSpecs."
             )
 
 
@@ -256,7 +278,7 @@ def _lets_dns_out(side: FieldPath) -> bool:
 
 
 def leaves_tls_to_kuberay(subject: Subject) -> Iterator[Violation]:
-    """Refuse settings of TLS that KubeRay makes itself since 1.7."""
+    """Refuse TLS settings that KubeRay sets itself since 1.7."""
     if subject.kuberay == "1.6" or not subject.cluster.at("tlsOptions", "enabled").is_true:
         return
     options = subject.cluster.at("autoscalerOptions")
@@ -268,10 +290,10 @@ def leaves_tls_to_kuberay(subject: Subject) -> Iterator[Violation]:
         for one in env.items():
             name = one.at("name").text
             if name == "RAY_USE_TLS" or name.startswith("RAY_TLS_"):
-                yield one.breaks("tls", "is KubeRay's with tlsOptions", "Leave it out.")
+                yield one.breaks("tls", "is set by KubeRay for tlsOptions", "Remove it.")
         for mount in mounts.items():
             if mount.at("name").text == "ray-tls" or mount.at("mountPath").text == "/etc/ray/tls":
-                yield mount.breaks("tls", "is KubeRay's with tlsOptions", "Leave it out.")
+                yield mount.breaks("tls", "is set by KubeRay for tlsOptions", "Remove it.")
 
 
 RULES = (

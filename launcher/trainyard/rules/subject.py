@@ -1,4 +1,4 @@
-"""What is checked: a RayJob or a RayCluster, and the places that several rules look at."""
+"""The object that is checked, a RayJob or a RayCluster, with the fields that several rules read."""
 
 from __future__ import annotations
 
@@ -9,10 +9,22 @@ from trainyard.rules.field_path import FieldPath, Kuberay
 
 AUTOSCALER_V2 = "RAY_enable_autoscaler_v2"
 
+NEW_IN_1_7 = (
+    ("networkPolicy",),
+    ("tlsOptions",),
+    ("historyServerOptions",),
+    ("headGroupSpec", "ingressOptions"),
+    ("autoscalerOptions", "command"),
+    ("autoscalerOptions", "args"),
+    ("gcsFaultToleranceOptions", "backend"),
+    ("gcsFaultToleranceOptions", "storage"),
+)
+"""Fields of a RayCluster that were added in KubeRay 1.7."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """The head, or one group of workers."""
+    """The head group or a worker group of a cluster."""
 
     place: FieldPath
     is_head: bool
@@ -36,7 +48,8 @@ class Group:
         return next(first.items(), FieldPath(f"{first.path}[0]", None))
 
     def variable(self, *names: str) -> FieldPath | None:
-        """The first of these variables that the Ray container sets."""
+        """Return the first of these environment variables that the Ray container sets; None if it sets
+        none."""
         return variable(self.container.at("env"), *names)
 
 
@@ -47,7 +60,7 @@ class Subject:
     document: Any
     kuberay: Kuberay
     ray: str | None = None
-    """Ray in the image, where that is known."""
+    """Ray version of the image; None if it is not known."""
 
     @property
     def is_job(self) -> bool:
@@ -63,17 +76,17 @@ class Subject:
 
     @property
     def job(self) -> FieldPath:
-        """spec of a RayJob; nothing of a RayCluster."""
+        """The spec of a RayJob; an unset field for a RayCluster."""
         return self.root.at("spec") if self.is_job else FieldPath("spec", None)
 
     @property
     def cluster(self) -> FieldPath:
-        """The spec of the RayCluster, or of the one that the job makes."""
+        """The spec of the RayCluster, or of the RayCluster that the RayJob creates."""
         return self.root.at("spec", "rayClusterSpec") if self.is_job else self.root.at("spec")
 
     @property
     def mode(self) -> str:
-        """How the job is submitted, with KubeRay's default."""
+        """The submission mode of the job, with KubeRay's default."""
         return self.job.at("submissionMode").text or "K8sJobMode"
 
     @property
@@ -91,8 +104,14 @@ class Subject:
 
     @property
     def groups(self) -> list[Group]:
-        """All of them; none where the object makes no cluster."""
+        """The head group and the worker groups; empty if the object creates no cluster."""
         return [self.head, *self.workers] if self.cluster.is_set else []
+
+    @property
+    def places_new_in_1_7(self) -> list[FieldPath]:
+        """The fields that were added in KubeRay 1.7, whether they are set or not."""
+        places = [self.cluster.at(*keys) for keys in NEW_IN_1_7]
+        return places + [group.place.at("priority") for group in self.workers]
 
     @property
     def autoscales(self) -> bool:
@@ -104,12 +123,12 @@ class Subject:
 
     @property
     def has_autoscaler_v2(self) -> bool:
-        """Whether anything asks for version 2."""
+        """Whether version 2 of the autoscaler is selected, by its option or by the variable."""
         asked = self.head.variable(AUTOSCALER_V2)
         by_variable = asked is not None and asked.at("value").text in ("1", "true")
         return self.names_autoscaler_v2 or by_variable
 
 
 def variable(env: FieldPath, *names: str) -> FieldPath | None:
-    """The first entry of an `env` list with one of these names."""
+    """Return the first entry of an `env` list with one of these names; None if there is none."""
     return next((one for one in env.items() if one.at("name").text in names), None)

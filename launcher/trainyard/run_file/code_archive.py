@@ -1,5 +1,8 @@
-"""A folder of code -> the archive that travels with a run: in a variable of the Ray head, or, where it is
-too large for that, through the run's folder, to which `submit` uploads it."""
+"""Pack a folder of code into an archive for a run.
+
+A small archive is passed to the Ray head in an environment variable. `submit` uploads a larger one to the
+run's folder.
+"""
 
 from __future__ import annotations
 
@@ -8,60 +11,62 @@ import gzip
 import hashlib
 import io
 import os
-import stat
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, NoReturn
-
-from pathspec import GitIgnoreSpec
+from typing import IO, Any
 
 from trainyard.errors import ConfigError
+from trainyard.run_file.code_files import files_of
+from trainyard.run_file.credentials import credential_in_file
 from trainyard_trainer.run_files.sizes import size_text
 from trainyard_trainer.run_files.submission import unpacked_limit
 
 LIMIT_KIB = 96
-"""Of the archive in base64: Linux takes no variable above 128 KiB, and etcd no object above 1.5 MiB."""
+"""The limit for an archive in base64 in an environment variable. Linux limits variables to 128 KiB, and
+etcd limits objects to 1.5 MiB."""
 
 UPLOAD_LIMIT_MIB = 100
-"""Of the archive that is uploaded: what is larger is data, or belongs into an image."""
+"""The limit for an archive that is uploaded. Larger folders contain data, or belong into an image."""
 
-NEVER = (".git", "__pycache__")
-"""Names that no program of one's own needs."""
+SEARCHED_MIB = 16
+"""The size of the part of each file that is searched for credentials."""
 
 SHOWN = 5
+"""The largest number of files in an error message."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Overlay:
-    """The archive of a folder of the user's code, and how it travels with a run."""
+    """The archive of a folder of the user's code."""
 
     archive: bytes = field(repr=False)
-    """The tar.gz."""
+    """The content of the tar.gz file."""
     sha256: str
-    """Of the tar.gz; the same for the same names and contents."""
+    """The SHA-256 of the tar.gz file. It is the same for the same names and contents."""
 
     @property
     def text(self) -> str:
-        """The tar.gz in base64, as a variable holds it."""
+        """The archive in base64, as the environment variable contains it."""
         return base64.b64encode(self.archive).decode()
 
     @property
     def text_bytes(self) -> int:
-        """Return the length of `text`: the bytes that the archive takes in an environment variable."""
+        """The length of `text`: the size of the archive in an environment variable."""
         return (len(self.archive) + 2) // 3 * 4
 
     @property
     def is_uploaded(self) -> bool:
-        """Whether it is too large for a variable."""
+        """Whether the archive is too large for an environment variable, and must be uploaded."""
         return self.text_bytes > LIMIT_KIB * 1024
 
 
 def pack(folder: Path, limit_mib: int | None = UPLOAD_LIMIT_MIB) -> Overlay:
-    """The files of a folder but for what .gitignore names. Raises ConfigError with what is large.
+    """Pack the files of a folder of code that `code_files` selects.
 
-    Times, owners and groups stay behind, so that equal code is an equal submission.
+    Times, owners and groups are not stored, so that the same code results in the same submission.
+    Raises ConfigError for files with credentials, and if the archive is larger than the limit.
     """
     try:
         return _pack(folder, limit_mib)
@@ -72,12 +77,13 @@ def pack(folder: Path, limit_mib: int | None = UPLOAD_LIMIT_MIB) -> Overlay:
 def _pack(folder: Path, limit_mib: int | None) -> Overlay:
     if not folder.is_dir():
         raise ConfigError(
-            f"code = {folder}: there is no such folder",
-            "Its path counts from the folder of the run file.",
+            f"code = {folder}: the folder does not exist",
+            "The path is relative to the folder of the run file.",
         )
-    files = sorted(_files(folder))
+    files = sorted(files_of(folder))
     if not files:
-        raise ConfigError(f"code = {folder}: the folder holds no file that travels")
+        raise ConfigError(f"code = {folder}: the folder has no files to pack")
+    _refuse_credentials(folder, files)
     stream = io.BytesIO() if limit_mib is None else _Bounded(limit_mib * 2**20)
     unpacked = 0
     try:
@@ -95,33 +101,33 @@ def _pack(folder: Path, limit_mib: int | None) -> Overlay:
         raise _too_large(
             folder,
             files,
-            f"{size_text(unpacked)}, and as {size_text(len(packed))} packed at most "
-            f"{size_text(unpacked_limit(len(packed)))} are unpacked",
+            f"{size_text(unpacked)}, more than the limit of {size_text(unpacked_limit(len(packed)))} for "
+            f"an archive of {size_text(len(packed))}",
         )
     return Overlay(archive=packed, sha256=hashlib.sha256(packed).hexdigest())
 
 
 def require_to_travel(code: Overlay | None) -> None:
-    """Raises ConfigError for code that is not in the RayJob, and so must be uploaded by `submit`."""
+    """Raise ConfigError if the code does not fit into the RayJob, so that only `submit` can transfer it."""
     if code is None or not code.is_uploaded:
         return
     with tarfile.open(fileobj=io.BytesIO(code.archive)) as archive:
         sizes = [(member.size, member.name) for member in archive]
     raise ConfigError(
-        f"code: its {len(sizes)} files are {size_text(code.text_bytes)} of packed text, and at most "
-        f"{LIMIT_KIB} KiB travel in a RayJob: what is rendered would not have them",
-        f"The largest: {_largest(sizes)}.",
-        "`trainyard submit` uploads it to the run's folder. Or name what the program does not need in "
-        ".gitignore, or build an image with the code in it (docs/guides/own-code.md).",
+        f"code: its {len(sizes)} files are {size_text(code.text_bytes)} in base64, more than the limit of "
+        f"{LIMIT_KIB} KiB in a RayJob",
+        f"The largest files: {_largest(sizes)}.",
+        "Use `trainyard submit`, which uploads the code to the run's folder. Or list files that the program "
+        "does not need in .gitignore, or build an image with the code in it (docs/guides/own-code.md).",
     )
 
 
 class _Full(Exception):
-    """The archive has become too large."""
+    """An error: the archive is larger than the limit."""
 
 
 class _Bounded(io.BytesIO):
-    """Bytes in memory, and no more than these. Raises _Full."""
+    """A stream in memory with a limit. Raises _Full if it would be exceeded."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
@@ -134,7 +140,7 @@ class _Bounded(io.BytesIO):
 
 
 def _add(archive: tarfile.TarFile, name: str, content: IO[bytes]) -> int:
-    """Bytes of a file that is added as anybody's, of no time."""
+    """Add a file to an archive without its owner and time, and return its size in bytes."""
     status = os.fstat(content.fileno())
     member = tarfile.TarInfo(name)
     member.size = status.st_size
@@ -143,64 +149,31 @@ def _add(archive: tarfile.TarFile, name: str, content: IO[bytes]) -> int:
     return member.size
 
 
-def _files(folder: Path) -> Iterator[PurePosixPath]:
-    """Paths below the folder, each .gitignore counting from where it lies. Raises ConfigError for what is
-    neither file nor folder: a pipe would be waited for, for ever."""
-    rules: list[tuple[PurePosixPath, GitIgnoreSpec]] = []
-    for place, folders, names in os.walk(folder, onerror=_raise):
-        here = PurePosixPath(Path(place).relative_to(folder).as_posix())
-        if ".gitignore" in names:
-            rules.append((here, _spec_of(folder, here / ".gitignore")))
-        folders[:] = sorted(
-            name
-            for name in folders
-            if name not in NEVER and not _is_ignored(here / name, rules, is_folder=True)
+def _refuse_credentials(folder: Path, files: list[PurePosixPath]) -> None:
+    """Raise ConfigError for files with credentials: many people may be able to read the code of a run."""
+    found = []
+    for name in files:
+        with (folder / name).open("rb") as content:
+            what = credential_in_file(str(name), content.read(SEARCHED_MIB * 2**20))
+        if what is not None:
+            found.append(f"{name}: {what}")
+    if found:
+        raise ConfigError(
+            f"code = {folder}: {'1 file' if len(found) == 1 else f'{len(found)} files'} with credentials "
+            "would be readable in the RayJob and in the run's folder",
+            *found[:SHOWN],
+            *([f"... and {len(found) - SHOWN} more"] if len(found) > SHOWN else []),
+            "List such files in .gitignore to leave them out. Give the pods the credential with a Secret "
+            "that the chart's values name (storage.s3.secretName), or with their service account's identity.",
         )
-        for name in (*folders, *names):
-            mode = Path(place, name).lstat().st_mode
-            is_plain = stat.S_ISREG(mode) or stat.S_ISDIR(mode)
-            if not is_plain and not _is_ignored(here / name, rules):
-                what = "a link" if stat.S_ISLNK(mode) else "no file"
-                raise ConfigError(
-                    f"code = {folder}: {here / name} is {what}, which cannot travel",
-                    "Put the file in its place, or name it in .gitignore.",
-                )
-        yield from (here / name for name in names if not _is_ignored(here / name, rules))
-
-
-def _raise(error: OSError) -> NoReturn:
-    """For a folder that may not be read: `os.walk` would leave it out."""
-    raise error
-
-
-def _spec_of(folder: Path, name: PurePosixPath) -> GitIgnoreSpec:
-    try:
-        return GitIgnoreSpec.from_lines((folder / name).read_text(encoding="utf-8").splitlines())
-    except ValueError as error:  # not UTF-8, or no pattern
-        raise ConfigError(f"code = {folder}: {name} cannot be read: {error}") from error
-
-
-def _is_ignored(
-    path: PurePosixPath,
-    rules: list[tuple[PurePosixPath, GitIgnoreSpec]],
-    *,
-    is_folder: bool = False,
-) -> bool:
-    """Whether the nearest .gitignore that speaks of a path leaves it out."""
-    for place, spec in reversed(rules):
-        if path.is_relative_to(place):
-            verdict = spec.check_file(f"{path.relative_to(place)}{'/' if is_folder else ''}")
-            if verdict.include is not None:
-                return bool(verdict.include)
-    return False
 
 
 def _too_large(folder: Path, files: list[PurePosixPath], what: str) -> ConfigError:
     sizes = [((folder / name).stat().st_size, str(name)) for name in files]
     return ConfigError(
         f"code = {folder}: its {len(files)} files are {what}",
-        f"The largest: {_largest(sizes)}.",
-        "Name what the program does not need in .gitignore, read data from the storage, or build an "
+        f"The largest files: {_largest(sizes)}.",
+        "List files that the program does not need in .gitignore, read data from the storage, or build an "
         "image with the code in it (docs/guides/own-code.md).",
     )
 

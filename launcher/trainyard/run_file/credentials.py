@@ -1,5 +1,8 @@
-"""Plain credentials in a document: a run file goes into the RayJob, the run's folder and its report, where
-many may read it. So a credential is named by a Secret, and never written down."""
+"""Find plain credentials in run files and code.
+
+The run file is stored in the RayJob, in the run's folder and in its report, where many people may read it.
+Credentials must therefore be in a Secret.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ SHAPES: dict[str, str] = {
     "a GitHub token": r"\b(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,})",
     "a GitLab token": r"\bglpat-[A-Za-z0-9_-]{16,}",
     "a Hugging Face token": r"\bhf_[A-Za-z0-9]{20,}",
-    "an API key": r"\bsk-[A-Za-z0-9_-]{20,}",
+    "an API key": r"\bsk-(?=[A-Za-z_-]*[0-9])[A-Za-z0-9_-]{20,}",
     "a Google API key": r"\bAIza[A-Za-z0-9_-]{35}",
     "a Slack token": r"\bxox[abprs]-[A-Za-z0-9-]{10,}",
     "an npm token": r"\bnpm_[A-Za-z0-9]{36}",
@@ -32,36 +35,79 @@ SECRET_WORD = (
     r"secret[_-]?key|credentials?)"
 )
 SECRET_KEY = re.compile(rf"(?i)(?:.*[_-])?{SECRET_WORD}")
-"""A key, or an option of a command line, whose value is a secret: `wandb_api_key`, `--hf-token`."""
+"""A pattern of keys and command line options whose values are secrets: `wandb_api_key`, `--hf-token`."""
 
 ASSIGNED = re.compile(
-    rf"(?i)(?:^|[\s,;'\"-])(?:[\w-]*[_-])?{SECRET_WORD}\s*=\s*(?P<value>[^\s,;'\"]+)"
+    rf"(?i)(?:^|[\s,;'\"-])(?P<key>(?:[\w-]*[_-])?{SECRET_WORD})\s*=\s*(?P<value>[^\s,;'\"]+)"
 )
-REFERENCE = re.compile(r"[$<{/.]|$|(?i:none|null|true|false)$|\d+$")
-"""How a value begins that only points to a secret: a variable, a placeholder, a path; or that is none."""
+REFERENCE = re.compile(
+    r"[$<{/.]|$|(?i:none|null|true|false)$|\d+$|\[[^\[\]]*\]$|[^A-Za-z0-9]+$|.*[^\x00-\x7f]"
+)
+"""A pattern of values that are not secrets: variables, placeholders, paths, tokens such as [MASK]."""
+
+SPECIAL_TOKEN = re.compile(
+    r"(?i)(?:.*[_-])?(?:pad|padding|eos|bos|eod|eot|eom|sos|unk|unknown|cls|sep|mask|special|image|video|"
+    r"audio|start|end|stop|begin|boi|eoi|blank|newline|prefix|suffix|middle|decoder|placeholder|trigger|"
+    r"modifier|think|separator|delimiter|word|first|last)[_-]token"
+)
+"""A pattern of keys of a tokenizer, whose values are tokens of its vocabulary."""
 
 AWS_SECRET = re.compile(
     r"(?=[^A-Z]*[A-Z])(?=[^a-z]*[a-z])(?=[^0-9]*[0-9])(?![0-9a-fA-F]{40}$)[A-Za-z0-9+][A-Za-z0-9/+]{39}"
 )
-"""40 characters of base64 with capitals, small letters and digits. A path begins with a slash."""
+"""A pattern of 40 characters of base64 with upper case, lower case and digits, but not of paths."""
+
+CREDENTIAL_FILE = re.compile(
+    r"(?i)\.env(?:rc)?(?:\.(?!example$|sample$|template$|dist$).*)?|\.netrc|_netrc|\.git-credentials|\.pgpass|"
+    r"\.my\.cnf|\.htpasswd|\.vault-token|\.s3cfg|\.boto|id_(?:rsa|dsa|ecdsa|ed25519)(?:_sk)?|"
+    r".*\.(?:p12|pfx|jks|keystore|kdbx|ppk)|kubeconfig|.*\.kubeconfig"
+)
+"""A pattern of the names of files for credentials. Templates such as .env.example are ordinary files."""
+
+CREDENTIAL_PATH = re.compile(
+    r"/\.aws/credentials$|/\.kube/config$|/\.ssh/(?!.*\.pub$)|/\.azure/|/\.config/gcloud/|/\.gnupg/|"
+    r"/\.docker/config\.json$|/\.huggingface/token$|/huggingface/token$"
+)
+"""A pattern of the paths of files for credentials in a home folder."""
+
+VAGUE = ("a bearer token",)
+"""The kinds of credentials whose patterns also match ordinary text."""
+
+LITERAL = re.compile(
+    rf"(?i)(?P<key>(?<![\w-])(?:[\w-]*[_-])?_?{SECRET_WORD})[\"']?\s*(?:=|:)\s*"
+    r"(?:(?P<quote>\\?[\"'])(?P<quoted>[A-Za-z0-9_+/=.~-]{16,})(?P=quote)|(?P<bare>[A-Za-z0-9_+/=-]{16,})$)"
+)
+"""A pattern of an assigned secret, with its value in quotes or at the end of a line."""
+
+PLACEHOLDER = re.compile(
+    r"(?i)example\.|your|placeholder|changeme|xxxx|<|\$|\{|:password@|:pass@|:secret@"
+)
+HINT = re.compile(
+    rf"(?i){SECRET_WORD}|-----BEGIN|://[^/\s]*@|AKIA|ASIA|gh[pousr]_|glpat-|hf_|sk-|AIza|xox|npm_|dckr_|eyJ|"
+    r"AccountKey|Signature=|sig="
+)
+"""A pattern that all files with a credential match. Other files are not searched line by line."""
+
+BINARY_LENGTH = 8000
+"""The number of first bytes in which a zero byte marks a file as binary, as in git."""
 
 
 def refuse_credentials(document: Any, source: str) -> None:
-    """Raises ConfigError that names each place of a plain credential, and shows none."""
-    found = [f"{path}: holds {what}" for path, what in credentials(document)]
+    """Raise ConfigError with the path of each plain credential, but not its value."""
+    found = [f"{path}: contains {what}" for path, what in credentials(document)]
     if found:
         count = "a plain credential" if len(found) == 1 else f"{len(found)} plain credentials"
         raise ConfigError(
             f"{source} has {count}",
             *found,
-            "It would stand readable in the RayJob, the run's folder and its report.",
-            "Put it into a Secret that the chart's values name (storage.s3.secretName), or give the pods' "
-            "identity the right.",
+            "It would be readable in the RayJob, in the run's folder and in its report.",
+            "Put it into a Secret, and name its key in `secrets` of the run file; or grant access to the "
+            "identity of the pods' service account.",
         )
 
 
 def credentials(node: Any, path: str = "", key: str = "") -> Iterator[tuple[str, str]]:
-    """Path and kind of each plain credential below a parsed value."""
+    """Yield the path and kind of each plain credential in a parsed document."""
     if isinstance(node, dict):
         for name, value in node.items():
             yield from credentials(name, f"{path}.{name}".lstrip(".") if _is_plain(name) else path)
@@ -76,17 +122,51 @@ def credentials(node: Any, path: str = "", key: str = "") -> Iterator[tuple[str,
 
 
 def credential_in(text: str, key: str = "") -> str | None:
-    """What kind of credential a text is, or holds; `key` is what it is the value of."""
+    """Return the kind of credential that a text contains, or None. `key` is the key of the text."""
     for what, shape in SHAPES.items():
         if re.search(shape, text):
             return what
-    if SECRET_KEY.fullmatch(key) and not REFERENCE.match(text) and not text.startswith("-"):
+    is_secret_key = SECRET_KEY.fullmatch(key) and not SPECIAL_TOKEN.fullmatch(key)
+    if is_secret_key and not REFERENCE.match(text) and not text.startswith("-"):
         return f"the value of {key}"
     for found in ASSIGNED.finditer(text):
-        if not REFERENCE.match(found["value"]):
-            return "a secret that is assigned"
+        if not REFERENCE.match(found["value"]) and not SPECIAL_TOKEN.fullmatch(found["key"]):
+            return "an assigned secret"
     if any(AWS_SECRET.fullmatch(word) for word in re.split(r"[\s='\",;:()<>{}\[\]]+", text)):
         return "what looks like an AWS secret key"
+    return None
+
+
+def credential_in_file(name: str, content: bytes) -> str | None:
+    """Return the kind of credential that a file of code contains, with its line; None if it contains none.
+
+    Files for credentials, such as .env, are recognised by their name. In other text files, only unambiguous
+    credentials count, because code contains expressions such as `token = next(tokens)`.
+    """
+    if CREDENTIAL_FILE.fullmatch(name.rpartition("/")[2]) or CREDENTIAL_PATH.search(f"/{name}"):
+        return "is a file for credentials"
+    if b"\0" in content[:BINARY_LENGTH]:
+        return None
+    text = content.decode("utf-8", "replace")
+    if not HINT.search(text):
+        return None
+    for number, line in enumerate(text.split("\n"), start=1):
+        if (what := _credential_in_code(line)) is not None:
+            return f"line {number} contains {what}"
+    return None
+
+
+def _credential_in_code(line: str) -> str | None:
+    for what, shape in SHAPES.items():
+        found = None if what in VAGUE else re.search(shape, line)
+        if found is not None and not PLACEHOLDER.search(found[0]):
+            return what
+    for found in LITERAL.finditer(line):
+        value = found["quoted"] or found["bare"]
+        is_random = re.search(r"[0-9]", value) and re.search(r"[A-Za-z]", value)
+        is_tokenizer = SPECIAL_TOKEN.fullmatch(found["key"])
+        if is_random and not is_tokenizer and not PLACEHOLDER.search(value):
+            return f"the value of {found['key']}"
     return None
 
 

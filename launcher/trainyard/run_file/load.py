@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from trainyard.errors import ConfigError
 from trainyard.run_file.credentials import refuse_credentials
 from trainyard.run_file.models import RUN_MODELS, RecipeRun, RunConfig, UserCodeRun
 from trainyard.run_file.overrides import assign, parse_amount, parse_overrides
 from trainyard.run_file.validation import check_name, shown_value, validate
-from trainyard.run_file.yaml_text import parse_mapping, read_yaml
+from trainyard.run_file.values import refuse_untransportable
+from trainyard.run_file.yaml_text import read_yaml
 from trainyard_trainer.config.trainer_config import kinds_of
 
 MAPPING = "the mapping"
@@ -48,6 +47,7 @@ def load_run(
             document["resources"].pop(other, None)
     if name is not None:
         document["name"] = name
+    refuse_untransportable(document, title)
     # Credentials are refused before validation, whose messages would show them.
     refuse_credentials(document, title)
     run = validate(_model_for(document, title), document, title)
@@ -71,16 +71,19 @@ def _absolute(folder: Path, code: str) -> str:
 def _as_in_a_file(mapping: Mapping[str, Any]) -> dict[str, Any]:
     """Return the mapping as a file with the same keys would be read, so that the same rules hold for both.
 
-    Raises ConfigError for values that YAML cannot represent.
+    Raises ConfigError for values that a run file cannot hold.
     """
-    try:
-        text = yaml.safe_dump(dict(mapping))
-    except yaml.YAMLError as error:
-        raise ConfigError(
-            f"{MAPPING} contains a value that a run file cannot represent: {error.args[-1]!r}",
-            "Use only str, int, float, bool, None, list and dict.",
-        ) from error
-    return parse_mapping(text, MAPPING)
+    plain = _plain(mapping)
+    refuse_untransportable(plain, MAPPING)
+    document: dict[str, Any] = plain
+    return document
+
+
+def _plain(value: Any) -> Any:
+    """Return a copy of a value with mappings as dicts and tuples as lists, as YAML would give them."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _model_for(document: dict[str, Any], source: str) -> type[RunConfig]:

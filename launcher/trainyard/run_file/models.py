@@ -9,20 +9,32 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, PositiveInt, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    Field,
+    PositiveInt,
+    StringConstraints,
+    Tag,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
+from typing_extensions import Self
 
+from trainyard.run_file.metadata import Annotations, Labels
 from trainyard.run_file.network import Network
 from trainyard.run_file.queue import Queue
 from trainyard_trainer.config.boosting import Boosting, require_boosting_fit
 from trainyard_trainer.config.checkpoint import BoostingCheckpoint, CheckpointConfig
 from trainyard_trainer.config.data import Data, Table
+from trainyard_trainer.config.limits import Limits
 from trainyard_trainer.config.recipes import BOOSTING, AnyTrain
 from trainyard_trainer.config.scaling import Faults
 from trainyard_trainer.config.section import Section
 from trainyard_trainer.config.train import require_fit, require_one_size
 from trainyard_trainer.config.trainer_config import RunName
 from trainyard_trainer.config.user_code import Command, Function, RunWith
+from trainyard_trainer.config.variables import Secrets, Variables
 
 _PATH_COMPONENT = r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*"
 IMAGE_REFERENCE = re.compile(
@@ -88,6 +100,45 @@ CountOrRange = Annotated[
 """A number, or `{min: 8, max: 16}` for an elastic run, whose size follows the cluster's capacity."""
 
 
+POOL_LIMIT = 8
+"""The largest number of pools in a list. The scheduler's weights from 1 to 100 order no more."""
+
+NAME, LIST = "<name>", "<list>"
+"""Tags by which pydantic tells `a100` and `[a100-spot, a100]` apart."""
+
+
+def _distinct(pools: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the list of pools if no pool is in it twice."""
+    for pool in pools:
+        if pools.count(pool) > 1:
+            raise PydanticCustomError(
+                "distinct", "must name each pool once: {pool}", {"pool": pool}
+            )
+    return pools
+
+
+def _one_pool(pools: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    """Return the only pool of a list of one, which means the same."""
+    return pools[0] if isinstance(pools, tuple) and len(pools) == 1 else pools
+
+
+PoolList = Annotated[
+    tuple[str, ...],
+    Field(
+        strict=False, min_length=1, max_length=POOL_LIMIT, json_schema_extra={"uniqueItems": True}
+    ),
+    AfterValidator(_distinct),
+]
+"""Names of pools, the preferred one first."""
+
+PoolOrList = Annotated[
+    Annotated[str, Tag(NAME)] | Annotated[PoolList, Tag(LIST)],
+    Discriminator(lambda value: LIST if isinstance(value, list | tuple) else NAME),
+    AfterValidator(_one_pool),
+]
+"""The name of a pool, or a list of names."""
+
+
 class DataNodes(Section):
     """Nodes without GPUs on which only the Ray loader reads and decodes data."""
 
@@ -107,8 +158,10 @@ class Resources(Section):
     workers: CountOrRange | None = None
     """Number of CPU workers of the whole run, or `{min, max}` for an elastic run."""
 
-    pool: str | None = None
-    """Pool of the platform to run on. Default: the platform's default pool for GPUs or for workers."""
+    pool: PoolOrList | None = None
+    """Pool of the platform to run on, or a list of pools, such as `[a100-spot, a100]`: the workers may run
+    on the nodes of each of them, and the first is preferred. Default: the platform's default pool for GPUs
+    or for workers."""
 
     data: DataNodes | None = None
     """Separate nodes for the Ray loader. Default: it reads and decodes on the nodes of the workers."""
@@ -120,6 +173,13 @@ class Resources(Section):
                 "one_of", "must have exactly one of gpus and workers (--gpus N or --workers N)"
             )
         return self
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """The named pools, the preferred one first. Empty if the run file names none."""
+        if self.pool is None:
+            return ()
+        return (self.pool,) if isinstance(self.pool, str) else self.pool
 
     @property
     def unit(self) -> Literal["gpus", "workers"]:
@@ -139,6 +199,21 @@ class Resources(Section):
         return self.bounds[0] != self.bounds[1]
 
 
+def _require_unique(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names if none occurs twice."""
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise PydanticCustomError("one_of", f"contains {min(twice)} twice: remove one of them")
+    return names
+
+
+VolumeNames = Annotated[
+    tuple[Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")], ...],
+    Field(strict=False),
+    AfterValidator(_require_unique),
+]
+"""Names of data volumes."""
+
+
 class RunConfig(Section):
     """The keys that every run file has, whatever it runs."""
 
@@ -154,11 +229,41 @@ class RunConfig(Section):
     faults: Faults = Faults()
     """Retries and timeouts after failures."""
 
+    limits: Limits = Limits()
+    """Deadlines of the run and of its start."""
+
     queue: Queue | None = None
     """Queue in which the run waits for its resources. Default: the platform's queue, if it has one."""
 
     network: Network | None = None
     """Network between the workers. Default: the pool's network settings."""
+
+    volumes: VolumeNames = ()
+    """Data volumes of the platform that the head and all workers mount, by name, such as `[imagenet]`. On a
+    laptop nothing is mounted, and paths are used as they are. They do not belong to the run's identity."""
+
+    env: Variables = Field(default_factory=dict)
+    """Environment variables of the driver and of all workers, such as `{HF_HUB_OFFLINE: "0"}`. They override
+    the variables that trainyard sets for training libraries. Do not put credentials here."""
+
+    secrets: Secrets = Field(default_factory=dict)
+    """Environment variables whose values come from Secrets, such as `{HF_TOKEN: {name: hub, key: token}}`. On
+    this machine a value is taken from the environment variable of the same name."""
+
+    labels: Labels = Field(default_factory=dict)
+    """Labels of the RayJob and of the run's pods, such as `{example.com/team: vision}`. No effect on this
+    machine."""
+
+    annotations: Annotations = Field(default_factory=dict)
+    """Annotations of the RayJob and of the run's pods. No effect on this machine."""
+
+    @model_validator(mode="after")
+    def _variables_are_set_once(self) -> Self:
+        for name in self.env.keys() & self.secrets.keys():
+            raise PydanticCustomError(
+                "one_of", f"env.{name} and secrets.{name} set the same variable: remove one of them"
+            )
+        return self
 
 
 class RecipeRun(RunConfig):
@@ -274,6 +379,11 @@ class CommandRun(UserCodeRun):
     """`torchrun`: the command is a script and its arguments, and torchrun starts it once for each worker on
     all nodes. Use it for distributed code that does not use Ray. Without this key the command is started
     once, on the head node."""
+
+    library_hook: bool = True
+    """Whether Transformers' Trainer, TRL and Lightning go on from their newest complete checkpoint when
+    the run is started again, and write relative output folders into the run's folder. `false` leaves the
+    libraries unchanged."""
 
 
 class FunctionRun(UserCodeRun):

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import StringConstraints
 
 from trainyard.errors import ConfigError
+from trainyard.labels import APPLICATION_LABEL, GANG_LABEL, PRIORITY_LABELS, QUEUE_LABELS
 from trainyard_trainer.config.section import Section
 
 System = Literal["none", "kueue", "volcano", "yunikorn", "kai"]
@@ -20,19 +21,6 @@ QueueName = Annotated[
     StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", max_length=63),
 ]
 """The name of a queue or priority class. It must be a valid value of a label."""
-
-QUEUE_LABELS: dict[System, str] = {
-    "kueue": "kueue.x-k8s.io/queue-name",
-    "volcano": "volcano.sh/queue-name",
-    "yunikorn": "yunikorn.apache.org/queue",
-    "kai": "kai.scheduler/queue",
-}
-PRIORITY_LABELS: dict[System, str] = {
-    "kueue": "kueue.x-k8s.io/priority-class",
-    "volcano": "ray.io/priority-class-name",
-}
-GANG_LABEL = "ray.io/gang-scheduling-enabled"
-APPLICATION_LABEL = "yunikorn.apache.org/app-id"
 
 
 class Queue(Section):

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Sequence
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
+import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from trainyard.errors import ConfigError
-from trainyard.run_file.models import NUMBER, RANGE
+from trainyard.run_file.models import LIST, NAME, NUMBER, RANGE
+from trainyard.run_file.values import how_to_quote
+from trainyard.run_file.yaml_text import StrictDumper
 from trainyard_trainer.config.recipes import RECIPES, recipe_named
 from trainyard_trainer.config.trainer_config import RUN_NAME_LIMIT, RunName
 
 M = TypeVar("M", bound=BaseModel)
+
+WRONG_KEY = "[key]"
+"""The step of a location by which pydantic says that the key before it is wrong, not its value."""
 
 SHOWN_CHARACTERS = 100
 """Error messages show at most this many characters of a wrong value."""
@@ -85,8 +92,23 @@ def _describe_problem(model: type[BaseModel], detail: ErrorDetails) -> str:
             recipes = ", ".join(map(repr, RECIPES))
             return f"{path}.recipe = {context['tag']!r}: must be one of {recipes}"
         return f"{path}.name = {context['tag']!r}: must be one of {context['expected_tags']}"
+    if detail["type"] == "string_type" and isinstance(detail["input"], bool | int | float):
+        return f"{path} = {value}: must be text, and {how_to_quote(detail['input'])}"
+    if detail["type"] in ("tuple_type", "list_type"):
+        example = f": write {_as_list(detail['input'])}" if isinstance(detail["input"], str) else ""
+        return f"{path} = {value}: must be a list{example}"
     rule = detail["msg"].replace("Input should be", "must be")
     return f"{path} = {value}: {rule[0].lower()}{rule[1:]}"
+
+
+def _as_list(text: str) -> str:
+    """Return the list that a text in one line seems to mean: `[python, t.py, --epochs, "3"]`."""
+    try:
+        words = shlex.split(text)
+    except ValueError:  # quotes without an end
+        words = text.split()
+    dumped = yaml.dump(words, Dumper=StrictDumper, default_flow_style=True, width=10**9)
+    return dumped.strip().replace("'", '"') if "'" not in text else dumped.strip()
 
 
 def _name_rule(name: object) -> str:
@@ -111,22 +133,29 @@ def _path_and_sections(
     path: list[str] = []
     here: list[type[BaseModel]] = [model]
     parents = here
+    is_key = False  # of a mapping with free keys, such as the names of variables
     for step in location:
         tagged = [member for member in here if _tag_of(member) == step]
         if tagged:
             parents = here = tagged
             continue
-        if step in (NUMBER, RANGE):
+        if step in (LIST, NAME, NUMBER, RANGE, WRONG_KEY):
             continue
         path.append(str(step))
         parents = here
-        here = [
-            inner
+        if is_key:
+            is_key = False
+            continue
+        annotations = [
+            field.annotation
             for section in here
             for name, field in section.model_fields.items()
             if step in (name, field.alias)
-            for inner in _models_in(field.annotation)
-        ] or ([*here] if isinstance(step, int) else [])
+        ]
+        is_key = any(get_origin(annotation) is dict for annotation in annotations)
+        here = [inner for annotation in annotations for inner in _models_in(annotation)] or (
+            [*here] if isinstance(step, int) else []
+        )
     return path, parents
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,14 @@ import yaml
 
 from trainyard.errors import ConfigError
 
+TIMESTAMP = "tag:yaml.org,2002:timestamp"
+
 
 class StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """A YAML loader that refuses duplicate keys. PyYAML itself keeps the last value without a message."""
+    """A YAML loader whose numbers are those of YAML 1.2, and that refuses duplicate keys.
+
+    PyYAML itself reads 1e-4 as text and 12:30 as the number 750, and of duplicate keys it keeps the last.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
@@ -22,6 +29,78 @@ class StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: igno
                 )
         mapping: dict[Any, Any] = super().construct_mapping(node, deep)
         return mapping
+
+
+class KubernetesLoader(StrictLoader):
+    """A YAML loader for manifests: like kubectl, it reads a date as text."""
+
+
+FLOAT, INT = "tag:yaml.org,2002:float", "tag:yaml.org,2002:int"
+NUMBERS = {
+    FLOAT: re.compile(
+        r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?|\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?"
+        r"|[0-9][0-9_]*[eE][-+]?[0-9]+|\.(?:inf|Inf|INF))$|\.(?:nan|NaN|NAN)$"
+    ),
+    INT: re.compile(r"[-+]?(?:0b[01_]+|0o[0-7_]+|[0-9][0-9_]*|0x[0-9a-fA-F_]+)$"),
+}
+
+
+def _resolve_numbers(loader: type[StrictLoader], dropped: tuple[str, ...]) -> None:
+    """Give a loader the numbers of YAML 1.2, and let it read values of the dropped types as text."""
+    dropped = (*dropped, *NUMBERS)
+    loader.yaml_implicit_resolvers = {
+        first: [(tag, rule) for tag, rule in rules if tag not in dropped]
+        for first, rules in loader.yaml_implicit_resolvers.items()
+    }
+    for tag, rule in NUMBERS.items():
+        loader.add_implicit_resolver(tag, rule, list("-+.0123456789"))
+
+
+def _construct_int(loader: StrictLoader, node: yaml.ScalarNode) -> int:
+    """Refuse 010, which is 8 in YAML 1.1 and 10 in YAML 1.2."""
+    text = loader.construct_scalar(node)
+    if re.fullmatch(r"[-+]?0[0-9_]+", text):
+        raise yaml.constructor.ConstructorError(
+            None,
+            None,
+            f"{text} begins with 0: quote it if it is text, or write the number without the 0",
+            node.start_mark,
+        )
+    return int(text.replace("_", ""), 0)
+
+
+def _construct_float(loader: StrictLoader, node: yaml.ScalarNode) -> float:
+    """Refuse a number that no float can hold, such as 1e400."""
+    text = loader.construct_scalar(node)
+    number = float(loader.construct_yaml_float(node))
+    if math.isinf(number) and "inf" not in text.lower():
+        raise yaml.constructor.ConstructorError(
+            None, None, f"{text} is too large for a number", node.start_mark
+        )
+    return number
+
+
+def _construct_octal(loader: StrictLoader, node: yaml.ScalarNode) -> int:
+    """Read 010 as kubectl does: as 8; and 08 as 8, too."""
+    text = loader.construct_scalar(node).replace("_", "")
+    if re.fullmatch(r"[-+]?0[0-7]+", text):
+        return int(text, 8)
+    return int(text) if re.fullmatch(r"[-+]?[0-9]+", text) else int(text, 0)
+
+
+_resolve_numbers(StrictLoader, ())
+_resolve_numbers(KubernetesLoader, (TIMESTAMP,))
+StrictLoader.add_constructor(INT, _construct_int)
+StrictLoader.add_constructor(FLOAT, _construct_float)
+KubernetesLoader.add_constructor(INT, _construct_octal)
+
+
+class StrictDumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """A YAML dumper that quotes each text that this or another version of YAML reads as something else."""
+
+
+for tag, rule in NUMBERS.items():
+    StrictDumper.add_implicit_resolver(tag, rule, list("-+.0123456789"))
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -40,7 +119,7 @@ def read_documents(path: Path) -> list[Any]:
     """
     file = Path("/dev/stdin") if path == Path("-") else path
     try:
-        documents = list(yaml.load_all(file.read_text(encoding="utf-8"), Loader=StrictLoader))
+        documents = list(yaml.load_all(file.read_text(encoding="utf-8"), Loader=KubernetesLoader))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     except (yaml.YAMLError, ValueError) as error:

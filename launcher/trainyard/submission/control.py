@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 from trainyard.cluster.kuberay import RayjobApi
 from trainyard.errors import ClusterError
-from trainyard.run_file.queue import QUEUE_LABELS
+from trainyard.labels import QUEUE_LABELS, RUN_LABEL
 from trainyard.submission.current_status import (
     HEAD_CONTAINER,
     LOG_TAIL_LINES,
@@ -85,7 +85,7 @@ def _ask_to_stop(cluster: ControlAccess, job: Object) -> None:
 
     In the pod the command has the cluster's token, so it needs only the right to execute commands there.
     """
-    status = job["status"]
+    status, run = job["status"], job["metadata"]["labels"][RUN_LABEL]
     pod = head_pod(cluster, status["rayClusterName"])
     if pod is None:
         return  # the head is being replaced: there is no driver, and nothing to save
@@ -96,7 +96,8 @@ def _ask_to_stop(cluster: ControlAccess, job: Object) -> None:
             raise ClusterError(
                 f"the driver of {job['metadata']['name']} could not be asked to stop",
                 *said.strip().splitlines()[-2:],
-                "`trainyard stop --now` deletes the run without a checkpoint of this moment.",
+                f"`trainyard stop --now {run} {cluster.options}` deletes the run without a checkpoint of "
+                "this moment.",
             )
 
 

@@ -8,7 +8,15 @@ from typing import Any, Protocol
 
 from trainyard.cluster.follow import WatchAccess
 from trainyard.errors import ClusterError
-from trainyard.submission.status import ENDED, RunStatus, run_status_of, with_pending_reason
+from trainyard.submission.status import (
+    ENDED,
+    RunStatus,
+    error_lines,
+    has_error,
+    run_status_of,
+    with_cause_of_stop,
+    with_pending_reason,
+)
 from trainyard_trainer.run_files.driver_output import PROGRESS, SUMMARY, last_record
 
 Object = dict[str, Any]
@@ -26,6 +34,8 @@ PENDING_PODS_LIMIT = 50
 class StatusAccess(WatchAccess, Protocol):
     """The methods of `Cluster` with which the status of a submission is read and watched."""
 
+    @property
+    def options(self) -> str: ...
     def list(
         self,
         kind: str,
@@ -66,7 +76,9 @@ def current_status(cluster: StatusAccess, job: Object) -> RunStatus:
         pod = head_pod(cluster, ray_cluster)
         log = "" if pod is None else _end_of_log(cluster, pod)
         progress, summary = last_record(log, PROGRESS), last_record(log, SUMMARY)
-        return replace(run_status, progress=progress, summary=summary)
+        error = error_lines(log)[0] if has_error(log) else None
+        found = replace(run_status, progress=progress, summary=summary)
+        return with_cause_of_stop(found, error)
     return run_status
 
 

@@ -79,7 +79,7 @@ def open_folder(
             if clock() > deadline:
                 raise ClusterError(
                     f"reader pod {name} has not started after {START_LIMIT_S:g} s",
-                    f"See `kubectl describe pod {name}`: image, storage claim, quota.",
+                    f"Look at `kubectl describe pod {name} {cluster.options}`: image, storage claim, quota.",
                     reason="Timeout",
                 )
             sleep(POLL_S)

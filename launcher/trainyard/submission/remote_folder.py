@@ -17,6 +17,7 @@ from trainyard_trainer.config.storage import Storage
 from trainyard_trainer.run_files import names
 from trainyard_trainer.run_files.driver_output import ERROR
 from trainyard_trainer.run_files.exit_codes import NOT_FOUND
+from trainyard_trainer.run_files.isolation import IN_PODS
 
 Object = dict[str, Any]
 
@@ -30,6 +31,8 @@ _EMPTY_ARCHIVE = bytes(2 * tarfile.BLOCKSIZE)
 class PodAccess(Protocol):
     """The methods of `Cluster` with which pods are created and commands are executed in them."""
 
+    @property
+    def options(self) -> str: ...
     def create(self, body: Object) -> Object: ...
     def get(self, kind: str, name: str) -> Object | None: ...
     def delete(self, kind: str, name: str) -> None: ...
@@ -163,7 +166,7 @@ class RemoteFolder:
         if not written:
             raise ConfigError(
                 f"run {self.run} has no {path or 'folder'}",
-                f"`trainyard cp {self.run}:` lists its files.",
+                f"`trainyard cp {self.run}: {self._cluster.options}` lists its files.",
             )
         return written
 
@@ -209,7 +212,7 @@ class RemoteFolder:
     def _tool(self, module: str, *words: str) -> Any:
         """Start a module of the trainer in the pod, with the options of the storage."""
         options = storage_options(self._platform.storage)
-        command = ["python", "-m", f"trainyard_trainer.{module}", *options, *words]
+        command = [*IN_PODS, f"trainyard_trainer.{module}", *options, *words]
         return self._cluster.execute(self._pod, self._container, command, stdin=True)
 
     def _exists(self, process: RemoteCommand, errors: str) -> bool:

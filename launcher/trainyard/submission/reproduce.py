@@ -151,11 +151,13 @@ def run_file(run: RunConfig, code: str | None) -> Object:
     """Return a run file that repeats the run, as a document; `code` is the folder of its code."""
     document = _said(run.model_dump(mode="json"))
     document["resources"] = _said(document["resources"])
+    if limits := _said(document.pop("limits")):
+        document["limits"] = limits
     if isinstance(run, UserCodeRun):
         document["faults"] = _without(document["faults"], "collective_timeout_s")
     return document if code is None else document | {"code": code}
 
 
 def _said(section: Object) -> Object:
-    """Return a section without the keys whose value is None."""
-    return {key: value for key, value in section.items() if value is not None}
+    """Return a section without the keys whose value is None or an empty mapping, which are defaults."""
+    return {key: value for key, value in section.items() if value not in (None, {})}

@@ -44,6 +44,8 @@ class RunStatus:
     """The newest progress record that the driver printed, or None if it is not known."""
     summary: Object | None = None
     """The summary record of an attempt that has ended, or None."""
+    is_final_failure: bool = False
+    """Whether the driver has failed with an error that a retry cannot cure."""
 
 
 def phase_of(status: Object) -> Phase:
@@ -79,6 +81,18 @@ def error_lines(log: str) -> list[str]:
     first, *rest = lines[starts[-1] :]
     details = itertools.takewhile(lambda line: line.startswith(" "), rest)
     return [first.strip(), *(line.strip() for line in details)]
+
+
+def with_cause_of_stop(run_status: RunStatus, error: str | None) -> RunStatus:
+    """Add to the status of a stopped submission the error with which its driver ended, if that is known."""
+    if run_status.phase != "stopped" or not error or run_status.message:
+        return run_status
+    return replace(run_status, message=error.removeprefix(ERROR))
+
+
+def has_error(log: str) -> bool:
+    """Whether a line of a driver's log is `error: ...`."""
+    return any(line.startswith(ERROR) for line in log.splitlines())
 
 
 def message_of(status: Object) -> str:

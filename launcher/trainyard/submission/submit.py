@@ -9,7 +9,7 @@ from typing import Any, Literal
 from trainyard.cluster.kuberay import RayjobApi
 from trainyard.errors import ClusterError
 from trainyard.labels import OWNER_LABELS, RUN_LABEL
-from trainyard.planning.diff import require_same_identity
+from trainyard.planning.comparison.run_diff import require_same_identity
 from trainyard.submission.status import ENDED, phase_of
 
 Object = dict[str, Any]
@@ -25,11 +25,15 @@ def submit_rayjob(
     job: Object,
     set_aside: Callable[[], None] | None = None,
     upload: Callable[[], None] | None = None,
+    forget_failure: Callable[[], None] | None = None,
 ) -> Submitted:
     """Create a RayJob, or find that it is active already.
 
     A RayJob of the same name that has ended is deleted first, and the run resumes. `set_aside` renames the
-    run's folder, so that the run starts from the beginning. `upload` writes the code to the folder. Raises
+    run's folder, so that the run starts from the beginning. `upload` writes the code to the folder.
+    `forget_failure` withdraws the records that are meant for the retries of the ended RayJob: by one a retry
+    repeats an error instead of trying again, by the other it knows how much time is left. It is called if
+    retries were left, because then the records may still be there. Raises
     ClusterError if another submission of the run is active, or if the name belongs to another object, and
     ConfigError if the run trains another model.
     """
@@ -40,7 +44,9 @@ def submit_rayjob(
     if existing is not None:
         delete_and_wait(rayjobs, name)
     if set_aside is not None:
-        set_aside()
+        set_aside()  # with the record of the failure
+    elif forget_failure is not None and existing is not None and _leaves_records(existing, job):
+        forget_failure()
     if upload is not None:
         upload()
     try:
@@ -76,7 +82,8 @@ def find_same_submission(rayjobs: RayjobApi, job: Object, *, is_fresh: bool) -> 
             what = f"this run file makes {name}" if its != name else "would lose its folder"
             raise ClusterError(
                 f"run {run} is live as {its}, and {what}",
-                f"Stop it first (`trainyard stop {run}`), or give this run another name with --name.",
+                f"Stop it first (`trainyard stop {run} {rayjobs.options}`), or give this run another name "
+                "with --name.",
                 reason="Conflict",
             )
     return existing
@@ -91,9 +98,24 @@ def _withdraw_the_later(rayjobs: RayjobApi, created: Object, run: str) -> None:
             rayjobs.delete_job(mine)
             raise ClusterError(
                 f"run {run} was submitted as {name} at the same moment: {mine} was taken back",
-                f"Stop that one (`trainyard stop {run}`), or give this run another name with --name.",
+                f"Stop that one (`trainyard stop {run} {rayjobs.options}`), or give this run another name "
+                "with --name.",
                 reason="Conflict",
             )
+
+
+def _leaves_records(ended: Object, job: Object) -> bool:
+    """Whether the folder may have records for the retries of an ended RayJob.
+
+    That is so if they were cancelled, or if its time is limited and its last attempt has failed.
+    """
+    has_limit = "activeDeadlineSeconds" in ended["spec"]
+    failed = phase_of(ended.get("status", {})) == "failed"
+    return _retries(ended) < _retries(job) or (has_limit and failed)
+
+
+def _retries(job: Object) -> int:
+    return int(job["spec"].get("backoffLimit", 0))
 
 
 def _age(job: Object) -> tuple[str, str]:

@@ -1,16 +1,17 @@
-"""Watch a submission: yield its status whenever that changes, until it has ended."""
+"""Watch a submission: yield its status whenever that changes, until it has ended; cancel its retries once
+they are of no use."""
 
 from __future__ import annotations
 
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from trainyard.cluster.follow import ObjectsByName, follow, follow_log
-from trainyard.errors import RunFailed
+from trainyard.errors import ClusterError, RunFailed, TimedOut
 from trainyard.labels import RUN_LABEL
 from trainyard.submission.current_status import (
     HEAD_CONTAINER,
@@ -25,7 +26,7 @@ from trainyard.submission.status import (
     run_status_of,
     with_pending_reason,
 )
-from trainyard_trainer.run_files.driver_output import PROGRESS, SUMMARY, record_of
+from trainyard_trainer.run_files.driver_output import FINAL_FAILURE, PROGRESS, SUMMARY, record_of
 
 Object = dict[str, Any]
 
@@ -64,7 +65,10 @@ class StatusTracker:
         before, self._run_status = self._run_status, run_status_of(self.job)
         if before is not None and before.phase == self._run_status.phase == "running":
             self._run_status = replace(
-                self._run_status, progress=before.progress, summary=before.summary
+                self._run_status,
+                progress=before.progress,
+                summary=before.summary,
+                is_final_failure=before.is_final_failure,
             )
         return self._complete()
 
@@ -76,12 +80,14 @@ class StatusTracker:
     def read_log_line(self, line: str) -> RunStatus | None:
         """Take a line of the driver's log; return the status if the line changes it, else None."""
         progress, summary = record_of(line, PROGRESS), record_of(line, SUMMARY)
-        if self._run_status is None or (progress is None and summary is None):
+        final = record_of(line, FINAL_FAILURE)
+        if self._run_status is None or (progress, summary, final) == (None, None, None):
             return None
         self._run_status = replace(
             self._run_status,
             progress=progress or self._run_status.progress,
             summary=summary or self._run_status.summary,
+            is_final_failure=final is not None or self._run_status.is_final_failure,
         )
         return self._complete()
 
@@ -96,14 +102,15 @@ def watch_submission(
     name: str,
     run: str,
     *,
+    timeout_s: float | None = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[RunStatus]:
     """Yield the status of a submission on each change; the last status is that of its end.
 
     It reads three sources: a watch on the RayJob `name`, a watch on the pending pods of the run, and the
-    driver's log. Raises RunFailed if the RayJob is deleted, and ClusterUnreachable if the cluster does not
-    answer for too long.
+    driver's log. Raises RunFailed if the RayJob is deleted, TimedOut if the submission has not ended after
+    `timeout_s` seconds, and ClusterUnreachable if the cluster does not answer for too long.
     """
     tracker, sources = StatusTracker(name), _MergedSources()
     sources.add(
@@ -113,8 +120,16 @@ def watch_submission(
         cluster, "Pod", {RUN_LABEL: run}, fields="status.phase=Pending", clock=clock, sleep=sleep
     )
     sources.add("pods", pods)
+    if timeout_s is not None:
+        sources.add("time", _after(timeout_s, sleep))
     logged_cluster = ""
     for source, item in sources:
+        if source == "time":
+            raise TimedOut(
+                f"run {run} has not ended within {timeout_s:g} s: it goes on as RayJob {name}",
+                f"`trainyard watch {run} {cluster.options}` shows its progress, `trainyard stop {run} "
+                f"{cluster.options}` stops it.",
+            )
         if source == "job":
             run_status: RunStatus | None = tracker.update_job(item)
         else:
@@ -136,6 +151,12 @@ def watch_submission(
         if tracker.ray_cluster not in ("", logged_cluster):
             logged_cluster = tracker.ray_cluster
             sources.add("line", driver_lines(cluster, tracker, logged_cluster, clock, sleep))
+
+
+def _after(seconds: float, sleep: Callable[[float], None]) -> Iterator[None]:
+    """Yield once, after so many seconds."""
+    sleep(seconds)
+    yield
 
 
 def driver_lines(
@@ -183,3 +204,29 @@ class _MergedSources:
             if source == "error":
                 raise item
             yield source, item
+
+
+class PatchAccess(Protocol):
+    """The method of `Cluster` with which retries are cancelled."""
+
+    def patch(self, kind: str, name: str, body: Object) -> Object: ...
+
+
+def cancelling_retries(
+    cluster: PatchAccess, submission: str, statuses: Iterable[RunStatus]
+) -> Iterator[RunStatus]:
+    """Yield the statuses of a submission, and cancel its retries once one of them is of no use.
+
+    That is after an error that a retry cannot cure: `backoffLimit` becomes 0, and KubeRay creates no further
+    RayCluster. Without the right to change RayJobs, the next attempts end at once by themselves.
+    """
+    is_cancelled = False
+    for status in statuses:
+        if status.is_final_failure and not is_cancelled:
+            is_cancelled = True
+            try:
+                cluster.patch("RayJob", submission, {"spec": {"backoffLimit": 0}})
+            except ClusterError as error:
+                if error.reason not in ("Forbidden", "NotFound"):
+                    raise
+        yield status

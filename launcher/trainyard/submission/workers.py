@@ -13,8 +13,10 @@ Object = dict[str, Any]
 
 
 class PodReader(Protocol):
-    """The method of `Cluster` with which one pod is read."""
+    """The part of `Cluster` with which one pod is read."""
 
+    @property
+    def options(self) -> str: ...
     def get(self, kind: str, name: str) -> Object | None: ...
 
 
@@ -46,7 +48,7 @@ def locate_worker(cluster: PodReader, run: str, workers: list[Object], rank: int
     if pod is None or not (OWNER_LABELS | {RUN_LABEL: run}).items() <= _labels(pod).items():
         raise ConfigError(
             f"worker {rank} of run {run} ran in pod {name}, which is gone",
-            f"Its output is part of the driver's log: `trainyard logs {run}`.",
+            f"Its log is in the run's folder: `trainyard logs {run} --worker {rank} {cluster.options}`.",
         )
     container = pod["spec"]["containers"][0]["name"]
     return WorkerLocation(pod=name, container=container, ray_worker=found["ray_worker"])

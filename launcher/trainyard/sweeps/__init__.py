@@ -1,4 +1,4 @@
 """Sweeps: train one run for each combination of values of a run file, on a cluster or on this machine.
 
-The CLI imports this room.
+Only the CLI imports this package.
 """

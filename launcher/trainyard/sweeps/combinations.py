@@ -1,4 +1,4 @@
-"""Make the runs of a sweep: one run file with each combination of some values, each under its own name."""
+"""Create the runs of a sweep from one run file: a run for each combination of values, with its own name."""
 
 from __future__ import annotations
 
@@ -21,9 +21,13 @@ from trainyard.run_file.yaml_text import read_yaml
 from trainyard_trainer.config.trainer_config import RUN_NAME_LIMIT
 
 COMBINATION_LIMIT = 1000
+"""The largest number of combinations of a sweep."""
+
 HASH_DIGITS = 8
+"""The number of hexadecimal digits of the hash in the name of a run."""
+
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
-"""A number, also in a spelling that YAML reads as text, such as 1e-3."""
+"""A pattern of numbers, including spellings that YAML reads as text, such as 1e-3."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +40,7 @@ class Combination:
 
     @property
     def name(self) -> str:
+        """The name of the run."""
         return self.run.name
 
     def __str__(self) -> str:
@@ -56,9 +61,9 @@ def load_sweep(
     workers: str | None = None,
     name: str | None = None,
 ) -> list[Combination]:
-    """Return the runs of all combinations, each loaded as with `--set` of its values.
+    """Load the run of each combination, as if its values were given by `--set`.
 
-    Raises ConfigError that names the combination at fault.
+    Raises ConfigError that names the invalid combination.
     """
     swept = parse_words(words)
     sizes = [len(values) for values in swept.values()]
@@ -68,7 +73,7 @@ def load_sweep(
             f"{COMBINATION_LIMIT}",
             "Sweep fewer values at once.",
         )
-    read_yaml(path)  # a file that cannot be read is no combination's fault
+    read_yaml(path)  # reports an unreadable file without a combination
     combinations = []
     for values in itertools.product(*swept.values()):
         chosen = dict(zip(swept, values, strict=True))
@@ -87,27 +92,27 @@ def parse_words(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or not key:
-            raise ConfigError(f"{word!r} must read KEY=V1,V2,... such as train.seed=1,2,3")
+            raise ConfigError(f"{word!r} must have the form KEY=V1,V2,... such as train.seed=1,2,3")
         if key == "name":
             raise ConfigError(
                 "name cannot be swept: each run gets its own name",
-                "Use --name for the common beginning of the names.",
+                "Use --name to set the common prefix of the names.",
             )
         values = split_values(text)
         if key in swept:
             together = ",".join((*swept[key], *values))
-            raise ConfigError(f"{key} is given twice", f"Write {key}={together}")
+            raise ConfigError(f"{key} is given twice", f"Use {key}={together}.")
         if "" in values:
             raise ConfigError(
                 f"{word}: a value is empty",
-                "Remove the comma or give a value: null stands for none, '' for an empty text.",
+                "Remove the comma, or use null for no value and '' for an empty string.",
             )
         swept[key] = values
     return swept
 
 
 def split_values(text: str) -> tuple[str, ...]:
-    """Divide a text at commas outside of {}, [] and quotes: `1,{a: 2, b: 3}` has two values."""
+    """Split a text at commas outside of {}, [] and quotes: `1,{a: 2, b: 3}` has two values."""
     values, depth, quote = [""], 0, ""
     for letter in text:
         before = values[-1]
@@ -128,12 +133,12 @@ def split_values(text: str) -> tuple[str, ...]:
 
 
 def run_name(base: str, settings: Mapping[str, str]) -> str:
-    """Return `<base>-<8 hex digits>`; the digits are a hash of the values in any order and spelling.
+    """Return `<base>-<8 hex digits>`. The hash does not depend on the order and spelling of the values.
 
-    A base that is too long is cut.
+    A base that is too long is truncated.
     """
     spelled = sorted(
-        f"{key}={json.dumps(_one_spelling(value), sort_keys=True, default=str)}"
+        f"{key}={json.dumps(_canonical(value), sort_keys=True, default=str)}"
         for keys, value in parse_overrides(f"{key}={text}" for key, text in settings.items())
         for key in (".".join(keys),)
     )
@@ -141,12 +146,12 @@ def run_name(base: str, settings: Mapping[str, str]) -> str:
     return base[: RUN_NAME_LIMIT - len(suffix)].rstrip("-") + suffix
 
 
-def _one_spelling(value: Any) -> Any:
-    """Return a value in one spelling: 0.10, .1 and 1e-1 are equal, and 2 and 2.0."""
+def _canonical(value: Any) -> Any:
+    """Return a value in its canonical form, in which 0.10, .1 and 1e-1 are equal, and so are 2 and 2.0."""
     if isinstance(value, dict):
-        return {str(key): _one_spelling(item) for key, item in value.items()}
+        return {str(key): _canonical(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_one_spelling(item) for item in value]
+        return [_canonical(item) for item in value]
     if isinstance(value, str) and NUMBER.fullmatch(value):
         value = float(value)
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -160,7 +165,7 @@ def _refuse_equal(combinations: Sequence[Combination]) -> None:
         for mark in (combination.name, json.dumps(config, sort_keys=True)):
             if mark in seen:
                 raise ConfigError(
-                    f"{seen[mark]} and {combination} are one run", "Remove one of them."
+                    f"{seen[mark]} and {combination} are the same run", "Remove one of them."
                 )
             seen[mark] = combination
 

@@ -14,9 +14,11 @@ from trainyard.cluster.follow import TRANSIENT, Patience, follow
 from trainyard.cluster.kuberay import RayjobApi
 from trainyard.errors import ClusterError, ClusterUnreachable, ConfigError, LauncherError
 from trainyard.labels import OWNER_LABELS, RUN_LABEL
+from trainyard.planning.merge import with_source
 from trainyard.planning.objects import run_objects
 from trainyard.platform import Platform
 from trainyard.run_file.code_archive import Overlay
+from trainyard.run_file.source import GitState
 from trainyard.submission.current_status import current_status, head_pod
 from trainyard.submission.reader_pod import open_folder
 from trainyard.submission.status import ENDED, phase_of, run_status_of
@@ -29,7 +31,7 @@ Object = dict[str, Any]
 T = TypeVar("T")
 Say = Callable[[str], None]
 UploadListener = Callable[[str], Callable[[int, int], object]]
-"""Returns for a run the function that is called with the progress of its upload."""
+"""A function that returns a callback for the progress of a run's upload."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +43,7 @@ class PreparedRun:
     config: Object
     """The config of its trainer."""
     upload: Callable[[], None] | None
-    """Uploads the code to the run's folder; None if the RayJob holds the code."""
+    """A function that uploads the code to the run's folder; None if the RayJob contains the code."""
 
 
 def train_on_cluster(
@@ -51,26 +53,27 @@ def train_on_cluster(
     goal: Goal,
     max_parallel: int,
     say: Say,
-    told: UploadListener,
+    on_upload: UploadListener,
+    source: GitState | None = None,
 ) -> Mapping[str, SweepOutcome]:
     """Train all combinations and return the outcome of each run.
 
     All runs are planned and checked before the first one is submitted. Raises ConfigError or ClusterError if
     one of them cannot be submitted.
     """
-    prepared_runs = _prepare_runs(cluster, platform, combinations, say, told)
+    prepared_runs = _prepare_runs(cluster, platform, combinations, say, on_upload, source)
     others = _other_submissions(RayjobApi(cluster), prepared_runs, combinations)
     recorder = OutcomeRecorder(cluster, platform, combinations, goal, say)
     recorder.note_trained_before(others, prepared_runs)
     sweep = SweepSchedule(
         [run for run in prepared_runs if run not in recorder.outcomes], max_parallel
     )
-    say(f"a sweep of {len(prepared_runs)} runs, at most {max_parallel} of them at once")
+    say(f"sweep of {len(prepared_runs)} runs, at most {max_parallel} at the same time")
     try:
         carry_out(cluster, sweep, prepared_runs, recorder)
     except KeyboardInterrupt:
         say(
-            f"detached: {len(sweep.live)} runs continue (`trainyard list -n {cluster.namespace}`), "
+            f"detached: {len(sweep.live)} runs continue (`trainyard list {cluster.options}`), "
             f"{len(sweep.waiting)} were not submitted; the same command resumes the sweep"
         )
         raise
@@ -83,10 +86,11 @@ def _prepare_runs(
     platform: Platform,
     combinations: Sequence[Combination],
     say: Say,
-    told: UploadListener,
+    on_upload: UploadListener,
+    source: GitState | None,
 ) -> Mapping[str, PreparedRun]:
-    """Plan and render all runs, by their names; print the warnings."""
-    codes: dict[str, Overlay] = {}  # kept once, because most runs have the same code
+    """Plan and render all runs, and print the warnings. Return the runs by their names."""
+    codes: dict[str, Overlay] = {}  # shared, because most runs have the same code
     found = {}
     for combination in combinations:
         name = combination.name
@@ -98,9 +102,9 @@ def _prepare_runs(
         if code is not None:
             code = codes.setdefault(code.sha256, code)
         found[name] = PreparedRun(
-            job=objects.job,
+            job=with_source(objects.job, source),
             config=objects.plan.trainer.model_dump(mode="json"),
-            upload=upload_of(cluster, platform, name, code, told(name)),
+            upload=upload_of(cluster, platform, name, code, on_upload(name)),
         )
     return found
 
@@ -110,7 +114,7 @@ def _other_submissions(
     prepared_runs: Mapping[str, PreparedRun],
     combinations: Sequence[Combination],
 ) -> list[str]:
-    """Return the runs that have succeeded by another RayJob, of another platform or with other epochs.
+    """Return the runs that have succeeded with another RayJob, such as one with other epochs.
 
     Raises ConfigError or ClusterError if a run cannot be submitted.
     """
@@ -142,9 +146,9 @@ def carry_out(
 ) -> None:
     """Submit the runs of a sweep as they become due, and follow them until all have ended.
 
-    One watch on all our RayJobs tells of every run; while nothing changes, nothing is asked. After
-    submissions it begins again with a list, so that nothing is answered that is older than they are.
-    Raises ClusterUnreachable if the cluster is away too long.
+    One watch on all RayJobs of trainyard reports the changes of every run. After each submission the watch
+    starts again with a list, so that it does not report states that are older than the submission. Raises
+    ClusterUnreachable if the cluster is unreachable for too long.
     """
     rayjobs = RayjobApi(cluster)
     runs = {its.job["metadata"]["name"]: run for run, its in prepared_runs.items()}
@@ -176,9 +180,9 @@ def patiently(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> T:
-    """Repeat a request for as long as the cluster may be away. Raises ClusterError after that."""
+    """Retry a request while the cluster is unreachable. Raises ClusterError after the time limit."""
     patience = Patience(clock, sleep)
-    patience.answered()  # it has answered before
+    patience.answered()  # the cluster has answered before
     while True:
         try:
             return ask()
@@ -189,12 +193,13 @@ def patiently(
 
 
 class OutcomeRecorder:
-    """What becomes of the runs: said in a line each, and kept.
+    """Log and store the outcomes of the runs.
 
-    How a run has ended its RayJob says. What it has reached is in the end of its head's log, one small
-    question that needs no right beyond those of `watch`; the platform keeps a head for minutes, and it is
-    asked when the run ends. What the log does not say is read from the run's folder: through its head
-    where that is there, else through one reader pod for all such runs, after the last has ended.
+    The status of the RayJob shows how a run has ended. Its metrics are in the last lines of the head's log,
+    which are read when the run ends: the platform keeps the head for some minutes, and reading its log
+    needs no other rights than `watch`. Metrics that the log lacks are read from the run's folder: from the
+    run's head if it still exists, or else from one reader pod for all such runs, after the last run has
+    ended.
     """
 
     def __init__(
@@ -209,32 +214,35 @@ class OutcomeRecorder:
         self._cluster = cluster
         self._platform = platform
         self._goal = goal
-        self._to = say
+        self._print = say
         self._words = {combination.name: str(combination) for combination in combinations}
 
     def note_submitted(self, run: str, how: str) -> None:
+        """Log that a run was submitted."""
         words = {"created": "submitted", "resubmitted": "submitted again"}
-        self._say(run, words.get(how, "live already"))
+        self._say(run, words.get(how, "already active"))
 
     def note_refused(self, run: str, error: LauncherError) -> None:
+        """Record that a run could not be submitted."""
         self.outcomes[run] = SweepOutcome(phase="failed", message=f"not submitted: {error.what}")
         self._say(run, self.outcomes[run].message)
 
     def update(self, change: PhaseChange, job: Object | None) -> None:
+        """Log a change of a run's phase, and record the outcome of a run that has ended."""
         if change.after in ENDED:
             self.outcomes[change.run] = outcome = self._ended(change, job)
             self._say(
                 change.run, outcome_text(outcome, self._goal, is_new=change.before is not None)
             )
         elif change.before is None:
-            self._say(change.run, f"live already ({change.after})")
+            self._say(change.run, f"already active ({change.after})")
         elif change.after in ("running", "retrying", "suspended"):
             self._say(change.run, change.after)
 
     def note_trained_before(
         self, runs: Sequence[str], prepared_runs: Mapping[str, PreparedRun]
     ) -> None:
-        """Those of the runs whose folders say that just this was trained are not trained again."""
+        """Record the outcomes of those runs that were already trained with the same config."""
         if not runs:
             return
         with open_folder(self._cluster, self._platform, runs[0]) as first:
@@ -246,7 +254,7 @@ class OutcomeRecorder:
                     self._say(run, outcome_text(outcome, self._goal, is_new=False))
 
     def complete(self) -> None:
-        """Read what is not known yet of runs that have succeeded."""
+        """Read the missing metrics of the runs that have succeeded from their folders."""
         runs = [run for run, outcome in self.outcomes.items() if outcome.lacks(self._goal)]
         if not runs:
             return
@@ -256,7 +264,7 @@ class OutcomeRecorder:
                     folder = first.sibling(run)
                     self.outcomes[run] = completed(self.outcomes[run], folder, self._goal)
         except ClusterError as error:
-            self._to(f"what {len(runs)} runs have reached could not be read: {error.what}")
+            self._print(f"the metrics of {len(runs)} runs could not be read: {error.what}")
 
     def _ended(self, change: PhaseChange, job: Object | None) -> SweepOutcome:
         if job is None:
@@ -279,8 +287,8 @@ class OutcomeRecorder:
         except ClusterUnreachable:
             raise
         except ClusterError:
-            return outcome  # its folder is asked at the end
+            return outcome  # `complete` reads its folder later
         return outcome
 
     def _say(self, run: str, words: str) -> None:
-        self._to(f"{run} ({self._words[run]}): {words}")
+        self._print(f"{run} ({self._words[run]}): {words}")

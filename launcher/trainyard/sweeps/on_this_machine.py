@@ -11,9 +11,10 @@ from typing import Any
 from trainyard.errors import ConfigError, RunFailed
 from trainyard.local.results import LocalFiles
 from trainyard.local.tools import require_packages
-from trainyard.local.training import NEEDED, local_config, train_locally
+from trainyard.local.training import NEEDED, is_about_lease, local_config, train_locally
 from trainyard.planning.objects import pack_code
 from trainyard.run_file.code_archive import Overlay
+from trainyard.run_file.source import GitState
 from trainyard.sweeps.combinations import Combination, naming
 from trainyard.sweeps.outcomes import Goal, SweepOutcome, completed, has_trained, outcome_text
 from trainyard_trainer.config.trainer_config import AttemptConfig
@@ -23,9 +24,13 @@ Say = Callable[[str], None]
 
 
 def train_here(
-    combinations: Sequence[Combination], goal: Goal, storage: Path, say: Say
+    combinations: Sequence[Combination],
+    goal: Goal,
+    storage: Path,
+    say: Say,
+    source: GitState | None = None,
 ) -> Mapping[str, SweepOutcome]:
-    """Train all combinations and return the outcome of each run; all are checked before the first starts."""
+    """Check all combinations, then train them. Return the outcome of each run."""
     require_packages(NEEDED, "training")
     attempts = []
     for combination in combinations:
@@ -33,20 +38,22 @@ def train_here(
             code = pack_code(combination.run, None)
             config = local_config(combination.run, storage, os.cpu_count() or 1, "ray", code)
         attempts.append((combination, config, code))
-    say(f"a sweep of {len(attempts)} runs, one after the other")
+    say(f"sweep of {len(attempts)} runs, one after the other")
     outcomes: dict[str, SweepOutcome] = {}
     for combination, config, code in attempts:
         folder = LocalFiles(storage / combination.name)
-        is_new = not has_trained(folder, _as_kept(config.model_dump(mode="json")))
+        is_new = not has_trained(folder, _as_recorded(config.model_dump(mode="json")))
         if is_new:
             say(f"{combination.name} ({combination}): running")
-        outcome = _train_one(config, code, say) if is_new else SweepOutcome(phase="succeeded")
+        outcome = (
+            _train_one(config, code, source, say) if is_new else SweepOutcome(phase="succeeded")
+        )
         outcomes[combination.name] = outcome = completed(outcome, folder, goal)
         say(f"{combination.name} ({combination}): {outcome_text(outcome, goal, is_new=is_new)}")
     return outcomes
 
 
-def _as_kept(config: Object) -> Object:
+def _as_recorded(config: Object) -> Object:
     """Return a config as the trainer records it, with absolute paths of the data."""
     data = config.get("data")
     if data is None:
@@ -59,12 +66,15 @@ def _as_kept(config: Object) -> Object:
     return config | {"data": data | places}
 
 
-def _train_one(config: AttemptConfig, code: Overlay | None, say: Say) -> SweepOutcome:
-    """Train a run to its end and return its outcome; its metrics are in its folder."""
+def _train_one(
+    config: AttemptConfig, code: Overlay | None, source: GitState | None, say: Say
+) -> SweepOutcome:
+    """Train a run to its end and return its outcome. The metrics are in the run's folder."""
     try:
-        with closing(train_locally(config, "ray", code)) as statuses:
-            for _ in statuses:
-                pass
+        with closing(train_locally(config, "ray", code, source)) as statuses:
+            for status in statuses:
+                if isinstance(status, str) and is_about_lease(status):
+                    say(status)
     except (ConfigError, RunFailed) as error:
         return SweepOutcome(
             phase="failed", message=error.details[0] if error.details else error.what

@@ -1,4 +1,4 @@
-"""How the runs of a sweep have ended, their metrics, and which run is best."""
+"""The outcomes and metrics of the runs of a sweep, and the choice of the best run."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from trainyard_trainer.run_files.driver_output import record_of
 Object = dict[str, Any]
 
 RECIPE_METRICS = ("val_accuracy", "best_val_accuracy", "val_loss", "loss", "accuracy")
-"""What a built-in recipe tells: of the last epoch, and the best validation accuracy of all."""
+"""The metrics that built-in recipes report: those of the last epoch, and the best validation accuracy."""
+
 RECORDED = ("val_loss",)
-"""Of them, what neither summary.json nor progress.json says, but metrics.jsonl."""
+"""Those of `RECIPE_METRICS` that are only in metrics.jsonl, not in summary.json or progress.json."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,13 +38,13 @@ class Goal:
 
 
 def goal_of(text: str, runs: Sequence[RunConfig] = ()) -> Goal:
-    """`accuracy`: the highest; `val_loss`, as all that ends in loss: the lowest; `-error`: the lowest.
+    """Parse `--metric`: `accuracy` is maximised, metrics that end in loss and `-error` are minimised.
 
-    Raises ConfigError for what the built-in recipes among the runs do not tell.
+    Raises ConfigError if a built-in recipe among the runs does not report the metric.
     """
     metric = text.removeprefix("-")
     if not metric:
-        raise ConfigError("--metric is empty: give the name of a metric")
+        raise ConfigError("--metric is empty: set it to the name of a metric")
     if metric not in RECIPE_METRICS and any(not isinstance(run, UserCodeRun) for run in runs):
         raise ConfigError(
             f"--metric {metric}: a built-in recipe does not report this metric",
@@ -54,7 +55,7 @@ def goal_of(text: str, runs: Sequence[RunConfig] = ()) -> Goal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepOutcome:
-    """How a run of a sweep has ended, with its records as far as they were read."""
+    """The outcome of a run of a sweep, with the records that were read so far."""
 
     phase: Phase
     message: str = ""
@@ -72,7 +73,7 @@ class SweepOutcome:
         return {name: found[name] for name in (*RECIPE_METRICS, *found) if name in found}
 
     def lacks(self, goal: Goal) -> bool:
-        """Return whether the run's folder holds records that were not read yet and that the goal needs."""
+        """Return whether the goal needs records of the run's folder that were not read yet."""
         if self.phase != "succeeded":
             return False
         if self.summary is None:
@@ -81,19 +82,19 @@ class SweepOutcome:
 
 
 def _numbers(record: Object) -> dict[str, float]:
-    """Return the metrics of a record; user code has a mapping `metrics`, a recipe has keys of its own."""
-    told = record.get("metrics")
-    if not isinstance(told, dict):
-        told = {name: record.get(name) for name in RECIPE_METRICS}
+    """Return the metrics of a record. User code has a mapping `metrics`; recipes have top-level keys."""
+    metrics = record.get("metrics")
+    if not isinstance(metrics, dict):
+        metrics = {name: record.get(name) for name in RECIPE_METRICS}
     return {
         name: value
-        for name, value in told.items()
+        for name, value in metrics.items()
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     }
 
 
 class FileReader(Protocol):
-    """The method of a run's folder that reads a file."""
+    """The methods of a run's folder that are needed here."""
 
     def read(self, file: str) -> str | None: ...
 
@@ -124,20 +125,21 @@ def has_trained(folder: FileReader, config: Object) -> bool:
     if summary is None or summary["outcome"] != "succeeded":
         return False
     kept = _record(folder, names.RUN)
-    return kept is not None and _learnt(kept) == _learnt(config)
+    return kept is not None and _training_keys(kept) == _training_keys(config)
 
 
-def _learnt(config: Object) -> Object:
-    """Return the keys that decide what is trained: identity and length of a recipe, all keys of user code."""
+def _training_keys(config: Object) -> Object:
+    """Return the keys that determine the result: identity and length of a recipe, all keys of user code."""
     if "train" not in config:
-        return {key: config[key] for key in config.keys() - AttemptConfig.model_fields.keys()}
+        others = {*AttemptConfig.model_fields, names.RECORD}
+        return {key: config[key] for key in config.keys() - others}
     return identity_of(config) | {key: config["train"].get(key) for key in LENGTHS}
 
 
 def rows_of(
     combinations: Sequence[Combination], outcomes: Mapping[str, SweepOutcome], goal: Goal
 ) -> list[Object]:
-    """Return a row for each run, in the order of the values; one run that has succeeded is marked best."""
+    """Return a row for each run in the order of the combinations. The best successful run is marked."""
     ordered = {combination.name: outcomes[combination.name] for combination in combinations}
     best = best_of(ordered, goal)
     return [
@@ -155,7 +157,7 @@ def rows_of(
 
 
 def best_of(outcomes: Mapping[str, SweepOutcome], goal: Goal) -> str | None:
-    """Return the run with the best value, the first of equal ones; None if no run has reported one."""
+    """Return the first run with the best value of the metric; None if no successful run has reported one."""
     best, name = math.nan, None
     for run, outcome in outcomes.items():
         value = outcome.metrics.get(goal.metric)
@@ -176,9 +178,11 @@ def _counts(outcome: SweepOutcome) -> Object:
 
 
 def table_of_rows(rows: Sequence[Object], goal: Goal) -> tuple[list[str], list[list[str]]]:
-    """Headings, and the cells of each row; the metric comes first, and what no run has told does not come."""
-    told = {name for row in rows for name in row["metrics"]} - {goal.metric}
-    others = [name for name in dict.fromkeys((*RECIPE_METRICS, *sorted(told))) if name in told]
+    """Return the headings and cells of a table. The goal's metric comes first, empty columns are omitted."""
+    reported = {name for row in rows for name in row["metrics"]} - {goal.metric}
+    others = [
+        name for name in dict.fromkeys((*RECIPE_METRICS, *sorted(reported))) if name in reported
+    ]
     keys = list(rows[0]["settings"])
     columns = [
         ("run", [row["run"] for row in rows]),
@@ -202,9 +206,9 @@ def _cell(row: Object, metric: str) -> str:
 
 
 def outcome_text(outcome: SweepOutcome, goal: Goal, *, is_new: bool) -> str:
-    """Return in one line how a run has ended."""
+    """Return the outcome of a run as one line of text."""
     if outcome.phase != "succeeded":
         return f"{outcome.phase}: {outcome.message}".removesuffix(": ")
     value = outcome.metrics.get(goal.metric)
-    told = "" if value is None else f": {goal.metric} {value:.4g}"
-    return f"succeeded{'' if is_new else ' before'}{told}"
+    result = "" if value is None else f": {goal.metric} {value:.4g}"
+    return f"succeeded{'' if is_new else ' before'}{result}"

@@ -10,7 +10,7 @@ from trainyard.submission.status import ENDED, Phase
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhaseChange:
-    """A run whose phase has changed."""
+    """A change of a run's phase."""
 
     run: str
     before: Phase | None
@@ -23,9 +23,9 @@ class SweepSchedule:
     """The phases of the runs of a sweep, and which of them are submitted next."""
 
     def __init__(self, runs: Sequence[str], max_parallel: int) -> None:
-        """`max_parallel` is the number of runs that may be active at the same time."""
+        """Create a schedule with at most `max_parallel` active runs at a time."""
         self._phases: dict[str, Phase | None] = dict.fromkeys(runs)
-        self._at_once = max_parallel
+        self._max_parallel = max_parallel
 
     @property
     def live(self) -> list[str]:
@@ -40,7 +40,7 @@ class SweepSchedule:
     @property
     def due(self) -> list[str]:
         """The runs to submit now, as many as `max_parallel` allows."""
-        return self.waiting[: max(self._at_once - len(self.live), 0)]
+        return self.waiting[: max(self._max_parallel - len(self.live), 0)]
 
     @property
     def is_over(self) -> bool:
@@ -48,15 +48,15 @@ class SweepSchedule:
         return not self.live and not self.waiting
 
     def submit(self, run: str) -> None:
-        """Note that a run was submitted."""
+        """Record that a run was submitted."""
         self._phases[run] = "accepted"
 
     def refuse(self, run: str) -> None:
-        """Note that a run cannot be submitted, which ends it as failed."""
+        """Record that a run cannot be submitted, which counts as failed."""
         self._phases[run] = "failed"
 
     def update(self, phases: Mapping[str, Phase]) -> list[PhaseChange]:
-        """Take the current phases of all submissions, and return the runs whose phase has changed.
+        """Set the current phases of all submissions, and return the changes.
 
         The phases must be newer than the last call of `submit`.
         """

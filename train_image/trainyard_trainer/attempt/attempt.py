@@ -31,7 +31,6 @@ from trainyard_trainer.recipes.saved_model import deliver
 from trainyard_trainer.run_files.driver_output import SUMMARY, record_line
 from trainyard_trainer.run_folder import attempt_scope
 from trainyard_trainer.run_folder.attempt_scope import (
-    explained_storage_errors,
     running_attempt,
     say,
 )
@@ -46,6 +45,8 @@ from trainyard_trainer.run_folder.progress import (
     measured_phases,
     read_lines,
 )
+from trainyard_trainer.run_folder.run_limit import limited
+from trainyard_trainer.run_folder.run_record import RunRecord, without_record
 from trainyard_trainer.run_folder.startup import Startup, process_age_s
 from trainyard_trainer.run_folder.submission import record_submission
 from trainyard_trainer.versions import NETWORKS, versions
@@ -63,36 +64,40 @@ def run(config: TrainerConfig, output: Output, fit: Fit) -> None:
     folder = RunFolder.open(config.storage.path, config.name, config.storage.endpoint)
 
     # Check all that can be checked before the run's folder is touched.
-    with explained_storage_errors(config.storage):
-        parameters = check(config, folder)
-        with Lease.acquire(folder, say) as lease:
-            startup.reach("lease")
-            attempt = lease.attempt
-            failed = lambda error: summarise(  # noqa: E731
-                config, folder, resume.choose(folder), attempt, None, error=error
-            )
-            with running_attempt(folder, lease, output, failed):
-                data = open_data(config, folder)
-                length = check_data(config, data)
-                start = resume.choose(folder)
-                record_attempt(config, folder, attempt, start, startup)
-                describe(config, folder, data, length, parameters, attempt, start)
+    parameters = check(config, folder)
+    with Lease.acquire(folder, say) as lease:
+        startup.reach("lease")
+        attempt = lease.attempt
+        failed = lambda error: summarise(  # noqa: E731
+            config, folder, resume.choose(folder), attempt, None, error=error
+        )
+        record = RunRecord(folder, config, lease)
+        retries = config.faults.retries
+        with (
+            running_attempt(folder, lease, output, failed, retries=retries, record=record),
+            limited(folder, config),
+        ):
+            data = open_data(config, folder)
+            length = check_data(config, data)
+            start = resume.choose(folder)
+            record_attempt(config, folder, record, start, startup)
+            describe(config, folder, data, length, parameters, attempt, start)
 
-                workers = config.scaling.num_workers
-                recorder = Recorder(
-                    folder,
-                    length,
-                    attempt=attempt,
-                    workers=workers,
-                    recipe_metrics=partial(speeds_in, config, worker=None),
-                )
-                task = TrainingTask(config=config, data=data, attempt=attempt, startup=startup)
-                resumed_from, startup = train_what_is_left(
-                    start, recorder, startup, output, lambda: fit(task, folder, lease)
-                )
-                lease.check()
-                summary = finish(config, folder, data, length, attempt, resumed_from, startup)
-    print(record_line(SUMMARY, summary), flush=True)
+            workers = config.scaling.num_workers
+            recorder = Recorder(
+                folder,
+                length,
+                attempt=attempt,
+                workers=workers,
+                recipe_metrics=partial(speeds_in, config, worker=None),
+            )
+            task = TrainingTask(config=config, data=data, attempt=attempt, startup=startup)
+            resumed_from, startup = train_what_is_left(
+                start, recorder, startup, output, lambda: fit(task, folder, lease)
+            )
+            lease.check()
+            summary = finish(config, folder, data, length, record, resumed_from, startup)
+    print(record_line(SUMMARY, without_record(summary)), flush=True)
 
 
 def open_data(config: TrainerConfig, folder: RunFolder) -> Prepared:
@@ -248,13 +253,14 @@ def describe(
 def record_attempt(
     config: RecipeConfig,
     folder: RunFolder,
-    attempt: int,
+    record: RunRecord,
     start: SavedCheckpoint | None,
     startup: Startup,
     packages: Sequence[str] = NETWORKS,
 ) -> None:
-    record = {
-        "attempt": attempt,
+    """Write down that an attempt begins, with its config and its submission."""
+    line = {
+        "attempt": record.attempt.attempt,
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "began": round(startup.began, 3),
         "imports_s": round(process_age_s() - (time.time() - startup.began), 3),
@@ -264,8 +270,8 @@ def record_attempt(
         "workers": config.scaling.num_workers,
         "versions": versions(packages),
     }
-    folder.append(folder.attempts, json.dumps(record) + "\n")
-    folder.write(folder.run, config.model_dump_json(indent=2))
+    folder.append(folder.attempts, json.dumps(line) + "\n")
+    record.begin()
     record_submission(folder, None)
 
 
@@ -277,7 +283,7 @@ def finish(
     folder: RunFolder,
     data: Prepared,
     length: Length,
-    attempt: int,
+    record: RunRecord,
     resumed_from: str | None,
     startup: Startup,
 ) -> dict[str, Any]:
@@ -289,8 +295,9 @@ def finish(
     checkpoints = Checkpoints(folder)
     last, delivered = last_and_delivered(checkpoints, config, config.train.epochs, "epoch")
     deliver(folder, checkpoints, delivered)
+    attempt = record.attempt.attempt
     summary = summarise(config, folder, last, attempt, resumed_from, error=None)
-    summary |= {
+    summary |= record.end() | {
         "checkpoint": delivered.name,
         "bad_samples": data.bad_samples,
         "dropped_per_epoch": length.dropped_per_epoch,

@@ -1,1 +1,4 @@
-"""Gradient boosting with XGBoost or LightGBM: another engine, with the same attempts and checkpoints."""
+"""Gradient boosting with XGBoost or LightGBM.
+
+The package replaces the PyTorch training loop (`engine`) and shares its attempts, checkpoints and records.
+"""

@@ -1,4 +1,4 @@
-"""One attempt at a run of `gradient_boosting`, from its config to its summary."""
+"""One attempt of a run with `train.recipe: gradient_boosting`, from its config to its summary."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.run_files.driver_output import SUMMARY, record_line
 from trainyard_trainer.run_folder.attempt_scope import (
-    explained_storage_errors,
     running_attempt,
     say,
 )
@@ -42,11 +41,13 @@ from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.lease import Lease
 from trainyard_trainer.run_folder.log import Output
 from trainyard_trainer.run_folder.progress import Trained
+from trainyard_trainer.run_folder.run_limit import limited
+from trainyard_trainer.run_folder.run_record import RunRecord, without_record
 from trainyard_trainer.run_folder.startup import Startup
 from trainyard_trainer.versions import versions
 
 Fit = Callable[[BoostingTask, RunFolder, Lease], Outcome]
-"""Boosts what is left of a run with as many workers as its config says, while the lease holds."""
+"""A function that trains the remaining rounds of a run with `scaling.num_workers` workers."""
 
 
 def run(
@@ -56,7 +57,10 @@ def run(
     *,
     without_ray: bool = False,
 ) -> None:
-    """Bring the run to its end, from wherever it stands. Raises TrainerError."""
+    """Train the remaining rounds of a run, then write its model, report and summary.
+
+    Raises TrainerError.
+    """
     fit: Fit
     if without_ray:
         require_one_process(config, environment)
@@ -69,62 +73,60 @@ def run(
     config = with_absolute_path(config)
     library = LIBRARIES[config.train.library]
     folder = RunFolder.open(config.storage.path, config.name, config.storage.endpoint)
-    with explained_storage_errors(config.storage):
-        resume.check_identity(folder, config)
-        table = prepare(config.data, config.train, config.storage.endpoint, say)
-        check_shares(table, config.scaling.num_workers)
-        with Lease.acquire(folder, say) as lease:
-            startup.reach("lease")
-            attempt = lease.attempt
-            failed = lambda error: summarise(  # noqa: E731
-                config, folder, resume.choose(folder), attempt, None, error=error
+    resume.check_identity(folder, config)
+    table = prepare(config.data, config.train, config.storage.endpoint, say)
+    check_shares(table, config.scaling.num_workers)
+    with Lease.acquire(folder, say) as lease:
+        startup.reach("lease")
+        attempt = lease.attempt
+        failed = lambda error: summarise(  # noqa: E731
+            config, folder, resume.choose(folder), attempt, None, error=error
+        )
+        packages = ("ray", library.package)
+        record = RunRecord(folder, config, lease, packages=packages)
+        retries = config.faults.retries
+        with (
+            running_attempt(folder, lease, output, failed, retries=retries, record=record),
+            limited(folder, config),
+        ):
+            start = resume.choose(folder)
+            if start:
+                check_same_rows(start, table)
+            record_attempt(config, folder, record, start, startup, packages)
+            describe(config, folder, table, attempt, start)
+
+            task = BoostingTask(config=config, table=table, attempt=attempt, startup=startup)
+            recorder = RoundRecorder(folder, task, config.scaling.num_workers)
+            resumed_from, startup = train_what_is_left(
+                start, recorder, startup, output, lambda: fit(task, folder, lease)
             )
-            with running_attempt(folder, lease, output, failed):
-                start = resume.choose(folder)
-                if start:
-                    check_same_rows(start, table)
-                packages = ("ray", library.package)
-                record_attempt(config, folder, attempt, start, startup, packages)
-                describe(config, folder, table, attempt, start)
-
-                task = BoostingTask(config=config, table=table, attempt=attempt, startup=startup)
-                recorder = RoundRecorder(folder, task, config.scaling.num_workers)
-                resumed_from, startup = train_what_is_left(
-                    start, recorder, startup, output, lambda: fit(task, folder, lease)
-                )
-                lease.check()
-                summary = finish(config, folder, table, attempt, resumed_from, startup)
-    say(record_line(SUMMARY, summary))
-
-
-# Without Ray.
+            lease.check()
+            summary = finish(config, folder, table, record, resumed_from, startup)
+    say(record_line(SUMMARY, without_record(summary)))
 
 
 def require_one_process(config: BoostingConfig, environment: Mapping[str, str]) -> None:
-    """Refuse a run of several workers where one process trains. Raises ConfigError."""
+    """Raise ConfigError if a run without Ray has more than one worker."""
     workers = max(config.scaling.num_workers, int(environment.get("WORLD_SIZE", 1)))
     if workers > 1:
         raise ConfigError(
-            f"the run has {workers} workers, which find each other by Ray alone where train.recipe = "
-            "gradient_boosting. Use one (--workers 1), or Ray."
+            f"the run has {workers} workers. With train.recipe = gradient_boosting that needs Ray. "
+            "Use one worker (--workers 1), or use Ray."
         )
 
 
 def fit_alone(task: BoostingTask, folder: RunFolder, lease: Lease) -> Outcome:
-    """Grow all trees in this process, without Ray."""
+    """Train all rounds in this process, without Ray."""
     return fit_here(lambda: work(task, Worker(device=torch.device("cpu"))), folder, task.attempt)
 
 
-# Checks and records.
-
-
 def check_same_rows(start: SavedCheckpoint, table: PreparedTable) -> None:
-    """Raises ConfigError if the files are others than those that a checkpoint has learnt from."""
+    """Raise ConfigError if the data files are not those with which the checkpoint was trained."""
     if start.images["stamp"] != table.stamp:
         raise ConfigError(
-            f"the files of {table.source} are not those that checkpoint {start.name} has learnt from: names, "
-            "sizes or numbers of rows differ.\n       Give this run another name (--name), or set the old "
-            "folder aside (--fresh)."
+            f"the files of {table.source} are not those with which checkpoint {start.name} was trained: "
+            "names, sizes or numbers of rows differ.\n       Give this run another name (--name), or set the "
+            "old folder aside (--fresh)."
         )
 
 
@@ -135,7 +137,7 @@ def describe(
     attempt: int,
     start: SavedCheckpoint | None,
 ) -> None:
-    """Print what is about to happen, in numbers."""
+    """Log the versions, the data, the model, the plan and the start of the attempt."""
     train, workers = config.train, config.scaling.num_workers
     packages = ("ray", LIBRARIES[train.library].package)
     kind = f", {len(table.classes)} classes" if table.classes else ""
@@ -153,24 +155,21 @@ def describe(
 
 
 def title(config: BoostingConfig) -> str:
-    """The model in a few words."""
+    """Return a short name of the model for the log and the report."""
     name = {"xgboost": "XGBoost", "lightgbm": "LightGBM"}[config.train.library]
     return f"{name} trees of depth {config.train.max_depth}"
-
-
-# Ends.
 
 
 def finish(
     config: BoostingConfig,
     folder: RunFolder,
     table: PreparedTable,
-    attempt: int,
+    record: RunRecord,
     resumed_from: str | None,
     startup: Startup,
 ) -> dict[str, Any]:
-    """Make model, report and summary of the checkpoint to deliver; returns the summary."""
-    from trainyard_trainer.boosting.report import write_report  # matplotlib comes with it
+    """Write the model, the report and the summary for the delivered checkpoint, and return the summary."""
+    from trainyard_trainer.boosting.report import write_report  # imports matplotlib, which is slow
 
     checkpoints = Checkpoints(folder)
     last, delivered = last_and_delivered(checkpoints, config, config.train.rounds, "round")
@@ -178,7 +177,8 @@ def finish(
     model = folder.read(checkpoints.path(delivered.name, library.file))
     folder.write(folder.trees(library.file), model)
     folder.write(folder.model_facts, json.dumps(facts_of(delivered, library), indent=2))
-    summary = summarise(config, folder, last, attempt, resumed_from, error=None)
+    attempt = record.attempt.attempt
+    summary = summarise(config, folder, last, attempt, resumed_from, error=None) | record.end()
     summary |= {"checkpoint": delivered.name, "startup": startup.to_json()}
     write_report(
         folder,
@@ -194,7 +194,7 @@ def finish(
 
 
 def facts_of(checkpoint: SavedCheckpoint, library: Library) -> dict[str, Any]:
-    """What whoever uses the model must know: its file, its columns, and what its numbers mean."""
+    """Return the content of model.json: the model's file, its input columns and its training settings."""
     train = checkpoint.config["train"]
     return {
         "run": checkpoint.config["name"],

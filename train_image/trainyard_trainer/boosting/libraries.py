@@ -1,12 +1,14 @@
-"""XGBoost and LightGBM behind one small interface: rounds of boosting, from a model on.
+"""A common interface of XGBoost and LightGBM: train rounds of boosting, from scratch or from a saved model.
 
-Both are told what is drawn at random by the number of the round alone, not by what was drawn before it. So
-what they go on with becomes the model that it would have become.
+The random numbers of a round follow from the seed and the number of the round only, not from earlier draws. A
+run that resumes from a checkpoint therefore ends with the same model as an uninterrupted run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -15,6 +17,7 @@ import torch
 
 from trainyard_trainer.boosting.table import PreparedTable, Rows
 from trainyard_trainer.config.boosting import Boosting
+from trainyard_trainer.errors import RunError
 from trainyard_trainer.parallel.strategy import Worker
 
 Settings = dict[str, Any]
@@ -22,12 +25,12 @@ Settings = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figures:
-    """How good a model is over the rows of all workers."""
+    """Loss and accuracy of a model on the training and validation rows of all workers."""
 
     loss: float
-    """Mean log loss, or mean squared error."""
+    """The mean log loss; for a regression, the mean squared error."""
     accuracy: float | None
-    """None of a regression."""
+    """The share of correct predictions; None for a regression."""
     val_loss: float
     val_accuracy: float | None
 
@@ -43,42 +46,63 @@ class BoostingInput:
     worker: Worker
     threads: int
     network: Callable[[], Settings]
-    """Says how LightGBM's workers find each other."""
+    """A function that returns LightGBM's network parameters: the workers' addresses and the local port."""
 
 
 EachRound = Callable[[Figures, Callable[[], bytes]], bool]
-"""Hears of each round's figures, may ask for the model, and says whether to go on."""
+"""A callback after each round that returns whether training continues. Its arguments are the metrics of the
+round and a function that serialises the model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Importance:
-    """What a column is to a model."""
+    """The importance of a feature column in a model."""
 
     column: str
     gain: float
-    """Sum over all splits by it."""
+    """The sum of the gains of all splits on the column."""
     splits: int
 
 
+@contextmanager
+def explained_errors(library: str, kind: type[Exception]) -> Iterator[None]:
+    """Raise RunError with the reason of a library's error, without the stack trace in its message."""
+    try:
+        yield
+    except kind as error:
+        text = str(error).partition("Stack trace:")[0].strip()
+        reason = re.sub(r"^\[[\d:]+\] \S+:\d+: (Check failed: [^:]*: )?", "", text)
+        raise RunError(
+            f"{library} failed: {reason.rstrip('.') or type(error).__name__}. Check the values and types of "
+            "the data, and the settings in train."
+        ) from error
+
+
 class Library(Protocol):
-    """What the recipe needs of a boosting library: XGBoost or LightGBM."""
+    """The interface of a boosting library."""
 
     file: str
-    """A model's, in the library's own format."""
+    """The name of the model's file, which has the library's own format."""
     package: str
-    """Its distribution."""
+    """The name of the library's distribution on PyPI."""
 
     def boost(
         self, task: BoostingInput, model: bytes | None, begin: int, each_round: EachRound
     ) -> None:
-        """Add the rounds from `begin` on to a model, which has so many. All workers call it alike."""
+        """Train the rounds from `begin` on, on top of a model with `begin` rounds.
+
+        All workers call this method with the same `begin`.
+        """
 
     def importance(self, model: bytes, table: Mapping[str, Any]) -> list[Importance]:
-        """Of each column, in the order of `columns`; `table` is what `PreparedTable.to_json` says."""
+        """Return the importance of each feature column, in the order of `table["columns"]`.
+
+        `table` is the result of `PreparedTable.to_json`.
+        """
 
 
 class XGBoost:
-    """With histograms. What workers tell each other goes over the group that Ray Train has made."""
+    """XGBoost with `tree_method: hist`. Its workers communicate through a group that Ray Train creates."""
 
     file = "model.ubj"
     package = "xgboost-cpu"
@@ -88,9 +112,17 @@ class XGBoost:
         "multiclass": ("multi:softprob", "mlogloss", "merror"),
         "regression": ("reg:squarederror", "rmse", None),
     }
-    """And the names of loss and error."""
+    """The objective, the metric of the loss and the metric of the error, by `train.objective`."""
 
     def boost(
+        self, task: BoostingInput, model: bytes | None, begin: int, each_round: EachRound
+    ) -> None:
+        import xgboost
+
+        with explained_errors("XGBoost", xgboost.core.XGBoostError):
+            self._boost(task, model, begin, each_round)
+
+    def _boost(
         self, task: BoostingInput, model: bytes | None, begin: int, each_round: EachRound
     ) -> None:
         import xgboost
@@ -106,13 +138,16 @@ class XGBoost:
         is_random = train.subsample < 1 or train.colsample_bytree < 1
         for number in range(begin, train.rounds):
             if is_random:
-                # Its draws go on from round to round, unless the tool that grows trees is made anew.
+                # XGBoost continues its sequence of random numbers across rounds. A new tree updater starts
+                # from the seed of the round; changing the tree method back and forth creates one.
                 booster.set_param("tree_method", "approx")
                 booster.save_config()
                 booster.set_param("tree_method", "hist")
             booster.update(rows, iteration=number)
-            told = self._told(booster.eval_set([(rows, "train"), (valid, "valid")], number))
-            figures = self._figures(task, told)
+            values = self._parse_evaluation(
+                booster.eval_set([(rows, "train"), (valid, "valid")], number)
+            )
+            figures = self._figures(task, values)
             if not each_round(figures, lambda: bytes(booster.save_raw("ubj"))):
                 return
 
@@ -142,25 +177,25 @@ class XGBoost:
             settings |= {"max_leaves": train.max_leaves, "grow_policy": "lossguide"}
         return settings
 
-    def _told(self, line: str) -> dict[str, float]:
-        r"""`[3]\ttrain-logloss:0.5\tvalid-logloss:0.6` in parts; it is over all workers."""
+    def _parse_evaluation(self, line: str) -> dict[str, float]:
+        r"""Parse a line of metrics over the rows of all workers: `[3]\ttrain-rmse:0.5\tvalid-rmse:0.6`."""
         pairs = (word.rpartition(":") for word in line.split("\t")[1:])
         return {name: float(value) for name, _, value in pairs}
 
-    def _figures(self, task: BoostingInput, told: Mapping[str, float]) -> Figures:
+    def _figures(self, task: BoostingInput, values: Mapping[str, float]) -> Figures:
         _, loss, error = self.OBJECTIVES[task.train.objective]
         if error is None:
             return Figures(
-                loss=told[f"train-{loss}"] ** 2,
+                loss=values[f"train-{loss}"] ** 2,
                 accuracy=None,
-                val_loss=told[f"valid-{loss}"] ** 2,
+                val_loss=values[f"valid-{loss}"] ** 2,
                 val_accuracy=None,
             )
         return Figures(
-            loss=told[f"train-{loss}"],
-            accuracy=1 - told[f"train-{error}"],
-            val_loss=told[f"valid-{loss}"],
-            val_accuracy=1 - told[f"valid-{error}"],
+            loss=values[f"train-{loss}"],
+            accuracy=1 - values[f"train-{error}"],
+            val_loss=values[f"valid-{loss}"],
+            val_accuracy=1 - values[f"valid-{error}"],
         )
 
     def importance(self, model: bytes, table: Mapping[str, Any]) -> list[Importance]:
@@ -178,7 +213,7 @@ class XGBoost:
 
 
 class LightGBM:
-    """Over its own network (`tree_learner: data`); Ray Train tells where its workers listen."""
+    """LightGBM with `tree_learner: data`. Its workers connect to the addresses that Ray Train provides."""
 
     file = "model.txt"
     package = "lightgbm"
@@ -188,9 +223,17 @@ class LightGBM:
         "multiclass": ("multiclass", "multi_logloss", "multi_error"),
         "regression": ("regression", "l2", None),
     }
-    """And the names of loss and error."""
+    """The objective, the metric of the loss and the metric of the error, by `train.objective`."""
 
     def boost(
+        self, task: BoostingInput, model: bytes | None, begin: int, each_round: EachRound
+    ) -> None:
+        import lightgbm
+
+        with explained_errors("LightGBM", lightgbm.basic.LightGBMError):
+            self._boost(task, model, begin, each_round)
+
+    def _boost(
         self, task: BoostingInput, model: bytes | None, begin: int, each_round: EachRound
     ) -> None:
         import lightgbm
@@ -205,11 +248,11 @@ class LightGBM:
         )
         valid = rows.create_valid(task.valid.features, task.valid.labels, params=settings)
 
-        def draw(env: Any) -> None:
-            # Draws go on from round to round. What draws rows heeds another seed only together with another
-            # number of rounds between draws. (Drawing must not be switched off in between: LightGBM 4.7 then
-            # compares with settings that it has freed, and may leave it off.)
-            # Its own count of rounds leaves out those in which no tree could be grown.
+        def set_seed(env: Any) -> None:
+            # LightGBM continues its sequence of random numbers across rounds: each round sets its own seed.
+            # A new bagging_seed takes effect only if bagging_freq changes too. (bagging_freq must not be 0 in
+            # between: LightGBM 4.7 then compares with freed settings, and bagging may stay off.)
+            # LightGBM's own count of rounds omits rounds in which no tree could be grown.
             number = begin + env.iteration - env.begin_iteration
             seed = (train.seed * 1_000_003 + number) % 2**31
             if train.subsample < 1:
@@ -222,13 +265,13 @@ class LightGBM:
                 }
             )
 
-        def tell(env: Any) -> None:
+        def call_back(env: Any) -> None:
             figures = self._figures(task, env.evaluation_result_list)
             saved = lambda: env.model.model_to_string(num_iteration=-1).encode()  # noqa: E731
             if not each_round(figures, saved):
                 raise lightgbm.callback.EarlyStopException(env.iteration, [])
 
-        draw.before_iteration = True  # type: ignore[attr-defined]
+        set_seed.before_iteration = True  # type: ignore[attr-defined]
         is_random = train.subsample < 1 or train.colsample_bytree < 1
         lightgbm.train(
             settings,
@@ -238,7 +281,7 @@ class LightGBM:
             valid_names=["train", "valid"],
             init_model=lightgbm.Booster(model_str=model.decode()) if model else None,
             keep_training_booster=True,
-            callbacks=[draw, tell] if is_random else [tell],
+            callbacks=[set_seed, call_back] if is_random else [call_back],
         ).free_network()
 
     def _settings(self, task: BoostingInput) -> Settings:
@@ -248,7 +291,7 @@ class LightGBM:
             "objective": objective,
             "metric": [metric for metric in metrics if metric],
             "seed": train.seed,
-            # The same for the same data, however many threads there are.
+            # The same result for any number of threads.
             "deterministic": True,
             "force_row_wise": True,
             "num_threads": task.threads,
@@ -258,7 +301,7 @@ class LightGBM:
             "num_leaves": train.max_leaves or 2**train.max_depth,
             "min_sum_hessian_in_leaf": train.min_child_weight,
             "min_data_in_leaf": 1,
-            # It looks at a worker's own rows alone, of which others may have more values.
+            # The filter looks only at the rows of one worker; on other workers the column may be useful.
             "feature_pre_filter": False,
             "min_gain_to_split": train.min_split_gain,
             "lambda_l1": train.reg_alpha,
@@ -274,11 +317,11 @@ class LightGBM:
             settings |= {"tree_learner": "data", "pre_partition": True, **task.network()}
         return settings
 
-    def _figures(self, task: BoostingInput, told: list[Any]) -> Figures:
-        """What LightGBM tells is of this worker's rows alone: means, which are weighed here."""
+    def _figures(self, task: BoostingInput, values: list[Any]) -> Figures:
+        """Return the metrics over all workers. LightGBM itself reports means over the rows of one worker."""
         _, loss, error = self.OBJECTIVES[task.train.objective]
         counts = {"train": len(task.rows.labels), "valid": len(task.valid.labels)}
-        own = {(each[0], each[1]): each[2] * counts[each[0]] for each in told}
+        own = {(each[0], each[1]): each[2] * counts[each[0]] for each in values}
         names = [(part, metric) for part in counts for metric in (loss, error) if metric]
         sums = torch.tensor(
             [*counts.values(), *(own[name] for name in names)],
@@ -308,4 +351,4 @@ class LightGBM:
 
 
 LIBRARIES: Mapping[str, Library] = {"xgboost": XGBoost(), "lightgbm": LightGBM()}
-"""By `train.library`."""
+"""The libraries, by `train.library`."""

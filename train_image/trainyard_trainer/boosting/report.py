@@ -1,4 +1,4 @@
-"""The report of a run of `gradient_boosting`: curves over rounds, and which columns the trees ask for."""
+"""The report of a run with `train.recipe: gradient_boosting`: curves over rounds and feature importance."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from trainyard_trainer.report.page import (
     charts,
     document,
     flat,
+    run_record,
     section,
     tiles,
     time_card,
@@ -26,9 +27,10 @@ from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.progress import Trained, read_lines
 
 MOST_BARS = 30
-"""Columns in the chart; the table below it has them all."""
+"""The largest number of columns in the chart. The table below the chart has all columns."""
 
 NAME_LENGTH = 40
+"""The length to which names of columns are cut in the chart."""
 
 LOSSES = {"binary": "Log loss", "multiclass": "Log loss", "regression": "Mean squared error"}
 
@@ -42,7 +44,7 @@ def write_report(
     importance: Sequence[Importance],
     title: str,
 ) -> None:
-    """Make report.html of what lies in the run's folder; `summary` is what summary.json will hold."""
+    """Write report.html from the records in the run's folder. `summary` is the content of summary.json."""
     drawn = curves(
         MetricsLines(read_lines(folder, folder.metrics)),
         summary["best_epoch"],
@@ -65,18 +67,19 @@ def write_report(
     settings = table(("setting", "value"), flat(config.model_dump(mode="json")))
     sections = (
         section("Curves", charts(drawn)),
-        section("What the trees ask for", importance_of(importance)),
+        section("Feature importance", importance_of(importance)),
         section("Data and outcome", facts(config, data, summary, delivered)),
         section("Time", time_card(summary["seconds"])),
         section("Attempts", attempts(read_lines(folder, folder.attempts))),
+        section("Where and with what", run_record(summary)),
         section("Settings", settings),
     )
     folder.write(folder.report, document(config.name, about, headline, sections))
 
 
 def result_tile(delivered: Trained) -> Tile:
-    """How well the delivered model does."""
-    assert delivered.val_loss is not None  # it comes with each round
+    """Return the tile with the metric of the delivered model."""
+    assert delivered.val_loss is not None  # each round computes it
     if delivered.val_accuracy is None:
         squared = f"mean squared error {delivered.val_loss:.4g}"
         return Tile("validation RMSE", f"{math.sqrt(delivered.val_loss):.4g}", squared)
@@ -85,7 +88,7 @@ def result_tile(delivered: Trained) -> Tile:
 
 
 def importance_of(found: Sequence[Importance]) -> str:
-    """Each column's share of what all splits have gained, as a chart and in figures."""
+    """Return a chart and a table of each column's share of the gain of all splits."""
     whole = sum(each.gain for each in found) or 1.0
     ordered = sorted(found, key=lambda each: -each.gain)
     bars = [(shortened(each.column), each.gain / whole) for each in ordered[:MOST_BARS]]
@@ -97,7 +100,7 @@ def importance_of(found: Sequence[Importance]) -> str:
             for each in ordered
         ),
     )
-    heading = escape(f"All {count(len(ordered), 'column')} in figures")
+    heading = escape(f"Table of all {count(len(ordered), 'column')}")
     return (
         f'<figure class="chart">{figure}</figure>'
         f"<details><summary>{heading}</summary>{rows}</details>"
@@ -105,13 +108,15 @@ def importance_of(found: Sequence[Importance]) -> str:
 
 
 def shortened(name: str) -> str:
+    """Return a column's name for the chart, cut to `NAME_LENGTH` characters."""
     return name if len(name) <= NAME_LENGTH else f"{name[: NAME_LENGTH - 3]}..."
 
 
 def facts(
     config: BoostingConfig, data: PreparedTable, summary: dict[str, Any], delivered: Trained
 ) -> str:
-    kept = "files of their own" if data.train.share is None else f"{data.train.share:g} of the rows"
+    """Return the table with the data, the label and the metrics of the delivered checkpoint."""
+    kept = "separate files" if data.train.share is None else f"{data.train.share:g} of the rows"
     known = ", ".join(map(str, data.classes[:10])) + (" ..." if len(data.classes) > 10 else "")
     return table(
         (),
@@ -120,7 +125,7 @@ def facts(
             ("validation rows", f"{data.valid.rows:,}, {kept}"),
             ("label", data.label + (f": {known}" if known else ", a number")),
             (f"validation {LOSSES[config.train.objective].lower()}", f"{delivered.val_loss:.6g}"),
-            ("best round that was saved", f"{summary['best_epoch']}, by {config.checkpoint.best}"),
+            ("best saved round", f"{summary['best_epoch']}, by {config.checkpoint.best}"),
             ("delivered checkpoint", f"{summary['checkpoint']} ({config.checkpoint.deliver})"),
         ),
     )

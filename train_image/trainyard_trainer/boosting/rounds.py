@@ -1,4 +1,4 @@
-"""One worker of a run of `gradient_boosting`, from its place in the group to its last round."""
+"""One worker of a run with `train.recipe: gradient_boosting`: training rounds, metrics and checkpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainyard_trainer.checkpointing.checkpoint import (
 from trainyard_trainer.checkpointing.resume import note_started
 from trainyard_trainer.checkpointing.saver import Saver
 from trainyard_trainer.config.trainer_config import BoostingConfig
-from trainyard_trainer.engine.joining import join_run, watch_for_stop
+from trainyard_trainer.engine.joining import WITHOUT_RAY, RayPlace, join_run, watch_for_stop
 from trainyard_trainer.engine.loop import REPORT_INTERVAL_S
 from trainyard_trainer.engine.records import commit_checkpoint, send_to_both
 from trainyard_trainer.engine.step_sync import Signals, StepSync
@@ -46,7 +46,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BoostingTask:
-    """What each worker of an attempt receives; it is sent over the network."""
+    """The input of each worker of an attempt. It is pickled and sent over the network."""
 
     config: BoostingConfig
     table: PreparedTable
@@ -55,7 +55,7 @@ class BoostingTask:
 
 
 def length_of(config: BoostingConfig, table: PreparedTable) -> Length:
-    """A round sees each row once: it is an epoch of one step."""
+    """Return the length of a run. A round uses each row once, so it counts as an epoch of one step."""
     return Length(
         epochs=config.train.rounds,
         num_samples=table.train.rows,
@@ -71,16 +71,16 @@ def work(
     network: Callable[[], Record] = dict,
     drain_s: Callable[[], float | None] = lambda: None,
     gauges: Callable[[Record], None] = lambda record: None,
-    ray_worker: str = "",
+    place: RayPlace = WITHOUT_RAY,
 ) -> Outcome:
-    """Boost with this worker's share of the rows until all rounds are done.
+    """Train with this worker's share of the rows until all rounds are done or the run stops.
 
-    `network` says how LightGBM's workers find each other, `ray_worker` is its id in Ray's own logs.
+    `network` returns LightGBM's network parameters. `place` has Ray's ids of the worker.
     """
     config, table = task.config, task.table
     library = LIBRARIES[config.train.library]
     torch.set_num_threads(config.scaling.cpus_per_worker)
-    entered = join_run(task, worker, ray_worker)
+    entered = join_run(task, worker, place)
     folder, fence, startup = entered.folder, entered.fence, entered.startup
     checkpoints = Checkpoints(folder)
     trained, model = Trained(), None
@@ -139,7 +139,7 @@ def work(
 
 
 class Rounds:
-    """What happens after each round, on all workers alike: report, save, and hear whether to stop."""
+    """A callback after each round, called on all workers: report, save, and decide whether to stop."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class Rounds:
         signals: Signals,
         started: Callable[[], None],
     ) -> None:
-        """`records` has rank 0; `started` is called once, after the first round."""
+        """Store the arguments. Only rank 0 has `records`; `started` is called after the first round."""
         self.trained = trained
         self.diverged: str | None = None
         self._task = task
@@ -175,7 +175,7 @@ class Rounds:
         if not (math.isfinite(figures.loss) and math.isfinite(figures.val_loss)):
             self.diverged = (
                 f"the loss became NaN or infinite in round {number}. The last good checkpoint is kept. Lower "
-                "train.learning_rate, or look for labels that are too large."
+                "train.learning_rate, or check the data for very large labels."
             )
             return False
         self.trained = replace(
@@ -227,9 +227,10 @@ class Rounds:
 
 
 class RoundRecorder(Recorder):
-    """A recorder of rounds, which may come a hundred times a second."""
+    """A recorder that limits how often rounds are shown: there may be a hundred in a second."""
 
     shown_at = -math.inf
+    """The monotonic time at which a round was last shown."""
 
     def __init__(self, folder: RunFolder, task: BoostingTask, workers: int, **options: Any) -> None:
         length = length_of(task.config, task.table)
@@ -251,14 +252,14 @@ class RoundRecorder(Recorder):
 
 
 def _recipe_metrics(report: MetricsRecord) -> dict[str, float]:
-    told = {"rows_per_s": report.samples_per_s}
+    metrics = {"rows_per_s": report.samples_per_s}
     if report.accuracy is None and report.loss is not None and report.val_loss is not None:
-        told |= {"rmse": math.sqrt(report.loss), "val_rmse": math.sqrt(report.val_loss)}
-    return told
+        metrics |= {"rmse": math.sqrt(report.loss), "val_rmse": math.sqrt(report.val_loss)}
+    return metrics
 
 
 class Records:
-    """What rank 0 leaves in the run's folder, behind its fence."""
+    """The metrics and checkpoints that rank 0 writes to the run's folder, as long as it is not fenced."""
 
     def __init__(self, task: BoostingTask, fence: Fence, recorder: Recorder) -> None:
         self.task = task
@@ -271,12 +272,12 @@ class Records:
         self.recorder(report)
 
     def save(self, trained: Trained, model: bytes) -> None:
-        """Begin to save; waits while an earlier save is under way."""
+        """Start to save a checkpoint in the background. Wait first for an earlier save to end."""
         self.saver.start(trained=trained, model=model)
 
     def _save(self, content: Record) -> None:
-        """Write a checkpoint; the thread of the saver calls this."""
-        # A checkpoint whose metrics are missing could not be explained.
+        """Write a checkpoint. The thread of the saver calls this method."""
+        # The metrics are written first, so that no checkpoint is without its metrics.
         self.recorder.flush()
         config, trained = self.task.config, content["trained"]
         contents = {

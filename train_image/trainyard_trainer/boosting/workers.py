@@ -1,4 +1,4 @@
-"""The workers of a run of `gradient_boosting` on Ray: Ray Train's own trainers around each."""
+"""Train a run with `train.recipe: gradient_boosting` on Ray, with XGBoostTrainer or LightGBMTrainer."""
 
 from __future__ import annotations
 
@@ -26,64 +26,67 @@ from trainyard_trainer.run_folder.lease import Lease
 
 
 def fit(task: BoostingTask, folder: RunFolder, lease: Lease) -> Outcome:
-    """Boost on Ray, with as many workers as the config says."""
+    """Train on Ray with `scaling.num_workers` workers."""
     return driver.fit(task, folder, lease, make_trainer)
 
 
 def make_trainer(task: BoostingTask, **common: Any) -> Any:
-    """XGBoostTrainer or LightGBMTrainer: they make the group in which the library's workers talk."""
-    told = {"train_loop_config": {"task": task}, **common}
+    """Return Ray Train's trainer for the library. It connects the library's workers with each other."""
+    arguments = {"train_loop_config": {"task": task}, **common}
     match task.config.train.library:
         case "xgboost":
             from ray.train.xgboost import XGBoostTrainer
 
-            return XGBoostTrainer(train_worker, **told)
+            return XGBoostTrainer(train_worker, **arguments)
         case "lightgbm":
             from ray.train.lightgbm import LightGBMTrainer
 
-            return LightGBMTrainer(train_worker, **told)
+            return LightGBMTrainer(train_worker, **arguments)
         case _:
             assert_never(task.config.train.library)
 
 
-def train_worker(told: dict[str, BoostingTask]) -> Any:
-    """What each Ray Train worker runs: its work, with its place in the group and Ray's own tools."""
-    task = told["task"]
-    with joined(task) as worker:
+def train_worker(config: dict[str, BoostingTask]) -> Any:
+    """Train on one Ray Train worker, and return its outcome as plain data."""
+    task = config["task"]
+    with joined_group(task) as worker:
         outcome = work(
             task,
             worker,
             network=network_of_lightgbm,
             drain_s=driver.seconds_until_drain,
             gauges=driver.Gauges(task) if worker.rank == 0 else lambda record: None,
-            ray_worker=ray.get_runtime_context().get_worker_id(),
+            place=driver.ray_place(),
         )
     return outcome.to_plain()
 
 
 def network_of_lightgbm() -> dict[str, Any]:
-    """Of no use to XGBoost, which Ray Train has joined already."""
+    """Return LightGBM's network parameters, as Ray Train knows them. XGBoost needs none."""
     from ray.train import lightgbm
 
     return dict(lightgbm.get_network_params())
 
 
 @contextmanager
-def joined(task: BoostingTask) -> Iterator[Worker]:
-    """This worker, in a group of torch: both libraries keep to themselves what they exchange."""
+def joined_group(task: BoostingTask) -> Iterator[Worker]:
+    """Join a PyTorch process group and yield this worker.
+
+    The communication of XGBoost and LightGBM is internal to these libraries.
+    """
     context = ray.train.get_context()
     rank, size = context.get_world_rank(), context.get_world_size()
     if size > 1:
         timeout = timedelta(seconds=task.config.faults.collective_timeout_s)
-        store, place = None, None
+        store, address = None, None
         if rank == 0:
-            # Port 0: whichever is free.
+            # Port 0 selects a free port.
             here = ray.util.get_node_ip_address()
             store = distributed.TCPStore(
                 here, 0, size, is_master=True, timeout=timeout, wait_for_workers=False
             )
-            place = (here, store.port)
-        host, port = ray.train.collective.broadcast_from_rank_zero(place)
+            address = (here, store.port)
+        host, port = ray.train.collective.broadcast_from_rank_zero(address)
         if store is None:
             store = distributed.TCPStore(host, port, size, is_master=False, timeout=timeout)
         distributed.init_process_group(

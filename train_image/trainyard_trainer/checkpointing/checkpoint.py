@@ -49,6 +49,10 @@ class Damaged(Exception):
     """A checkpoint that must not be used, and why."""
 
 
+class OtherVersion(RunError):
+    """A checkpoint in the format of another version of this program."""
+
+
 class Checkpoints:
     """The checkpoints of a run's folder; one process at a time writes them."""
 
@@ -109,11 +113,11 @@ class Checkpoints:
         return measured.entry
 
     def read_manifest(self, name: str) -> SavedCheckpoint:
-        """What the manifest says. Raises Damaged, or RunError if another version wrote it."""
+        """What the manifest says. Raises Damaged, or OtherVersion."""
         try:
             manifest = json.loads(self.folder.read(self.path(name, CHECKPOINT_MANIFEST)))
             if manifest["format"] != FORMAT:
-                raise RunError(
+                raise OtherVersion(
                     f"checkpoint {self.folder.show(self.path(name))} has format "
                     f"{manifest['format']}, this program reads {FORMAT}: "
                     "go on with the image that wrote it."
@@ -141,7 +145,7 @@ class Checkpoints:
     def check(self, name: str, read: Callable[[int], None] = lambda count: None) -> SavedCheckpoint:
         """Read it all and compare; `read` hears of the bytes as they come.
 
-        Raises Damaged, or RunError if another version wrote it.
+        Raises Damaged, or OtherVersion.
         """
         checkpoint = self.read_manifest(name)
         self.compare_sizes(checkpoint)

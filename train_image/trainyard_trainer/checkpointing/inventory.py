@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pyarrow import fs
-
 from trainyard_trainer.checkpointing.checkpoint import (
     Checkpoints,
     Damaged,
+    OtherVersion,
     SavedCheckpoint,
 )
 from trainyard_trainer.checkpointing.resume import why_overtaken
 from trainyard_trainer.checkpointing.retention import best_of, of_every
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.run_folder.progress import Trained, read_lines
+from trainyard_trainer.storage import StorageFolder
 from trainyard_trainer.terminal import Bar
 
 State = Literal["intact", "damaged", "overtaken", "uncommitted", "other version"]
@@ -29,13 +29,13 @@ class CheckpointStatus:
     state: State
     problem: str | None = None
     checkpoint: SavedCheckpoint | None = None
-    """What its manifest says, where that can be read."""
+    """The content of its manifest; None if the manifest cannot be read."""
 
 
 def inspect_checkpoint(
     checkpoints: Checkpoints, name: str, *, is_thorough: bool
 ) -> CheckpointStatus:
-    """By its manifest and the sizes of its files, or by all its bytes."""
+    """Check a checkpoint's manifest and the sizes of its files; if `is_thorough`, also their content."""
     folder, checkpoint = checkpoints.folder, None
     try:
         checkpoint = checkpoints.read_manifest(name)
@@ -50,18 +50,18 @@ def inspect_checkpoint(
     except Damaged as reason:
         state: State = "damaged" if checkpoints.is_committed(name) else "uncommitted"
         return CheckpointStatus(name=name, state=state, problem=str(reason), checkpoint=checkpoint)
-    except RunError as reason:
+    except OtherVersion as reason:
         return CheckpointStatus(name=name, state="other version", problem=str(reason))
     return CheckpointStatus(name=name, state="intact", checkpoint=checkpoint)
 
 
 def newest_name(newest_first: list[CheckpointStatus]) -> str | None:
-    """The newest that is intact."""
+    """Return the name of the newest intact checkpoint; None if there is none."""
     return next((each.name for each in newest_first if each.state == "intact"), None)
 
 
 def best_name(newest_first: list[CheckpointStatus]) -> str | None:
-    """The best of the intact ones, by the rule of the newest one's config."""
+    """Return the name of the best intact checkpoint, by `checkpoint.best` of the newest one's config."""
     intact = [each.checkpoint for each in newest_first if each.state == "intact"]
     there = [checkpoint for checkpoint in intact if checkpoint]
     best = best_of(there, there[0].config["checkpoint"]["best"]) if there else None
@@ -69,15 +69,14 @@ def best_name(newest_first: list[CheckpointStatus]) -> str | None:
 
 
 def bytes_of(checkpoints: Checkpoints, name: str) -> int:
-    """What it takes on the storage, committed or not."""
-    selector = fs.FileSelector(checkpoints.path(name), recursive=True, allow_not_found=True)
-    infos = checkpoints.folder.filesystem.get_file_info(selector)
-    return sum(info.size for info in infos if info.type == fs.FileType.File)
+    """Return the size of a checkpoint on the storage in bytes, committed or not."""
+    folder = StorageFolder(checkpoints.folder.filesystem, checkpoints.path(name))
+    return sum(folder.sizes().values())
 
 
 def result_of(trained: Trained | None) -> dict[str, Any]:
-    """How far a checkpoint came, and what validation said of it."""
-    # In mid-epoch the manifest repeats the last validation, which was of other weights.
+    """Return the progress of a checkpoint and its validation metrics, as JSON."""
+    # Within an epoch, the manifest repeats the metrics of the last validation, which had other weights.
     validated = trained if trained and trained.steps_in_epoch == 0 else None
     return {
         "epoch": trained.epoch if trained else None,
@@ -91,40 +90,43 @@ def result_of(trained: Trained | None) -> dict[str, Any]:
 def going_of(
     checkpoints: Checkpoints, *, keep: int, keep_best: bool, every_epochs: int | None
 ) -> dict[str, str]:
-    """Names to delete, the oldest first, each with its reason.
+    """Return the names of the checkpoints to delete, oldest first, each with the reason.
 
-    What stays instead has been read and compared. Raises RunError if no checkpoint is intact.
+    The content of the checkpoints that are kept has been verified. Raises RunError if no checkpoint is
+    intact.
     """
     kept: list[CheckpointStatus] = []
     others: list[CheckpointStatus] = []
     for name in checkpoints.names():
-        judged = inspect_checkpoint(checkpoints, name, is_thorough=len(kept) < keep)
-        (kept if judged.state == "intact" and len(kept) < keep else others).append(judged)
+        status = inspect_checkpoint(checkpoints, name, is_thorough=len(kept) < keep)
+        (kept if status.state == "intact" and len(kept) < keep else others).append(status)
     if not kept:
         raise RunError(
-            f"no checkpoint of {checkpoints.folder.show(checkpoints.folder.root)} is intact: "
-            "nothing is deleted."
+            f"no checkpoint of {checkpoints.folder.show(checkpoints.folder.root)} is intact; none was "
+            "deleted."
         )
     if keep_best:
         others = _without_best(checkpoints, kept, others)
     intact = [each for each in (*kept, *others) if each.state == "intact"]
     milestones = of_every(every_epochs, [each.checkpoint for each in intact if each.checkpoint])
-    newest = "the newest intact one" if keep == 1 else f"the newest {keep} intact ones"
+    newest = (
+        "the newest intact checkpoint" if keep == 1 else f"the newest {keep} intact checkpoints"
+    )
     return {
-        judged.name: judged.problem or f"older than {newest}"
-        for judged in reversed(others)
-        if judged.state != "other version" and judged.name not in milestones
+        status.name: status.problem or f"older than {newest}"
+        for status in reversed(others)
+        if status.state != "other version" and status.name not in milestones
     }
 
 
 def _without_best(
     checkpoints: Checkpoints, kept: list[CheckpointStatus], others: list[CheckpointStatus]
 ) -> list[CheckpointStatus]:
-    """The others without the best of all, if that is among them and its bytes are right, too."""
+    """Return `others` without the best checkpoint, if it is among them and its content is intact."""
     while best := best_name([*kept, *others]):
-        if best in {judged.name for judged in kept}:
+        if best in {status.name for status in kept}:
             break
-        place = [judged.name for judged in others].index(best)
+        place = [status.name for status in others].index(best)
         others[place] = inspect_checkpoint(checkpoints, others[place].name, is_thorough=True)
         if others[place].state == "intact":
             return others[:place] + others[place + 1 :]

@@ -1,4 +1,4 @@
-"""Where a run goes on: what may have changed since, which checkpoint holds, what must go."""
+"""Resume a run: check that the config is compatible, choose a checkpoint, and remove what is newer."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """What a worker group starts from."""
+    """The state from which a worker group starts: a checkpoint, or nothing."""
 
     name: str | None = None
-    """The checkpoint; None for the seed."""
+    """The name of the checkpoint; None if training starts from scratch."""
     trained: Trained = field(default_factory=Trained)
     weights: dict[str, torch.Tensor] | None = None
-    """None, too, where each worker has saved its share."""
+    """The weights; None if there is no checkpoint, or if it is sharded."""
     state: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, folder: RunFolder, name: str | None) -> Start:
-        """From a checkpoint that `begin` has chosen; each worker reads it."""
+        """Read the checkpoint that `begin` has chosen. Each worker calls this method."""
         if name is None:
             return cls()
         checkpoints = Checkpoints(folder)
@@ -58,11 +58,11 @@ class Start:
 def begin(
     folder: RunFolder, config: RecipeConfig, fence: Fence, say: Callable[[str], None]
 ) -> str | None:
-    """The checkpoint to start from, in a folder that is put back to that moment.
+    """Choose the checkpoint to start from, remove everything newer from the folder, and return its name.
 
-    Rank 0 of a worker group calls it, behind its fence. What came after the checkpoint is removed: what
-    was never committed, what is damaged, what an older group wrote after a newer one had begun, and
-    metrics of steps that will be trained again.
+    Only rank 0 of a worker group that is not fenced may call this function. It removes uncommitted and
+    damaged checkpoints, those that an older group wrote after a newer one had started, and the metrics of
+    steps that will be repeated.
     """
     checkpoints = Checkpoints(folder)
     start = choose(folder, say)
@@ -87,7 +87,7 @@ def begin(
 
 
 def note_started(folder: RunFolder, fence: Fence, startup: Startup) -> None:
-    """The worker group has made its first step: its line comes once more, with where the time went."""
+    """Record that the worker group has made its first step, and the times of its start-up."""
     starts = read_lines(folder, folder.starts)
     mine = [
         each for each in starts if (each["attempt"], each["group"]) == (fence.attempt, fence.group)
@@ -96,7 +96,7 @@ def note_started(folder: RunFolder, fence: Fence, startup: Startup) -> None:
 
 
 def reached_step(folder: RunFolder) -> int:
-    """The last step that was reported, whether it was saved or not; reports come about every second."""
+    """Return the last reported step, saved or not. Steps are reported about once a second."""
     steps = [record["step"] for record in read_lines(folder, folder.metrics)]
     if folder.exists(folder.progress):
         steps.append(json.loads(folder.read(folder.progress))["step"])
@@ -106,33 +106,36 @@ def reached_step(folder: RunFolder) -> int:
 def choose(
     folder: RunFolder, say: Callable[[str], None] = lambda line: None
 ) -> SavedCheckpoint | None:
-    """The newest intact checkpoint that belongs to the run's one line of descent."""
+    """Return the newest intact checkpoint that is not overtaken; None if there is none."""
     starts = read_lines(folder, folder.starts)
     return Checkpoints(folder).newest(say, lambda name: why_overtaken(name, starts))
 
 
 def descended(folder: RunFolder) -> list[SavedCheckpoint]:
-    """The committed checkpoints of the run's one line of descent, newest first."""
+    """Return the committed checkpoints that are not overtaken, newest first."""
     starts = read_lines(folder, folder.starts)
     there = Checkpoints(folder).committed()
     return [checkpoint for checkpoint in there if not why_overtaken(checkpoint.name, starts)]
 
 
 def why_overtaken(text: str, starts: list[dict[str, Any]]) -> str | None:
-    """Why a checkpoint does not belong to the run's line of descent; None if it does."""
+    """Return why a checkpoint is overtaken, or None if it is not.
+
+    A checkpoint is overtaken if a later worker group has started from an earlier point.
+    """
     name = CheckpointName.require(text)
     for start in starts:
         is_later = (start["attempt"], start["group"]) > (name.attempt, name.group)
         if is_later and start["samples"] < name.samples:
             return (
-                f"attempt {name.attempt} wrote it when attempt {start['attempt']} had gone on from "
+                f"attempt {name.attempt} wrote it, but attempt {start['attempt']} resumed from "
                 f"{start['samples']} samples"
             )
     return None
 
 
 def cut_metrics(folder: RunFolder, samples: int) -> None:
-    """Keep the lines of metrics.jsonl up to so many samples: later ones will come again."""
+    """Remove the records of metrics.jsonl after `samples` samples: these steps will be repeated."""
     if not folder.exists(folder.metrics):
         return
     before = read_lines(folder, folder.metrics)
@@ -141,41 +144,41 @@ def cut_metrics(folder: RunFolder, samples: int) -> None:
 
 
 def check_identity(folder: RunFolder, config: RecipeConfig) -> None:
-    """Raises ConfigError if the folder belongs to a run that learns something else."""
+    """Raise ConfigError if the folder belongs to a run whose config defines another model."""
     if folder.exists(folder.run):
         _refuse(json.loads(folder.read(folder.run)), config, f"{folder.show(folder.root)}")
 
 
 def refuse_other(checkpoint: SavedCheckpoint, config: RecipeConfig) -> None:
-    """Raises ConfigError if the checkpoint is of a run that learns something else."""
+    """Raise ConfigError if the checkpoint belongs to a run whose config defines another model."""
     _refuse(checkpoint.config, config, f"checkpoint {checkpoint.name}")
 
 
 def _refuse(before: dict[str, Any], config: RecipeConfig, where: str) -> None:
     now = config.model_dump(mode="json")
     changes = differences(identity_of(before), identity_of(now))
-    remedy = "Give this one another name (--name), or set the old folder aside (--fresh)."
+    remedy = "Give this run another name (--name), or set the old folder aside (--fresh)."
     workers, wanted = (each["scaling"]["num_workers"] for each in (before, now))
     if workers != wanted and all(has_fixed_workers(each["train"]) for each in (before, now)):
         changes.append(
             f"scaling.num_workers: {workers} -> {wanted} "
-            f"(checkpoints of {now['train']['strategy']} are for as many workers as have written them)"
+            f"(checkpoints of {now['train']['strategy']} can be loaded only by the same number of workers)"
         )
-        remedy = f"Go on with {workers} workers. {remedy}"
+        remedy = f"Use {workers} workers. {remedy}"
     for key in before["train"].keys() & now["train"].keys() & set(LENGTHS):
         old, new = before["train"][key], now["train"][key]
         if old > new:
-            changes.append(f"train.{key}: {old} -> {new} (it may only be raised)")
+            changes.append(f"train.{key}: {old} -> {new} (it can only be increased)")
     if changes:
         raise ConfigError(
-            f"the run {config.name} exists in {where} and is another one:\n"
+            f"run {config.name} already exists in {where} with a different config:\n"
             + "".join(f"       {change}\n" for change in changes)
             + f"       {remedy}"
         )
 
 
 def differences(before: Any, now: Any, path: str = "") -> list[str]:
-    """One line for each value that differs: `train.model.name: resnet18 -> resnet34`."""
+    """Return one line for each value that differs, such as `train.model.name: resnet18 -> resnet34`."""
     if isinstance(before, dict) and isinstance(now, dict):
         return [
             line

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from typing_extensions import assert_never
+
 from trainyard_trainer.checkpointing.checkpoint import (
     Checkpoints,
     SavedCheckpoint,
@@ -61,10 +63,14 @@ def best_of(newest_first: list[SavedCheckpoint], metric: Metric) -> SavedCheckpo
 
 def _worth(trained: Trained, metric: Metric) -> float:
     """Return a number that is higher for better checkpoints; minus infinity if the metric is not finite."""
-    value = trained.val_accuracy if metric == "val_accuracy" else trained.val_loss
-    if value is None or not math.isfinite(value):
-        return -math.inf
-    return value if metric == "val_accuracy" else -value
+    match metric:
+        case "val_accuracy":
+            value, sign = trained.val_accuracy, 1
+        case "val_loss":
+            value, sign = trained.val_loss, -1
+        case _:
+            assert_never(metric)
+    return sign * value if value is not None and math.isfinite(value) else -math.inf
 
 
 def _ends(newest_first: list[SavedCheckpoint]) -> list[SavedCheckpoint]:

@@ -1,7 +1,7 @@
-"""Checkpoints of which each worker writes its share: torch.distributed.checkpoint in a run's folder.
+"""Sharded checkpoints, of which each worker writes its part, with torch.distributed.checkpoint (DCP).
 
-The shares lie in the checkpoint's folder `shards` as torch's own writer lays them out: `.metadata` says which
-part of which tensor is in which file, so that any number of workers can read them. They hold tensors alone.
+The shards are in the folder `shards` of the checkpoint, in DCP's format: `.metadata` maps the parts of each
+tensor to files. Any number of workers can therefore load them. Shards contain only tensors.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from trainyard_trainer.run_folder.folder import RunFolder
 
 
 class TrainingState(Protocol):
-    """What a sharded checkpoint reads of a worker's learner and restores into it, in place."""
+    """The state of a worker that a sharded checkpoint saves, and restores in place."""
 
     @property
     def network(self) -> nn.Module:
@@ -39,23 +39,25 @@ class TrainingState(Protocol):
 
     @property
     def wrapped(self) -> Any:
-        """What the strategy made of the model; DeepSpeed's engine under `strategy: deepspeed`."""
+        """The model as the strategy has wrapped it: DeepSpeed's engine with `strategy: deepspeed`."""
 
     @property
-    def optimizer(self) -> torch.optim.Optimizer: ...
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer of the model."""
 
     @property
     def average(self) -> nn.Module | None:
-        """The moving average of the weights, where the run keeps one."""
+        """The moving average of the weights; None if the run has none."""
 
     def sync_buffers(self) -> None:
-        """Give the buffers of rank 0 to all workers."""
+        """Copy the buffers of rank 0 to all workers."""
 
 
 SHARDS = "shards"
-"""The folder of a checkpoint in which they lie."""
+"""The name of the folder with the shards, in the folder of a checkpoint."""
 
 METADATA = f"{SHARDS}/.metadata"
+"""The path of DCP's metadata file in the folder of a checkpoint."""
 
 KNOWN = {
     "torch.distributed.checkpoint.metadata": {
@@ -76,21 +78,22 @@ KNOWN = {
         "strided",
     },
 }
-"""What torch's metadata of tensors is made of."""
+"""The names, by module, that a pickled metadata file of tensors may refer to."""
 
 
 class Shards:
-    """The shares of one worker group's checkpoints; all of its workers do everything alike."""
+    """The sharded checkpoints of a worker group. All workers must call the same methods in the same order."""
 
     def __init__(self, checkpoints: Checkpoints) -> None:
         self._checkpoints = checkpoints
-        # They are saved beside training, whose own exchanges must not get in between.
+        # Shards are saved during training, so they need a separate process group from that of the training.
         self._group = distributed.new_group(backend="gloo")
 
     def shares(self, learner: TrainingState) -> dict[str, Any]:
-        """This worker's part of weights, optimiser and average: training changes these very tensors.
+        """Return this worker's part of the weights, optimizer state and average. The tensors are not copied.
 
-        Buffers are whole on each worker, and any one of them writes them: they are rank 0's first.
+        Buffers are replicated on all workers, and DCP lets one of them write them. They are therefore
+        copied from rank 0 first.
         """
         learner.sync_buffers()
         return self._tensors(learner)
@@ -104,28 +107,28 @@ class Shards:
         }
 
     def save(self, name: str, tensors: Mapping[str, Any]) -> dict[str, FileEntry]:
-        """Write this worker's share; what the manifest is to say of all files. Raises OSError."""
+        """Write this worker's shard, and return the manifest's entries of all files. Raises StorageError."""
         files = _Files(self._checkpoints.folder)
         writer = _Writer(files, self._checkpoints.path(name, SHARDS))
         try:
             dcp.save(dict(tensors), storage_writer=writer, process_group=self._group)
         except CheckpointException as error:
-            raise _as_os_error(error) from error
+            raise _cause_of(error) from error
         written: list[Any] = [None] * distributed.get_world_size(self._group)
         distributed.all_gather_object(written, files.written, group=self._group)
         return {f"{SHARDS}/{file}": facts for each in written for file, facts in each.items()}
 
     def load(self, name: str, learner: TrainingState) -> None:
-        """Fill its tensors, in place, with what was saved under their names. Raises OSError or RunError."""
+        """Load a checkpoint into the learner's tensors, in place. Raises RunError."""
         reader = _Reader(_Files(self._checkpoints.folder), self._checkpoints.path(name, SHARDS))
         try:
             dcp.load(self._tensors(learner), storage_reader=reader, process_group=self._group)
         except CheckpointException as error:
-            raise _as_os_error(error) from error
+            raise _cause_of(error) from error
 
 
 def whole(checkpoints: Checkpoints, name: str, part: str) -> dict[str, torch.Tensor]:
-    """The tensors of one part of a checkpoint, put together in one process. Raises RunError."""
+    """Return the full tensors of one part of a checkpoint, loaded in one process. Raises RunError."""
     reader = _Reader(_Files(checkpoints.folder), checkpoints.path(name, SHARDS))
     known = reader.read_metadata().state_dict_metadata
     tensors = {}
@@ -137,26 +140,26 @@ def whole(checkpoints: Checkpoints, name: str, part: str) -> dict[str, torch.Ten
     return {path.removeprefix(f"{part}."): tensor for path, tensor in tensors.items()}
 
 
-def _as_os_error(error: CheckpointException) -> BaseException:
-    """Of the first worker that failed; what is wrong with a checkpoint itself is no matter of storage."""
+def _cause_of(error: CheckpointException) -> BaseException:
+    """Return the error of the failed worker with the lowest rank, with its rank if it is unexpected."""
     rank, (cause, _) = min(error.failures.items())
-    if isinstance(cause, (OSError, RunError)):
-        return type(cause)(f"worker {rank}: {cause}")
+    if isinstance(cause, RunError):
+        return cause
     return RuntimeError(f"worker {rank}: {type(cause).__name__}: {cause}")
 
 
 class _Files(FileSystemBase):
-    """A run's folder as torch's writer and reader see it."""
+    """An adapter that gives DCP's writer and reader access to the run's folder."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self.written: dict[str, FileEntry] = {}
-        """Size and SHA-256 of each file, by its name."""
+        """The size and SHA-256 of each written file, by its name."""
 
     @contextmanager
     def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
         if mode == "rb":
-            # In one piece: tensor by tensor, a bucket would be asked thousands of times.
+            # Read the whole file at once: one request per tensor would be thousands of requests to a bucket.
             yield io.BytesIO(self.folder.read(path))
             return
         with self.folder.writing(path) as stream:
@@ -175,7 +178,7 @@ class _Files(FileSystemBase):
         self.written[_name(new_path)] = self.written.pop(_name(path))
 
     def mkdir(self, path: Any) -> None:
-        """What is written brings its folder along."""
+        """Do nothing: writing a file creates its folder."""
 
     def exists(self, path: Any) -> bool:
         return self.folder.exists(path)
@@ -190,12 +193,12 @@ class _Files(FileSystemBase):
 
 class _Writer(dcp.FileSystemWriter):
     def __init__(self, files: _Files, path: str) -> None:
-        super().__init__(path, sync_files=False)  # our folder sees to that
+        super().__init__(path, sync_files=False)  # RunFolder syncs files
         self.fs: Any = files
         self.path = path
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
-        """Each worker waits for a storage that refuses its share; the others wait for it."""
+        """Write this worker's data, with retries if the storage fails. The other workers wait meanwhile."""
         write = super().write_data
         return self.fs.folder.outlast(lambda: write(plan, planner))
 
@@ -207,7 +210,7 @@ class _Reader(dcp.FileSystemReader):
         self.path = path
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> md.Metadata:
-        """Raises RunError if it holds anything but what is known of tensors: nothing of it is run."""
+        """Read the metadata without executing code. Raises RunError if it describes more than tensors."""
         path = self._get_metadata_path()
         try:
             with self.fs.create_stream(path, "rb") as stream:
@@ -215,41 +218,41 @@ class _Reader(dcp.FileSystemReader):
             _require_tensors(found)
         except (pickle.UnpicklingError, EOFError, AttributeError, TypeError) as error:
             raise RunError(
-                f"{self.fs.folder.show(path)} is no metadata of tensors: {error}\n"
-                "       Nothing of it was run. It is damaged, or somebody else has written it."
+                f"{self.fs.folder.show(path)} is not a metadata file of tensors: {error}\n"
+                "       It is damaged, or it was not written by this program. No code from it was executed."
             ) from None
         return found
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes nothing but what torch's metadata of tensors is made of."""
+    """An unpickler that accepts only the classes of DCP's metadata of tensors."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("builtins", "getattr"):
             return enum_member
         if name not in KNOWN.get(module, ()):
-            raise pickle.UnpicklingError(f"it names {module}.{name}")
+            raise pickle.UnpicklingError(f"it refers to {module}.{name}")
         return super().find_class(module, name)
 
 
 def enum_member(kind: Any, name: Any) -> Any:
-    """A member of an Enum, which some Pythons, 3.11.2 among them, pickle as an attribute of its class.
+    """Return a member of an Enum. Some versions of Python, such as 3.11.2, pickle members as `getattr` calls.
 
     Raises UnpicklingError for any other attribute.
     """
     if isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__:
         return kind[name]
-    raise pickle.UnpicklingError(f"it asks {kind!r} for {name!r}")
+    raise pickle.UnpicklingError(f"it gets the attribute {name!r} of {kind!r}")
 
 
 def _require_tensors(found: md.Metadata) -> None:
-    """Other things than tensors would be unpickled by torch itself."""
+    """Raise TypeError if the metadata describes other objects than tensors: torch would unpickle them."""
     for path, each in found.state_dict_metadata.items():
         if not isinstance(each, md.TensorStorageMetadata):
-            raise TypeError(f"{path} is no tensor")
+            raise TypeError(f"{path} is not a tensor")
     for index, place in found.storage_data.items():
         if "/" in place.relative_path:
-            raise TypeError(f"{index.fqn} lies in {place.relative_path}")
+            raise TypeError(f"{index.fqn} is in {place.relative_path}, outside of the folder")
 
 
 def _name(path: str) -> str:

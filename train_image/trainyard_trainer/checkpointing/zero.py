@@ -1,8 +1,8 @@
-"""Checkpoints of DeepSpeed's own format, of which each worker writes its share, in a run's folder.
+"""Sharded checkpoints in DeepSpeed's own format, of which each worker writes its part.
 
-They lie in the checkpoint's folder `shards`, which is a tag for DeepSpeed's tools. Its engine is given what
-says `save` and `load` in place of its own, so that they go where the run's folder is, and nothing in them is
-run. Only as many workers as have written them can go on from them.
+The shards are in the folder `shards` of the checkpoint, which is the tag for DeepSpeed's tools. DeepSpeed's
+engine gets a checkpoint engine that reads from and writes to the run's folder, and that does not execute
+pickled code. Only the same number of workers can resume from such a checkpoint.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ FOREIGN = (
     "deepspeed.runtime.zero.config.ZeroStageEnum",
     "deepspeed.utils.tensor_fragment.fragment_address",
 )
-"""Classes of DeepSpeed's in its files, none of which matters to weights in float32."""
+"""The classes of DeepSpeed that its files refer to. None of them is needed to read float32 weights."""
 
 GETATTR = "builtins.getattr"
-"""What some Pythons pickle the member of an Enum with; nothing else is got by it."""
+"""The function with which some versions of Python pickle members of an Enum. It is restricted to that use."""
 
 ONE_FOR_ALL = f"{SHARDS}/mp_rank_00_model_states.pt"
-"""Of stages 1 and 2: all weights, which each worker has."""
+"""The file with the whole model, for stages 1 and 2, in which each worker has all weights."""
 
 OF_MODEL = f"{SHARDS}/zero_pp_rank_{{}}_mp_rank_00_model_states.pt"
-"""Of stage 3: what is not shared out."""
+"""The file of a worker with the state that is not sharded, for stage 3."""
 
 OF_OPTIMIZER = f"{SHARDS}/zero_pp_rank_{{}}_mp_rank_00_optim_states.pt"
-"""Of each worker, from 0: its weights, and what the optimiser knows of them."""
+"""The file of a worker with its part of the weights and of the optimizer state."""
 
 
 class ZeroShards:
-    """As `Shards`, of DeepSpeed's engine."""
+    """The sharded checkpoints of a worker group that trains with DeepSpeed, with the methods of `Shards`."""
 
     def __init__(self, checkpoints: Checkpoints) -> None:
         self._checkpoints = checkpoints
-        # They are saved beside training, whose own exchanges must not get in between.
+        # Shards are saved during training, so they need a separate process group from that of the training.
         self._group = distributed.new_group(backend="gloo")
 
     def shares(self, learner: TrainingState) -> dict[str, Any]:
-        """What this worker is to save, by file; training changes these very tensors."""
+        """Return the content of this worker's files by path. The tensors are not copied."""
         contents: dict[str, Any] = {}
 
         def keep(content: Any, path: str) -> None:
@@ -64,7 +64,7 @@ class ZeroShards:
         return contents
 
     def save(self, name: str, shares: Mapping[str, Any]) -> dict[str, FileEntry]:
-        """Write this worker's share; what the manifest is to say of all files. Raises OSError."""
+        """Write this worker's files, and return the manifest's entries of all files. Raises StorageError."""
         checkpoints = self._checkpoints
 
         def write() -> dict[str, FileEntry]:
@@ -73,14 +73,14 @@ class ZeroShards:
                 for file, content in shares.items()
             }
 
-        # Each worker waits for a storage that refuses its share; the others wait for it.
+        # Writing is retried if the storage fails. The other workers wait meanwhile.
         facts = checkpoints.folder.outlast(write)
         written: list[Any] = [None] * distributed.get_world_size(self._group)
         distributed.all_gather_object(written, facts, group=self._group)
         return {file: each for of_one in written for file, each in of_one.items()}
 
     def load(self, name: str, learner: TrainingState) -> None:
-        """Go on from what was saved. Raises OSError or RunError."""
+        """Load a checkpoint into the engine. Raises RunError."""
         known = {path: _named(path) for path in FOREIGN} | {GETATTR: enum_member}
 
         def read(path: str) -> Any:
@@ -88,7 +88,7 @@ class ZeroShards:
 
         engine = _engine(learner, load=read)
         with TemporaryDirectory() as folder:
-            # The engine looks which files there are before it has them read.
+            # The engine lists the files before it reads them.
             Path(folder, SHARDS).mkdir()
             for file in self._checkpoints.read_manifest(name).files:
                 if file.startswith(f"{SHARDS}/"):
@@ -97,7 +97,7 @@ class ZeroShards:
 
 
 def whole(checkpoints: Checkpoints, name: str) -> dict[str, torch.Tensor]:
-    """The weights of a checkpoint, put together in one process without DeepSpeed. Raises RunError."""
+    """Return the full weights of a checkpoint, loaded in one process without DeepSpeed. Raises RunError."""
     files = checkpoints.read_manifest(name).files
     known = {**dict.fromkeys(FOREIGN, _Foreign), GETATTR: _Foreign}
     if ONE_FOR_ALL in files:
@@ -109,7 +109,7 @@ def whole(checkpoints: Checkpoints, name: str) -> dict[str, torch.Tensor]:
         optimizer = checkpoints.load(name, file, known)["optimizer_state_dict"]
         shares.append(torch.cat([group.flatten() for group in optimizer["fp32_flat_groups"]]))
     weights = {each: model["module"][each] for each in model["buffer_names"]}
-    # Each weight was cut into equal parts, one for each worker; the last ones may be filled up.
+    # Each weight is split into equal parts, one per worker; the last parts may be padded.
     begin = 0
     for each, shape in (pair for group in model["param_shapes"] for pair in group.items()):
         length = math.ceil(shape.numel() / len(shares))
@@ -120,19 +120,19 @@ def whole(checkpoints: Checkpoints, name: str) -> dict[str, torch.Tensor]:
 
 
 class _Foreign:
-    """Stands for what only DeepSpeed has a use for."""
+    """A placeholder for objects that only DeepSpeed needs."""
 
     def __init__(self, *values: Any) -> None: ...
 
 
 def _named(path: str) -> Any:
-    """Import the class that a path such as `package.module.Class` names."""
+    """Import and return the class with a path such as `package.module.Class`."""
     module, _, name = path.rpartition(".")
     return getattr(import_module(module), name)
 
 
 def _refuse(*_: Any) -> None:
-    raise AssertionError("DeepSpeed saves where it should load, or loads where it should save")
+    raise AssertionError("DeepSpeed called save instead of load, or load instead of save")
 
 
 def _engine(
@@ -140,10 +140,10 @@ def _engine(
     save: Callable[[Any, str], None] = _refuse,
     load: Callable[[str], Any] = _refuse,
 ) -> Any:
-    """The learner's engine, with these in place of its own `torch.save` and `torch.load`."""
+    """Return the learner's engine, with a checkpoint engine that calls the given functions."""
     from deepspeed.runtime.checkpoint_engine import checkpoint_engine
 
-    class Given(checkpoint_engine.CheckpointEngine):  # type: ignore[misc]
+    class CallingEngine(checkpoint_engine.CheckpointEngine):  # type: ignore[misc]
         def create(self, info: Any) -> None: ...
 
         def save(self, state_dict: Any, path: str) -> None:
@@ -156,5 +156,5 @@ def _engine(
             return True
 
     engine: Any = learner.wrapped
-    engine.checkpoint_engine = Given()
+    engine.checkpoint_engine = CallingEngine()
     return engine

@@ -1,4 +1,4 @@
-"""`train` of the recipe gradient_boosting."""
+"""The section `train` of the recipe `gradient_boosting`."""
 
 from __future__ import annotations
 
@@ -15,58 +15,58 @@ Objective = Literal["binary", "multiclass", "regression"]
 
 
 class Boosting(Section):
-    """Trees are added one after the other, each to mend what those before it get wrong."""
+    """Gradient boosting: each round adds decision trees that reduce the loss of the trees before them."""
 
     recipe: Literal["gradient_boosting"]
-    """What is learnt: a column of a table, from its other columns."""
+    """The recipe: predict one column of a table from its other columns."""
 
     library: Literal["xgboost", "lightgbm"]
-    """Who grows the trees, spread over all workers."""
+    """The library that trains the trees, distributed over all workers."""
 
     objective: Objective
-    """What the label is: one of two classes (log loss), one of several (log loss), or a number (squared
-    error)."""
+    """The kind of label and the loss: one of two classes (log loss), one of several classes (log loss), or a
+    number (squared error)."""
 
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    """Seed of the rows kept for validation, and of all that is drawn at random."""
+    """The seed of all random numbers: validation rows, row sampling and column sampling."""
 
     rounds: PositiveInt
-    """How often trees are added: one in each round, with `multiclass` one for each class."""
+    """The number of boosting rounds. Each adds one tree, or with `multiclass` one tree per class."""
 
     learning_rate: PositiveNumber = 0.1
-    """How much of what a tree says is taken over."""
+    """The factor by which the output of each new tree is scaled (shrinkage)."""
 
     max_depth: Annotated[int, Field(ge=1, le=16)] = 6
-    """Longest way from the root of a tree to a leaf."""
+    """The largest depth of a tree."""
 
     max_leaves: Annotated[int, Field(ge=2, le=2**16)] | None = None
-    """Most leaves of a tree, which then grows where that gains the most; without it as many as its depth
-    allows."""
+    """The largest number of leaves of a tree, which then grows leaf by leaf where the loss falls the most.
+    Without it, only the depth limits a tree."""
 
     min_child_weight: NotNegative = 1.0
-    """Least sum of second derivatives in a leaf: with `regression`, of rows."""
+    """The smallest sum of second derivatives of the loss in a leaf; with `regression`, the number of rows."""
 
     min_split_gain: NotNegative = 0.0
-    """Least gain for which a leaf is split."""
+    """The smallest reduction of the loss for which a leaf is split."""
 
     reg_alpha: NotNegative = 0.0
-    """L1 penalty on what leaves say."""
+    """The L1 regularisation of the leaf values."""
 
     reg_lambda: NotNegative = 1.0
-    """L2 penalty on what leaves say."""
+    """The L2 regularisation of the leaf values."""
 
     subsample: Share = 1.0
-    """Share of the rows that each round sees, drawn at random."""
+    """The share of the rows that is drawn at random for each round."""
 
     colsample_bytree: Share = 1.0
-    """Share of the columns that each tree sees, drawn at random."""
+    """The share of the columns that is drawn at random for each tree."""
 
     max_bin: Annotated[int, Field(ge=2, le=2**16)] = 255
-    """Most steps into which a column's values are put."""
+    """The largest number of histogram bins per column."""
 
 
 def require_boosting_fit(data: Table, train: Boosting, checkpoint: BoostingCheckpoint) -> None:
-    """Raises PydanticCustomError for sections of `gradient_boosting` that contradict each other."""
+    """Raise PydanticCustomError for sections of `gradient_boosting` that contradict each other."""
     require_known(data, train.recipe)
     if train.objective == "regression" and checkpoint.best == "val_accuracy":
         raise PydanticCustomError(

@@ -1,4 +1,4 @@
-"""`checkpoint`: when a run is saved, and what stays."""
+"""The section `checkpoint`: when a run is saved, and which checkpoints are kept."""
 
 from __future__ import annotations
 
@@ -10,51 +10,53 @@ from trainyard_trainer.config.section import Metric, PositiveNumber, Section
 
 
 class CheckpointConfig(Section):
-    """When the run is saved, and what stays."""
+    """When the run is saved, and which checkpoints are kept."""
 
     every_epochs: PositiveInt = 1
-    """Save after each so many epochs, and at the end."""
+    """Save each time this many epochs have ended, and at the end of the run."""
 
     every_s: PositiveNumber | None = 300.0
-    """Save within an epoch, too, when the last checkpoint is so many seconds old; null for never."""
+    """Save within an epoch too, when the last checkpoint is this many seconds old; null switches that off."""
 
     every_samples: PositiveInt | None = None
-    """Save within an epoch, too, each time that about so many samples more have been trained."""
+    """Save within an epoch too, each time about this many more samples have been trained."""
 
     keep: PositiveInt = 2
-    """How many of the newest checkpoints stay."""
+    """The number of newest checkpoints that are kept."""
 
     keep_every_epochs: PositiveInt | None = None
-    """Of each so many epochs one checkpoint stays for good."""
+    """Keep one checkpoint for good each time this many epochs have ended."""
 
     best: Metric = "val_accuracy"
-    """The best checkpoint by this always stays: `val_accuracy` the highest, `val_loss` the lowest."""
+    """The metric by which the best checkpoint is chosen, which is always kept: the highest `val_accuracy` or
+    the lowest `val_loss`."""
 
     deliver: Literal["last", "best"] = "last"
-    """Whose weights become model.pt at the end."""
+    """The checkpoint whose weights become model.pt at the end: the last one or the best one."""
 
 
 class BoostingCheckpoint(Section):
-    """When a run of `gradient_boosting` is saved, and what stays."""
+    """When a run of `gradient_boosting` is saved, and which checkpoints are kept."""
 
-    # A round sees each row once: it is an epoch of one step to all that knows no rounds.
+    # A round sees each row once, so the other modules treat it as an epoch of one step.
     every_samples: ClassVar[None] = None
     keep_every_epochs: ClassVar[None] = None
 
     every_rounds: PositiveInt = 10
-    """Save after each so many rounds, and at the end."""
+    """Save each time this many rounds have ended, and at the end of the run."""
 
     every_s: PositiveNumber | None = 300.0
-    """Save after a round, too, when the last checkpoint is so many seconds old; null for never."""
+    """Save after a round too, when the last checkpoint is this many seconds old; null switches that off."""
 
     keep: PositiveInt = 2
-    """How many of the newest checkpoints stay."""
+    """The number of newest checkpoints that are kept."""
 
     best: Metric = "val_loss"
-    """The best checkpoint by this always stays: `val_loss` the lowest, `val_accuracy` the highest."""
+    """The metric by which the best checkpoint is chosen, which is always kept: the lowest `val_loss` or the
+    highest `val_accuracy`."""
 
     deliver: Literal["last", "best"] = "last"
-    """Which checkpoint becomes the run's model at the end."""
+    """The checkpoint that becomes the model of the run at the end: the last one or the best one."""
 
     @property
     def every_epochs(self) -> int:

@@ -1,4 +1,4 @@
-"""`data`: what a run learns from."""
+"""The section `data`: the data set of a run, and how batches are made of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from trainyard_trainer.config.data_sources import (
     describe_sources,
     sources_for,
 )
-from trainyard_trainer.config.section import Section
+from trainyard_trainer.config.location import location_problem
+from trainyard_trainer.config.section import Endpoint, Section
 
 
 def _require_source(source: str) -> str:
@@ -23,6 +24,8 @@ def _require_source(source: str) -> str:
 
     A path needs a slash, so that a misspelled name of a built-in data set is not taken for one.
     """
+    if (problem := location_problem(source)) is not None:
+        raise PydanticCustomError("source", "{problem}", {"problem": problem})
     if source in BUILT_IN or "/" in source:
         return source
     raise PydanticCustomError(
@@ -33,92 +36,97 @@ def _require_source(source: str) -> str:
 
 
 class Augment(Section):
-    """How training images are changed at random, on the device; each epoch in another way."""
+    """Random changes of training images, made on the device and different in each epoch."""
 
     flip: bool = False
-    """Mirror an image from left to right, one time in two."""
+    """Mirror each image from left to right with probability one half."""
 
     crop: NonNegativeInt = 0
-    """Move an image by up to so many pixels up, down, left and right; black comes in."""
+    """Shift each image by up to this many pixels vertically and horizontally; the border is filled with
+    black."""
 
 
 class Data(Section):
-    """What to train on, and who feeds it."""
+    """The data set of a run, and the loader that makes batches of it."""
 
     source: Annotated[
         str, AfterValidator(_require_source), Field(description=describe_sources(IMAGES, TEXT))
     ]
 
     text_files: Annotated[str, StringConstraints(min_length=1)] | None = None
-    """Which files of a folder are text, by their names, such as `*.md`; without it `*.txt`. Those in
-    sub-folders count, too."""
+    """The pattern of the names of text files in a folder and its sub-folders, such as `*.md`. The default is
+    `*.txt`."""
 
     valid_source: Annotated[str, AfterValidator(_require_source)] | None = None
-    """Validation images or text; without them, `valid_share` of the source."""
+    """The source of validation images or text. Without it, `valid_share` of `source` is kept for
+    validation."""
 
     valid_share: Annotated[float, Field(gt=0, lt=1, strict=False)] = 0.2
-    """Share of each class, or of the end of each text file, that is kept for validation where the source
-    has no part for it."""
+    """The share of each class, or of the end of each text file, that is kept for validation if the source has
+    no validation split."""
 
-    endpoint: str | None = None
-    """Address of the sources' S3 server, if it is neither AWS nor the storage's own."""
+    endpoint: Endpoint | None = None
+    """The address of the S3 server of the sources. The default is the endpoint of the storage, or AWS."""
 
     image_column: str = "image"
-    """Column of the images: paths in a manifest, bytes or pixels in Parquet."""
+    """The column of the images: paths in a manifest, bytes or pixels in Parquet."""
 
     label_column: str = "label"
-    """Column of the labels: numbers from 0, or names."""
+    """The column of the labels: numbers from 0, or names."""
 
     loader: Literal["torch", "ray"] = "torch"
-    """Who makes the batches: a torch DataLoader in each worker, or Ray Data."""
+    """The loader that makes the batches: a PyTorch DataLoader in each worker (`torch`), or Ray Data
+    (`ray`)."""
 
     decode_workers: NonNegativeInt | None = None
-    """Processes of each worker that decode images for the torch loader; without it as many as the worker has
-    CPUs beside its first, and none where there is nothing to decode."""
+    """The number of processes per worker in which the torch loader decodes images. The default is one less
+    than the worker's CPUs, and 0 for data that need no decoding."""
 
     ray_nodes: dict[str, str] | None = None
-    """Labels of the nodes on which the Ray loader reads and decodes, such as `{ray-subcluster: data}`;
-    without them it may use any node."""
+    """Labels of the Ray nodes on which the Ray loader reads and decodes, such as `{ray-subcluster: data}`.
+    Without them it may use any node."""
 
     shuffle: bool = True
-    """Train on the samples in a new order each epoch, the same for the same seed."""
+    """Shuffle the samples in each epoch; the order follows from the seed and the epoch."""
 
     augment: Augment = Augment()
     """Random changes of training images."""
 
     drop_last: bool = True
-    """Leave out, in each epoch, what does not fill a global batch; else the last batch is smaller."""
+    """Leave out the samples of each epoch that do not fill a global batch. Otherwise the last batch is
+    smaller."""
 
     max_bad_samples: NonNegativeInt = 0
-    """How many samples that cannot be read may be left out, in all."""
+    """The largest number of samples that are left out because they cannot be read; more are an error."""
 
 
 class Table(Section):
-    """The rows that `gradient_boosting` learns from."""
+    """The table that `gradient_boosting` learns from."""
 
     source: Annotated[
         str, AfterValidator(_require_source), Field(description=describe_sources(TABLES))
     ]
 
     valid_source: Annotated[str, AfterValidator(_require_source)] | None = None
-    """Rows for validation, with the same columns; without them, `valid_share` of the source."""
+    """The source of validation rows, with the same columns. Without it, `valid_share` of `source` is kept."""
 
     valid_share: Annotated[float, Field(gt=0, lt=1, strict=False)] = 0.2
-    """Share of the rows that is kept for validation, drawn with the run's seed."""
+    """The share of the rows that is kept for validation, drawn with the seed of the run."""
 
-    endpoint: str | None = None
-    """Address of the sources' S3 server, if it is neither AWS nor the storage's own."""
+    endpoint: Endpoint | None = None
+    """The address of the S3 server of the sources. The default is the endpoint of the storage, or AWS."""
 
     label_column: str = "label"
-    """What is learnt: numbers, or for classes names, too."""
+    """The column of the labels: numbers for `regression`; numbers, booleans or text for classes."""
 
     feature_columns: Annotated[tuple[str, ...], Field(min_length=1, strict=False)] | None = None
-    """What it is learnt from: columns of numbers; without it all but the label's."""
+    """The feature columns, which hold numbers. The default is all columns but the label and a data frame's
+    index."""
 
 
 def require_known(data: Data | Table, recipe: str) -> None:
     """Raise PydanticCustomError for a built-in data set that the recipe cannot train on."""
-    own = ", ".join(source.name for source in sources_for(recipe) if source.is_built_in)
+    usable = ", ".join(source.name for source in sources_for(recipe) if source.is_built_in)
     for key in ("source", "valid_source"):
         name = getattr(data, key)
         built_in = BUILT_IN.get(name)
@@ -126,5 +134,5 @@ def require_known(data: Data | Table, recipe: str) -> None:
             raise PydanticCustomError(
                 "one_of",
                 f"data.{key} = {name} is for train.recipe = {', '.join(built_in.recipes)}, not for {recipe}: "
-                f"use {own}, a path, or another recipe",
+                f"use {usable}, a path, or another recipe",
             )

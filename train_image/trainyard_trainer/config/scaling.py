@@ -1,4 +1,4 @@
-"""The numbers of an attempt: its workers and their resources, and the failures that it survives."""
+"""The workers of an attempt with their resources, and the limits for failures."""
 
 from __future__ import annotations
 
@@ -9,65 +9,65 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from trainyard_trainer.config.section import PositiveNumber, Section
 
 DATA_LABELS = {"trainyard.io/nodes": "data"}
-"""Ray labels of the nodes that a run has for its Ray loader alone."""
+"""The Ray labels of nodes that run only the data tasks of the Ray loader."""
 
 WORKER_RESOURCE = "trainyard_worker"
-"""Counts the places for workers on a Ray node, where its CPUs alone would say something else."""
+"""A custom Ray resource: the number of workers that fit on a node, if its CPUs do not determine it."""
 
 DATA_CPUS = 1
-"""Logical CPUs beside the workers: without one, Ray Data waits for ever for a place to read."""
+"""The number of logical CPUs in addition to those of the workers. Without one, Ray Data waits forever."""
 
 
 class Faults(Section):
-    """How many failures a run survives."""
+    """The limits for restarts and retries after failures."""
 
     worker_failures: NonNegativeInt = 3
-    """Restarts of the worker group inside one attempt (Ray Train's `max_failures`)."""
+    """The number of restarts of the worker group within one attempt (Ray Train's `max_failures`)."""
 
     retries: NonNegativeInt = 2
-    """New attempts on a new cluster after a failed one (RayJob's `backoffLimit`)."""
+    """The number of further attempts after a failed one, each on a new cluster (RayJob's `backoffLimit`)."""
 
     collective_timeout_s: PositiveNumber = 900.0
-    """How many seconds workers wait for each other, or for a sign of life of one, before they start over."""
+    """The time in seconds after which the worker group restarts if a worker hangs or does not respond."""
 
     replacement_timeout_s: Annotated[PositiveNumber, Field(ge=5)] = 1800.0
-    """How many seconds a run waits for a place for workers that were lost, before its next attempt starts on
-    a new cluster. Longer than it takes to get a node; below 30 only where the platform keeps attempts apart
-    (`job.separateAttempts`), as Kubernetes would put the new pods on the lost node."""
+    """The time in seconds that a run waits for resources to replace lost workers, before its next attempt
+    starts on a new cluster. It must be longer than it takes to get a new node. Values below 30 need
+    `job.separateAttempts` on the platform: otherwise Kubernetes may place the new pods on the lost node."""
 
 
 class Scaling(Section):
-    """The numbers of the plan that the trainer needs."""
+    """The numbers of the plan that the trainer needs: workers and their resources."""
 
     num_workers: PositiveInt
-    """Ray Train workers; of an elastic run the most."""
+    """The number of Ray Train workers; for an elastic run, the maximum."""
 
     min_workers: PositiveInt | None = None
-    """Of an elastic run the fewest."""
+    """The minimum number of workers of an elastic run; null for a run with a fixed number."""
 
     workers_per_node: PositiveInt = 1
-    """Workers that an elastic run wins or loses together."""
+    """The number of workers on one node. An elastic run grows and shrinks by this number."""
 
     use_gpu: bool
-    """Give each worker one GPU."""
+    """Whether each worker gets one GPU."""
 
     cpus_per_worker: PositiveInt
-    """Logical CPUs of one worker, and its threads."""
+    """The number of logical CPUs and of threads of one worker."""
 
     has_worker_places: bool = False
-    """Nodes count places for workers as a resource of their own, and each worker takes one."""
+    """Whether nodes have the custom Ray resource `trainyard_worker`, of which each worker takes one."""
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the run goes on with fewer workers, or more, while it trains."""
+        """Whether the number of workers may change while the run trains."""
         return self.min_workers is not None
 
     @property
     def fewest(self) -> int:
-        """Workers without which the run does not start."""
+        """The minimum number of workers with which the run starts."""
         return self.min_workers or self.num_workers
 
     @property
     def sizes(self) -> range:
-        """All numbers of workers that the run may have."""
+        """All numbers of workers with which the run may train."""
         return range(self.fewest, self.num_workers + 1, self.workers_per_node)

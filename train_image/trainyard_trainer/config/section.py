@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from trainyard_trainer.config.location import endpoint_problem, location_problem
 
 PositiveNumber = Annotated[float, Field(gt=0, strict=False, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, strict=False, allow_inf_nan=False)]
@@ -14,9 +17,33 @@ Share = Annotated[float, Field(gt=0, le=1, strict=False)]
 Metric = Literal["val_accuracy", "val_loss"]
 
 
+def _require_location(location: str) -> str:
+    if (problem := location_problem(location)) is not None:
+        raise PydanticCustomError("location", "{problem}", {"problem": problem})
+    return location
+
+
+def _require_endpoint(endpoint: str) -> str:
+    if (problem := endpoint_problem(endpoint)) is not None:
+        raise PydanticCustomError("location", "{problem}", {"problem": problem})
+    return endpoint
+
+
+Location = Annotated[str, AfterValidator(_require_location)]
+"""A path, or `s3://bucket/prefix`."""
+
+Endpoint = Annotated[str, AfterValidator(_require_endpoint)]
+"""The address of an S3 server."""
+
+
 class Section(BaseModel):
     """A part of a run file: closed, frozen, each field with a description."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        use_attribute_docstrings=True,
+        # An infinite number travels as Infinity, which pydantic and json read back.
+        ser_json_inf_nan="constants",
     )

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
-from trainyard_trainer.config.section import Section
+from trainyard_trainer.config.section import Endpoint, Location, Section
 
 
 class Storage(Section):
     """Where the folders of runs lie."""
 
-    path: str
+    path: Location
     """A folder that all nodes share, or `s3://bucket/prefix`."""
 
-    endpoint: str | None = None
+    endpoint: Endpoint | None = None
     """Address of an S3 server that is not AWS, such as `http://minio.storage:9000`."""
 
     @property
@@ -33,9 +33,9 @@ class Storage(Section):
 
     @classmethod
     def of_uri(cls, uri: str) -> Storage:
-        """What `uri` gives, back again."""
+        """Return the storage that has this `uri`."""
         path, _, query = uri.partition("?")
-        told = dict(parse_qsl(query))
-        if "endpoint_override" not in told:
+        options = dict(parse_qsl(query))
+        if "endpoint_override" not in options:
             return cls(path=path)
-        return cls(path=path, endpoint=f"{told['scheme']}://{told['endpoint_override']}")
+        return cls(path=path, endpoint=f"{options['scheme']}://{options['endpoint_override']}")

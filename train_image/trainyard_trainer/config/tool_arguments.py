@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainyard_trainer.config.data_sources import describe_preparable_sources
+from trainyard_trainer.config.location import endpoint_problem, local_problem, location_problem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,9 +24,13 @@ class ValueKind:
     rule: str
     """The accepted values in words, as an error message names them."""
     accepts: Callable[[Any], bool] = lambda _: True
+    problem: Callable[[str], str | None] = lambda _: None
+    """Takes the text. Returns what is wrong with it, where `rule` alone would not say it."""
 
     def parse(self, text: str) -> Any:
         """Return the value of a text. Raises ValueError with a message for the user."""
+        if (problem := self.problem(text)) is not None:
+            raise ValueError(f"{text} {problem}")
         try:
             value = self.read(text)
             is_accepted = self.accepts(value)
@@ -37,6 +42,10 @@ class ValueKind:
 
 
 TEXT = ValueKind(read=str, rule="a text")
+
+LOCATION = ValueKind(read=str, rule="a path or s3://bucket/prefix", problem=location_problem)
+LOCAL = ValueKind(read=str, rule="a path of this machine", problem=local_problem)
+ADDRESS = ValueKind(read=str, rule="an address", problem=endpoint_problem)
 COUNT = ValueKind(read=int, rule="a whole number of at least 0", accepts=lambda value: value >= 0)
 POSITIVE = ValueKind(
     read=int, rule="a whole number of at least 1", accepts=lambda value: value >= 1
@@ -114,17 +123,22 @@ class Tool:
 RUN = Argument(
     name="run",
     metavar="RUN",
+    kind=LOCATION,
     help="The run's name, or its folder's path with a slash in it.",
     is_required=True,
 )
 STORAGE = Argument(
     name="--storage",
     metavar="DIR",
+    kind=LOCATION,
     help="The folder, or s3://bucket/prefix, that holds the folders of runs.",
     default="runs",
 )
 ENDPOINT = Argument(
-    name="--endpoint", metavar="URL", help="The address of an S3 server other than AWS."
+    name="--endpoint",
+    metavar="URL",
+    kind=ADDRESS,
+    help="The address of an S3 server other than AWS.",
 )
 CHECKPOINT = Argument(
     name="--checkpoint",
@@ -134,11 +148,15 @@ CHECKPOINT = Argument(
 )
 JSON = Argument(name="--json", kind=None, help="Print JSON instead of a table.")
 GRID = Argument(
-    name="--grid", metavar="FILE.png", help="Also draw images with their labels to this file."
+    name="--grid",
+    metavar="FILE.png",
+    kind=LOCAL,
+    help="Also draw images with their labels to this file.",
 )
 SOURCE = Argument(
     name="source",
     metavar="SOURCE",
+    kind=LOCATION,
     help=describe_preparable_sources(),
     is_required=True,
 )
@@ -207,6 +225,7 @@ CHECKPOINTS_EXPORT = Tool(
         Argument(
             name="--out",
             metavar="FILE",
+            kind=LOCATION,
             help="The file or s3:// URL to write.",
             default_text="a file in the run's folder, below export/",
         ),
@@ -236,12 +255,14 @@ DATA_PREPARE = Tool(
         Argument(
             name="dest",
             metavar="DEST",
+            kind=LOCATION,
             help="The folder or s3://bucket/prefix to write.",
             is_required=True,
         ),
         Argument(
             name="--valid",
             metavar="SOURCE",
+            kind=LOCATION,
             help="A source of validation images.",
             default_text="a share of SOURCE",
         ),
@@ -294,6 +315,7 @@ DATA_PREPARE = Tool(
         Argument(
             name="--dest-endpoint",
             metavar="URL",
+            kind=ADDRESS,
             help="The S3 server of DEST.",
             default_text="--endpoint",
         ),
@@ -314,6 +336,7 @@ DATA_INSPECT = Tool(
         Argument(
             name="source",
             metavar="SOURCE",
+            kind=LOCATION,
             help="A source as `data prepare` takes it, or a data set that it has written.",
             is_required=True,
         ),
@@ -360,6 +383,7 @@ def _predict_problem(given: Mapping[str, Any]) -> str | None:
 PREDICT_DATA = Argument(
     name="--data",
     metavar="PATH",
+    kind=LOCATION,
     help="Label all rows of Parquet files, as `data prepare` writes them or with a column of images; "
     "s3://bucket/prefix, too.",
 )
@@ -371,6 +395,7 @@ PREDICT = Tool(
         Argument(
             name="images",
             metavar="IMAGE",
+            kind=LOCAL,
             help="Image files, such as PNG or JPEG.",
             is_repeated=True,
         ),
@@ -400,6 +425,7 @@ PREDICT = Tool(
         Argument(
             name="--out",
             metavar="PATH",
+            kind=LOCATION,
             help="The folder or s3:// URL for the predictions of --data.",
         ),
         Argument(
@@ -442,6 +468,7 @@ PREDICT = Tool(
 PLOT = Argument(
     name="--plot",
     metavar="FILE.png",
+    kind=LOCAL,
     help="Also draw the loss and the validation metrics of both runs to this file.",
 )
 COMPARE = Tool(
@@ -451,12 +478,14 @@ COMPARE = Tool(
         Argument(
             name="a",
             metavar="RUN",
+            kind=LOCATION,
             help="The first run: its name, or its folder's path with a slash in it.",
             is_required=True,
         ),
         Argument(
             name="b",
             metavar="RUN",
+            kind=LOCATION,
             help="The second run: its name, or its folder's path with a slash in it.",
             is_required=True,
         ),

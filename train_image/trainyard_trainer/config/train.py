@@ -1,4 +1,4 @@
-"""`train` of the recipes that train a network."""
+"""The section `train` of the recipes that train a neural network."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from trainyard_trainer.config.strategies import DeepSpeedConfig, Fsdp2Config
 
 
 class EarlyStopping(Section):
-    """Stop when validation has not become better for some epochs."""
+    """Stop training when a validation metric has not improved for some epochs."""
 
     metric: Metric = "val_loss"
-    """What must become better: `val_loss` lower, `val_accuracy` higher."""
+    """The metric that has to improve: a lower `val_loss`, or a higher `val_accuracy`."""
 
     patience_epochs: PositiveInt
-    """Epochs without an improvement after which the run ends."""
+    """The number of epochs without an improvement after which the run ends."""
 
     min_delta: NotNegative = 0.0
-    """Changes up to this size are no improvement."""
+    """The change that an improvement has to exceed."""
 
 
 class Train(Section):
-    """What every recipe has that trains a network."""
+    """The settings that all recipes for neural networks share."""
 
     no_use_for: ClassVar[tuple[str, ...]] = ()
-    """Keys of `data` that mean nothing to the recipe."""
+    """Keys of `data` that the recipe does not use."""
 
     recipe: str
-    """What is learnt."""
+    """The name of the recipe."""
 
     strategy: Literal["ddp", "fsdp2", "deepspeed"] = "ddp"
-    """How the model is spread over workers: `ddp` copies it to each, with `fsdp2` each keeps a share of its
-    weights, gradients and optimiser, with `deepspeed` of as much of that as its stage says."""
+    """How the model is distributed over workers: `ddp` replicates it; `fsdp2` shards weights, gradients and
+    optimizer state; `deepspeed` shards as much of these as its stage says."""
 
     fsdp2: Fsdp2Config | None = None
     """Settings of `strategy: fsdp2`."""
@@ -48,38 +48,38 @@ class Train(Section):
     """Settings of `strategy: deepspeed`."""
 
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    """Seed of initial weights, sample order and all that is drawn at random."""
+    """The seed of the initial weights, of the sample order and of all other random numbers."""
 
     epochs: PositiveInt
-    """How often each sample is seen."""
+    """The number of passes over the training data."""
 
     global_batch_size: PositiveInt
-    """Samples per optimiser step over all workers together; it must be a multiple of their number."""
+    """The number of samples per optimizer step over all workers; a multiple of the number of workers."""
 
     micro_batch_size: PositiveInt | None = None
-    """Samples that a worker computes at once; gradients of several such parts are added up. It must divide a
-    worker's share of the global batch; without it that share is computed at once."""
+    """The number of samples per forward and backward pass of a worker; gradients are accumulated over passes.
+    It must divide a worker's share of the global batch. The default is the whole share."""
 
     optimizer: Optimizer = Sgd(name="sgd")
 
     schedule: Cosine | Steps | Constant = Field(default=Cosine(name="cosine"), discriminator="name")
-    """How the learning rate changes: `{name: cosine}`, `{name: step, every_samples: N}` or
+    """The learning-rate schedule: `{name: cosine}`, `{name: step, every_samples: N}` or
     `{name: constant}`."""
 
     clip_norm: PositiveNumber | None = None
-    """Longest gradient, over all weights together (2-norm); longer ones are shortened to it."""
+    """The largest 2-norm of the gradient over all weights; larger gradients are scaled down to it."""
 
     ema_decay: Annotated[float, Field(gt=0, lt=1, strict=False)] | None = None
-    """Validate and deliver a moving average of the weights, which keeps so much of itself at each step."""
+    """The decay of an exponential moving average of the weights, which is then validated and delivered."""
 
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
-    """Numbers of the forward pass; `auto` is bf16 on a GPU that has it, fp32 elsewhere."""
+    """The number format of the forward pass. `auto` is bf16 on GPUs that support it, and fp32 elsewhere."""
 
     compile: bool = False
-    """Compile the model with torch.compile: slower to start, faster afterwards on GPUs."""
+    """Compile the model with torch.compile: it starts more slowly, and trains faster on GPUs."""
 
     early_stopping: EarlyStopping | None = None
-    """End the run before its last epoch."""
+    """Settings to end the run before its last epoch."""
 
     @model_validator(mode="after")
     def _fits_its_strategy(self) -> Train:
@@ -103,39 +103,39 @@ class Train(Section):
 
 
 class ImageClassification(Train):
-    """A torchvision model learns which class an image is of."""
+    """Image classification with a torchvision model."""
 
     no_use_for = ("text_files",)
 
     recipe: Literal["image_classification"] = "image_classification"
-    """What is learnt: the class of an image."""
+    """The recipe: predict the class of an image."""
 
     model: Model
-    """The network."""
+    """The architecture of the model."""
 
     label_smoothing: Fraction = 0.0
-    """Share of each label that is spread over all classes."""
+    """The share of each label that is distributed evenly over all classes."""
 
     channels_last: bool = False
-    """Keep the channels of a pixel side by side in memory: faster convolutions on most GPUs."""
+    """Store images in the channels-last memory format, in which convolutions are faster on most GPUs."""
 
 
 class LanguageModel(Train):
-    """A transformer learns which byte of a text comes next."""
+    """Language modelling with a transformer on bytes."""
 
     no_use_for = ("augment", "image_column", "label_column", "max_bad_samples")
 
     recipe: Literal["language_model"]
-    """What is learnt: the next byte of a text."""
+    """The recipe: predict the next byte of a text."""
 
     model: Gpt
-    """The network."""
+    """The architecture of the model."""
 
     optimizer: Optimizer = AdamW(name="adamw")
 
 
 def require_fit(data: Data, train: Train) -> None:
-    """Raises PydanticCustomError if `data` has what the recipe has no use for."""
+    """Raise PydanticCustomError if `data` sets keys that the recipe does not use."""
     for key in train.no_use_for:
         if getattr(data, key) != Data.model_fields[key].get_default():
             raise PydanticCustomError(
@@ -145,14 +145,14 @@ def require_fit(data: Data, train: Train) -> None:
 
 
 def has_fixed_workers(train: Any) -> bool:
-    """Whether a `train` section, read or not, has a run keep its number of workers for good."""
+    """Return whether a `train` section, parsed or not, fixes the number of workers of a run."""
     if isinstance(train, Train):
         return train.strategy == "deepspeed"
     return isinstance(train, Mapping) and train.get("strategy") == "deepspeed"
 
 
 def require_one_size(train: Train, unit: str, *, is_elastic: bool) -> None:
-    """Raises PydanticCustomError if workers may come and go in a run that cannot change their number."""
+    """Raise PydanticCustomError for an elastic run whose strategy cannot change the number of workers."""
     if is_elastic and has_fixed_workers(train):
         raise PydanticCustomError(
             "one_of",

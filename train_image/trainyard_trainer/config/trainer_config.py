@@ -16,12 +16,14 @@ from pydantic_core import from_json
 from trainyard_trainer.config.boosting import Boosting, require_boosting_fit
 from trainyard_trainer.config.checkpoint import BoostingCheckpoint, CheckpointConfig
 from trainyard_trainer.config.data import Data, Table
+from trainyard_trainer.config.limits import Limits
 from trainyard_trainer.config.recipes import BOOSTING, AnyTrain, recipe_named
 from trainyard_trainer.config.scaling import Faults, Scaling
 from trainyard_trainer.config.section import Section
 from trainyard_trainer.config.storage import Storage
 from trainyard_trainer.config.train import require_fit, require_one_size
 from trainyard_trainer.config.user_code import Command, Function, RunWith
+from trainyard_trainer.config.variables import Secrets, Variables
 
 CONFIG_VARIABLE = "TRAINYARD_CONFIG"
 """The environment variable that carries a run's config as JSON to the driver."""
@@ -49,11 +51,20 @@ class AttemptConfig(Section):
     faults: Faults = Faults()
     """How many failures it survives."""
 
+    limits: Limits = Limits()
+    """How long it may take."""
+
     scaling: Scaling
     """The numbers of the plan."""
 
     storage: Storage
     """Where its folder lies."""
+
+    env: Variables = Field(default_factory=dict)
+    """Environment variables of the driver and of all Ray workers."""
+
+    secrets: Secrets = Field(default_factory=dict)
+    """Further ones, which these processes already have: where the values come from, never the values."""
 
 
 class TrainerConfig(AttemptConfig):
@@ -109,6 +120,9 @@ class CommandConfig(UserCodeConfig):
 
     run_with: RunWith | None = None
     """The program that starts the command once for each worker. None: the command is started once."""
+
+    library_hook: bool = True
+    """Whether Transformers, TRL and Lightning resume by themselves and write into the run's folder."""
 
 
 class FunctionConfig(UserCodeConfig):

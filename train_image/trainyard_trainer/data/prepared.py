@@ -28,7 +28,7 @@ from pyarrow import fs
 
 from trainyard_trainer.errors import ConfigError, RunError
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.storage import open_filesystem
+from trainyard_trainer.storage import StorageFolder, open_filesystem
 
 METADATA_KEY = b"trainyard"
 
@@ -227,7 +227,7 @@ def info_of_json(known: dict[str, Any]) -> DatasetInfo:
 
 
 def _check_files(folder: RunFolder, files: Sequence[dict[str, Any]]) -> None:
-    infos = folder.filesystem.get_file_info([f"{folder.root}/{file['file']}" for file in files])
+    infos = folder.infos([f"{folder.root}/{file['file']}" for file in files])
     for info, file in zip(infos, files, strict=True):
         if info.type != fs.FileType.File or info.size != file["bytes"]:
             found = f"has {info.size:,} bytes" if info.type == fs.FileType.File else "is missing"
@@ -324,11 +324,14 @@ def _joined(table: pa.Table, size: int) -> np.ndarray:
 def read_pixels(data: Prepared, rows: Sequence[int]) -> np.ndarray:
     """Return these validation images, (N, C, H, W) uint8, with one row group in memory at a time."""
     pixels = np.empty((len(rows), *data.info.shape), np.uint8)
-    filesystem = data.open_filesystem()
+    folder = StorageFolder(data.open_filesystem(), data.path)
     start = 0
     for path, count in zip(data.valid.files, data.valid.rows, strict=True):
         if any(start <= row < start + count for row in rows):
-            with filesystem.open_input_file(path) as stream:
+            with (
+                folder.explained("read", path),
+                folder.filesystem.open_input_file(path) as stream,
+            ):
                 _pick(pq.ParquetFile(stream), start, data, rows, pixels)
         start += count
     return pixels

@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
 
 from trainyard_trainer.checkpointing import resume
 from trainyard_trainer.engine.task import AnyTask
+from trainyard_trainer.errors import StorageError
+from trainyard_trainer.hardware import gpu_facts
 from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.run_folder import failures
 from trainyard_trainer.run_folder.fence import Fence
 from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.run_record import WorkerFacts
 from trainyard_trainer.run_folder.startup import Startup
 
 STOP_POLL_S = 1.0
 """Rank 0 looks this often, in seconds, whether the run was asked to stop."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RayPlace:
+    """Ray's ids of a worker process and of its node; empty without Ray."""
+
+    worker: str = ""
+    """The id is part of the names of the process' files in Ray's own logs."""
+    node: str = ""
+
+
+WITHOUT_RAY = RayPlace()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +50,7 @@ class JoinedWorker:
     """The checkpoint to start from."""
 
 
-def join_run(task: AnyTask, worker: Worker, ray_worker: str) -> JoinedWorker:
+def join_run(task: AnyTask, worker: Worker, place: RayPlace) -> JoinedWorker:
     """Claim the run's folder for this worker's group, and agree with the other workers on the start."""
     config, startup, now = task.config, task.startup, time.time()
     folder = RunFolder.open(config.storage.path, config.name, config.storage.endpoint)
@@ -52,17 +64,17 @@ def join_run(task: AnyTask, worker: Worker, ray_worker: str) -> JoinedWorker:
     startup.reach("workers", now)
     begun = (resume.begin(folder, config, fence, print), fence.group) if fence else None
     name, group = worker.from_rank_zero(begun)
-    locations = worker.gathered(worker_location(worker.rank, ray_worker))
+    facts = WorkerFacts.here(
+        worker.rank,
+        ray_worker=place.worker,
+        ray_node=place.node,
+        gpu=gpu_facts(worker.device),
+    )
+    locations = worker.gathered(asdict(facts))
     if fence:
         workers = {"attempt": task.attempt, "workers": locations}
         folder.write(folder.workers, json.dumps(workers), is_durable=False)
     return JoinedWorker(folder=folder, fence=fence, group=group, startup=startup, name=name)
-
-
-def worker_location(rank: int, ray_worker: str) -> dict[str, Any]:
-    """Describe where a worker runs: its node, which is a pod on Kubernetes, and its process id."""
-    node = os.environ.get("RAY_CLOUD_INSTANCE_ID") or socket.gethostname()
-    return {"rank": rank, "node": node, "process": os.getpid(), "ray_worker": ray_worker}
 
 
 @contextmanager
@@ -76,7 +88,9 @@ def watch_for_stop(folder: RunFolder, fence: Fence) -> Iterator[Callable[[], boo
 
     def listen() -> None:
         while not ended.wait(STOP_POLL_S):
-            with suppress(OSError):  # a bucket may be away for a moment: the next second will tell
+            with suppress(
+                StorageError
+            ):  # a bucket may be away for a moment: the next second will tell
                 if any(map(folder.exists, asked)):
                     heard.set()
                     return

@@ -20,7 +20,7 @@ from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batches
 from trainyard_trainer.data.loading.torch_loader import TorchBatches, ValidationBatches
 from trainyard_trainer.engine import loop
-from trainyard_trainer.engine.joining import join_run, watch_for_stop
+from trainyard_trainer.engine.joining import WITHOUT_RAY, RayPlace, join_run, watch_for_stop
 from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.engine.out_of_memory import out_of_memory_explained
 from trainyard_trainer.engine.records import (
@@ -69,16 +69,16 @@ def work(
     make_batches: MakeBatches | None = None,
     drain_s: Callable[[], float | None] = lambda: None,
     gauges: Callable[[Record], None] = lambda record: None,
-    ray_worker: str = "",
+    place: RayPlace = WITHOUT_RAY,
 ) -> Outcome:
-    """Train this worker's part of the run to its end. `ray_worker` is its id in Ray's own logs.
+    """Train this worker's part of the run to its end. `place` says where it is for Ray.
 
     Raises OutOfMemory if the worker's GPU has too little memory.
     """
     config = task.config
     torch.set_num_threads(config.scaling.cpus_per_worker)
     length = Length.of(config, task.data.num_train)
-    entered = join_run(task, worker, ray_worker)
+    entered = join_run(task, worker, place)
     folder, fence, startup = entered.folder, entered.fence, entered.startup
     start = Start.of(folder, entered.name)
 

@@ -1,1 +1,1 @@
-"""Everything that imports Ray, except the Ray loader: the driver, its callbacks, the connection to Ray."""
+"""The driver of an attempt on Ray, its callbacks, and the connection to Ray."""

@@ -1,6 +1,6 @@
-"""Ray's coordinator of resources as an elastic run needs it: one that sees soon which nodes there are.
+"""Ray's AutoscalingCoordinator with a shorter interval, so that elastic runs notice changes of nodes sooner.
 
-A module of its own, because the coordinator is a process of its own, which has no use for torch.
+This is a separate module because the actor runs in its own process, which must not import torch.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator impor
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 NAME = "AutoscalingCoordinator"
-"""Its name and namespace, by which Ray Train and Ray Data find it, and start one only if there is none."""
+"""The actor's name and namespace, by which Ray Train and Ray Data find it."""
 
 
 class Coordinator(_AutoscalingCoordinatorActor):
-    """Counts the nodes each second. Ray's own does every 20 s, and has no setting for it.
+    """An AutoscalingCoordinator that reads the cluster's nodes each second.
 
-    For so long an elastic group would be started where a node was, and the node's end is known.
+    Ray's own does so every 20 s, without a setting for it. Until then, Ray Train would try to start workers
+    of an elastic run on a node that is known to be lost.
     """
 
     TICK_INTERVAL_S = 1
 
 
 def start_coordinator() -> None:
-    """Start it on this node, where Ray would; it stays for as long as the cluster does."""
+    """Start the coordinator on this node as a detached actor, which lives as long as the cluster."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Coordinator)
     actor.options(

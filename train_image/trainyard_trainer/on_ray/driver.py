@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from trainyard_trainer.on_ray.ray_cluster import (  # first: Ray reads some variables when it is imported
+    NO_MODULES,
     ray_running,
     require_room,
     worker_resources,
@@ -32,13 +33,16 @@ from trainyard_trainer.checkpointing.resume import Start
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batches
 from trainyard_trainer.data.loading.ray_loader import RayBatches
+from trainyard_trainer.engine.joining import RayPlace
 from trainyard_trainer.engine.task import AnyTask, TrainingTask
 from trainyard_trainer.engine.worker import MakeBatches, Outcome, torch_batches, work
-from trainyard_trainer.errors import RunError
+from trainyard_trainer.errors import RunError, StorageError
 from trainyard_trainer.on_ray.coordinator import start_coordinator
+from trainyard_trainer.on_ray.final_errors import EndOnFinalError, final_error
 from trainyard_trainer.on_ray.placement_groups import GiveBackPlaces
 from trainyard_trainer.on_ray.replacement import START_VARIABLE, NotReplaced, ReplacementLimit
 from trainyard_trainer.on_ray.resize import SaveBeforeResize
+from trainyard_trainer.on_ray.worker_logs import KeepWorkerLogs
 from trainyard_trainer.parallel.strategy import BACKENDS, Worker
 from trainyard_trainer.run_folder import failures
 from trainyard_trainer.run_folder.attempt_scope import StoppedBySignal
@@ -161,6 +165,8 @@ def run_workers(
         try:
             outcome = fit_workers(task, scratch / f"train-{number}", make_trainer)
         except ray.train.ControllerError as error:
+            if (final := final_error(error)) is not None:
+                raise type(final)(str(final)) from error
             if isinstance(error.controller_failure, NotReplaced):
                 raise RunError(str(error.controller_failure)) from error
             # Ray Train itself starts such a group anew, but not at all moments of its start and end, and not
@@ -188,6 +194,8 @@ def fit_workers(task: AnyTask, storage: Path, make_trainer: MakeTrainer) -> Outc
         Failures(task),
         GiveBackPlaces(),
         ReplacementLimit(config.faults.replacement_timeout_s),
+        EndOnFinalError(),
+        KeepWorkerLogs(config.storage, config.name, task.attempt, writes_workers=False),
     ]
     if scaling.is_elastic:
         callbacks.append(SaveBeforeResize(config.storage, config.name, task.attempt))
@@ -214,6 +222,8 @@ def fit_workers(task: AnyTask, storage: Path, make_trainer: MakeTrainer) -> Outc
     try:
         result = trainer.fit()
     except ray.train.WorkerGroupError as error:
+        if (final := final_error(error)) is not None:
+            raise type(final)(str(final)) from error
         rank, failure = min(error.worker_failures.items())
         cause = getattr(failure, "_base_exc", failure)
         raise RunError(
@@ -237,14 +247,16 @@ class Failures(ray.train.UserCallback):
         try:
             folder = RunFolder.open(storage.path, self.config.name, storage.endpoint)
             lines = failures.record(folder, self.attempt, worker_exceptions)
-        except OSError as error:
+        except StorageError as error:
             # What is raised here would end the run.
-            lines = [f"a failure of workers could not be put down: {error}"]
+            lines = [f"a failure of workers could not be put down: {error.problem}"]
         print("\n".join(lines), flush=True)
 
 
 def train_worker(told: dict[str, TrainingTask]) -> Any:
     """What each Ray Train worker runs: its work, with its place in the group and Ray's own tools."""
+    # The processes that load data start with the current folder on their import path.
+    os.chdir(NO_MODULES)
     task = told["task"]
     context = ray.train.get_context()
     worker = Worker(
@@ -258,9 +270,15 @@ def train_worker(told: dict[str, TrainingTask]) -> Any:
         make_batches=batches_of_loader(task.config.data.loader),
         drain_s=seconds_until_drain,
         gauges=Gauges(task) if worker.rank == 0 else lambda record: None,
-        ray_worker=ray.get_runtime_context().get_worker_id(),
+        place=ray_place(),
     )
     return outcome.to_plain()
+
+
+def ray_place() -> RayPlace:
+    """Return Ray's ids of this worker and of its node."""
+    context = ray.get_runtime_context()
+    return RayPlace(worker=context.get_worker_id(), node=context.get_node_id())
 
 
 def ray_batches(task: TrainingTask, length: Length, start: Start, worker: Worker) -> Batches:

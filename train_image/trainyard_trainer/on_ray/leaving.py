@@ -1,11 +1,11 @@
-"""A pod that is about to go: its preStop hook has the drivers in it save, and give their runs back.
+"""Termination of the driver's pod: the preStop hook lets the driver save a checkpoint and release its lease.
 
-Without that a head would be gone before the workers have saved, and the next attempt would have to wait for
-signs of life of this one. The hook touches the file that TRAINYARD_LEAVING names, and waits for an exclusive
-lock on it (flock); each driver holds a shared one for as long as it holds a run. A pod without a driver, or
-with one that has died, goes at once.
+Otherwise the head would end before the workers have saved, and the next attempt would have to wait until
+the lease of this one expires. The hook touches the file in TRAINYARD_LEAVING and waits for an exclusive
+lock on it (flock). Each driver holds a shared lock on the file while it holds a lease. A pod without a
+running driver terminates immediately.
 
-A driver that has given its run back does not end: the job would be taken for failed, and an attempt be spent.
+A driver that has released its lease keeps running: if it exited, KubeRay would count a failed attempt.
 """
 
 from __future__ import annotations
@@ -20,33 +20,35 @@ from pathlib import Path
 from trainyard_trainer.run_folder.attempt_scope import Leaving, fail_on_sigusr1
 
 VARIABLE = "TRAINYARD_LEAVING"
+"""The environment variable with the path of the file that the preStop hook touches."""
 
 POLL_S = 0.2
+"""The interval in seconds at which the file is checked."""
 
 
 @contextmanager
 def heeded(path: str | None) -> Iterator[None]:
-    """The main thread gets Leaving once the hook asks; where it leaves the block so, it never returns."""
+    """Raise Leaving in the main thread when the preStop hook runs. Never return if Leaving ends the block."""
     if path is None:
         yield
         return
     fail_on_sigusr1()
-    # A container that starts anew in its pod may find the file there.
+    # The file exists already if the container was restarted within its pod.
     with Path(path).open("a") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         try:
             with _watched(Path(path)):
                 yield
         except Leaving:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Ray has set its own handler
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # replaces the handler of Ray
             fcntl.flock(file, fcntl.LOCK_UN)
-            while True:  # until this process is killed, with its pod
+            while True:  # until the pod's termination kills this process
                 signal.pause()
 
 
 @contextmanager
 def _watched(path: Path) -> Iterator[None]:
-    """This thread gets SIGUSR1 once the file is touched."""
+    """Send SIGUSR1 to the calling thread when the file is touched."""
     before, this_thread, ended = path.stat().st_mtime_ns, threading.get_ident(), threading.Event()
 
     def watch() -> None:

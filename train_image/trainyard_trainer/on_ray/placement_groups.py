@@ -1,8 +1,9 @@
-"""What an earlier worker group of the job holds is given back before the next one asks for places.
+"""Remove the placement groups of earlier worker groups before a new worker group requests resources.
 
-Ray Train removes a group's placement group as it ends the group, but not where Ray has killed one of its
-workers for want of memory: its BackendSetupCallback expects RayActorError of a worker that is gone, which
-OutOfMemoryError is not, and its controller ends. Ray keeps a placement group for as long as the job lives:
+Ray Train removes the placement group when it ends a worker group. It does not do so after Ray has killed a
+worker because the node ran out of memory: BackendSetupCallback expects RayActorError from a dead worker, but
+gets OutOfMemoryError, which is not one, and the controller ends. Ray then keeps the placement group until the
+job ends:
 https://docs.ray.io/en/latest/ray-core/scheduling/placement-group.html#placement-group-lifetimes
 """
 
@@ -22,17 +23,17 @@ from ray.util.placement_group import (
 
 
 class GiveBackPlaces(WorkerGroupCallback):
-    """Each Ray Train controller of the job has one; only one of its worker groups is alive at a time."""
+    """A callback that removes the placement groups of the job's earlier worker groups."""
 
     def before_worker_group_start(self, worker_group_context: Any) -> None:
         job = ray.get_runtime_context().get_job_id()
         for group in groups_of(job, placement_group_table()):
-            print(f"the places of an earlier worker group are given back: {group}", flush=True)
+            print(f"removing the placement group of an earlier worker group: {group}", flush=True)
             remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(group))))
 
 
 def groups_of(job: str, table: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Placement groups of a job that hold or await places. Their ids end with the job's."""
+    """Return the IDs of a job's placement groups that are not removed. They end with the ID of the job."""
     return [
         group for group, row in table.items() if group.endswith(job) and row["state"] != "REMOVED"
     ]

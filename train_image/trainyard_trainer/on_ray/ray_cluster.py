@@ -1,21 +1,22 @@
-"""A Ray that is large enough for a run: the cluster's, or one of this machine's own."""
+"""Connect to the cluster's Ray, or start a local one with enough CPUs and GPUs."""
 
 from __future__ import annotations
 
 import logging
 import os
 import shutil
+import site
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-# Ray reads most of these when it is imported; what is set outside wins.
+# Ray reads most of these when it is imported. Values that are already in the environment win.
 RAY_ENVIRONMENT = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_COLOR_PREFIX": "0",
-    # Lines that say nothing about the run, some of them each second or each epoch.
+    # Suppress log lines that are unrelated to the run; some appear each second or each epoch.
     "RAY_DEDUP_LOGS_SKIP_REGEX": "|".join(
         (
             "Failed to query Ray Train Controller actor state",
@@ -27,18 +28,19 @@ RAY_ENVIRONMENT = {
         )
     ),
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
-    # The next epoch's data tasks find their processes still there: a new one imports for seconds. Ray's
-    # own is 1 s. It counts where Ray is started, which on a cluster are the pods.
+    # Keep idle processes for the data tasks of the next epoch: the imports of a new process take seconds.
+    # The default is 1 s. The value is read where Ray is started, which on a cluster is in the pods.
     "RAY_idle_worker_killing_time_threshold_ms": "600000",
-    # A data set may rest for longer than half an hour, in a long validation.
+    # A long validation may pause a data set for longer than the default of half an hour.
     "RAY_DATA_EXECUTION_NO_PROGRESS_TIMEOUT_S": "-1",
-    # How soon the end of training and a lost worker are noticed; the default is 2.
+    # The delay until the end of training or a lost worker is noticed; the default is 2.
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
-    # How soon workers hear that a node goes away; the default is 5, which is all the time that some have.
+    # The delay until workers learn that their node will be preempted. The default is 5, which is the whole
+    # notice period of some nodes.
     "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # How long a worker group that has failed is waited for to leave in good order, which a worker that
-    # hangs does not; the default is 30.
+    # The time that a failed worker group has for an orderly shutdown, which a hanging worker uses up; the
+    # default is 30.
     "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "5",
 }
 for _name, _value in RAY_ENVIRONMENT.items():
@@ -49,16 +51,23 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noq
 
 from trainyard_trainer.config.scaling import DATA_CPUS, WORKER_RESOURCE, Scaling  # noqa: E402
 from trainyard_trainer.errors import RunError  # noqa: E402
+from trainyard_trainer.hardware import GpuFacts  # noqa: E402
+from trainyard_trainer.run_files.start import PACKAGES, has_installed_packages  # noqa: E402
 from trainyard_trainer.run_folder.attempt_scope import fail_on_sigterm  # noqa: E402
+from trainyard_trainer.run_folder.run_record import NodeFacts  # noqa: E402
 
 NODE_WAIT_S = 60.0
-"""How long nodes of a cluster may take to register with Ray."""
+"""The time in seconds within which the nodes of a cluster must register with Ray."""
 
 GPU_CHECK_S = 300.0
+"""The time limit in seconds for the check of the GPUs."""
+
+NO_MODULES = Path("/")
+"""A folder without Python modules of the user."""
 
 
 def worker_resources(scaling: Scaling) -> dict[str, float]:
-    """Always with CPUs: a GPU worker would otherwise get none, and one thread."""
+    """Return the resources of one worker. They include CPUs: Ray Train gives GPU workers none by default."""
     resources: dict[str, float] = {"CPU": scaling.cpus_per_worker}
     if scaling.use_gpu:
         resources["GPU"] = 1
@@ -68,63 +77,110 @@ def worker_resources(scaling: Scaling) -> dict[str, float]:
 
 
 @contextmanager
-def ray_running(scaling: Scaling) -> Iterator[Path]:
-    """Ray with room for the workers: the cluster of RAY_ADDRESS, else one of its own.
+def ray_running(scaling: Scaling, folder: Path = NO_MODULES) -> Iterator[Path]:
+    """Connect to the cluster of RAY_ADDRESS, or start a local Ray with enough CPUs for the workers.
 
-    Gives a folder of this machine that is gone afterwards. Raises RunError.
+    Yields a temporary folder on this machine, which is deleted at the end. Ray's processes start in
+    `folder` and can import modules from it. Raises RunError.
     """
-    # Sockets lie below it, and their paths may have 107 characters: some TMPDIRs are too long.
+    # Ray creates sockets in it, whose paths may have at most 107 characters: some TMPDIRs are too long.
     base = tempfile.gettempdir() if len(tempfile.gettempdir()) <= 24 else "/tmp"
     scratch = Path(tempfile.mkdtemp(prefix="trainyard-", dir=base))
     is_local = "RAY_ADDRESS" not in os.environ
     try:
-        if is_local:
-            start_local_ray(scaling, scratch)
-        else:
-            ray.init(logging_level=logging.WARNING)
-        fail_on_sigterm()  # Ray has set its own handler.
+        # Ray adds the current folder to the import path of its workers.
+        with _current_folder(folder):
+            if is_local:
+                start_local_ray(scaling, scratch)
+            else:
+                join_ray(os.environ["RAY_ADDRESS"])
+        fail_on_sigterm()  # Ray has replaced the handler.
         yield scratch
     finally:
         ray.shutdown()
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def join_ray(address: str) -> None:
+    """Connect to the Ray cluster of RAY_ADDRESS. Raises RunError."""
+    try:
+        ray.init(logging_level=logging.WARNING)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise RunError(
+            f"cannot connect to the Ray cluster of RAY_ADDRESS = {address}: {_first_line(error)}\n"
+            "       RAY_ADDRESS must be the HOST:PORT of the head's GCS (port 6379), not of its dashboard. "
+            "Check that the head is running."
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    """Return the type of an error and the first line of its message."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+@contextmanager
+def _current_folder(folder: Path) -> Iterator[None]:
+    """Change the current folder inside the block."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
 def address() -> str:
-    """Where other programs find the Ray in use."""
+    """Return the address with which other programs can connect to the Ray in use."""
     return os.environ.get("RAY_ADDRESS") or str(ray.get_runtime_context().gcs_address)
 
 
 def start_local_ray(scaling: Scaling, scratch: Path) -> None:
-    """A private Ray on this machine, with as many logical CPUs as the run needs."""
-    # Ray would start to ask for a token otherwise, and leave one in the home folder.
+    """Start a Ray on this machine with as many logical CPUs as the run needs. Raises RunError."""
+    # Otherwise Ray would require a token, and create one in the home folder.
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    # There is no dashboard to ask. Ray would look for one through all processes of the machine, each
-    # second, and fall over a second Ray that runs there; at port 9 nobody answers.
+    # There is no dashboard. Without an address, Ray would search all processes of the machine for one each
+    # second, and fail if it finds that of another Ray. No process listens on port 9.
     os.environ.setdefault("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:9")
-    # Nobody takes this machine away with a notice.
+    # This machine receives no preemption notices.
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
-    # Workers inherit it, and find this package where the driver has found it.
-    here = str(Path(__file__).parents[2])
-    paths = [here, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    ray.init(
-        address="local",
-        num_cpus=scaling.fewest * scaling.cpus_per_worker + DATA_CPUS,
-        include_dashboard=False,
-        logging_level=logging.WARNING,
-        _temp_dir=str(scratch / "ray"),
-    )
+    # Ray's processes inherit PYTHONPATH. They must not import modules from the user's entries, but must find
+    # this package even if it is not installed.
+    before = os.environ.pop("PYTHONPATH", None)
+    paths = [*filter(has_installed_packages, (before or "").split(os.pathsep))]
+    if PACKAGES not in (*site.getsitepackages(), site.getusersitepackages()):
+        paths.append(PACKAGES)
+    if paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    try:
+        ray.init(
+            address="local",
+            num_cpus=scaling.fewest * scaling.cpus_per_worker + DATA_CPUS,
+            include_dashboard=False,
+            logging_level=logging.WARNING,
+            _temp_dir=str(scratch / "ray"),
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise RunError(
+            f"a local Ray could not be started in {scratch}: {_first_line(error)}\n"
+            f"       {scratch.parent} and /dev/shm must have free space, and the path must have at most "
+            "about 45 characters. Set TMPDIR to a short path on a disk with free space."
+        ) from error
+    finally:
+        os.environ.pop("PYTHONPATH", None)
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
 
 
 def require_room(scaling: Scaling) -> None:
-    """Raises RunError where the workers find no place in the Ray in use, or torch no GPU."""
+    """Raise RunError if the workers do not fit in the Ray in use, or if PyTorch cannot use its GPUs."""
     wait_for_capacity(scaling, NODE_WAIT_S if "RAY_ADDRESS" in os.environ else 0.0)
     if scaling.use_gpu:
         check_gpus()
 
 
 def wait_for_capacity(scaling: Scaling, timeout_s: float) -> None:
-    """Raises RunError with the numbers if the workers do not fit in the cluster in time."""
+    """Wait until the workers fit in the cluster. Raise RunError with the numbers if they do not in time."""
     deadline = time.monotonic() + timeout_s
     while problem := missing_capacity(live_nodes(), scaling):
         if time.monotonic() >= deadline:
@@ -144,8 +200,22 @@ def live_nodes() -> list[Mapping[str, float]]:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
+def node_facts() -> list[NodeFacts]:
+    """Return the nodes that are alive, with the models of their GPUs as far as Ray knows them."""
+    return [
+        NodeFacts(
+            name=node["NodeManagerHostname"],
+            id=node["NodeID"],
+            gpus=(GpuFacts(model=model, id=None),) * int(node["Resources"].get("GPU", 0)),
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+        for model in (node["Labels"].get("ray.io/accelerator-type", "unknown"),)
+    ]
+
+
 def missing_capacity(nodes: list[Mapping[str, float]], scaling: Scaling) -> str:
-    """What keeps the workers, and a CPU for data beside them, from fitting; empty if they do fit."""
+    """Return why the workers and one CPU for data do not fit, or an empty string if they fit."""
     each = worker_resources(scaling)
     places = sum(
         int(min(node.get(name, 0) // amount for name, amount in each.items())) for node in nodes
@@ -160,13 +230,13 @@ def missing_capacity(nodes: list[Mapping[str, float]], scaling: Scaling) -> str:
         f"the Ray cluster is too small: {scaling.fewest} workers with {need} each, and "
         f"{DATA_CPUS} CPU for data, need {wanted_cpus} CPUs"
         + (f" and {scaling.fewest} GPUs" if scaling.use_gpu else "")
-        + f"; its {len(nodes)} nodes have {cpus:g} CPUs and {gpus:g} GPUs, with places for "
-        f"{places} workers.\n       Ask for fewer workers, or for a larger pool."
+        + f"; its {len(nodes)} nodes have {cpus:g} CPUs and {gpus:g} GPUs, with room for "
+        f"{places} workers.\n       Use fewer workers, or a larger pool."
     )
 
 
 def check_gpus() -> None:
-    """Raises RunError if torch cannot use a GPU that Ray counts on some node."""
+    """Raise RunError if PyTorch cannot use CUDA on a node that has GPUs according to Ray."""
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU")]
     answers = [
         _find_cuda.options(
@@ -187,17 +257,17 @@ def check_gpus() -> None:
     broken = [f"node {name}: {problem}" for name, problem in problems.items() if problem]
     if broken:
         raise RunError(
-            f"CUDA is missing: Ray counts GPUs on {len(nodes)} nodes, but torch cannot use them on "
+            f"CUDA is missing: Ray found GPUs on {len(nodes)} nodes, but PyTorch cannot use them on "
             f"{len(broken)}.\n"
             + "".join(f"       {line}\n" for line in broken)
             + "       Install the NVIDIA driver and device plugin there, or train with "
-            "resources.workers in place of resources.gpus."
+            "resources.workers instead of resources.gpus."
         )
 
 
 @ray.remote(num_gpus=1, num_cpus=0, max_retries=0)
 def _find_cuda() -> str:
-    """What is wrong with CUDA on this node; empty if nothing is."""
+    """Return why CUDA cannot be used on this node, or an empty string if it can."""
     import torch
 
     if torch.cuda.is_available():

@@ -1,7 +1,8 @@
-"""The file in which Ray Train keeps what it knows of a run's checkpoints; without it, nothing is resumed.
+"""Ray Train's snapshot of the checkpoint manager, from which a run with its own training function resumes.
 
-Ray 2.60 writes it in place (`CheckpointManager._write_state_to_storage`), so a kill can leave half of it,
-and refuses to start where it is cut or names a checkpoint that is gone. An intact copy is kept beside it.
+Ray 2.60 overwrites the file in place (`CheckpointManager._write_state_to_storage`), so a kill can truncate
+it. Ray Train fails to start with a truncated file, or one that lists a deleted checkpoint. Therefore a copy
+of the last intact snapshot is kept in the same folder.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from trainyard_trainer.run_folder.folder import RunFolder
 
 
 class RaySnapshot:
-    """That file of a run which a `TorchTrainer` with the run's name and storage has made."""
+    """The snapshot of a `TorchTrainer` with the name and the storage of the run."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -25,7 +26,10 @@ class RaySnapshot:
         self._kept_at = 0.0
 
     def keep(self, *, if_older_s: float = 0.0) -> None:
-        """Copy the file if it is intact and new, unless that was looked at a moment ago. Raises OSError."""
+        """Copy the snapshot if it is intact and has changed. Do nothing within `if_older_s` of the last call.
+
+        Raises StorageError.
+        """
         if time.monotonic() - self._kept_at < if_older_s:
             return
         self._kept_at = time.monotonic()
@@ -35,9 +39,10 @@ class RaySnapshot:
             self._kept = text
 
     def repair(self, say: Callable[[str], None]) -> None:
-        """Put the intact copy in the place of a file with which Ray Train would not start.
+        """Replace a snapshot with which Ray Train would not start by the intact copy.
 
-        Without one the file is moved away: the program starts from what it finds by itself.
+        If there is no intact copy, only move the broken snapshot away. Ray Train then starts without
+        checkpoints.
         """
         if not self._folder.exists(self._path):
             return
@@ -51,21 +56,24 @@ class RaySnapshot:
         if not self._problem(copy):
             self._folder.write(self._path, copy)
             what = "its last intact copy is used"
-        say(f"{self._folder.show(self._path)} {problem}: {what}; it lies in {RAY_SNAPSHOT}.broken")
+        say(
+            f"{self._folder.show(self._path)} {problem}: {what}. The broken file was moved to "
+            f"{RAY_SNAPSHOT}.broken"
+        )
 
     def _read(self, path: str) -> bytes:
-        """Empty where there is no such file."""
+        """Return the content of a file, or empty bytes if it does not exist."""
         try:
             return self._folder.read(path)
         except FileNotFoundError:
             return b""
 
     def _problem(self, text: bytes) -> str:
-        """Why Ray Train would not start with it; empty where it would."""
+        """Return why Ray Train would not start with a snapshot, or an empty string if it would."""
         try:
             results = json.loads(text)["checkpoint_results"]
             names = [result["checkpoint_dir_name"] for result in results]
         except (ValueError, KeyError, TypeError):
-            return "is cut off"
+            return "is truncated"
         gone = [name for name in names if not self._folder.exists(f"{self._folder.root}/{name}")]
-        return f"names checkpoint {gone[0]}, which is gone" if gone else ""
+        return f"lists checkpoint {gone[0]}, which no longer exists" if gone else ""

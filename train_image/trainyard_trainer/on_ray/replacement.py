@@ -1,7 +1,7 @@
-"""A run that has lost a worker gives its cluster up if no place for another one comes in time.
+"""End the attempt if no resources for a lost worker's replacement become available in time.
 
-Kubernetes keeps the pods of a node that is silent until somebody deletes the Node, and for as long KubeRay
-makes no other ones. The next attempt has a cluster of its own, which needs none of these pods.
+Kubernetes keeps the pods of an unreachable node until the Node object is deleted, and KubeRay creates no
+replacements until then. The next attempt gets a new cluster, which does not depend on these pods.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from ray.train.v2._internal.execution.controller.state import (
 )
 
 START_VARIABLE = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
-"""So long Ray Train waits for the places of a worker group, before it counts them anew."""
+"""The variable for how long Ray Train waits for the resources of a worker group before it tries again."""
+
 START_TIMEOUT_S = 60.0
-"""Ray's own."""
+"""Ray Train's default of this variable, in seconds."""
 
 
 class NotReplaced(Exception):
-    """No place came for a worker that was lost."""
+    """An error: no resources became available for a lost worker's replacement."""
 
 
 class ReplacementLimit(ControllerCallback):
-    """Ray Train's controller has one. What it raises ends Ray Train's run."""
+    """A callback of Ray Train's controller that ends the run after a timeout by raising NotReplaced."""
 
     def __init__(self, timeout_s: float, now: Callable[[], float] = time.monotonic) -> None:
         self._timeout_s = timeout_s
         self._now = now
         self._since: float | None = None
-        # It is asked only when Ray Train counts anew.
+        # Ray Train calls this callback only when it tries again.
         os.environ.setdefault(START_VARIABLE, f"{min(START_TIMEOUT_S, timeout_s):g}")
 
     def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:
@@ -48,7 +49,8 @@ class ReplacementLimit(ControllerCallback):
             self._since = now
         if now - self._since >= self._timeout_s:
             raise NotReplaced(
-                f"no place came for the workers within {now - self._since:.0f} s "
-                f"(faults.replacement_timeout_s {self._timeout_s:g}): Ray misses a node, and nothing has "
-                "taken its place; the next attempt, if faults.retries has one left, gets a new cluster"
+                f"the workers could not be restarted within {now - self._since:.0f} s "
+                f"(faults.replacement_timeout_s {self._timeout_s:g}): a node is lost, and no other node has "
+                "free resources for them; the next attempt, if faults.retries has one left, gets a new "
+                "cluster"
             )

@@ -1,6 +1,6 @@
-"""Before Ray Train makes an elastic run's worker group larger or smaller, the group saves and leaves.
+"""Save a checkpoint before Ray Train resizes the worker group of an elastic run.
 
-Ray Train itself ends its workers where they are: the steps since the last checkpoint would be trained again.
+Ray Train itself ends the workers without notice, so the steps since the last checkpoint would be repeated.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from ray.train.v2._internal.execution.callback import ControllerCallback, Worker
 from ray.train.v2._internal.execution.controller.state import ResizingState
 
 from trainyard_trainer.config.storage import Storage
+from trainyard_trainer.errors import StorageError
 from trainyard_trainer.run_folder import failures
 from trainyard_trainer.run_folder.fence import newest_group
 from trainyard_trainer.run_folder.folder import RunFolder
 
 POLL_S = 0.5
+"""The interval in seconds at which the workers' status is polled."""
 
 
 class SaveBeforeResize(WorkerGroupCallback, ControllerCallback):
-    """Ray Train's controller has one, and waits for it."""
+    """A callback that blocks Ray Train's controller until the workers have saved a checkpoint and ended."""
 
     def __init__(self, storage: Storage, run: str, attempt: int) -> None:
         self._storage = storage
@@ -33,17 +35,21 @@ class SaveBeforeResize(WorkerGroupCallback, ControllerCallback):
     def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:
         if not isinstance(current_state, ResizingState):
             return
-        print("the worker group changes its size: its workers save and leave", flush=True)
+        print(
+            "the worker group is being resized: its workers save a checkpoint and end", flush=True
+        )
         try:
             folder = RunFolder.open(self._storage.path, self._run, self._storage.endpoint)
-            self._await_leaving(folder)
-        except OSError as error:
-            # What is raised here would end the run.
-            print(f"the workers could not be asked to save: {error}", flush=True)
+            self._await_end(folder)
+        except StorageError as error:
+            # An exception here would end the run.
+            print(
+                f"the workers could not be asked to save a checkpoint: {error.problem}", flush=True
+            )
 
-    def _await_leaving(self, folder: RunFolder) -> None:
-        """Return when all workers have left, or one has failed; one that hangs is seen as failed in time."""
-        asked, is_said = 0, False
+    def _await_end(self, folder: RunFolder) -> None:
+        """Ask the workers to stop, and wait until all have ended, or one has failed or hangs."""
+        asked, is_logged = 0, False
         while True:
             status = self._group.poll_status(timeout=POLL_S)
             if status.errors:
@@ -52,14 +58,17 @@ class SaveBeforeResize(WorkerGroupCallback, ControllerCallback):
             if status.errors or status.finished:
                 return
             try:
-                # A group that has just been started claims the folder a little later.
+                # A new worker group claims the folder shortly after its start.
                 group = newest_group(folder, self._attempt)
                 if group != asked:
                     folder.write(folder.stop(self._attempt, group), "")
                     asked = group
-            except OSError as error:
-                # A bucket may be away for a while: the workers train on until they can be asked.
-                if not is_said:
-                    print(f"the workers cannot be asked to save yet: {error}", flush=True)
-                is_said = True
+            except StorageError as error:
+                # The storage may be unavailable for a while: the workers continue to train.
+                if not is_logged:
+                    print(
+                        f"the workers cannot be asked to save a checkpoint yet: {error.problem}",
+                        flush=True,
+                    )
+                is_logged = True
             time.sleep(POLL_S)

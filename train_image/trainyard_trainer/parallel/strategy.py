@@ -1,4 +1,4 @@
-"""How a model is spread over workers, and what the workers tell each other."""
+"""Distribute a model over workers with DDP, FSDP2 or DeepSpeed, and exchange values between workers."""
 
 from __future__ import annotations
 
@@ -28,37 +28,39 @@ from trainyard_trainer.config.strategies import DeepSpeedConfig, Fsdp2Config
 from trainyard_trainer.config.train import Train
 
 EXCHANGE_SAMPLE_STEPS = 20
-"""DDP times one step in so many."""
+"""DDP measures the time of communication once in this number of steps."""
 
 UNIT_PARAMETERS = 10_000
-"""Smaller blocks are gathered with what is around them: each exchange takes its time."""
+"""The smallest number of parameters of a unit. Smaller blocks are gathered together with the module around
+them, because each collective operation has a latency."""
 
 BUCKET_PARAMETERS = 2**23
-"""What DeepSpeed exchanges at once, and gathers ahead: 32 MiB of float32, about what DDP exchanges."""
+"""The number of parameters that DeepSpeed exchanges or prefetches at once: 32 MiB of float32, as with DDP."""
 
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
-"""What carries exchanges, by the kind of a worker's device. Workers with GPUs also exchange what lies in host
-memory: norms of shares that are offloaded, and the moving average's count."""
+"""The backends of the process group, by the type of a worker's device. Workers with GPUs also exchange
+tensors in host memory: the norms of offloaded shards, and the step count of the moving average."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""The data types, by their names in the run file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Worker:
-    """One process of a run. With more than one, torch's process group is up before the loop starts."""
+    """One process of a run. If there are several, the process group is initialised before the loop starts."""
 
     rank: int = 0
     world_size: int = 1
     device: torch.device
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum over all workers, in place."""
+        """Sum a tensor over all workers, in place, and return it."""
         if self.world_size > 1:
             distributed.all_reduce(values)
         return values
 
     def from_rank_zero(self, value: Any) -> Any:
-        """What rank 0 passed here, on every worker."""
+        """Return on every worker the value that rank 0 has passed."""
         if self.world_size == 1:
             return value
         box = [value]
@@ -66,7 +68,7 @@ class Worker:
         return box[0]
 
     def gathered(self, value: Any) -> list[Any]:
-        """What each worker passed here, by rank, on every worker."""
+        """Return on every worker the values that all workers have passed, by rank."""
         if self.world_size == 1:
             return [value]
         values: list[Any] = [None] * self.world_size
@@ -75,43 +77,47 @@ class Worker:
 
 
 class Strategy(Protocol):
-    """What the loop asks of `ddp`, and of whatever comes beside it."""
+    """The interface of a strategy to distribute a model over workers."""
 
     is_sharded: bool
-    """Each worker keeps something of the model alone: all take part in every pass, and in every save."""
+    """Whether each worker holds a part of the state, so that all must take part in passes and saves."""
 
     def wrap_model(self, network: nn.Module, worker: Worker) -> nn.Module:
-        """The model whose backward pass exchanges gradients, around the network.
+        """Return the network, wrapped so that its backward pass exchanges gradients.
 
-        That is on the worker's device; one that is to be shared out is in host memory, and moved by this.
+        The network is on the worker's device. If the strategy shards it, it is in host memory, and this
+        method moves it to the device.
         """
 
     def wrap_optimizer(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, worker: Worker
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Both as the loop is to use them: DeepSpeed makes one thing of the two."""
+        """Return the model and the optimizer for the loop. DeepSpeed combines both in its engine."""
 
     def backward(self, model: nn.Module, loss: torch.Tensor) -> None:
-        """Add up the gradients of one pass."""
+        """Run the backward pass, and add its gradients to those of earlier passes of the step."""
 
     def clip(self, network: nn.Module, norm: float) -> None:
-        """Shorten the gradients of a step, over all weights together, to this 2-norm."""
+        """Clip the gradients of a step to this 2-norm, computed over all weights."""
 
     def without_exchange(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Backward passes in it only add up gradients, where each worker has room for all of them."""
+        """Return a context in which backward passes accumulate gradients without communication.
+
+        Strategies whose workers do not hold all gradients communicate nevertheless.
+        """
 
     def sync_buffers(self, network: nn.Module, worker: Worker) -> None:
-        """Give all workers the buffers of rank 0, before they validate or save their shares."""
+        """Copy the buffers of rank 0 to all workers, before they validate or save shards."""
 
     def reshard(self, network: nn.Module) -> None:
-        """Give up, after a validation, what it has gathered."""
+        """Free the weights that were gathered for a validation."""
 
     def exchange_s(self, model: nn.Module) -> float:
-        """Seconds per step for which the exchange was not hidden behind the backward pass."""
+        """Return the seconds per step of communication that did not overlap with the backward pass."""
 
 
 class TorchStrategy:
-    """What torch itself does in the same way however the weights are spread."""
+    """The methods that are the same for all strategies of PyTorch."""
 
     def wrap_optimizer(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, worker: Worker
@@ -125,19 +131,19 @@ class TorchStrategy:
         nn.utils.clip_grad_norm_(network.parameters(), norm, foreach=True)
 
     def without_exchange(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Each pass exchanges: gradients that wait for the last one are as large as the whole model."""
+        """Return a context that does not change anything: accumulated full gradients need too much memory."""
         return nullcontext()
 
     def sync_buffers(self, network: nn.Module, worker: Worker) -> None:
         broadcast_buffers(network, worker)
 
     def exchange_s(self, model: nn.Module) -> float:
-        """It is not told apart from the steps."""
+        """Return 0: the time of communication is not measured."""
         return 0.0
 
 
 class DdpStrategy(TorchStrategy):
-    """A copy of the model on each worker; gradients are averaged."""
+    """DDP: each worker has a copy of the model, and gradients are averaged."""
 
     is_sharded = False
 
@@ -161,15 +167,15 @@ class DdpStrategy(TorchStrategy):
         if not isinstance(model, DistributedDataParallel):
             return 0.0
         measured = model._get_ddp_logging_data()
-        if "avg_backward_comm_time" not in measured:  # until a step has been timed
+        if "avg_backward_comm_time" not in measured:  # until a step has been measured
             return 0.0
         hidden = measured["avg_backward_compute_comm_overlap_time"]
         return max(measured["avg_backward_comm_time"] - hidden, 0) / 1e9
 
 
 class Fsdp2Strategy(TorchStrategy):
-    """A share of each weight on each worker (torch's `fully_shard`); the weights of one unit after the other
-    are gathered for its forward and backward pass."""
+    """FSDP2 (`fully_shard`): each worker has a shard of each weight. The weights of one unit at a time are
+    gathered for its forward and backward pass."""
 
     is_sharded = True
 
@@ -177,7 +183,7 @@ class Fsdp2Strategy(TorchStrategy):
         self._options = options
 
     def wrap_model(self, network: nn.Module, worker: Worker) -> nn.Module:
-        """The network itself: its weights are DTensors from now on, moved to the device block by block."""
+        """Shard the network in place. Its weights become DTensors, and are moved to the device by unit."""
         options = self._options
         _require_group()
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
@@ -198,28 +204,28 @@ class Fsdp2Strategy(TorchStrategy):
         return network
 
     def reshard(self, network: nn.Module) -> None:
-        # The root keeps what it has gathered for a backward pass, which a validation has not.
+        # The root module keeps its gathered weights for a backward pass, which a validation does not have.
         for module in network.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
 
 
 class ZeroStrategy(TorchStrategy):
-    """DeepSpeed's ZeRO: on each worker a share of the optimiser, from stage 2 of gradients, with stage 3 of
-    weights, too."""
+    """DeepSpeed's ZeRO: each worker has a shard of the optimizer state, from stage 2 on also of the
+    gradients, and in stage 3 also of the weights."""
 
     is_sharded = True
 
     def __init__(
         self, options: DeepSpeedConfig, *, clip_norm: float, dtype: torch.dtype | None
     ) -> None:
-        """`clip_norm` 0 for none; `dtype` that of autocast, which DeepSpeed switches on and off itself."""
+        """Store the options. A `clip_norm` of 0 disables clipping; `dtype` is for DeepSpeed's autocast."""
         self._options = options
         self._clip_norm = clip_norm
         self._dtype = dtype
 
     def wrap_model(self, network: nn.Module, worker: Worker) -> nn.Module:
-        """The network itself: DeepSpeed takes it with its optimiser; of stage 3 in host memory until then."""
+        """Return the network. Stage 3 keeps it in host memory until `wrap_optimizer` creates the engine."""
         if self._options.stage == 3:
             for buffer in network.buffers():
                 buffer.data = buffer.to(worker.device)
@@ -233,14 +239,14 @@ class ZeroStrategy(TorchStrategy):
     def wrap_optimizer(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, worker: Worker
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """DeepSpeed's engine, and what moves its weights."""
+        """Return DeepSpeed's engine and its optimizer."""
         deepspeed = _deepspeed_on(worker.device)
         deepspeed.init_distributed(dist_init_required=False)
-        # It wants one, and then takes the device that it is told.
+        # DeepSpeed requires LOCAL_RANK, but uses the device that `args` specifies.
         os.environ.setdefault("LOCAL_RANK", "0")
         settings = self._settings(sum(weight.numel() for weight in model.parameters()))
         if self._options.stage == 3:
-            # Weight by weight: the engine itself would move the whole model first, which may have no room.
+            # Shard weight by weight: the engine itself would first move the whole model, which may not fit.
             deepspeed.zero.Init(module=model, config_dict_or_path=settings)
         engine, *_ = deepspeed.initialize(
             args=SimpleNamespace(device_rank=worker.device.index or 0),
@@ -251,7 +257,7 @@ class ZeroStrategy(TorchStrategy):
         return engine, cast(torch.optim.Optimizer, ZeroOptimizer(engine))
 
     def _settings(self, parameters: int) -> dict[str, Any]:
-        """What DeepSpeed calls its config."""
+        """Return the config for DeepSpeed."""
         options = self._options
         bucket = min(BUCKET_PARAMETERS, parameters)
         zero: dict[str, Any] = {
@@ -259,8 +265,8 @@ class ZeroStrategy(TorchStrategy):
             "reduce_bucket_size": bucket,
             "allgather_bucket_size": bucket,
             "stage3_prefetch_bucket_size": bucket,
-            # Of a model with fewer weights than these usually say, none would ever be given up. Ahead of each
-            # module it gathers another bucket, as long as fewer are there than may live.
+            # With the defaults, a model with fewer weights than these limits would never free any. DeepSpeed
+            # prefetches a bucket before each module while fewer than max_live_parameters are gathered.
             "stage3_max_live_parameters": 2 * bucket,
             "stage3_max_reuse_distance": 0,
             "stage3_param_persistence_threshold": UNIT_PARAMETERS,
@@ -272,14 +278,14 @@ class ZeroStrategy(TorchStrategy):
         return {
             "zero_optimization": zero,
             "zero_allow_untested_optimizer": True,  # SGD; the tests compare it with DDP
-            "zero_force_ds_cpu_optimizer": False,  # torch's own needs no native op
-            "train_micro_batch_size_per_gpu": 1,  # it only counts with it
-            "managed_gradient_accumulation": False,  # a step ends where the loop says so
+            "zero_force_ds_cpu_optimizer": False,  # torch's optimizer needs no native op
+            "train_micro_batch_size_per_gpu": 1,  # DeepSpeed uses it only for statistics
+            "managed_gradient_accumulation": False,  # the loop decides when a step ends
             "gradient_clipping": self._clip_norm,
             "torch_autocast": {
                 "enabled": self._dtype is not None,
                 "dtype": str(self._dtype or torch.bfloat16).removeprefix("torch."),
-                "lower_precision_safe_modules": [],  # of what is exchanged none is rounded
+                "lower_precision_safe_modules": [],  # exchanged values keep their precision
             },
         }
 
@@ -287,13 +293,13 @@ class ZeroStrategy(TorchStrategy):
         model.backward(loss, scale_wrt_gas=False)  # type: ignore[operator]
 
     def clip(self, network: nn.Module, norm: float) -> None:
-        """The engine does it, in its step."""
+        """Do nothing: the engine clips gradients in its step."""
 
     def reshard(self, network: nn.Module) -> None: ...
 
 
 class ZeroOptimizer:
-    """The optimiser of DeepSpeed's engine: what a learner asks of one whose state is shared out."""
+    """An adapter with the methods of an optimizer for DeepSpeed's engine."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -311,34 +317,34 @@ class ZeroOptimizer:
 
 
 def _deepspeed_on(device: torch.device) -> ModuleType:
-    """The library, which takes seconds to load."""
+    """Import DeepSpeed for a device and return it. The import takes seconds."""
     os.environ["DS_ACCELERATOR"] = device.type
     import deepspeed
     from deepspeed import git_version_info, ops
 
-    # Of its native ops those that were built where it was installed: nothing is compiled when a run starts.
+    # Use only the native ops that were built at installation: nothing is compiled when a run starts.
     ops.__compatible_ops__ = git_version_info.installed_ops
     return deepspeed
 
 
 def _require_group() -> None:
-    """A process group, if only of one worker."""
+    """Initialise a process group of one worker, unless there is a process group already."""
     if not distributed.is_initialized():
         distributed.init_process_group(store=distributed.HashStore(), rank=0, world_size=1)
 
 
 def _compute_out_of_place(network: nn.Module) -> None:
-    """Where weights are gathered, a block may return a view: changed in place, it loses its gradients."""
+    """Disable in-place operations, because changing a view of gathered weights loses gradients."""
     for module in network.modules():
         if hasattr(module, "inplace"):
             module.inplace = False  # type: ignore[assignment]
 
 
 def local_shard(tensor: torch.Tensor) -> torch.Tensor:
-    """This worker's share of a tensor that is shared out, else the tensor itself."""
+    """Return this worker's shard of a tensor, or the tensor itself if it is not sharded."""
     if isinstance(tensor, DTensor):
         return tensor.to_local()
-    share: torch.Tensor = getattr(tensor, "ds_tensor", tensor)  # ZeRO's, of a weight
+    share: torch.Tensor = getattr(tensor, "ds_tensor", tensor)  # set by ZeRO stage 3
     return share
 
 
@@ -357,23 +363,23 @@ def strategy_of(train: Train, dtype: torch.dtype | None) -> Strategy:
 
 
 def broadcast_buffers(network: nn.Module, worker: Worker) -> None:
-    """Batch norm statistics are of a worker's own last batch until the next forward pass."""
+    """Copy the buffers of rank 0 to all workers, whose batch norm statistics may differ."""
     if worker.world_size > 1:
         for buffer in network.buffers():
             distributed.broadcast(buffer, src=0)
 
 
 def units(network: nn.Module) -> Iterator[nn.Module]:
-    """The blocks of which a network is a row: what lies in its sequences and lists, and is large enough."""
+    """Yield the blocks that are gathered as units: the large items of `Sequential` and `ModuleList`."""
     for name, module in network.named_children():
-        if _is_row(module):
+        if _is_sequence(module):
             yield from units(module)
-        elif _is_row(network) and name:
+        elif _is_sequence(network) and name:
             if sum(each.numel() for each in module.parameters()) >= UNIT_PARAMETERS:
                 yield module
         else:
             yield from units(module)
 
 
-def _is_row(module: nn.Module) -> bool:
+def _is_sequence(module: nn.Module) -> bool:
     return type(module) in (nn.Sequential, nn.ModuleList)

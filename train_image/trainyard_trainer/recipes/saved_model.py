@@ -128,8 +128,7 @@ def deliver(folder: RunFolder, checkpoints: Checkpoints, checkpoint: SavedCheckp
     if MODEL in checkpoint.files and not checkpoint.config["train"]["ema_decay"]:
         folder.copy(checkpoints.path(checkpoint.name, MODEL), folder.model)
     else:
-        with folder.writing(folder.model) as stream:
-            torch.save(_weights(checkpoints, checkpoint), stream)
+        checkpoints.write(folder.model, _weights(checkpoints, checkpoint))
     folder.write(folder.model_facts, json.dumps(facts_of(checkpoint), indent=2))
 
 

@@ -15,6 +15,13 @@ from trainyard_trainer.data.prepared import Prepared
 from trainyard_trainer.report.charts import Chart, MetricsLines, curves, draw
 from trainyard_trainer.report.elements import count, duration, table
 from trainyard_trainer.report.verdict import Verdict
+from trainyard_trainer.run_files.names import RECORD
+from trainyard_trainer.run_files.record_text import (
+    HEADINGS,
+    NODE_HEADINGS,
+    attempt_row,
+    node_rows,
+)
 
 PARTS = {
     "startup": ("Start-up", "from the start of an attempt to its first step"),
@@ -26,7 +33,7 @@ PARTS = {
 }
 """Names and meanings of the parts of `progress.TIME_PHASES`."""
 
-WITH_EXCHANGE = "the steps, with what workers exchange in them"
+WITH_EXCHANGE = "training steps, including communication"
 """What is computing where `communication` is not told apart."""
 
 
@@ -74,6 +81,7 @@ def render(config: TrainerConfig, data: Prepared, findings: ReportContents) -> s
         *(section(title, content) for title, content in own.sections),
         section("Data and outcome", facts(config, own, summary)),
         section("Attempts", attempts(findings.attempts)),
+        section("Where and with what", run_record(summary)),
         section("Settings", table(("setting", "value"), flat(config.model_dump(mode="json")))),
     )
     headline = tiles(own.result, summary["train_s"], own.speed, attempts_so_far=summary["attempts"])
@@ -209,6 +217,17 @@ def attempts(lines: Iterable[dict[str, Any]]) -> str:
             )
             for line in lines
         ),
+    )
+
+
+def run_record(summary: Mapping[str, Any]) -> str:
+    """Where and with what each attempt ran, a column for each; and each node with its GPUs."""
+    record = summary[RECORD]
+    head, *rows = zip(HEADINGS, *map(attempt_row, record), strict=True)
+    nodes = node_rows(record)
+    return (
+        f"{table(head, rows)}<details><summary>Nodes and GPUs: {len(nodes)}</summary>"
+        f"{table(NODE_HEADINGS, nodes)}</details>"
     )
 
 

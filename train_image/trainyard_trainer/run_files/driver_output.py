@@ -9,6 +9,10 @@ import json
 import re
 from typing import Any
 
+FRONT_END_VARIABLE = "TRAINYARD_FRONT_END"
+"""The environment variable with the process id of the command that started a program of the trainer on the
+same machine. The program's standard input is then a pipe that this command holds open while it lives."""
+
 PROGRESS = "progress "
 """The beginning of a line with the newest progress report, as JSON."""
 
@@ -21,8 +25,17 @@ PROBE = "probe "
 ERROR = "error: "
 """The beginning of the line that says why a program failed; details follow, indented."""
 
+FINAL_FAILURE = "final failure "
+"""The beginning of the line after an error that a retry cannot cure, as JSON with the exit code."""
+
+STORAGE = "storage: "
+"""The beginning of an error that an operation on the run's storage failed with."""
+
 STOPPED = "stopped: all is saved up to step "
 """The beginning of the last line of a driver that was asked to stop and whose workers have saved."""
+
+AT_LIMIT = "the run stopped at its limit"
+"""The beginning of the error of a run that has used up `limits.max_run_s`."""
 
 STOPPED_STEP = re.compile(rf"{STOPPED}(\d+)")
 """Finds the step of `STOPPED`."""
@@ -32,7 +45,7 @@ WORKER_FAILED = re.compile(r"worker \d+ of group \d+ failed: .*")
 
 
 def record_line(prefix: str, record: dict[str, Any]) -> str:
-    """Return the line for a record: `PROGRESS`, `SUMMARY` or `PROBE`, and JSON."""
+    """Return the line for a record: a prefix of this module, and JSON."""
     return f"{prefix}{json.dumps(record)}"
 
 

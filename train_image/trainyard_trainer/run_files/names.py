@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from functools import total_ordering
 
 RUN = "run.json"
-"""The config of the newest attempt."""
+"""The config of the newest attempt, and the record of all attempts."""
+
+RECORD = "record"
+"""The key of run.json and summary.json with the record of all attempts; see `run_folder.run_record`."""
+
+IMAGES = "images.json"
+"""The digest of the image of each pod, by the pod's name; a launcher writes it."""
 
 SUBMISSION = "submission.json"
 """What was submitted, config and objects: with it `trainyard reproduce` renders the same RayJob again."""
@@ -26,7 +32,7 @@ FAILURES = "failures.jsonl"
 """One line for each failure of a worker group."""
 
 WORKERS = "workers.json"
-"""The pod and process of each rank."""
+"""The pod, process and GPU of each rank."""
 
 METRICS = "metrics.jsonl"
 """One line for each report of metrics."""
@@ -37,8 +43,17 @@ PROGRESS = "progress.json"
 SUMMARY = "summary.json"
 """How the newest attempt ended."""
 
+FINAL_FAILURE = "final-failure.json"
+"""The error of an attempt that a retry cannot cure, for the retries of the same submission."""
+
+RUN_LIMIT = "run-limit.json"
+"""When the first driver of a submission with `limits.max_run_s` started, for the retries."""
+
 REPORT = "report.html"
 """The report of a run that succeeded."""
+
+RAY_LOG = "ray.log"
+"""The standard error of the newest attempt on a laptop, and that of Ray's own processes."""
 
 MODEL = "model.pt"
 """The weights that the run delivers."""
@@ -68,11 +83,13 @@ SET_ASIDE = "set-aside.txt"
 """The name of the folder to which the files go while `--fresh` sets them aside."""
 
 LOGS = "logs"
-"""The folder of the drivers' logs."""
+"""The folder of the logs of drivers and workers."""
 
 _CHECKPOINT = re.compile(r"s(\d{12})-a(\d+)\.(\d+)")
 _MANIFEST = re.compile(rf"{CHECKPOINTS}/([^/]+)/{re.escape(CHECKPOINT_MANIFEST)}")
 _LOG = re.compile(rf"{LOGS}/attempt-(\d+)\.log")
+_GROUP = re.compile(r"attempt-(\d+)\.(\d+)")
+_WORKER_LOG = re.compile(rf"{LOGS}/attempt-(\d+)\.(\d+)/worker-(\d+)\.log")
 
 
 def log_of(attempt: int) -> str:
@@ -88,6 +105,44 @@ def attempt_of_log(file: str) -> int | None:
     """Return the attempt whose log a file is, or None for any other file."""
     match = _LOG.fullmatch(file)
     return int(match[1]) if match else None
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class WorkerLogName:
+    """The name of a worker's log in parts; the newest log of a worker has the greatest name."""
+
+    attempt: int
+    """The attempt, from 1."""
+
+    group: int
+    """The worker group of the attempt, from 1: each restart of the workers is a new one."""
+
+    rank: int
+    """The rank of the worker."""
+
+    @classmethod
+    def parse(cls, file: str) -> WorkerLogName | None:
+        """Return the parts of a path in the run's folder, or None for any other file."""
+        match = _WORKER_LOG.fullmatch(file)
+        return cls(*map(int, match.groups())) if match else None
+
+    def __str__(self) -> str:
+        return f"{worker_logs_of(self.attempt, self.group)}/worker-{self.rank}.log"
+
+
+def worker_logs_of(attempt: int, group: int) -> str:
+    """Return the path of the folder with the logs of a worker group.
+
+    >>> str(WorkerLogName(2, 1, 17))
+    'logs/attempt-2.1/worker-17.log'
+    """
+    return f"{LOGS}/attempt-{attempt}.{group}"
+
+
+def group_of_logs(name: str) -> tuple[int, int] | None:
+    """Return attempt and worker group of the name of a folder in `logs`, or None for any other name."""
+    match = _GROUP.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 @total_ordering

@@ -17,6 +17,10 @@ VARIABLE = "TRAINYARD_SUBMISSION"
 """The environment variable of the head that tells what the config does not: image, pools, queue, network,
 and the hash of each part of the RayJob."""
 
+SOURCE_VARIABLE = "TRAINYARD_SOURCE"
+"""The environment variable of the head with the git revision from which the run was submitted, as JSON.
+It is added to the RayJob after its name was computed, so that a commit does not make another submission."""
+
 ROOM = 64 * 2**20
 RATIO = 20
 

@@ -5,40 +5,38 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from trainyard_trainer.config.storage import Storage
-from trainyard_trainer.errors import RunError
-from trainyard_trainer.run_folder import set_aside
+from trainyard_trainer import front_end
+from trainyard_trainer.errors import RunError, StorageError, TrainerError
+from trainyard_trainer.run_files import names
+from trainyard_trainer.run_folder import final_failure, set_aside
 from trainyard_trainer.run_folder.fence import Fenced
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.lease import Lease
 from trainyard_trainer.run_folder.log import Output
-
-
-@contextmanager
-def explained_storage_errors(storage: Storage) -> Iterator[None]:
-    """Turn an OSError of the storage into a RunError that names the storage."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(
-            f"the storage {storage.path} cannot be used: {error}\n"
-            "       It must be a folder or bucket that this machine may read and write."
-        ) from error
+from trainyard_trainer.run_folder.run_record import RunRecord
 
 
 @contextmanager
 def running_attempt(
-    folder: RunFolder, lease: Lease, output: Output, failed: Callable[[str], dict[str, Any]]
+    folder: RunFolder,
+    lease: Lease,
+    output: Output,
+    failed: Callable[[str], dict[str, Any]],
+    *,
+    retries: int,
+    record: RunRecord,
 ) -> Iterator[None]:
-    """Run the attempt that holds the lease, with its log in the run's folder.
+    """Run the attempt that holds the lease, with its log and its record in the run's folder.
 
     First the files that killed attempts left behind are removed. If the attempt fails, summary.json gets
-    what `failed` returns for the first line of the error.
+    what `failed` returns for the first line of the error, and an error that a retry cannot cure is recorded
+    for the `retries` that KubeRay starts.
     """
     output.keep_in(folder, folder.log(lease.attempt))
+    front_end.keep_stderr_in(f"{folder.root}/{names.RAY_LOG}")
     fail_on_sigterm()
     try:
         folder.sweep()
@@ -46,14 +44,22 @@ def running_attempt(
         # The run has no outcome until this attempt has ended.
         folder.delete(folder.summary)
         yield
-    except (Fenced, Leaving):
-        raise  # The folder belongs to another attempt, or soon will.
+    except Leaving:
+        with suppress(StorageError):
+            record.end()
+        raise  # The folder will soon belong to another attempt.
+    except Fenced:
+        raise  # The folder belongs to another attempt.
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             error = RunError("the run was interrupted; started again, it goes on from there")
         line = (str(error).splitlines() or [type(error).__name__])[0]
-        folder.write(folder.summary, json.dumps(failed(line), indent=2))
+        folder.write(folder.summary, json.dumps(failed(line) | record.end(), indent=2))
+        if isinstance(error, TrainerError):
+            final_failure.record(folder, lease.attempt, error, retries)
         raise error
+    finally:
+        record.stop()
 
 
 def fail_on_sigterm() -> None:

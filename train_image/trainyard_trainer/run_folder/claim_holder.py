@@ -7,6 +7,8 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainyard_trainer import front_end
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClaimHolder:
@@ -20,6 +22,9 @@ class ClaimHolder:
     boot_id: str
     pid_namespace: str
     """The PID namespace: two pods on one machine both have a process 1."""
+
+    front_end: tuple[int, int] | None = None
+    """The process id and start time of the command on this machine that shows its output, if there is one."""
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
@@ -36,6 +41,7 @@ class ClaimHolder:
             host=socket.gethostname(),
             boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
             pid_namespace=str(Path("/proc/self/ns/pid").readlink()),
+            front_end=_current_front_end(),
         )
 
     def is_visible(self) -> bool:
@@ -50,6 +56,19 @@ class ClaimHolder:
     def is_alive(self) -> bool:
         """Whether the process still runs; only valid for a visible holder."""
         return start_time(self.pid) == self.started
+
+    def is_orphaned(self) -> bool:
+        """Whether the holder had a front end that is gone; only valid for a visible holder."""
+        if self.front_end is None:
+            return False
+        pid, started = self.front_end
+        return start_time(pid) != started
+
+
+def _current_front_end() -> tuple[int, int] | None:
+    """Return the process id and start time of this process's front end; 0 for one that is gone already."""
+    pid = front_end.pid()
+    return None if pid is None else (pid, start_time(pid) or 0)
 
 
 def start_time(pid: int) -> int | None:

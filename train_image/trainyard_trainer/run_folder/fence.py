@@ -55,7 +55,10 @@ class Fence:
             raise self.gone()
 
     def check(self) -> None:
-        """Raise Fenced if a newer claim exists or this one is gone; OSError if the storage cannot be read."""
+        """Raise Fenced if a newer claim exists or this one is gone.
+
+        Raises StorageError if the storage cannot be read.
+        """
         if (self.attempt, self.group) not in self.check_newer():
             raise self.gone()
 

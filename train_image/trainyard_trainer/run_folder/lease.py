@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from types import TracebackType
 
-from trainyard_trainer.errors import RunError
+from trainyard_trainer.errors import RunError, StorageError
 from trainyard_trainer.run_files.lease import (
     HEARTBEAT_S,
     STALE_S,
@@ -101,27 +101,21 @@ class Lease:
         `wait_s`.
         """
         times, holder = times or LeaseTimes(), holder or ClaimHolder.current()
-        try:
-            # If several processes claim the run at the same time, one succeeds and the others start over.
-            while True:
-                newest = max((attempt for attempt, _ in claims_of(folder)), default=0)
-                if newest:
-                    _await_end(folder, newest, say, times)
-                recorded = (line["attempt"] for line in read_lines(folder, folder.attempts))
-                fence = Fence(folder, 1 + max(newest, *recorded, 0))
-                claim = make_claim(fence.attempt, fence.group, holder)
-                if folder.create(fence.path, claim):
-                    break
-            if folder.exclusion_gap:
-                say(
-                    "lease: two attempts that start in the same second might both go on for a while: "
-                    + folder.exclusion_gap
-                )
-        except OSError as error:
-            raise RunError(
-                f"the run's folder {folder.show(folder.root)} cannot be claimed: {error}\n"
-                "       It must be on a disk or in a bucket that this machine may read and write."
-            ) from error
+        # If several processes claim the run at the same time, one succeeds and the others start over.
+        while True:
+            newest = max((attempt for attempt, _ in claims_of(folder)), default=0)
+            if newest:
+                _await_end(folder, newest, say, times)
+            recorded = (line["attempt"] for line in read_lines(folder, folder.attempts))
+            fence = Fence(folder, 1 + max(newest, *recorded, 0))
+            claim = make_claim(fence.attempt, fence.group, holder)
+            if folder.create(fence.path, claim):
+                break
+        if folder.exclusion_gap:
+            say(
+                "lease: two attempts that start in the same second might both go on for a while: "
+                + folder.exclusion_gap
+            )
         return cls(fence, claim, say, times)
 
     @property
@@ -130,7 +124,7 @@ class Lease:
         return self._fenced is not None
 
     def check(self) -> None:
-        """Raise Fenced if a newer attempt has taken over; OSError if the storage cannot be read."""
+        """Raise Fenced if a newer attempt has taken over; StorageError if the storage cannot be read."""
         if self._fenced:
             raise self._fenced
         self._fence.check()
@@ -153,10 +147,10 @@ class Lease:
             return
         try:
             self._folder.write(f"{self._folder.root}/{ended_file(self.attempt)}", _now() + "\n")
-        except OSError as trouble:
+        except StorageError as trouble:
             self._say(
                 f"lease: it could not be given back, so the next attempt waits "
-                f"{self._times.stale_s:g} s: {trouble}"
+                f"{self._times.stale_s:g} s: {trouble.problem}"
             )
 
     def _live(self) -> None:
@@ -172,10 +166,10 @@ class Lease:
                 self._fenced = fenced
                 self._say(f"lease: {fenced}")
                 return
-            except OSError as trouble:
+            except StorageError as trouble:
                 # The storage may come back. Until then no other attempt can claim the run there either.
                 if not is_in_trouble:
-                    self._say(f"lease: no sign of life could be written: {trouble}")
+                    self._say(f"lease: no sign of life could be written: {trouble.problem}")
                 is_in_trouble = True
             if self._stop.wait(self._times.heartbeat_s):
                 return
@@ -194,15 +188,37 @@ def _await_end(folder: RunFolder, attempt: int, say: Say, times: LeaseTimes) -> 
         return
     holder = _read_holder(folder, attempt)
     if holder and holder.is_visible():
-        if holder.is_alive():
+        if holder.is_orphaned():
+            _await_orphan(folder, attempt, holder, say, times)
+        if holder.is_alive() and not folder.exists(f"{folder.root}/{ended_file(attempt)}"):
             raise RunError(
                 f"the run {folder.name} is being trained already: by attempt {attempt}, "
                 f"{holder}.\n       Wait for its end, or stop it (kill {holder.pid}), and start again: "
                 "the run goes on where it stopped."
             )
-        say(f"lease: attempt {attempt}, {holder}, is dead")
+        if not folder.exists(f"{folder.root}/{ended_file(attempt)}"):
+            say(f"lease: attempt {attempt}, {holder}, is dead")
         return
     _await_silence(folder, attempt, holder, say, times)
+
+
+def _await_orphan(
+    folder: RunFolder, attempt: int, holder: ClaimHolder, say: Say, times: LeaseTimes
+) -> None:
+    """Wait until an attempt whose front end was killed has saved and ended, for `wait_s` at most."""
+    deadline = time.monotonic() + times.wait_s
+    said = time.monotonic()
+    while holder.is_alive() and not folder.exists(f"{folder.root}/{ended_file(attempt)}"):
+        now = time.monotonic()
+        if now >= deadline:
+            return
+        if now >= said:
+            say(
+                f"lease: the command that started attempt {attempt}, {holder}, was killed: waiting at most "
+                f"{deadline - now:.0f} s until the attempt has saved and ended"
+            )
+            said = now + times.say_s
+        time.sleep(min(times.poll_s, 0.2))
 
 
 def _await_silence(
@@ -239,7 +255,9 @@ def _read_holder(folder: RunFolder, attempt: int) -> ClaimHolder | None:
     """Return the process of a claim; None if the file is incomplete or of another version."""
     try:
         claim = json.loads(folder.read(f"{folder.root}/{claim_file(attempt)}"))
-        return ClaimHolder(**claim["holder"])
+        holder = claim["holder"]
+        front_end = holder.pop("front_end", None)
+        return ClaimHolder(**holder, front_end=front_end and tuple(front_end))
     except (ValueError, KeyError, TypeError):
         return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 import threading
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
+from trainyard_trainer.errors import StorageError
 from trainyard_trainer.run_files.driver_output import PROGRESS
 from trainyard_trainer.run_folder.folder import RunFolder
 
@@ -53,9 +55,9 @@ class Output:
         sys.stdout, sys.stderr = self._streams
         try:
             self.flush()
-        except OSError as trouble:  # no news beside how the program ends
+        except StorageError as trouble:  # no news beside how the program ends
             print(
-                f"warning: the end of this log is not in the run's folder: {trouble}",
+                f"warning: the end of this log is not in the run's folder: {trouble.problem}",
                 file=sys.stderr,
             )
         if self._copy:
@@ -75,7 +77,7 @@ class Output:
     def flush(self, *, if_older_s: float = 0.0) -> None:
         """Bring the run's file up to date, unless that was done a moment ago.
 
-        Raises OSError; what could not be written then comes with the next flush.
+        Raises StorageError; what could not be written then comes with the next flush.
         """
         if self._folder is None or time.monotonic() - self._flushed < if_older_s:
             return
@@ -87,7 +89,7 @@ class Output:
             return
         try:
             self._folder.append(self._path, text)
-        except OSError:
+        except StorageError:
             with self._lock:
                 newer = self._pending.getvalue()
                 self._pending = io.StringIO()
@@ -103,12 +105,23 @@ class _Copied(io.TextIOBase):
         self._copy = copy
 
     def write(self, text: str) -> int:
-        self._stream.write(text)
         self._copy(text)
+        try:
+            self._stream.write(text)
+        except BrokenPipeError:
+            self._detach()
         return len(text)
 
     def flush(self) -> None:
-        self._stream.flush()
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._detach()
+
+    def _detach(self) -> None:
+        """Write to /dev/null from now on: nobody reads the pipe any more, and the copy has the text."""
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), self._stream.fileno())
 
     def fileno(self) -> int:
         return self._stream.fileno()
@@ -144,14 +157,14 @@ class ProgressPrinter:
     def _poll(self) -> None:
         while not self._stop.wait(POLL_S):
             self._print()
-            with suppress(OSError):  # the storage is away for a moment
+            with suppress(StorageError):  # the storage is away for a moment
                 self._output.flush(if_older_s=self._folder.flush_interval_s)
 
     def _print(self) -> None:
         try:
             text = self._folder.read(self._folder.progress)
             attempt = json.loads(text)["attempt"]
-        except (OSError, ValueError):
+        except (StorageError, ValueError):
             # Not there yet, or the storage is away for a moment; or a bucket gave the beginning of one
             # object and the end of the next. The next second will tell.
             return

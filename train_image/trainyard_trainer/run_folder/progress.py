@@ -162,12 +162,17 @@ def eta_s(total: int, samples: int, samples_at_start: int, elapsed_s: float) -> 
 
 
 def cleaned(record: dict[str, Any]) -> dict[str, Any]:
-    """Floats with as many digits as mean anything; None for NaN, which is no JSON."""
+    """Return a record with rounded numbers, and with None for NaN and infinity, which JSON does not have.
+
+    A number is rounded to 6 decimals; below 1 to 7 significant digits, which keep a learning rate of 1e-7.
+    """
 
     def clean(value: Any) -> Any:
-        if isinstance(value, float):
-            return round(value, 6) if math.isfinite(value) else None
-        return value
+        if not isinstance(value, float):
+            return value
+        if not math.isfinite(value):
+            return None
+        return round(value, 6) if abs(value) >= 1 else float(f"{value:.7g}")
 
     return {key: clean(value) for key, value in record.items()}
 
@@ -178,7 +183,7 @@ def to_json(record: dict[str, Any]) -> str:
 
 
 def read_lines(folder: RunFolder, path: str) -> list[dict[str, Any]]:
-    """The records of a file with one JSON object per line, without a last line that was cut off."""
+    """Return the records of a file with one JSON object per line, without an incomplete last line."""
     if not folder.exists(path):
         return []
     records = []

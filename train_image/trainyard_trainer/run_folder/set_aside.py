@@ -94,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
         name = set_aside(RunFolder.open(wanted.path, wanted.name, wanted.endpoint))
     except ConfigError as error:
         parser.error(str(error))
-    except (TrainerError, OSError) as error:
+    except TrainerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     if name is not None:

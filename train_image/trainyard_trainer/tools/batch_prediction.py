@@ -1,12 +1,12 @@
-"""Labels for all rows of Parquet files: what is read of them, what is asked, and what is written.
+"""Predict the classes of all images in Parquet files: read the rows, run the model, write the predictions.
 
-Each file of the input becomes one of the output, of the same name, with the same rows in the same order: its
-columns but for the images, and behind them
+Each input file becomes one output file with the same name and the same rows in the same order. It has all
+columns except the images, and in addition:
 
-    predicted     the likeliest class
-    probability   how sure the model is of it
-    top           the likeliest classes with their probabilities, where more than one was asked for
-    error         why the row has no image that can be used; it has no prediction then
+    predicted     the most likely class
+    probability   the probability of this class
+    top           the most likely classes with their probabilities, if --top is more than 1
+    error         why the image cannot be used; such a row has no prediction
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pyarrow import fs
 
 from trainyard_trainer.data.image_codec import UnreadableError, load, to_png
 from trainyard_trainer.data.prepared import METADATA_KEY, pixels_to_values
-from trainyard_trainer.data.sources.find import list_all
+from trainyard_trainer.data.sources.listing import explained_errors, list_all
 from trainyard_trainer.data.sources.pixel_columns import (
     NO_IMAGE,
     PixelLayout,
@@ -40,19 +40,19 @@ from trainyard_trainer.storage import open_filesystem
 from trainyard_trainer.tools.classifier import Classifier
 
 PART_BYTES = 2**24
-"""Pixels that are read at once, about."""
+"""The approximate number of bytes of pixels that are read at once."""
 
-SHARE = pa.struct([("class", pa.string()), ("probability", pa.float64())])
+CLASS_PROBABILITY = pa.struct([("class", pa.string()), ("probability", pa.float64())])
 
 ANSWER = pa.schema(
     [
         ("predicted", pa.string()),
         ("probability", pa.float64()),
-        ("top", pa.list_(SHARE)),
+        ("top", pa.list_(CLASS_PROBABILITY)),
         ("error", pa.string()),
     ]
 )
-"""What is said of a row."""
+"""The columns that a prediction adds to a row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,56 +60,57 @@ class Input:
     """A Parquet file of images."""
 
     path: str
-    """In the filesystem's own words."""
+    """The path in the filesystem."""
     name: str
-    """Below the data set's folder."""
+    """The path relative to the folder of the data set."""
     schema: pa.Schema
     image_column: str
     layout: PixelLayout | None
-    """None for picture files."""
+    """The layout of the pixels; None if the column contains encoded images."""
     group_rows: tuple[int, ...]
-    """Of each row group."""
+    """The number of rows of each row group."""
 
     @property
     def rows(self) -> int:
+        """The number of rows of the file."""
         return sum(self.group_rows)
 
     @property
     def other_columns(self) -> list[str]:
+        """The names of all columns except that of the images."""
         return [name for name in self.schema.names if name != self.image_column]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stretch:
-    """Row groups of a file that are read by one task."""
+    """Consecutive row groups of a file that one task reads."""
 
     file: int
-    """Its number among the inputs."""
+    """The index of the file among the inputs."""
     first_group: int
     end_group: int
     first_row: int
-    """Its number in the whole data set."""
-
-
-# Reading.
+    """The number of the first row in the whole data set."""
 
 
 def open_inputs(
     path: str, endpoint: str | None, image_column: str, label_column: str | None = None
 ) -> list[Input]:
-    """The Parquet files at a path, in the order of their names, which must have these columns.
+    """Return the Parquet files at a path in the order of their names.
 
-    Raises ConfigError.
+    Raises ConfigError if there are none, or if one lacks the given columns.
     """
     filesystem, root = open_filesystem(path, endpoint, names=("--data", "--endpoint"))
-    info = filesystem.get_file_info(root)
+    with explained_errors(path, "--data"):
+        info = filesystem.get_file_info(root)
     if info.type == fs.FileType.NotFound:
-        raise ConfigError(f"--data = {path}: there is nothing.")
+        raise ConfigError(f"--data = {path} does not exist.")
     found = [info] if info.type == fs.FileType.File else list_all(filesystem, root)
     files = [each.path for each in found if each.base_name.endswith(".parquet")]
     if not files:
         raise ConfigError(
-            f"--data = {path} has no Parquet file. `trainyard data prepare` makes some of pictures."
+            f"--data = {path} has no Parquet files. `trainyard data prepare` converts images to Parquet "
+            "files."
         )
     above = root.rpartition("/")[0] if info.type == fs.FileType.File else root
     with ThreadPoolExecutor(OPENING_THREADS) as pool:
@@ -121,20 +122,17 @@ def open_inputs(
 
 
 def _open(filesystem: fs.FileSystem, root: str, path: str, image_column: str) -> Input:
-    try:
-        with filesystem.open_input_file(path) as stream:
-            file = pq.ParquetFile(stream)
-            schema, metadata = file.schema_arrow, file.metadata
-    except pa.ArrowInvalid as error:
-        raise ConfigError(f"{path} is no intact Parquet file: {error}") from error
+    with explained_errors(path, "--data"), filesystem.open_input_file(path) as stream:
+        file = pq.ParquetFile(stream)
+        schema, metadata = file.schema_arrow, file.metadata
     if image_column not in schema.names:
         raise ConfigError(
             f"{path} has no column {image_column}; its columns are {', '.join(schema.names)}. "
-            "Name that of the images with --image-column."
+            "Set --image-column to the column with the images."
         )
     if taken := [name for name in ANSWER.names if name in schema.names and name != image_column]:
         raise ConfigError(
-            f"{path} has a column {taken[0]} already, which a prediction would add. Rename it."
+            f"{path} already has a column {taken[0]}, which the predictions would add. Rename it."
         )
     header = json.loads((schema.metadata or {}).get(METADATA_KEY, b"{}"))
     layout: PixelLayout | None = None
@@ -156,7 +154,7 @@ def _open(filesystem: fs.FileSystem, root: str, path: str, image_column: str) ->
 
 
 def stretches_of(inputs: Sequence[Input], bytes_per_sample: int) -> Iterator[Stretch]:
-    """All row groups, a few at a time where they are small."""
+    """Yield all row groups of the inputs, several small ones together."""
     first_row = 0
     wanted = max(1, PART_BYTES // bytes_per_sample)
     for number, file in enumerate(inputs):
@@ -174,10 +172,10 @@ def stretches_of(inputs: Sequence[Input], bytes_per_sample: int) -> Iterator[Str
 def read_stretch(
     file: Input, stretch: Stretch, filesystem: fs.FileSystem, shape: tuple[int, int, int]
 ) -> Iterator[pa.Table]:
-    """Rows with their number, pixels in that shape, and why there are none, a part at a time."""
+    """Yield tables with the number of each row, its pixels in the given shape, or an error."""
     size = int(np.prod(shape))
     row = stretch.first_row
-    with filesystem.open_input_file(file.path) as stream:
+    with explained_errors(file.path, "--data"), filesystem.open_input_file(file.path) as stream:
         batches = pq.ParquetFile(stream, pre_buffer=False, buffer_size=2**20).iter_batches(
             batch_size=max(1, PART_BYTES // size),
             row_groups=range(stretch.first_group, stretch.end_group),
@@ -199,7 +197,7 @@ def read_stretch(
 def _pixels_of(
     values: pa.Array, layout: PixelLayout | None, shape: tuple[int, int, int]
 ) -> tuple[np.ndarray, list[str | None]]:
-    """(N, C, H, W) uint8, and why an image is none."""
+    """Return the images, (N, C, H, W) uint8, and for each the reason why it cannot be used, or None."""
     errors: list[str | None] = [None] * len(values)
     if layout is not None:
         read = to_pixels(values, layout)
@@ -225,11 +223,8 @@ def _pixels_of(
     return pixels, errors
 
 
-# Asking.
-
-
 def answers_to(classifier: Classifier, rows: pa.Table, *, top: int, batch_size: int) -> pa.Table:
-    """What `read_stretch` gave -> row, and the columns of an answer."""
+    """Return the number of each row and its prediction, for a table of `read_stretch`."""
     shape = classifier.info.shape
     layout = PixelLayout((classifier.info.bytes_per_sample,), shape, is_channel_last=False)
     pixels = np.asarray(to_pixels(rows["pixels"].combine_chunks(), layout).images)
@@ -252,54 +247,53 @@ def answers_to(classifier: Classifier, rows: pa.Table, *, top: int, batch_size: 
                     each and [{"class": label, "probability": sure} for label, sure in each]
                     for each in likeliest
                 ],
-                pa.list_(SHARE),
+                pa.list_(CLASS_PROBABILITY),
             ),
             "error": rows["error"],
         }
     )
 
 
-# Writing.
-
-
 @dataclass(slots=True)
 class Writer:
-    """Writes the files of the output one after the other, as answers come in the order of the rows."""
+    """Write the output files one after the other, from predictions that arrive in the order of the rows."""
 
     inputs: Sequence[Input]
     filesystem: fs.FileSystem
-    """Of the inputs."""
+    """The filesystem of the inputs."""
     out: RunFolder
     classes: tuple[str, ...]
-    """The model's."""
+    """The names of the model's classes."""
     top: int
     label_column: str
     rows: int = 0
     bad_rows: int = 0
     labelled_rows: int = 0
-    """Those that have a label and a prediction."""
+    """The number of rows with both a label and a prediction."""
     agreeing_rows: int = 0
     first_error: str = ""
     _held: list[pa.Table] = field(default_factory=list)
     _written: int = 0
-    """Files of the output."""
+    """The number of output files that are complete."""
 
     def add(self, answers: pa.Table) -> None:
-        """What is said of the rows that come next. Raises ValueError for others."""
+        """Add the predictions of the next rows. Raises ValueError if they are not the next ones."""
         numbers = answers["row"].to_numpy()
         if not np.array_equal(numbers, np.arange(self.rows, self.rows + len(numbers))):
-            raise ValueError(f"rows {self.rows} and on are to come, and {numbers[:3]} came")
+            raise ValueError(f"expected rows from {self.rows} on, got {numbers[:3]}")
         self.rows += len(numbers)
         self._held.append(answers.drop_columns(["row"]))
-        self._write_what_is_whole()
+        self._write_complete_files()
 
     def finish(self) -> None:
-        """Raises ValueError where rows are missing."""
-        self._write_what_is_whole()
+        """Write the remaining files. Raises ValueError if rows are missing."""
+        self._write_complete_files()
         if self._written < len(self.inputs):
-            raise ValueError(f"{self.inputs[self._written].name} lacks rows")
+            raise ValueError(
+                f"predictions of rows of {self.inputs[self._written].name} are missing"
+            )
 
-    def _write_what_is_whole(self) -> None:
+    def _write_complete_files(self) -> None:
         ends = list(accumulate(file.rows for file in self.inputs))
         while self._written < len(ends) and self.rows >= ends[self._written]:
             held = pa.concat_tables(self._held) if self._held else ANSWER.empty_table()
@@ -309,12 +303,13 @@ class Writer:
             self._written += 1
 
     def _write(self, file: Input, answers: pa.Table) -> None:
-        said = ["predicted", "probability", *(["top"] if self.top > 1 else []), "error"]
+        added = ["predicted", "probability", *(["top"] if self.top > 1 else []), "error"]
         kept = file.other_columns
         fields = [file.schema.field(name) for name in kept]
-        schema = pa.schema([*fields, *(ANSWER.field(name) for name in said)])
+        schema = pa.schema([*fields, *(ANSWER.field(name) for name in added)])
         start = 0
         with (
+            explained_errors(file.path, "--data"),
             self.filesystem.open_input_file(file.path) as source,
             self.out.writing(f"{self.out.root}/{file.name}") as target,
             pq.ParquetWriter(target, schema) as writer,
@@ -325,7 +320,7 @@ class Writer:
                 part = answers.slice(start, rows)
                 start += rows
                 self._count(file, columns, part)
-                arrays = [*(columns[name] for name in kept), *(part[name] for name in said)]
+                arrays = [*(columns[name] for name in kept), *(part[name] for name in added)]
                 writer.write_table(pa.table(arrays, schema=schema))
 
     def _count(self, file: Input, columns: pa.Table, answers: pa.Table) -> None:
@@ -346,9 +341,9 @@ class Writer:
 def _names_of(
     labels: pa.ChunkedArray, schema: pa.Schema, column: str, classes: tuple[str, ...]
 ) -> list[str | None]:
-    """Names of the classes in a column of labels; None where there is none.
+    """Return the names of the classes in a column of labels; None for a missing or unknown label.
 
-    Numbers count the classes that the file names, else those of the model.
+    Integers are indices of the classes that the file's metadata lists, or else of the model's classes.
     """
     if pa.types.is_dictionary(labels.type):
         labels = labels.cast(labels.type.value_type)
@@ -363,7 +358,7 @@ def _names_of(
 
 
 def summary_of(writer: Writer, seconds: float) -> dict[str, Any]:
-    """In numbers; the agreement is None where there are no labels."""
+    """Return the counts and the speed as JSON. `agreement` is None if there are no labels."""
     share = writer.agreeing_rows / writer.labelled_rows if writer.labelled_rows else None
     return {
         "files": len(writer.inputs),
@@ -377,12 +372,13 @@ def summary_of(writer: Writer, seconds: float) -> dict[str, Any]:
 
 
 def summary_text(summary: dict[str, Any], label_column: str) -> str:
+    """Return the summary as a few lines of text."""
     bad = summary["rows_without_prediction"]
     lines = [
         f"{summary['rows']:,} rows in {summary['seconds']:,} s, {summary['rows_per_second']:,} rows/s"
     ]
     if bad:
-        lines.append(f"{bad:,} of them have no prediction: their column error says why")
+        lines.append(f"{bad:,} of them have no prediction: see their column `error`")
     if summary["agreement"] is not None:
         lines.append(
             f"agreement with column {label_column}: {summary['agreement']:.2%} of "

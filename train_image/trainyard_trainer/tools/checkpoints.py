@@ -30,6 +30,7 @@ from trainyard_trainer.config.tool_arguments import (
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.run_files.names import CHECKPOINT_MANIFEST
 from trainyard_trainer.run_files.sizes import size_text
+from trainyard_trainer.run_files.standard_streams import run_with_safe_streams
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.lease import refuse_if_live
 from trainyard_trainer.terminal import table_text
@@ -104,9 +105,8 @@ def record_of(
     checkpoints: Checkpoints, judged: CheckpointStatus, marks: list[str]
 ) -> dict[str, Any]:
     """What `ls --json` tells of one checkpoint."""
-    time = checkpoints.folder.filesystem.get_file_info(
-        checkpoints.path(judged.name, CHECKPOINT_MANIFEST)
-    ).mtime
+    manifest = checkpoints.path(judged.name, CHECKPOINT_MANIFEST)
+    time = checkpoints.folder.infos([manifest])[0].mtime
     return {
         "name": judged.name,
         **result_of(judged.checkpoint.trained if judged.checkpoint else None),
@@ -193,4 +193,4 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code_of(main))
+    sys.exit(run_with_safe_streams(lambda: exit_code_of(main)))

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from trainyard_trainer import front_end
 from trainyard_trainer.config.tool_arguments import Tool, ValueKind
 from trainyard_trainer.errors import ConfigError, TrainerError
 from trainyard_trainer.run_files.exit_codes import DETACHED, WRONG_INPUT
@@ -77,15 +78,16 @@ def _checked(kind: ValueKind) -> Callable[[str], Any]:
 
 
 def exit_code_of(main: Callable[[], int]) -> int:
-    """Run a tool and return its exit code; print its error in a few lines, without a traceback."""
+    """Run a tool and return its exit code; print its error in a few lines, without a traceback.
+
+    The tool ends as at Ctrl-C when the command that started it is gone.
+    """
+    front_end.watch(front_end.interrupt)
     try:
         return main()
     except TrainerError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    except OSError as error:
-        print(f"error: the storage cannot be used: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         return DETACHED
 

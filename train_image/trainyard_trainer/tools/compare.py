@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +17,8 @@ from typing import Any, TypeGuard
 from trainyard_trainer.config.tool_arguments import COMPARE
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_files import names
+from trainyard_trainer.run_files.record_text import ID_DIGITS, git_text, gpus_text
+from trainyard_trainer.run_files.standard_streams import run_with_safe_streams
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.progress import TIME_PHASES, per_second, read_lines
 from trainyard_trainer.storage import open_filesystem
@@ -63,6 +65,8 @@ class ComparedRun:
     starts: Sequence[Record]
     failures: Sequence[Record]
     submitted: Record
+    record: Sequence[Record]
+    """Of its attempts; empty if an older trainer has trained it."""
 
     @property
     def is_own(self) -> bool:
@@ -119,10 +123,13 @@ def read_run(label: str, folder: RunFolder) -> ComparedRun:
         found: Record = json.loads(folder.read(path)) if folder.exists(path) else {}
         return found
 
+    config = document(folder.run)
+    record = config.pop(names.RECORD, [])
     return ComparedRun(
         label=label,
         is_there=folder.exists(folder.root),
-        config=document(folder.run),
+        config=config,
+        record=record,
         summary=document(folder.summary),
         progress=document(folder.progress),
         metrics=read_lines(folder, folder.metrics),
@@ -253,16 +260,38 @@ def workers_of(run: ComparedRun) -> Record:
 
 
 def environment_of(run: ComparedRun) -> Record:
-    """Versions, all that there were; the image, where it was submitted; memory."""
+    """Versions, all that there were; image, code and hardware; hours, all together; memory."""
     versions: dict[str, dict[str, None]] = {}
-    for attempt in run.attempts:
+    for attempt in (*run.attempts, *run.record):
         for name, version in attempt["versions"].items():
             versions.setdefault(name, {})[version] = None
     memory = max((record.get("memory_bytes", 0) for record in run.metrics), default=0)
     return {
         **{name: ", ".join(found) for name, found in versions.items()},
         "image": run.submitted.get("launch", {}).get("image"),
+        **recorded(run.record),
         "memory of a worker (rank 0), MiB": round(memory / 2**20, 1) if memory else None,
+    }
+
+
+def recorded(record: Sequence[Record]) -> Record:
+    """Return what the record of a run's attempts tells of its environment; several values as one text."""
+    if not record:
+        return {}
+
+    def joined(values: Iterable[str | None]) -> str | None:
+        return ", ".join(dict.fromkeys(value for value in values if value)) or None
+
+    nodes = [node for attempt in record for node in attempt["nodes"]]
+    return {
+        "image digest": joined(digest for each in record for digest in each["image_digests"]),
+        "git revision": joined(git_text(each["git"]) for each in record if each["git"]),
+        "code": joined((each["code_sha256"] or "")[:ID_DIGITS] for each in record),
+        "nodes": len({(node["name"], node["id"]) for node in nodes}),
+        "GPUs": gpus_text(record) if any(node["gpus"] for node in nodes) else None,
+        "GPU driver": joined(node["gpu_driver"] for node in nodes),
+        "GPU-hours": round(sum(each["gpu_hours"] for each in record), 4),
+        "CPU-hours": round(sum(each["cpu_hours"] for each in record), 4),
     }
 
 
@@ -410,4 +439,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code_of(main))
+    sys.exit(run_with_safe_streams(lambda: exit_code_of(main)))

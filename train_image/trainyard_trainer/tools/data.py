@@ -15,6 +15,7 @@ from trainyard_trainer.data.preparation.prepare import prepare
 from trainyard_trainer.data.preparation.run_data import absolute, default_threads
 from trainyard_trainer.data.prepared import read_prepared
 from trainyard_trainer.run_files.sizes import size_text
+from trainyard_trainer.run_files.standard_streams import run_with_safe_streams
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.storage import open_filesystem
 from trainyard_trainer.terminal import Bar
@@ -57,7 +58,7 @@ def _prepare(wanted: argparse.Namespace) -> int:
         _say(f"{wanted.dest} was finished before")
     prepared = read_prepared(dest, path=wanted.dest, endpoint=wanted.dest_endpoint)
     files = [*prepared.train.files, *prepared.valid.files]
-    size = sum(info.size for info in dest.filesystem.get_file_info(files))
+    size = sum(info.size for info in dest.infos(files))
     shape = " x ".join(map(str, prepared.info.shape))
     print(
         f"{prepared.num_train:,} training and {prepared.num_valid:,} validation images of {shape}, "
@@ -127,4 +128,4 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_with_safe_streams(main))

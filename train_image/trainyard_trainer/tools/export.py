@@ -1,4 +1,4 @@
-"""A model for other programs: its weights or its whole network in a file, and beside it what they must know.
+"""Export a model for other programs: its weights or the whole network, and a JSON file that describes it.
 
 python -m trainyard_trainer.tools.export RUN [--out FILE] [--format FORMAT] [--checkpoint NAME] ...
 """
@@ -22,30 +22,31 @@ from torch import nn
 from trainyard_trainer.config.tool_arguments import CHECKPOINTS_EXPORT
 from trainyard_trainer.errors import ConfigError, RunError
 from trainyard_trainer.recipes.saved_model import Saved, read_saved
+from trainyard_trainer.run_files.standard_streams import run_with_safe_streams
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.storage import open_filesystem
 from trainyard_trainer.tools.command_line import exit_code_of, open_run, parse
 
 SUFFIXES = {"state_dict": "pt", "torchscript": "torchscript.pt", "pt2": "pt2", "onnx": "onnx"}
-"""Of each format's files."""
+"""The suffix of the files of each format."""
 
 INPUT, OUTPUT = "images", "scores"
-"""Names of the network's input and output in ONNX."""
+"""The names of the network's input and output in ONNX."""
 
 TRACED, COMPARED = 2, 3
-"""Samples in the batch that a network is traced with, and in the one that its file is compared with."""
+"""The batch sizes with which a network is traced, and with which its file is compared."""
 
 LENGTH = 32
-"""Bytes of text in these samples, where the model looks back on as many."""
+"""The length of these samples in bytes of text, if the model's context length is not shorter."""
 
 TOLERANCE = 1e-4
-"""Relative to a score, and in all."""
+"""The relative and absolute tolerance for the scores of an exported network."""
 
 
 def export(
     folder: RunFolder, *, out: str | None, endpoint: str | None, kind: str, which: str
 ) -> str:
-    """Write a model and, as `<out>.json`, its facts; returns where the model lies as a person types it.
+    """Write a model, and its description as `<out>.json`. Return the path of the model for display.
 
     Raises TrainerError.
     """
@@ -55,7 +56,8 @@ def export(
     filesystem, path = folder.filesystem, f"{folder.root}/export/{file_name}"
     if out is not None:
         filesystem, path = open_filesystem(out, endpoint)
-        if filesystem.get_file_info(path).type == fs.FileType.Directory:
+        (info,) = RunFolder(filesystem, path).infos([path])
+        if info.type == fs.FileType.Directory:
             path = f"{path}/{file_name}"
     target = RunFolder(filesystem, path.rpartition("/")[0])
     with tempfile.TemporaryDirectory() as scratch:
@@ -72,14 +74,15 @@ def write(saved: Saved, file: Path, kind: str) -> None:
     """Write the model in one of the formats. Raises TrainerError."""
     network = saved.build()
     if kind == "state_dict":
-        with file.open("wb") as stream:  # given a path, torch would write its name into the file
+        # With a path instead of a stream, torch would write the file's name into the file.
+        with file.open("wb") as stream:
             torch.save(saved.weights, stream)
         return
     is_text = saved.facts["input"]["dtype"] != "float32"
     if is_text and kind != "pt2":
         raise ConfigError(
-            f"--format {kind} is for models that take images. Use --format pt2 for torch.export.load, or "
-            "state_dict: model.json beside it says how the network is built."
+            f"--format {kind} supports only models for images. Use --format pt2 for torch.export.load, or "
+            "state_dict: the JSON file beside it describes how to build the network."
         )
     writers: dict[str, Callable[[nn.Module, Examples, Path], None]] = {
         "torchscript": _to_torchscript,
@@ -92,7 +95,7 @@ def write(saved: Saved, file: Path, kind: str) -> None:
     except RuntimeError as error:
         raise RunError(
             f"{saved.recipe.title(saved.config)} cannot be written as {kind}: {str(error).splitlines()[0]}\n"
-            "       Use --format state_dict, which every model allows."
+            "       Use --format state_dict, which all models support."
         ) from error
     if kind != "onnx":
         _compare(network, examples.compared, file, kind)
@@ -104,9 +107,9 @@ class Examples:
 
     traced: torch.Tensor
     compared: torch.Tensor
-    """Of other sizes, where these are free."""
+    """Inputs with other sizes than `traced` along the free axes."""
     free: dict[int, Any]
-    """The axes that may have any size, and their names."""
+    """The axes whose size may vary, with their `torch.export.Dim`."""
 
 
 def _images(saved: Saved) -> Examples:
@@ -127,8 +130,8 @@ def _texts(saved: Saved) -> Examples:
 
 def _to_torchscript(network: nn.Module, examples: Examples, file: Path) -> None:
     with warnings.catch_warnings():
-        # torch would rather have torch.export, but the programs that load TorchScript are still there;
-        # and what a tracer may miss is found by the comparison.
+        # torch recommends torch.export, but some programs still load TorchScript. A comparison of the
+        # outputs finds what the tracer warns about.
         warnings.filterwarnings("ignore", "`torch.jit", DeprecationWarning)
         warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)
         torch.jit.save(torch.jit.trace(network, examples.traced, check_trace=False), file)
@@ -147,7 +150,7 @@ def _to_onnx(network: nn.Module, examples: Examples, file: Path) -> None:
             "       Install them with `pip install 'trainyard[export]'`, or `make setup` in a clone."
         )
     with warnings.catch_warnings():
-        # Of torch about torch.
+        # PyTorch warns about its own code.
         warnings.filterwarnings("ignore", category=FutureWarning)
         torch.onnx.export(
             network,
@@ -162,7 +165,7 @@ def _to_onnx(network: nn.Module, examples: Examples, file: Path) -> None:
 
 
 def _compare(network: nn.Module, inputs: torch.Tensor, file: Path, kind: str) -> None:
-    """Raises RunError if what was written says something else of inputs of another size."""
+    """Raise RunError if the exported network and the model differ in the scores of other inputs."""
     with torch.inference_mode(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`torch.jit", DeprecationWarning)
         read = torch.jit.load(file) if kind == "torchscript" else torch.export.load(file).module()
@@ -170,12 +173,14 @@ def _compare(network: nn.Module, inputs: torch.Tensor, file: Path, kind: str) ->
     if not torch.allclose(found, wanted, rtol=TOLERANCE, atol=TOLERANCE):
         difference = (found - wanted).abs().max().item()
         raise RunError(
-            f"{file.name} was not written: as {kind} the model's scores differ by {difference:g}.\n"
-            "       Use --format state_dict, which every model allows."
+            f"{file.name} was not written: the scores of the {kind} file differ from the model's by "
+            f"{difference:g}.\n"
+            "       Use --format state_dict, which all models support."
         )
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Run the command line, and return its exit code."""
     _, wanted = parse(arguments, CHECKPOINTS_EXPORT)
     folder = open_run(wanted.run, wanted.storage, wanted.endpoint)
     out = export(
@@ -190,4 +195,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code_of(main))
+    sys.exit(run_with_safe_streams(lambda: exit_code_of(main)))

@@ -14,6 +14,7 @@ import argparse
 import hashlib
 import sys
 import tarfile
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import IO
 
@@ -115,9 +116,8 @@ def _handle_file(folder: RunFolder, wanted: argparse.Namespace) -> int:
 
 
 def _print_file(folder: RunFolder, file: str, output: IO[bytes]) -> None:
-    with folder.filesystem.open_input_stream(f"{folder.root}/{file}", compression=None) as stream:
-        while chunk := stream.read(2**20):
-            output.write(chunk)
+    for chunk in folder.chunks(f"{folder.root}/{file}"):
+        output.write(chunk)
     output.flush()
 
 
@@ -153,6 +153,20 @@ class _HashingWriter:
         return f"sha256 {self._sum.hexdigest()} {self._length}"
 
 
+class _ChunkReader:
+    """The part of a binary file object that `tarfile` needs, for the chunks of a file."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
+        self._rest = b""
+
+    def read(self, size: int) -> bytes:
+        while len(self._rest) < size and (chunk := next(self._chunks, b"")):
+            self._rest += chunk
+        data, self._rest = self._rest[:size], self._rest[size:]
+        return data
+
+
 def _print_archive(folder: RunFolder, names: list[str], below: str) -> None:
     """Print these files as a tar archive, with names relative to `below`, and wait for the reader's byte."""
     writer = _HashingWriter(sys.stdout.buffer)
@@ -162,8 +176,7 @@ def _print_archive(folder: RunFolder, names: list[str], below: str) -> None:
             entry = tarfile.TarInfo(str(PurePosixPath(name).relative_to(below)))
             # A file that grows meanwhile is archived with the size that it had.
             entry.size = folder.size(path) or 0
-            with folder.filesystem.open_input_stream(path, compression=None) as stream:
-                archive.addfile(entry, stream)
+            archive.addfile(entry, _ChunkReader(folder.chunks(path)))
     print(writer.close(), file=sys.stderr, flush=True)
     # Kubernetes drops the output that a slow reader has not received 10 s after a program has ended, so this
     # program ends only when the reader sends a byte.

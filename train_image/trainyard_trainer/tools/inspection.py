@@ -1,4 +1,4 @@
-"""What a data set has, prepared or not: numbers, and a few of its images to look at."""
+"""Inspect a data set, prepared or not: its sizes, its classes and a grid of sample images."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from trainyard_trainer.data.preparation.plan import detect_format
 from trainyard_trainer.data.preparation.run_data import default_threads
 from trainyard_trainer.data.prepared import decode, read_dataset_json, read_prepared
 from trainyard_trainer.data.sources.find import open_prepared, open_source
+from trainyard_trainer.data.sources.listing import explained_errors
 from trainyard_trainer.data.sources.samples import ALL, TRAIN, Samples
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_files.sizes import size_text
@@ -24,26 +25,29 @@ from trainyard_trainer.terminal import table_text
 from trainyard_trainer.tools.grid import MOST, draw_grid
 
 MOST_PER_CLASS = 10
-"""Images of a class in a grid."""
+"""The largest number of images per class in a grid."""
 
 NEAR_ROWS = 4096
-"""Images come from so many first rows where others are far away."""
+"""The number of first rows from which images are chosen if the source has no random access."""
 
 GRID_SIDE = 128
-"""Pixels of a picture in a grid, at most."""
+"""The largest width and height of an image in a grid, in pixels."""
 
 SHOWN_CLASSES = 40
+"""The largest number of classes in the table of classes."""
+
 SHOWN_BAD = 20
+"""The largest number of bad samples that are listed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """What is known of a data set."""
+    """The description of a data set."""
 
     known: dict[str, Any]
-    """As JSON shows it."""
+    """The description, as `--json` prints it."""
     pick: Callable[[], list[tuple[np.ndarray, str]]]
-    """Gives a few images of each class, (C, H, W), each with its label."""
+    """A function that returns a few images of each class, (C, H, W), each with its label."""
 
 
 def look_at(
@@ -54,7 +58,7 @@ def look_at(
     label_column: str,
     say: Callable[[str], None],
 ) -> Facts:
-    """Raises ConfigError if there is no data set."""
+    """Return the description of a data set. Raises ConfigError if there is none at the path."""
     prepared = open_prepared(path, endpoint)
     if prepared is not None:
         return _look_at_prepared(prepared, path, endpoint)
@@ -65,8 +69,9 @@ def _look_at_prepared(folder: RunFolder, path: str, endpoint: str | None) -> Fac
     prepared = read_prepared(folder, path=path, endpoint=endpoint)
     if prepared.info.kind == "text":
         raise ConfigError(
-            f"{path} is text in rows of {prepared.info.bytes_per_sample} bytes: {prepared.num_train:,} for "
-            f"training and {prepared.num_valid:,} for validation. Only images are looked at here."
+            f"{path} contains text, not images: {prepared.num_train:,} training rows and "
+            f"{prepared.num_valid:,} validation rows of {prepared.info.bytes_per_sample} bytes. Only data "
+            "sets of images can be inspected."
         )
     known = read_dataset_json(folder)
     images = known["images"]
@@ -74,7 +79,7 @@ def _look_at_prepared(folder: RunFolder, path: str, endpoint: str | None) -> Fac
     for name, split in (("train", prepared.train), ("valid", prepared.valid)):
         groups = []
         for file in split.files:
-            with folder.filesystem.open_input_file(file) as stream:
+            with explained_errors(file), folder.filesystem.open_input_file(file) as stream:
                 groups.append(pq.read_metadata(stream).num_row_groups)
         listed = known["splits"][name]
         splits[name] = {
@@ -100,8 +105,9 @@ def _look_at_prepared(folder: RunFolder, path: str, endpoint: str | None) -> Fac
     }
 
     def pick() -> list[tuple[np.ndarray, str]]:
-        # The files are shuffled: the first one has of everything.
-        with folder.filesystem.open_input_file(prepared.train.files[0]) as stream:
+        # The rows are shuffled over the files, so that the first file has samples of all classes.
+        file = prepared.train.files[0]
+        with explained_errors(file), folder.filesystem.open_input_file(file) as stream:
             table = pq.read_table(stream)
         rows = _few_of_each(table["label"].to_numpy())
         columns = decode(table.take(rows), prepared.info)
@@ -124,7 +130,7 @@ def _look_at_source(
     first = next((source.splits[name] for name in (TRAIN, ALL) if name in source.splits), None)
     if first is None:
         first = next(iter(source.splits.values()))
-    # The part that is looked at first says which classes there are.
+    # The first split determines the classes.
     parts = {TRAIN: first} | {
         name: samples for name, samples in source.splits.items() if samples is not first
     }
@@ -182,7 +188,7 @@ def _count(
 
 
 def _few_of_each(labels: np.ndarray) -> np.ndarray:
-    """Indices of the first few of each class, class by class, as many as a grid can show."""
+    """Return the indices of the first few samples of each class, as many as fit in a grid."""
     classes = np.unique(labels)[:MOST]
     count = min(MOST_PER_CLASS, MOST // max(len(classes), 1))
     return np.concatenate(
@@ -191,7 +197,7 @@ def _few_of_each(labels: np.ndarray) -> np.ndarray:
 
 
 def _to_pixels(image: np.ndarray | bytes) -> np.ndarray | None:
-    """None for a picture that cannot be decoded."""
+    """Return the pixels of an image, scaled down for the grid, or None if it cannot be decoded."""
     if isinstance(image, np.ndarray):
         return image
     from trainyard_trainer.data import image_codec
@@ -205,20 +211,18 @@ def _to_pixels(image: np.ndarray | bytes) -> np.ndarray | None:
 
 
 def write_grid(facts: Facts, path: str) -> None:
-    """Raises ConfigError if the file cannot be written."""
+    """Write a PNG file with sample images of each class. Raises ConfigError if it cannot be written."""
     picked = facts.pick()
     if not picked:
-        raise ConfigError(f"{facts.known['path']} has no image that can be drawn.")
+        raise ConfigError(f"{facts.known['path']} has no image that can be decoded.")
     try:
         Path(path).write_bytes(draw_grid(picked))
     except OSError as error:
         raise ConfigError(f"--grid {path} cannot be written: {error.strerror}.") from error
 
 
-# In words.
-
-
 def describe(known: dict[str, Any]) -> str:
+    """Return the description of a data set as text, with tables of its splits and classes."""
     sizes = " x ".join(map(str, known["shape"])) if known["shape"] else "several"
     lines = [
         f"{known['path']}: {known['kind']}",

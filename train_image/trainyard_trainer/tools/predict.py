@@ -20,6 +20,7 @@ from trainyard_trainer.data.sources.text import SEPARATOR
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.language_model.generation import continued
 from trainyard_trainer.recipes.saved_model import Saved, read_saved
+from trainyard_trainer.run_files.standard_streams import run_with_safe_streams
 from trainyard_trainer.terminal import table_text
 from trainyard_trainer.tools.classifier import LabelledFile, classify_files, require_recipe
 from trainyard_trainer.tools.command_line import exit_code_of, open_run, parse
@@ -138,4 +139,4 @@ def write_grid(labelled: Sequence[LabelledFile], file: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code_of(main))
+    sys.exit(run_with_safe_streams(lambda: exit_code_of(main)))

@@ -24,7 +24,7 @@ import torch
 from ray.data import ActorPoolStrategy, DataContext
 
 from trainyard_trainer.config.scaling import DATA_CPUS, Scaling
-from trainyard_trainer.data.loading.ray_loader import from_ray
+from trainyard_trainer.data.loading.ray_source import from_ray
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.saved_model import Saved, read_saved
 from trainyard_trainer.run_folder.folder import RunFolder

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.errors import ConfigError, StorageError
 from trainyard_trainer.run_files.driver_output import PROBE, record_line
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.versions import versions
@@ -24,6 +24,10 @@ NEEDED = ("bash", "python", "ray")
 
 REQUESTS = 3
 """A probe tells how the storage is now: it does not wait for one to come back."""
+
+
+class WrongAnswer(Exception):
+    """The storage does something else than it was asked to do."""
 
 
 def probe(path: str, endpoint: str | None) -> dict[str, Any]:
@@ -47,16 +51,16 @@ def try_storage(path: str, endpoint: str | None) -> dict[str, str]:
 
     def read() -> None:
         if (found := folder.read(file).decode()) != said:
-            raise OSError(f"{folder.show(file)} holds {found!r}, where {said!r} was written")
+            raise WrongAnswer(f"{folder.show(file)} holds {found!r}, where {said!r} was written")
 
     def list_files() -> None:
         if folder.files() != ["probe.txt"]:
-            raise OSError(f"{folder.show(folder.root)} lists {folder.files()}, not probe.txt")
+            raise WrongAnswer(f"{folder.show(folder.root)} lists {folder.files()}, not probe.txt")
 
     def delete() -> None:
         folder.delete(folder.root)
         if folder.exists(file):
-            raise OSError(f"{folder.show(file)} is there after its deletion")
+            raise WrongAnswer(f"{folder.show(file)} is there after its deletion")
 
     todo: list[tuple[str, Callable[[], None]]] = [
         ("write", lambda: folder.write(file, said)),
@@ -67,8 +71,8 @@ def try_storage(path: str, endpoint: str | None) -> dict[str, str]:
     for step, do in todo:
         try:
             do()
-        except OSError as error:
-            steps[step] = str(error) or type(error).__name__
+        except (StorageError, WrongAnswer) as error:
+            steps[step] = str(error)
             return steps
         steps[step] = "ok"
     return steps

@@ -50,32 +50,35 @@ def decode(text: str) -> bytes:
         raise ConfigError(f"{CODE_VARIABLE} is not valid base64: {error}") from None
 
 
-def unpack(archive: bytes, sha256: str, folder: Path, what: str) -> None:
-    """Unpack an archive into an empty folder; `what` names the archive in errors.
+def unpack(archive: bytes, sha256: str, folder: Path, description: str) -> None:
+    """Unpack an archive into an empty folder. Error messages call the archive `description`.
 
     Raises ConfigError if its SHA-256 differs, if it is damaged or too large, or if it holds anything but
     plain files.
     """
     if hashlib.sha256(archive).hexdigest() != sha256:
-        raise ConfigError(f"{what} is not the archive that was submitted (SHA-256 differs)")
-    limit = room = submission.unpacked_limit(len(archive))
+        raise ConfigError(f"{description} is not the archive that was submitted (SHA-256 differs)")
+    limit_bytes = remaining_bytes = submission.unpacked_limit(len(archive))
     try:
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as members:
             for member in members:
                 if not submission.is_plain_file(member):
                     raise ConfigError(
-                        f"{what} holds {member.name!r}, which is no file below its folder"
+                        f"{description} contains {member.name!r}, which is not a plain file in its folder"
                     )
-                room -= member.size
-                if room < 0:
-                    raise ConfigError(f"{what} unpacks to more than {limit // 2**20} MiB")
+                remaining_bytes -= member.size
+                if remaining_bytes < 0:
+                    raise ConfigError(
+                        f"{description} unpacks to more than {limit_bytes // 2**20} MiB"
+                    )
                 _unpack_file(members, member, folder)
     # ValueError: a header that holds no number, or a name with a NUL.
     except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError) as error:
-        raise ConfigError(f"{what} cannot be unpacked: {error}") from None
+        raise ConfigError(f"{description} cannot be unpacked: {error}") from None
 
 
 def _unpack_file(members: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+    """Write one member of an archive below a folder, and keep whether it is executable."""
     source = members.extractfile(member)
     assert source is not None
     target = folder / member.name

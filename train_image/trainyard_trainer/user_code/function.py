@@ -1,6 +1,6 @@
 """Run the training function that `TRAINYARD_CONFIG` names under Ray Train.
 
-Started as `python -m trainyard_trainer.user_code.function`.
+Started as `trainyard_trainer.user_code.function`, by a Python that can import the user's code.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import ray.data
@@ -17,18 +18,25 @@ import ray.train.torch
 from trainyard_trainer.config.trainer_config import FunctionConfig, read_config
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.on_ray.ray_cluster import worker_resources
+from trainyard_trainer.run_files.code_imports import reserved_in
 from trainyard_trainer.storage import open_filesystem
 from trainyard_trainer.user_code.run_config import run_config
 
-KEEP = 2
-"""The number of checkpoints that stay, as for a built-in recipe by default."""
+CHECKPOINTS_TO_KEEP = 2
+"""The number of checkpoints that Ray Train keeps: the default of built-in recipes."""
 
 
 def main() -> int:
+    """Train the function with TorchTrainer, and return the exit code."""
     config = read_config()
     assert isinstance(config, FunctionConfig)
+    for name in reserved_in(Path.cwd()):
+        print(
+            f"{name} in the code of this run is not imported: Ray or torch need a module with the same name",
+            flush=True,
+        )
     try:
-        function = find(config.function)
+        function = import_function(config.function)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
@@ -42,34 +50,38 @@ def main() -> int:
             resources_per_worker=worker_resources(scaling),
         ),
         run_config=run_config(
-            checkpoint_config=ray.train.CheckpointConfig(num_to_keep=KEEP),
+            checkpoint_config=ray.train.CheckpointConfig(num_to_keep=CHECKPOINTS_TO_KEEP),
             logging_config=ray.train.LoggingConfig(log_level="WARNING"),
         ),
         datasets={
-            name: table(path, config.storage.endpoint) for name, path in config.datasets.items()
+            name: read_dataset(path, config.storage.endpoint)
+            for name, path in config.datasets.items()
         },
     ).fit()
-    print(f"reported last: {result.metrics}", flush=True)
+    print(f"last reported metrics: {result.metrics}", flush=True)
     return 0
 
 
-def table(path: str, endpoint: str | None) -> ray.data.Dataset:
-    """Return the rows of Parquet files. A bucket is at the run's S3 server, unless its URI names another."""
+def read_dataset(path: str, endpoint: str | None) -> ray.data.Dataset:
+    """Return a data set of the rows of Parquet files.
+
+    An s3:// URI is read from the run's S3 server, unless the URI itself names another server.
+    """
     if not path.startswith("s3://") or "?" in path:
         return ray.data.read_parquet(path)
     filesystem, path = open_filesystem(path, endpoint)
     return ray.data.read_parquet(path, filesystem=filesystem)
 
 
-def find(name: str) -> Callable[..., Any]:
-    """Import and return the callable of `module:callable`. Raises ConfigError if there is none."""
+def import_function(name: str) -> Callable[..., Any]:
+    """Import the callable that `module:callable` names. Raises ConfigError if it does not exist."""
     module, _, path = name.partition(":")
     try:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if f"{module}.".startswith(f"{error.name}."):
             raise ConfigError(
-                f"function = {name}: there is no module {error.name} in the folder that `code` names, "
+                f"function = {name}: module {error.name} exists neither in the folder that `code` names "
                 "nor in the image"
             ) from None
         raise

@@ -1,9 +1,9 @@
 """Run torchrun on each Ray node, for training code that does not use Ray.
 
-Started as `python -m trainyard_trainer.user_code.torchrun SCRIPT ARGUMENT...`.
+Started as `trainyard_trainer.user_code.torchrun SCRIPT ARGUMENT...`.
 
 A placement group reserves the resources of all workers, and an actor on each node runs torchrun there. The
-torchrun processes meet at the first node (c10d). torchrun restarts a failed worker together with the others.
+first node hosts torchrun's rendezvous (c10d). If a worker fails, torchrun restarts all workers.
 """
 
 from __future__ import annotations
@@ -18,21 +18,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import ray
+from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trainyard_trainer.child_process import killed_with_parent
+from trainyard_trainer.config.scaling import Scaling
 from trainyard_trainer.config.trainer_config import CommandConfig, read_config
+from trainyard_trainer.errors import RunError
 from trainyard_trainer.on_ray.ray_cluster import worker_resources
+from trainyard_trainer.run_files.isolation import isolated
+from trainyard_trainer.user_code.library_variables import library_variables
 
 PLACEMENT_S = 300.0
-"""Seconds that the placement group of all workers may take to become ready."""
+"""The largest number of seconds that the placement group of all workers may take to become ready."""
 
 LAST_LINES = 40
 """The number of lines of a failed torchrun's output that are printed again."""
 
 STOP_S = 15.0
-"""Seconds that torchrun has to end after SIGTERM; the parent of this program waits a little longer."""
+"""Seconds to wait for torchrun after SIGTERM. The parent of this program waits a little longer."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -40,7 +45,11 @@ def main(arguments: Sequence[str]) -> int:
     assert isinstance(config, CommandConfig)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     ray.init(log_to_driver=True)
-    group = _reserve(config)
+    try:
+        group = reserve_workers(config.scaling)
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     table = placement_group_table(group)["bundles_to_node_id"]
     first = {node: bundle for bundle, node in sorted(table.items(), reverse=True)}
     workers = Counter(table.values())
@@ -58,7 +67,8 @@ def main(arguments: Sequence[str]) -> int:
     host, *_ = agents.values()
     endpoint = ray.get(host.endpoint.remote())
     variables = {name: value for name, value in os.environ.items() if name.startswith("TRAINYARD_")}
-    variables["OMP_NUM_THREADS"] = f"{config.scaling.cpus_per_worker}"
+    if python_path := os.environ.get("PYTHONPATH"):
+        variables["PYTHONPATH"] = python_path
     running = [
         agent.run.remote(
             [
@@ -73,7 +83,16 @@ def main(arguments: Sequence[str]) -> int:
                 "--no-python",
                 *killed_with_parent([sys.executable, "-u", *arguments], parent=0),
             ],
-            variables,
+            variables
+            | library_variables(
+                ["torchrun"],
+                os.environ,
+                {
+                    "workers_per_node": f"{workers[node]}",
+                    "nodes": f"{len(agents)}",
+                    "cpus_per_worker": f"{config.scaling.cpus_per_worker}",
+                },
+            ),
         )
         for node, agent in agents.items()
     ]
@@ -96,11 +115,21 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _reserve(config: CommandConfig) -> PlacementGroup:
-    """Reserve the resources of all workers, on as few nodes as possible. Raises GetTimeoutError of Ray."""
-    each = worker_resources(config.scaling)
-    group = placement_group([each] * config.scaling.num_workers, strategy="PACK")
-    ray.get(group.ready(), timeout=PLACEMENT_S)
+def reserve_workers(scaling: Scaling, limit_s: float = PLACEMENT_S) -> PlacementGroup:
+    """Reserve the resources of all workers, on as few nodes as possible.
+
+    Raises RunError if they are not free within `limit_s` seconds.
+    """
+    bundle = worker_resources(scaling)
+    group = placement_group([bundle] * scaling.num_workers, strategy="PACK")
+    try:
+        ray.get(group.ready(), timeout=limit_s)
+    except GetTimeoutError as error:
+        needed = ", ".join(f"{name} {amount:g}" for name, amount in bundle.items())
+        raise RunError(
+            f"the resources of {scaling.num_workers} workers ({needed} each) were not free within "
+            f"{limit_s:g} s. Check with `ray status` what else uses this Ray cluster."
+        ) from error
     return group
 
 
@@ -131,9 +160,13 @@ class TorchrunActor:
         lines: deque[str] = deque(maxlen=LAST_LINES)
         # By default the workers would meet at the host name of the node, which no other pod can resolve.
         here = f"--local-addr={ray.util.get_node_ip_address()}"
+        environment = {**os.environ, **variables}
+        # Ray has added the user's code to PYTHONPATH, as it does for all its workers.
+        paths = filter(None, (variables.get("PYTHONPATH"), os.environ.get("PYTHONPATH")))
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
         process = self._process = subprocess.Popen(
-            killed_with_parent([sys.executable, "-m", "torch.distributed.run", here, *arguments]),
-            env={**os.environ, **variables},
+            killed_with_parent(isolated("torch.distributed.run", here, *arguments)),
+            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

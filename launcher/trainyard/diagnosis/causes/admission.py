@@ -1,4 +1,4 @@
-"""Pods that are never made: what the API server or a queue does not let through."""
+"""Failures before pods exist: the API server or a queue does not admit them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trainyard.diagnosis.activity import duration
 from trainyard.diagnosis.failure import Match, evidence, failure
 from trainyard.diagnosis.snapshot import Object, Snapshot, condition
 from trainyard.diagnosis.symptoms import Symptom, symptoms
-from trainyard.run_file.queue import QUEUE_LABELS
+from trainyard.labels import QUEUE_LABELS
 
 QUEUE_LABEL = QUEUE_LABELS["kueue"]
 QUEUE_KIND = "LocalQueue"
@@ -19,7 +19,7 @@ CREATING = re.compile(r"FailedCreate|FailedToCreate")
 
 
 def refused(snapshot: Snapshot, pattern: str) -> tuple[Symptom, re.Match[str]] | None:
-    """The first refusal to create an object that says so."""
+    """Return the first failure to create an object whose message matches, with the match."""
     for symptom in symptoms(snapshot):
         match = re.search(pattern, symptom.text)
         if CREATING.search(symptom.reason) and match:
@@ -31,18 +31,17 @@ def refused(snapshot: Snapshot, pattern: str) -> tuple[Symptom, re.Match[str]] |
     "pod-security",
     seen="RayCluster condition ReplicaFailure, event FailedToCreateHeadPod or "
     "FailedToCreateWorkerPod",
-    remedy="Keep to the pods of the platform, which meet `restricted`; take what the message "
-    "names out of your values, or lower the namespace's label "
-    "pod-security.kubernetes.io/enforce.",
+    remedy="Remove the fields that the message names from `pod`, `head.pod` or `pools.NAME.pod` in the "
+    "values of the chart, or lower the namespace's label pod-security.kubernetes.io/enforce.",
 )
 def pod_security(snapshot: Snapshot) -> Match | None:
-    """Pod Security does not let the run's pods into the namespace."""
+    """Pod Security does not admit the run's pods to the namespace."""
     found = refused(snapshot, r'violates PodSecurity "([^"]+)"')
     if found is None:
         return None
     symptom, match = found
     return Match(
-        cause=f"namespace {snapshot.namespace} enforces Pod Security {match[1]}, and the pods break it",
+        cause=f"namespace {snapshot.namespace} enforces Pod Security {match[1]}, and the pods violate it",
         evidence=(symptom.evidence,),
     )
 
@@ -50,8 +49,8 @@ def pod_security(snapshot: Snapshot) -> Match | None:
 @failure(
     "resource-quota",
     seen="RayCluster condition ReplicaFailure with `exceeded quota`; the ResourceQuota's status",
-    remedy="Ask for less (--gpus, --workers), stop another run of the namespace, or have "
-    "ResourceQuota {quota} raised.",
+    remedy="Ask for less (--gpus, --workers), stop another run of the namespace, or raise "
+    "ResourceQuota {quota}.",
 )
 def resource_quota(snapshot: Snapshot) -> Match | None:
     """A ResourceQuota of the namespace is used up."""
@@ -70,7 +69,7 @@ def resource_quota(snapshot: Snapshot) -> Match | None:
             )
             seen.append(evidence(f"ResourceQuota {name}", f"used: {', '.join(numbers)}"))
     return Match(
-        cause=f"ResourceQuota {name} does not let a pod in: {match[2]}",
+        cause=f"ResourceQuota {name} does not admit a pod: {match[2]}",
         evidence=tuple(seen),
         values={"quota": name},
     )
@@ -79,17 +78,17 @@ def resource_quota(snapshot: Snapshot) -> Match | None:
 @failure(
     "quota-needs-sizes",
     seen="RayCluster condition ReplicaFailure with `must specify`",
-    remedy="Have the platform give each container what ResourceQuota {quota} counts, or add a "
-    "LimitRange with defaults to the namespace.",
+    remedy="Set in the platform, for each container, the resources that ResourceQuota {quota} counts, or "
+    "add a LimitRange with defaults to the namespace.",
 )
 def quota_needs_sizes(snapshot: Snapshot) -> Match | None:
-    """A ResourceQuota counts a resource that the pods do not name."""
+    """A ResourceQuota counts a resource that the pods do not request."""
     found = refused(snapshot, r"failed quota: ([^:]+): (must specify .*)")
     if found is None:
         return None
     symptom, match = found
     return Match(
-        cause=f"ResourceQuota {match[1]} wants each pod to name what it counts: {match[2]}",
+        cause=f"ResourceQuota {match[1]} requires each pod to set a resource that it counts: {match[2]}",
         evidence=(symptom.evidence,),
         values={"quota": match[1]},
     )
@@ -153,7 +152,7 @@ def priority_class_missing(snapshot: Snapshot) -> Match | None:
 @failure(
     "webhook-refused",
     seen="RayCluster condition ReplicaFailure or an event with `admission webhook ... denied`",
-    remedy="Meet the policy that the message names, or ask who runs it for an exception.",
+    remedy="Change the run to meet the policy that the message names, or ask its owner for an exception.",
 )
 def webhook_refused(snapshot: Snapshot) -> Match | None:
     """A policy of the cluster (an admission webhook) refuses the run's objects."""
@@ -170,10 +169,10 @@ def webhook_refused(snapshot: Snapshot) -> Match | None:
 @failure(
     "pods-refused",
     seen="RayCluster condition ReplicaFailure",
-    remedy="Mend what the message names; the operator tries again by itself.",
+    remedy="Correct what the message names; the operator tries again by itself.",
 )
 def pods_refused(snapshot: Snapshot) -> Match | None:
-    """The API server refuses the run's pods, for a reason that is none of the above."""
+    """The API server refuses the run's pods, for another reason."""
     found = refused(snapshot, r".")
     if found is None:
         return None
@@ -184,7 +183,7 @@ def pods_refused(snapshot: Snapshot) -> Match | None:
 
 
 def _queue(snapshot: Snapshot) -> str:
-    """The Kueue queue that the RayJob names."""
+    """Return the Kueue queue of the RayJob; empty if it has none."""
     if snapshot.job is None:
         return ""
     return str(snapshot.job["metadata"].get("labels", {}).get(QUEUE_LABEL, ""))
@@ -201,8 +200,8 @@ def _queue_conditions(snapshot: Snapshot) -> Iterator[tuple[str, Object]]:
 @failure(
     "kueue-inactive",
     seen="a LocalQueue that is missing or not Active, a Workload `Inadmissible`",
-    remedy="Name a queue that exists (`kubectl get localqueues -n {namespace}`), or have its "
-    "ClusterQueue repaired or resumed (`kubectl describe clusterqueue`).",
+    remedy="Name a queue that exists (`kubectl get localqueues -n {namespace}`), or repair or resume its "
+    "ClusterQueue (`kubectl describe clusterqueue`).",
 )
 def kueue_inactive(snapshot: Snapshot) -> Match | None:
     """The Kueue queue of the run does not exist, or is stopped."""
@@ -214,7 +213,7 @@ def kueue_inactive(snapshot: Snapshot) -> Match | None:
         is_inadmissible = found.get("reason") == "Inadmissible"
         if is_inactive or is_inadmissible:
             return Match(
-                cause=f"Kueue queue {queue} takes nothing: {found.get('message', '')}",
+                cause=f"Kueue queue {queue} admits nothing: {found.get('message', '')}",
                 evidence=(
                     evidence(name, f"{found['type']} {found['status']}: {found.get('reason')}"),
                 ),
@@ -240,8 +239,8 @@ def kueue_inactive(snapshot: Snapshot) -> Match | None:
 @failure(
     "kueue-waiting",
     seen="a suspended RayJob whose Workload has no quota reserved",
-    remedy="Wait, ask for less (--gpus), give the run a higher queue.priority, or have the "
-    "ClusterQueue's quota raised. `kubectl get workloads -n {namespace}` shows who is "
+    remedy="Wait, ask for less (--gpus), give the run a higher queue.priority, or raise the "
+    "ClusterQueue's quota. `kubectl get workloads -n {namespace}` shows which workloads are "
     "before it.",
 )
 def kueue_waiting(snapshot: Snapshot) -> Match | None:
@@ -255,9 +254,7 @@ def kueue_waiting(snapshot: Snapshot) -> Match | None:
     if reserved.get("status") == "True" and evicted.get("status") != "True":
         return None
     place = (
-        ""
-        if snapshot.queue_position is None
-        else f", as number {snapshot.queue_position + 1} of it"
+        "" if snapshot.queue_position is None else f", at position {snapshot.queue_position + 1}"
     )
     spent = duration(snapshot.seconds_since(snapshot.workload["metadata"].get("creationTimestamp")))
     why = reserved.get("message") or "no quota reserved yet"
@@ -275,11 +272,11 @@ def kueue_waiting(snapshot: Snapshot) -> Match | None:
 @failure(
     "suspended",
     seen="RayJob spec.suspend: true, without a Kueue queue",
-    remedy="Let it go on with `trainyard resume {run} -n {namespace}`; it starts from its last "
+    remedy="Resume it with `trainyard resume {run} -n {namespace}`; it starts from its last "
     "checkpoint.",
 )
 def suspended(snapshot: Snapshot) -> Match | None:
-    """Somebody has suspended the run."""
+    """The RayJob of the run is suspended."""
     is_suspended = snapshot.spec.get("suspend") or snapshot.phase == "suspended"
     if not is_suspended or _queue(snapshot) or snapshot.is_over:
         return None

@@ -1,4 +1,4 @@
-"""Images that a node cannot get."""
+"""Failures to pull the image of a pod."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from trainyard.diagnosis.symptoms import find
 
 PULLING = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 FAILED = "Failed"
-"""Reason of the kubelet's events about images, and about much else."""
+"""The reason of the kubelet's events about images, and about other failures."""
 
 
 def _unpulled(
     snapshot: Snapshot, cause: str, pattern: str, reasons: tuple[str, ...] = (*PULLING, FAILED)
 ) -> Match | None:
-    """That a pod waits for its image with such words; `{image}` in the cause is its name."""
+    """Return a match if a pod waits for its image with a message like this.
+
+    `{image}` in the cause stands for the name of the image.
+    """
     symptom = find(snapshot, pattern, reasons)
     if symptom is None:
         return None
@@ -30,8 +33,8 @@ def _unpulled(
 @failure(
     "image-denied",
     seen="containers that wait with ErrImagePull or ImagePullBackOff",
-    remedy="Name the registry's password in imagePullSecrets of the platform's values (a Secret "
-    "of namespace {namespace}), and check that it may read {image}.",
+    remedy="Set imagePullSecrets in the platform's values to a Secret of namespace {namespace} with the "
+    "registry's credentials, and check that they may read {image}.",
 )
 def image_denied(snapshot: Snapshot) -> Match | None:
     """The registry does not let the nodes pull the image."""
@@ -73,7 +76,7 @@ def wrong_platform_image(snapshot: Snapshot) -> Match | None:
 @failure(
     "no-such-tag",
     seen="containers that wait with ErrImagePull or ImagePullBackOff",
-    remedy="Build and push it (`make image push IMAGE={image}`), or name one that exists: image "
+    remedy="Build and push it (`make image push IMAGE={image}`), or set an image that exists: `image` "
     "in the run file, or in the platform's values.",
 )
 def no_such_tag(snapshot: Snapshot) -> Match | None:
@@ -91,6 +94,6 @@ def no_such_tag(snapshot: Snapshot) -> Match | None:
     remedy="Pull {image} by hand on a node (`crictl pull`): it says more.",
 )
 def image_not_pulled(snapshot: Snapshot) -> Match | None:
-    """A node cannot pull the image, for a reason that is none of the above."""
+    """A node cannot pull the image, for another reason."""
     reasons = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
     return _unpulled(snapshot, "a node cannot pull {image}", "", reasons)

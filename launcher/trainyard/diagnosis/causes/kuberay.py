@@ -1,4 +1,4 @@
-"""Failures of KubeRay: its definitions, its operator, what it refuses, and its deadlines."""
+"""Failures of KubeRay: its CRDs, its operator, objects that it refuses, and its deadlines."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from trainyard.rules import deletion, operator_messages, raycluster, rayjob
 from trainyard.rules.subject import Subject
 
 SILENT_S = 60.0
-"""The operator answers within a second; after so long without any status it is not there."""
+"""After how many seconds without a status there is no operator; it normally needs one second."""
 
 SUBMISSION_S = 120.0
-"""How long a submission may take once all pods are ready; the operator tries each 3 s at first."""
+"""Seconds within which Ray must accept the job once all pods are ready; KubeRay first tries every 3 s."""
 
 OLDEST = (1, 6)
 """The oldest KubeRay that knows all fields of a submission."""
 NEEDED = ".".join(map(str, OLDEST))
 
 OPERATOR_RULES = (*rayjob.RULES, *deletion.RULES, *raycluster.RULES)
-"""What leads to ValidationFailed."""
+"""The rules whose violation sets the status ValidationFailed."""
 
 MANAGERS = ("", "ray.io/kuberay-operator")
 
@@ -55,8 +55,8 @@ def missing_crd(snapshot: Snapshot) -> Match | None:
 @failure(
     "deletion-hangs",
     seen="a RayJob that was deleted and keeps its finalizer, while the Secret with Ray's token is missing",
-    remedy="Let it go: `kubectl patch rayjob {submission} -n {namespace} --type merge -p "
-    """'{{"metadata":{{"finalizers":null}}}}'`; its pods go with it.""",
+    remedy="Remove its finalizer: `kubectl patch rayjob {submission} -n {namespace} --type merge -p "
+    """'{{"metadata":{{"finalizers":null}}}}'`; its pods are deleted with it.""",
 )
 def deletion_hangs(snapshot: Snapshot) -> Match | None:
     """The operator cannot stop the job of a deleted RayJob, since Ray's token is gone."""
@@ -70,7 +70,7 @@ def deletion_hangs(snapshot: Snapshot) -> Match | None:
         f"deleted {duration(deleted_s)} ago and still held by {', '.join(metadata['finalizers'])}"
     )
     return Match(
-        cause="the deletion hangs: KubeRay wants to stop the job first, and Ray's token is missing",
+        cause="the deletion hangs: KubeRay has to stop the job first, and Ray's token is missing",
         evidence=(
             evidence(f"RayJob {snapshot.submission}", held),
             evidence(
@@ -82,12 +82,12 @@ def deletion_hangs(snapshot: Snapshot) -> Match | None:
 
 @failure(
     "no-operator",
-    seen="a RayJob that gets no status, or does not go after it was deleted",
-    remedy="Start the operator (`make operator`), and let it watch namespace {namespace} (its "
+    seen="a RayJob that gets no status, or still exists after it was deleted",
+    remedy="Start the operator (`make operator`), and make it watch namespace {namespace} (its "
     "value watchNamespace).",
 )
 def no_operator(snapshot: Snapshot) -> Match | None:
-    """No KubeRay operator cares for the namespace."""
+    """No KubeRay operator watches the namespace."""
     if snapshot.job is None or snapshot.spec.get("managedBy", "") not in MANAGERS:
         return None
     metadata = snapshot.job["metadata"]
@@ -114,7 +114,7 @@ def no_operator(snapshot: Snapshot) -> Match | None:
             evidence(f"lease {place}", f"renewed {duration(snapshot.seconds_since(renewed))} ago")
         )
     return Match(
-        cause=f"no KubeRay operator takes care of RayJob {snapshot.submission}",
+        cause=f"no KubeRay operator handles RayJob {snapshot.submission}",
         evidence=tuple(seen),
     )
 
@@ -125,7 +125,7 @@ def no_operator(snapshot: Snapshot) -> Match | None:
     remedy=f"Upgrade KubeRay to {NEEDED} or newer, its CRDs first: helm does not upgrade them.",
 )
 def old_operator(snapshot: Snapshot) -> Match | None:
-    """The KubeRay operator or its CRDs are too old for what a submission asks."""
+    """The KubeRay operator or its CRDs are too old for a submission."""
     for pod in snapshot.operators or ():
         image = str(pod["spec"]["containers"][0].get("image", ""))
         version = re.search(r":v?(\d+)\.(\d+)\.\d+", image)
@@ -147,8 +147,8 @@ def old_operator(snapshot: Snapshot) -> Match | None:
     ]
     if lost and snapshot.phase != "succeeded":
         return Match(
-            cause=f"the CRDs of KubeRay are older than {NEEDED}: the stored RayJob has lost what they "
-            "do not know",
+            cause=f"the CRDs of KubeRay are older than {NEEDED}: the stored RayJob has lost the "
+            "fields that they do not know",
             evidence=(evidence(f"RayJob {snapshot.submission}", f"without {', '.join(lost)}"),),
         )
     wants_token = cluster_spec.get("authOptions", {}).get("mode") == "token"
@@ -166,7 +166,7 @@ def old_operator(snapshot: Snapshot) -> Match | None:
 @failure(
     "validation-failed",
     seen="RayJob status ValidationFailed",
-    remedy="Mend what the lines above name, delete the RayJob (`trainyard delete {run} -n {namespace}` "
+    remedy="Correct what the lines above name, delete the RayJob (`trainyard delete {run} -n {namespace}` "
     "keeps the folder) and submit again: KubeRay never leaves this state.",
 )
 def validation_failed(snapshot: Snapshot) -> Match | None:
@@ -185,11 +185,11 @@ def validation_failed(snapshot: Snapshot) -> Match | None:
 @failure(
     "invalid-cluster",
     seen="an event InvalidRayClusterSpec; the RayJob stays Initializing",
-    remedy="Stop the run, mend what the message names in the platform's rayClusterSpec, and submit it "
+    remedy="Stop the run, correct what the message names in the platform's rayClusterSpec, and submit it "
     "again.",
 )
 def invalid_cluster(snapshot: Snapshot) -> Match | None:
-    """KubeRay accepted the RayJob and refuses the RayCluster that it makes of it."""
+    """KubeRay accepted the RayJob and refuses the RayCluster that it creates from it."""
     if not snapshot.never_ran:
         return None
     symptom = find(
@@ -230,18 +230,18 @@ def no_dashboard_port(snapshot: Snapshot) -> Match | None:
     "submission-refused",
     seen="RayJob status Running with an empty jobStatus while all pods are ready, or "
     "SubmissionFailed",
-    remedy="See what the head says of it (`kubectl logs {head} -n {namespace}`): the image needs "
-    "ray[default], the namespace must let the operator reach port 8265. Then stop the run "
+    remedy="Read the head's log (`kubectl logs {head} -n {namespace}`): the image needs "
+    "ray[default], the NetworkPolicies must let the operator reach port 8265. Then stop the run "
     "and submit it again: KubeRay 1.6 tries for ever.",
 )
 def submission_refused(snapshot: Snapshot) -> Match | None:
-    """Ray's dashboard does not take the job: it does not answer the operator, or refuses."""
+    """Ray's dashboard does not accept the job: it does not answer the operator, or refuses."""
     heads = [name_of(pod) for pod in snapshot.pods if is_head(pod)]
     values = {"head": heads[-1] if heads else "HEAD-POD"}
     status = snapshot.status
     if status.get("reason") in ("SubmissionFailed", "JobStatusCheckTimeoutExceeded"):
         return Match(
-            cause="the job could not be handed to Ray",
+            cause="KubeRay could not submit the job to Ray",
             evidence=(
                 evidence(
                     f"RayJob {snapshot.submission}",
@@ -258,7 +258,7 @@ def submission_refused(snapshot: Snapshot) -> Match | None:
         return None
     return Match(
         cause=f"all {len(snapshot.pods)} pods are ready since {duration(waited_s)}, and Ray's dashboard has "
-        "not taken the job",
+        "not accepted the job",
         evidence=(
             evidence(
                 f"RayJob {snapshot.submission}", "jobDeploymentStatus Running, jobStatus empty"
@@ -270,9 +270,9 @@ def submission_refused(snapshot: Snapshot) -> Match | None:
 
 @failure(
     "head-unreachable",
-    seen="worker pods whose init container wait-gcs-ready goes on though the head is ready",
+    seen="worker pods whose init container wait-gcs-ready keeps running although the head is ready",
     remedy="Check the cluster's DNS, and that NetworkPolicies let the pods of a run reach port "
-    "6379 of its head: `kubectl logs {pod} -c wait-gcs-ready -n {namespace}` says what it "
+    "6379 of its head: `kubectl logs {pod} -c wait-gcs-ready -n {namespace}` shows what it "
     "tries.",
 )
 def head_unreachable(snapshot: Snapshot) -> Match | None:
@@ -320,8 +320,9 @@ def probe_failed(snapshot: Snapshot) -> Match | None:
 @failure(
     "deadline",
     seen="RayJob reason DeadlineExceeded",
-    remedy="Raise activeDeadlineSeconds of the RayJob and submit again: the run goes on from its "
-    "last checkpoint.",
+    remedy="Submit the run again: it goes on from its last checkpoint. The deadline follows from "
+    "`limits` of the run file (max_run_s + max_start_s). The driver should have stopped the run before "
+    "it: its log tells why it did not.",
 )
 def deadline(snapshot: Snapshot) -> Match | None:
     """An attempt took longer than activeDeadlineSeconds allows."""
@@ -341,9 +342,10 @@ def deadline(snapshot: Snapshot) -> Match | None:
 
 @failure(
     "pre-running-deadline",
-    seen="RayJob reason PreRunningDeadlineExceeded, and no event that says more",
-    remedy="See what the pods waited for (`kubectl get events -n {namespace}`; events are kept "
-    "for an hour), or raise job.preRunningDeadlineSeconds of the platform.",
+    seen="RayJob reason PreRunningDeadlineExceeded, and no event with the reason",
+    remedy="Find out what the pods waited for (`kubectl get events -n {namespace}`; events are kept "
+    "for an hour), or raise limits.max_start_s of the run file (by default "
+    "job.preRunningDeadlineSeconds of the platform).",
 )
 def pre_running_deadline(snapshot: Snapshot) -> Match | None:
     """The pods of an attempt did not all start within preRunningDeadlineSeconds."""

@@ -1,4 +1,4 @@
-"""Pods that no node takes."""
+"""Failures to schedule a pod on a node."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from trainyard.diagnosis.failure import Evidence, Match, evidence, failure
 from trainyard.diagnosis.snapshot import Object, Snapshot, name_of
 from trainyard.diagnosis.symptoms import Symptom, find
-from trainyard.planning.capacity import CONDITION_TAINT, GPU, tolerates
+from trainyard.planning.capacity.nodes import CONDITION_TAINT, GPU, tolerates
+from trainyard.planning.node_affinity import selects, shown_terms
 
 SCHEDULING = ("FailedScheduling", "Unschedulable")
 
 OUR_TAINTS = r"node-role\.kubernetes\.io/(control-plane|master)"
-"""Taints of nodes that are not meant for runs: they are never the cause."""
+"""Taints of control-plane nodes, which are not for runs: they are never the cause."""
 
 NODES_SHOWN = 5
 
@@ -27,7 +28,7 @@ def _offers(node: Object) -> Object:
 
 
 def _gpu_wanted(symptom: Symptom) -> str:
-    """The GPU resource of which there is too little, as the scheduler names it."""
+    """Return the GPU resource of which the scheduler found too little; empty if there is none."""
     match = re.search(r"Insufficient ([\w.-]+/[\w.-]+)", symptom.text)
     return match[1].rstrip(".,") if match else ""
 
@@ -35,11 +36,11 @@ def _gpu_wanted(symptom: Symptom) -> str:
 @failure(
     "gpu-resource-name",
     seen="FailedScheduling with `Insufficient`; what the nodes offer",
-    remedy="Set gpuResource of the pool to what the nodes offer ({offered}); if that is nothing, "
+    remedy="Set gpuResource of the pool to a resource of the nodes ({offered}); if there is none, "
     "install the device plugin of the GPUs.",
 )
 def gpu_resource_name(snapshot: Snapshot) -> Match | None:
-    """No node offers GPUs under the name that the pool gives them."""
+    """No node offers GPUs under the resource name of the pool."""
     symptom = _unplaced(snapshot, r"Insufficient [\w.-]+/")
     if symptom is None or snapshot.nodes is None:
         return None
@@ -63,7 +64,7 @@ def gpu_resource_name(snapshot: Snapshot) -> Match | None:
 @failure(
     "no-such-nodes",
     seen="FailedScheduling with `didn't match Pod's node affinity/selector`",
-    remedy="Set nodeSelector of the pool in the platform's values to labels that its nodes have "
+    remedy="Set nodeSelector of the pool, or of spot, in the platform's values to labels that its nodes have "
     "(`kubectl get nodes --show-labels`).",
 )
 def no_such_nodes(snapshot: Snapshot) -> Match | None:
@@ -77,8 +78,7 @@ def no_such_nodes(snapshot: Snapshot) -> Match | None:
         return None
     if not is_known and re.search("untolerated taint|Insufficient", symptom.text):
         return None
-    selector = (symptom.pod or {}).get("spec", {}).get("nodeSelector") or {}
-    labels = ", ".join(f"{key}={value}" for key, value in selector.items())
+    labels = shown_terms((symptom.pod or {}).get("spec", {}))
     return Match(
         cause=f"no node has the labels that the pod selects{f': {labels}' if labels else ''}",
         evidence=(symptom.evidence,),
@@ -88,11 +88,11 @@ def no_such_nodes(snapshot: Snapshot) -> Match | None:
 @failure(
     "nodes-closed",
     seen="FailedScheduling with `untolerated taint`; taints node.kubernetes.io/... of the nodes",
-    remedy="See `kubectl describe node`: bring the nodes back, uncordon them (`kubectl uncordon`), or free "
-    "what they are short of.",
+    remedy="Look at `kubectl describe node`: bring the nodes back, uncordon them (`kubectl uncordon`), or "
+    "free the memory or disk that they lack.",
 )
 def nodes_closed(snapshot: Snapshot) -> Match | None:
-    """The nodes that could take the pods are down, cordoned, or short of memory or disk."""
+    """The nodes that fit the pods are down, cordoned, or short of memory or disk."""
     symptom = _unplaced(snapshot, "untolerated taint|were unschedulable")
     if symptom is None:
         return None
@@ -103,7 +103,7 @@ def nodes_closed(snapshot: Snapshot) -> Match | None:
         return None
     reasons = {key for node in closed for key in keys[name_of(node)] if _is_condition(key)}
     return Match(
-        cause=f"every node that would fit is closed: {', '.join(sorted(reasons))}",
+        cause=f"every node that would fit is unavailable: {', '.join(sorted(reasons))}",
         evidence=(symptom.evidence, *_shown_taints(closed, symptom)),
     )
 
@@ -115,7 +115,7 @@ def nodes_closed(snapshot: Snapshot) -> Match | None:
     "(resources.pool).",
 )
 def taints(snapshot: Snapshot) -> Match | None:
-    """The nodes that could take the pods have a taint that these do not tolerate."""
+    """The nodes that fit the pods have a taint that the pods do not tolerate."""
     symptom = _unplaced(snapshot, "untolerated taint")
     if symptom is None:
         return None
@@ -129,30 +129,30 @@ def taints(snapshot: Snapshot) -> Match | None:
         return None
     which = f": {'; '.join(sorted(marks))}" if marks else ""
     return Match(
-        cause=f"no node takes the pod: nodes that would fit have a taint that it does not tolerate{which}",
+        cause=f"no node accepts the pod: nodes that would fit have a taint that it does not tolerate{which}",
         evidence=(symptom.evidence, *_shown_taints(tainted, symptom)),
     )
 
 
 def _selected(snapshot: Snapshot, symptom: Symptom) -> list[Object]:
-    """The nodes with the labels that the pod selects, as far as both are known."""
-    selector = (symptom.pod or {}).get("spec", {}).get("nodeSelector") or {}
+    """Return the nodes with the labels that the pod selects, as far as both are known."""
+    spec = (symptom.pod or {}).get("spec", {})
     return [
         node
         for node in snapshot.nodes or ()
-        if selector.items() <= (node["metadata"].get("labels") or {}).items()
+        if selects(spec, name_of(node), node["metadata"].get("labels") or {})
     ]
 
 
 def _candidates(snapshot: Snapshot, symptom: Symptom) -> list[Object]:
-    """Of those the ones that offer the GPUs which the pod asks for, or all where it asks for none."""
+    """Return the selected nodes that offer the GPU resource of the pod, or all if it requests no GPUs."""
     wanted = _gpu_wanted(symptom)
     nodes = _selected(snapshot, symptom)
     return [node for node in nodes if not wanted or _offers(node).get(wanted, "0") != "0"]
 
 
 def _taints(node: Object, symptom: Symptom) -> list[Object]:
-    """Those that keep the pod away; not those of nodes that are no place for runs."""
+    """Return the taints of a node that keep the pod away, without those of control-plane nodes."""
     tolerations = (symptom.pod or {}).get("spec", {}).get("tolerations") or []
     return [
         taint
@@ -177,7 +177,7 @@ def _shown_taints(nodes: list[Object], symptom: Symptom) -> Iterator[Evidence]:
 @failure(
     "too-few-gpus",
     seen="FailedScheduling with `Insufficient` of the pool's GPU resource",
-    remedy="Wait for another run to end (`trainyard gpus` shows who holds what), ask for fewer "
+    remedy="Wait for another run to end (`trainyard gpus` shows which pods use the GPUs), ask for fewer "
     "(--gpus), or add nodes to the pool.",
 )
 def too_few_gpus(snapshot: Snapshot) -> Match | None:
@@ -188,22 +188,22 @@ def too_few_gpus(snapshot: Snapshot) -> Match | None:
     wanted = _gpu_wanted(symptom)
     asked = _asked(symptom, wanted)
     seen = [symptom.evidence]
-    what = "of which none is free"
+    what = "none of which is free"
     if snapshot.nodes is not None:
         open_to_it = [node for node in _candidates(snapshot, symptom) if not _taints(node, symptom)]
         having = [int(_offers(node)[wanted]) for node in open_to_it]
         what = (
-            f"{len(having)} nodes that it may use have {sum(having)} of them in all, "
+            f"the {len(having)} nodes that fit have {sum(having)} in total, "
             f"at most {max(having, default=0)} each"
         )
         if asked and having and asked > max(having):
-            what += ": no node can ever take such a pod"
+            what += ": no node is large enough for such a pod"
         seen.append(evidence("nodes", what))
     return Match(cause=f"a pod asks for {asked or 'some'} {wanted}; {what}", evidence=tuple(seen))
 
 
 def _asked(symptom: Symptom, resource: str) -> int:
-    """How many of a resource the pod wants; 0 if the pod is not there."""
+    """Return how many of a resource the pod requests; 0 if the pod is gone."""
     if symptom.pod is None:
         return 0
     return sum(
@@ -215,7 +215,7 @@ def _asked(symptom: Symptom, resource: str) -> int:
 @failure(
     "too-little-cpu-or-memory",
     seen="FailedScheduling with `Insufficient cpu`, `memory` or `ephemeral-storage`",
-    remedy="Make cpuRequest and memoryGib of the pool (or the head) what a node has left beside "
+    remedy="Reduce cpuRequest and memoryGib of the pool (or the head) to what a node has left beside "
     "its system pods, free some nodes, or add nodes.",
 )
 def too_little_cpu_or_memory(snapshot: Snapshot) -> Match | None:
@@ -238,7 +238,7 @@ def too_little_cpu_or_memory(snapshot: Snapshot) -> Match | None:
 @failure(
     "old-pods",
     seen="FailedScheduling with `anti-affinity rules`",
-    remedy="Nothing, if the old pods end by themselves. A node that is gone keeps them: delete its Node "
+    remedy="Wait, if the old pods end by themselves. If their node is gone, they stay: delete its Node "
     "object, or add another node. job.separateAttempts: false in the platform's values lets the next "
     "submission share nodes with them.",
 )
@@ -257,10 +257,10 @@ def old_pods(snapshot: Snapshot) -> Match | None:
 @failure(
     "unschedulable",
     seen="FailedScheduling for any other reason",
-    remedy="Mend what the scheduler names for pod {pod}; it tries again by itself.",
+    remedy="Correct what the scheduler names for pod {pod}; it tries again by itself.",
 )
 def unschedulable(snapshot: Snapshot) -> Match | None:
-    """The scheduler finds no node for a pod, for a reason that is none of the above."""
+    """The scheduler finds no node for a pod, for another reason."""
     symptom = _unplaced(snapshot, ".")
     if symptom is None:
         return None

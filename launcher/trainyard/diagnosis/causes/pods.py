@@ -1,4 +1,4 @@
-"""Containers that do not start, and pods that die: memory, disk, secrets, lost nodes."""
+"""Failures of containers and pods: missing Secrets, memory, disk, eviction, lost nodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKEN_KEY = "auth_token"
 """The key of the Secret with Ray's token."""
 
 ENDED_BY_NODE = "Pod status: Failed; Pod restart policy: Always"
-"""In KubeRay's word for a pod that it replaces: containers alone would have been started again."""
+"""Part of KubeRay's message about a failed pod that it replaces; failed containers are restarted instead."""
 LATELY_S = 900.0
 
 BROKEN_SECRET = r'secret "?([\w./-]+)"? not found|couldn\'t find key (\S+) in Secret (\S+)'
@@ -32,11 +32,11 @@ BROKEN_SECRET = r'secret "?([\w./-]+)"? not found|couldn\'t find key (\S+) in Se
 
 @failure(
     "token-secret-missing",
-    seen="containers that wait with CreateContainerConfigError over key auth_token or the "
+    seen="containers that wait with CreateContainerConfigError about key auth_token or the "
     "cluster's own Secret",
-    remedy="The operator makes it: check that it runs and may create Secrets in namespace "
-    "{namespace}, then stop and submit again. With authOptions.secretName the Secret is "
-    "yours: give it the key auth_token.",
+    remedy="The operator creates it: check that it runs and may create Secrets in namespace "
+    "{namespace}, then stop and submit again. With authOptions.secretName you "
+    "create the Secret: add the key auth_token.",
 )
 def token_secret_missing(snapshot: Snapshot) -> Match | None:
     """The Secret with Ray's token is missing, or has no key auth_token."""
@@ -56,8 +56,8 @@ def token_secret_missing(snapshot: Snapshot) -> Match | None:
 @failure(
     "secret-missing",
     seen="containers that wait with CreateContainerConfigError, pods with FailedMount",
-    remedy="Create Secret {secret} in namespace {namespace} with the keys that values.yaml names "
-    "(storage.s3.secretName: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY).",
+    remedy="Create Secret {secret} in namespace {namespace} with the keys that the run file (secrets) or the "
+    "chart's values name (pod; storage.s3.secretName: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY).",
 )
 def secret_missing(snapshot: Snapshot) -> Match | None:
     """A Secret that the pods need is missing, or lacks a key."""
@@ -81,7 +81,8 @@ def _broken_secrets(snapshot: Snapshot) -> Iterator[tuple[Symptom, str, str]]:
 @failure(
     "config-map-missing",
     seen="containers that wait with CreateContainerConfigError, pods with FailedMount",
-    remedy="Create ConfigMap {name} in namespace {namespace}, or take it out of the pods' shape.",
+    remedy="Create ConfigMap {name} in namespace {namespace}, or remove it from the platform's "
+    "rayClusterSpec.",
 )
 def config_map_missing(snapshot: Snapshot) -> Match | None:
     """A ConfigMap that the pods need is missing."""
@@ -99,7 +100,7 @@ def config_map_missing(snapshot: Snapshot) -> Match | None:
 
 @failure(
     "runs-as-root",
-    seen="containers that wait with CreateContainerConfigError over runAsNonRoot",
+    seen="containers that wait with CreateContainerConfigError about runAsNonRoot",
     remedy="Give the image a numeric user that is not 0 (`USER 1000` in its Dockerfile).",
 )
 def runs_as_root(snapshot: Snapshot) -> Match | None:
@@ -108,7 +109,7 @@ def runs_as_root(snapshot: Snapshot) -> Match | None:
     if symptom is None:
         return None
     return Match(
-        cause="the image wants to run as root or as a user without a number, which the pods forbid",
+        cause="the image runs as root or as a user without a number, which the pods forbid",
         evidence=(symptom.evidence,),
     )
 
@@ -142,7 +143,7 @@ def no_shell(snapshot: Snapshot) -> Match | None:
     "init-container-oom",
     seen="init container wait-gcs-ready that ended with OOMKilled, or whose log says that its "
     "`ray health-check` was Killed (cgroup v1 kills that alone)",
-    remedy="Its 256 MiB are the operator's and fixed. Keep `ray health-check` small: an image "
+    remedy="Its limit of 256 MiB is fixed by the operator. Reduce the memory of `ray health-check`: an image "
     "with compiled .pyc files and without imports at start-up (sitecustomize, .pth files) "
     "needs about 190 MB.",
 )
@@ -169,7 +170,7 @@ def init_container_oom(snapshot: Snapshot) -> Match | None:
 def _too_little(pod: Object) -> str:
     limit = limits(pod, INIT_CONTAINER).get("memory", "256Mi")
     return (
-        f"{INIT_CONTAINER} of {name_of(pod)} was killed at its {limit} of memory: workers cannot "
+        f"{INIT_CONTAINER} of {name_of(pod)} was killed at its memory limit of {limit}: workers cannot "
         "start"
     )
 
@@ -197,7 +198,7 @@ def _oom(snapshot: Snapshot, *, of_head: bool) -> Match | None:
 
 
 def _killed_by_ray(snapshot: Snapshot, *, of_head: bool) -> Match | None:
-    """Before the kernel does Ray's memory monitor kills processes of a pod, and names its address."""
+    """Return a match if Ray's memory monitor killed processes, which it does before the kernel would."""
     if not snapshot.is_broken:
         return None
     killed = last_match(
@@ -214,9 +215,9 @@ def _killed_by_ray(snapshot: Snapshot, *, of_head: bool) -> Match | None:
     heads = {pod.get("status", {}).get("podIP") for pod in snapshot.pods if is_head(pod)}
     if of_head != (address is not None and address[1] in heads):
         return None
-    whose = "processes of the head, which" if of_head else "a worker, since its pod"
+    victim = "processes of the head, which" if of_head else "a worker, because its pod"
     return Match(
-        cause=f"Ray killed {whose} had almost no memory left",
+        cause=f"Ray killed {victim} had almost no memory left",
         evidence=(evidence("driver's log", killed[0]),),
         values={"limit": "the present limit"},
     )
@@ -224,7 +225,7 @@ def _killed_by_ray(snapshot: Snapshot, *, of_head: bool) -> Match | None:
 
 @failure(
     "head-oom",
-    seen="head container that ended with OOMKilled, or Ray's words about the head low on memory",
+    seen="head container that ended with OOMKilled, or Ray's message that the head is low on memory",
     remedy="Raise head.memoryGib (or head.memoryMibPerWorker) in the platform's values above "
     "{limit}, and submit again.",
 )
@@ -235,9 +236,9 @@ def head_oom(snapshot: Snapshot) -> Match | None:
 
 @failure(
     "worker-oom",
-    seen="worker container that ended with OOMKilled, or Ray's words about a node low on memory",
+    seen="worker container that ended with OOMKilled, or Ray's message that a node is low on memory",
     remedy="Raise memoryGib of the pool above {limit}, use a smaller train.micro_batch_size, or "
-    "data.loader: ray, which keeps less in memory.",
+    "data.loader: ray, which needs less memory.",
 )
 def worker_oom(snapshot: Snapshot) -> Match | None:
     """A worker pod used up its memory."""
@@ -246,7 +247,7 @@ def worker_oom(snapshot: Snapshot) -> Match | None:
 
 @failure(
     "evicted-disk",
-    seen="pods that were Evicted over ephemeral storage",
+    seen="pods that were Evicted because of ephemeral storage",
     remedy="Give the pool more ephemeralStorageGib, set TMPDIR to a larger disk, or use "
     "data.loader: ray, which makes no local copy of the data.",
 )
@@ -259,8 +260,8 @@ def evicted_disk(snapshot: Snapshot) -> Match | None:
 
 @failure(
     "evicted-memory",
-    seen="pods that were Evicted over memory of the node",
-    remedy="Leave more memory of the node to its system (memoryGib of the pool), or keep pods "
+    seen="pods that were Evicted because of the node's memory",
+    remedy="Leave more of the node's memory to its system (memoryGib of the pool), or keep pods "
     "without limits off these nodes.",
 )
 def evicted_memory(snapshot: Snapshot) -> Match | None:
@@ -280,13 +281,13 @@ def _evicted(snapshot: Snapshot, pattern: str, what: str) -> Match | None:
 
 @failure(
     "evicted",
-    seen="KubeRay's events of two pods within a quarter of an hour that had failed as a whole",
-    remedy="See what the node ran out of: the kubelet's log, or `kubectl get events -n {namespace} "
-    "--field-selector reason=Evicted`, which lacks those of a pod that had many events before. Then raise "
+    seen="KubeRay's events about two pods that failed within 15 minutes",
+    remedy="Find out what the node ran out of: the kubelet's log, or `kubectl get events -n {namespace} "
+    "--field-selector reason=Evicted`, which lacks the events of a pod that had many before. Then raise "
     "ephemeralStorageGib or memoryGib of the pool, or the size of a volume of your own.",
 )
 def evicted(snapshot: Snapshot) -> Match | None:
-    """Pods are ended by their node again and again; the API server keeps no word of the reason."""
+    """The node ends pods again and again, and the API server has no record of the reason."""
     ends = [
         event
         for event in snapshot.events
@@ -296,7 +297,7 @@ def evicted(snapshot: Snapshot) -> Match | None:
     if len(ends) < 2:
         return None
     return Match(
-        cause=f"{len(ends)} pods of the run were ended by their node: it evicts them, or is shut down",
+        cause=f"{len(ends)} pods of the run were ended by their node, which evicts them or is shut down",
         evidence=tuple(
             evidence(f"event at {event_time(event)}", event["message"].partition("; Ray")[0])
             for event in ends[-2:]
@@ -311,12 +312,12 @@ def evicted(snapshot: Snapshot) -> Match | None:
     "platform): it goes on from its last checkpoint.",
 )
 def preempted(snapshot: Snapshot) -> Match | None:
-    """Pods of higher priority took the run's place."""
+    """Pods of higher priority preempted pods of the run."""
     symptom = find(snapshot, "", ("PreemptionByScheduler", "Preempted", "Preempting"))
     if symptom is None:
         return None
     return Match(
-        cause="a pod of the run had to make room for one of higher priority",
+        cause="a pod of the run was preempted by one of higher priority",
         evidence=(symptom.evidence,),
     )
 
@@ -324,12 +325,13 @@ def preempted(snapshot: Snapshot) -> Match | None:
 @failure(
     "node-lost",
     seen="pods with DisruptionTarget DeletionByTaintManager or DeletionByPodGC, reason NodeLost",
-    remedy="Nothing, if the run goes on by itself: as long as the Node object stays that takes "
-    "faults.replacement_timeout_s, and deleting it helps; else submit again: it goes on from its last "
-    "checkpoint. If nodes go often, raise faults.retries and save more often (checkpoint).",
+    remedy="Wait: the run continues by itself. While the Node object exists that takes "
+    "faults.replacement_timeout_s; deleting the Node object makes it faster. If the run has ended, submit it "
+    "again: it resumes from its last checkpoint. If nodes are lost often, raise faults.retries and save more "
+    "often (checkpoint).",
 )
 def node_lost(snapshot: Snapshot) -> Match | None:
-    """A node of the run went away, or does not answer any more."""
+    """A node of the run was lost, or does not answer any more."""
     reasons = (
         "NodeLost", "DeletionByTaintManager", "DeletionByPodGC", "TaintManagerEviction", "NodeNotReady",
         "NodeShutdown", "Terminated",
@@ -339,7 +341,7 @@ def node_lost(snapshot: Snapshot) -> Match | None:
         return None
     node = symptom.pod["spec"].get("nodeName", "") if symptom.pod else ""
     return Match(
-        cause=f"node {node or 'of a pod'} went away, or does not answer any more",
+        cause=f"node {node or 'of a pod'} was lost, or does not answer any more",
         evidence=(symptom.evidence,),
     )
 
@@ -347,10 +349,10 @@ def node_lost(snapshot: Snapshot) -> Match | None:
 @failure(
     "container-crash",
     seen="containers that end again and again (CrashLoopBackOff), or cannot be started",
-    remedy="See what it said last: `kubectl logs {pod} -c {container} --previous -n {namespace}`.",
+    remedy="Read the end of its log: `kubectl logs {pod} -c {container} --previous -n {namespace}`.",
 )
 def container_crash(snapshot: Snapshot) -> Match | None:
-    """A container ends again and again, or cannot be started, for a reason that is none of the above."""
+    """A container ends again and again, or cannot be started, for another reason."""
     reasons = (
         "CrashLoopBackOff",
         "RunContainerError",
@@ -367,7 +369,7 @@ def container_crash(snapshot: Snapshot) -> Match | None:
         if name == symptom.container:
             seen.append(_ended(symptom.pod, name, ended))
     return Match(
-        cause=f"container {symptom.container} of {name_of(symptom.pod)} does not stay up",
+        cause=f"container {symptom.container} of {name_of(symptom.pod)} keeps ending, or cannot be started",
         evidence=tuple(seen),
         values={"pod": name_of(symptom.pod), "container": symptom.container or "ray-head"},
     )

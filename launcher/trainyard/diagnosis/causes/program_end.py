@@ -14,9 +14,25 @@ from trainyard.diagnosis.causes.driver_log import (
 )
 from trainyard.diagnosis.failure import Evidence, Match, any_of, evidence, failure
 from trainyard.diagnosis.snapshot import Snapshot
-from trainyard_trainer.run_files.driver_output import ERROR
+from trainyard.submission.status import error_lines, has_error
+from trainyard_trainer.run_files.driver_output import AT_LIMIT, ERROR
 
 _TRACEBACK_FRAME = r'\s+File ".*", line \d+'
+
+
+@failure(
+    "run-limit",
+    seen="the driver's `error: the run stopped at its limit`",
+    remedy="Submit the run again: it goes on from the checkpoint that it saved before its limit. "
+    "`limits.max_run_s` of the run file is the limit.",
+)
+def run_limit(snapshot: Snapshot) -> Match | None:
+    """The run has used up the time that limits.max_run_s gives it, and its driver has stopped it."""
+    lines = error_lines(snapshot.driver_log) if has_error(snapshot.driver_log) else []
+    said = lines[0].removeprefix(ERROR) if lines else str((snapshot.summary or {}).get("error"))
+    if not said.startswith(AT_LIMIT):
+        return None
+    return Match(cause=said, evidence=(evidence(LOG, said),))
 
 
 @failure(

@@ -91,13 +91,13 @@ def wrong_ray_version(snapshot: Snapshot) -> Match | None:
 
 @failure(
     "other-config",
-    seen="the driver's `error: the run ... exists in ... and is another one`",
+    seen="the driver's `error: run ... already exists in ... with a different config`",
     remedy="Submit it under another name (`trainyard submit RUN.yaml --name ANOTHER`), or restore "
     "the values that the lines above name.",
 )
 def other_config(snapshot: Snapshot) -> Match | None:
     """The run's folder holds checkpoints of another config."""
-    return match_error(snapshot, r"the run \S+ exists in .* and is another one")
+    return match_error(snapshot, r"run \S+ already exists in .* with a different config")
 
 
 @failure(

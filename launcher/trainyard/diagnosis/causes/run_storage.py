@@ -7,6 +7,7 @@ import re
 from trainyard.diagnosis.causes.driver_log import LOG, failed_lines, match_error
 from trainyard.diagnosis.failure import Match, any_of, evidence, failure, last_match
 from trainyard.diagnosis.snapshot import Snapshot
+from trainyard_trainer.run_files.driver_output import STORAGE
 
 
 @failure(
@@ -44,7 +45,7 @@ def s3_no_bucket(snapshot: Snapshot) -> Match | None:
     found = last_match(failed_lines(snapshot), any_of("NO_SUCH_BUCKET", "NoSuchBucket"))
     if found is None:
         return None
-    bucket = re.search(r"in bucket '([^']+)'", found[0])
+    bucket = re.search(r"in bucket '([^']+)'", found[0]) or re.search(r"s3://([^/ ]+)", found[0])
     return Match(
         cause=f"bucket {bucket[1]} does not exist" if bucket else "the bucket does not exist",
         evidence=(evidence(LOG, found[0]),),
@@ -99,7 +100,7 @@ def node_local_storage(snapshot: Snapshot) -> Match | None:
     lost = last_match(
         failed_lines(snapshot),
         r"the last intact checkpoint in \S+ is missing|the claim \S+ is gone|"
-        r"No such file or directory: '\S*(lease|checkpoints|run\.json)",
+        rf"{STORAGE}\S*(lease|checkpoints|run\.json)\S* cannot be \w+: No such file or directory",
     )
     if lost is None:
         return None
@@ -128,14 +129,10 @@ def node_local_storage(snapshot: Snapshot) -> Match | None:
 
 @failure(
     "storage-unusable",
-    seen="the driver's `error: the storage ... cannot be used`, `the run's folder ... cannot be "
-    "claimed`",
+    seen="the driver's `error: storage: ... cannot be read`, `... cannot be written` and the like",
     remedy="Check that storage.path is a mounted volume or bucket which user 1000 may read and "
     "write (`trainyard preflight -n {namespace}` tries it).",
 )
 def storage_unusable(snapshot: Snapshot) -> Match | None:
     """The storage cannot be read or written, for a reason that is none of those above."""
-    return match_error(
-        snapshot,
-        r"the storage \S+ cannot be used|cannot be claimed|Read-only file system|Permission denied: '/mnt",
-    )
+    return match_error(snapshot, rf"\b{STORAGE}.* cannot be \w+: ")

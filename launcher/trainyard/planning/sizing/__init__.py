@@ -1,1 +1,1 @@
-"""Sizing: how many pods a run gets, how large they are, and which sizes are possible where one is not."""
+"""Sizing: compute the number and the size of a run's pods, and suggest sizes where one is impossible."""

@@ -1,4 +1,4 @@
-"""Sizes that are possible where the size that a run asks for is not: the hints of error messages."""
+"""Find possible sizes near the one that a run asks for, for the hints of error messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from trainyard.run_file.models import (
 
 
 def _is_possible(run: RunConfig, pool: Pool, workers: int) -> bool:
-    # The batch rules out most numbers cheaply; only the others are laid out.
+    """Return whether a run can have a number of workers on a pool."""
+    # Dividing the batch is the cheap test, and excludes most numbers.
     if isinstance(run, RecipeRun) and run.train.global_batch_size % workers:
         return False
     try:
@@ -28,6 +29,7 @@ def _is_possible(run: RunConfig, pool: Pool, workers: int) -> bool:
 
 
 def _first(run: RunConfig, pool: Pool, numbers: Iterable[int]) -> list[int]:
+    """Return a list of the first possible number of workers, or an empty list."""
     return next(([number] for number in numbers if _is_possible(run, pool, number)), [])
 
 

@@ -20,15 +20,19 @@ class Layout:
     """The workers of a run, distributed equally over equal pods of a pool."""
 
     nodes: int
+    """Number of pods."""
     per_node: int
+    """Number of workers in each pod."""
     node: PodSize
+    """Resources of each pod."""
     cpus_per_worker: int
+    """Number of CPUs that Ray reserves for each worker."""
 
 
 def layout_for(run: RunConfig, pool: Pool, workers: int) -> Layout:
     """Lay out a number of workers on a pool. Raises ConfigError if they do not fill whole nodes, or cannot
     divide a batch equally."""
-    nodes, per_node = _spread(run, pool, workers)
+    nodes, per_node = _distribute(run, pool, workers)
     node = node_size(pool, per_node)
     if isinstance(run, RecipeRun):
         batch_share(run, workers)
@@ -40,7 +44,7 @@ def layout_for(run: RunConfig, pool: Pool, workers: int) -> Layout:
     )
 
 
-def _spread(run: RunConfig, pool: Pool, workers: int) -> tuple[int, int]:
+def _distribute(run: RunConfig, pool: Pool, workers: int) -> tuple[int, int]:
     """Return the number of nodes and of workers per node: a share of one node, or whole nodes."""
     if workers < pool.slots:
         return 1, workers

@@ -1,4 +1,4 @@
-"""What a loader hands to the loop, the two promises that it makes, and how a global batch is shared."""
+"""The interface of loaders, and the division of a global batch among workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Batch(NamedTuple):
     """One worker's share of one global batch."""
 
     pixels: torch.Tensor
-    """(N, C, H, W) uint8; of text (N, 1, 1, bytes)."""
+    """(N, C, H, W) uint8; for text (N, 1, 1, bytes)."""
     labels: torch.Tensor
     """(N,) int64."""
     ids: torch.Tensor
@@ -23,29 +23,29 @@ class Batch(NamedTuple):
 
 
 def moved(batch: Batch, device: torch.device) -> Batch:
-    """The batch on the device; from pinned memory without waiting for it."""
+    """Return the batch on the device; the copy from pinned memory is asynchronous."""
     return Batch(*(column.to(device, non_blocking=True) for column in batch))
 
 
 class Batches(Protocol):
-    """Training batches of one worker, from where the run goes on.
+    """Training batches of one worker, from the position at which the run resumes.
 
-    Each worker gets as many batches of an epoch as every other, and each sample comes to one of them at
-    most once in an epoch, also when the epoch was begun by another number of workers.
+    All workers get the same number of batches in an epoch, and each sample goes to at most one of them per
+    epoch, also if the epoch was started with another number of workers.
     """
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
-        """The batches of an epoch, counted from 0; of the epoch under way those that are left."""
+        """Iterate over the batches of an epoch, counted from 0; in a resumed epoch over those that remain."""
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What must be known beside the number of samples to go on after the batch handed out last.
+        """Return what a resumed run needs, beside the number of samples, to go on after the last batch.
 
-        All workers ask at the same step, since they may have to tell each other.
+        It may communicate, so all workers have to call it at the same step.
         """
 
 
 def order_of_epoch(num_samples: int, epoch: int, *, seed: int, shuffle: bool) -> np.ndarray:
-    """All samples, in an order that depends on seed and epoch alone."""
+    """Return the indices of all samples in an order that depends on seed and epoch alone, (N,) int64."""
     if not shuffle:
         return np.arange(num_samples)
     return np.random.default_rng([seed, epoch]).permutation(num_samples)
@@ -54,10 +54,9 @@ def order_of_epoch(num_samples: int, epoch: int, *, seed: int, shuffle: bool) ->
 def parts_of_epoch(
     order: np.ndarray, length: Length, first_step: int, rank: int, world_size: int
 ) -> Iterator[np.ndarray]:
-    """A worker's part of each global batch from a step on, given the samples from there on.
+    """Iterate over a worker's part of each global batch from a step on; `order` begins with that step.
 
-    Where a batch cannot be shared evenly, which is in the last one alone, the first workers have a sample
-    more; a part may be empty.
+    If the last batch cannot be divided evenly, the first workers get one sample more; a part may be empty.
     """
     start = 0
     for step in range(first_step, length.steps_per_epoch):

@@ -1,4 +1,4 @@
-"""A stream of samples, and what is made of it: another order, batches of exact sizes, a head start."""
+"""Streams of samples: shuffling, batches of exact sizes, and prefetching by a thread."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from trainyard_trainer.data.loading.batch import Batch
 T = TypeVar("T")
 
 Columns = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Pixels, labels and ids of some samples."""
+"""The pixels, labels and ids of some samples."""
 
 
 def copied(columns: Columns, places: np.ndarray, *, is_pinned: bool) -> Batch:
-    """The samples at these places, in memory of their own."""
+    """Copy the samples at these indices into a batch, in pinned memory if asked for."""
     if not is_pinned:
         return Batch(*(torch.from_numpy(column[places]) for column in columns))
     tensors = [
@@ -28,17 +28,18 @@ def copied(columns: Columns, places: np.ndarray, *, is_pinned: bool) -> Batch:
         for column, dtype in zip(columns, (torch.uint8, torch.int64, torch.int64), strict=True)
     ]
     for tensor, column in zip(tensors, columns, strict=True):
-        # In its own mode, "raise", numpy would make another copy first.
+        # In its default mode, "raise", numpy would make another copy first.
         np.take(column, places, axis=0, out=tensor.numpy(), mode="clip")
     return Batch(*tensors)
 
 
 def joined(parts: list[Batch]) -> Batch:
+    """Concatenate batches along the axis of the samples."""
     return parts[0] if len(parts) == 1 else Batch(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def cut(chunks: Iterable[Batch], sizes: Iterable[int]) -> Iterator[Batch]:
-    """Batches of these sizes, none of them 0, out of chunks of any size."""
+    """Regroup chunks of any size into batches of these sizes, none of which is 0."""
     chunks = iter(chunks)
     chunk, start = next(chunks), 0
     for size in sizes:
@@ -53,7 +54,7 @@ def cut(chunks: Iterable[Batch], sizes: Iterable[int]) -> Iterator[Batch]:
 
 
 def in_order(chunks: Iterable[Columns], *, is_pinned: bool) -> Iterator[Batch]:
-    """The same samples in the same order."""
+    """Copy the chunks of a stream without a change of order."""
     for chunk in chunks:
         yield copied(chunk, np.arange(len(chunk[0])), is_pinned=is_pinned)
 
@@ -61,7 +62,7 @@ def in_order(chunks: Iterable[Columns], *, is_pinned: bool) -> Iterator[Batch]:
 def shuffled(
     chunks: Iterable[Columns], room: int, random: np.random.Generator, *, is_pinned: bool
 ) -> Iterator[Batch]:
-    """The same samples; each changes places with one of `room` others that wait. No chunk may be larger."""
+    """Shuffle a stream with a buffer of `room` samples. No chunk may be larger than the buffer."""
     waiting: Columns | None = None
     filled = largest = 0
     for chunk in chunks:
@@ -88,9 +89,10 @@ def shuffled(
 
 
 class Ahead(Generic[T]):
-    """The same items, some of them made before they are asked for, by a thread of their own.
+    """An iterator whose items a thread prefetches, up to `depth` of them.
 
-    What goes wrong there is raised here. `on_silence` says what to raise if nothing comes for so long.
+    An exception of the thread is raised where the items are consumed. `on_silence` makes the exception that
+    is raised if no item comes for `silence_s` seconds.
     """
 
     def __init__(
@@ -117,14 +119,14 @@ class Ahead(Generic[T]):
         except queue.Empty:
             raise self.on_silence() from None
         if error is not None:
-            self._made.put((None, error))  # again, whenever it is asked
+            self._made.put((None, error))  # so that each later call raises it too
             raise error
         return cast(T, item)
 
     def __del__(self) -> None:
         self._is_left.set()
         with suppress(queue.Empty):
-            self._made.get_nowait()  # wakes the thread, if it waits for a place
+            self._made.get_nowait()  # wakes the thread if it waits for space in the queue
 
 
 _Made = tuple[T | None, BaseException | None]
@@ -137,5 +139,5 @@ def _make(items: Iterable[T], made: queue.Queue[_Made[T]], is_left: threading.Ev
             if is_left.is_set():
                 return
         made.put((None, StopIteration()))
-    except BaseException as error:  # noqa: BLE001 - raised where the items are asked for
+    except BaseException as error:  # noqa: BLE001 - raised where the items are consumed
         made.put((None, error))

@@ -1,15 +1,16 @@
-"""The rows of a split on this machine: any of them at once, from memory that all its processes share.
+"""A copy of a split on the local disk, with random access to its rows, which all processes of a machine map.
 
-Parquet gives rows only by the group, and compressed. So the first process that needs a split copies it into
-the machine's scratch folder, and every process maps that copy: the page cache holds it once, or as much of it
-as there is room for.
+Parquet can be read only by row group, and is compressed. So the first process that needs a split copies it
+into the machine's scratch folder, and every process maps that copy. The page cache holds it once, or as much
+of it as fits.
 
-    <scratch>/trainyard-data-<user>/<fingerprint>/images         the images' bytes, one after the other
-    <scratch>/trainyard-data-<user>/<fingerprint>/offsets.npy    where each begins, and where the last ends
-    <scratch>/trainyard-data-<user>/<fingerprint>/labels.npy     written last: without it there is no copy
+    <scratch>/trainyard-data-<user>/<fingerprint>/images         the bytes of the images, one after the other
+    <scratch>/trainyard-data-<user>/<fingerprint>/offsets.npy    the images' offsets, and the end
+    <scratch>/trainyard-data-<user>/<fingerprint>/labels.npy     written last; a copy without it is incomplete
 
-All who use a copy hold a shared lock on its folder, which the system takes back however they end. A copy that
-nobody holds is not in use; whoever leaves last, or opens another one later, removes it.
+Each process that uses a copy holds a shared lock on its folder, which the system releases when the process
+ends. A copy without a lock is not in use. The last process that releases it removes it, and so does a process
+that opens another copy later.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from torch.utils.data import Dataset
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.chunks import copied
 from trainyard_trainer.data.prepared import Prepared, Split, decode
+from trainyard_trainer.data.sources.listing import explained_errors
 from trainyard_trainer.errors import ConfigError, RunError
 
 GIB = 2**30
@@ -48,7 +50,7 @@ TRY_AGAIN_S = 0.05
 
 
 class LocalCopy(Dataset[Batch]):
-    """A split of which an item is a whole batch, given its indices. Other processes get it as a path."""
+    """A split whose items are whole batches, by their indices. It is pickled as a path."""
 
     def __init__(self, prepared: Prepared, split: Split, *, is_pinned: bool = False) -> None:
         self.info = prepared.info
@@ -60,7 +62,7 @@ class LocalCopy(Dataset[Batch]):
         self._map()
 
     def __getstate__(self) -> dict[str, Any]:
-        # Where CUDA is not used, nothing can be pinned.
+        # A process that does not use CUDA cannot pin memory.
         return {"info": self.info, "folder": self.folder, "is_pinned": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -76,7 +78,7 @@ class LocalCopy(Dataset[Batch]):
             self.pixels = np.frombuffer(data, np.uint8).reshape(-1, *self.info.shape)
             return
         offsets = np.load(self.folder / "offsets.npy", mmap_mode="r")
-        # In one chunk: to take rows of a column of several chunks, pyarrow copies the whole column.
+        # One chunk: pyarrow copies the whole column to take rows of several chunks.
         self.files = pa.Array.from_buffers(
             pa.large_binary(), len(self.labels), [None, pa.py_buffer(offsets), pa.py_buffer(data)]
         )
@@ -101,8 +103,9 @@ class LocalCopy(Dataset[Batch]):
 
 
 def folder_of(prepared: Prepared, split: Split) -> Path:
-    """Where the copy of these very files lies."""
-    infos = prepared.open_filesystem().get_file_info(list(split.files))
+    """Return the folder of the copy of a split; it follows from the files, their sizes and their times."""
+    with explained_errors(prepared.path):
+        infos = prepared.open_filesystem().get_file_info(list(split.files))
     files = [(info.path, info.size, info.mtime_ns) for info in infos]
     known = repr((prepared.path, prepared.endpoint, astuple(prepared.info), split.rows, files))
     fingerprint = hashlib.sha256(known.encode()).hexdigest()[:16]
@@ -110,13 +113,13 @@ def folder_of(prepared: Prepared, split: Split) -> Path:
 
 
 def lock_copy(prepared: Prepared, split: Split, folder: Path) -> int:
-    """A shared lock on a complete copy, made if it is not there: one process does it, the others wait."""
+    """Return a shared lock on a complete copy. If there is none, one process makes it and the others wait."""
     while True:
         lock = _lock(folder, fcntl.LOCK_SH)
         if is_complete(folder):
             return lock
         os.close(lock)
-        # Not waited for: whoever made the copy meanwhile keeps a shared lock for as long as it trains.
+        # Without waiting: a process that has made the copy meanwhile holds a shared lock while it trains.
         try:
             lock = _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -134,10 +137,12 @@ def is_complete(folder: Path) -> bool:
 
 
 def _lock(folder: Path, mode: int) -> int:
-    """Raises BlockingIOError if the mode forbids to wait."""
+    """Create and lock the folder of a copy. Raises BlockingIOError if the mode forbids waiting."""
     while True:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with suppress(FileExistsError):  # exist_ok fails if somebody removes it at this moment
+        with suppress(
+            FileExistsError
+        ):  # exist_ok fails if another process removes it at this moment
             folder.mkdir(mode=0o700)
         lock = _open(folder)
         if lock is None:
@@ -167,7 +172,7 @@ def _is_at(lock: int, folder: Path) -> bool:
 
 
 def remove_unused_but(folder: Path) -> None:
-    """Remove what killed processes left behind beside this copy."""
+    """Remove other copies that killed processes have left behind."""
     if folder.parent.exists():
         for other in folder.parent.iterdir():
             if other != folder:
@@ -197,7 +202,7 @@ def _leave(lock: int, folder: Path) -> None:
 
 
 def write_copy(prepared: Prepared, split: Split, folder: Path) -> None:
-    """Raises ConfigError where there is no room for it, RunError for data that are not as they should be."""
+    """Write the copy of a split. Raises ConfigError for a full disk, and RunError for damaged data."""
     needed = bytes_of(prepared, split)
     check_room(needed, prepared, folder)
     labels, lengths = [], [np.zeros(1, np.int64)]
@@ -218,14 +223,24 @@ def write_copy(prepared: Prepared, split: Split, folder: Path) -> None:
         raise
 
 
+def _tables(prepared: Prepared, split: Split) -> Iterator[pa.Table]:
+    with explained_errors(prepared.path):
+        files = pyarrow.dataset.dataset(
+            list(split.files), format="parquet", filesystem=prepared.open_filesystem()
+        )
+        batches = files.to_batches(columns=["id", "image", "label"])
+    while True:
+        with explained_errors(prepared.path):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield pa.Table.from_batches([batch])
+
+
 def read_in_order(prepared: Prepared, split: Split) -> Iterator[pa.Table]:
-    """All rows, a few at a time, each checked to be in its place."""
-    files = pyarrow.dataset.dataset(
-        list(split.files), format="parquet", filesystem=prepared.open_filesystem()
-    )
+    """Read all rows, a few at a time, and check that their ids are in order."""
     rows = 0
-    for batch in files.to_batches(columns=["id", "image", "label"]):
-        table = pa.Table.from_batches([batch])
+    for table in _tables(prepared, split):
         if prepared.info.encoding == "raw":
             decode(table.slice(), prepared.info)
         due = np.arange(rows, rows + len(table))
@@ -244,7 +259,7 @@ def read_in_order(prepared: Prepared, split: Split) -> Iterator[pa.Table]:
 
 
 def _bytes_in(values: pa.Array, lengths: np.ndarray) -> pa.Buffer:
-    """The bytes of all values, one after the other, as they lie there."""
+    """Return the bytes of all values, one after the other, without a copy."""
     offset_type = np.int64 if pa.types.is_large_binary(values.type) else np.int32
     _, offsets, data = values.buffers()
     start = int(np.frombuffer(offsets, offset_type)[values.offset])
@@ -252,13 +267,13 @@ def _bytes_in(values: pa.Array, lengths: np.ndarray) -> pa.Buffer:
 
 
 def bytes_of(prepared: Prepared, split: Split) -> int:
-    """How large the copy will be."""
+    """Return the size of the copy of a split."""
     if prepared.info.encoding == "raw":
         return split.count * prepared.info.bytes_per_sample
     filesystem = prepared.open_filesystem()
     total = 0
     for path in split.files:
-        with filesystem.open_input_file(path) as file:
+        with explained_errors(path), filesystem.open_input_file(path) as file:
             footer = pq.ParquetFile(file).metadata
         column = footer.schema.to_arrow_schema().get_field_index("image")
         groups = range(footer.num_row_groups)

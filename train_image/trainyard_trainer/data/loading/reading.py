@@ -1,6 +1,6 @@
-"""Training images out of Parquet, a few row groups at a time: what a task of the Ray loader does.
+"""Read training images from Parquet, a few row groups at a time, in a task of the Ray loader.
 
-Here torch is imported for pictures alone: each process that runs tasks would be seconds later for it.
+torch is imported only to decode image files, since its import takes seconds in each process that runs tasks.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainyard_trainer.data.prepared import DatasetInfo, Prepared, decode, to_table
+from trainyard_trainer.data.sources.listing import explained_errors
 
 COLUMNS = ["id", "image", "label"]
 
@@ -21,8 +22,8 @@ COLUMNS = ["id", "image", "label"]
 def read_part(
     prepared: Prepared, wanted: np.ndarray | None, *, file: str, part: int, parts: int
 ) -> pa.Table:
-    """One of several parts of a file, decoded; of samples whose bit is set, unless all are wanted."""
-    with prepared.open_filesystem().open_input_file(file) as stream:
+    """Read one of several parts of a file: the samples whose bit is set, or all if `wanted` is None."""
+    with explained_errors(file), prepared.open_filesystem().open_input_file(file) as stream:
         parquet = pq.ParquetFile(stream, pre_buffer=True)
         groups = parquet.num_row_groups
         chosen = range(groups * part // parts, groups * (part + 1) // parts)
@@ -37,7 +38,8 @@ def read_sample(prepared: Prepared, sample: int) -> pa.Table:
     ends = list(accumulate(prepared.train.rows))
     index = int(np.searchsorted(ends, sample, side="right"))
     row = sample - (ends[index] - prepared.train.rows[index])
-    with prepared.open_filesystem().open_input_file(prepared.train.files[index]) as stream:
+    file = prepared.train.files[index]
+    with explained_errors(file), prepared.open_filesystem().open_input_file(file) as stream:
         parquet = pq.ParquetFile(stream)
         for group in range(parquet.num_row_groups):
             rows = parquet.metadata.row_group(group).num_rows

@@ -1,4 +1,4 @@
-"""Batches from a torch DataLoader: each worker picks its share of every batch from this machine's copy."""
+"""Batches from a PyTorch DataLoader: each worker takes its share of every batch from the machine's copy."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.run_folder.progress import Length, Trained
 
 BATCHES_AHEAD = 4
-"""Batches that each decoding process makes before they are asked for."""
+"""The number of batches that each decoding process prefetches."""
 
 
 class GlobalBatches(Sampler[np.ndarray]):
-    """This worker's indices, batch by batch, of an order that all workers agree on.
+    """The indices of a worker's part of each global batch.
 
-    Global batch i is a stretch of one permutation, which depends on seed and epoch alone; each worker takes
-    its part of the stretch, the first ones a sample more where it cannot be even. So every step
-    learns from the same samples at any number of workers.
+    Global batch i is a slice of one permutation, which depends on seed and epoch alone. Each worker takes its
+    part of the slice; the first workers take one sample more if it cannot be divided evenly. So every step
+    uses the same samples with any number of workers.
     """
 
     def __init__(self, length: Length, worker: Worker, *, shuffle: bool, seed: int) -> None:
@@ -57,7 +57,7 @@ class GlobalBatches(Sampler[np.ndarray]):
 
 
 class TorchBatches:
-    """Training batches of one worker from a torch DataLoader."""
+    """The training batches of one worker, from a PyTorch DataLoader."""
 
     def __init__(
         self,
@@ -82,19 +82,19 @@ class TorchBatches:
         return iterate(self.loader)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Nothing: the order follows from seed and epoch."""
+        """Return an empty state: the order follows from seed and epoch."""
         return {}
 
 
 class ValidationBatches:
-    """Every world_size-th validation image, from the rank-th on: together the workers see each once.
+    """Every world_size-th validation image, from image `rank` on: together the workers see each image once.
 
-    All workers have the same number of batches; those at the end may be empty.
+    All workers have the same number of batches; the last ones may be empty.
     """
 
     def __init__(self, prepared: Prepared, worker: Worker, config: TrainerConfig) -> None:
         self.indices = np.arange(worker.rank, prepared.num_valid, worker.world_size)
-        # Without gradients there is room for more than in training.
+        # Without gradients, more images fit into memory than in training.
         size = 2 * share_batch(config.train, worker.world_size).micro_batch_size
         most = -(-prepared.num_valid // worker.world_size)
         batches = [self.indices[start : start + size] for start in range(0, most, size)]
@@ -107,7 +107,7 @@ class ValidationBatches:
 
 
 def decode_workers(data: Data, scaling: Scaling, info: DatasetInfo) -> int:
-    """Processes of one worker that make batches; with none, the worker itself does."""
+    """Return the number of processes of one worker that make batches; 0 if the worker makes them itself."""
     if data.decode_workers is not None:
         return data.decode_workers
     return scaling.cpus_per_worker - 1 if info.encoding == "encoded" else 0
@@ -116,10 +116,10 @@ def decode_workers(data: Data, scaling: Scaling, info: DatasetInfo) -> int:
 def load(
     rows: LocalCopy, batches: Sampler[np.ndarray] | list[np.ndarray], processes: int, worker: Worker
 ) -> DataLoader[Batch]:
-    """A loader of batches, given the indices of each."""
+    """Return a DataLoader of batches, given the indices of each batch."""
     several: dict[str, Any] = {}
     if processes:
-        # To fork a process that has threads, as Ray's workers do, may hang; importing torch takes seconds.
+        # A fork of a process with threads, such as a Ray worker, may hang. Importing torch takes seconds.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch", __name__])
         start_server()
@@ -135,22 +135,22 @@ def load(
         batch_size=None,  # an item is a batch already
         num_workers=processes,
         pin_memory=worker.device.type == "cuda",
-        # Of its own, so that starting an epoch twice leaves the model's random numbers as they are.
+        # Its own generator, so that iterating does not change the random numbers of the model.
         generator=torch.Generator(),
         **several,
     )
 
 
 def iterate(loader: DataLoader[Batch]) -> Iterator[Batch]:
-    """The batches. What a GPU waits for is made while it computes, by a thread if not by processes."""
+    """Iterate over the batches. For a GPU they are prefetched, by a thread if there are no processes."""
     if loader.pin_memory and not loader.num_workers:
         return Ahead(loader, BATCHES_AHEAD)
     return iter(loader)
 
 
 def start_server() -> None:
-    """Start the process from which others are forked; with SIGTERM held back, as `leave_group` tells."""
-    resource_tracker.ensure_running()  # Python would do it next, and let SIGTERM through again
+    """Start the process from which the others are forked, with SIGTERM blocked: see `leave_group`."""
+    resource_tracker.ensure_running()  # otherwise Python does it next, and unblocks SIGTERM
     held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         forkserver.ensure_running()
@@ -159,7 +159,9 @@ def start_server() -> None:
 
 
 def leave_group(number: int) -> None:
-    """In a decoding process: torchrun sends SIGTERM to a worker's whole group, and the worker, which then
-    saves, still needs batches."""
+    """Leave the process group of the worker, in a decoding process.
+
+    torchrun sends SIGTERM to the whole group of a worker, which still needs batches until it has saved.
+    """
     os.setpgrp()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})

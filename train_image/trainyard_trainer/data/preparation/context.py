@@ -17,6 +17,9 @@ class PrepareContext:
     """The address of the sources' S3 server; None for AWS."""
     threads: int = 1
     max_bad_samples: int = 0
+    owns_destination: bool = False
+    """Whether nothing else can have written to the destination, as in the folder of a run. An interrupted
+    preparation is then replaced if its options have changed."""
     memory_bytes: int = MEMORY_BYTES
     say: Callable[[str], None] = print
     show: Callable[[str, int, int], None] = lambda stage, done, total: None

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from trainyard_trainer.data.preparation.context import PrepareContext
 from trainyard_trainer.data.preparation.plan import Options, PreparationPlan
 from trainyard_trainer.data.prepared import DATASET, read_dataset_json
 from trainyard_trainer.errors import ConfigError
@@ -61,17 +62,33 @@ def _refuse_others(dest: RunFolder, found: dict[str, Any], wanted: dict[str, Any
 
 
 def settle_plan(
-    dest: RunFolder, wanted: dict[str, Any], make: Callable[[], PreparationPlan]
+    dest: RunFolder,
+    options: Options,
+    stamps: dict[str, str],
+    make: Callable[[], PreparationPlan],
+    context: PrepareContext,
 ) -> PreparationPlan:
     """Return the plan of an interrupted preparation, or make and write a new one.
 
-    Raises ConfigError if the interrupted preparation had other options or other source files.
+    `stamps` are fingerprints of the files of each source. If these have changed since, for example because a
+    picture was repaired, the preparation begins again: nothing has been trained on what it has written.
+    Raises ConfigError if the interrupted preparation had other options, unless the destination belongs to
+    this preparation alone.
     """
     path = state_path(dest, "plan.json")
+    wanted = asdict(options) | stamps
     if dest.exists(path):
         found = json.loads(dest.read(path))
-        _refuse_others(dest, found["options"], wanted)
-        return PreparationPlan.of_json(found["plan"])
+        if not context.owns_destination:
+            _refuse_others(dest, found["options"], asdict(options))
+        if all(found["options"].get(key) == value for key, value in wanted.items()):
+            return PreparationPlan.of_json(found["plan"])
+        context.say(
+            f"{dest.show(dest.root)}: the source or the options have changed since a preparation was "
+            "interrupted, so it begins again"
+        )
+        for name in dest.subfolders(dest.root):
+            dest.delete(f"{dest.root}/{name}")
     plan = make()
     dest.write(path, json.dumps({"options": wanted, "plan": asdict(plan)}, indent=1))
     return plan

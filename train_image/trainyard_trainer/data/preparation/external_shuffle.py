@@ -65,5 +65,9 @@ class SortedChunks:
     def _batches(self, number: int) -> Iterator[pa.RecordBatch]:
         for file in self._files:
             path = f"{self._dest.root}/{file}"
-            with self._dest.filesystem.open_input_file(path) as stream:
-                yield pa.ipc.open_file(stream).get_batch(number)
+            with (
+                self._dest.explained("read", path),
+                self._dest.filesystem.open_input_file(path) as stream,
+            ):
+                batch = pa.ipc.open_file(stream).get_batch(number)
+            yield batch

@@ -55,9 +55,10 @@ def prepare(options: Options, dest: RunFolder, context: PrepareContext) -> None:
         classes, parts = plan_splits(options, sources, bad)
         plan = settle_plan(
             dest,
-            asdict(options)
-            | {f"files of {name}": source.stamp for name, source in sources.items()},
+            options,
+            {f"files of {name}": source.stamp for name, source in sources.items()},
             lambda: make_plan(options, classes, parts, pool, context.memory_bytes),
+            context,
         )
         form = plan.form
         writer = SplitWriter(

@@ -63,6 +63,7 @@ def open_data(
             endpoint=endpoint,
             threads=default_threads(data.source),
             max_bad_samples=data.max_bad_samples,
+            owns_destination=True,
             say=say,
             show=_ProgressLines(say),
         )

@@ -92,8 +92,7 @@ class SplitWriter:
             make = partial(self._convert_file, part, rows, file, first_id)
             if chunks:
                 make = partial(self._gather_file, part, rows, file, first_id, chunks, number)
-            finished = self._finish_once(file, f"{part.name}-{number:05}", make)
-            self._note_bad(part.name, finished.bad)
+            finished = self._finish_once(part.name, file, f"{part.name}-{number:05}", make)
             self._reach(start + len(rows))
             first_id += finished.rows
             files.append(finished)
@@ -120,8 +119,8 @@ class SplitWriter:
             chosen = positions[start : start + rows_per_chunk]
             name = f"{part.name}-chunk-{number:05}"
             file = f"{STATE}/{name}.arrow"
-            finished = self._finish_once(file, name, partial(self._convert_chunk, part, chosen))
-            self._note_bad(part.name, finished.bad)
+            make = partial(self._convert_chunk, part, chosen)
+            finished = self._finish_once(part.name, file, name, make)
             self._reach(start + len(chosen))
             chunks.append(finished)
         return chunks
@@ -154,14 +153,21 @@ class SplitWriter:
 
     # Records of finished files.
 
-    def _finish_once(self, file: str, name: str, make: Callable[[], Content]) -> FinishedFile:
-        """Return the record of a file: of an intact file of an earlier attempt, or of one written now."""
+    def _finish_once(
+        self, split: str, file: str, name: str, make: Callable[[], Content]
+    ) -> FinishedFile:
+        """Return the record of a file: of an intact file of an earlier attempt, or of one written now.
+
+        A file that lacks bad samples is written anew: they may have been repaired since. For the same reason
+        no record is written where they are more than allowed, which raises ConfigError.
+        """
         state = state_path(self._dest, f"{name}.json")
         if self._dest.exists(state):
             finished = FinishedFile.of_json(json.loads(self._dest.read(state)))
-            if self._is_intact(finished):
+            if not finished.bad and self._is_intact(finished):
                 return finished
         content = make()
+        self._note_bad(split, content.bad)
         if len(content.labels):
             self._dest.write(f"{self._dest.root}/{file}", content.data)
         labels, counts = np.unique(content.labels, return_counts=True)

@@ -16,13 +16,22 @@ IMAGE_COLUMNS = (
 def check_columns(
     file: str, found: Iterable[str], *needed: str, remedy: str = IMAGE_COLUMNS
 ) -> None:
-    """Raise ConfigError if a column is missing; the message names the nearest one."""
+    """Raise ConfigError if a needed column is missing or is there twice; name the nearest one."""
     names = list(found)
     for column in needed:
-        if column in names:
+        if names.count(column) == 1:
             continue
+        if column in names:
+            raise ConfigError(
+                f"{file} has the column {column} {_times(names.count(column))}: which one is meant cannot be "
+                "known. Rename or remove the others."
+            )
         near = difflib.get_close_matches(column, names, 1)
         hint = f" Did you mean {near[0]}?" if near else ""
         raise ConfigError(
             f"{file} has no column {column}: it has {', '.join(names)}.{hint} {remedy}"
         )
+
+
+def _times(count: int) -> str:
+    return "twice" if count == 2 else f"{count} times"

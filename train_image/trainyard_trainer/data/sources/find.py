@@ -1,4 +1,4 @@
-"""What kind of data set lies at a path."""
+"""Find out what kind of data set of images lies at a path."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from trainyard_trainer.config.data_sources import (
 from trainyard_trainer.data.prepared import DATASET
 from trainyard_trainer.data.sources.idx import is_idx_images, open_idx
 from trainyard_trainer.data.sources.image_files import has_classes, open_folder
-from trainyard_trainer.data.sources.manifest import open_manifest
+from trainyard_trainer.data.sources.listing import explained_errors, list_all, require_utf8
+from trainyard_trainer.data.sources.manifest import manifest_files, open_manifest
+from trainyard_trainer.data.sources.parquet_files import is_parquet, parquet_files
 from trainyard_trainer.data.sources.samples import ALL, HeldSamples, Source, stamp_of
 from trainyard_trainer.data.sources.tables import open_tables
 from trainyard_trainer.errors import ConfigError
@@ -35,10 +37,7 @@ DIGITS = "digits"
 SHOWN_KINDS = 5
 
 KEYS = ("data.source", "data.endpoint")
-"""Of a run file."""
-
-HIDDEN = (".", "__MACOSX")
-"""How names begin of what a program keeps for itself."""
+"""The keys of a run file that name a source."""
 
 
 def open_source(
@@ -49,18 +48,43 @@ def open_source(
     label_column: str,
     say: Callable[[str], None],
 ) -> Source:
-    """Raises ConfigError if there is nothing, or nothing that is understood."""
+    """Find out what kind of data set of images lies at a path, and open it.
+
+    Raises ConfigError if there is nothing, or nothing that is understood, and RunError if the storage of the
+    source fails.
+    """
     if path == DIGITS:
         return _open_digits()
     if path in BUILT_IN:
         raise ConfigError(f"{path} is no data set of images.\n       {UNDERSTOOD}")
+    require_utf8(path)
     filesystem, root = open_filesystem(path, endpoint, names=KEYS)
-    info = filesystem.get_file_info(root)
+    info = find_root(path, filesystem, root, endpoint)
+    with explained_errors(path):
+        if info.type == fs.FileType.File:
+            return _open_file(path, filesystem, info, image_column, label_column, say)
+        return _open_folder(path, filesystem, root, image_column, label_column, say)
+
+
+def find_root(path: str, filesystem: fs.FileSystem, root: str, endpoint: str | None) -> fs.FileInfo:
+    """Return the file or folder at the path of a source. Raises ConfigError if there is nothing."""
+    require_utf8(path)
+    with explained_errors(path):
+        info = filesystem.get_file_info(root)
     if info.type == fs.FileType.NotFound:
         raise ConfigError(f"there is no {path}" + (f" at {endpoint}." if endpoint else "."))
-    if info.type == fs.FileType.File:
-        return _open_file(path, filesystem, info, image_column, label_column, say)
-    infos = list_all(filesystem, root)
+    return info
+
+
+def _open_folder(
+    path: str,
+    filesystem: fs.FileSystem,
+    root: str,
+    image_column: str,
+    label_column: str,
+    say: Callable[[str], None],
+) -> Source:
+    infos = list_all(filesystem, root, say)
     names = {info.path: info.base_name for info in infos if info.type == fs.FileType.File}
     if f"{root}/{DATASET}" in names:
         raise ConfigError(
@@ -69,20 +93,27 @@ def open_source(
     images = [file for file, name in names.items() if is_idx_images(name)]
     if images:
         return open_idx(path, filesystem, images, say)
-    tables = [info for info in infos if info.base_name.endswith(".parquet")]
+    tables = parquet_files(filesystem, root, infos)
     if tables:
         return open_tables(path, filesystem, root, tables, image_column, label_column, say)
+    if root.lower().endswith(MANIFEST_SUFFIXES):
+        manifests = manifest_files(root, infos)
+        if manifests:
+            return open_manifest(path, filesystem, root, manifests, image_column, label_column, say)
     if has_classes(root, infos):
-        return open_folder(path, filesystem, root, infos, say)
+        return open_folder(path, filesystem, root, infos, label_column, say)
     raise ConfigError(f"{path} has {_describe(infos)}, and is no data set.\n       {UNDERSTOOD}")
 
 
 def open_prepared(path: str, endpoint: str | None) -> RunFolder | None:
-    """The folder of a data set that is prepared, or None if that is something else."""
+    """Return the folder of a prepared data set, or None if the path holds something else."""
     if path in BUILT_IN:
         return None
+    require_utf8(path)
     folder = RunFolder(*open_filesystem(path, endpoint, names=KEYS))
-    return folder if folder.exists(f"{folder.root}/{DATASET}") else None
+    with explained_errors(path):
+        info = folder.filesystem.get_file_info(f"{folder.root}/{DATASET}")
+    return None if info.type == fs.FileType.NotFound else folder
 
 
 def _open_file(
@@ -97,30 +128,15 @@ def _open_file(
     if is_idx_images(name):
         return open_idx(path, filesystem, [info.path], say)
     if name.endswith(MANIFEST_SUFFIXES):
-        return open_manifest(path, filesystem, info.path, image_column, label_column, say)
-    if name.endswith(".parquet"):
+        return open_manifest(path, filesystem, info.path, [info], image_column, label_column, say)
+    if is_parquet(name):
         folder = info.path.rpartition("/")[0]
         return open_tables(path, filesystem, folder, [info], image_column, label_column, say)
     raise ConfigError(f"{path} is no file of a known kind.\n       {UNDERSTOOD}")
 
 
-def list_all(filesystem: fs.FileSystem, root: str) -> list[fs.FileInfo]:
-    """All files and folders below the root, in the order of their names, but none that is hidden."""
-    infos = filesystem.get_file_info(fs.FileSelector(root, recursive=True))
-    return sorted(
-        (
-            info
-            for info in infos
-            if not any(
-                part.startswith(HIDDEN) for part in info.path.removeprefix(f"{root}/").split("/")
-            )
-        ),
-        key=lambda info: info.path,
-    )
-
-
 def _describe(infos: Sequence[fs.FileInfo]) -> str:
-    """`folders: 2, files: 14 (.txt 12, .json 2)`."""
+    """Return what a folder holds, such as `folders: 2, files: 14 (.txt 12, .json 2)`."""
     files = [info for info in infos if info.type == fs.FileType.File]
     kinds = Counter(PurePosixPath(info.path).suffix or "without an ending" for info in files)
     shown = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common(SHOWN_KINDS))
@@ -129,8 +145,8 @@ def _describe(infos: Sequence[fs.FileInfo]) -> str:
 
 
 def _open_digits() -> Source:
-    """1,797 handwritten digits of 8x8."""
-    # Only whoever prepares them needs scikit-learn.
+    """Return the 1,797 handwritten digits of 8x8 pixels that come with scikit-learn."""
+    # Other sources do not need scikit-learn, whose import takes a second.
     from sklearn.datasets import load_digits
 
     digits = load_digits()

@@ -5,17 +5,22 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyarrow import fs
 
+from trainyard_trainer.data.sources.column_types import MISSING
 from trainyard_trainer.data.sources.columns import check_columns
 from trainyard_trainer.data.sources.image_files import ImageFiles
+from trainyard_trainer.data.sources.listing import explained_errors
 from trainyard_trainer.data.sources.samples import (
     ALL,
+    SPLIT_COLUMN,
     Source,
     choose_splits,
     is_split_name,
@@ -23,9 +28,14 @@ from trainyard_trainer.data.sources.samples import (
 )
 from trainyard_trainer.errors import ConfigError
 
-SPLIT_COLUMN = "split"
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+"""The characters that may separate the columns of a CSV file."""
 
-NO_FILE = "there is no such file"
+SEPARATOR_LINE = re.compile(r"sep=.\r?\n")
+"""The line that Excel writes before the header."""
+
+FRACTION = re.compile(r"-?\d*[.,]\d+([eE][-+]?\d+)?")
+"""A number with a fraction, with a decimal point or a decimal comma."""
 
 
 class ManifestLine(NamedTuple):
@@ -40,11 +50,17 @@ class ManifestLine(NamedTuple):
 class ManifestLines:
     """The columns of a manifest that are used, and the problems of its rows."""
 
+    files: list[str] = field(default_factory=list)
+    """The file of each row; a manifest may be a folder of files."""
     numbers: list[int] = field(default_factory=list)
     paths: list[Any] = field(default_factory=list)
     labels: list[Any] = field(default_factory=list)
     splits: list[Any] = field(default_factory=list)
     problems: dict[int, str] = field(default_factory=dict)
+
+    def where(self, row: int) -> str:
+        """Return the file and line of a row, for an error message."""
+        return f"{self.files[row]}, line {self.numbers[row]}"
 
     def take(self, rows: list[int]) -> ManifestLines:
         def at_rows(column: list[Any]) -> list[Any]:
@@ -52,6 +68,7 @@ class ManifestLines:
 
         problems = {new: self.problems[row] for new, row in enumerate(rows) if row in self.problems}
         return ManifestLines(
+            at_rows(self.files),
             at_rows(self.numbers),
             at_rows(self.paths),
             at_rows(self.labels),
@@ -60,76 +77,136 @@ class ManifestLines:
         )
 
 
+def manifest_files(root: str, infos: Sequence[fs.FileInfo]) -> list[fs.FileInfo]:
+    """Return the manifests in a folder that stands for one manifest, as Spark writes them: `all.csv/part-*`.
+
+    They end as the folder does. Files whose names begin with `_` are left out, and so are empty ones.
+    """
+    suffix = PurePosixPath(root).suffix.lower()
+    return [
+        info
+        for info in infos
+        if info.type == fs.FileType.File
+        and info.base_name.lower().endswith(suffix)
+        and not info.base_name.startswith("_")
+        and info.size
+    ]
+
+
 def open_manifest(
     path: str,
     filesystem: fs.FileSystem,
-    file: str,
+    root: str,
+    files: Sequence[fs.FileInfo],
     image_column: str,
     label_column: str,
     say: Callable[[str], None],
 ) -> Source:
-    """Open a manifest. Raises ConfigError if it lacks a column, or is not UTF-8."""
-    with filesystem.open_input_stream(file) as stream:
-        data = stream.read()
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{file} is no text in UTF-8: {error}.") from error
-    is_json = file.lower().endswith((".jsonl", ".ndjson"))
-    found = _json_lines(text) if is_json else _csv_lines(text, file)
-    lines = _gather(found, file, image_column, label_column)
-    if not is_json:
-        lines.labels[:] = _read_numbers(lines.labels)
+    """Open a manifest: one file, or the files of a folder in whose place they stand.
+
+    Paths in it start at the folder in which `root` lies. Raises ConfigError if a file lacks a column or has
+    it twice, or is not UTF-8.
+    """
+    lines = ManifestLines()
+    stamps = []
+    for info in sorted(files, key=lambda each: each.path):
+        with explained_errors(info.path), filesystem.open_input_stream(info.path) as stream:
+            data = stream.read()
+        stamps.append(data)
+        _gather_file(lines, info.path, data, image_column, label_column, say)
+    if len(lines.problems) == len(lines.numbers):
+        first = lines.problems.get(0)
+        why = "it is empty" if first is None else f"line {lines.numbers[0]}: {first}"
+        raise ConfigError(f"{root} has no line that can be used: {why}.")
+    lines.labels[:] = _clean_labels(lines, label_column)
     return Source(
         path=path,
         kind="manifest of picture files",
         splits={
-            name: _files_of_lines(filesystem, file, lines.take(rows), image_column, label_column)
-            for name, rows in _split_rows(path, file, lines, say).items()
+            name: _files_of_lines(filesystem, root, lines.take(rows), image_column, label_column)
+            for name, rows in _split_rows(path, lines, say).items()
         },
-        stamp=stamp_of(data),
+        stamp=stamp_of(*stamps),
     )
 
 
-def _gather(
-    found: Iterator[ManifestLine], file: str, image_column: str, label_column: str
-) -> ManifestLines:
-    """Collect the lines. Raises ConfigError if no line can be used, or if columns are missing."""
-    lines = ManifestLines()
+def _gather_file(
+    lines: ManifestLines,
+    file: str,
+    data: bytes,
+    image_column: str,
+    label_column: str,
+    say: Callable[[str], None],
+) -> None:
+    """Add the lines of one file. Raises ConfigError."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is no text in UTF-8: {error}. Save it as UTF-8.") from error
+    is_json = file.lower().endswith((".jsonl", ".ndjson"))
+    needed = (image_column, label_column)
+    found = _json_lines(text) if is_json else _csv_lines(text, file, needed, say)
     is_checked = False
-    for row, (number, values, problem) in enumerate(found):
+    for number, values, problem in found:
         if problem is not None:
-            lines.problems[row] = problem
+            lines.problems[len(lines.numbers)] = problem
         elif not is_checked:
-            check_columns(file, values, image_column, label_column)
+            check_columns(file, values, *needed)
             is_checked = True
+        lines.files.append(file)
         lines.numbers.append(number)
         lines.paths.append(values.get(image_column))
         lines.labels.append(values.get(label_column))
         lines.splits.append(values.get(SPLIT_COLUMN))
-    if not is_checked:
-        why = f"line {lines.numbers[0]}: {lines.problems[0]}" if lines.numbers else "it is empty"
-        raise ConfigError(f"{file} has no line that can be used: {why}.")
-    return lines
 
 
-def _csv_lines(text: str, file: str) -> Iterator[ManifestLine]:
-    delimiter = "\t" if file.lower().endswith(".tsv") else ","
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+def _csv_lines(
+    text: str, file: str, needed: tuple[str, str], say: Callable[[str], None]
+) -> Iterator[ManifestLine]:
+    """Read the lines of a CSV file. Its separator is the one that makes the needed columns of its header."""
+    usual = "\t" if file.lower().endswith(".tsv") else ","
+    noted = SEPARATOR_LINE.match(text)
+    start = noted.end() if noted else 0
+    header = text[start:].lstrip("\r\n").partition("\n")[0].rstrip("\r")
+    separators = sorted(SEPARATORS, key=lambda each: each != usual)
+    fitting = [each for each in separators if set(needed) <= set(_header(header, each))]
+    if not fitting:
+        # The header is reported as the separator with the most columns shows it.
+        fitting = [max(separators, key=lambda each: len(_header(header, each)))]
+    separator = fitting[0]
+    if separator != usual and set(needed) <= set(_header(header, separator)):
+        say(f"{file}: the columns are separated by {SEPARATORS[separator]}")
+    reader = csv.reader(io.StringIO(text[start:], newline=""), delimiter=separator, strict=True)
+    skipped = 1 if noted else 0
     try:
-        names = next(reader, [])
+        names: list[str] = []
         for values in reader:
+            number = reader.line_num + skipped
             if not values:
                 continue
-            if len(values) == len(names):
-                yield ManifestLine(reader.line_num, dict(zip(names, values, strict=True)))
+            if not names:
+                names = values
+                _refuse_repeated(file, names, needed)
+            elif len(values) == len(names):
+                yield ManifestLine(number, dict(zip(names, values, strict=True)))
             else:
                 problem = (
                     f"it has {len(values)} values, where the first line has {len(names)} names"
                 )
-                yield ManifestLine(reader.line_num, {}, problem)
+                yield ManifestLine(number, {}, problem)
     except csv.Error as error:
-        raise ConfigError(f"{file}, line {reader.line_num}: {error}.") from error
+        raise ConfigError(f"{file}, line {reader.line_num + skipped}: {error}.") from error
+
+
+def _header(line: str, separator: str) -> list[str]:
+    return next(csv.reader([line], delimiter=separator), [])
+
+
+def _refuse_repeated(file: str, names: Sequence[str], needed: tuple[str, str]) -> None:
+    """Raise ConfigError if the header names a column twice that is read."""
+    repeated = [name for name in (*needed, SPLIT_COLUMN) if names.count(name) > 1]
+    if repeated:
+        check_columns(file, names, *repeated)
 
 
 def _json_lines(text: str) -> Iterator[ManifestLine]:
@@ -137,18 +214,32 @@ def _json_lines(text: str) -> Iterator[ManifestLine]:
         if not line.strip():
             continue
         try:
-            values = json.loads(line)
+            pairs = json.loads(line, object_pairs_hook=_Pairs)
+            line.encode()
+            json.dumps(pairs, ensure_ascii=False).encode()
         except json.JSONDecodeError as error:
             yield ManifestLine(number, {}, f"it is no JSON: {error}")
             continue
-        if isinstance(values, dict):
-            yield ManifestLine(number, values)
-        else:
+        except UnicodeEncodeError:
+            yield ManifestLine(number, {}, "it has an escape such as \\udce9 that is no character")
+            continue
+        if not isinstance(pairs, _Pairs):
             yield ManifestLine(number, {}, "it is no JSON object")
+            continue
+        names = [name for name, _ in pairs]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            yield ManifestLine(number, {}, f"it has the key {repeated[0]} twice")
+        else:
+            yield ManifestLine(number, dict(pairs))
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """The keys and values of a JSON object, of which a dict would keep the last of a repeated key."""
 
 
 def _split_rows(
-    path: str, file: str, lines: ManifestLines, say: Callable[[str], None]
+    path: str, lines: ManifestLines, say: Callable[[str], None]
 ) -> dict[str, list[int]]:
     """Return the rows of each split. A line that cannot be read belongs to the first split."""
     rows: dict[Any, list[int]] = {}
@@ -162,7 +253,7 @@ def _split_rows(
     for name in rows:
         if not isinstance(name, str) or not is_split_name(name):
             raise ConfigError(
-                f"{file}, line {lines.numbers[rows[name][0]]}: {SPLIT_COLUMN} is {name!r}, where "
+                f"{lines.where(rows[name][0])}: {SPLIT_COLUMN} is {name!r}, where "
                 "train or valid is right."
             )
     chosen = choose_splits(rows, path, say)
@@ -173,43 +264,56 @@ def _split_rows(
 
 
 def _files_of_lines(
-    filesystem: fs.FileSystem, file: str, lines: ManifestLines, image_column: str, label_column: str
+    filesystem: fs.FileSystem, root: str, lines: ManifestLines, image_column: str, label_column: str
 ) -> ImageFiles:
     for row, path in enumerate(lines.paths):
-        if not isinstance(path, str) or not path:
+        if not isinstance(path, str) or not path or "\0" in path:
             lines.problems.setdefault(row, f"its {image_column} is {path!r}, and no path")
             lines.paths[row] = ""
     return ImageFiles(
         filesystem=filesystem,
-        base=file.rpartition("/")[0],
+        base=root.rpartition("/")[0],
         paths=lines.paths,
-        labels=_of_one_type(lines, file, label_column),
-        manifest=file.rpartition("/")[2],
+        labels=_of_one_type(lines, label_column),
+        manifests=[file.removeprefix(f"{root.rpartition('/')[0]}/") for file in lines.files],
         lines=lines.numbers,
         problems=lines.problems,
     )
 
 
-def _read_numbers(labels: list[str | None]) -> list[Any]:
-    """Turn the labels of a CSV file into numbers if the first label is a number."""
-    first = next((label for label in labels if label), "")
-    if not _is_number(first):
-        return [label or None for label in labels]
-    return [int(label) if label and _is_number(label) else label or None for label in labels]
+def _clean_labels(lines: ManifestLines, column: str) -> list[Any]:
+    """Return the labels with None for missing ones, and as numbers if the first one of a CSV file is.
+
+    Raises ConfigError for a CSV file whose first label is a number with a fraction.
+    """
+    labels = [None if label in MISSING else label for label in lines.labels]
+    first = next((row for row, label in enumerate(labels) if label is not None), None)
+    if first is None or lines.files[first].lower().endswith((".jsonl", ".ndjson")):
+        return labels
+    if FRACTION.fullmatch(str(labels[first]).strip()):
+        raise ConfigError(
+            f"{lines.where(first)}: {column} is {labels[first]}, a number with a fraction, where integers "
+            "from 0 or "
+            "names are right. Data frames write 0 as 0.0 if labels are missing: drop those rows, and convert "
+            "the column to integers."
+        )
+    if not _is_number(str(labels[first])):
+        return labels
+    return [int(label) if label and _is_number(label) else label for label in labels]
 
 
 def _is_number(text: str) -> bool:
     return text.strip().removeprefix("-").isdecimal()
 
 
-def _of_one_type(lines: ManifestLines, file: str, column: str) -> pa.Array:
+def _of_one_type(lines: ManifestLines, column: str) -> pa.Array:
     """Return the labels as numbers or as names, like the first; the others are problems. Raises
     ConfigError."""
     known = [row for row, label in enumerate(lines.labels) if label is not None]
     first: Any = lines.labels[known[0]] if known else ""
     if type(first) not in (int, str):
         raise ConfigError(
-            f"{file}, line {lines.numbers[known[0]]}: {column} is {first!r}, and neither a number "
+            f"{lines.where(known[0])}: {column} is {first!r}, and neither a number "
             "from 0 nor a name."
         )
     word = "name" if isinstance(first, str) else "number"

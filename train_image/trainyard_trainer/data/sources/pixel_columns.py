@@ -12,6 +12,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from trainyard_trainer.data.sources.column_types import without_views
+from trainyard_trainer.data.sources.listing import explained_errors
 from trainyard_trainer.data.sources.samples import ReadImages
 from trainyard_trainer.errors import ConfigError
 
@@ -100,7 +102,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 def _first_values(filesystem: fs.FileSystem, path: str, image_field: pa.Field) -> list:
     """Return the first values of a column that are not null, as Python values."""
-    with filesystem.open_input_file(path) as stream:
+    with explained_errors(path), filesystem.open_input_file(path) as stream:
         file = pq.ParquetFile(stream, pre_buffer=False, buffer_size=2**20)
         batches = file.iter_batches(batch_size=SNIFFED_ROWS, columns=[image_field.name])
         first = next(batches, None)
@@ -115,8 +117,8 @@ def plain(values: pa.Array) -> pa.Array:
     if isinstance(values, pa.ExtensionArray):
         values = values.storage
     if pa.types.is_struct(values.type):
-        return pc.struct_field(values, "bytes")
-    return values
+        values = pc.struct_field(values, "bytes")
+    return without_views(values)
 
 
 def _sniff(filesystem: fs.FileSystem, path: str, image_field: pa.Field) -> PixelLayout | None:

@@ -18,6 +18,9 @@ VALID = "valid"
 ALL = "all"
 """Name of the only part of a source that is not split."""
 
+SPLIT_COLUMN = "split"
+"""The column of a manifest, or in the names of folders, that holds the split of each sample."""
+
 SPLIT_NAMES = {
     TRAIN: ("train", "training"),
     VALID: ("valid", "val", "validation", "dev", "test", "t10k"),

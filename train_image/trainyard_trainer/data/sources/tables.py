@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeVar
@@ -13,7 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from trainyard_trainer.data.sources.column_types import Use, require_use, to_labels
 from trainyard_trainer.data.sources.columns import check_columns
+from trainyard_trainer.data.sources.listing import explained_errors
+from trainyard_trainer.data.sources.parquet_files import opened
+from trainyard_trainer.data.sources.partitions import Value, columns_in_folders
 from trainyard_trainer.data.sources.pixel_columns import (
     NO_IMAGE,
     PixelLayout,
@@ -23,6 +27,7 @@ from trainyard_trainer.data.sources.pixel_columns import (
 )
 from trainyard_trainer.data.sources.samples import (
     ALL,
+    SPLIT_COLUMN,
     ReadImages,
     SampleLocation,
     Source,
@@ -30,7 +35,7 @@ from trainyard_trainer.data.sources.samples import (
     is_split_name,
     stamp_of,
 )
-from trainyard_trainer.errors import ConfigError, RunError
+from trainyard_trainer.errors import ConfigError
 
 BATCH_ROWS = 1024
 """The number of rows that are read at once from a row group."""
@@ -59,14 +64,31 @@ def open_tables(
     label_column: str,
     say: Callable[[str], None],
 ) -> Source:
-    """Raises ConfigError if a file is broken, or lacks a column, or has one of the wrong type."""
+    """Open the Parquet files of a source of images. Files without rows are left out.
+
+    Raises ConfigError if a file is damaged, if it lacks a column or has it twice, and if a column is of a
+    wrong type.
+    """
+    ordered = sorted(files, key=lambda info: info.path)
+    in_folders = columns_in_folders(root, [info.path for info in ordered])
     with ThreadPoolExecutor(OPENING_THREADS) as pool:
-        tables = list(
-            pool.map(
-                lambda info: _open_file(filesystem, info, image_column, label_column),
-                sorted(files, key=lambda info: info.path),
-            )
+        opened_files = pool.map(
+            lambda info, columns: _open_file(filesystem, info, image_column, label_column, columns),
+            ordered,
+            in_folders,
         )
+        tables = [table for table in opened_files if sum(table.group_rows)]
+    if not tables:
+        raise ConfigError(f"{path} has no rows: its Parquet files are empty.")
+    known = next(
+        (table for table in tables if table.labels.null_count < len(table.labels)), tables[0]
+    )
+    tables = [
+        table
+        if table.labels.null_count < len(table.labels)
+        else table._replace(labels=pa.nulls(len(table.labels), known.labels.type))
+        for table in tables
+    ]
     first = tables[0]
     for table in tables:
         _check_same(image_column, first, first.image_field.type, table, table.image_field.type)
@@ -102,25 +124,30 @@ def _check_same(
 
 
 def _open_file(
-    filesystem: fs.FileSystem, info: fs.FileInfo, image_column: str, label_column: str
+    filesystem: fs.FileSystem,
+    info: fs.FileInfo,
+    image_column: str,
+    label_column: str,
+    in_folders: Mapping[str, Value],
 ) -> TableFile:
-    try:
-        with filesystem.open_input_file(info.path) as stream:
-            file = pq.ParquetFile(stream)
-            check_columns(info.path, file.schema_arrow.names, image_column, label_column)
-            labels = file.read([label_column])[label_column]
-            metadata = file.metadata
-    except pa.ArrowInvalid as error:
-        raise ConfigError(f"{info.path} is no intact Parquet file: {error}") from error
-    except OSError as error:
-        raise RunError(f"{info.path} cannot be read: {error}") from error
+    with opened(filesystem, info.path) as file:
+        schema, metadata = file.schema_arrow, file.metadata
+        names = schema.names
+        given = [name for name in in_folders if name not in names]
+        check_columns(info.path, [*names, *given], image_column, label_column)
+        label_field = schema.field(label_column) if label_column in names else None
+        if label_field is not None and metadata.num_rows:
+            require_use(info.path, label_field, Use.IMAGE)
+            column = file.read([label_column])[label_column]
+        else:
+            column = _repeated(in_folders.get(label_column), metadata.num_rows)
     groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
     return TableFile(
         path=info.path,
         size=info.size,
-        labels=_to_labels(labels, info.path, label_column),
-        image_field=file.schema_arrow.field(image_column),
-        class_names=class_names_of(file.schema_arrow, label_column),
+        labels=_in_one(to_labels(column, info.path, label_column)),
+        image_field=schema.field(image_column),
+        class_names=class_names_of(schema, label_column),
         num_bytes=sum(_image_bytes(group, image_column) for group in groups),
         group_rows=tuple(group.num_rows for group in groups),
     )
@@ -135,19 +162,11 @@ def _image_bytes(group: pq.RowGroupMetaData, image_column: str) -> int:
     )
 
 
-def _to_labels(column: pa.ChunkedArray, path: str, name: str) -> pa.Array:
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        column, kind = column.cast(kind.value_type), kind.value_type
-    if pa.types.is_integer(kind):
-        # A number that does not fit is out of range all the same.
-        wide = column.cast(pa.int64(), safe=False)
-        return _in_one(wide)
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-        return _in_one(column.cast(pa.large_string()))
-    raise ConfigError(
-        f"{path}: column {name} is of type {kind}, where integers from 0 or strings are right."
-    )
+def _repeated(value: Value, rows: int) -> pa.ChunkedArray:
+    """Return the labels of a file whose folder's name has the label."""
+    kind = pa.int64() if isinstance(value, int) else pa.string()
+    text = value if value is None or isinstance(value, int) else str(value)
+    return pa.chunked_array([pa.repeat(pa.scalar(text, kind), rows)])
 
 
 def _in_one(column: pa.ChunkedArray) -> pa.Array:
@@ -155,7 +174,7 @@ def _in_one(column: pa.ChunkedArray) -> pa.Array:
 
 
 def class_names_of(schema: pa.Schema, label_column: str) -> tuple[str, ...] | None:
-    """Names of the classes that Hugging Face's `datasets` writes beside their numbers."""
+    """Return the names of the classes that Hugging Face's `datasets` writes beside their numbers."""
     known = (schema.metadata or {}).get(b"huggingface")
     if known is None:
         return None
@@ -175,15 +194,29 @@ F = TypeVar("F", bound=HasPath)
 def split_files(
     path: str, root: str, tables: list[F], say: Callable[[str], None]
 ) -> dict[str, list[F]]:
-    """By the names of folders or of files: `train/0.parquet`, `data/train-00000-of-00002.parquet`."""
+    """Divide files by the names of folders or of files: `train/0.parquet`, `train-00000-of-00002.parquet`.
+
+    A folder may be named `split=train` too. Raises ConfigError if only some files are named after a split.
+    """
     named: dict[str, list[F]] = {}
     for table in tables:
         *folders, file = table.path.removeprefix(root).strip("/").split("/")
-        words = [*folders, file.replace(".", "-").replace("_", "-").split("-")[0]]
+        words = [
+            *(folder.removeprefix(f"{SPLIT_COLUMN}=") for folder in folders),
+            file.replace(".", "-").replace("_", "-").split("-")[0],
+        ]
         name = next((word for word in words if is_split_name(word)), "")
         named.setdefault(name, []).append(table)
-    if len(tables) == 1 or "" in named:
+    if len(tables) == 1 or set(named) == {""}:
         return {ALL: tables}
+    if "" in named:
+        splits = sorted(named.keys() - {""})
+        raise ConfigError(
+            f"{path} has files of the split {', '.join(splits)}, such as {named[splits[0]][0].path}, and "
+            "files of no "
+            f"split, such as {named[''][0].path}. Put each file into train/ or valid/, or name the files for "
+            "training and those for validation apart (data.source, data.valid_source)."
+        )
     return {split: named[name] for split, name in choose_splits(named, path, say).items()}
 
 
@@ -290,8 +323,9 @@ class _RowGroupReader:
     ) -> _RowGroupReader:
         ends = first + np.cumsum(table.group_rows)
         group = int(np.searchsorted(ends, row, side="right"))
-        stream = filesystem.open_input_file(table.path)
-        file = pq.ParquetFile(stream, pre_buffer=False, buffer_size=2**20)
+        with explained_errors(table.path):
+            stream = filesystem.open_input_file(table.path)
+            file = pq.ParquetFile(stream, pre_buffer=False, buffer_size=2**20)
         batches = file.iter_batches(
             batch_size=BATCH_ROWS, row_groups=[group], columns=[column], use_threads=True
         )
@@ -312,12 +346,8 @@ class _RowGroupReader:
 
     def _peek(self) -> pa.Array:
         if self._batch is None:
-            try:
+            with explained_errors(self._path):
                 self._batch = plain(next(self._batches).column(0))
-            except pa.ArrowInvalid as error:
-                raise ConfigError(f"{self._path} is no intact Parquet file: {error}") from error
-            except OSError as error:
-                raise RunError(f"{self._path} cannot be read: {error}") from error
         return self._batch
 
     def close(self) -> None:

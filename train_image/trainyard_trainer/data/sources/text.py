@@ -20,7 +20,8 @@ import pyarrow as pa
 from pyarrow import fs
 
 from trainyard_trainer.config.data_sources import BUILT_IN
-from trainyard_trainer.data.sources.find import KEYS, list_all
+from trainyard_trainer.data.sources.find import KEYS, find_root
+from trainyard_trainer.data.sources.listing import explained_errors, list_all
 from trainyard_trainer.data.sources.samples import (
     ALL,
     TRAIN,
@@ -119,7 +120,10 @@ class TextRows:
         return np.frombuffer(joined, np.uint8)[skipped : skipped + stop - start]
 
     def _read(self, document: Document) -> bytes:
-        with self.filesystem.open_input_file(document.file) as file:
+        with (
+            explained_errors(document.file),
+            self.filesystem.open_input_file(document.file) as file,
+        ):
             data = file.read_at(document.end - document.begin, document.begin)
         if len(data) < document.end - document.begin:
             raise ConfigError(f"{document.file} has become shorter while it was read. Start again.")
@@ -145,7 +149,9 @@ def open_text(
     `valid_share` of each file, its end, is the part for validation; with 0 there is none. Raises ConfigError
     if there is no text, or too little for a row.
     """
-    filesystem, infos = _stdlib() if path in BUILT_IN else _find(path, endpoint, pattern or PATTERN)
+    filesystem, infos = (
+        _stdlib() if path in BUILT_IN else _find(path, endpoint, pattern or PATTERN, say)
+    )
     cuts = {info.path: info.size - int(info.size * valid_share) for info in infos}
     stretches = {
         TRAIN if valid_share else ALL: [Document(info.path, 0, cuts[info.path]) for info in infos]
@@ -171,14 +177,14 @@ def open_text(
     )
 
 
-def _find(path: str, endpoint: str | None, pattern: str) -> tuple[fs.FileSystem, list[fs.FileInfo]]:
+def _find(
+    path: str, endpoint: str | None, pattern: str, say: Callable[[str], None]
+) -> tuple[fs.FileSystem, list[fs.FileInfo]]:
     filesystem, root = open_filesystem(path, endpoint, names=KEYS)
-    info = filesystem.get_file_info(root)
-    if info.type == fs.FileType.NotFound:
-        raise ConfigError(f"there is no {path}" + (f" at {endpoint}." if endpoint else "."))
+    info = find_root(path, filesystem, root, endpoint)
     if info.type == fs.FileType.File:
         return filesystem, [info]
-    files = [info for info in list_all(filesystem, root) if info.type == fs.FileType.File]
+    files = [info for info in list_all(filesystem, root, say) if info.type == fs.FileType.File]
     infos = [info for info in files if fnmatch(info.base_name, pattern)]
     if not infos:
         raise ConfigError(

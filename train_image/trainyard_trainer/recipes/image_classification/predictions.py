@@ -16,6 +16,7 @@ from trainyard_trainer.checkpointing.files import load_tensors
 from trainyard_trainer.config.models import Model
 from trainyard_trainer.data.loading.on_device import ToInput
 from trainyard_trainer.data.prepared import Prepared, read_pixels
+from trainyard_trainer.data.sources.listing import explained_errors
 from trainyard_trainer.recipes.image_classification.model import build_model
 from trainyard_trainer.run_folder.folder import RunFolder
 
@@ -86,7 +87,9 @@ def varied(labels: Iterable[int], count: int) -> list[int]:
 def read_labels(data: Prepared) -> np.ndarray:
     """The labels of all validation images, (N,): one small column of the files."""
     filesystem = data.open_filesystem()
-    tables = [
-        pq.read_table(file, columns=["label"], filesystem=filesystem) for file in data.valid.files
-    ]
+    with explained_errors(data.path):
+        tables = [
+            pq.read_table(file, columns=["label"], filesystem=filesystem)
+            for file in data.valid.files
+        ]
     return pa.concat_tables(tables)["label"].to_numpy()

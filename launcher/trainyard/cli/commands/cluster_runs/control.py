@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainyard.cli.options import NAMESPACE, Namespace, RunName, open_run_folder, run_name
+from trainyard.cli.options import (
+    NAMESPACE,
+    Context,
+    Namespace,
+    RunName,
+    open_cluster_to_change,
+    open_run_folder,
+    run_name,
+)
 from trainyard.run import no_run
+
+if TYPE_CHECKING:
+    from trainyard.cluster.cluster import Cluster
 
 
 def stop(
     name: RunName,
     namespace: Namespace = NAMESPACE,
+    context: Context = None,
     now: Annotated[
         bool,
         typer.Option("--now", help="Delete the RayJob at once, without saving a checkpoint first."),
@@ -20,13 +32,12 @@ def stop(
 ) -> None:
     """Save a checkpoint, stop a run and delete its RayJob. Its folder stays, and `submit` resumes it."""
     from trainyard.cli import show
-    from trainyard.cluster.cluster import Cluster
     from trainyard.cluster.kuberay import RayjobApi
     from trainyard.submission.control import live_jobs, stop_job
     from trainyard.submission.submit import delete_and_wait
 
     name = run_name(name)
-    cluster = Cluster(namespace)
+    cluster = open_cluster_to_change(namespace, context)
     rayjobs = RayjobApi(cluster)
     live = live_jobs(rayjobs, name)
     for job in live:
@@ -50,19 +61,18 @@ def stop(
         show.say(f"run {name} is not active in {namespace}: nothing to stop")
 
 
-def suspend(name: RunName, namespace: Namespace = NAMESPACE) -> None:
+def suspend(name: RunName, namespace: Namespace = NAMESPACE, context: Context = None) -> None:
     """Delete the RayCluster of a run so that its nodes are free, until `resume`."""
     from trainyard.cli import show
-    from trainyard.cluster.cluster import Cluster
     from trainyard.cluster.kuberay import RayjobApi
     from trainyard.submission.control import live_jobs, suspend_job
     from trainyard.submission.status import phase_of
 
     name = run_name(name)
-    cluster = Cluster(namespace)
+    cluster = open_cluster_to_change(namespace, context)
     live = live_jobs(RayjobApi(cluster), name)
     if not live:
-        raise no_live_run(name, namespace)
+        raise no_live_run(name, cluster)
     for job in live:
         submission = job["metadata"]["name"]
         if phase_of(job.get("status", {})) == "suspended":
@@ -70,21 +80,20 @@ def suspend(name: RunName, namespace: Namespace = NAMESPACE) -> None:
             continue
         suspend_job(cluster, job)
         show.say(f"RayJob {namespace}/{submission} is being suspended: its nodes become free")
-    show.say(f"`trainyard resume {name} -n {namespace}` resumes it from its last checkpoint")
+    show.say(f"`trainyard resume {name} {cluster.options}` resumes it from its last checkpoint")
 
 
-def resume(name: RunName, namespace: Namespace = NAMESPACE) -> None:
+def resume(name: RunName, namespace: Namespace = NAMESPACE, context: Context = None) -> None:
     """Start a suspended run again, from its last checkpoint."""
     from trainyard.cli import show
-    from trainyard.cluster.cluster import Cluster
     from trainyard.cluster.kuberay import RayjobApi
     from trainyard.submission.control import is_suspended, live_jobs, resume_job
 
     name = run_name(name)
-    cluster = Cluster(namespace)
+    cluster = open_cluster_to_change(namespace, context)
     live = live_jobs(RayjobApi(cluster), name)
     if not live:
-        raise no_live_run(name, namespace)
+        raise no_live_run(name, cluster)
     for job in live:
         submission = job["metadata"]["name"]
         if not is_suspended(job):
@@ -92,12 +101,13 @@ def resume(name: RunName, namespace: Namespace = NAMESPACE) -> None:
             continue
         resume_job(cluster, job)
         show.say(f"RayJob {namespace}/{submission} is resumed")
-        show.say(f"`trainyard watch {name} -n {namespace}` shows its progress")
+        show.say(f"`trainyard watch {name} {cluster.options}` shows its progress")
 
 
 def delete(
     name: RunName,
     namespace: Namespace = NAMESPACE,
+    context: Context = None,
     folder: Annotated[
         bool, typer.Option("--folder", help="Delete its folder, too: checkpoints, model, report.")
     ] = False,
@@ -105,24 +115,23 @@ def delete(
 ) -> int:
     """Delete the RayJobs of a run that has ended, and with --folder also its folder."""
     from trainyard.cli import show
-    from trainyard.cluster.cluster import Cluster
     from trainyard.cluster.kuberay import RayjobApi
     from trainyard.errors import ClusterError
     from trainyard.submission.control import live_jobs
     from trainyard.submission.submit import delete_and_wait
 
     name = run_name(name)
-    cluster = Cluster(namespace)
+    cluster = open_cluster_to_change(namespace, context)
     rayjobs = RayjobApi(cluster)
     if live := live_jobs(rayjobs, name):
         raise ClusterError(
             f"run {name} is still active as RayJob {live[0]['metadata']['name']}",
-            f"Stop it first: `trainyard stop {name} -n {namespace}`.",
+            f"Stop it first: `trainyard stop {name} {cluster.options}`.",
             reason="Conflict",
         )
     jobs = [job["metadata"]["name"] for job in rayjobs.list_jobs(name)]
     if not jobs and not folder:
-        raise no_run(name, namespace)
+        raise no_run(name, cluster)
     what = " and ".join(
         [
             *(f"RayJob {job}" for job in jobs),
@@ -138,15 +147,15 @@ def delete(
     if folder:
         with open_run_folder(cluster, name) as its:
             if not its.delete() and not jobs:
-                raise no_run(name, namespace)
+                raise no_run(name, cluster)
         show.say(f"the folder of run {name} was deleted")
     return 0
 
 
-def no_live_run(name: str, namespace: str) -> Exception:
+def no_live_run(name: str, cluster: Cluster) -> Exception:
     from trainyard.errors import ConfigError
 
     return ConfigError(
-        f"run {name} is not active in namespace {namespace}",
-        f"`trainyard status {name} -n {namespace}` shows how it ended; `submit` resumes it.",
+        f"run {name} is not active in namespace {cluster.namespace}",
+        f"`trainyard status {name} {cluster.options}` shows how it ended; `submit` resumes it.",
     )

@@ -9,6 +9,7 @@ import typer
 
 from trainyard.cli.options import (
     NAMESPACE,
+    Context,
     Gpus,
     Json,
     Name,
@@ -18,7 +19,9 @@ from trainyard.cli.options import (
     Settings,
     Workers,
     load_run_with_options,
+    local_path,
     objects_with_warnings,
+    open_cluster_to_change,
     platform_of,
     print_json,
     run_name,
@@ -28,28 +31,29 @@ from trainyard.run import snapshot_of
 
 if TYPE_CHECKING:
     from trainyard.cluster.cluster import Cluster
-    from trainyard.diagnosis.preflight import ClusterFacts
+    from trainyard.diagnosis.preflight.facts import ClusterFacts
     from trainyard.run_file.models import RunConfig
 
 
 def explain(
     name: RunName,
     namespace: Namespace = NAMESPACE,
+    context: Context = None,
     as_json: Json = False,
     save: Annotated[
         Optional[Path],
         typer.Option(
             metavar="FILE",
+            parser=local_path,
             help="Also write all objects and logs that were read, without the values of variables.",
         ),
     ] = None,
 ) -> None:
     """Find out why a run waits or has failed: the cause, the evidence for it, and the remedy."""
-    from trainyard.cluster.cluster import Cluster
     from trainyard.diagnosis.catalogue import explain
     from trainyard.diagnosis.text import explanation_lines
 
-    snapshot = snapshot_of(Cluster(namespace), run_name(name))
+    snapshot = snapshot_of(open_cluster_to_change(namespace, context), run_name(name))
     if save is not None:
         _write(save, yaml_text(snapshot.to_plain()))
     explanation = explain(snapshot)
@@ -72,19 +76,19 @@ def preflight(
     name: Name = None,
     platform_file: PlatformFile = None,
     namespace: Namespace = NAMESPACE,
+    context: Context = None,
     as_json: Json = False,
 ) -> None:
     """Check before a run uses GPUs that it can work here: rights, quota, nodes, image, storage."""
     from dataclasses import asdict
 
     from trainyard.cli import show
-    from trainyard.cluster.cluster import Cluster
-    from trainyard.diagnosis.preflight import checks
+    from trainyard.diagnosis.preflight.checks import checks
 
     run = (
         None if run_file is None else load_run_with_options(run_file, settings, gpus, workers, name)
     )
-    found = checks(_facts(Cluster(namespace), run, platform_file))
+    found = checks(_facts(open_cluster_to_change(namespace, context), run, platform_file))
     if as_json:
         print_json([asdict(check) for check in found])
     else:
@@ -100,7 +104,13 @@ def _facts(cluster: Cluster, run: RunConfig | None, platform_file: Path | None) 
     """Gather what the checks need. Raises ConfigError if the platform cannot run the run file."""
     from dataclasses import replace
 
-    from trainyard.diagnosis.probe import run_probe, survey, try_operator, would_refuse
+    from trainyard.diagnosis.probe import (
+        claims_of_volumes,
+        run_probe,
+        survey,
+        try_operator,
+        would_refuse,
+    )
     from trainyard.errors import ClusterError, ConfigError
 
     facts = survey(cluster)
@@ -119,7 +129,9 @@ def _facts(cluster: Cluster, run: RunConfig | None, platform_file: Path | None) 
         objects = objects_with_warnings(run, platform, cluster.namespace)
         image = objects.plan.image
         refused = "" if facts.missing_kinds else would_refuse(cluster, objects.job)
-        facts = replace(facts, job=objects.job, job_refused=refused)
+        volumes = objects.plan.volumes
+        claims = claims_of_volumes(cluster, volumes)
+        facts = replace(facts, job=objects.job, job_refused=refused, volumes=volumes, claims=claims)
     return replace(facts, probe=run_probe(cluster, platform, image))
 
 

@@ -11,6 +11,7 @@ import typer
 
 from trainyard.cli.options import (
     NAMESPACE,
+    Context,
     Gpus,
     Json,
     Namespace,
@@ -19,7 +20,9 @@ from trainyard.cli.options import (
     Settings,
     Workers,
     load_run_with_options,
+    local_path,
     objects_with_warnings,
+    open_cluster_to_change,
     platform_of,
     print_json,
 )
@@ -48,6 +51,7 @@ def drill(
     workers: Workers = None,
     platform_file: PlatformFile = None,
     namespace: Namespace = NAMESPACE,
+    context: Context = None,
     at_step: Annotated[
         str,
         typer.Option(metavar="N", help="The step at which the fault is injected, or `random`."),
@@ -62,7 +66,6 @@ def drill(
 ) -> int:
     """Submit a run, inject a fault, and report what the fault cost; exit 1 if it exceeds the bounds."""
     from trainyard.cli import show
-    from trainyard.cluster.cluster import Cluster
     from trainyard.drills.drill import UNDISTURBED, run_drill, train_undisturbed
     from trainyard.drills.scenarios import SCENARIOS
     from trainyard.errors import ConfigError
@@ -79,7 +82,7 @@ def drill(
     if at_step != RANDOM and not (at_step.isdecimal() and int(at_step) > 0):
         raise ConfigError(f"--at-step = {at_step}: must be a step from 1 on, or {RANDOM}")
     wanted = SCENARIOS[scenario]
-    cluster = Cluster(namespace)
+    cluster = open_cluster_to_change(namespace, context)
     platform = platform_of(platform_file, platform_file is None, namespace, cluster)
 
     def job(word: str) -> DrillJob:
@@ -114,6 +117,7 @@ def soak(
     workers: Workers = None,
     platform_file: PlatformFile = None,
     namespace: Namespace = NAMESPACE,
+    context: Context = None,
     seed: Annotated[
         Optional[int],
         typer.Option(
@@ -129,6 +133,7 @@ def soak(
         typer.Option(
             "--report",
             metavar="FILE",
+            parser=local_path,
             help="Write the report as JSON: a first time before the weights are compared, then completely.",
         ),
     ] = None,
@@ -139,7 +144,6 @@ def soak(
     The run trains in rounds of as many epochs as the run file says, for as long as the soak lasts.
     """
     from trainyard.cli import show
-    from trainyard.cluster.cluster import Cluster
     from trainyard.drills.soak import SETTINGS, soak_run
     from trainyard.errors import ConfigError
 
@@ -150,7 +154,7 @@ def soak(
             "many workers it had at each step",
             f"Give it one number of {run.resources.unit} (--{run.resources.unit} N).",
         )
-    cluster = Cluster(namespace)
+    cluster = open_cluster_to_change(namespace, context)
     platform = platform_of(platform_file, platform_file is None, namespace, cluster)
     epochs = run.train.epochs
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from trainyard.cli.commands.cluster_runs.submit import watch
+from trainyard.cli.commands.cluster_runs.submit import watch_to_end
 from trainyard.cli.options import (
     NAMESPACE,
+    Context,
     Namespace,
     PlatformFile,
     RunName,
+    open_cluster_to_change,
     platform_of,
     print_warnings,
     run_name,
@@ -23,6 +25,7 @@ from trainyard.cli.options import (
 )
 from trainyard.cli.tools import Endpoint
 from trainyard.run import head_of, last_job, no_run
+from trainyard_trainer.config.location import location_problem
 from trainyard_trainer.run_files import names
 
 if TYPE_CHECKING:
@@ -39,6 +42,7 @@ NEEDED = ("obstore", "pyarrow")
 def reproduce(
     name: RunName,
     namespace: Namespace = NAMESPACE,
+    context: Context = None,
     platform_file: PlatformFile = None,
     submit: Annotated[
         bool, typer.Option("--submit", help="Submit it, too, and watch it until it ends.")
@@ -70,11 +74,13 @@ def reproduce(
     if new_name is not None:
         check_name(new_name, "--name")
     if storage is not None:
+        if (problem := location_problem(storage)) is not None:
+            raise ConfigError(f"--storage {storage}: {problem}")
         if submit or platform_file is not None:
             raise ConfigError("--storage excludes --submit and --platform: no cluster is asked")
         _print_run_file(name, new_name, storage, endpoint)
     else:
-        _render_again(name, new_name, namespace, platform_file, submit)
+        _render_again(name, new_name, namespace, context, platform_file, submit)
     if new_name is None and not submit:
         show.say(f"under its old name, run {name} resumes; --name NEW starts from the beginning")
 
@@ -83,18 +89,22 @@ def reproduce(
 
 
 def _render_again(
-    name: str, new_name: str | None, namespace: str, platform_file: Path | None, submit: bool
+    name: str,
+    new_name: str | None,
+    namespace: str,
+    context: str | None,
+    platform_file: Path | None,
+    submit: bool,
 ) -> None:
-    from trainyard.cluster.cluster import Cluster
     from trainyard.run_file.code_archive import require_to_travel
     from trainyard.submission.reader_pod import open_folder
     from trainyard.submission.reproduce import renamed, render_again
 
-    cluster = Cluster(namespace)
+    cluster = open_cluster_to_change(namespace, context)
     platform = platform_of(None, True, namespace, cluster)
     head = head_of(cluster, last_job(cluster, name))
     with open_folder(cluster, platform, name, head) as folder:
-        kept, code = _left_in(folder, namespace)
+        kept, code = _left_in(folder, cluster)
     if platform_file is not None:
         platform = platform_of(platform_file, False, namespace)
     rendered = render_again(kept.run, code, platform, namespace)
@@ -110,7 +120,7 @@ def _render_again(
         typer.echo(yaml_text(rendered.job), nl=False)
 
 
-def _left_in(folder: RemoteFolder, namespace: str) -> tuple[Submission, Overlay | None]:
+def _left_in(folder: RemoteFolder, cluster: Cluster) -> tuple[Submission, Overlay | None]:
     """Read submission and code from the run's folder. Raises ConfigError if they are not there."""
     from trainyard.errors import ConfigError
     from trainyard.submission.reproduce import code_of_archive, read_submission
@@ -118,11 +128,11 @@ def _left_in(folder: RemoteFolder, namespace: str) -> tuple[Submission, Overlay 
 
     text = folder.read(names.SUBMISSION)
     if text is None and not folder.files():
-        raise no_run(folder.run, namespace)
+        raise no_run(folder.run, cluster)
     if text is None:
         raise ConfigError(
             f"run {folder.run} has left no {names.SUBMISSION}: its image is older than that file",
-            f"Its config is there: `trainyard cp {folder.run}:run.json . -n {namespace}`.",
+            f"Its config is there: `trainyard cp {folder.run}:run.json . {cluster.options}`.",
         )
     kept = read_submission(text, f"{folder.run}:{names.SUBMISSION}")
     if kept.code_sha256 is None:
@@ -148,16 +158,17 @@ def _tell_changes(kept: Submission, rendered: RenderedAgain) -> None:
 def _submit(
     cluster: Cluster, platform: Platform, rendered: RenderedAgain, run: str, code: Overlay | None
 ) -> None:
-    from trainyard.api import upload_of
+    from trainyard.api import forget_failure, upload_of
     from trainyard.cli import show
     from trainyard.cluster.kuberay import RayjobApi
     from trainyard.submission.submit import submit_rayjob
 
     job = rendered.job
     upload = upload_of(cluster, platform, run, code, show.UploadView(run))
-    submitted = submit_rayjob(RayjobApi(cluster), job, upload=upload)
+    forget = partial(forget_failure, cluster, platform, run)
+    submitted = submit_rayjob(RayjobApi(cluster), job, upload=upload, forget_failure=forget)
     show.say(f"RayJob {cluster.namespace}/{job['metadata']['name']}: {submitted}")
-    watch(run, cluster.namespace)
+    watch_to_end(cluster, run, job["metadata"]["name"])
 
 
 # On this machine.
@@ -189,10 +200,11 @@ def _kept(storage: str, endpoint: str | None, run: str, file: str) -> str | None
     from trainyard.submission.remote_folder import storage_options
     from trainyard_trainer.config.storage import Storage
     from trainyard_trainer.run_files.exit_codes import NOT_FOUND
+    from trainyard_trainer.run_files.isolation import isolated
 
     require_packages(NEEDED, "`reproduce --storage`")
     where = storage_options(Storage(path=storage, endpoint=endpoint))
-    command = [sys.executable, "-m", "trainyard_trainer.tools.folder", *where, run, file]
+    command = isolated("trainyard_trainer.tools.folder", *where, run, file)
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode == NOT_FOUND:
         return None

@@ -10,6 +10,7 @@ import typer
 
 from trainyard.cli.options import (
     NAMESPACE,
+    Context,
     Fresh,
     Gpus,
     Name,
@@ -21,16 +22,28 @@ from trainyard.cli.options import (
     Workers,
     load_run_with_options,
     objects_with_warnings,
+    open_cluster_to_change,
     platform_of,
     run_name,
     yaml_text,
 )
 from trainyard.cli.progress import show_progress
-from trainyard.run import last_job, no_run, require_success, summary_of
+from trainyard.run import last_job, no_run, require_success, running_folder, summary_of
 
 if TYPE_CHECKING:
     from trainyard.cluster.cluster import Cluster
     from trainyard.platform import Platform
+
+
+Timeout = Annotated[
+    Optional[float],
+    typer.Option(
+        "--timeout",
+        min=0,
+        metavar="SECONDS",
+        help="Stop watching after so many seconds with exit code 124. The run goes on.",
+    ),
+]
 
 
 def submit(
@@ -41,11 +54,13 @@ def submit(
     name: Name = None,
     platform_file: PlatformFile = None,
     namespace: Namespace = NAMESPACE,
+    context: Context = None,
     fresh: Fresh = False,
     wait: Annotated[
         bool,
         typer.Option("--wait/--detach", help="Watch the run until it ends, or return at once."),
     ] = True,
+    timeout_s: Timeout = None,
     dry_run: Annotated[
         Optional[str],
         typer.Option(
@@ -56,18 +71,24 @@ def submit(
     ] = None,
 ) -> None:
     """Print the plan, create the RayJob on the cluster, and watch the run until it ends."""
-    from trainyard.api import upload_of
+    from trainyard.api import forget_failure, upload_of
     from trainyard.cli import show
-    from trainyard.cluster.cluster import Cluster
     from trainyard.cluster.kuberay import RayjobApi
     from trainyard.errors import ConfigError
+    from trainyard.planning.merge import with_source
     from trainyard.planning.reasons import explain_plan
+    from trainyard.run_file.source import source_of
     from trainyard.submission.submit import submit_rayjob
 
     if dry_run not in (None, "client", "server"):
         raise ConfigError(f"--dry-run={dry_run}: must be client or server")
+    if timeout_s is not None and not wait:
+        raise ConfigError(
+            "--timeout is how long the command watches the run, and --detach does not watch it",
+            "Leave one of the two out. `limits.max_run_s` of the run file limits the run itself.",
+        )
     run = load_run_with_options(run_file, settings, gpus, workers, name)
-    cluster = Cluster(namespace)
+    cluster = open_cluster_to_change(namespace, context)
     platform = platform_of(platform_file, platform_file is None, namespace, cluster)
     objects = objects_with_warnings(run, platform, namespace)
     planned, job = objects.plan, objects.job
@@ -82,7 +103,9 @@ def submit(
     show.plan_table(explain_plan(planned, run, platform))
     set_aside = partial(_set_aside, cluster, platform, run.name) if fresh else None
     upload = upload_of(cluster, platform, run.name, planned.code, show.UploadView(run.name))
-    submitted = submit_rayjob(RayjobApi(cluster), job, set_aside, upload)
+    forget = partial(forget_failure, cluster, platform, run.name)
+    sent = with_source(job, source_of(run, run_file))
+    submitted = submit_rayjob(RayjobApi(cluster), sent, set_aside, upload, forget)
     show.say(
         {
             "created": f"RayJob {namespace}/{job_name} created",
@@ -92,21 +115,25 @@ def submit(
         }[submitted]
     )
     if wait:
-        _watch(cluster, run.name, job_name)
+        watch_to_end(cluster, run.name, job_name, timeout_s)
     else:
-        show.say(f"detached: `trainyard watch {run.name} -n {namespace}` shows its progress")
+        show.say(f"detached: `trainyard watch {run.name} {cluster.options}` shows its progress")
 
 
-def watch(name: RunName, namespace: Namespace = NAMESPACE) -> None:
+def watch(
+    name: RunName,
+    namespace: Namespace = NAMESPACE,
+    context: Context = None,
+    timeout_s: Timeout = None,
+) -> None:
     """Show the progress of a run until it ends."""
-    from trainyard.cluster.cluster import Cluster
 
     name = run_name(name)
-    cluster = Cluster(namespace)
+    cluster = open_cluster_to_change(namespace, context)
     job = last_job(cluster, name)
     if job is None:
-        raise no_run(name, namespace)
-    _watch(cluster, name, job["metadata"]["name"])
+        raise no_run(name, cluster)
+    watch_to_end(cluster, name, job["metadata"]["name"], timeout_s)
 
 
 def _set_aside(cluster: Cluster, platform: Platform, run: str) -> None:
@@ -146,15 +173,21 @@ def _dry(cluster: Cluster, job: dict[str, Any]) -> dict[str, Any]:
     return stored
 
 
-def _watch(cluster: Cluster, run: str, submission: str) -> None:
-    """Show the progress of a submission until it ends; Ctrl-C leaves it running."""
+def watch_to_end(
+    cluster: Cluster, run: str, submission: str, timeout_s: float | None = None
+) -> None:
+    """Show the progress of a submission until it ends; Ctrl-C and the end of the time leave it running."""
     from trainyard.cli import show
-    from trainyard.submission.watch import watch_submission
+    from trainyard.submission.images import recording_images
+    from trainyard.submission.watch import cancelling_retries, watch_submission
 
     try:
-        last = show_progress(watch_submission(cluster, submission, run))
+        statuses = watch_submission(cluster, submission, run, timeout_s=timeout_s)
+        statuses = cancelling_retries(cluster, submission, statuses)
+        head = partial(running_folder, cluster, run)
+        last = show_progress(recording_images(cluster, run, statuses, head, show.say))
     except KeyboardInterrupt:
-        show.say(f"detached: the run continues; `trainyard watch {run} -n {cluster.namespace}`")
+        show.say(f"detached: the run continues; `trainyard watch {run} {cluster.options}`")
         raise
     require_success(cluster, run, last)
     summary = summary_of(cluster, run, last) if last.ran else None

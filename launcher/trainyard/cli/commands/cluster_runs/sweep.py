@@ -9,6 +9,7 @@ import typer
 
 from trainyard.cli.options import (
     NAMESPACE,
+    Context,
     Gpus,
     Json,
     Name,
@@ -17,6 +18,8 @@ from trainyard.cli.options import (
     RunFile,
     Settings,
     Workers,
+    local_storage_option,
+    open_cluster_to_change,
     platform_of,
     print_json,
 )
@@ -56,6 +59,7 @@ def sweep(
     ] = "val_accuracy",
     platform_file: PlatformFile = None,
     namespace: Namespace = NAMESPACE,
+    context: Context = None,
     here: Annotated[
         bool, typer.Option("--here", help="Train on this machine, one run after the other.")
     ] = False,
@@ -63,6 +67,7 @@ def sweep(
         Optional[Path],
         typer.Option(
             metavar="DIR",
+            parser=local_storage_option,
             help=f"With --here, the folder for the folders of runs.  [default: {STORAGE}]",
         ),
     ] = None,
@@ -71,6 +76,7 @@ def sweep(
     """Train one run for each combination of values, and compare them. The same command resumes a sweep."""
     from trainyard.cli import show
     from trainyard.errors import ConfigError
+    from trainyard.run_file.source import source_of
     from trainyard.sweeps.combinations import load_sweep
     from trainyard.sweeps.outcomes import goal_of, rows_of, table_of_rows
 
@@ -86,20 +92,20 @@ def sweep(
     combinations = load_sweep(
         run_file, swept, settings or (), gpus=gpus, workers=workers, name=name
     )
+    source = source_of(combinations[0].run, run_file)
     goal = goal_of(metric, [combination.run for combination in combinations])
     if here:
         from trainyard.sweeps.on_this_machine import train_here
 
-        outcomes = train_here(combinations, goal, storage or STORAGE, show.say)
+        outcomes = train_here(combinations, goal, storage or STORAGE, show.say, source)
     else:
-        from trainyard.cluster.cluster import Cluster
         from trainyard.sweeps.on_cluster import train_on_cluster
 
-        cluster = Cluster(namespace)
+        cluster = open_cluster_to_change(namespace, context)
         platform = platform_of(platform_file, platform_file is None, namespace, cluster)
         at_once = max_parallel or AT_ONCE
         outcomes = train_on_cluster(
-            cluster, platform, combinations, goal, at_once, show.say, show.UploadView
+            cluster, platform, combinations, goal, at_once, show.say, show.UploadView, source
         )
     rows = rows_of(combinations, outcomes, goal)
     if as_json:
@@ -114,5 +120,5 @@ def sweep(
             f"no run has reported {goal.metric}; reported were: {', '.join(reported) or 'no metrics'}"
         )
     if failed and not here:
-        show.say(f"`trainyard explain {failed[0]} -n {namespace}` finds the cause")
+        show.say(f"`trainyard explain {failed[0]} {cluster.options}` finds the cause")
     return 1 if failed else 0

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trainyard.cli.options import NAMESPACE, Json, Namespace, print_json
+from trainyard.cli.options import NAMESPACE, Context, Json, Namespace, open_cluster, print_json
 
 if TYPE_CHECKING:
-    from trainyard.planning.capacity import Node
+    from trainyard.planning.capacity.nodes import Node
 
 
 def list_nodes(cluster: Any) -> tuple[Node, ...]:
     """Return all nodes of a cluster with the pods on them. Raises ClusterError without the right to list."""
     from trainyard.errors import ClusterError
-    from trainyard.planning.capacity import nodes_of
+    from trainyard.planning.capacity.nodes import nodes_of
 
     try:
         nodes = cluster.list("Node")
@@ -31,14 +31,13 @@ def list_nodes(cluster: Any) -> tuple[Node, ...]:
     return nodes_of(nodes, pods)
 
 
-def gpus(namespace: Namespace = NAMESPACE, as_json: Json = False) -> None:
+def gpus(namespace: Namespace = NAMESPACE, context: Context = None, as_json: Json = False) -> None:
     """Show free and used GPUs of each pool and node, and the pods that use them."""
     from trainyard.cli import show
-    from trainyard.cluster.cluster import Cluster
-    from trainyard.planning.capacity import gpu_nodes, gpus_of_pools
+    from trainyard.planning.capacity.gpus import gpu_nodes, gpus_of_pools
     from trainyard.platform import CONFIG_MAP, platform_of_config_map
 
-    cluster = Cluster(namespace)
+    cluster = open_cluster(namespace, context)
     found = list_nodes(cluster)
     config_map = cluster.get("ConfigMap", CONFIG_MAP)
     pools = {}

@@ -8,18 +8,25 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from trainyard.cli.options import NAMESPACE, Json, Namespace, print_json, yaml_text
+from trainyard.cli.options import (
+    NAMESPACE,
+    Context,
+    Json,
+    Namespace,
+    open_cluster,
+    print_json,
+    yaml_text,
+)
 
 if TYPE_CHECKING:
     from trainyard.platform import Platform
 
 
-def platform_get(namespace: Namespace = NAMESPACE) -> None:
+def platform_get(namespace: Namespace = NAMESPACE, context: Context = None) -> None:
     """Print the platform of a namespace; saved to a file, it is the value of `--platform`."""
-    from trainyard.cluster.cluster import Cluster
     from trainyard.platform import CONFIG_MAP, CONFIG_MAP_KEY, platform_of_config_map
 
-    config_map = Cluster(namespace).get("ConfigMap", CONFIG_MAP)
+    config_map = open_cluster(namespace, context).get("ConfigMap", CONFIG_MAP)
     platform_of_config_map(config_map, namespace)
     assert config_map is not None
     typer.echo(config_map["data"][CONFIG_MAP_KEY], nl=False)
@@ -41,6 +48,7 @@ def platform_diff(
         ),
     ] = None,
     namespace: Namespace = NAMESPACE,
+    context: Context = None,
     as_json: Json = False,
 ) -> None:
     """Show what another platform would change for later runs, such as that of a `helm upgrade`.
@@ -50,12 +58,14 @@ def platform_diff(
     """
     from trainyard.cli import show
     from trainyard.errors import ConfigError
-    from trainyard.planning.platform_diff import RUNNING, diff_platforms
+    from trainyard.planning.comparison.platform_diff import RUNNING, diff_platforms
 
     if (file is None) == (with_namespace is None):
         raise ConfigError("platform diff needs one of --file FILE and --with NAMESPACE")
-    after = _platform_of_file(file) if file is not None else _platform_in(str(with_namespace))
-    changes = diff_platforms(_platform_in(namespace), after)
+    after = (
+        _platform_of_file(file) if file is not None else _platform_in(str(with_namespace), context)
+    )
+    changes = diff_platforms(_platform_in(namespace, context), after)
     if as_json:
         print_json([asdict(one) for one in changes])
     elif changes:
@@ -66,15 +76,16 @@ def platform_diff(
         raise typer.Exit(1)
 
 
-def _platform_in(namespace: str) -> Platform:
-    from trainyard.cluster.cluster import Cluster
+def _platform_in(namespace: str, context: str | None) -> Platform:
     from trainyard.platform import CONFIG_MAP, platform_of_config_map
 
-    return platform_of_config_map(Cluster(namespace).get("ConfigMap", CONFIG_MAP), namespace)
+    return platform_of_config_map(
+        open_cluster(namespace, context).get("ConfigMap", CONFIG_MAP), namespace
+    )
 
 
 def _platform_of_file(path: Path) -> Platform:
-    from trainyard.planning.platform_diff import platform_of_manifests
+    from trainyard.planning.comparison.platform_diff import platform_of_manifests
     from trainyard.platform import parse_platform
     from trainyard.run_file.yaml_text import read_documents
 

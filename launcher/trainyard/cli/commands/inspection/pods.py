@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from trainyard.cli.options import NAMESPACE, Namespace, RunName, open_run_folder, run_name
+from trainyard.cli.options import (
+    NAMESPACE,
+    Context,
+    Namespace,
+    RunName,
+    local_path,
+    open_cluster,
+    open_cluster_to_change,
+    open_run_folder,
+    run_name,
+)
 from trainyard.run import head_of, last_job, no_run
+
+if TYPE_CHECKING:
+    from trainyard.cluster.cluster import Cluster
 
 
 def dashboard(
     name: RunName,
     namespace: Namespace = NAMESPACE,
+    context: Context = None,
     port: Annotated[
         int,
         typer.Option(
@@ -23,15 +37,14 @@ def dashboard(
 ) -> None:
     """Forward a local port to the Ray dashboard of a run until Ctrl-C."""
     from trainyard.cli import show
-    from trainyard.cluster.cluster import Cluster
     from trainyard.cluster.port_forward import DASHBOARD_PORT, PortForward, dashboard_token
 
     name = run_name(name)
-    cluster = Cluster(namespace)
+    cluster = open_cluster(namespace, context)
     job = last_job(cluster, name)
     head = head_of(cluster, job)
     if job is None or head is None:
-        raise _no_head(name, namespace)
+        raise _no_head(name, cluster)
     with PortForward(lambda: cluster.port_forward(head, DASHBOARD_PORT), port) as forward:
         typer.echo(f"http://127.0.0.1:{forward.port}")
         if token := dashboard_token(cluster, job["status"]["rayClusterName"]):
@@ -48,17 +61,17 @@ def shell(
         typer.Argument(metavar="[-- COMMAND...]", help="A command to run instead of a shell."),
     ] = None,
     namespace: Namespace = NAMESPACE,
+    context: Context = None,
 ) -> int:
     """Open a shell in the pod of a worker, or run a command there and exit with its exit code."""
     from trainyard.cluster import terminal
-    from trainyard.cluster.cluster import Cluster
     from trainyard.submission.workers import locate_worker
 
     name = run_name(name)
-    cluster = Cluster(namespace)
+    cluster = open_cluster_to_change(namespace, context)
     head = head_of(cluster, last_job(cluster, name))
     if head is None:
-        raise _no_head(name, namespace)
+        raise _no_head(name, cluster)
     with open_run_folder(cluster, name, head) as folder:
         place = locate_worker(cluster, name, folder.workers(), rank)
     is_terminal = not command and terminal.is_one()
@@ -79,14 +92,16 @@ def cp(
     target: Annotated[
         Optional[Path],
         typer.Argument(
-            metavar="[LOCAL]", help="The target on this machine; without it the files are listed."
+            metavar="[LOCAL]",
+            parser=local_path,
+            help="The target on this machine; without it the files are listed.",
         ),
     ] = None,
     namespace: Namespace = NAMESPACE,
+    context: Context = None,
 ) -> None:
     """Copy files from a run's folder to this machine, even if its RayCluster is gone."""
     from trainyard.cli import show
-    from trainyard.cluster.cluster import Cluster
     from trainyard.errors import ConfigError
 
     name, colon, path = source.partition(":")
@@ -95,12 +110,12 @@ def cp(
             f"{source!r} is not RUN:PATH", f"`trainyard cp {source}:` lists its files."
         )
     name, path = run_name(name), path.strip("/")
-    cluster = Cluster(namespace)
+    cluster = open_cluster_to_change(namespace, context)
     with open_run_folder(cluster, name, head_of(cluster, last_job(cluster, name))) as folder:
         if target is None:
             found = [file for file in folder.files() if file == path or _is_below(file, path)]
             if not found:
-                raise no_run(name, namespace)
+                raise no_run(name, cluster)
             typer.echo("\n".join(found))
             return
         written = folder.copy(path, target)
@@ -112,10 +127,10 @@ def _is_below(file: str, path: str) -> bool:
     return not path or file.startswith(f"{path}/")
 
 
-def _no_head(name: str, namespace: str) -> Exception:
+def _no_head(name: str, cluster: Cluster) -> Exception:
     from trainyard.errors import ConfigError
 
     return ConfigError(
-        f"run {name} has no running head in namespace {namespace}",
-        f"`trainyard status {name} -n {namespace}` shows its phase.",
+        f"run {name} has no running head in namespace {cluster.namespace}",
+        f"`trainyard status {name} {cluster.options}` shows its phase.",
     )

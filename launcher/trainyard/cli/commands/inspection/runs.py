@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
 import typer
@@ -12,9 +14,14 @@ import typer
 from trainyard.cli.options import (
     NAMESPACE,
     AllNamespaces,
+    Context,
     Json,
     Namespace,
     RunName,
+    check_namespace_option,
+    local_storage_option,
+    open_cluster,
+    open_cluster_to_change,
     open_run_folder,
     print_json,
     run_name,
@@ -29,11 +36,12 @@ from trainyard.submission.overview import (
     run_statuses_of,
     wide_columns_text,
 )
-from trainyard.submission.status import run_status_of
+from trainyard.submission.status import ENDED, RunStatus, run_status_of
 from trainyard_trainer.run_files import names
 
 if TYPE_CHECKING:
     from trainyard.cluster.cluster import Cluster
+    from trainyard.submission.kept_logs import WantedLog
 
 Object = dict[str, Any]
 Output = Literal["table", "wide", "json", "yaml"]
@@ -55,17 +63,21 @@ def status(
         typer.Argument(metavar="[NAME]", help="The name of a run, or its run file."),
     ] = None,
     namespace: Namespace = NAMESPACE,
+    context: Context = None,
     output: Annotated[Output, _output_option("status")] = "table",
     as_json: Json = False,
 ) -> None:
-    """Show all submissions of a namespace; of one run also its progress or its summary."""
+    """Show all submissions of a namespace; of one run also its progress or its summary.
+
+    `-o wide` also shows where and with what each attempt of one run ran: nodes, GPUs, hours, image and code.
+    """
     from trainyard.cli import show
-    from trainyard.cluster.cluster import Cluster
     from trainyard.cluster.kuberay import RayjobApi
     from trainyard.submission.current_status import current_status
 
     name = None if name is None else run_name(name)
-    cluster = Cluster(namespace)
+    # Of one run, the summary is read from its folder.
+    cluster = (open_cluster if name is None else open_cluster_to_change)(namespace, context)
     jobs = RayjobApi(cluster).list_jobs(name, cached=True)
     # The driver's log costs one request for each submission: it is read for one run only.
     statuses = (
@@ -79,31 +91,50 @@ def status(
         None if name is None else summary_of(cluster, name, statuses[-1] if statuses else None)
     )
     if name is not None and not rows and summary is None:
-        raise no_run(name, namespace)
+        raise no_run(name, cluster)
     output = "json" if as_json else output
     if output in ("json", "yaml"):
         _print(output, {"submissions": rows, "summary": summary})
         return
-    show.submissions_table(rows, columns_of("status", is_wide=output == "wide"))
+    is_wide = output == "wide"
+    show.submissions_table(rows, columns_of("status", is_wide=is_wide))
+    if name is not None and is_wide and (record := _record(cluster, name, statuses, summary)):
+        show.record_table(record)
     if summary is not None:
         typer.echo(show.summary_text(summary))
     elif statuses and statuses[-1].progress is not None:
         typer.echo(show.progress_text(statuses[-1].progress))
 
 
+def _record(
+    cluster: Cluster, name: str, statuses: list[RunStatus], summary: Object | None
+) -> list[Object]:
+    """Return the record of a run's attempts from its folder; empty while its driver has not begun."""
+    if summary is not None and names.RECORD in summary:
+        return list(summary[names.RECORD])
+    head = head_of(cluster, last_job(cluster, name))
+    if head is None and not (statuses and statuses[-1].phase in ENDED):
+        return []
+    with open_run_folder(cluster, name, head) as folder:
+        text = folder.read(names.RUN)
+    return [] if text is None else list(json.loads(text).get(names.RECORD, []))
+
+
 def list_runs(
     namespace: Namespace = NAMESPACE,
+    context: Context = None,
     all_namespaces: AllNamespaces = False,
     output: Annotated[Output, _output_option("list")] = "table",
     as_json: Json = False,
 ) -> None:
     """List the runs of a namespace, or of all namespaces, each with its newest submission."""
     from trainyard.cli import show
-    from trainyard.cluster.cluster import Cluster
     from trainyard.cluster.kuberay import RayjobApi
 
     jobs = newest_of_each_run(
-        RayjobApi(Cluster(namespace)).list_jobs(everywhere=all_namespaces, cached=True)
+        RayjobApi(open_cluster(namespace, context)).list_jobs(
+            everywhere=all_namespaces, cached=True
+        )
     )
     now = datetime.now(timezone.utc)
     rows = [row_of(job, run_status_of(job), now) for job in jobs]
@@ -119,7 +150,17 @@ def list_runs(
 
 def logs(
     name: RunName,
-    namespace: Namespace = NAMESPACE,
+    namespace: Annotated[
+        Optional[str],
+        typer.Option(
+            "--namespace",
+            "-n",
+            metavar="NAMESPACE",
+            help=f"The Kubernetes namespace.  [default: {NAMESPACE}]",
+            callback=lambda given: given and check_namespace_option(given),
+        ),
+    ] = None,
+    context: Context = None,
     worker: Annotated[
         Optional[int],
         typer.Option(
@@ -128,14 +169,14 @@ def logs(
     ] = None,
     attempt: Annotated[
         Optional[int],
-        typer.Option(
-            metavar="N", min=1, help="Print the driver's log of attempt N, from the run's folder."
-        ),
+        typer.Option(metavar="N", min=1, help="Print the log of attempt N, from the run's folder."),
     ] = None,
     previous: Annotated[
         bool,
         typer.Option(
-            "--previous", "-p", help="Print the driver's log of the attempt before the newest."
+            "--previous",
+            "-p",
+            help="Print the log of the attempt, or of the worker's process, before the newest.",
         ),
     ] = False,
     follow: Annotated[
@@ -148,38 +189,52 @@ def logs(
             help="Print only the last seconds, minutes or hours, such as 90s, 5m or 2h.",
         ),
     ] = None,
+    storage: Annotated[
+        Optional[Path],
+        typer.Option(
+            metavar="DIR",
+            parser=local_storage_option,
+            help="Read the logs of a run of this machine, whose folder is in DIR.",
+        ),
+    ] = None,
 ) -> None:
-    """Print the driver's log, from the head pod or, if that is gone, from the run's folder."""
-    from trainyard.cluster.cluster import Cluster
-    from trainyard.cluster.follow import follow_log
+    """Print the log of a run's driver or of a worker: of the pod or, if that is gone, of the run's folder."""
     from trainyard.errors import ConfigError
-    from trainyard.submission.current_status import HEAD_CONTAINER
+    from trainyard.local.results import LocalFiles
+    from trainyard.submission.kept_logs import WantedLog
 
     name = run_name(name)
     since_s = None if since is None else _seconds(since)
-    wanted = {"--worker": worker is not None, "--attempt": attempt is not None}
-    wanted["--previous"] = previous
-    if sum(wanted.values()) > 1:
-        raise ConfigError(
-            f"{' and '.join(key for key in wanted if wanted[key])} exclude each other"
-        )
-    if since_s is not None and any(wanted.values()):
+    if previous and attempt is not None:
+        raise ConfigError("--attempt and --previous exclude each other")
+    is_kept = previous or attempt is not None
+    if since_s is not None and (worker is not None or is_kept):
         raise ConfigError(
             "--since is only for the log of a running driver: logs in a run's folder have no times"
         )
-    cluster = Cluster(namespace)
+    if follow and is_kept:
+        raise ConfigError("--follow is only for the newest log")
+    wanted = WantedLog(worker=worker, attempt=attempt, is_previous=previous)
+    if storage is not None:
+        for option, is_given in {
+            "--namespace": namespace, "--context": context, "--follow": follow, "--since": since,
+        }.items():  # fmt: skip
+            if is_given:
+                raise ConfigError(f"--storage and {option} exclude each other")
+        folder = LocalFiles(storage / name)
+        _print_log((folder.read(wanted.choose(name, folder.files())) or "").splitlines())
+        return
+    cluster = open_cluster_to_change(namespace or NAMESPACE, context)
     job = last_job(cluster, name)
     head = head_of(cluster, job)
-    if head is None and follow and job is not None and not any(wanted.values()):
+    if head is None and follow and worker is None and job is not None:
         head = _await_head(cluster, name, job)
-    if worker is not None:
-        _print_worker_log(cluster, name, worker, head, follow)
-    elif head is None or attempt is not None or previous:
-        _print_kept_log(cluster, name, job, head, attempt, previous)
-    elif follow:
-        _print_log(follow_log(cluster, head, HEAD_CONTAINER, since_s=since_s))
+    if head is None or is_kept:
+        _print_kept_log(cluster, name, job, head, wanted)
+    elif worker is not None:
+        _print_worker_log(cluster, name, wanted, head, follow)
     else:
-        _print_log(cluster.log(head, HEAD_CONTAINER, since_s).splitlines())
+        _print_driver_log(cluster, head, follow, since_s)
 
 
 def _await_head(cluster: Cluster, name: str, job: Object) -> str | None:
@@ -197,47 +252,57 @@ def _await_head(cluster: Cluster, name: str, job: Object) -> str | None:
     return None
 
 
+def _print_driver_log(cluster: Cluster, head: str, follow: bool, since_s: int | None) -> None:
+    """Print the log of a running driver."""
+    from trainyard.cluster.follow import follow_log
+    from trainyard.submission.current_status import HEAD_CONTAINER
+
+    if follow:
+        _print_log(follow_log(cluster, head, HEAD_CONTAINER, since_s=since_s))
+    else:
+        _print_log(cluster.log(head, HEAD_CONTAINER, since_s).splitlines())
+
+
 def _print_kept_log(
-    cluster: Cluster,
-    name: str,
-    job: Object | None,
-    head: str | None,
-    attempt: int | None,
-    previous: bool,
+    cluster: Cluster, name: str, job: Object | None, head: str | None, wanted: WantedLog
 ) -> None:
-    """Print the log of an attempt from the run's folder, by default of the newest one."""
+    """Print a log from the run's folder."""
     from trainyard.errors import ConfigError
+    from trainyard.submission.kept_logs import attempts_with_log
     from trainyard.submission.submit import is_live
 
     with open_run_folder(cluster, name, head) as folder:
-        kept = folder.logs()
-        if not kept and job is not None and is_live(job):
+        files = folder.files()
+        has_log = bool(attempts_with_log(files))
+        if not has_log and job is not None and is_live(job):
             raise ConfigError(
                 f"run {name} has no log yet: its driver has not started",
-                f"`trainyard logs {name} -f -n {cluster.namespace}` waits for it, and "
-                f"`trainyard watch {name} -n {cluster.namespace}` shows what it waits for.",
+                f"`trainyard logs {name} -f {cluster.options}` waits for it, and "
+                f"`trainyard watch {name} {cluster.options}` shows what it waits for.",
             )
-        if not kept:
-            raise no_run(name, cluster.namespace)
-        if attempt is None:
-            attempt = kept[-2] if previous and len(kept) > 1 else kept[-1]
-        if attempt not in kept or (previous and len(kept) == 1):
-            raise ConfigError(
-                f"run {name} has no log of attempt {attempt if not previous else 'before the last'}",
-                f"It has those of: {', '.join(map(str, kept))}.",
-            )
-        text = folder.read(names.log_of(attempt))
+        if not has_log:
+            raise no_run(name, cluster)
+        text = folder.read(wanted.choose(name, files))
     _print_log((text or "").splitlines())
 
 
 def _print_worker_log(
-    cluster: Cluster, name: str, rank: int, head: str | None, follow: bool
+    cluster: Cluster, name: str, wanted: WantedLog, head: str, follow: bool
 ) -> None:
-    """Print the output of one worker from Ray's log files, which exist only in the worker's pod."""
+    """Print the log of a worker: from Ray's files in its pod or, if that is gone, from the run's folder."""
+    from trainyard.errors import ConfigError
     from trainyard.submission.workers import locate_worker
 
+    assert wanted.worker is not None
     with open_run_folder(cluster, name, head) as folder:
-        place = locate_worker(cluster, name, folder.workers(), rank)
+        try:
+            place = locate_worker(cluster, name, folder.workers(), wanted.worker)
+        except ConfigError:
+            if follow:
+                raise
+            text = folder.read(wanted.choose(name, folder.files()))
+            _print_log((text or "").splitlines())
+            return
     files = f"/tmp/ray/session_latest/logs/worker-{place.ray_worker}-*"
     command = f"tail -n +1 -q {'-F ' if follow else ''}{files}"
     with cluster.execute(place.pod, place.container, ["sh", "-c", command]) as process:

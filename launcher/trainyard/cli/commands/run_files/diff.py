@@ -9,6 +9,7 @@ import typer
 
 from trainyard.cli.options import (
     NAMESPACE,
+    Context,
     Gpus,
     Json,
     Name,
@@ -19,6 +20,7 @@ from trainyard.cli.options import (
     Workers,
     load_run_with_options,
     objects_with_warnings,
+    open_cluster,
     platform_of,
     print_json,
 )
@@ -32,6 +34,7 @@ def diff(
     name: Name = None,
     platform_file: PlatformFile = None,
     namespace: Namespace = NAMESPACE,
+    context: Context = None,
     as_json: Json = False,
 ) -> None:
     """Show what a run file would change in the last submission of its run, and when that takes effect.
@@ -41,16 +44,15 @@ def diff(
     `submit` creates a new one. Exits 0 without a change, 1 with changes.
     """
     from trainyard.cli import show
-    from trainyard.cluster.cluster import Cluster
-    from trainyard.planning.diff import diff_jobs
+    from trainyard.planning.comparison.run_diff import diff_jobs
     from trainyard.run import last_job, no_run
     from trainyard.submission.submit import is_live
 
     run = load_run_with_options(run_file, settings, gpus, workers, name)
-    cluster = Cluster(namespace)
+    cluster = open_cluster(namespace, context)
     before = last_job(cluster, run.name)
     if before is None:
-        raise no_run(run.name, namespace)
+        raise no_run(run.name, cluster)
     platform = platform_of(platform_file, platform_file is None, namespace, cluster)
     after = objects_with_warnings(run, platform, namespace).job
     live = is_live(before)
@@ -68,7 +70,7 @@ def diff(
     if any(one.effect == "refused" for one in changes):
         show.say("refused: give the run another name with --name")
     elif changes and live:
-        show.say(f"to apply it: `trainyard stop {run.name} -n {namespace}`, then submit")
+        show.say(f"to apply it: `trainyard stop {run.name} {cluster.options}`, then submit")
     elif changes:
         show.say("to apply it: submit; the run resumes from its last checkpoint")
     if changes:

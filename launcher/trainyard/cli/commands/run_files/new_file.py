@@ -10,11 +10,13 @@ import typer
 
 from trainyard.cli.options import (
     NAMESPACE,
+    Context,
     FromCluster,
     Gpus,
     Namespace,
     PlatformFile,
     Workers,
+    local_path,
     platform_of,
 )
 
@@ -36,7 +38,9 @@ def init(
     file: Annotated[
         Path,
         typer.Argument(
-            metavar="[FILE]", help="The file to write; an existing file is not overwritten."
+            metavar="[FILE]",
+            parser=local_path,
+            help="The file to write; an existing file is not overwritten.",
         ),
     ] = Path("run.yaml"),
     name: Annotated[
@@ -70,6 +74,7 @@ def init(
     platform_file: PlatformFile = None,
     from_cluster: FromCluster = False,
     namespace: Namespace = NAMESPACE,
+    context: Context = None,
 ) -> None:
     """Write a run file that explains every key; on a terminal, ask for what the options do not give."""
     from trainyard.cli import show
@@ -89,7 +94,7 @@ def init(
         raise ConfigError(
             f"{file} exists already and is not overwritten", "Name another file, or remove it."
         )
-    platform = platform_of(platform_file, from_cluster, namespace)
+    platform = platform_of(platform_file, from_cluster, namespace, context=context)
     name = _ask("The run's name", name, file.stem)
     source = _ask("Data: digits, a path, or s3://bucket/prefix", source, "digits")
     built_in = BUILT_IN.get(source)

@@ -9,6 +9,7 @@ import typer
 from trainyard.cli.commands.inspection.gpus import list_nodes
 from trainyard.cli.options import (
     NAMESPACE,
+    Context,
     FromCluster,
     Gpus,
     Json,
@@ -20,6 +21,7 @@ from trainyard.cli.options import (
     Workers,
     load_run_with_options,
     objects_with_warnings,
+    open_cluster,
     platform_of,
     print_json,
     yaml_text,
@@ -38,6 +40,7 @@ def plan(
     platform_file: PlatformFile = None,
     from_cluster: FromCluster = False,
     namespace: Namespace = NAMESPACE,
+    context: Context = None,
     as_json: Json = False,
 ) -> None:
     """Print the plan of a run, each number with its reason; with --from-cluster also the free nodes."""
@@ -47,14 +50,12 @@ def plan(
 
     run = load_run_with_options(run_file, settings, gpus, workers, name)
     if from_cluster and platform_file is None:
-        from trainyard.cluster.cluster import Cluster
-
-        cluster = Cluster(namespace)
+        cluster = open_cluster(namespace, context)
         platform = platform_of(None, True, namespace, cluster)
         objects = objects_with_warnings(run, platform, namespace)
-        reasons = (*explain_plan(objects.plan, run, platform), *_room(cluster, objects.job))
+        reasons = (*explain_plan(objects.plan, run, platform), *_capacity(cluster, objects.job))
     else:
-        platform = platform_of(platform_file, from_cluster, namespace)
+        platform = platform_of(platform_file, from_cluster, namespace, context=context)
         reasons = explain_plan(plan_run(run, platform, namespace), run, platform)
     if as_json:
         print_json([{"name": row.name, "value": row.value, "why": row.why} for row in reasons])
@@ -62,11 +63,11 @@ def plan(
         show.plan_table(reasons)
 
 
-def _room(cluster: Any, job: dict[str, Any]) -> tuple[Reason, ...]:
-    """Return how much of what a RayJob needs is free now. Raises ConfigError if it never fits."""
+def _capacity(cluster: Any, job: dict[str, Any]) -> tuple[Reason, ...]:
+    """Return how many pods of a RayJob fit on the nodes now. Raises ConfigError if it can never fit."""
     from trainyard.cli import show
     from trainyard.errors import ClusterError
-    from trainyard.planning.capacity import require_room, room_reasons, rooms_for
+    from trainyard.planning.capacity.fit import capacity_rows, fit_groups, require_capacity
 
     try:
         nodes = list_nodes(cluster)
@@ -75,9 +76,9 @@ def _room(cluster: Any, job: dict[str, Any]) -> tuple[Reason, ...]:
             raise
         show.say(f"nodes are not checked: {error.what}. {' '.join(error.details)}")
         return ()
-    rooms = rooms_for(job, nodes)
-    require_room(rooms)
-    return room_reasons(rooms)
+    fits = fit_groups(job, nodes)
+    require_capacity(fits)
+    return capacity_rows(fits)
 
 
 def render(
@@ -89,12 +90,13 @@ def render(
     platform_file: PlatformFile = None,
     from_cluster: FromCluster = False,
     namespace: Namespace = NAMESPACE,
+    context: Context = None,
 ) -> None:
     """Print the RayJob of a run as YAML for `kubectl apply -f`: the same that `submit` creates."""
     from trainyard.run_file.code_archive import require_to_travel
 
     run = load_run_with_options(run_file, settings, gpus, workers, name)
-    platform = platform_of(platform_file, from_cluster, namespace)
+    platform = platform_of(platform_file, from_cluster, namespace, context=context)
     objects = objects_with_warnings(run, platform, namespace)
     require_to_travel(objects.plan.code)
     typer.echo(yaml_text(objects.job), nl=False)

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from trainyard.cli.options import Json, check_namespace_option, open_run_folder, run_name
+from trainyard.cli.options import (
+    Context,
+    Json,
+    check_namespace_option,
+    open_cluster_to_change,
+    open_run_folder,
+    run_name,
+)
 from trainyard.cli.tools import RUNS, AnyRun, Endpoint, Plot, Storage, any_run
 from trainyard.run import head_of, last_job, no_run
 from trainyard_trainer.run_files import names
+
+if TYPE_CHECKING:
+    from trainyard.cluster.cluster import Cluster
 
 COMPARED = (
     *(names.RUN, names.SUMMARY, names.PROGRESS, names.SUBMISSION),
@@ -35,6 +45,7 @@ def compare(
             callback=lambda given: given and check_namespace_option(given),
         ),
     ] = None,
+    context: Context = None,
     plot: Plot = None,
     as_json: Json = False,
 ) -> int:
@@ -44,6 +55,10 @@ def compare(
 
     options = [] if plot is None else [f"--plot={plot}"]
     options += ["--json"] if as_json else []
+    if namespace is None and context is not None:
+        raise ConfigError(
+            "--context needs --namespace: without it, runs on this machine are compared"
+        )
     if namespace is None:
         options += [f"--storage={storage or RUNS}"]
         options += [] if endpoint is None else [f"--endpoint={endpoint}"]
@@ -52,21 +67,18 @@ def compare(
         raise ConfigError("--namespace excludes --storage and --endpoint: the cluster knows them")
     with tempfile.TemporaryDirectory() as place:
         names = (run_name(a), run_name(b))
-        _copy(names, namespace, Path(place))
+        _copy(names, open_cluster_to_change(namespace, context), Path(place))
         return run_tool("compare", [*options, f"--storage={place}", "--", *names])
 
 
-def _copy(names: tuple[str, str], namespace: str, place: Path) -> None:
+def _copy(names: tuple[str, str], cluster: Cluster, place: Path) -> None:
     """Copy the files that are compared to this machine. Raises ConfigError if a run does not exist."""
-    from trainyard.cluster.cluster import Cluster
-
-    cluster = Cluster(namespace)
     head = head_of(cluster, last_job(cluster, names[0]))
     with open_run_folder(cluster, names[0], head) as first:
         for name in names:
             folder = first.sibling(name)
             files = folder.files()
             if not files:
-                raise no_run(name, namespace)
+                raise no_run(name, cluster)
             for file in sorted({*COMPARED} & {*files}):
                 folder.copy(file, place / name / file)

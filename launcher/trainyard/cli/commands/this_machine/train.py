@@ -17,6 +17,7 @@ from trainyard.cli.options import (
     Settings,
     Workers,
     load_run_with_options,
+    local_storage_option,
 )
 from trainyard.cli.progress import show_progress
 
@@ -24,7 +25,12 @@ from trainyard.cli.progress import show_progress
 def train(
     run_file: RunFile,
     storage: Annotated[
-        Path, typer.Option(metavar="DIR", help="The folder for the folders of runs.")
+        Path,
+        typer.Option(
+            metavar="DIR",
+            help="The folder for the folders of runs, on this machine.",
+            parser=local_storage_option,
+        ),
     ] = Path("runs"),
     settings: Settings = None,
     gpus: Gpus = None,
@@ -51,6 +57,7 @@ def train(
         train_locally,
     )
     from trainyard.planning.objects import pack_code
+    from trainyard.run_file.source import source_of
 
     if without_ray and torchrun:
         raise ConfigError(
@@ -62,8 +69,8 @@ def train(
         code = pack_code(run, None)
         config = local_config(run, storage, os.cpu_count() or 1, starter, code)
         if fresh:
-            show.say_set_aside(run.name, set_aside_locally(config))
-        with closing(train_locally(config, starter, code)) as statuses:
+            show.say_set_aside(run.name, set_aside_locally(config, show.say))
+        with closing(train_locally(config, starter, code, source_of(run, run_file))) as statuses:
             last = show_progress(statuses)
     except KeyboardInterrupt:
         show.say(

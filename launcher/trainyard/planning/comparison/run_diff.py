@@ -14,9 +14,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trainyard.errors import ConfigError
-from trainyard.labels import DOMAIN, RUN_LABEL
+from trainyard.labels import (
+    APPLICATION_LABEL,
+    DOMAIN,
+    GANG_LABEL,
+    PRIORITY_LABELS,
+    QUEUE_LABELS,
+    RUN_LABEL,
+)
 from trainyard.quantities import SUFFIXES, quantity
-from trainyard.run_file.queue import APPLICATION_LABEL, GANG_LABEL, PRIORITY_LABELS, QUEUE_LABELS
 from trainyard_trainer.config.identity import LENGTHS, MAY_CHANGE
 from trainyard_trainer.config.train import has_fixed_workers
 from trainyard_trainer.config.trainer_config import CODE_VARIABLE, CONFIG_VARIABLE
@@ -124,9 +130,10 @@ def require_same_identity(submissions: Sequence[Object], after: Object) -> None:
         return
     run = after["metadata"]["labels"][RUN_LABEL]
     raise ConfigError(
-        f"run {run} exists, as {started[-1]['metadata']['name']}, and this run file is another one",
+        f"run {run} exists as {started[-1]['metadata']['name']}, and this run file would train another model",
         *(f"{one.path}: {one.before} -> {one.after}: {one.why}" for one in refusals[-1]),
-        "Give this one another name (--name), or set the folder of the old one aside (--fresh).",
+        "Give the run another name (--name), or rename the folder of the existing run and start from the "
+        "beginning (--fresh).",
     )
 
 
@@ -148,7 +155,10 @@ def _comparable(job: Object, rendered: Object) -> Object:
     """
     spec = dict(job.get("spec", {}))
     metadata = {
-        field: _set_by_trainyard(job["metadata"].get(field), rendered["metadata"].get(field))
+        field: _set_by_trainyard(
+            job["metadata"].get(field),
+            {*(rendered["metadata"].get(field) or {}), *_of_run_file(job, field)},
+        )
         for field in ("labels", "annotations")
     }
     # Kueue changes this field when it admits the job.
@@ -158,18 +168,35 @@ def _comparable(job: Object, rendered: Object) -> Object:
     return {"metadata": metadata, "spec": named, CONFIG: _take_config(named)}
 
 
-def _set_by_trainyard(
-    found: dict[str, str] | None, rendered: dict[str, str] | None
-) -> dict[str, str]:
+def _of_run_file(job: Object, field: str) -> set[str]:
+    """Return the keys of the labels or annotations that the run file of a RayJob has set.
+
+    A RayJob that an older launcher has rendered does not tell them.
+    """
+    for variable in _head_variables(job.get("spec", {})):
+        if variable.get("name") == submission.VARIABLE:
+            launch = json.loads(variable.get("value", "{}").replace("$$", "$")).get("launch", {})
+            return set(launch.get(field) or {})
+    return set()
+
+
+def _head_variables(spec: Object) -> list[Object]:
+    """Return the variables of the head's Ray container."""
+    head = spec.get("rayClusterSpec", {}).get("headGroupSpec", {}).get("template", {})
+    containers = head.get("spec", {}).get("containers") or [{}]
+    return containers[0].get("env") or []
+
+
+def _set_by_trainyard(found: dict[str, str] | None, known: set[str]) -> dict[str, str]:
     """Select the labels or annotations that trainyard renders now, or may have rendered earlier.
 
-    Controllers and users add others to a RayJob. So a key that trainyard renders no longer is
-    recognised only if it has trainyard's prefix or belongs to a queue system.
+    Controllers and users add others to a RayJob. So a key that is not known from one of the run files
+    is recognised only if it has trainyard's prefix or belongs to a queue system.
     """
     return {
         key: value
         for key, value in (found or {}).items()
-        if key in (rendered or {}) or key.startswith(DOMAIN) or key in QUEUE_SYSTEM_LABELS
+        if key in known or key.startswith(DOMAIN) or key in QUEUE_SYSTEM_LABELS
     }
 
 
@@ -224,6 +251,7 @@ def _take_config(spec: Object) -> Any:
         if isinstance(environment, dict) and CONFIG_VARIABLE in environment:
             environment.pop(CODE_VARIABLE, None)  # The config contains its SHA-256.
             environment.pop(submission.VARIABLE, None)  # It describes the other fields.
+            environment.pop(submission.SOURCE_VARIABLE, None)  # It does not decide what is trained.
             text = environment.pop(CONFIG_VARIABLE).get("value", "")
             try:
                 return json.loads(text.replace("$$", "$"))

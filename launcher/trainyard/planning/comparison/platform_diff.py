@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainyard.errors import ConfigError
-from trainyard.planning.diff import by_name, differences
+from trainyard.planning.comparison.run_diff import by_name, differences
 from trainyard.platform import CONFIG_MAP, CONFIG_MAP_KEY, Platform, parse_platform
 
 Object = dict[str, Any]
@@ -17,10 +17,12 @@ RUNNING = "submitted runs are not affected, because their RayJobs do not change"
 AFFECTED = {
     "formatVersion": "all launchers: they must support this format",
     "kuberay": "the rules by which later runs are checked",
-    "readerPod": "the next command that reads a run's folder",
+    "readerPod": "the next command that reads a run's folder, and the next `trainyard preflight`",
     "defaultPools": "later runs that name no pool",
     "job": "later runs",
     "queue": "later runs",
+    "dataVolumes": "later runs that mount that volume; the standing cluster, which is recreated",
+    "runs": "which run files the launcher accepts from now on",
     "autoscaler": "later elastic runs",
     "head": "the heads of later runs; the standing cluster, which is recreated if its head's size changes",
     "pools": "later runs on that pool; the standing cluster if it uses that pool, which is then recreated",
@@ -79,7 +81,7 @@ def _comparable(platform: Platform) -> Object:
 def _affected(path: str) -> str:
     first, *rest = path.split(".")
     if first != "rayClusterSpec":
-        return AFFECTED.get(first.partition("[")[0], "later runs")
+        return AFFECTED[first.partition("[")[0]]
     if "tolerations" in rest:
         return "later runs; the standing cluster when another of its fields changes as well"
     if rest[:1] == ["workerGroupSpecs"]:

@@ -1,0 +1,203 @@
+"""Read a prepared data set by Ray tasks anywhere in the cluster: all samples into memory, or as streams.
+
+Data that fit into a share of the object store are held decoded, once per machine. Larger data are read anew
+in each epoch and streamed to the workers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+import ray
+import ray.data
+import ray.exceptions
+from ray.data import ExecutionResources, RandomSeedConfig
+
+from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.data.loading.chunks import Ahead
+from trainyard_trainer.data.loading.reading import read_part
+from trainyard_trainer.data.prepared import Prepared, decode
+from trainyard_trainer.errors import ConfigError, RunError
+from trainyard_trainer.run_folder.progress import Length, Trained
+
+T = TypeVar("T")
+
+STORE_SHARE = 0.25
+"""The share of the object store that the data of a run may fill."""
+
+PART_BYTES = 2**25
+"""The approximate size of the decoded images of one task."""
+
+CHUNKS_AHEAD = 2
+"""The number of items that are prefetched."""
+
+WAIT_S = 900.0
+"""The seconds without an image after which the run fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemainingSamples:
+    """The samples that a group of workers still has to train on. It is the same on all workers."""
+
+    prepared: Prepared
+    length: Length
+    start: Trained
+    used: np.ndarray
+    """Whether the current epoch has used a sample when the group starts, (N,) bool."""
+    world_size: int
+    config: TrainerConfig
+
+    def first_step(self, epoch: int) -> int:
+        return self.start.steps_in_epoch if epoch == self.start.epoch else 0
+
+    def unused(self, epoch: int) -> np.ndarray:
+        """Return the ids of the samples that this group uses in an epoch."""
+        if self.first_step(epoch):
+            return np.flatnonzero(~self.used)
+        return np.arange(self.length.num_samples)
+
+    def apart(self, epoch: int) -> np.ndarray:
+        """Return the ids that are kept out of the stream, which gives all workers the same number of samples.
+
+        The first workers get one of them each with the last batch of an epoch. A full batch needs none.
+        """
+        last = self.length.batch_size(self.length.steps_per_epoch - 1)
+        unused = self.unused(epoch)
+        return unused[len(unused) - last % self.world_size :]
+
+    def streamed(self, epoch: int) -> list[int]:
+        """Return the number of samples of each batch that one worker gets from the stream."""
+        steps = range(self.first_step(epoch), self.length.steps_per_epoch)
+        return [self.length.batch_size(step) // self.world_size for step in steps]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """All samples in the order of their ids, in memory."""
+
+    pixels: np.ndarray
+    labels: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Streams of samples: an iterator for each worker, by rank."""
+
+    rest: list[ray.data.DataIterator] | None
+    """Iterators over the remaining samples of the current epoch; None between two epochs."""
+    full: list[ray.data.DataIterator]
+
+
+def open_source(work: RemainingSamples, nodes: list[str], held_share: float) -> Arrays | Streams:
+    """Open the data on rank 0 for all workers; `nodes` has the Ray node of each worker, by rank."""
+    configure(work.config)
+    size = work.length.num_samples * work.prepared.info.bytes_per_sample
+    if size <= held_share * smallest_store():
+        return read_all(work)
+    epoch, is_begun = work.start.epoch, work.start.steps_in_epoch > 0
+    return Streams(
+        rest=split(work, epoch, nodes) if is_begun else None,
+        full=split(work, epoch + is_begun, nodes),
+    )
+
+
+def configure(config: TrainerConfig) -> None:
+    """Set the nodes on which data sets of this process run, and their share of the object store."""
+    options = ray.data.DataContext.get_current().execution_options
+    store = ray.cluster_resources()["object_store_memory"]
+    options.resource_limits = ExecutionResources.for_limits(object_store_memory=STORE_SHARE * store)
+    options.preserve_order = not config.data.shuffle
+    options.label_selector = config.data.ray_nodes
+
+
+def smallest_store() -> float:
+    """Return the size of the smallest object store among the nodes with CPUs."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return min(node["object_store_memory"] for node in nodes if node.get("CPU"))
+
+
+def read(work: RemainingSamples, ids: np.ndarray, seed: list[int]) -> ray.data.Dataset:
+    """Return a data set of these training images as raw pixels, with one block per task."""
+    prepared = work.prepared
+    wanted = np.zeros(prepared.num_train, bool)
+    wanted[ids] = True
+    tasks, first = [], 0
+    for file, rows in zip(prepared.train.files, prepared.train.rows, strict=True):
+        parts = -(-rows * prepared.info.bytes_per_sample // PART_BYTES)
+        if wanted[first : first + rows].any():
+            tasks += [{"file": [file], "part": [part], "parts": [parts]} for part in range(parts)]
+        first += rows
+    bits = None if wanted.all() else np.packbits(wanted)
+
+    def read_task(task: pa.Table) -> pa.Table:
+        return read_part(prepared, bits, **task.to_pylist()[0])
+
+    dataset = ray.data.from_blocks([pa.table(task) for task in tasks])
+    if work.config.data.shuffle:
+        number = int(np.random.SeedSequence(seed).generate_state(1)[0])
+        dataset = dataset.randomize_block_order(seed=RandomSeedConfig(number))
+    return dataset.map_batches(read_task, batch_size=None, batch_format="pyarrow")
+
+
+def split(work: RemainingSamples, epoch: int, nodes: list[str]) -> list[ray.data.DataIterator]:
+    """Return a stream for each worker, of equal length, of the samples that remain from an epoch on."""
+    ids = np.setdiff1d(work.unused(epoch), work.apart(epoch), assume_unique=True)
+    seed = [work.config.train.seed, work.start.step, epoch]
+    return read(work, ids, seed).streaming_split(work.world_size, equal=True, locality_hints=nodes)
+
+
+def read_all(work: RemainingSamples) -> Arrays:
+    """Read all training samples into memory. Raises RunError if Ray Data lost or repeated some."""
+    samples, info = work.length.num_samples, work.prepared.info
+    pixels = np.empty((samples, *info.shape), np.uint8)
+    labels = np.empty(samples, np.int64)
+    times = np.zeros(samples, np.int64)
+    tables: Iterable[pa.Table] = read(work, np.arange(samples), seed=[0]).iter_batches(
+        batch_size=None, batch_format="pyarrow"
+    )
+    for table in ahead(tables, work.config.data.ray_nodes):
+        columns = decode(table, replace(info, encoding="raw"))
+        ids = columns["id"]
+        pixels[ids], labels[ids] = columns["image"], columns["label"]
+        times[ids] += 1
+    if (times != 1).any():
+        raise RunError(
+            f"Ray Data read {times.sum():,} samples of {work.prepared.path}, {(times > 0).sum():,} of them "
+            f"different, where {samples:,} were due. Start the run again, or use data.loader: torch."
+        )
+    return Arrays(pixels, labels)
+
+
+def ahead(items: Iterable[T], nodes: dict[str, str] | None) -> Ahead[T]:
+    """Prefetch items of Ray's tasks; `nodes` are the labels of their nodes, for an error message."""
+    return Ahead(from_ray(items), CHUNKS_AHEAD, silence_s=WAIT_S, on_silence=lambda: silence(nodes))
+
+
+def from_ray(items: Iterable[T]) -> Iterator[T]:
+    """Iterate over items of Ray's tasks. Raises the error of a task, or RunError for an error of Ray."""
+    try:
+        yield from items
+    except ray.exceptions.RayError as error:
+        # Ray returns an error of a task as text, traceback included.
+        errors = re.escape(RunError.__module__)
+        explained = re.search(rf"^{errors}\.(\w+): (.+)", str(error), re.MULTILINE)
+        if explained is None:
+            raise RunError(f"Ray Data failed: {error}") from error
+        kind = ConfigError if explained[1] == ConfigError.__name__ else RunError
+        raise kind(explained[2]) from error
+
+
+def silence(nodes: dict[str, str] | None) -> RunError:
+    """Return the error for a stream that has given no images for WAIT_S seconds."""
+    cpus = ray.cluster_resources().get("CPU", 0)
+    free = ray.available_resources().get("CPU", 0)
+    place = f" on a node with the labels {nodes} (data.ray_nodes)" if nodes else ""
+    return RunError(
+        f"no images came from Ray Data for {WAIT_S:.0f} s. Its tasks need a CPU beside the workers"
+        f"{place}; of {cpus:.0f} CPUs in all {free:.0f} are free. Add some, or use data.loader: torch."
+    )
