@@ -98,7 +98,7 @@ def test_a_foreign_manifest_is_checked(team: Team, tmp_path: Path) -> None:
     kubectl("create", "--dry-run=server", "-f", str(file))  # the API server takes it
     checked = run(ROOT / ".venv/bin/trainyard", "check", file)
     assert checked.returncode == 1
-    assert "nothing is ever submitted" in checked.stdout
+    assert "never submits the job" in checked.stdout
 
 
 def test_diff_and_submit_hold_a_run_file_against_the_last_submission(team: Team) -> None:
