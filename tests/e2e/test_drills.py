@@ -1,6 +1,6 @@
 """Faults on a real cluster: how runs recover, and what the faults cost.
 
-`make e2e` runs the shortest drill and a soak of some minutes with random faults. `make drills` runs all
+`make e2e` runs the shortest drill and a soak of a minute with random faults. `make drills` runs all
 drills one at a time, and stores the results in build/drills.json.
 """
 
@@ -35,7 +35,7 @@ from trainyard.submission.current_status import HEAD_CONTAINER
 
 SHORTEST = "worker-killed"
 """The drill that is also a part of `make e2e`."""
-SOAK_MINUTES = "3"
+SOAK_MINUTES = "1"
 SHORT = "train.epochs=6"
 """The length of a drill's run and of a round of the soak. All rounds are trained again without faults."""
 LONGER = "train.epochs=80"
