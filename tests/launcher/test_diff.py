@@ -16,7 +16,9 @@ from trainyard.errors import ConfigError
 from trainyard.planning.comparison.platform_diff import (
     AFFECTED,
     diff_platforms,
+    diff_pre_pull,
     platform_of_manifests,
+    pre_pull_pods,
 )
 from trainyard.planning.comparison.run_diff import diff_jobs, require_same_identity
 from trainyard.planning.merge import merge
@@ -427,6 +429,72 @@ def test_the_platform_is_found_in_what_helm_prints() -> None:
     assert platform_of_manifests(manifests, "helm") == load_platform(None)
     with pytest.raises(ConfigError, match="holds no ConfigMap"):
         platform_of_manifests(manifests[:2], "helm")
+
+
+def daemon_set(pool: str, **spec: Any) -> Object:
+    container = {"name": "image", "image": "trainyard:1", "resources": {"limits": {"cpu": "100m"}}}
+    return {
+        "kind": "DaemonSet",
+        "spec": {
+            "selector": {"matchLabels": {"trainyard.io/prepull": pool}},
+            "template": {
+                "metadata": {"labels": {"trainyard.io/prepull": pool}},
+                "spec": {"serviceAccountName": "run", "containers": [container]} | spec,
+            },
+        },
+    }
+
+
+def as_the_api_server_stores_it(daemons: Object) -> Object:
+    daemons = json.loads(json.dumps(daemons))
+    template = daemons["spec"]["template"]
+    template["metadata"]["creationTimestamp"] = None
+    template["spec"] |= {
+        "dnsPolicy": "ClusterFirst",
+        "restartPolicy": "Always",
+        "schedulerName": "default-scheduler",
+        "securityContext": {},
+        "serviceAccount": "run",
+    }
+    template["spec"]["containers"][0] |= {
+        "terminationMessagePath": "/dev/termination-log",
+        "terminationMessagePolicy": "File",
+    }
+    return daemons
+
+
+def pre_pull_changes(before: list[Object], after: list[Object]) -> list[tuple[str, Any, Any, str]]:
+    stored_before = pre_pull_pods(map(as_the_api_server_stores_it, before))
+    found = diff_pre_pull(stored_before, pre_pull_pods([None, {"kind": "Service"}, *after]))
+    return [(one.path, one.before, one.after, one.affects) for one in found]
+
+
+def test_what_the_api_server_adds_to_pre_pull_pods_is_no_change() -> None:
+    assert pre_pull_changes([daemon_set("gpu")], [daemon_set("gpu")]) == []
+
+
+def test_a_change_of_pre_pull_pods_is_told_with_their_pool() -> None:
+    after = [daemon_set("gpu", nodeSelector={"gpu": "h100"}), daemon_set("cpu")]
+    assert pre_pull_changes([daemon_set("gpu"), daemon_set("old")], after) == [
+        (
+            "prePull.cpu",
+            None,
+            "present",
+            "the pre-pull pods of pool cpu, which are created at once",
+        ),
+        (
+            "prePull.gpu.spec.nodeSelector",
+            None,
+            {"gpu": "h100"},
+            "the pre-pull pods of pool gpu, which are replaced at once",
+        ),
+        (
+            "prePull.old",
+            "present",
+            None,
+            "the pre-pull pods of pool old, which are deleted at once",
+        ),
+    ]
 
 
 def test_changes_can_be_printed_as_json() -> None:
