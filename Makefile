@@ -130,6 +130,7 @@ cluster: cluster-up ## Build and start it, with the operator, the image and the 
 cluster-build: ## Build its servers and tools (20 to 30 minutes the first time)
 	python3 tests/cluster/cluster.py build
 	go -C tests/charts/crds mod download
+	go -C tests/cluster/tools/kubernetes mod download k8s.io/pod-security-admission
 	go -C tests/e2e/old_kuberay mod download github.com/ray-project/kuberay/ray-operator
 
 cluster-tools: # What only long tests need: they run in the cluster's network, from which nothing can be fetched

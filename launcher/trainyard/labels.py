@@ -9,6 +9,9 @@ DOMAIN = "trainyard.io/"
 RUN_LABEL = f"{DOMAIN}run"
 """The label that holds the name of the run."""
 
+PRE_PULL_LABEL = f"{DOMAIN}prepull"
+"""The label by which a DaemonSet of the chart selects the pods that pull the image; it holds the pool."""
+
 OWNER_LABELS = {"app.kubernetes.io/managed-by": "trainyard"}
 """Labels of every object that trainyard creates."""
 

@@ -33,13 +33,9 @@ KUBERNETES_APIS = ("api__v1", "apis__rbac.authorization.k8s.io__v1")
 def module_folder(module: str) -> Path | None:
     """A Go module in the module cache, at the version that the tests are pinned to."""
     go = shutil.which("go")
-    pinned = [
-        found[1]
-        for go_mod in PINS
-        if (
-            found := re.search(rf"^\s*{re.escape(module)} (v\S+)", go_mod.read_text(), re.MULTILINE)
-        )
-    ]
+    name = re.escape(module)
+    pin = re.compile(rf"^\s*{name} (?:=> {name} )?(v\S+)", re.MULTILINE)
+    pinned = [found[1] for go_mod in PINS if (found := pin.search(go_mod.read_text()))]
     if go is None or not pinned:
         return None
     cache = subprocess.run([go, "env", "GOMODCACHE"], capture_output=True, text=True, check=True)

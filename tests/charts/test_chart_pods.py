@@ -27,6 +27,8 @@ from trainyard.planning.plan import plan_run
 from trainyard.planning.render import render_job
 from trainyard.platform import parse_platform
 from trainyard.rules.check import check
+from trainyard.rules.field_path import FieldPath
+from trainyard.rules.pod_security import baseline, containers_of, restricted
 from trainyard.run_file.load import load_run
 
 ROOT = CHART.parents[1]
@@ -255,6 +257,12 @@ def unrestricted(values: Object, folder: Path) -> list[str]:
 
 
 SIDECAR = {"name": "side", "image": "side:1"}
+APPARMOR = "container.apparmor.security.beta.kubernetes.io/ray-worker"
+
+
+def in_patch(**security: Any) -> Object:
+    """A patch of a pod's securityContext."""
+    return {"patch": {"spec": {"securityContext": security}}}
 
 
 @pytest.mark.parametrize(
@@ -276,13 +284,55 @@ SIDECAR = {"name": "side", "image": "side:1"}
             {"sidecars": [SIDECAR | {"ports": [{"containerPort": 1, "hostPort": 1}]}]},
             "containers.side.ports.hostPort",
         ),
+        (in_patch(runAsUser=0), "securityContext.runAsUser"),
+        (in_patch(runAsNonRoot=False), "securityContext.runAsNonRoot"),
+        (in_patch(seccompProfile={"type": "Unconfined"}), "securityContext.seccompProfile"),
+        (in_patch(appArmorProfile={"type": "Unconfined"}), "securityContext.appArmorProfile"),
+        (in_patch(seLinuxOptions={"type": "spc_t"}), "securityContext.seLinuxOptions"),
+        (in_patch(seLinuxOptions={"role": "sysadm_r"}), "securityContext.seLinuxOptions"),
+        (in_patch(windowsOptions={"hostProcess": True}), "securityContext.windowsOptions.hostProcess"),
+        (in_patch(sysctls=[{"name": "net.a", "value": "1"}]), "securityContext.sysctls.net.a"),
+        ({"annotations": {APPARMOR: "unconfined"}}, f"annotations.{APPARMOR}"),
+        (
+            {"sidecars": [SIDECAR | {"securityContext": {"procMount": "Unmasked"}}]},
+            "containers.side.procMount",
+        ),
+        (
+            {"sidecars": [SIDECAR | {"securityContext": {"seLinuxOptions": {"user": "root"}}}]},
+            "containers.side.seLinuxOptions",
+        ),
+        (
+            {"sidecars": [SIDECAR | {"livenessProbe": {"tcpSocket": {"host": "a", "port": 1}}}]},
+            "containers.side.livenessProbe.tcpSocket.host",
+        ),
     ],
 )  # fmt: skip
 def test_notes_name_the_value_that_leaves_restricted(pod, field, tmp_path):
     values = {"pools": {"gpu": {"pod": pod}}}
     assert unrestricted(values, tmp_path) == [f"pool gpu: {field}"]
-    places = {place for place, one in pods_of(render(values)).items() if violations(one["spec"])}
+    pods = {place: FieldPath("", one) for place, one in pods_of(render(values)).items()}
+    places = {
+        place
+        for place, one in pods.items()
+        if [*baseline(one, containers_of(one)), *restricted(one, containers_of(one))]
+    }
     assert places == {"platform gpu"}
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        in_patch(
+            seLinuxOptions={"type": "container_t", "level": "s0:c1"},
+            appArmorProfile={"type": "Localhost", "localhostProfile": "ray"},
+            sysctls=[{"name": "net.ipv4.tcp_rmem", "value": "4096 87380 6291456"}],
+        ),
+        {"annotations": {APPARMOR: "localhost/ray"}},
+        {"sidecars": [SIDECAR | {"livenessProbe": {"tcpSocket": {"port": 1}}}]},
+    ],
+)
+def test_notes_are_silent_about_what_restricted_permits(pod, tmp_path):
+    assert unrestricted({"pools": {"gpu": {"pod": pod}}}, tmp_path) == []
 
 
 def test_notes_name_a_token_that_a_patch_mounts(tmp_path):

@@ -35,6 +35,13 @@ DISK: dict[str, Any] = {"name": "disk", "emptyDir": {}}
 MOUNT: dict[str, Any] = {"name": "disk", "mountPath": "/disk"}
 SIDECAR: dict[str, Any] = {"name": "side", "image": "side:1"}
 HEAD: dict[str, Any] = {"name": "ray-head"}
+ON_HOST: dict[str, Any] = {"name": "disk", "hostPath": {"path": "/mnt"}}
+TTY: dict[str, Any] = {"name": "side", "tty": True}
+PLAIN: dict[str, Any] = {"name": "NODE", "value": "a"}
+FIELD: dict[str, Any] = {"fieldRef": {"fieldPath": "spec.nodeName"}}
+FROM_FIELD: dict[str, Any] = {
+    "spec": {"containers": [{"name": "side", "env": [{"name": "NODE", "valueFrom": FIELD}]}]}
+}
 IN_A = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]
 ZONE = {
     "nodeAffinity": {
@@ -570,6 +577,68 @@ REFUSALS = {
             "Remove that from the patch."
         ),
         put_right={"head": {"pod": {"patch": {"spec": {"containers": [HEAD | {"tty": True}]}}}}},
+    ),
+    "patch that gives a volume a second source": Refusal(
+        values={
+            "pod": {"volumes": [DISK]},
+            "head": {"pod": {"patch": {"spec": {"volumes": [ON_HOST]}}}},
+        },
+        says=(
+            "head.pod.patch gives spec.volumes.disk both emptyDir and hostPath, of which Kubernetes permits "
+            "only one. Delete the other one with null in the patch."
+        ),
+        put_right={
+            "pod": {"volumes": [DISK]},
+            "head": {"pod": {"patch": {"spec": {"volumes": [{**ON_HOST, "emptyDir": None}]}}}},
+        },
+    ),
+    "two patches that give a volume two sources": Refusal(
+        values={
+            "pod": {"patch": {"spec": {"volumes": [DISK]}}},
+            "pools": {"cpu": {"pod": {"patch": {"spec": {"volumes": [ON_HOST]}}}}},
+        },
+        says=(
+            "pod.patch and pools.cpu.pod.patch together give spec.volumes.disk both emptyDir and hostPath, "
+            "of which Kubernetes permits only one. Delete the other one with null in pools.cpu.pod.patch."
+        ),
+        put_right={
+            "pod": {"patch": {"spec": {"volumes": [DISK]}}},
+            "pools": {
+                "cpu": {"pod": {"patch": {"spec": {"volumes": [{**ON_HOST, "emptyDir": None}]}}}}
+            },
+        },
+    ),
+    "two patches that give a variable two sources": Refusal(
+        values={
+            "pod": {"patch": {"spec": {"containers": [{"name": "side", "env": [PLAIN]}]}}},
+            "head": {"pod": {"sidecars": [SIDECAR], "patch": FROM_FIELD}},
+            "pools": {name: {"pod": {"sidecars": [SIDECAR]}} for name in ("cpu", "gpu")},
+        },
+        says=(
+            "pod.patch and head.pod.patch together give spec.containers.side.env.NODE both value and "
+            "valueFrom, of which Kubernetes permits only one. Delete the other one with null in "
+            "head.pod.patch."
+        ),
+        put_right={
+            "head": {"pod": {"sidecars": [SIDECAR], "patch": FROM_FIELD}},
+        },
+    ),
+    "patch of a container that another patch removes": Refusal(
+        values={
+            "pod": {"patch": {"spec": {"initContainers": None}}},
+            "head": {
+                "pod": {"initContainers": [SIDECAR], "patch": {"spec": {"initContainers": [TTY]}}}
+            },
+        },
+        says=(
+            "head.pod.patch.spec.initContainers contains side, which pod.patch removes. Remove it from one "
+            "of the two patches."
+        ),
+        put_right={
+            "head": {
+                "pod": {"initContainers": [SIDECAR], "patch": {"spec": {"initContainers": [TTY]}}}
+            },
+        },
     ),
     "patch of a variable": Refusal(
         values={

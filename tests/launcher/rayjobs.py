@@ -20,10 +20,12 @@ headGroupSpec:
   rayStartParams: {num-cpus: "0"}
   template:
     spec:
+      securityContext: {runAsNonRoot: true, seccompProfile: {type: RuntimeDefault}}
       containers:
         - name: ray-head
           image: registry/trainyard:1
           resources: {limits: {cpu: "1", memory: 2Gi}}
+          securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
 workerGroupSpecs:
   - groupName: gpu
     replicas: 2
@@ -32,10 +34,12 @@ workerGroupSpecs:
     rayStartParams: {}
     template:
       spec:
+        securityContext: {runAsNonRoot: true, seccompProfile: {type: RuntimeDefault}}
         containers:
           - name: ray-worker
             image: registry/trainyard:1
             resources: {limits: {cpu: "1", memory: 2Gi}}
+            securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
 """)
 
 

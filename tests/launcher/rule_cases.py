@@ -875,4 +875,93 @@ QUEUEING = [
     ),
 ]
 
-CASES = [*SCHEMA, *POD, *API_SERVER, *RAYJOB, *DELETIONS, *RAYCLUSTER, *PRACTICE, *QUEUEING]
+SECURITY = f"{HEAD}.securityContext"
+OWN = f"{RAY}.securityContext"
+CONFINED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+APPARMOR = "container.apparmor.security.beta.kubernetes.io/ray-head"
+POD_SECURITY = [
+    *(
+        Case(rule="pod-security-baseline", at=at, broken=broken)
+        for at, broken in [
+            (f"{HEAD}.hostNetwork", {f"{HEAD}.hostNetwork": True}),
+            (f"{HEAD}.hostPID", {f"{HEAD}.hostPID": True}),
+            (f"{HEAD}.hostIPC", {f"{HEAD}.hostIPC": True}),
+            (
+                f"{HEAD}.volumes.0.hostPath",
+                {f"{HEAD}.volumes": [{"name": "disk", "hostPath": {"path": "/mnt"}}]},
+            ),
+            (f"{SECURITY}.sysctls.0.name", {f"{SECURITY}.sysctls": [{"name": "kernel.msgmax"}]}),
+            (
+                f"{SECURITY}.windowsOptions.hostProcess",
+                {f"{SECURITY}.windowsOptions": {"hostProcess": True}},
+            ),
+            (f"{OWN}.seLinuxOptions.type", {f"{OWN}.seLinuxOptions": {"type": "spc_t"}}),
+            (f"{OWN}.seLinuxOptions.user", {f"{OWN}.seLinuxOptions": {"user": "root"}}),
+            (f"{OWN}.appArmorProfile.type", {f"{OWN}.appArmorProfile": {"type": "Unconfined"}}),
+            (f"{OWN}.seccompProfile.type", {f"{OWN}.seccompProfile": {"type": "Unconfined"}}),
+            (
+                f"{H}.template.metadata.annotations[{APPARMOR}]",
+                {f"{H}.template.metadata": {"annotations": {APPARMOR: "unconfined"}}},
+            ),
+            (f"{OWN}.privileged", {f"{OWN}.privileged": True}),
+            (f"{OWN}.capabilities.add.0", {f"{OWN}.capabilities.add": ["SYS_PTRACE"]}),
+            (f"{OWN}.procMount", {f"{OWN}.procMount": "Unmasked"}),
+            (
+                f"{RAY}.ports.0.hostPort",
+                {f"{RAY}.ports": [{"name": "dashboard", "containerPort": 8265, "hostPort": 8265}]},
+            ),
+            (
+                f"{RAY}.lifecycle.preStop.httpGet.host",
+                {f"{RAY}.lifecycle": {"preStop": {"httpGet": {"host": "a", "port": 1}}}},
+            ),
+        ]
+    ),
+    *(
+        Case(rule="pod-security-restricted", at=at, broken=broken)
+        for at, broken in [
+            (
+                f"{HEAD}.volumes.0.nfs",
+                {f"{HEAD}.volumes": [{"name": "nfs", "nfs": {"server": "a", "path": "/"}}]},
+            ),
+            (f"{OWN}.allowPrivilegeEscalation", {f"{OWN}.allowPrivilegeEscalation": ABSENT}),
+            (f"{OWN}.capabilities.drop", {f"{OWN}.capabilities.drop": ["KILL"]}),
+            (f"{OWN}.capabilities.add.0", {f"{OWN}.capabilities.add": ["CHOWN"]}),
+            (f"{SECURITY}.runAsUser", {f"{SECURITY}.runAsUser": 0}),
+            (f"{OWN}.runAsUser", {f"{OWN}.runAsUser": 0}),
+            (f"{SECURITY}.runAsNonRoot", {f"{SECURITY}.runAsNonRoot": ABSENT}),
+            (f"{OWN}.runAsNonRoot", {f"{OWN}.runAsNonRoot": False}),
+            (f"{SECURITY}.seccompProfile", {f"{SECURITY}.seccompProfile": ABSENT}),
+        ]
+    ),
+    Case(
+        rule="pod-security-restricted",
+        at=f"{C}.autoscalerOptions.securityContext.capabilities.drop",
+        given=AUTOSCALED
+        | {f"{C}.autoscalerOptions": {"version": "v2", "securityContext": CONFINED}},
+        broken={f"{C}.autoscalerOptions.securityContext": {"allowPrivilegeEscalation": False}},
+    ),
+    Case(
+        rule="pod-security-restricted",
+        at="spec.submitterPodTemplate.spec.securityContext.runAsNonRoot",
+        broken={
+            "spec.submitterPodTemplate": {
+                "spec": {
+                    "restartPolicy": "Never",
+                    "containers": [{"name": "submit", "image": "a:1"}],
+                }
+            }
+        },
+    ),
+]
+
+CASES = [
+    *SCHEMA,
+    *POD,
+    *POD_SECURITY,
+    *API_SERVER,
+    *RAYJOB,
+    *DELETIONS,
+    *RAYCLUSTER,
+    *PRACTICE,
+    *QUEUEING,
+]

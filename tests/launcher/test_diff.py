@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import copy
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from fake_cluster import FakeCluster
+from typer import Exit
 
+from trainyard.cli.commands.inspection import platform as platform_command
 from trainyard.cluster.kuberay import RayjobApi
-from trainyard.errors import ConfigError
+from trainyard.errors import ClusterError, ConfigError
 from trainyard.planning.comparison.platform_diff import (
     AFFECTED,
     diff_platforms,
+    diff_pre_pull,
     platform_of_manifests,
+    pre_pull_pods,
 )
 from trainyard.planning.comparison.run_diff import diff_jobs, require_same_identity
 from trainyard.planning.merge import merge
@@ -429,6 +434,125 @@ def test_the_platform_is_found_in_what_helm_prints() -> None:
         platform_of_manifests(manifests[:2], "helm")
 
 
+def daemon_set(pool: str, **spec: Any) -> Object:
+    container = {"name": "image", "image": "trainyard:1", "resources": {"limits": {"cpu": "100m"}}}
+    return {
+        "kind": "DaemonSet",
+        "spec": {
+            "selector": {"matchLabels": {"trainyard.io/prepull": pool}},
+            "template": {
+                "metadata": {"labels": {"trainyard.io/prepull": pool}},
+                "spec": {"serviceAccountName": "run", "containers": [container]} | spec,
+            },
+        },
+    }
+
+
+def as_the_api_server_stores_it(daemons: Object) -> Object:
+    daemons = json.loads(json.dumps(daemons))
+    template = daemons["spec"]["template"]
+    template["metadata"]["creationTimestamp"] = None
+    template["spec"] |= {
+        "dnsPolicy": "ClusterFirst",
+        "restartPolicy": "Always",
+        "schedulerName": "default-scheduler",
+        "securityContext": {},
+        "serviceAccount": "run",
+    }
+    template["spec"]["containers"][0] |= {
+        "terminationMessagePath": "/dev/termination-log",
+        "terminationMessagePolicy": "File",
+    }
+    return daemons
+
+
+def pre_pull_changes(before: list[Object], after: list[Object]) -> list[tuple[str, Any, Any, str]]:
+    stored_before = pre_pull_pods(map(as_the_api_server_stores_it, before))
+    found = diff_pre_pull(stored_before, pre_pull_pods([None, {"kind": "Service"}, *after]))
+    return [(one.path, one.before, one.after, one.affects) for one in found]
+
+
+def test_what_the_api_server_adds_to_pre_pull_pods_is_no_change() -> None:
+    assert pre_pull_changes([daemon_set("gpu")], [daemon_set("gpu")]) == []
+
+
+def test_a_change_of_pre_pull_pods_is_told_with_their_pool() -> None:
+    after = [daemon_set("gpu", nodeSelector={"gpu": "h100"}), daemon_set("cpu")]
+    assert pre_pull_changes([daemon_set("gpu"), daemon_set("old")], after) == [
+        (
+            "prePull.cpu",
+            None,
+            "present",
+            "the pre-pull pods of pool cpu, which are created at once",
+        ),
+        (
+            "prePull.gpu.spec.nodeSelector",
+            None,
+            {"gpu": "h100"},
+            "the pre-pull pods of pool gpu, which are replaced at once",
+        ),
+        (
+            "prePull.old",
+            "present",
+            None,
+            "the pre-pull pods of pool old, which are deleted at once",
+        ),
+    ]
+
+
 def test_changes_can_be_printed_as_json() -> None:
     changes = diff_jobs(stored(job_of()), job_of("train.seed=1", "network.preset=tcp"), live=True)
     assert json.dumps([one.before for one in changes] + [one.after for one in changes])
+
+
+class Installed(FakeCluster):
+    """A namespace with the platform and with pre-pull pods, which may be listed or not."""
+
+    def __init__(self, *, lists: bool) -> None:
+        super().__init__()
+        self.lists = lists
+        text = (ROOT / "launcher/trainyard/platform.yaml").read_text()
+        self.objects["ConfigMap", "trainyard-platform"] = {
+            "kind": "ConfigMap",
+            "metadata": {"name": "trainyard-platform"},
+            "data": {"platform.yaml": text},
+        }
+        self.objects["DaemonSet", "trainyard-prepull-gpu"] = daemon_set("gpu")
+
+    def list(self, kind: str, *more: Any, **how: Any) -> list[Object]:
+        if not self.lists:
+            raise ClusterError("no", reason="Forbidden")
+        return super().list(kind, *more, **how)
+
+
+@pytest.mark.parametrize(
+    ("lists", "documents", "told"),
+    [
+        (True, [daemon_set("gpu", nodeSelector={"gpu": "h100"})], ""),
+        (False, [daemon_set("gpu")], "no permission to list DaemonSets in namespace team"),
+        (True, None, "is a platform alone; use the output of `helm template`"),
+    ],
+)
+def test_platform_diff_compares_pre_pull_pods_or_says_why_not(
+    lists: bool,
+    documents: list[Object] | None,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cluster = Installed(lists=lists)
+    monkeypatch.setattr(platform_command, "open_cluster", lambda *_: cluster)
+    config_map = cluster.objects["ConfigMap", "trainyard-platform"]
+    file = tmp_path / "after.yaml"
+    if documents is None:
+        file.write_text(config_map["data"]["platform.yaml"])
+    else:
+        file.write_text(yaml.safe_dump_all([config_map, *documents]))
+    with nullcontext() if told else pytest.raises(Exit):
+        platform_command.platform_diff(file=file, namespace="team", context=None, as_json=True)
+    said = capsys.readouterr()
+    found = [one["path"] for one in json.loads(said.out)]
+    assert found == ([] if told else ["prePull.gpu.spec.nodeSelector"])
+    assert ("pre-pull pods are not compared" in said.err) == bool(told)
+    assert told in said.err

@@ -15,6 +15,7 @@ from trainyard.diagnosis.preflight.facts import RIGHTS, Check, ClusterFacts, Pro
 from trainyard.diagnosis.preflight.installation import kuberay_of
 from trainyard.diagnosis.probe import (
     SETTLE_S,
+    keys_of_secrets,
     probe_pod,
     run_probe,
     survey,
@@ -29,6 +30,7 @@ from trainyard.planning.render import render_job
 from trainyard.platform import DataVolume, Platform
 from trainyard.rules.check import check
 from trainyard.run_file.load import load_run
+from trainyard_trainer.config.variables import SecretKey
 from trainyard_trainer.run_files.isolation import IN_PODS
 
 Object = dict[str, Any]
@@ -149,6 +151,50 @@ def test_the_claims_of_data_volumes_are_checked(
 def test_a_data_volume_without_a_claim_is_not_checked(good: ClusterFacts) -> None:
     facts = replace(good, volumes=(data_volume(None),))
     assert only(checks(facts), "volume imagenet").state == "not known"
+
+
+@pytest.mark.parametrize(
+    ("keys", "state", "says"),
+    [
+        ({"hub": frozenset({"token"})}, "ok", "Secret hub has the key token"),
+        ({"hub": None}, "failed", "Secret hub does not exist in namespace team"),
+        ({"hub": frozenset({"b", "a"})}, "failed", "Secret hub has no key token; its keys: a, b"),
+        ({"hub": frozenset()}, "failed", "its keys: none"),
+        ({}, "not known", "no permission to read Secret hub"),
+    ],
+)
+def test_the_secrets_of_a_run_file_are_checked(
+    good: ClusterFacts, keys: dict[str, frozenset[str] | None], state: str, says: str
+) -> None:
+    secrets = {"HF_TOKEN": SecretKey(name="hub", key="token")}
+    check = only(checks(replace(good, secrets=secrets, secret_keys=keys)), "secret HF_TOKEN")
+    assert check.state == state
+    assert says in check.seen
+    assert ("secrets.HF_TOKEN." in check.remedy) == (state == "failed")
+
+
+class WithSecrets(FakeCluster):
+    """With one Secret that may be read, one that may not, and none else."""
+
+    def get(self, kind: str, name: str) -> Object | None:
+        if name == "hidden":
+            raise ClusterError("refused", reason="Forbidden")
+        return {"data": {"token": "Y2FuYXJ5"}} if name == "hub" else None
+
+
+def test_of_a_secret_only_the_names_of_its_keys_are_kept() -> None:
+    secrets = [SecretKey(name=name, key="token") for name in ("hub", "hidden", "absent")]
+    found = keys_of_secrets(WithSecrets(), secrets)
+    assert found == {"hub": frozenset({"token"}), "absent": None}
+
+
+def test_another_error_than_a_missing_right_is_raised() -> None:
+    class Broken(FakeCluster):
+        def get(self, kind: str, name: str) -> Object | None:
+            raise ClusterError("500", reason="InternalError")
+
+    with pytest.raises(ClusterError, match="500"):
+        keys_of_secrets(Broken(), [SecretKey(name="hub", key="token")])
 
 
 def test_a_cluster_that_can_is_ok_in_every_check(good: ClusterFacts) -> None:

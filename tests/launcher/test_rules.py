@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.launcher.rayjobs import rayjob
-from tests.launcher.rule_cases import CASES, DELETION, HEAD, RAY, C, Case, H, W
+from tests.launcher.rayjobs import ABSENT, rayjob
+from tests.launcher.rule_cases import CASES, DELETION, HEAD, RAY, WORKER, C, Case, H, W
 from trainyard.errors import ConfigError
+from trainyard.rules import pod_security
 from trainyard.rules.check import RULES, check, require
 from trainyard.rules.field_path import Kuberay
 from trainyard.rules.operator_messages import OPERATOR_MESSAGES, explain
@@ -28,13 +29,14 @@ def plain(path: str) -> str:
 def test_a_rule_finds_what_breaks_it_and_is_content_when_it_is_mended(case: Case) -> None:
     for kuberay in case.kuberay:
         mended = {finding.rule for finding in check(case.build({}), kuberay)}
-        assert mended <= set(case.beside)
+        assert case.rule not in mended - set(case.beside)
+        assert mended <= {*case.beside, *pod_security.NAMES}
         found = [one for one in check(case.build(case.broken), kuberay) if one.rule == case.rule]
         assert plain(case.at.replace("ray.io", "ray_io")).replace("ray_io", "ray.io") in [
             one.path for one in found
         ]
         others = {one.rule for one in check(case.build(case.broken), kuberay)} - {case.rule}
-        assert others <= {*case.beside, "required", "choice", "volume"}
+        assert others <= {*case.beside, *pod_security.NAMES, "required", "choice", "volume"}
         for finding in found:
             assert finding.problem
             assert finding.remedy.endswith((".", "?"))
@@ -88,6 +90,18 @@ def test_every_error_of_an_object_that_is_to_be_sent_is_listed() -> None:
 def test_warnings_are_handed_back() -> None:
     (warning,) = require(rayjob({f"{W}.replicas": 1}), "1.6", "2.60.0")
     assert warning.rule == "replicas-range"
+
+
+def test_an_object_that_does_not_confine_its_pods_has_four_warnings_for_each() -> None:
+    unconfined = {
+        f"{place}.securityContext": ABSENT
+        for place in (HEAD, RAY, WORKER, f"{WORKER}.containers.0")
+    }
+    found = check(rayjob(unconfined), "1.6")
+    assert {one.severity for one in found} == {"warning"}
+    assert [one.path.partition(".spec.containers")[0] for one in found].count(plain(WORKER)) == 0
+    assert len(found) == 8
+    assert require(rayjob(unconfined), "1.6", "2.60.0") == ()
 
 
 def test_the_version_of_ray_is_that_of_the_image_where_it_is_known() -> None:

@@ -450,6 +450,7 @@ def test_sigterm_ends_an_attempt_in_good_order(tmp_path: Path) -> None:
         run(config, be_stopped)
     assert goes_on.is_set()
     assert summary(config)["error"] == str(StoppedBySignal())
+    assert summary(config)["outcome"] == "stopped"
     assert isinstance(StoppedBySignal(), TrainerError)
     assert StoppedBySignal.exit_code == 1
     assert open_folder(config).exists(f"{tmp_path}/small/lease/a1.ended")

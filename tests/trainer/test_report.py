@@ -353,7 +353,10 @@ def test_many_points_are_thinned_to_means_of_neighbours() -> None:
 
 
 def test_it_shows_where_and_with_what_each_attempt_ran(report: str) -> None:
-    for shown in ("fedcba987654, dirty", "trainyard:1 (0123456789ab)", "1 x NVIDIA H100"):
+    for shown in (
+        *("fedcba987654, dirty", "trainyard:1 (0123456789ab)", "1 x NVIDIA H100"),
+        *("GPU-hours", "CPU-hours", "git revision"),
+    ):
         assert shown in report
     for shown in ("GPU-1a2b", "550.54.15", "pod-a"):
         assert f"<td>{shown}</td>" in report

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,22 @@ from training import small_config
 from trainyard_trainer.checkpointing.resume import check_identity
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.hardware import GpuFacts, driver_version
-from trainyard_trainer.run_files.record_text import HEADINGS, attempt_row, node_rows
+from trainyard_trainer.run_files.record_text import (
+    FIELD_NAMES,
+    HEADINGS,
+    attempt_row,
+    node_rows,
+)
 from trainyard_trainer.run_files.submission import SOURCE_VARIABLE, VARIABLE
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.lease import Lease
-from trainyard_trainer.run_folder.run_record import NodeFacts, RunRecord, digests_of, merged
+from trainyard_trainer.run_folder.run_record import (
+    AttemptRecord,
+    NodeFacts,
+    RunRecord,
+    digests_of,
+    merged,
+)
 
 DIGEST = f"sha256:{'1' * 64}"
 GIT = {"revision": "4" * 40, "is_dirty": True}
@@ -186,6 +198,13 @@ def test_the_record_is_shown_as_a_row_for_each_attempt_and_for_each_gpu() -> Non
         ("1", "b", "-", "-", "-", "-"),
     ]
     assert len(attempt_row(attempt)) == len(HEADINGS)
+
+
+def test_fields_have_readable_names_with_units() -> None:
+    known = {field.name for one in (AttemptRecord, NodeFacts) for field in fields(one)}
+    assert FIELD_NAMES.keys() <= known
+    assert not [name for name in (*HEADINGS, *FIELD_NAMES.values()) if "_" in name]
+    assert {"GPUs", "GPU-hours", "CPU-hours", "began (UTC)", "ended (UTC)"} <= {*HEADINGS}
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,8 @@ true
 {{- toYaml $problems -}}
 {{- end }}
 
-{{/* Patches of Ray pods. Each is tried alone on the pod with its other settings. The argument is the chart. */}}
+{{/* Patches of Ray pods. Each is tried alone on the pod with its other settings, then both together. The argument is the
+chart. */}}
 {{- define "trainyard.podRequirements.patches" -}}
 {{- $problems := list -}}
 {{- $values := .Values -}}
@@ -159,7 +160,9 @@ true
   {{- $fields := include "trainyard.podRequirements.pinned" ($target.pod | fromYaml) | fromYaml | keys -}}
   {{- $pod := include "trainyard.pods.withSettings" (merge (dict "chart" $ "role" "ray") $target) | fromYaml -}}
   {{- $unpatched := include "trainyard.podRequirements.pinned" $pod | fromYaml -}}
-  {{- range $path, $patch := dict "pod" $values.pod.patch $target.path ($target.nodes.pod | default dict).patch -}}
+  {{- $doubled := include "trainyard.podRequirements.doubled" $pod | fromYaml -}}
+  {{- $special := ($target.nodes.pod | default dict).patch | default dict -}}
+  {{- range $path, $patch := dict "pod" $values.pod.patch $target.path $special -}}
     {{- $before := list -}}
     {{- range concat $pod.spec.containers ($pod.spec.initContainers | default list) -}}
       {{- $before = append $before .name -}}
@@ -174,6 +177,11 @@ true
     {{- if not $problems -}}
       {{- $patched := deepCopy $pod -}}
       {{- include "trainyard.pods.patch" (dict "into" $patched "patch" ($patch | default dict)) -}}
+      {{- range $field, $keys := include "trainyard.podRequirements.doubled" $patched | fromYaml -}}
+        {{- if not (hasKey $doubled $field) -}}
+          {{- $problems = append $problems (printf "%s.patch gives %s both %s, of which Kubernetes permits only one. Delete the other one with null in the patch." $path $field $keys) -}}
+        {{- end -}}
+      {{- end -}}
       {{- $patched = include "trainyard.podRequirements.pinned" $patched | fromYaml -}}
       {{- range $field := $fields | sortAlpha -}}
         {{- if ne (get $patched $field) (get $unpatched $field) -}}
@@ -182,8 +190,78 @@ true
       {{- end -}}
     {{- end -}}
   {{- end -}}
+  {{- if not $problems -}}
+    {{- $patched := deepCopy $pod -}}
+    {{- include "trainyard.pods.patch" (dict "into" $patched "patch" ($values.pod.patch | default dict)) -}}
+    {{- range $key := list "containers" "initContainers" -}}
+      {{- $left := list -}}
+      {{- range get $patched.spec $key | default list -}}
+        {{- $left = append $left .name -}}
+      {{- end -}}
+      {{- range get ($special.spec | default dict) $key | default list -}}
+        {{- if not (has .name $left) -}}
+          {{- $problems = append $problems (printf "%s.patch.spec.%s contains %s, which pod.patch removes. Remove it from one of the two patches." $target.path $key .name) -}}
+        {{- end -}}
+      {{- end -}}
+    {{- end -}}
+    {{- include "trainyard.pods.patch" (dict "into" $patched "patch" $special) -}}
+    {{- range $field, $keys := include "trainyard.podRequirements.doubled" $patched | fromYaml -}}
+      {{- if not (hasKey $doubled $field) -}}
+        {{- $problems = append $problems (printf "pod.patch and %s.patch together give %s both %s, of which Kubernetes permits only one. Delete the other one with null in %s.patch." $target.path $field $keys $target.path) -}}
+      {{- end -}}
+    {{- end -}}
+  {{- end -}}
 {{- end -}}
 {{- toYaml (uniq $problems) -}}
+{{- end }}
+
+{{/*
+Fields of a pod that have two values where Kubernetes permits one, by path, with the names of these values: sources of a volume
+or of a variable, actions of a probe or of a lifecycle hook. Patches are merged, so two of them can set one each. The argument
+is the template of a pod.
+*/}}
+{{- define "trainyard.podRequirements.doubled" -}}
+{{- $fields := dict -}}
+{{- range include "trainyard.podRequirements.maps" .spec.volumes | fromYamlArray -}}
+  {{- $_ := set $fields (printf "spec.volumes.%s" .name) (omit . "name") -}}
+{{- end -}}
+{{- range $key := list "containers" "initContainers" -}}
+  {{- range $container := include "trainyard.podRequirements.maps" (get $.spec $key) | fromYamlArray -}}
+    {{- $path := printf "spec.%s.%s" $key .name -}}
+    {{- range include "trainyard.podRequirements.maps" .env | fromYamlArray -}}
+      {{- $_ := set $fields (printf "%s.env.%s" $path .name) (pick . "value" "valueFrom") -}}
+      {{- $_ := set $fields (printf "%s.env.%s.valueFrom" $path .name) .valueFrom -}}
+    {{- end -}}
+    {{- range $probe := list "livenessProbe" "readinessProbe" "startupProbe" -}}
+      {{- with get $container $probe -}}
+        {{- $_ := set $fields (printf "%s.%s" $path $probe) (pick . "exec" "httpGet" "tcpSocket" "grpc") -}}
+      {{- end -}}
+    {{- end -}}
+    {{- range $hook, $action := .lifecycle -}}
+      {{- $_ := set $fields (printf "%s.lifecycle.%s" $path $hook) $action -}}
+    {{- end -}}
+  {{- end -}}
+{{- end -}}
+{{- $doubled := dict -}}
+{{- range $path, $values := $fields -}}
+  {{- if and (kindIs "map" $values) (gt (len ($values | default dict)) 1) -}}
+    {{- $_ := set $doubled $path (keys $values | sortAlpha | join " and ") -}}
+  {{- end -}}
+{{- end -}}
+{{- toYaml $doubled -}}
+{{- end }}
+
+{{/* The maps of a list as a YAML list, which is empty for another value than a list. */}}
+{{- define "trainyard.podRequirements.maps" -}}
+{{- $maps := list -}}
+{{- if kindIs "slice" . -}}
+  {{- range . -}}
+    {{- if kindIs "map" . -}}
+      {{- $maps = append $maps . -}}
+    {{- end -}}
+  {{- end -}}
+{{- end -}}
+{{- toYaml $maps -}}
 {{- end }}
 
 {{/* The fields of a Ray pod that launcher, operator and trainer rely on, by path. The argument is the template of a pod. */}}

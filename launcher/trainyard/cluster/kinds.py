@@ -33,6 +33,7 @@ KINDS = {
     "CustomResourceDefinition": Kind(
         "apiextensions.k8s.io/v1", "customresourcedefinitions", is_namespaced=False
     ),
+    "DaemonSet": Kind("apps/v1", "daemonsets"),
     "Deployment": Kind("apps/v1", "deployments"),
     "Event": Kind("v1", "events"),
     "Lease": Kind("coordination.k8s.io/v1", "leases"),

@@ -22,6 +22,7 @@ from trainyard.labels import OWNER_LABELS
 from trainyard.platform import DataVolume, Platform
 from trainyard.submission.reader_pod import READER_CONTAINER, storage_pod
 from trainyard.submission.remote_folder import storage_options
+from trainyard_trainer.config.variables import SecretKey
 from trainyard_trainer.run_files.driver_output import PROBE, last_record
 from trainyard_trainer.run_files.isolation import IN_PODS
 
@@ -189,6 +190,25 @@ def claims_of_volumes(
             with suppress(ClusterError):
                 claims[data.claim] = cluster.get("PersistentVolumeClaim", data.claim)
     return claims
+
+
+def keys_of_secrets(
+    cluster: ProbedCluster, secrets: Iterable[SecretKey]
+) -> dict[str, frozenset[str] | None]:
+    """Return the names of the keys of Secrets, by Secret; None for a Secret that does not exist.
+
+    A Secret that the user may not read is left out. The values are dropped here.
+    """
+    found: dict[str, frozenset[str] | None] = {}
+    for name in sorted({secret.name for secret in secrets}):
+        try:
+            secret = cluster.get("Secret", name)
+        except ClusterError as error:
+            if error.reason != "Forbidden":
+                raise
+            continue
+        found[name] = None if secret is None else frozenset(secret.get("data") or {})
+    return found
 
 
 def probe_pod(platform: Platform, image: str) -> Object:

@@ -11,13 +11,30 @@ from typing import Any
 
 Object = Mapping[str, Any]
 
-HEADINGS = (
-    *("attempt", "began (UTC)", "ended", "nodes", "gpus", "gpu_hours", "cpu_hours"),
-    *("image", "git", "code"),
+FIELD_NAMES: Mapping[str, str] = {
+    "attempt": "attempt",
+    "began": "began (UTC)",
+    "ended": "ended (UTC)",
+    "nodes": "nodes",
+    "gpus": "GPUs",
+    "gpu_hours": "GPU-hours",
+    "cpu_hours": "CPU-hours",
+    "image": "image",
+    "image_digests": "image digest",
+    "git": "git revision",
+    "code_sha256": "code (SHA-256)",
+    "gpu_driver": "GPU driver",
+}
+"""The name and the unit with which each field of the record is shown, wherever it is shown."""
+
+COLUMNS = (
+    *("attempt", "began", "ended", "nodes", "gpus", "gpu_hours", "cpu_hours"),
+    *("image", "git", "code_sha256"),
 )
+HEADINGS = tuple(FIELD_NAMES[field] for field in COLUMNS)
 """The columns of the table of attempts."""
 
-NODE_HEADINGS = ("attempt", "node", "Ray node", "GPU", "GPU id", "driver")
+NODE_HEADINGS = ("attempt", "node", "Ray node", "GPU", "GPU id", FIELD_NAMES["gpu_driver"])
 """The columns of the table of nodes and GPUs."""
 
 NAMED_NODES = 3

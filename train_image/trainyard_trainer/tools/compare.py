@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 from trainyard_trainer.config.tool_arguments import COMPARE
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_files import names
-from trainyard_trainer.run_files.record_text import ID_DIGITS, git_text, gpus_text
+from trainyard_trainer.run_files.record_text import FIELD_NAMES, ID_DIGITS, git_text, gpus_text
 from trainyard_trainer.run_files.standard_streams import run_with_safe_streams
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.progress import TIME_PHASES, per_second, read_lines
@@ -85,7 +85,8 @@ class ComparedRun:
             share = f" ({self.progress['percent']:g} %)" if "percent" in self.progress else ""
             notes.append(f"it has not ended{share}: what is known at the end is missing")
         elif self.summary["error"]:
-            notes.append(f"it failed: {self.summary['error']}")
+            how = "was stopped" if self.summary["outcome"] == "stopped" else "failed"
+            notes.append(f"it {how}: {self.summary['error']}")
         if self.is_own and not self.metrics:
             notes.append("it has code of its own, which has reported no metrics")
         return notes
@@ -283,16 +284,17 @@ def recorded(record: Sequence[Record]) -> Record:
         return ", ".join(dict.fromkeys(value for value in values if value)) or None
 
     nodes = [node for attempt in record for node in attempt["nodes"]]
-    return {
-        "image digest": joined(digest for each in record for digest in each["image_digests"]),
-        "git revision": joined(git_text(each["git"]) for each in record if each["git"]),
-        "code": joined((each["code_sha256"] or "")[:ID_DIGITS] for each in record),
+    fields = {
+        "image_digests": joined(digest for each in record for digest in each["image_digests"]),
+        "git": joined(git_text(each["git"]) for each in record if each["git"]),
+        "code_sha256": joined((each["code_sha256"] or "")[:ID_DIGITS] for each in record),
         "nodes": len({(node["name"], node["id"]) for node in nodes}),
-        "GPUs": gpus_text(record) if any(node["gpus"] for node in nodes) else None,
-        "GPU driver": joined(node["gpu_driver"] for node in nodes),
-        "GPU-hours": round(sum(each["gpu_hours"] for each in record), 4),
-        "CPU-hours": round(sum(each["cpu_hours"] for each in record), 4),
+        "gpus": gpus_text(record) if any(node["gpus"] for node in nodes) else None,
+        "gpu_driver": joined(node["gpu_driver"] for node in nodes),
+        "gpu_hours": round(sum(each["gpu_hours"] for each in record), 4),
+        "cpu_hours": round(sum(each["cpu_hours"] for each in record), 4),
     }
+    return {FIELD_NAMES[field]: value for field, value in fields.items()}
 
 
 # How it is shown.

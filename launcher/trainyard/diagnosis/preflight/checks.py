@@ -15,6 +15,7 @@ from trainyard.diagnosis.preflight.run_fit import (
     check_nodes,
     check_quota,
     check_rayjob,
+    check_secrets,
     check_volumes,
 )
 
@@ -38,6 +39,7 @@ def checks(facts: ClusterFacts) -> list[Check]:
         check_platform(facts),
         *check_rayjob(facts),
         *check_volumes(facts),
+        *check_secrets(facts),
         check_quota(facts),
         check_nodes(facts),
         *check_probe(facts),

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from trainyard.diagnosis.catalogue import Finding
 from trainyard.platform import DataVolume, Platform
+from trainyard_trainer.config.variables import SecretKey
 
 Object = dict[str, Any]
 State = Literal["ok", "failed", "not known"]
@@ -91,6 +92,11 @@ class ClusterFacts:
     """The data volumes that the run mounts."""
     claims: Mapping[str, Object | None] = field(default_factory=dict)
     """Their PersistentVolumeClaims by name; None for one that does not exist, none that could not be read."""
+    secrets: Mapping[str, SecretKey] = field(default_factory=dict)
+    """The keys of Secrets that the run file refers to, by variable."""
+    secret_keys: Mapping[str, frozenset[str] | None] = field(default_factory=dict)
+    """The names of the keys of each of these Secrets, without values; None for one that does not exist, none
+    that could not be read."""
     quotas: tuple[Object, ...] | None = None
     nodes: tuple[Object, ...] | None = None
     pods: tuple[Object, ...] | None = None

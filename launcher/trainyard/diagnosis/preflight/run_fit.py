@@ -1,4 +1,5 @@
-"""Checks of one run: whether the API server accepts its RayJob, and whether quota and nodes suffice."""
+"""Checks of one run: whether the API server accepts its RayJob, whether the data volumes and Secrets that it
+names exist, and whether quota and nodes suffice."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from trainyard.planning.capacity.fit import capacity_rows, fit_groups
 from trainyard.planning.capacity.nodes import nodes_of
 from trainyard.planning.capacity.quota import over_quota
 from trainyard.platform import DataVolume
+from trainyard_trainer.config.variables import SecretKey
 
 SHARED_MODES = {"ReadOnlyMany", "ReadWriteMany"}
 """Access modes of volumes that pods on several nodes can mount."""
@@ -80,6 +82,37 @@ def _check_data_claim(facts: ClusterFacts, data: DataVolume, claim: str) -> Chec
 def _has_nodes(facts: ClusterFacts) -> bool:
     """Whether the cluster has more than one node, as far as that is known."""
     return facts.nodes is None or len(facts.nodes) > 1
+
+
+def check_secrets(facts: ClusterFacts) -> Iterator[Check]:
+    """Check that each Secret that the run file refers to exists and has the key."""
+    for variable, secret in facts.secrets.items():
+        yield _check_secret(facts, variable, secret)
+
+
+def _check_secret(facts: ClusterFacts, variable: str, secret: SecretKey) -> Check:
+    name = f"secret {variable}"
+    if secret.name not in facts.secret_keys:
+        seen = f"no permission to read Secret {secret.name}"
+        return Check(name=name, state="not known", seen=seen)
+    keys = facts.secret_keys[secret.name]
+    if keys is None:
+        return Check(
+            name=name,
+            state="failed",
+            seen=f"Secret {secret.name} does not exist in namespace {facts.namespace}",
+            remedy=f"Create it with the key {secret.key}, or correct secrets.{variable}.name of the run "
+            "file.",
+        )
+    if secret.key not in keys:
+        known = ", ".join(sorted(keys)) or "none"
+        return Check(
+            name=name,
+            state="failed",
+            seen=f"Secret {secret.name} has no key {secret.key}; its keys: {known}",
+            remedy=f"Add the key to the Secret, or correct secrets.{variable}.key of the run file.",
+        )
+    return Check(name=name, state="ok", seen=f"Secret {secret.name} has the key {secret.key}")
 
 
 def check_quota(facts: ClusterFacts) -> Check:

@@ -1,12 +1,18 @@
 """Compare two platforms, for example before and after an upgrade of the chart, and say what each
-change affects."""
+change affects.
+
+The pods that pull the image in advance are not in the platform, because no run depends on them. Their
+templates are in the DaemonSets of the namespace and of the rendered chart.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from trainyard.errors import ConfigError
+from trainyard.labels import PRE_PULL_LABEL
 from trainyard.planning.comparison.run_diff import by_name, differences
 from trainyard.platform import CONFIG_MAP, CONFIG_MAP_KEY, Platform, parse_platform
 
@@ -34,9 +40,19 @@ AFFECTED = {
 here."""
 
 
+POD_DEFAULTS: Object = {
+    "dnsPolicy": "ClusterFirst",
+    "restartPolicy": "Always",
+    "schedulerName": "default-scheduler",
+    "terminationMessagePath": "/dev/termination-log",
+    "terminationMessagePolicy": "File",
+}
+"""Values that the API server adds to the template of a DaemonSet."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlatformChange:
-    """A value that differs between two platforms."""
+    """A value that differs between two platforms, or between their pre-pull pods."""
 
     path: str
     before: Any
@@ -53,6 +69,63 @@ def diff_platforms(before: Platform, after: Platform) -> tuple[PlatformChange, .
         PlatformChange(path=path, before=old, after=new, affects=_affected(path))
         for path, old, new in differences(_comparable(before), _comparable(after))
     )
+
+
+def pre_pull_pods(objects: Iterable[Any]) -> dict[str, Object]:
+    """Find the DaemonSets that pull the image in advance, and return their pod templates by pool."""
+    templates = {}
+    for document in objects:
+        spec = document.get("spec") if isinstance(document, dict) else None
+        selector = (spec or {}).get("selector") or {}
+        pool = (selector.get("matchLabels") or {}).get(PRE_PULL_LABEL)
+        if spec is not None and pool is not None:
+            templates[pool] = spec["template"]
+    return templates
+
+
+def diff_pre_pull(
+    before: Mapping[str, Object], after: Mapping[str, Object]
+) -> tuple[PlatformChange, ...]:
+    """List what differs between the pre-pull pods of two platforms, by pool."""
+    changes = []
+    for pool in sorted(before.keys() | after.keys()):
+        old, new = (_template(templates.get(pool)) for templates in (before, after))
+        if old is None or new is None:
+            ends = "are created" if old is None else "are deleted"
+            found = [("", old and "present", new and "present")]
+        else:
+            ends = "are replaced"
+            found = list(differences(old, new))
+        changes += [
+            PlatformChange(
+                path=f"prePull.{pool}.{path}".rstrip("."),
+                before=was,
+                after=becomes,
+                affects=f"the pre-pull pods of pool {pool}, which {ends} at once",
+            )
+            for path, was, becomes in found
+        ]
+    return tuple(changes)
+
+
+def _template(template: Object | None) -> Object | None:
+    """Reduce the template of pre-pull pods to what the chart sets."""
+    reduced: Object | None = None if template is None else by_name(_without_defaults(template))
+    return reduced
+
+
+def _without_defaults(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_without_defaults(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    # The API server writes the name of the account into this old field too.
+    kept = {key: value for key, value in node.items() if key != "serviceAccount"}
+    return {
+        key: _without_defaults(value)
+        for key, value in kept.items()
+        if POD_DEFAULTS.get(key) != value
+    }
 
 
 def platform_of_manifests(documents: list[Any], source: str) -> Platform:

@@ -79,7 +79,7 @@ def preflight(
     context: Context = None,
     as_json: Json = False,
 ) -> None:
-    """Check before a run uses GPUs that it can work here: rights, quota, nodes, image, storage."""
+    """Check before a run uses GPUs that it can work here: rights, Secrets, quota, nodes, image, storage."""
     from dataclasses import asdict
 
     from trainyard.cli import show
@@ -106,6 +106,7 @@ def _facts(cluster: Cluster, run: RunConfig | None, platform_file: Path | None) 
 
     from trainyard.diagnosis.probe import (
         claims_of_volumes,
+        keys_of_secrets,
         run_probe,
         survey,
         try_operator,
@@ -130,8 +131,16 @@ def _facts(cluster: Cluster, run: RunConfig | None, platform_file: Path | None) 
         image = objects.plan.image
         refused = "" if facts.missing_kinds else would_refuse(cluster, objects.job)
         volumes = objects.plan.volumes
-        claims = claims_of_volumes(cluster, volumes)
-        facts = replace(facts, job=objects.job, job_refused=refused, volumes=volumes, claims=claims)
+        secrets = objects.plan.trainer.secrets
+        facts = replace(
+            facts,
+            job=objects.job,
+            job_refused=refused,
+            volumes=volumes,
+            claims=claims_of_volumes(cluster, volumes),
+            secrets=secrets,
+            secret_keys=keys_of_secrets(cluster, secrets.values()),
+        )
     return replace(facts, probe=run_probe(cluster, platform, image))
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
@@ -58,14 +59,17 @@ def platform_diff(
     """
     from trainyard.cli import show
     from trainyard.errors import ConfigError
-    from trainyard.planning.comparison.platform_diff import RUNNING, diff_platforms
+    from trainyard.planning.comparison.platform_diff import RUNNING, diff_platforms, diff_pre_pull
 
     if (file is None) == (with_namespace is None):
         raise ConfigError("platform diff needs one of --file FILE and --with NAMESPACE")
-    after = (
-        _platform_of_file(file) if file is not None else _platform_in(str(with_namespace), context)
-    )
-    changes = diff_platforms(_platform_in(namespace, context), after)
+    after = _published_by_file(file) if file is not None else _published(with_namespace, context)
+    before = _published(namespace, context)
+    changes = diff_platforms(before.platform, after.platform)
+    if before.pre_pull is None or after.pre_pull is None:
+        show.say(f"pre-pull pods are not compared: {before.unknown or after.unknown}")
+    else:
+        changes += diff_pre_pull(before.pre_pull, after.pre_pull)
     if as_json:
         print_json([asdict(one) for one in changes])
     elif changes:
@@ -76,24 +80,48 @@ def platform_diff(
         raise typer.Exit(1)
 
 
-def _platform_in(namespace: str, context: str | None) -> Platform:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Published:
+    """What the chart has made, or would make, as far as `platform diff` compares it."""
+
+    platform: Platform
+    pre_pull: Mapping[str, dict[str, Any]] | None
+    """The templates of the pre-pull pods by pool; None if they could not be read."""
+    unknown: str = ""
+    """Why they could not be read."""
+
+
+def _published(namespace: str | None, context: str | None) -> Published:
+    """Read the platform and the pre-pull pods of a namespace."""
+    from trainyard.errors import ClusterError
+    from trainyard.planning.comparison.platform_diff import pre_pull_pods
     from trainyard.platform import CONFIG_MAP, platform_of_config_map
 
-    return platform_of_config_map(
-        open_cluster(namespace, context).get("ConfigMap", CONFIG_MAP), namespace
-    )
+    cluster = open_cluster(str(namespace), context)
+    platform = platform_of_config_map(cluster.get("ConfigMap", CONFIG_MAP), cluster.namespace)
+    try:
+        return Published(platform=platform, pre_pull=pre_pull_pods(cluster.list("DaemonSet")))
+    except ClusterError as error:
+        if error.reason != "Forbidden":
+            raise
+    unknown = f"no permission to list DaemonSets in namespace {cluster.namespace}"
+    return Published(platform=platform, pre_pull=None, unknown=unknown)
 
 
-def _platform_of_file(path: Path) -> Platform:
-    from trainyard.planning.comparison.platform_diff import platform_of_manifests
+def _published_by_file(path: Path) -> Published:
+    """Read a platform file, or the platform and the pre-pull pods of rendered manifests."""
+    from trainyard.planning.comparison.platform_diff import platform_of_manifests, pre_pull_pods
     from trainyard.platform import parse_platform
     from trainyard.run_file.yaml_text import read_documents
 
     documents = read_documents(path)
     first = documents[0] if documents else None
     if isinstance(first, dict) and "formatVersion" in first:
-        return parse_platform(yaml_text(first), str(path))
-    return platform_of_manifests(documents, str(path))
+        platform = parse_platform(yaml_text(first), str(path))
+        unknown = f"{path} is a platform alone; use the output of `helm template`"
+        return Published(platform=platform, pre_pull=None, unknown=unknown)
+    platform = platform_of_manifests(documents, str(path))
+    return Published(platform=platform, pre_pull=pre_pull_pods(documents))
 
 
 def _shown(value: object) -> str:
