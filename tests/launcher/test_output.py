@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -103,3 +104,26 @@ def test_any_encoding_takes_any_name(encoding: dict[str, str], tmp_path: Path) -
 def test_any_encoding_takes_any_value(encoding: dict[str, str], command: str) -> None:
     ended = shell(f"trainyard {command} --set data.source=/größe-日本", **encoding)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_output_of_other_programs_is_read_whatever_its_bytes_are() -> None:
+    """Text that is not UTF-8 must not end a command: each call that reads text says `errors=`."""
+    strict = []
+    for file in [*ROOT.glob("launcher/**/*.py"), *ROOT.glob("train_image/**/*.py")]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call):
+                options = {option.arg for option in node.keywords}
+                reads_text = options & {"text", "universal_newlines"} or (
+                    "encoding" in options and "capture_output" in options
+                )
+                if reads_text and "errors" not in options and _is_of_subprocess(node.func):
+                    strict.append(f"{file.relative_to(ROOT)}:{node.lineno}")
+    assert strict == []
+
+
+def _is_of_subprocess(function: ast.expr) -> bool:
+    return (
+        isinstance(function, ast.Attribute)
+        and isinstance(function.value, ast.Name)
+        and function.value.id == "subprocess"
+    )

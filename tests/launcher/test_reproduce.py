@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import random
 import subprocess
 import sys
@@ -381,6 +382,26 @@ def test_a_run_file_is_made_of_a_folder_that_the_trainer_reads(tmp_path: Path) -
     )
     assert yaml.safe_load(ended.stdout)["name"] == "second"
     assert yaml.safe_load(ended.stdout)["resources"] == {"workers": 2}
+
+
+@pytest.mark.parametrize("locale", [{}, {"LC_ALL": "POSIX", "PYTHONUTF8": "0"}], ids=["own", "C"])
+def test_a_config_is_read_as_utf_8_and_a_damaged_one_is_refused_in_words(
+    tmp_path: Path, locale: dict[str, str]
+) -> None:
+    run = load_run(DIGITS)
+    run = run.model_copy(update={"data": run.data.model_copy(update={"source": "/größe-日本"})})
+    left_locally(tmp_path, run)
+    file = tmp_path / "digits" / "run.json"
+    config = file.read_bytes()
+    command = [sys.executable, "-m", "trainyard", "reproduce", "digits", "--storage", str(tmp_path)]
+    environment = os.environ | {"PYTHONIOENCODING": "utf-8"} | locale
+    ended = subprocess.run(command, env=environment, capture_output=True, check=True)
+    assert yaml.safe_load(ended.stdout.decode())["data"]["source"] == "/größe-日本"
+    file.write_bytes(config.replace(b'"name"', b'"na\xff\xfe"', 1))
+    ended = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(b"error: digits/run.json")
+    assert b"Traceback" not in ended.stderr
 
 
 @pytest.mark.parametrize(

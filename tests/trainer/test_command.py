@@ -293,6 +293,28 @@ def test_a_function_that_is_not_there_is_named(attempts: Attempts) -> None:
     assert "error: function = loop:trian: module loop has no function trian" in output
 
 
+@pytest.mark.ci
+def test_a_function_that_fails_names_the_file_and_the_line_of_its_own_code(
+    attempts: Attempts, tmp_path: Path
+) -> None:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "loop.py").write_text(
+        "from steps import one_step\n\ndef train(config):\n    one_step(config['label'])\n"
+    )
+    (folder / "steps.py").write_text(
+        "def one_step(label):\n    raise ValueError(f'no class for {label}')\n"
+    )
+    changes, environment = with_code(folder)
+    changes |= {"train_loop_config": {"label": "cat"}, "faults": {"worker_failures": 0}}
+    output = attempts.finish(function_config(attempts, "loop:train", **changes), 1, environment)
+    error = (
+        "the program ended with exit code 1: ValueError: no class for cat (steps.py:2 in one_step)"
+    )
+    assert f"error: {error}" in output
+    assert "trainyard_trainer/user_code/function.py" not in output
+
+
 COMMON_NAMES = (
     "trainer",
     "launcher",

@@ -65,6 +65,25 @@ def test_the_worker_that_has_failed_first_is_named_not_those_that_have_lost_it()
     assert describe(lines) == "worker 1: ValueError: bad (/code/train.py:3 in main)"
 
 
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "/tmp/trainyard-6lnhjv1t/ray/session_2026-11-25_19-36-19_129765_31881/runtime_resources"
+        "/working_dir_files/_ray_pkg_fe171d53a5d8c915/",
+        "/tmp/trainyard-6lnhjv1t/tmp1smc2562/",
+    ],
+)
+def test_a_file_of_the_runs_code_is_named_as_in_the_users_folder(folder: str) -> None:
+    lines = [
+        "Traceback (most recent call last):",
+        f'  File "{folder}models/steps.py", line 3, in one_step',
+        "ValueError: the label 'cat' is unknown",
+    ]
+    assert (
+        describe(lines) == "ValueError: the label 'cat' is unknown (models/steps.py:3 in one_step)"
+    )
+
+
 def test_lines_of_two_workers_may_be_mixed() -> None:
     one, other = (
         traceback(0, "ValueError: one"),

@@ -67,11 +67,11 @@ class RemoteFolder:
     def files(self) -> list[str]:
         """Return the paths of all files in the folder; an empty list if there is no folder."""
         found = self._output()
-        return [] if found is None else found.decode().splitlines()
+        return [] if found is None else found.decode(errors="replace").splitlines()
 
     def sizes(self) -> dict[str, int]:
         """Return the size in bytes of each file; an empty mapping if there is no folder."""
-        lines = (self._output("--sizes") or b"").decode().splitlines()
+        lines = (self._output("--sizes") or b"").decode(errors="replace").splitlines()
         return {name: int(size) for size, _, name in (line.partition(" ") for line in lines)}
 
     def read(self, file: str) -> str | None:

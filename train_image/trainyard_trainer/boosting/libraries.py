@@ -6,18 +6,16 @@ run that resumes from a checkpoint therefore ends with the same model as an unin
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
 
+from trainyard_trainer.boosting.library_errors import explained_errors
 from trainyard_trainer.boosting.table import PreparedTable, Rows
 from trainyard_trainer.config.boosting import Boosting
-from trainyard_trainer.errors import RunError
 from trainyard_trainer.parallel.strategy import Worker
 
 Settings = dict[str, Any]
@@ -62,20 +60,6 @@ class Importance:
     gain: float
     """The sum of the gains of all splits on the column."""
     splits: int
-
-
-@contextmanager
-def explained_errors(library: str, kind: type[Exception]) -> Iterator[None]:
-    """Raise RunError with the reason of a library's error, without the stack trace in its message."""
-    try:
-        yield
-    except kind as error:
-        text = str(error).partition("Stack trace:")[0].strip()
-        reason = re.sub(r"^\[[\d:]+\] \S+:\d+: (Check failed: [^:]*: )?", "", text)
-        raise RunError(
-            f"{library} failed: {reason.rstrip('.') or type(error).__name__}. Check the values and types of "
-            "the data, and the settings in train."
-        ) from error
 
 
 class Library(Protocol):

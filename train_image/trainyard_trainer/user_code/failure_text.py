@@ -32,6 +32,12 @@ INSTALLED = re.compile(
 )
 """Files that are not the user's code."""
 
+CODE_FOLDER = re.compile(
+    r"^.*/(?:working_dir_files/_ray_pkg_[0-9a-f]+"  # on Ray's workers
+    r"|trainyard-\w+/tmp\w+)/"  # where the program starts: see `command._unpacked_code`
+)
+"""The temporary folders with the run's code, whose names tell a reader nothing."""
+
 SECONDARY = re.compile(
     r"DistNetworkError|DistBackendError|ChildFailedError|WorkerGroupError|ControllerError"
     r"|Connection (?:closed|reset|refused) by peer|Connection (?:reset|refused)|connectFullMesh|RayActorError"
@@ -73,7 +79,8 @@ class Traceback:
         if frame is None:
             return f"{worker}{self.error}"
         function = f" in {frame['function']}" if frame["function"] else ""
-        return f"{worker}{self.error} ({frame['file']}:{frame['line']}{function})"
+        file = CODE_FOLDER.sub("", frame["file"])
+        return f"{worker}{self.error} ({file}:{frame['line']}{function})"
 
 
 class FailureText:

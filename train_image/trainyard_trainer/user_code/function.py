@@ -19,6 +19,7 @@ from trainyard_trainer.config.trainer_config import FunctionConfig, read_config
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.on_ray.ray_cluster import worker_resources
 from trainyard_trainer.run_files.code_imports import reserved_in
+from trainyard_trainer.run_files.exit_codes import FAILED, SUCCEEDED
 from trainyard_trainer.storage import open_filesystem
 from trainyard_trainer.user_code.run_config import run_config
 
@@ -27,7 +28,7 @@ CHECKPOINTS_TO_KEEP = 2
 
 
 def main() -> int:
-    """Train the function with TorchTrainer, and return the exit code."""
+    """Train the function that the config names, and return the exit code."""
     config = read_config()
     assert isinstance(config, FunctionConfig)
     for name in reserved_in(Path.cwd()):
@@ -40,8 +41,20 @@ def main() -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
+    try:
+        result = train(function, config)
+    except ray.train.WorkerGroupError as error:
+        # It contains the workers' tracebacks; that of this process would only hide them.
+        print(error, file=sys.stderr, flush=True)
+        return FAILED
+    print(f"last reported metrics: {result.metrics}", flush=True)
+    return SUCCEEDED
+
+
+def train(function: Callable[..., Any], config: FunctionConfig) -> ray.train.Result:
+    """Train the function with TorchTrainer. Raises WorkerGroupError if it fails on a worker."""
     scaling = config.scaling
-    result = ray.train.torch.TorchTrainer(
+    return ray.train.torch.TorchTrainer(
         function,
         train_loop_config=config.train_loop_config,
         scaling_config=ray.train.ScalingConfig(
@@ -58,8 +71,6 @@ def main() -> int:
             for name, path in config.datasets.items()
         },
     ).fit()
-    print(f"last reported metrics: {result.metrics}", flush=True)
-    return 0
 
 
 def read_dataset(path: str, endpoint: str | None) -> ray.data.Dataset:

@@ -205,7 +205,10 @@ def _kept(storage: str, endpoint: str | None, run: str, file: str) -> str | None
     require_packages(NEEDED, "`reproduce --storage`")
     where = storage_options(Storage(path=storage, endpoint=endpoint))
     command = isolated("trainyard_trainer.tools.folder", *where, run, file)
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    # Files of the trainer are UTF-8, whatever the locale; one that is damaged is refused when it is parsed.
+    ended = subprocess.run(
+        command, capture_output=True, encoding="utf-8", errors="replace", check=False
+    )
     if ended.returncode == NOT_FOUND:
         return None
     if ended.returncode != 0:
