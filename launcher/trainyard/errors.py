@@ -54,3 +54,7 @@ class RunFailed(LauncherError):
     """The run was carried out and ended badly, or was stopped."""
 
     exit_code = exit_codes.FAILED
+
+
+class RunStopped(RunFailed):
+    """The run was told to stop, or has stopped at its limit; started again, it goes on from there."""

@@ -201,6 +201,8 @@ class OnThisMachine:
             sleep(POLL_S)
 
     def require_success(self, last: RunStatus) -> None:
+        if last.phase == "stopped" and last.message:
+            raise RunFailed(f"run {self._run} was stopped", last.message)
         if last.phase == "stopped":
             raise RunFailed(
                 f"run {self._run} has not ended, and no process trains it",
@@ -241,10 +243,9 @@ def local_storage(storage: str | Path) -> Path:
 
 def ended(run: str, summary: Object) -> RunStatus:
     """Return the status of a run that has ended, from its summary."""
-    succeeded = summary["outcome"] == "succeeded"
     return RunStatus(
         submission=run,
-        phase="succeeded" if succeeded else "failed",
+        phase=summary["outcome"],
         ran=True,
         attempts=summary["attempts"],
         message=summary["error"] or "",

@@ -458,6 +458,11 @@ def test_code_of_one_s_own_has_what_it_reported_to_ray_train(tmp_path: Path) -> 
             "succeeded",
         ),
         ({"summary.json": '{"outcome": "failed", "attempts": 1, "error": "no room"}'}, 0, "failed"),
+        (
+            {"summary.json": '{"outcome": "stopped", "attempts": 1, "error": "at its limit"}'},
+            0,
+            "stopped",
+        ),
         ({"run.json": "{}"}, 0, "stopped"),
     ],
 )
@@ -471,7 +476,7 @@ def test_a_run_of_this_machine_stands_as_its_folder_says(
     run = Run("digits", storage=tmp_path)
     assert run.status().phase == phase
     if phase in ("failed", "stopped"):
-        with pytest.raises(RunFailed, match=r"no room|resumes from its last"):
+        with pytest.raises(RunFailed, match=r"no room|at its limit|resumes from its last"):
             run.result()
 
 

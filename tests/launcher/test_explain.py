@@ -288,6 +288,21 @@ def test_a_run_that_may_not_be_read_at_all_is_no_run_that_is_gone() -> None:
     assert "may not be read" in explain(snapshot).activity
 
 
+def test_a_run_whose_rayjob_is_gone_and_that_was_stopped_is_explained_so() -> None:
+    error = "the run was stopped by SIGTERM; started again, it goes on from there"
+    folder = Folder(
+        {
+            "logs/attempt-1.log": f"error: {error}\n",
+            "summary.json": json.dumps({"outcome": "stopped", "error": error}),
+        }
+    )
+    snapshot = gather(FakeCluster(), "digits", now=NOW, open_folder=lambda: nullcontext(folder))
+    found = explain(snapshot)
+    assert found.finding is not None
+    assert found.finding.failure == "stopped-by-signal"
+    assert found.activity.endswith("its folder says: stopped")
+
+
 def test_where_the_rayjob_is_gone_the_folder_tells() -> None:
     folder = Folder(
         {

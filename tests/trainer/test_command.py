@@ -111,7 +111,9 @@ def test_sigterm_reaches_the_program_and_then_ends_the_attempt(attempts: Attempt
     output, _ = driver.communicate()
     assert driver.returncode == 1, output
     assert "saved" in output
-    assert "stopped by SIGTERM" in read_json(config, "summary.json")["error"]
+    summary = read_json(config, "summary.json")
+    assert summary["outcome"] == "stopped"
+    assert "stopped by SIGTERM" in summary["error"]
     assert wait_for(lambda: not attempts.processes(), 60)
 
 

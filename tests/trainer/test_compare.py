@@ -207,7 +207,8 @@ def test_a_run_that_goes_on_is_compared_by_its_metrics(
     [
         (own(), []),
         (own(metrics=None), ["it has code of its own, which has reported no metrics"]),
-        ({"summary": SUMMARY | {"error": "no room"}}, ["it failed: no room"]),
+        ({"summary": SUMMARY | {"outcome": "failed", "error": "no room"}}, ["it failed: no room"]),
+        ({"summary": SUMMARY | {"outcome": "stopped", "error": "SIGTERM"}}, ["it was stopped: SIGTERM"]),
         ({"run": None, "summary": None}, ["it has not begun"]),
         (dict.fromkeys(("run", "summary", "metrics", "attempts", "starts")), ["there is no such run"]),
     ],

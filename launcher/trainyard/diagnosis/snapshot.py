@@ -82,9 +82,9 @@ class Snapshot:
 
     @property
     def is_broken(self) -> bool:
-        """Whether an attempt has failed, so that its log tells why."""
+        """Whether an attempt has failed, or a run without a RayJob has not succeeded: its log tells why."""
         if self.phase is None:
-            return (self.summary or {}).get("outcome") == "failed"
+            return (self.summary or {}).get("outcome") in ("failed", "stopped")
         return self.phase in ("failed", "retrying")
 
     @property

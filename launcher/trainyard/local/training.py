@@ -13,13 +13,13 @@ from typing import Literal
 
 from typing_extensions import assert_never
 
-from trainyard.errors import ConfigError, RunFailed
+from trainyard.errors import ConfigError, RunFailed, RunStopped
 from trainyard.local.tools import own_environment, require_packages, stopped_like_ctrl_c
 from trainyard.planning.trainer_input import trainer_config
 from trainyard.run_file.code_archive import Overlay
 from trainyard.run_file.models import BoostingRun, RunConfig, UserCodeRun
 from trainyard.run_file.source import GitState
-from trainyard.submission.status import Phase, RunStatus, error_lines, has_error
+from trainyard.submission.status import RunStatus, error_lines, has_error
 from trainyard_trainer.config.scaling import Scaling
 from trainyard_trainer.config.storage import Storage
 from trainyard_trainer.config.trainer_config import (
@@ -30,7 +30,12 @@ from trainyard_trainer.config.trainer_config import (
     BoostingConfig,
 )
 from trainyard_trainer.run_files import exit_codes
-from trainyard_trainer.run_files.driver_output import AT_LIMIT, PROGRESS, SUMMARY, record_of
+from trainyard_trainer.run_files.driver_output import (
+    PROGRESS,
+    STOPPING_ERRORS,
+    SUMMARY,
+    record_of,
+)
 from trainyard_trainer.run_files.isolation import isolated
 from trainyard_trainer.run_files.names import RAY_LOG
 from trainyard_trainer.run_files.submission import SOURCE_VARIABLE, code_file
@@ -176,8 +181,8 @@ def train_locally(
     details = error_of(output)
     if exit_code == exit_codes.WRONG_INPUT:
         raise ConfigError(f"the training program refused run {config.name}", *details)
-    if any(line.startswith(AT_LIMIT) for line in details):
-        raise RunFailed(f"run {config.name} was stopped", *details)
+    if any(line.startswith(STOPPING_ERRORS) for line in details):
+        raise RunStopped(f"run {config.name} was stopped", *details)
     if is_started:
         details.append(f"Ray's own output: {noise}")
     raise RunFailed(f"run {config.name} failed (exit code {exit_code})", *details)
@@ -268,6 +273,5 @@ def _read_line(run: str, line: str) -> RunStatus | str:
     if (progress := record_of(line, PROGRESS)) is not None:
         return RunStatus(submission=run, phase="running", progress=progress)
     if (summary := record_of(line, SUMMARY)) is not None:
-        phase: Phase = "succeeded" if summary["outcome"] == "succeeded" else "failed"
-        return RunStatus(submission=run, phase=phase, summary=summary)
+        return RunStatus(submission=run, phase=summary["outcome"], summary=summary)
     return line

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from trainyard.errors import ConfigError, RunFailed
+from trainyard.errors import ConfigError, RunFailed, RunStopped
 from trainyard.local.results import LocalFiles
 from trainyard.local.tools import require_packages
 from trainyard.local.training import NEEDED, is_about_lease, local_config, train_locally
@@ -77,7 +77,8 @@ def _train_one(
                     say(status)
     except (ConfigError, RunFailed) as error:
         return SweepOutcome(
-            phase="failed", message=error.details[0] if error.details else error.what
+            phase="stopped" if isinstance(error, RunStopped) else "failed",
+            message=error.details[0] if error.details else error.what,
         )
     except KeyboardInterrupt:
         say(f"run {config.name} was interrupted: the same command resumes the sweep")

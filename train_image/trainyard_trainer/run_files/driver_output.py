@@ -37,6 +37,16 @@ STOPPED = "stopped: all is saved up to step "
 AT_LIMIT = "the run stopped at its limit"
 """The beginning of the error of a run that has used up `limits.max_run_s`."""
 
+BY_SIGNAL = "the run was stopped by SIGTERM"
+"""The beginning of the error of a run that SIGTERM has stopped."""
+
+INTERRUPTED = "the run was interrupted"
+"""The beginning of the error of a run that Ctrl-C has stopped."""
+
+STOPPING_ERRORS = (AT_LIMIT, BY_SIGNAL, INTERRUPTED)
+"""The beginnings of the errors of a run that was stopped and has not failed: it goes on when it is started
+again. Its outcome in summary.json is `stopped`."""
+
 STOPPED_STEP = re.compile(rf"{STOPPED}(\d+)")
 """Finds the step of `STOPPED`."""
 

@@ -11,6 +11,7 @@ from typing import Any
 from trainyard_trainer import front_end
 from trainyard_trainer.errors import RunError, StorageError, TrainerError
 from trainyard_trainer.run_files import names
+from trainyard_trainer.run_files.driver_output import BY_SIGNAL, INTERRUPTED
 from trainyard_trainer.run_folder import final_failure, set_aside
 from trainyard_trainer.run_folder.fence import Fenced
 from trainyard_trainer.run_folder.folder import RunFolder
@@ -32,8 +33,8 @@ def running_attempt(
     """Run the attempt that holds the lease, with its log and its record in the run's folder.
 
     First the files that killed attempts left behind are removed. If the attempt fails, summary.json gets
-    what `failed` returns for the first line of the error, and an error that a retry cannot cure is recorded
-    for the `retries` that KubeRay starts.
+    what `failed` returns for the first line of the error, with the outcome `stopped` for a run that was told
+    to stop. An error that a retry cannot cure is recorded for the `retries` that KubeRay starts.
     """
     output.keep_in(folder, folder.log(lease.attempt))
     front_end.keep_stderr_in(f"{folder.root}/{names.RAY_LOG}")
@@ -51,10 +52,12 @@ def running_attempt(
     except Fenced:
         raise  # The folder belongs to another attempt.
     except BaseException as error:
+        is_stopped = isinstance(error, StoppedBySignal | KeyboardInterrupt)
         if isinstance(error, KeyboardInterrupt):
-            error = RunError("the run was interrupted; started again, it goes on from there")
+            error = RunError(f"{INTERRUPTED}; started again, it goes on from there")
         line = (str(error).splitlines() or [type(error).__name__])[0]
-        folder.write(folder.summary, json.dumps(failed(line) | record.end(), indent=2))
+        outcome = {"outcome": "stopped"} if is_stopped else {}
+        folder.write(folder.summary, json.dumps(failed(line) | outcome | record.end(), indent=2))
         if isinstance(error, TrainerError):
             final_failure.record(folder, lease.attempt, error, retries)
         raise error
@@ -86,7 +89,7 @@ class StoppedBySignal(RunError):
     """What happened, as the output names it."""
 
     def __init__(self) -> None:
-        super().__init__("the run was stopped by SIGTERM; started again, it goes on from there")
+        super().__init__(f"{BY_SIGNAL}; started again, it goes on from there")
 
 
 class Leaving(StoppedBySignal):

@@ -85,7 +85,8 @@ class ComparedRun:
             share = f" ({self.progress['percent']:g} %)" if "percent" in self.progress else ""
             notes.append(f"it has not ended{share}: what is known at the end is missing")
         elif self.summary["error"]:
-            notes.append(f"it failed: {self.summary['error']}")
+            how = "was stopped" if self.summary["outcome"] == "stopped" else "failed"
+            notes.append(f"it {how}: {self.summary['error']}")
         if self.is_own and not self.metrics:
             notes.append("it has code of its own, which has reported no metrics")
         return notes

@@ -15,7 +15,7 @@ from trainyard.diagnosis.causes.driver_log import (
 from trainyard.diagnosis.failure import Evidence, Match, any_of, evidence, failure
 from trainyard.diagnosis.snapshot import Snapshot
 from trainyard.submission.status import error_lines, has_error
-from trainyard_trainer.run_files.driver_output import AT_LIMIT, ERROR
+from trainyard_trainer.run_files.driver_output import AT_LIMIT, BY_SIGNAL, ERROR, INTERRUPTED
 
 _TRACEBACK_FRAME = r'\s+File ".*", line \d+'
 
@@ -43,7 +43,7 @@ def run_limit(snapshot: Snapshot) -> Match | None:
 )
 def stopped_by_signal(snapshot: Snapshot) -> Match | None:
     """The driver was told to end (SIGTERM): its pod was deleted or its node drained."""
-    return match_error(snapshot, "the run was stopped by SIGTERM|the run was interrupted")
+    return match_error(snapshot, f"{BY_SIGNAL}|{INTERRUPTED}")
 
 
 @failure(
