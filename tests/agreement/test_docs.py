@@ -18,6 +18,7 @@ import typer
 import yaml
 
 from trainyard.cli.app import app
+from trainyard.drills.final_errors import FINAL_ERRORS
 from trainyard.drills.scenarios import SCENARIOS
 from trainyard.planning.schema import schema_of
 from trainyard_trainer.run_files import exit_codes
@@ -204,7 +205,7 @@ def test_the_page_of_exit_codes_has_each_code_of_a_command() -> None:
 @pytest.mark.parametrize("page", GUIDES, **NAME)
 def test_drills_that_a_page_names_exist(page: Path) -> None:
     named = re.findall(r"(?m)trainyard drill ([a-z][a-z0-9-]*)", "".join(blocks(page, "sh")))
-    assert set(named) <= set(SCENARIOS)
+    assert set(named) <= {*SCENARIOS, *FINAL_ERRORS}
 
 
 FOLDERS = {

@@ -32,11 +32,15 @@ EARLY = 50
 
 def keep(result: Object, scenario: Scenario) -> None:
     """Add the result of a drill to the file of results."""
+    words = {"fault": scenario.fault, "answer": scenario.answer, "actor": scenario.actor}
+    store(scenario.name, words | {"within_s": scenario.within_s} | result)
+
+
+def store(name: str, result: Object) -> None:
+    """Write a result into the file of results."""
     RESULTS.parent.mkdir(exist_ok=True)
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    words = {"fault": scenario.fault, "answer": scenario.answer, "actor": scenario.actor}
-    results[scenario.name] = words | {"within_s": scenario.within_s} | result
-    RESULTS.write_text(json.dumps(results, indent=2))
+    RESULTS.write_text(json.dumps(results | {name: result}, indent=2))
 
 
 def check(result: Object) -> None:

@@ -13,6 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from trainyard.drills.final_errors import FINAL_ERRORS
 from trainyard.drills.scenarios import SCENARIOS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -116,6 +117,34 @@ def problems(result: Object) -> list[str]:
     return found
 
 
+FINAL_HEAD = """\
+## Errors that a retry cannot cure
+
+`trainyard drill NAME RUN.yaml` submits a run that has the error, and watches it as `submit` does. It must
+fail on its first cluster. *Held* adds up the seconds from the creation of each pod, head and workers, until
+it was gone or the run had failed.
+"""
+
+
+def final_section(results: dict[str, Object]) -> str:
+    """Return the section about errors that a retry cannot cure; empty without results."""
+    if not results:
+        return ""
+    rows = ["| drill | error | clusters | pods | held | failed after |", "|" + "---|" * 6]
+    for name, each in results.items():
+        cells = (f"`{name}`", each["fault"], each["clusters"], each["pods"])
+        rows.append(
+            f"| {' | '.join(map(str, cells))} | {seconds(each['held_s'])} | {seconds(each['ended_s'])} |"
+        )
+    missed = [
+        f"* `{name}`: {'; '.join(each['missed'])}."
+        for name, each in results.items()
+        if each["missed"]
+    ]
+    lines = [*rows, *(["", "Not held:", "", *missed] if missed else [])]
+    return f"\n{FINAL_HEAD}\n" + "\n".join(lines) + "\n"
+
+
 SOAK_HEAD = """\
 `trainyard soak RUN.yaml --minutes 90` (`make soak MINUTES=90`) injects one of these faults every 1 to 3
 minutes and trains the run in rounds until the time is over. The run must end with the weights of an
@@ -172,7 +201,9 @@ def gib(size: int) -> str:
 
 def page(results: dict[str, Object]) -> str:
     soak = soak_section(json.loads(SOAK.read_text())) if SOAK.exists() else ""
-    return HEAD + table(results) + BOUNDS + details(results) + soak
+    final = {name: each for name, each in results.items() if name in FINAL_ERRORS}
+    struck = {name: each for name, each in results.items() if name not in FINAL_ERRORS}
+    return HEAD + table(struck) + BOUNDS + details(struck) + final_section(final) + soak
 
 
 def load() -> dict[str, Object]:

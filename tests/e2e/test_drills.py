@@ -27,8 +27,10 @@ from drilling import (
     leaving_nothing,
     of_length,
     process_of,
+    store,
 )
 
+from trainyard.drills.final_errors import FINAL_ERRORS
 from trainyard.drills.scenarios import SCENARIOS, WORKER_S, Scenario
 from trainyard.drills.strikes import Target
 from trainyard.submission.current_status import HEAD_CONTAINER
@@ -74,6 +76,18 @@ def test_a_run_survives_what_the_api_can_strike_it_with(
         keep(result, SCENARIOS[name])
         check(result)
     assert ended.returncode == (0 if result["is_passed"] else 1)
+
+
+@pytest.mark.drills
+@pytest.mark.parametrize("name", FINAL_ERRORS)
+def test_an_error_that_a_retry_cannot_cure_uses_one_cluster(team: Team, name: str) -> None:
+    with leaving_nothing(team.namespace):
+        ended = team.trainyard("drill", name, str(DIGITS), *set_options(SETTINGS), "--json")
+        assert ended.stdout, ended.stderr
+        result = json.loads(ended.stdout)
+        store(name, {"fault": FINAL_ERRORS[name].fault} | result)
+        assert result["is_passed"], ended.stdout
+    assert ended.returncode == 0
 
 
 def test_a_run_that_is_struck_again_and_again_ends_as_if_nobody_had(team: Team) -> None:

@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests.e2e import fault_table
+from trainyard.cli.commands.cluster_runs.drill import drill as drill_command
 from trainyard.drills.drill import (
+    SETTINGS,
     drill_name,
     has_all_at_work,
     has_even_epochs,
@@ -21,6 +24,8 @@ from trainyard.drills.drill import (
     require_landed,
     weights_of,
 )
+from trainyard.drills.drill_run import DrillRecorder
+from trainyard.drills.final_errors import FINAL_ERRORS, FinalErrorReport, missed_by, pod_seconds
 from trainyard.drills.report import TOO_SHORT, UNEVEN, DrillReport, missed
 from trainyard.drills.scenarios import SCENARIOS
 from trainyard.drills.soak import STRIKES, in_turn
@@ -37,11 +42,15 @@ from trainyard.drills.timeline import (
     stood_still_s,
 )
 from trainyard.errors import ClusterError, ConfigError, LauncherError
+from trainyard.planning.plan import plan_run
+from trainyard.platform import load_platform
+from trainyard.run_file.load import load_run
 from trainyard_trainer.config.trainer_config import RUN_NAME_LIMIT, TrainerConfig
 
 Object = dict[str, Any]
 
 STRUCK = 1000.0
+DIGITS = Path(__file__).resolve().parents[2] / "examples/digits.yaml"
 
 
 def start(
@@ -352,7 +361,7 @@ def test_a_strike_that_the_run_has_escaped_says_so_and_any_other_what_stood_in_i
     assert "no pod" in (told.value.what, *told.value.details)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", [*SCENARIOS, *FINAL_ERRORS])
 def test_the_run_of_a_drill_has_a_name_of_its_own_that_a_run_may_have(scenario: str) -> None:
     for name in ("digits", "a-name-of-38-characters-as-long-as-any"):
         found = drill_name(name, scenario)
@@ -533,3 +542,84 @@ def test_a_soak_says_what_it_has_missed(changes: Object, missed: str) -> None:
     report = a_soak(**changes)
     assert report.missed == [missed]
     assert not report.is_passed
+
+
+# Errors that a retry cannot cure.
+
+
+def test_pods_are_held_until_they_are_gone_or_the_run_has_failed() -> None:
+    pods = [
+        PodLife(name="head", kind="head", created=100.0),
+        PodLife(name="worker-1", kind="worker", created=110.0, gone=130.0),
+        PodLife(name="worker-2", kind="worker", created=120.0, gone=190.0),
+        PodLife(name="late", kind="worker", created=160.0),
+    ]
+    assert pod_seconds(pods, until=150.0) == 50.0 + 20.0 + 30.0
+
+
+def test_a_pod_that_is_no_longer_listed_is_gone_at_that_time() -> None:
+    labels = {"ray.io/cluster": "digits-1", "ray.io/node-type": "worker"}
+    pods = {name: {"metadata": {"name": name, "labels": labels}} for name in ("a", "b")}
+    recorder = DrillRecorder()
+    recorder.note_pods(pods)
+    recorder.note_pods({"a": pods["a"]})
+    gone = recorder.pods["b"].gone
+    recorder.note_pods({"a": pods["a"]})
+    assert gone is not None
+    assert gone >= recorder.pods["b"].created
+    assert (recorder.pods["a"].gone, recorder.pods["b"].gone) == (None, gone)
+    assert recorder.clusters == {"digits-1"}
+
+
+def final_report(**changes: Any) -> FinalErrorReport:
+    facts: Object = {
+        "scenario": "final-config",
+        "run": "digits-drill-final-config",
+        "phase": "failed",
+        "message": "data.source = /no-such-data: there is no such folder",
+        "clusters": 1,
+        "pods": 3,
+        "held_s": 91.0,
+        "ended_s": 42.0,
+        "left_behind": (),
+    }
+    return FinalErrorReport(**facts | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, []),
+        ({"phase": "succeeded"}, ["the run has succeeded, although it has an error"]),
+        ({"message": "no room"}, ["the run has failed with another error: no room"]),
+        ({"clusters": 3}, ["3 clusters were made, not 1"]),
+        ({"left_behind": ("Pod a",)}, ["left behind: Pod a"]),
+    ],
+)
+def test_a_final_error_costs_one_cluster(changes: Object, words: list[str]) -> None:
+    report = final_report(**changes)
+    assert missed_by(report, FINAL_ERRORS["final-config"]) == tuple(words)
+    assert replace(report, missed=words).is_passed == (not words)
+    assert json.loads(json.dumps(report.to_json()))["held_s"] == 91.0
+
+
+@pytest.mark.parametrize("name", FINAL_ERRORS)
+def test_a_run_file_may_have_the_error_of_each_final_drill(name: str) -> None:
+    settings = [*SETTINGS, *FINAL_ERRORS[name].settings]
+    plan = plan_run(load_run(DIGITS, settings, workers="1"), load_platform(None), "team")
+    assert isinstance(plan.trainer, TrainerConfig)
+    if name == "final-nan":
+        assert plan.trainer.train.optimizer.learning_rate == 1e30
+
+
+def test_the_table_of_faults_has_a_section_for_final_errors() -> None:
+    result = {"fault": "a wrong path"} | final_report().to_json()
+    page = fault_table.page({"final-config": result})
+    assert "| `final-config` | a wrong path | 1 | 3 | 91 s | 42 s |" in page
+    assert fault_table.FINAL_HEAD not in fault_table.page({})
+
+
+def test_the_list_of_drills_has_the_final_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    drill_command(list_all=True, as_json=True)
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["scenario"] for row in rows} == {*SCENARIOS, *FINAL_ERRORS}

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column as RichColumn
 from rich.table import Table
 
+from trainyard.drills.final_errors import FinalErrorReport
 from trainyard.drills.report import DrillReport
 from trainyard.drills.soak_report import SoakReport
 from trainyard.drills.timeline import Recovery
@@ -163,6 +164,22 @@ def drill_table(report: DrillReport) -> None:
             for each in report.seen
         ],
     )
+
+
+def final_error_table(report: FinalErrorReport) -> None:
+    """Print what a run with an error that a retry cannot cure has cost."""
+    rows = [
+        ("scenario", report.scenario),
+        ("phase", report.phase),
+        ("error", report.message),
+        ("clusters", str(report.clusters)),
+        ("pods", str(report.pods)),
+        ("held, pods together", _seconds(report.held_s)),
+        ("failed after", _seconds(report.ended_s)),
+        ("left behind", ", ".join(report.left_behind) or "nothing"),
+        ("verdict", "passed" if report.is_passed else "; ".join(report.missed)),
+    ]
+    table(("", ""), rows)
 
 
 def soak_table(report: SoakReport) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -75,8 +75,15 @@ class DrillRecorder:
     def _follow_pods(self, cluster: Cluster, run: str) -> None:
         labels = {RUN_LABEL: run, "ray.io/is-ray-node": "yes"}
         for pods in follow(cluster, "Pod", labels):
-            for pod in pods.values():
-                self._note_pod(pod)
+            self.note_pods(pods)
+
+    def note_pods(self, pods: Mapping[str, Object]) -> None:
+        """Record the run's pods as they are now, by name; those that are not among them are gone."""
+        for pod in pods.values():
+            self._note_pod(pod)
+        for name in self.pods.keys() - pods.keys():
+            if self.pods[name].gone is None:
+                self.pods[name] = replace(self.pods[name], gone=self.now())
 
     def _note_pod(self, pod: Object) -> None:
         metadata, status = pod["metadata"], pod.get("status", {})

@@ -52,6 +52,8 @@ class PodLife:
     started: float | None = None
     """The time at which its Ray container was running."""
     ready: float | None = None
+    gone: float | None = None
+    """The time at which it did not exist any more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -67,6 +67,7 @@ def drill(
     """Submit a run, inject a fault, and report what the fault cost; exit 1 if it exceeds the bounds."""
     from trainyard.cli import show
     from trainyard.drills.drill import UNDISTURBED, run_drill, train_undisturbed
+    from trainyard.drills.final_errors import FINAL_ERRORS, run_final_error
     from trainyard.drills.scenarios import SCENARIOS
     from trainyard.errors import ConfigError
 
@@ -77,24 +78,38 @@ def drill(
         raise ConfigError(
             "SCENARIO and RUN.yaml are needed", "`trainyard drill --list` shows scenarios."
         )
-    if scenario not in SCENARIOS:
-        raise ConfigError(f"there is no scenario {scenario}", f"There are: {', '.join(SCENARIOS)}.")
+    known = [*SCENARIOS, *FINAL_ERRORS]
+    if scenario not in known:
+        raise ConfigError(f"there is no scenario {scenario}", f"There are: {', '.join(known)}.")
     if at_step != RANDOM and not (at_step.isdecimal() and int(at_step) > 0):
         raise ConfigError(f"--at-step = {at_step}: must be a step from 1 on, or {RANDOM}")
-    wanted = SCENARIOS[scenario]
+    if scenario in FINAL_ERRORS and at_step != RANDOM:
+        raise ConfigError(f"--at-step = {at_step}: {scenario} injects no fault at a step")
+    wanted = SCENARIOS.get(scenario) or FINAL_ERRORS[scenario]
     cluster = open_cluster_to_change(namespace, context)
     platform = platform_of(platform_file, platform_file is None, namespace, cluster)
 
     def job(word: str) -> DrillJob:
-        own = [*wanted.settings, *(settings or ())]
-        return job_of(run_file, own, gpus, workers, word, platform, namespace)
+        # An error of the run file itself comes last: nothing may replace it.
+        own, given = wanted.settings, settings or ()
+        ordered = [*given, *own] if scenario in FINAL_ERRORS else [*own, *given]
+        return job_of(run_file, ordered, gpus, workers, word, platform, namespace)
+
+    if scenario in FINAL_ERRORS:
+        error = FINAL_ERRORS[scenario]
+        cost = run_final_error(cluster, platform, job(scenario), error, keep=keep, say=show.say)
+        if as_json:
+            print_json(cost.to_json())
+        else:
+            show.final_error_table(cost)
+        return 0 if cost.is_passed else 1
 
     weights = train_undisturbed(cluster, platform, job(UNDISTURBED), show.say)
     report = run_drill(
         cluster,
         platform,
         job(scenario),
-        wanted,
+        SCENARIOS[scenario],
         weights=weights,
         at_step=None if at_step == RANDOM else int(at_step),
         keep=keep,
@@ -225,7 +240,8 @@ def _recipe_of(run: RunConfig) -> RecipeRun:
 
 def _list(as_json: bool) -> None:
     from trainyard.cli import show
-    from trainyard.drills.scenarios import SCENARIOS
+    from trainyard.drills.final_errors import ACTOR, ANSWER, FINAL_ERRORS
+    from trainyard.drills.scenarios import LAUNCHER_ROLE, SCENARIOS
 
     rows = [
         {
@@ -236,6 +252,16 @@ def _list(as_json: bool) -> None:
             "needs": each.rights,
         }
         for each in SCENARIOS.values()
+    ]
+    rows += [
+        {
+            "scenario": error.name,
+            "what happens": error.fault,
+            "and then": ANSWER,
+            "who acts": ACTOR,
+            "needs": LAUNCHER_ROLE,
+        }
+        for error in FINAL_ERRORS.values()
     ]
     if as_json:
         print_json(rows)
