@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from fake_cluster import FakeCluster
+from typer import Exit
 
+from trainyard.cli.commands.inspection import platform as platform_command
 from trainyard.cluster.kuberay import RayjobApi
-from trainyard.errors import ConfigError
+from trainyard.errors import ClusterError, ConfigError
 from trainyard.planning.comparison.platform_diff import (
     AFFECTED,
     diff_platforms,
@@ -500,3 +503,56 @@ def test_a_change_of_pre_pull_pods_is_told_with_their_pool() -> None:
 def test_changes_can_be_printed_as_json() -> None:
     changes = diff_jobs(stored(job_of()), job_of("train.seed=1", "network.preset=tcp"), live=True)
     assert json.dumps([one.before for one in changes] + [one.after for one in changes])
+
+
+class Installed(FakeCluster):
+    """A namespace with the platform and with pre-pull pods, which may be listed or not."""
+
+    def __init__(self, *, lists: bool) -> None:
+        super().__init__()
+        self.lists = lists
+        text = (ROOT / "launcher/trainyard/platform.yaml").read_text()
+        self.objects["ConfigMap", "trainyard-platform"] = {
+            "kind": "ConfigMap",
+            "metadata": {"name": "trainyard-platform"},
+            "data": {"platform.yaml": text},
+        }
+        self.objects["DaemonSet", "trainyard-prepull-gpu"] = daemon_set("gpu")
+
+    def list(self, kind: str, *more: Any, **how: Any) -> list[Object]:
+        if not self.lists:
+            raise ClusterError("no", reason="Forbidden")
+        return super().list(kind, *more, **how)
+
+
+@pytest.mark.parametrize(
+    ("lists", "documents", "told"),
+    [
+        (True, [daemon_set("gpu", nodeSelector={"gpu": "h100"})], ""),
+        (False, [daemon_set("gpu")], "no permission to list DaemonSets in namespace team"),
+        (True, None, "is a platform alone; use the output of `helm template`"),
+    ],
+)
+def test_platform_diff_compares_pre_pull_pods_or_says_why_not(
+    lists: bool,
+    documents: list[Object] | None,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cluster = Installed(lists=lists)
+    monkeypatch.setattr(platform_command, "open_cluster", lambda *_: cluster)
+    config_map = cluster.objects["ConfigMap", "trainyard-platform"]
+    file = tmp_path / "after.yaml"
+    if documents is None:
+        file.write_text(config_map["data"]["platform.yaml"])
+    else:
+        file.write_text(yaml.safe_dump_all([config_map, *documents]))
+    with nullcontext() if told else pytest.raises(Exit):
+        platform_command.platform_diff(file=file, namespace="team", context=None, as_json=True)
+    said = capsys.readouterr()
+    found = [one["path"] for one in json.loads(said.out)]
+    assert found == ([] if told else ["prePull.gpu.spec.nodeSelector"])
+    assert ("pre-pull pods are not compared" in said.err) == bool(told)
+    assert told in said.err
