@@ -53,6 +53,18 @@ def test_words_progress_and_summary_are_told_apart(
     ]
 
 
+def test_an_error_on_standard_output_is_told_if_standard_error_has_none(
+    program: Path, run: RunConfig, tmp_path: Path
+) -> None:
+    program.write_text(
+        "import sys; print('error: storage: the disk is full.\\n       Make room.'); sys.exit(1)"
+    )
+    assert str(refusal(run, tmp_path)).splitlines()[1:3] == [
+        "       storage: the disk is full.",
+        "       Make room.",
+    ]
+
+
 @pytest.mark.parametrize(("code", "kind"), [(2, ConfigError), (1, RunFailed)])
 def test_the_programs_whole_error_is_told(
     program: Path, run: RunConfig, tmp_path: Path, code: int, kind: type[LauncherError]
