@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,13 @@ from stand_in import stand_in_for_trainer
 
 from trainyard.errors import ConfigError, LauncherError, RunFailed
 from trainyard.local import training
+from trainyard.local.tools import FOREIGN
 from trainyard.local.training import error_of, local_config, train_locally
 from trainyard.run_file.models import RunConfig
 from trainyard.submission.status import RunStatus
 from trainyard_trainer.config.variables import SecretKey
 
+ROOT = Path(__file__).resolve().parents[2]
 ASKED_TO_LEAVE = """
 import pathlib, signal, sys, time
 def leave(*_):
@@ -149,3 +152,10 @@ def test_a_run_without_its_secret_is_refused_with_the_name(
         monkeypatch.setenv("HF_TOKEN", value)
     with pytest.raises(ConfigError, match="secrets that are not set here: HF_TOKEN"):
         local_config(run.model_copy(update={"secrets": SECRETS}), tmp_path, 2)
+
+
+def test_the_guide_lists_all_ignored_variables() -> None:
+    guide = (ROOT / "docs/guides/variables-and-volumes.md").read_text()
+    section = guide.partition("## Variables of your shell")[2].partition("\n## ")[0]
+    table = "".join(line for line in section.splitlines() if line.startswith("| "))
+    assert set(re.findall("`([A-Z_]+)`", table)) == set(FOREIGN)
