@@ -85,10 +85,9 @@ def submit_run(
 ) -> Run:
     """Create the RayJob of a run on the cluster; do nothing if it is running already.
 
-    `context` is the kubeconfig context that names the cluster, by default the current one.
-
     A run that has ended resumes from its last checkpoint. With `fresh` its folder is renamed first, and it
-    starts from the beginning. Raises ConfigError if the name belongs to a run that trains another model, and
+    starts from the beginning. `context` is the kubeconfig context of the cluster, by default the current one.
+    Raises ConfigError if the name belongs to a run that trains another model, and
     ClusterError if another submission of the run is active or the cluster refuses.
     """
     from trainyard.cluster.cluster import Cluster
@@ -113,7 +112,7 @@ def submit_run(
 def watch_run(
     run: Run | str, namespace: str | None = None, *, context: str | None = None
 ) -> Iterator[RunStatus]:
-    """Yield the status of a run on each change; the last status is that of its end, good or bad.
+    """Yield the status of a run on each change, until the run has succeeded, failed or stopped.
 
     Raises ConfigError if there is no such run, and RunFailed if its RayJob is deleted meanwhile.
     """
@@ -129,7 +128,7 @@ def train_run(
     fresh: bool = False,
     on_status: Callable[[RunStatus | str], object] = lambda run_status: None,
 ) -> Run:
-    """Train a run on this machine with a local Ray; a run that was interrupted resumes.
+    """Train a run on this machine with a local Ray. A run that was interrupted resumes.
 
     `on_status` is called with each status, and with each other line that the trainer prints. Raises
     ConfigError if packages are missing or the trainer refuses the config, and RunFailed if the run fails.
@@ -189,7 +188,7 @@ def _upload(
 ) -> None:
     """Upload code to the run's folder unless it is there already.
 
-    `on_arrival` is called with the bytes that have arrived, and with the bytes of all.
+    `on_arrival` is called with the number of bytes that have arrived, and with the number of all bytes.
     """
     from trainyard.submission.reader_pod import open_folder
 
@@ -200,8 +199,11 @@ def _upload(
 
 
 def forget_failure(cluster: Cluster, platform: Platform, run: str) -> None:
-    """Withdraw what the folder has for the retries of an ended RayJob: the error that they repeat, and since
-    when their time counts. The next attempt then tries again, with all of its time."""
+    """Reset two records in the run's folder that apply to the retries of a RayJob that has ended.
+
+    They are the final error that a retry repeats, and the start of the time that `limits.max_run_s` counts.
+    The next attempt then tries again, with all of its time.
+    """
     from trainyard.submission.reader_pod import open_folder
 
     nothing = b"{}"
@@ -219,6 +221,6 @@ def set_run_aside(cluster: Cluster, platform: Platform, run: str) -> str | None:
 
 
 def _warn(messages: tuple[str, ...]) -> None:
-    """Issue Python warnings that name the line that called this module."""
+    """Issue Python warnings whose location is the caller of the API."""
     for message in messages:
         warnings.warn(message, stacklevel=3)

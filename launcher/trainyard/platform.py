@@ -1,6 +1,7 @@
-"""The platform: what the chart publishes, from its ConfigMap or a file.
+"""The platform, as the chart publishes it in a ConfigMap: pools, storage and the shape of a RayCluster.
 
-`PACKAGED` is the chart at its default values, so that `plan` and `render` need no cluster.
+A platform is read from the ConfigMap, from a file, or from this package. The packaged platform has the
+default values of the chart, so that `plan` and `render` need no cluster.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Cpus = Annotated[float, Field(gt=0, strict=False, allow_inf_nan=False)]
 
 
 class PlatformSection(BaseModel):
-    """A part of the platform: closed and frozen, written in camelCase like all of Kubernetes."""
+    """The base class of the sections. Keys are in camelCase, and unknown keys are refused."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -50,8 +51,7 @@ class PlatformSection(BaseModel):
 
 
 class PoolNetwork(Network):
-    """How the nodes of a pool communicate. The `network` section of a run file changes single
-    fields of it."""
+    """How the nodes of a pool communicate. The section `network` of a run file overrides single keys."""
 
     model_config = ConfigDict(alias_generator=to_camel)
 
@@ -73,41 +73,41 @@ class PlatformQueue(PlatformSection):
     """The queue system of the cluster."""
 
     system: System = "none"
-    """Which one it is."""
+    """Its name; `none` if the cluster has no queue system."""
 
     name: QueueName | Literal[""] = ""
-    """The queue of a run that names none; "" where each run must."""
+    """The queue of a run whose run file names none. If it is empty, each run file must name one."""
 
 
 class Pool(PlatformSection):
-    """Nodes of one shape; the sizes are those of a Ray pod that fills a node."""
+    """A pool of nodes of one shape. All sizes are those of a Ray pod that fills a node."""
 
     name: str
-    """Also the worker group's name in `rayClusterSpec`."""
+    """The name of the pool, and of its worker group in `rayClusterSpec`."""
 
     gpus_per_node: Annotated[int, Field(ge=0)]
-    """GPUs of a node; 0 for a pool of CPU workers."""
+    """The number of GPUs of a node; 0 for a pool of CPU workers."""
 
     gpu_resource: str | None = None
-    """The extended resource that counts its GPUs, such as `nvidia.com/gpu`."""
+    """The extended resource of the GPUs, such as `nvidia.com/gpu`."""
 
     workers_per_node: PositiveInt | None = None
-    """CPU workers of a node; in a GPU pool one worker starts per GPU."""
+    """The number of CPU workers of a node. A GPU pool has one worker per GPU."""
 
     cpus: Cpus
-    """CPU limit."""
+    """The CPU limit of a pod that fills a node."""
 
     cpu_request: Cpus
-    """CPU request, at most the limit."""
+    """The CPU request of that pod, at most the limit."""
 
     memory_gib: PositiveInt
-    """Memory request and limit."""
+    """The memory of that pod, as request and as limit."""
 
     ephemeral_storage_gib: PositiveInt | None = None
-    """Disk of the node that a pod may fill, request and limit; without it, none is asked for."""
+    """The disk space of that pod, as request and as limit; without it, the pod has neither."""
 
     network: PoolNetwork | None = None
-    """How its nodes talk to each other; without it, as NCCL and gloo find out."""
+    """How the nodes communicate; without it, NCCL and gloo choose the network interface."""
 
     @model_validator(mode="after")
     def _workers_are_counted(self) -> Pool:
@@ -119,76 +119,75 @@ class Pool(PlatformSection):
 
     @property
     def slots(self) -> int:
-        """Workers that fill a node."""
+        """The number of workers that fill a node."""
         return self.gpus_per_node or self.workers_per_node or 0
 
     @property
     def unit(self) -> str:
-        """What a run counts in this pool."""
+        """The unit in which a run file states the size of a run in this pool."""
         return "GPUs" if self.gpus_per_node else "workers"
 
 
 class Head(PlatformSection):
-    """Size of the Ray head, which carries the driver and no worker."""
+    """The size of the Ray head, on which the driver and no worker runs."""
 
     cpus: Cpus
-    """CPU limit."""
+    """The CPU limit of a head without workers."""
 
     cpu_request: Cpus
-    """CPU request."""
+    """The CPU request of a head without workers."""
 
     memory_gib: PositiveInt
-    """Memory without any worker."""
+    """The memory of a head without workers."""
 
     memory_mib_per_worker: Annotated[int, Field(ge=0)]
-    """Memory that each worker adds."""
+    """The memory that is added for each worker."""
 
     workers_per_cpu: PositiveInt = 512
-    """Workers for which the head gets one CPU more, limit and request."""
+    """The number of workers for which one CPU is added to limit and request."""
 
 
 class Autoscaler(PlatformSection):
-    """Ray's autoscaler beside the head: what an elastic run adds to the shape."""
+    """Ray's autoscaler, a container of the head pod of an elastic run."""
 
     options: dict[str, Any]
-    """`autoscalerOptions` of the RayCluster: its size, security and mounts."""
+    """`autoscalerOptions` of the RayCluster: size, security and mounts of the container."""
 
     volumes: Annotated[tuple[dict[str, Any], ...], Field(strict=False)] = ()
-    """Volumes of the head pod that it alone mounts, such as the token for the API server."""
+    """Volumes of the head pod for this container only, such as the token for the API server."""
 
 
 class DefaultPools(PlatformSection):
-    """The pool of a run that names none."""
+    """The pools of runs whose run file names no pool."""
 
     gpus: str
-    """For `resources.gpus`."""
+    """The pool of a run with `resources.gpus`."""
 
     workers: str
-    """For `resources.workers`."""
+    """The pool of a run with `resources.workers`."""
 
 
 class JobLifeCycle(PlatformSection):
-    """Life cycle of a RayJob."""
+    """The deadlines and the clean-up of a RayJob."""
 
     pre_running_deadline_seconds: PositiveInt
-    """A cluster that has not started by then counts as a failed attempt."""
+    """The seconds in which a RayCluster has to start; after that, the attempt has failed."""
 
     ttl_seconds_after_finished: Annotated[int, Field(ge=0)]
-    """How long the cluster stays after the end."""
+    """The seconds after the end of a run until its RayCluster is deleted."""
 
     keep_head_seconds_after_failure: Annotated[int, Field(ge=0)] = 3600
-    """How long the head stays after a failure; the workers go at once."""
+    """The seconds after a failure until the head is deleted; the workers are deleted at once."""
 
     separate_attempts: bool = False
-    """Whether the pods of an attempt keep off nodes that still hold pods of another one of their
-    run."""
+    """Whether the pods of an attempt avoid nodes with pods of another attempt of the same run."""
 
 
 Pattern = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._/*-]+$")]
 """A pattern of names, in which `*` stands for any number of characters."""
 
 Patterns = Annotated[tuple[Pattern, ...], Field(strict=False)]
-"""Patterns, of which a name matches at least one or none."""
+"""A list of patterns. A name matches the list if it matches at least one of them."""
 
 
 class DataVolume(PlatformSection):
@@ -198,10 +197,10 @@ class DataVolume(PlatformSection):
     """The name in `data.volumes` of the chart, and in `volumes` of a run file."""
 
     volume: dict[str, Any]
-    """The volume of a pod."""
+    """The volume, as in `spec.volumes` of a pod."""
 
     mount: dict[str, Any]
-    """Its mount in the Ray container."""
+    """The mount of the volume, as in `volumeMounts` of the Ray container."""
 
     @model_validator(mode="after")
     def _mount_is_that_of_the_volume(self) -> DataVolume:
@@ -219,67 +218,67 @@ class DataVolume(PlatformSection):
 
     @property
     def source(self) -> str:
-        """What the volume is, in words such as `claim imagenet-ro` or `csi`."""
+        """The kind of the volume as text, such as `claim imagenet-ro` or `csi`."""
         if self.claim is not None:
             return f"claim {self.claim}"
         return ", ".join(sorted(self.volume.keys() - {"name"}))
 
 
 class RunVariables(PlatformSection):
-    """Which environment variables a run file may set."""
+    """The environment variables that a run file may set."""
 
     deny: Patterns = ("*",)
-    """Names that it may not set."""
+    """The names of variables that it may not set."""
 
 
 class RunPermissions(PlatformSection):
-    """What a run file may set of its pods beyond their sizes: nothing, unless the chart says so."""
+    """What a run file may set of its pods beyond their sizes. By default it is nothing."""
 
     env: RunVariables = RunVariables()
-    """Environment variables: the keys `env` and `secrets`."""
+    """The environment variables that the keys `env` and `secrets` may set."""
 
     volumes: Patterns = ()
-    """Data volumes that it may mount: the key `volumes`."""
+    """The data volumes that the key `volumes` may mount."""
 
     secrets: Patterns = ()
-    """Secrets whose keys it may take: the key `secrets`."""
+    """The Secrets that the key `secrets` may name."""
 
     labels: Patterns = ()
-    """Keys of labels and annotations that it may set: the keys `labels` and `annotations`."""
+    """The keys of labels and annotations that `labels` and `annotations` may set."""
 
 
 class Platform(PlatformSection):
-    """All that a run takes from its cluster."""
+    """What the chart has configured for the runs of a namespace."""
 
     format_version: int
-    """Version of this format."""
+    """The version of this format."""
 
     kuberay: Literal["1.6", "1.7"]
-    """Minor version of the KubeRay operator."""
+    """The minor version of the KubeRay operator."""
 
     ray_version: str
-    """Ray in the image."""
+    """The version of Ray in the image."""
 
     image: Image
-    """Image of all pods, unless a run file names one."""
+    """The image of all pods, unless a run file names another one."""
 
     storage: Storage
-    """Where the folders of runs lie, as the pods see it."""
+    """The storage with the folders of the runs, as the pods see it."""
 
     pools: Annotated[tuple[Pool, ...], Field(strict=False)]
     """The pools of nodes."""
 
     default_pools: DefaultPools
-    """The pool of a run that names none."""
+    """The pools of runs whose run file names no pool."""
 
     head: Head
-    """Size of the Ray head."""
+    """The size of the Ray head."""
 
     job: JobLifeCycle
-    """Life cycle of a RayJob."""
+    """The deadlines and the clean-up of a RayJob."""
 
     data_volumes: Annotated[tuple[DataVolume, ...], Field(strict=False)] = ()
-    """Volumes with data that a run mounts by their names."""
+    """The data volumes that runs may mount by their names."""
 
     runs: RunPermissions = RunPermissions()
     """What a run file may set of its pods beyond their sizes."""
@@ -288,10 +287,10 @@ class Platform(PlatformSection):
     """The queue system of the cluster."""
 
     ray_cluster_spec: dict[str, Any]
-    """The shape: a whole RayCluster spec with one worker group per pool."""
+    """The shape of a run's RayCluster: a complete spec with one worker group per pool."""
 
     autoscaler: Autoscaler | None = None
-    """What an elastic run adds to the shape; without it there are none."""
+    """Ray's autoscaler; without it, elastic runs are refused."""
 
     reader_pod: dict[str, Any]
     """The pod that reads a run's folder."""
@@ -334,7 +333,7 @@ class Platform(PlatformSection):
         return self
 
     def pool(self, name: str, key: str = "resources.pool") -> Pool:
-        """The pool that a key of the run file names. Raises ConfigError that lists the others."""
+        """Return a pool by its name. Raises ConfigError that names the key and lists all pools."""
         for pool in self.pools:
             if pool.name == name:
                 return pool
@@ -344,7 +343,7 @@ class Platform(PlatformSection):
         )
 
     def data_volume(self, name: str) -> DataVolume:
-        """The data volume that `volumes` of a run file names. Raises ConfigError that lists the others."""
+        """Return a data volume by its name. Raises ConfigError that lists all data volumes."""
         for volume in self.data_volumes:
             if volume.name == name:
                 return volume
@@ -355,7 +354,7 @@ class Platform(PlatformSection):
         )
 
     def worker_group(self, pool: str) -> dict[str, Any]:
-        """The shape of a pool's Ray pods. Raises ConfigError that lists the others."""
+        """Return the worker group of a pool in the shape. Raises ConfigError that lists all groups."""
         groups: list[dict[str, Any]] = self.ray_cluster_spec["workerGroupSpecs"]
         for group in groups:
             if group["groupName"] == pool:
@@ -367,12 +366,12 @@ class Platform(PlatformSection):
 
 
 def parse_platform(text: str, source: str) -> Platform:
-    """The platform in a YAML text. Raises ConfigError that names the source."""
+    """Return the platform in a YAML text. Raises ConfigError that names the source."""
     return _validate(parse_mapping(text, source), source)
 
 
 def load_platform(path: Path | None) -> Platform:
-    """The platform of a file, or the packaged one."""
+    """Return the platform in a file, or the packaged platform without a path."""
     if path is not None:
         return _validate(read_yaml(path), str(path))
     with as_file(files("trainyard") / "platform.yaml") as packaged:
@@ -380,8 +379,7 @@ def load_platform(path: Path | None) -> Platform:
 
 
 def platform_of_config_map(config_map: dict[str, Any] | None, namespace: str) -> Platform:
-    """The platform that the chart published in a namespace. Raises ClusterError where it did
-    not."""
+    """Return the platform in the ConfigMap of a namespace. Raises ClusterError if there is no ConfigMap."""
     if config_map is None:
         raise ClusterError(
             f"namespace {namespace} has no ConfigMap {CONFIG_MAP}: trainyard is not installed there",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Object = dict[str, Any]
 
 NAMESPACE = "trainyard"
-"""The namespace where none is given."""
+"""The default namespace."""
 
 POLL_S = 1.0
 """Seconds between two reads of the folder of a run on this machine."""
@@ -89,13 +89,13 @@ class Run:
         return self._home().current_status()
 
     def watch(self) -> Iterator[RunStatus]:
-        """Yield the status on each change; the last one is that of its end. Raises as `status` does."""
+        """Yield the status on each change until the run has ended. Raises the errors of `status`."""
         return self._home().statuses()
 
     def result(self) -> Result:
         """Wait for the end of the run and return its result.
 
-        Raises RunFailed with cause and remedy if it failed or was stopped, and as `status` does.
+        Raises RunFailed with cause and remedy if it failed or was stopped, and the errors of `status`.
         """
         home = self._home()
         last = None
@@ -156,7 +156,7 @@ class OnCluster:
         return folder_of(self._cluster, self._run, head)
 
     def _kept(self) -> RunStatus:
-        """Return the status of a run that has no RayJob any more. Raises ConfigError without a folder."""
+        """Return the status of a run whose RayJob was deleted. Raises ConfigError if it has no folder."""
         summary = summary_of(self._cluster, self._run, None)
         if summary is None:
             raise no_run(self._run, self._cluster)
@@ -267,7 +267,7 @@ def check_namespace(namespace: str, what: str = "namespace") -> str:
 
 
 def no_run(name: str, cluster: Cluster) -> ConfigError:
-    """Return the error that a namespace has no such run."""
+    """Return the error for a run that does not exist in the namespace."""
     return ConfigError(
         f"there is no run {name} in namespace {cluster.namespace}",
         f"`trainyard list {cluster.options}` lists the runs there.",
@@ -305,7 +305,7 @@ def folder_of(
 
 
 def running_folder(cluster: Cluster, run: str) -> AbstractContextManager[RemoteFolder]:
-    """Open the folder of a running run through its head pod. Raises ClusterError if that is gone."""
+    """Open the folder of a running run through its head pod. Raises ClusterError without a head pod."""
     head = head_of(cluster, last_job(cluster, run))
     if head is None:
         raise ClusterError(f"the head pod of run {run} is gone", reason="NotFound")
@@ -313,7 +313,7 @@ def running_folder(cluster: Cluster, run: str) -> AbstractContextManager[RemoteF
 
 
 def summary_of(cluster: Cluster, name: str, last: RunStatus | None) -> Object | None:
-    """Return the run's summary, from its status if that has it, else from its folder; None without one."""
+    """Return the summary of a run, from its status or from its folder; None if the run has none yet."""
     if last is not None and (last.summary is not None or last.phase not in ENDED):
         return last.summary
     with folder_of(cluster, name) as folder:
@@ -331,7 +331,7 @@ def require_success(cluster: Cluster, run: str, last: RunStatus) -> None:
 
 
 def snapshot_of(cluster: Cluster, run: str) -> Snapshot:
-    """What is to be seen of a run now. Raises ConfigError if there is no such run."""
+    """Read the current state of a run and of its cluster. Raises ConfigError if there is no such run."""
     from trainyard.diagnosis.gather import gather
 
     snapshot = gather(

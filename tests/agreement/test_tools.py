@@ -10,7 +10,7 @@ import typer
 from trainyard.__main__ import run
 from trainyard.cli.app import app
 from trainyard_trainer.config import tool_arguments
-from trainyard_trainer.config.tool_arguments import Tool
+from trainyard_trainer.config.arguments import Tool
 from trainyard_trainer.tools.command_line import parse
 
 COMMANDS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,13 @@ from stand_in import stand_in_for_trainer
 
 from trainyard.errors import ConfigError, LauncherError, RunFailed
 from trainyard.local import training
+from trainyard.local.tools import FOREIGN
 from trainyard.local.training import error_of, local_config, train_locally
 from trainyard.run_file.models import RunConfig
 from trainyard.submission.status import RunStatus
 from trainyard_trainer.config.variables import SecretKey
 
+ROOT = Path(__file__).resolve().parents[2]
 ASKED_TO_LEAVE = """
 import pathlib, signal, sys, time
 def leave(*_):
@@ -50,6 +53,18 @@ def test_words_progress_and_summary_are_told_apart(
         "hello",
         RunStatus(submission="digits", phase="running", progress={"percent": 5}),
         RunStatus(submission="digits", phase="succeeded", summary={"outcome": "succeeded"}),
+    ]
+
+
+def test_an_error_on_standard_output_is_told_if_standard_error_has_none(
+    program: Path, run: RunConfig, tmp_path: Path
+) -> None:
+    program.write_text(
+        "import sys; print('error: storage: the disk is full.\\n       Make room.'); sys.exit(1)"
+    )
+    assert str(refusal(run, tmp_path)).splitlines()[1:3] == [
+        "       storage: the disk is full.",
+        "       Make room.",
     ]
 
 
@@ -137,3 +152,10 @@ def test_a_run_without_its_secret_is_refused_with_the_name(
         monkeypatch.setenv("HF_TOKEN", value)
     with pytest.raises(ConfigError, match="secrets that are not set here: HF_TOKEN"):
         local_config(run.model_copy(update={"secrets": SECRETS}), tmp_path, 2)
+
+
+def test_the_guide_lists_all_ignored_variables() -> None:
+    guide = (ROOT / "docs/guides/variables-and-volumes.md").read_text()
+    section = guide.partition("## Variables of your shell")[2].partition("\n## ")[0]
+    table = "".join(line for line in section.splitlines() if line.startswith("| "))
+    assert set(re.findall("`([A-Z_]+)`", table)) == set(FOREIGN)

@@ -15,7 +15,7 @@ import yaml
 
 from trainyard.api import render_run
 from trainyard.cli.commands.run_files.plan import render
-from trainyard.cli.show import log_line, progress_text, summary_text
+from trainyard.cli.record_lines import log_line, progress_text, summary_text
 from trainyard.errors import ConfigError
 from trainyard.local.training import local_config
 from trainyard.planning.comparison.run_diff import diff_jobs

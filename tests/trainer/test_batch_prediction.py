@@ -26,7 +26,7 @@ from trainyard_trainer.data.prepared import header_of, pixels_to_values, write_p
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.saved_model import deliver, read_saved
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.tools import batch_prediction
+from trainyard_trainer.tools import batch_prediction, prediction_input
 from trainyard_trainer.tools.classifier import Classifier, classify_files
 
 CPU = torch.device("cpu")
@@ -69,7 +69,7 @@ def predicted(
 ) -> tuple[batch_prediction.Writer, list[dict[str, Any]]]:
     """What is written of a data set by all parts that need no Ray."""
     saved = read_saved(run, "delivered")
-    inputs = batch_prediction.open_inputs(str(data), None, columns.get("image_column", "image"))
+    inputs = prediction_input.open_inputs(str(data), None, columns.get("image_column", "image"))
     writer = batch_prediction.Writer(
         inputs=inputs,
         filesystem=fs.LocalFileSystem(),
@@ -79,9 +79,9 @@ def predicted(
         label_column=columns.get("label_column", "label"),
     )
     classifier = Classifier(saved, CPU)
-    for stretch in batch_prediction.stretches_of(inputs, IMAGES.bytes_per_sample):
+    for stretch in prediction_input.stretches_of(inputs, IMAGES.bytes_per_sample):
         file = inputs[stretch.file]
-        for rows in batch_prediction.read_stretch(
+        for rows in prediction_input.read_stretch(
             file, stretch, fs.LocalFileSystem(), IMAGES.shape
         ):
             writer.add(batch_prediction.answers_to(classifier, rows, top=top, batch_size=64))
@@ -115,7 +115,7 @@ def nested(pixels: np.ndarray) -> pa.Array:
 def test_a_row_gets_what_its_picture_gets(
     run: RunFolder, pixels: np.ndarray, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_prediction, "PART_BYTES", 7 * IMAGES.bytes_per_sample)
+    monkeypatch.setattr(prediction_input, "PART_BYTES", 7 * IMAGES.bytes_per_sample)
     data, names = tmp_path / "data", [f"row {number}" for number in range(COUNT)]
     images = {
         "pictures": pa.array([png(image) for image in pixels]),
@@ -215,35 +215,35 @@ def test_what_is_no_data_set_of_images_is_told(
     if columns:
         write(tmp_path / "data.parquet", **columns)
     with pytest.raises(ConfigError, match=problem):
-        batch_prediction.open_inputs(str(tmp_path / "data.parquet"), None, "image")
+        prediction_input.open_inputs(str(tmp_path / "data.parquet"), None, "image")
 
 
 def test_a_column_of_labels_that_was_named_must_be_there(tmp_path: Path) -> None:
     write(tmp_path / "data.parquet", image=[png(np.zeros((1, 8, 8), np.uint8))])
     with pytest.raises(ConfigError, match=r"has no column truth \(--label-column\)"):
-        batch_prediction.open_inputs(str(tmp_path), None, "image", "truth")
+        prediction_input.open_inputs(str(tmp_path), None, "image", "truth")
 
 
 def test_a_folder_without_parquet_files_and_a_file_that_is_cut_are_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no Parquet file"):
-        batch_prediction.open_inputs(str(tmp_path), None, "image")
+        prediction_input.open_inputs(str(tmp_path), None, "image")
     (tmp_path / "cut.parquet").write_bytes(b"PAR1")
     with pytest.raises(ConfigError, match="no intact Parquet file"):
-        batch_prediction.open_inputs(str(tmp_path), None, "image")
+        prediction_input.open_inputs(str(tmp_path), None, "image")
 
 
 def test_rows_that_come_twice_or_not_at_all_are_an_error(tmp_path: Path) -> None:
     write(tmp_path / "data.parquet", image=[png(np.zeros((1, 8, 8), np.uint8))] * 3)
     writer = batch_prediction.Writer(
-        inputs=batch_prediction.open_inputs(str(tmp_path / "data.parquet"), None, "image"),
+        inputs=prediction_input.open_inputs(str(tmp_path / "data.parquet"), None, "image"),
         filesystem=fs.LocalFileSystem(),
         out=RunFolder(fs.LocalFileSystem(), str(tmp_path / "out")),
         classes=(),
         top=1,
         label_column="label",
     )
-    row = {"row": [0], **{name: [None] for name in batch_prediction.ANSWER.names}}
-    answer = pa.table(row, schema=pa.schema([("row", pa.int64()), *batch_prediction.ANSWER]))
+    row = {"row": [0], **{name: [None] for name in prediction_input.ANSWER.names}}
+    answer = pa.table(row, schema=pa.schema([("row", pa.int64()), *prediction_input.ANSWER]))
     writer.add(answer)
     with pytest.raises(ValueError, match="expected rows from 1 on"):
         writer.add(answer)

@@ -15,6 +15,7 @@ from trainyard.errors import ConfigError as LauncherConfigError
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.tools import compare as command
+from trainyard_trainer.tools import run_comparison
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -144,7 +145,7 @@ def test_fields_that_differ_are_told_and_equal_ones_are_counted(
     ],
 )
 def test_leaves_are_found_whatever_the_other_side_is(a: Any, b: Any, found: list[Any]) -> None:
-    assert list(command.leaves(a, b, "x")) == found
+    assert list(run_comparison.leaves(a, b, "x")) == found
 
 
 def test_results_speed_workers_and_environment_are_those_of_the_records(
@@ -254,7 +255,7 @@ def test_the_tables_stand_under_each_other(
     blocks = capsys.readouterr().out.split("\n\n")
     assert blocks[0] == "config: 3 of 10 fields differ"
     assert blocks[1].splitlines()[-1].split() == ["scaling.x", "-", "900.0"]
-    assert [block.split()[0] for block in blocks[1:]] == ["field", *command.HEADINGS]
+    assert [block.split()[0] for block in blocks[1:]] == ["field", *run_comparison.HEADINGS]
     speed = next(block for block in blocks if block.startswith("speed")).splitlines()
     assert speed[0].split() == ["speed", "one", "two", "ratio"]
     assert speed[1].split() == ["samples/s", "20", "40", "2.00"]
@@ -323,19 +324,19 @@ def test_reports_are_drawn_where_both_runs_have_code_of_their_own(
 ) -> None:
     for folder in (one, two):
         write(folder, **own())
-    runs = [command.read_run(folder.name, folder) for folder in (one, two)]
-    assert [command.curves_of(run) for run in runs] == [{"error": [(1, 1.0), (2, 0.5)]}] * 2
+    runs = [run_comparison.read_run(folder.name, folder) for folder in (one, two)]
+    assert [run_comparison.curves_of(run) for run in runs] == [{"error": [(1, 1.0), (2, 0.5)]}] * 2
     command.write_plot(runs, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(PNG)
 
 
 def test_a_plot_that_cannot_be_is_refused(one: RunFolder, two: RunFolder, tmp_path: Path) -> None:
-    runs = [command.read_run(folder.name, folder) for folder in (one, two)]
+    runs = [run_comparison.read_run(folder.name, folder) for folder in (one, two)]
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be written"):
         command.write_plot(runs, tmp_path / "file/plot.png")
     write(one, metrics=[])
-    runs = [command.read_run(folder.name, folder) for folder in (one, two)]
+    runs = [run_comparison.read_run(folder.name, folder) for folder in (one, two)]
     with pytest.raises(ConfigError, match="neither run has metrics"):
         command.write_plot(runs, tmp_path / "plot.png")
 
@@ -389,8 +390,8 @@ def test_where_and_with_what_two_runs_ran_is_compared(tmp_path: Path) -> None:
     later = RECORD | {"attempt": 2, "git": {"revision": "2" * 40, "is_dirty": False}}
     write(one, run=CONFIG | {"record": [RECORD, later]})
     write(other)
-    compared = [command.read_run(folder.name, folder) for folder in (one, other)]
-    first, second = (command.environment_of(run) for run in compared)
+    compared = [run_comparison.read_run(folder.name, folder) for folder in (one, other)]
+    first, second = (run_comparison.environment_of(run) for run in compared)
     assert (
         first
         | {
@@ -406,4 +407,6 @@ def test_where_and_with_what_two_runs_ran_is_compared(tmp_path: Path) -> None:
         == first
     )
     assert "nodes" not in second
-    assert command.config_of(*compared)["differ"] == [], "the record is no part of the config"
+    assert run_comparison.config_of(*compared)["differ"] == [], (
+        "the record is no part of the config"
+    )

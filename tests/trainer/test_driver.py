@@ -24,7 +24,7 @@ from trainyard_trainer.engine.task import TrainingTask
 from trainyard_trainer.engine.worker import Outcome
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.on_ray import driver
-from trainyard_trainer.on_ray.driver import aside
+from trainyard_trainer.on_ray.driver import run_in_thread
 from trainyard_trainer.on_ray.ray_cluster import missing_capacity
 from trainyard_trainer.run_folder.attempt_scope import StoppedBySignal, fail_on_sigterm
 from trainyard_trainer.run_folder.fence import Fenced
@@ -201,25 +201,25 @@ def test_what_the_work_returns_or_raises_comes_back(waiting: Waiting) -> None:
         raise RunError("of the work")
 
     assert (
-        aside(
+        run_in_thread(
             lambda: "done",
             ask_to_end=waiting.ask,
-            tell=waiting.told.append,
+            report=waiting.told.append,
             check=waiting.check,
         )
         == "done"
     )
     with pytest.raises(RunError, match="of the work"):
-        aside(fail, ask_to_end=waiting.ask, tell=waiting.told.append, check=waiting.check)
+        run_in_thread(fail, ask_to_end=waiting.ask, report=waiting.told.append, check=waiting.check)
     assert not waiting.asked.is_set()
 
 
 def test_sigterm_asks_the_work_to_end_and_waits_for_that(waiting: Waiting) -> None:
     with pytest.raises(StoppedBySignal):
-        aside(
+        run_in_thread(
             waiting.get_signal,
             ask_to_end=waiting.ask,
-            tell=waiting.told.append,
+            report=waiting.told.append,
             check=waiting.check,
         )
     assert waiting.ended.is_set()
@@ -231,10 +231,10 @@ def test_work_that_does_not_end_is_left_behind(
 ) -> None:
     monkeypatch.setattr(driver, "STOP_WAIT_S", 0.01)
     with pytest.raises(StoppedBySignal):
-        aside(
+        run_in_thread(
             waiting.get_signal,
             ask_to_end=lambda stopped: None,
-            tell=waiting.told.append,
+            report=waiting.told.append,
             check=waiting.check,
         )
     assert not waiting.ended.is_set()
@@ -246,7 +246,7 @@ def test_an_attempt_that_was_taken_over_waits_no_longer(waiting: Waiting) -> Non
         raise Fenced("attempt 2 has taken over")
 
     with pytest.raises(Fenced, match="attempt 2 has taken over"):
-        aside(waiting.work, ask_to_end=waiting.ask, tell=waiting.told.append, check=check)
+        run_in_thread(waiting.work, ask_to_end=waiting.ask, report=waiting.told.append, check=check)
     assert not waiting.asked.is_set()
 
 

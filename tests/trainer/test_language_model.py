@@ -37,7 +37,7 @@ from training import (
     train_here,
 )
 
-from trainyard.cli.show import progress_text, summary_text
+from trainyard.cli.record_lines import progress_text, summary_text
 from trainyard_trainer.attempt import attempt
 from trainyard_trainer.config.models import Gpt
 from trainyard_trainer.config.trainer_config import TrainerConfig

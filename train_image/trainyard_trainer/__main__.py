@@ -76,7 +76,7 @@ def main(arguments: list[str] | None = None, environment: Mapping[str, str] = os
             print(error, flush=True)
             raise
         except TrainerError as error:
-            print(f"error: {error}", file=sys.stderr, flush=True)
+            front_end.print_error(f"error: {error}")
             if error.is_final:
                 tell_final_failure(error, environment)
             return error.exit_code

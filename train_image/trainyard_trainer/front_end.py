@@ -70,6 +70,18 @@ def keep_stderr_in(path: str) -> None:
         _replace(2, path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
+def print_error(text: str) -> None:
+    """Print a line on standard error; on standard output if the file of `keep_stderr_in` cannot be written.
+
+    The file is in the run's folder, so that a full disk would swallow the error that describes it.
+    """
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        os.dup2(1, 2)
+        print(text, file=sys.stderr, flush=True)
+
+
 def _wait(pipe: int, end: Callable[[], None]) -> None:
     """Wait until the pipe is at its end, or the parent process is gone, and call `end`.
 

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column as RichColumn
 from rich.table import Table
 
+from trainyard.cli.record_lines import clock_text, progress_text, with_percent
 from trainyard.drills.final_errors import FinalErrorReport
 from trainyard.drills.report import DrillReport
 from trainyard.drills.soak_report import SoakReport
@@ -27,7 +28,6 @@ from trainyard.planning.capacity.nodes import PodHolding
 from trainyard.planning.reasons import Reason
 from trainyard.submission.overview import Column
 from trainyard.submission.status import ENDED, Phase, RunStatus
-from trainyard_trainer.run_files.driver_output import PROGRESS, SUMMARY, record_of
 from trainyard_trainer.run_files.record_text import HEADINGS, attempt_row
 from trainyard_trainer.run_files.sizes import size_text
 
@@ -212,113 +212,6 @@ def _seconds(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds:.1f} s"
 
 
-def clock_text(seconds: float) -> str:
-    """Return seconds as minutes and seconds, with hours if there are any: `75.3` is `1:15`."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def progress_text(progress: Object) -> str:
-    """Return a progress record as one line: epoch, step, loss, accuracy, speed and time left."""
-    if "reports" in progress:  # user code
-        return _reported_text(progress)
-    parts = [
-        *_how_far(progress),
-        _figure("loss", progress["loss"], ".4f"),
-        *_how_well(progress),
-        _speed_text(progress),
-    ]
-    if progress["eta_s"] is not None:
-        parts.append(f"ETA {clock_text(progress['eta_s'])}")
-    if progress.get("attempt", 1) > 1:
-        parts.append(f"attempt {progress['attempt']}")
-    return "  ".join(parts)
-
-
-def _how_well(progress: Object) -> list[str]:
-    if "val_rmse" in progress:  # of a regression, which has no accuracy
-        return [_figure("validation RMSE", progress["val_rmse"], ".4g")]
-    return [
-        _figure("accuracy", progress["accuracy"], ".3f"),
-        _figure("validation", progress["val_accuracy"], ".3f"),
-    ]
-
-
-def _figure(name: str, value: float | None, form: str) -> str:
-    return f"{name} -" if value is None else f"{name} {value:{form}}"
-
-
-def _how_far(progress: Object) -> list[str]:
-    done = f"{progress['epoch']}/{progress['epochs']}"
-    if "rows_per_s" in progress:  # trees, of which a round sees each row once
-        return [f"round {done}"]
-    return [f"epoch {done}", f"step {progress['step']}/{progress['steps']}"]
-
-
-def _speed_text(record: Object) -> str:
-    """Return the speed in the units of the recipe."""
-    if "rows_per_s" in record:
-        return f"{record['rows_per_s']:,.0f} rows/s"
-    if "tokens_per_s" in record:
-        return f"{record['tokens_per_s']:,.0f} tokens/s"
-    return f"{record['samples_per_s']:.0f} samples/s"
-
-
-def _reported_text(progress: Object) -> str:
-    parts = [f"report {progress['reports']}", *_metrics(progress["metrics"])]
-    if progress["attempt"] > 1:
-        parts.append(f"attempt {progress['attempt']}")
-    return "  ".join(parts)
-
-
-def _metrics(metrics: Object) -> list[str]:
-    return [
-        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in metrics.items()
-    ]
-
-
-def _with_percent(progress: Object) -> str:
-    percent = f"{progress['percent']:3.0f}%  " if "percent" in progress else ""
-    return percent + progress_text(progress)
-
-
-def summary_text(summary: Object) -> str:
-    """Return a summary record as one line: outcome, metrics, and the paths of the results."""
-    if summary["outcome"] != "succeeded":
-        return f"{summary['outcome']}: {summary['error']}"
-    if "program" in summary:
-        reported = ", ".join(_metrics(summary["metrics"]))
-        return (
-            f"succeeded: {summary['program']} ended well after {clock_text(summary['run_s'])}"
-            f"{f' ({reported})' if reported else ''}; folder {summary['folder']}"
-        )
-    resumed = f", resumed from {summary['resumed_from']}" if summary["resumed_from"] else ""
-    unit = "rounds" if "rounds" in summary else "epochs"
-    accuracy = summary["val_accuracy"]
-    result = (
-        f"validation RMSE {summary['val_rmse']:.4g}"
-        if accuracy is None
-        else f"validation accuracy {accuracy:.4f}"
-    )
-    return (
-        f"succeeded: {result} after {summary['epochs']} {unit} "
-        f"in {clock_text(summary['train_s'])} ({_speed_text(summary)}{resumed}); "
-        f"model {summary['model']}, metrics {summary['metrics']}, "
-        f"report {summary['report']}"
-    )
-
-
-def log_line(line: str) -> str:
-    """Return a line of the driver's log for people: a record becomes text, other lines stay."""
-    if (progress := record_of(line, PROGRESS)) is not None:
-        return _with_percent(progress)
-    if (summary := record_of(line, SUMMARY)) is not None:
-        return summary_text(summary)
-    return line
-
-
 class UploadView:
     """Prints how much of a run's code has been uploaded: every few seconds, and at the end."""
 
@@ -391,7 +284,7 @@ class ProgressView:
             now = time.monotonic()
             if now - self._printed_at >= PLAIN_LINE_S or progress.get("percent") == 100:
                 self._printed_at = now
-                say(_with_percent(progress))
+                say(with_percent(progress))
             return
         text = progress_text(progress)
         if self._task is None:

@@ -15,7 +15,7 @@ from typer.models import ParameterInfo
 
 from trainyard.cli.options import run_name
 from trainyard_trainer.config import tool_arguments
-from trainyard_trainer.config.tool_arguments import Argument, Tool
+from trainyard_trainer.config.arguments import Argument, Tool
 
 _RUN_HELP = "The run's name, its run file, or the path of its folder."
 """Replaces the tools' own help: only the launcher knows run files."""

@@ -8,6 +8,7 @@ from typing import Any
 from trainyard.diagnosis.activity import current_activity
 from trainyard.diagnosis.causes import (
     admission,
+    containers,
     images,
     kuberay,
     placement,
@@ -86,10 +87,10 @@ CHAPTERS: tuple[tuple[str, tuple[Failure, ...]], ...] = (
     (
         "Pods that do not start",
         (
-            pods.token_secret_missing,
-            pods.secret_missing,
-            pods.config_map_missing,
-            pods.runs_as_root,
+            containers.token_secret_missing,
+            containers.secret_missing,
+            containers.config_map_missing,
+            containers.runs_as_root,
             storage.data_mount_failed,
             storage.mount_failed,
             images.image_denied,
@@ -97,8 +98,8 @@ CHAPTERS: tuple[tuple[str, tuple[Failure, ...]], ...] = (
             images.wrong_platform_image,
             images.no_such_tag,
             images.image_not_pulled,
-            pods.no_shell,
-            pods.init_container_oom,
+            containers.no_shell,
+            containers.init_container_oom,
         ),
     ),
     (
@@ -137,7 +138,7 @@ CHAPTERS: tuple[tuple[str, tuple[Failure, ...]], ...] = (
             pods.node_lost,
             pods.head_oom,
             pods.worker_oom,
-            pods.container_crash,
+            containers.container_crash,
         ),
     ),
     (

@@ -103,6 +103,14 @@ def find(snapshot: Snapshot, pattern: str, reasons: tuple[str, ...] = ()) -> Sym
     return None
 
 
+def ended_evidence(pod: Object, container: str, ended: Object) -> Evidence:
+    """Return the evidence that a container has ended: reason, exit code and time."""
+    return evidence(
+        f"pod {name_of(pod)}, container {container}",
+        f"{ended.get('reason', 'ended')} with exit code {ended.get('exitCode')} at {ended.get('finishedAt')}",
+    )
+
+
 def _is_made_since(snapshot: Snapshot, event: Object) -> bool:
     """Return whether an event reports a failure to create an object that exists by now.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -39,6 +40,9 @@ from trainyard_trainer.run_files.driver_output import (
 from trainyard_trainer.run_files.isolation import isolated
 from trainyard_trainer.run_files.names import RAY_LOG
 from trainyard_trainer.run_files.submission import SOURCE_VARIABLE, code_file
+
+LAST_LINES = 100
+"""The number of lines of the trainer's standard output in which its error is looked for."""
 
 NEEDED = ("ray", "torch", "torchvision", "sklearn", "matplotlib", "obstore", "tensorboardX")
 
@@ -146,6 +150,7 @@ def train_locally(
         _put(config, code)
     elif code is not None:
         environment[CODE_VARIABLE] = code.text
+    last_lines: deque[str] = deque(maxlen=LAST_LINES)
     # Only the main thread may set signal handlers; a pipeline may train in another thread.
     is_main = threading.current_thread() is threading.main_thread()
     # The program's standard error until it holds the run: the run's own file may be that of a live attempt.
@@ -167,6 +172,7 @@ def train_locally(
             yield RunStatus(submission=config.name, phase="starting")
             assert process.stdout is not None
             for line in process.stdout:
+                last_lines.append(line)
                 yield _read_line(config.name, line.rstrip("\n"))
             exit_code = process.wait()
         finally:
@@ -178,6 +184,9 @@ def train_locally(
     is_started = _change_of(noise) != before
     if is_started and not has_error(output):
         output += noise.read_text(errors="replace")
+    # On a full disk, the file with the program's standard error takes no error.
+    if not has_error(output) and has_error(printed := "".join(last_lines)):
+        output = printed
     details = error_of(output)
     if exit_code == exit_codes.WRONG_INPUT:
         raise ConfigError(f"the training program refused run {config.name}", *details)

@@ -69,6 +69,7 @@ def _training_rows(plan: Plan, run: RunConfig) -> list[Row]:
 
 
 def _node_rows(plan: Plan, run: RunConfig, platform: Platform) -> list[Row]:
+    """Return the rows of pools, nodes and workers, of the size of a node, and of the placement."""
     pool, node, per_node = platform.pool(plan.pool), plan.node, plan.workers_per_node
     unit, workers = pool.unit, plan.workers
     chosen = "from the run file" if run.resources.pool else f"the platform's default for {unit}"
@@ -115,12 +116,14 @@ def _node_rows(plan: Plan, run: RunConfig, platform: Platform) -> list[Row]:
 
 
 def _gpu_reason(resource: str) -> str:
+    """Return the name of the GPU resource, with a note if it stands for partitions of GPUs."""
     if resource.startswith("nvidia.com/mig-"):
         return f"{resource}: partitions of GPUs (MIG), which communicate through the host's memory"
     return resource
 
 
 def _memory_rows(node: PodSize, share: str) -> list[Row]:
+    """Return the rows of memory, shared memory, object store and disk of a node."""
     rows = [
         ("memory per node", _mib(node.memory_mib), f"{share}; the request equals the limit"),
         (
@@ -144,7 +147,7 @@ def _memory_rows(node: PodSize, share: str) -> list[Row]:
 
 
 def _choice_of_pool(plan: Plan) -> str:
-    """Return a clause that says what chooses one of several pools."""
+    """Return a text that says who chooses one of several pools."""
     if plan.queue_system == "kueue":
         return (
             "Kueue chooses one for all workers, the first flavor of its ClusterQueue that has room"
@@ -153,7 +156,7 @@ def _choice_of_pool(plan: Plan) -> str:
 
 
 def _placement(platform: Platform, pool: str) -> tuple[str, str]:
-    """Return the labels that a pool's pods select, and a text that adds tolerations and packing."""
+    """Return the node labels that the pods of a pool require, and a text with tolerations and packing."""
     template = platform.worker_group(pool)["template"]
     labels = shown_terms(template["spec"])
     tolerations = template["spec"].get("tolerations") or []
@@ -167,6 +170,7 @@ def _placement(platform: Platform, pool: str) -> tuple[str, str]:
 
 
 def _head_rows(plan: Plan, platform: Platform) -> list[Row]:
+    """Return the rows of the head and, for an elastic run, of the autoscaler."""
     head, workers = platform.head, plan.workers
     rows = [
         (
@@ -190,6 +194,7 @@ def _head_rows(plan: Plan, platform: Platform) -> list[Row]:
 
 
 def _data_rows(plan: Plan, run: RunConfig, platform: Platform) -> list[Row]:
+    """Return the rows of the data nodes, if the run has any."""
     if plan.data is None:
         return []
     node, is_named = plan.data.node, run.resources.data is not None and run.resources.data.pool
@@ -210,6 +215,7 @@ def _data_rows(plan: Plan, run: RunConfig, platform: Platform) -> list[Row]:
 
 
 def _batch_rows(plan: Plan, run: RecipeRun) -> list[Row]:
+    """Return the rows of a worker's batch, which is largest with the fewest workers of an elastic run."""
     batch, fewest = batch_share(run, plan.workers), plan.min_nodes * plan.workers_per_node
     largest, passes = "", ""
     if plan.is_elastic:
@@ -231,6 +237,7 @@ def _batch_rows(plan: Plan, run: RecipeRun) -> list[Row]:
 
 
 def _user_code_rows(plan: Plan) -> list[Row]:
+    """Return the rows of the function or the command, and of the packed code."""
     config = plan.trainer
     if isinstance(config, FunctionConfig):
         rows = [("function", config.function, "called by Ray Train on each worker")]
@@ -320,7 +327,10 @@ def _volume_rows(plan: Plan) -> list[Row]:
 
 
 def _pod_rows(run: RunConfig) -> list[Row]:
-    """Return the rows of what the run file sets of its pods. Names are long, so the last column has them."""
+    """Return the rows of variables, secrets, labels and annotations that the run file sets.
+
+    Names are in the last column, because a long value would widen the column of values.
+    """
     rows = []
     if run.env:
         rows.append(

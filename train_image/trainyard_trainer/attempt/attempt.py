@@ -1,4 +1,7 @@
-"""One attempt at a run, from its config to its summary, whoever starts the workers."""
+"""One attempt of a run that trains a network, from its config to its summary.
+
+The function `fit` that is passed to `run` decides whether Ray, torchrun or nothing starts the workers.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import json
 import signal
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
 from importlib.util import find_spec
@@ -52,24 +56,28 @@ from trainyard_trainer.run_folder.submission import record_submission
 from trainyard_trainer.versions import NETWORKS, versions
 
 Fit = Callable[[TrainingTask, RunFolder, Lease], Outcome]
-"""Trains what is left of a run with as many workers as its config says, while the lease holds."""
+"""A function that trains the remaining steps of a run with `scaling.num_workers` workers, while it holds the
+lease."""
 
 AnyRecipe = TypeVar("AnyRecipe", TrainerConfig, BoostingConfig)
 
 
 def run(config: TrainerConfig, output: Output, fit: Fit) -> None:
-    """Bring the run to its end, from wherever it stands. Raises TrainerError."""
+    """Train the remaining steps of a run, then write its model, report and summary.
+
+    Raises TrainerError.
+    """
     startup = Startup(began=time.time())
     config = with_absolute_path(config)
     folder = RunFolder.open(config.storage.path, config.name, config.storage.endpoint)
 
-    # Check all that can be checked before the run's folder is touched.
+    # The checks that need no data come first, before anything in the run's folder changes.
     parameters = check(config, folder)
     with Lease.acquire(folder, say) as lease:
         startup.reach("lease")
         attempt = lease.attempt
         failed = lambda error: summarise(  # noqa: E731
-            config, folder, resume.choose(folder), attempt, None, error=error
+            config, folder, AttemptEnd.failed(attempt, folder, error)
         )
         record = RunRecord(folder, config, lease)
         retries = config.faults.retries
@@ -101,7 +109,7 @@ def run(config: TrainerConfig, output: Output, fit: Fit) -> None:
 
 
 def open_data(config: TrainerConfig, folder: RunFolder) -> Prepared:
-    """The run's data set, prepared in its folder unless it is prepared elsewhere."""
+    """Open the run's data set. A source that is not prepared yet is prepared in the run's folder."""
     return run_data.open_data(
         config.data,
         folder,
@@ -112,7 +120,7 @@ def open_data(config: TrainerConfig, folder: RunFolder) -> Prepared:
 
 
 def with_absolute_path(config: AnyRecipe) -> AnyRecipe:
-    """The same config for workers, which have another working directory."""
+    """Return the config with absolute paths, since workers have another working directory."""
     data = config.data
     data = data.model_copy(
         update={
@@ -130,7 +138,11 @@ def train_what_is_left(
     output: Output,
     fit: Callable[[], Outcome],
 ) -> tuple[str | None, Startup]:
-    """The checkpoint that the run went on from, and what its start took. Raises Diverged."""
+    """Train with `fit`, unless the checkpoint `start` is the end of the run already.
+
+    Return the name of the checkpoint from which the run resumed, and the times of the start.
+    Raises Diverged.
+    """
     trained = start.trained if start else Trained()
     recorder.show_start(trained)
     if trained.is_complete(recorder.length.epochs):
@@ -144,8 +156,8 @@ def train_what_is_left(
 
 
 def fit_here(work: Callable[[], Outcome], folder: RunFolder, attempt: int) -> Outcome:
-    """Work in this process, which a first SIGTERM has save and leave. Raises StoppedBySignal if it did."""
-    # From here on SIGTERM is a notice: the loop takes a checkpoint and leaves.
+    """Train in this process. At the first SIGTERM, save a checkpoint and raise StoppedBySignal."""
+    # From here on, SIGTERM only writes the file that asks the training loop to save and stop.
     stop = folder.stop(attempt)
     signal.signal(signal.SIGTERM, lambda signum, frame: folder.write(stop, ""))
     outcome = work()
@@ -159,7 +171,10 @@ def fit_here(work: Callable[[], Outcome], folder: RunFolder, attempt: int) -> Ou
 
 
 def check(config: TrainerConfig, folder: RunFolder) -> int:
-    """Number of the model's parameters. Raises ConfigError for what no attempt could mend."""
+    """Check the config without its data, and return the number of the model's parameters.
+
+    Raises ConfigError.
+    """
     train = config.train
     if train.fsdp2 and train.fsdp2.cpu_offload and not config.scaling.use_gpu:
         raise ConfigError(
@@ -187,7 +202,7 @@ def check(config: TrainerConfig, folder: RunFolder) -> int:
 
 
 def check_data(config: TrainerConfig, data: Prepared) -> Length:
-    """How long the run is. Raises ConfigError if model and batches do not fit the data."""
+    """Return the length of the run. Raises ConfigError if model or batches do not fit the data."""
     recipe_of(config.train).check_fit(config.train.model, data.info)
     length = Length.of(config, data.num_train)
     for workers in config.scaling.sizes:
@@ -196,7 +211,10 @@ def check_data(config: TrainerConfig, data: Prepared) -> Length:
 
 
 def check_share(config: TrainerConfig, length: Length, workers: int) -> None:
-    """Raises ConfigError if a worker of so many would learn from a single sample and cannot."""
+    """Raise ConfigError if a worker gets a single sample in some pass, and the model needs at least two.
+
+    `workers` is the number of workers.
+    """
     micro = share_batch(config.train, workers).micro_batch_size
     sizes = {micro}
     for size in {length.batch_size(0), length.batch_size(length.steps_per_epoch - 1)}:
@@ -224,7 +242,7 @@ def describe(
     attempt: int,
     start: SavedCheckpoint | None,
 ) -> None:
-    """Print what is about to happen, in numbers."""
+    """Print the versions, the data, the model, the plan and the start of the attempt."""
     recipe, workers = recipe_of(config.train), config.scaling.num_workers
     share = share_batch(config.train, workers)
     fewest = config.scaling.min_workers
@@ -258,7 +276,7 @@ def record_attempt(
     startup: Startup,
     packages: Sequence[str] = NETWORKS,
 ) -> None:
-    """Write down that an attempt begins, with its config and its submission."""
+    """Record in the run's folder that an attempt begins, with its versions and its submission."""
     line = {
         "attempt": record.attempt.attempt,
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -287,17 +305,17 @@ def finish(
     resumed_from: str | None,
     startup: Startup,
 ) -> dict[str, Any]:
-    """Make model, report and summary of the checkpoint to deliver; returns the summary."""
-    from trainyard_trainer.report.report import (
-        write_report,  # it imports matplotlib, which no start need wait for
-    )
+    """Write the model, the report and the summary for the delivered checkpoint, and return the summary."""
+    from trainyard_trainer.report.report import write_report  # imports matplotlib, which is slow
 
     checkpoints = Checkpoints(folder)
     last, delivered = last_and_delivered(checkpoints, config, config.train.epochs, "epoch")
     deliver(folder, checkpoints, delivered)
-    attempt = record.attempt.attempt
-    summary = summarise(config, folder, last, attempt, resumed_from, error=None)
-    summary |= record.end() | {
+    end = AttemptEnd(
+        attempt=record.attempt.attempt, resumed_from=resumed_from, last=last, error=None
+    )
+    summary = summarise(config, folder, end) | record.end()
+    summary |= {
         "checkpoint": delivered.name,
         "bad_samples": data.bad_samples,
         "dropped_per_epoch": length.dropped_per_epoch,
@@ -313,9 +331,9 @@ def finish(
 def last_and_delivered(
     checkpoints: Checkpoints, config: RecipeConfig, epochs: int, unit: str
 ) -> tuple[SavedCheckpoint, SavedCheckpoint]:
-    """The checkpoint at the end of training, and the one whose weights the run delivers.
+    """Return the checkpoint at the end of training, and the one whose weights the run delivers.
 
-    Raises RunError if the former is missing, or either is damaged.
+    Raises RunError if the first is missing, or one of them is damaged.
     """
     folder = checkpoints.folder
     last = resume.choose(folder, print)
@@ -330,9 +348,12 @@ def last_and_delivered(
 
 
 def best_intact(checkpoints: Checkpoints, config: RecipeConfig) -> SavedCheckpoint:
-    """The best checkpoint. Raises RunError if it is damaged: the next best may be far from it."""
+    """Return the best checkpoint.
+
+    Raises RunError if it is damaged. The next best may be much worse, so that the user has to decide.
+    """
     best = best_of(resume.descended(checkpoints.folder), config.checkpoint.best)
-    assert best is not None  # the last one is there
+    assert best is not None  # `last_and_delivered` has found at least one
     try:
         return checkpoints.check(best.name)
     except Damaged as reason:
@@ -344,7 +365,7 @@ def best_intact(checkpoints: Checkpoints, config: RecipeConfig) -> SavedCheckpoi
 
 
 def last_workers(config: TrainerConfig, folder: RunFolder) -> int:
-    """How many workers the last group had; an elastic run has had several numbers."""
+    """Return the number of workers of the last worker group, which changes in an elastic run."""
     if not config.scaling.is_elastic or not folder.exists(folder.progress):
         return config.scaling.num_workers
     workers: int = json.loads(folder.read(folder.progress))["workers"]
@@ -352,7 +373,10 @@ def last_workers(config: TrainerConfig, folder: RunFolder) -> int:
 
 
 def speeds_of(config: TrainerConfig, folder: RunFolder, trained: Trained) -> dict[str, float]:
-    """How fast it was in the recipe's own units; what only workers can tell, as in the last epoch."""
+    """Return the speed in the units of the recipe, and the model FLOPs utilisation of the last epoch.
+
+    Only workers can measure the latter, so it is read from the metrics.
+    """
     recipe, model = recipe_of(config.train), config.train.model
     told = recipe.speeds(model, trained.samples_per_s, worker=None)
     speeds = {name: round(speed, 1) for name, speed in told.items()}
@@ -362,48 +386,73 @@ def speeds_of(config: TrainerConfig, folder: RunFolder, trained: Trained) -> dic
     return speeds
 
 
-def summarise(
-    config: TrainerConfig,
-    folder: RunFolder,
-    last: SavedCheckpoint | None,
-    attempt: int,
-    resumed_from: str | None,
-    *,
-    error: str | None,
-) -> dict[str, Any]:
-    """Return the content of summary.json for the attempt."""
-    trained = last.trained if last else Trained()
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptEnd:
+    """The end of an attempt, which its summary describes."""
+
+    attempt: int
+    resumed_from: str | None
+    """The name of the checkpoint from which the attempt resumed; None if it started from scratch."""
+    last: SavedCheckpoint | None
+    """The newest intact checkpoint of the run; None if it has none."""
+    error: str | None
+    """The first line of the error; None if the run has succeeded."""
+
+    @classmethod
+    def failed(cls, attempt: int, folder: RunFolder, error: str) -> AttemptEnd:
+        """Return the end of an attempt that has failed with an error."""
+        return cls(attempt=attempt, resumed_from=None, last=resume.choose(folder), error=error)
+
+    @property
+    def trained(self) -> Trained:
+        """What the run has trained so far."""
+        return self.last.trained if self.last else Trained()
+
+
+def summarise(config: TrainerConfig, folder: RunFolder, end: AttemptEnd) -> dict[str, Any]:
+    """Return the content of summary.json for an attempt that trains a network."""
     return summary_of(
         config,
         folder,
-        trained,
+        end,
         best_of(resume.descended(folder), config.checkpoint.best),
-        attempt,
-        resumed_from,
-        own=speeds_of(config, folder, trained),
+        own=speeds_of(config, folder, end.trained),
         workers=last_workers(config, folder),
         model=folder.model,
-        error=error,
     )
 
 
 def summary_of(
     config: RecipeConfig,
     folder: RunFolder,
-    trained: Trained,
+    end: AttemptEnd,
     best: SavedCheckpoint | None,
-    attempt: int,
-    resumed_from: str | None,
     *,
     own: dict[str, Any],
     workers: int,
     model: str,
-    error: str | None,
 ) -> dict[str, Any]:
-    """What the summaries of all recipes hold, and `own` of one of them."""
+    """Return the content of summary.json for any recipe; `own` are the values of one recipe only."""
     summary = {
         "name": config.name,
-        "outcome": "failed" if error else "succeeded",
+        "outcome": "failed" if end.error else "succeeded",
+        **_training_result(end.trained, best),
+        **own,
+        "attempts": end.attempt,
+        "resumed_from": end.resumed_from,
+        **_training_time(config, end.trained),
+        "workers": workers,
+        "model": folder.show(model),
+        "metrics": folder.show(folder.metrics),
+        "report": folder.show(folder.report),
+        "error": end.error,
+    }
+    return cleaned(summary)
+
+
+def _training_result(trained: Trained, best: SavedCheckpoint | None) -> dict[str, Any]:
+    """Return the accuracy, the length and the speed of the training so far."""
+    return {
         "val_accuracy": trained.val_accuracy,
         "best_val_accuracy": best.trained.val_accuracy if best else None,
         "best_epoch": best.trained.epoch if best else None,
@@ -412,17 +461,13 @@ def summary_of(
         "steps": trained.step,
         "samples_seen": trained.samples,
         "samples_per_s": round(trained.samples_per_s, 1),
-        **own,
-        "attempts": attempt,
-        "resumed_from": resumed_from,
-        "train_s": round(trained.train_s, 1),
-        "seconds": {
-            name: round(trained.seconds.get(name, 0.0), 3) for name in measured_phases(config)
-        },
-        "workers": workers,
-        "model": folder.show(model),
-        "metrics": folder.show(folder.metrics),
-        "report": folder.show(folder.report),
-        "error": error,
     }
-    return cleaned(summary)
+
+
+def _training_time(config: RecipeConfig, trained: Trained) -> dict[str, Any]:
+    """Return the seconds of training, and the seconds of each measured phase."""
+    phases = measured_phases(config)
+    return {
+        "train_s": round(trained.train_s, 1),
+        "seconds": {name: round(trained.seconds.get(name, 0.0), 3) for name in phases},
+    }

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from trainyard_trainer.attempt.attempt import (
+    AttemptEnd,
     fit_here,
     last_and_delivered,
     record_attempt,
@@ -40,7 +41,6 @@ from trainyard_trainer.run_folder.attempt_scope import (
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.lease import Lease
 from trainyard_trainer.run_folder.log import Output
-from trainyard_trainer.run_folder.progress import Trained
 from trainyard_trainer.run_folder.run_limit import limited
 from trainyard_trainer.run_folder.run_record import RunRecord, without_record
 from trainyard_trainer.run_folder.startup import Startup
@@ -80,7 +80,7 @@ def run(
         startup.reach("lease")
         attempt = lease.attempt
         failed = lambda error: summarise(  # noqa: E731
-            config, folder, resume.choose(folder), attempt, None, error=error
+            config, folder, AttemptEnd.failed(attempt, folder, error)
         )
         packages = ("ray", library.package)
         record = RunRecord(folder, config, lease, packages=packages)
@@ -177,8 +177,10 @@ def finish(
     model = folder.read(checkpoints.path(delivered.name, library.file))
     folder.write(folder.trees(library.file), model)
     folder.write(folder.model_facts, json.dumps(facts_of(delivered, library), indent=2))
-    attempt = record.attempt.attempt
-    summary = summarise(config, folder, last, attempt, resumed_from, error=None) | record.end()
+    end = AttemptEnd(
+        attempt=record.attempt.attempt, resumed_from=resumed_from, last=last, error=None
+    )
+    summary = summarise(config, folder, end) | record.end()
     summary |= {"checkpoint": delivered.name, "startup": startup.to_json()}
     write_report(
         folder,
@@ -209,17 +211,9 @@ def facts_of(checkpoint: SavedCheckpoint, library: Library) -> dict[str, Any]:
     }
 
 
-def summarise(
-    config: BoostingConfig,
-    folder: RunFolder,
-    last: SavedCheckpoint | None,
-    attempt: int,
-    resumed_from: str | None,
-    *,
-    error: str | None,
-) -> dict[str, Any]:
+def summarise(config: BoostingConfig, folder: RunFolder, end: AttemptEnd) -> dict[str, Any]:
     """Return the content of summary.json for the attempt."""
-    trained = last.trained if last else Trained()
+    trained = end.trained
     best = best_of(resume.descended(folder), config.checkpoint.best)
     is_regression = config.train.objective == "regression"
     rooted = {
@@ -230,10 +224,8 @@ def summarise(
     return summary_of(
         config,
         folder,
-        trained,
+        end,
         best,
-        attempt,
-        resumed_from,
         own={
             "val_loss": trained.val_loss,
             "best_val_loss": best.trained.val_loss if best else None,
@@ -243,5 +235,4 @@ def summarise(
         },
         workers=config.scaling.num_workers,
         model=folder.trees(LIBRARIES[config.train.library].file),
-        error=error,
     )

@@ -1,4 +1,8 @@
-"""Workers on Ray: a Ray that is large enough, Ray Train around each worker, and Ray's notices and gauges."""
+"""Run the workers of a built-in recipe with Ray Train.
+
+The module connects to Ray, starts worker groups until the run ends, passes Ray's drain notices on to the
+workers, and publishes metrics as gauges of Ray.
+"""
 
 from __future__ import annotations
 
@@ -55,25 +59,27 @@ from trainyard_trainer.run_folder.progress import Length
 T = TypeVar("T")
 
 SIGNAL_POLL_S = 0.5
+"""Seconds between two checks of the lease while the workers train."""
 
 STOP_WAIT_S = 20.0
-"""How long workers may take to save and leave after SIGTERM; a pod has 30 s by default."""
-
+"""Seconds that workers have to save and end after SIGTERM; a pod has 30 s by default."""
 
 LOST = (ray.exceptions.OutOfMemoryError, ray.exceptions.RayActorError)
-"""What Ray calls it when a worker is gone."""
+"""The errors of Ray for a worker process that has ended unexpectedly."""
 
 
 def run(config: TrainerConfig, output: Output) -> None:
-    """Bring the run to its end on Ray. Raises TrainerError."""
+    """Train a run on Ray to its end. Raises TrainerError."""
     attempt.run(config, output, fit)
 
 
 MakeTrainer = Callable[..., Any]
-"""A trainer of Ray Train for a task, with its scaling and run config; its workers return plain outcomes."""
+"""A function that returns Ray Train's trainer for a task, a scaling config and a run config. Its workers
+return `Outcome.to_plain()`."""
 
 
 def torch_trainer(task: TrainingTask, **common: Any) -> ray.train.torch.TorchTrainer:
+    """Return the TorchTrainer for a task; `common` are its scaling config and its run config."""
     backend = BACKENDS["cuda" if task.config.scaling.use_gpu else "cpu"]
     timeout_s = task.config.faults.collective_timeout_s
     return ray.train.torch.TorchTrainer(
@@ -90,53 +96,54 @@ def torch_trainer(task: TrainingTask, **common: Any) -> ray.train.torch.TorchTra
 def fit(
     task: AnyTask, folder: RunFolder, lease: Lease, make_trainer: MakeTrainer = torch_trainer
 ) -> Outcome:
-    """Train on Ray, with as many workers as the config says."""
+    """Train on Ray with `scaling.num_workers` workers."""
     with ray_running(task.config.scaling) as scratch:
         task.startup.reach("ray")
-        return aside(
+        return run_in_thread(
             lambda: run_workers(task, folder, scratch, make_trainer),
             ask_to_end=lambda stopped: ask_to_stop(task, folder, stopped),
-            tell=lambda outcome: print(f"{STOPPED}{outcome.trained.step}", flush=True),
+            report=lambda outcome: print(f"{STOPPED}{outcome.trained.step}", flush=True),
             check=lambda: lease.check() if lease.is_fenced else None,
         )
 
 
 def ask_to_stop(task: AnyTask, folder: RunFolder, stopped: StoppedBySignal) -> None:
-    """Have the workers save and leave; they look for this file about every second."""
+    """Write the file that asks the workers to save and stop; they look for it about every second."""
     print(f"{stopped.notice}: the workers save a checkpoint and leave", flush=True)
     folder.write(folder.stop(task.attempt), "")
 
 
-def aside(
+def run_in_thread(
     work: Callable[[], T],
     *,
     ask_to_end: Callable[[StoppedBySignal], None],
-    tell: Callable[[T], None],
+    report: Callable[[T], None],
     check: Callable[[], None],
 ) -> T:
-    """Do the work in another thread, while this one waits where a signal may end it.
+    """Call `work` in another thread, and wait for it in the main thread, where signals are handled.
 
-    An exception that a signal handler raises in the middle of Ray's own code tears that apart. The
-    first SIGTERM asks the work to end, waits STOP_WAIT_S for that, and tells what came of it. What
-    `check` raises ends the waiting at once.
+    A signal handler raises its exception in the main thread. In the middle of Ray's own code, such an
+    exception would leave Ray in an undefined state. After the first SIGTERM, `ask_to_end` is called. If the
+    work then ends within STOP_WAIT_S, `report` is called with its result. An exception of `check` ends the
+    wait at once.
     """
     outcome: Future[T] = Future()
 
     def run() -> None:
         try:
             outcome.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+        except BaseException as error:  # noqa: BLE001 - `outcome.result()` raises it again
             outcome.set_exception(error)
 
     threading.Thread(target=run, name="fit", daemon=True).start()
-    # The system may give a signal to any thread, and Python's handlers run in this one alone, once it wakes.
+    # The kernel may deliver a signal to any thread. Python's handler runs in the main thread, once awake.
     try:
         while not wait([outcome], timeout=SIGNAL_POLL_S).done:
             check()
     except StoppedBySignal as stopped:
         ask_to_end(stopped)
         if wait([outcome], timeout=STOP_WAIT_S).done and outcome.exception() is None:
-            tell(outcome.result())
+            report(outcome.result())
         raise
     return outcome.result()
 
@@ -144,20 +151,21 @@ def aside(
 def run_workers(
     task: AnyTask, folder: RunFolder, scratch: Path, make_trainer: MakeTrainer
 ) -> Outcome:
-    """Run the workers to their end, on a Ray that is large enough.
+    """Run worker groups until the run has ended, on a Ray cluster that is connected already.
 
-    They start anew where they had to leave a node, or one was lost at a moment when Ray Train does not
-    expect it.
+    Ray Train restarts a failed worker group itself. This function starts Ray Train again in two cases: the
+    workers have saved and stopped because their node goes away, or a worker was lost at a moment in which Ray
+    Train itself ends.
     """
     scaling, restarts_left = task.config.scaling, task.config.faults.worker_failures
     require_room(scaling)
     logging.getLogger("ray.data").setLevel(logging.WARNING)
     if scaling.is_elastic:
-        # So long an elastic group waits for the places that Ray counts, before it counts anew: those of a
-        # lost node are among them until Ray has missed it.
+        # The seconds after which an elastic worker group that does not start is planned again. Ray counts the
+        # resources of a lost node until it notices the loss.
         os.environ.setdefault(START_VARIABLE, "5")
         start_coordinator()
-    # Without these a worker that hangs blocks the others for ever, or is nobody's concern if it is alone.
+    # Without these limits, a worker that hangs would never be noticed.
     timeout_s = str(task.config.faults.collective_timeout_s)
     os.environ["RAY_TRAIN_COLLECTIVE_TIMEOUT_S"] = timeout_s
     os.environ["RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"] = timeout_s
@@ -169,8 +177,8 @@ def run_workers(
                 raise type(final)(str(final)) from error
             if isinstance(error.controller_failure, NotReplaced):
                 raise RunError(str(error.controller_failure)) from error
-            # Ray Train itself starts such a group anew, but not at all moments of its start and end, and not
-            # where it was Ray that killed the worker, for want of memory.
+            # Ray Train restarts a worker group that has lost a worker, with two exceptions: at some moments
+            # of its start and end, and if Ray has killed the worker because memory was low.
             if not restarts_left or not isinstance(error.controller_failure, LOST):
                 raise
             restarts_left -= 1
@@ -188,7 +196,7 @@ def run_workers(
 
 
 def fit_workers(task: AnyTask, storage: Path, make_trainer: MakeTrainer) -> Outcome:
-    """Run one worker group after another, until the run has ended or a group has left."""
+    """Run Ray Train until the run has ended, or the workers have stopped because their node goes away."""
     config, scaling = task.config, task.config.scaling
     callbacks: list[Any] = [
         Failures(task),
@@ -199,7 +207,7 @@ def fit_workers(task: AnyTask, storage: Path, make_trainer: MakeTrainer) -> Outc
     ]
     if scaling.is_elastic:
         callbacks.append(SaveBeforeResize(config.storage, config.name, task.attempt))
-    # Type checkers read Ray Train's first version, in whose place the second is imported.
+    # Type checkers read version 1 of Ray Train; at run time, version 2 is imported in its place.
     train: Any = ray.train
     trainer = make_trainer(
         task,
@@ -212,7 +220,7 @@ def fit_workers(task: AnyTask, storage: Path, make_trainer: MakeTrainer) -> Outc
         ),
         run_config=train.RunConfig(
             name=f"{config.name}-a{task.attempt}",
-            # Ray Train's own state must not outlive the attempt: ours lies in the run's folder.
+            # A temporary folder for Ray Train's state: a run resumes from the checkpoints in its own folder.
             storage_path=str(storage),
             callbacks=callbacks,
             failure_config=train.FailureConfig(max_failures=config.faults.worker_failures),
@@ -234,7 +242,7 @@ def fit_workers(task: AnyTask, storage: Path, make_trainer: MakeTrainer) -> Outc
 
 
 class Failures(ray.train.UserCallback):
-    """Puts down and prints when workers have failed. Ray Train's controller has one."""
+    """A callback of Ray Train's controller that records and prints the failures of workers."""
 
     def __init__(self, task: AnyTask) -> None:
         self.config = task.config
@@ -248,16 +256,16 @@ class Failures(ray.train.UserCallback):
             folder = RunFolder.open(storage.path, self.config.name, storage.endpoint)
             lines = failures.record(folder, self.attempt, worker_exceptions)
         except StorageError as error:
-            # What is raised here would end the run.
-            lines = [f"a failure of workers could not be put down: {error.problem}"]
+            # An exception in a callback would end the run.
+            lines = [f"a failure of workers could not be recorded: {error.problem}"]
         print("\n".join(lines), flush=True)
 
 
-def train_worker(told: dict[str, TrainingTask]) -> Any:
-    """What each Ray Train worker runs: its work, with its place in the group and Ray's own tools."""
-    # The processes that load data start with the current folder on their import path.
+def train_worker(config: dict[str, TrainingTask]) -> Any:
+    """Train on one Ray Train worker, and return its outcome as plain data."""
+    # Processes that load data start with the current folder on their import path: it must have no modules.
     os.chdir(NO_MODULES)
-    task = told["task"]
+    task = config["task"]
     context = ray.train.get_context()
     worker = Worker(
         rank=context.get_world_rank(),
@@ -282,12 +290,13 @@ def ray_place() -> RayPlace:
 
 
 def ray_batches(task: TrainingTask, length: Length, start: Start, worker: Worker) -> Batches:
+    """Return the training batches of the Ray loader, from the position of the checkpoint on."""
     saved = start.state["partial_epoch"].get("batches", {}) if start.state else {}
     return RayBatches(task.data, length, start.trained, saved, worker, task.config)
 
 
 def batches_of_loader(loader: Literal["torch", "ray"]) -> MakeBatches:
-    """Return the function that makes the training batches with `data.loader`."""
+    """Return the function that makes the training batches for a value of `data.loader`."""
     match loader:
         case "torch":
             return torch_batches
@@ -298,7 +307,10 @@ def batches_of_loader(loader: Literal["torch", "ray"]) -> MakeBatches:
 
 
 def seconds_until_drain() -> float | None:
-    """How long the nodes of all workers stay, if Ray has told that one goes; all workers ask together."""
+    """Return the seconds until a worker's node goes away; None if Ray has announced no such drain.
+
+    All workers call this function at the same step.
+    """
     info = ray.train.get_preemption_info()
     if info is None:
         return None
@@ -306,7 +318,7 @@ def seconds_until_drain() -> float | None:
 
 
 class Gauges:
-    """Tells Ray's metrics endpoint of a record; Prometheus finds it there. Rank 0 has one."""
+    """Publishes the metrics of a record on Ray's endpoint for Prometheus. Rank 0 has an object of it."""
 
     def __init__(self, task: AnyTask) -> None:
         labels = {"run": task.config.name, "attempt": str(task.attempt)}

@@ -1,4 +1,4 @@
-"""The report as HTML: sections of one page, in the order in which a reader asks."""
+"""The HTML page of the report of a run that trains a network."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ PARTS = {
     "startup": ("Start-up", "from the start of an attempt to its first step"),
     "data": ("Data", "waiting for batches"),
     "compute": ("Compute", "the steps themselves"),
-    "communication": ("Communication", "gradients' exchange that was not hidden behind the steps"),
-    "checkpoint": ("Checkpoints", "training stood still for them"),
+    "communication": ("Communication", "exchange of gradients that did not overlap with computing"),
+    "checkpoint": ("Checkpoints", "training waited for a checkpoint"),
     "validation": ("Validation", "after each epoch"),
 }
-"""Names and meanings of the parts of `progress.TIME_PHASES`."""
+"""The title and the meaning of each phase of `progress.TIME_PHASES`."""
 
 WITH_EXCHANGE = "training steps, including communication"
-"""What is computing where `communication` is not told apart."""
+"""The meaning of `compute` in runs that do not measure `communication`."""
 
 
 class Tile(NamedTuple):
-    """A figure in large print."""
+    """A value in large print at the top of the page."""
 
     name: str
     value: str
@@ -47,22 +47,23 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecipeReport:
-    """What a recipe brings to the page."""
+    """The parts of the page that a recipe provides."""
 
     title: str
-    """The model in a few words."""
+    """A short name of the model."""
     result: Tile
-    """How well the delivered model does."""
+    """The most important metric of the delivered model."""
     speed: tuple[Tile, ...]
+    """The training speed in the units of the recipe."""
     sections: tuple[tuple[str, str], ...]
-    """Titles and HTML."""
+    """The title and the HTML of further sections."""
     facts: tuple[tuple[str, str], ...]
-    """Of the data."""
+    """Names and values that describe the data."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportContents:
-    """All that the page shows of a run beside its config and its data."""
+    """The content of the page, except for the config and the data of the run."""
 
     summary: dict[str, Any]
     metrics: list[dict[str, Any]]
@@ -72,7 +73,7 @@ class ReportContents:
 
 
 def render(config: TrainerConfig, data: Prepared, findings: ReportContents) -> str:
-    """The whole page as text."""
+    """Return the whole page as HTML."""
     summary, own = findings.summary, findings.own
     drawn = curves(MetricsLines(findings.metrics), summary["best_epoch"])
     sections = (
@@ -89,7 +90,7 @@ def render(config: TrainerConfig, data: Prepared, findings: ReportContents) -> s
 
 
 def document(name: str, about: str, headline: str, sections: Iterable[str]) -> str:
-    """The page of a run, of whichever recipe."""
+    """Return an HTML document with a title, a subtitle, the headline and the sections."""
     style = resources.files(__package__).joinpath("style.css").read_text(encoding="utf-8")
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -111,15 +112,17 @@ def document(name: str, about: str, headline: str, sections: Iterable[str]) -> s
 
 
 def section(title: str, content: str) -> str:
+    """Return a section of the page with a heading."""
     return f"<section><h2>{escape(title)}</h2>{content}</section>\n"
 
 
-# How it went.
+# Result, speed and curves.
 
 
 def subtitle(
     config: TrainerConfig, data: Prepared, own: RecipeReport, summary: Mapping[str, Any]
 ) -> str:
+    """Return one line with the model, the data, the epochs and the workers."""
     scaling = config.scaling
     device = "GPU" if scaling.use_gpu else "CPU"
     epochs = count(summary["epochs"], "epoch")
@@ -133,6 +136,7 @@ def subtitle(
 
 
 def tiles(result: Tile, train_s: float, speed: Iterable[Tile], *, attempts_so_far: int) -> str:
+    """Return the values in large print: result, training time, speed and number of attempts."""
     headline = (
         result,
         Tile("training time", duration(train_s)),
@@ -148,6 +152,7 @@ def tiles(result: Tile, train_s: float, speed: Iterable[Tile], *, attempts_so_fa
 
 
 def verdict_card(verdict: Verdict) -> str:
+    """Return the bottleneck of the run, with the key of the run file to change."""
     kind = verdict.kind.removesuffix("-bound")
     return (
         f'<div class="card verdict {kind}"><h3>{escape(verdict.kind.capitalize())}'
@@ -158,7 +163,7 @@ def verdict_card(verdict: Verdict) -> str:
 
 
 def time_card(seconds: Mapping[str, float]) -> str:
-    """Where the time went, as a bar and in figures, by the parts that are told apart."""
+    """Return the time of each measured phase, as a bar and as a table."""
     whole = sum(seconds.values())
     shares = {part: seconds[part] / whole for part in PARTS if part in seconds}
     meanings = {part: meaning for part, (_, meaning) in PARTS.items()}
@@ -182,6 +187,7 @@ def time_card(seconds: Mapping[str, float]) -> str:
 
 
 def charts(drawn: Iterable[Chart]) -> str:
+    """Return the charts with their titles."""
     figures = "".join(
         f'<figure class="chart"><figcaption>{escape(chart.title)}</figcaption>{draw(chart)}</figure>'
         for chart in drawn
@@ -189,10 +195,11 @@ def charts(drawn: Iterable[Chart]) -> str:
     return f'<div class="charts">{figures}</div>'
 
 
-# What it was.
+# Data, attempts and settings.
 
 
 def facts(config: TrainerConfig, own: RecipeReport, summary: Mapping[str, Any]) -> str:
+    """Return a table that describes the data and the delivered checkpoint."""
     return table(
         (),
         (
@@ -206,6 +213,7 @@ def facts(config: TrainerConfig, own: RecipeReport, summary: Mapping[str, Any]) 
 
 
 def attempts(lines: Iterable[dict[str, Any]]) -> str:
+    """Return a table of the attempts: start, checkpoint and versions."""
     return table(
         ("attempt", "started", "from checkpoint", "versions"),
         (
@@ -221,7 +229,7 @@ def attempts(lines: Iterable[dict[str, Any]]) -> str:
 
 
 def run_record(summary: Mapping[str, Any]) -> str:
-    """Where and with what each attempt ran, a column for each; and each node with its GPUs."""
+    """Return the hardware and software of each attempt, a column for each, and a table of the nodes."""
     record = summary[RECORD]
     head, *rows = zip(HEADINGS, *map(attempt_row, record), strict=True)
     nodes = node_rows(record)
@@ -232,7 +240,7 @@ def run_record(summary: Mapping[str, Any]) -> str:
 
 
 def flat(settings: dict[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
-    """Nested settings as `train.model.name`, value."""
+    """Yield the path, such as `train.model.name`, and the value of each setting."""
     for key, value in settings.items():
         if isinstance(value, dict):
             yield from flat(value, f"{path}{key}.")

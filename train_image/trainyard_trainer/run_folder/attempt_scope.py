@@ -57,9 +57,14 @@ def running_attempt(
             error = RunError(f"{INTERRUPTED}; started again, it goes on from there")
         line = (str(error).splitlines() or [type(error).__name__])[0]
         outcome = {"outcome": "stopped"} if is_stopped else {}
-        folder.write(folder.summary, json.dumps(failed(line) | outcome | record.end(), indent=2))
-        if isinstance(error, TrainerError):
-            final_failure.record(folder, lease.attempt, error, retries)
+        summary = failed(line) | outcome | record.end()
+        try:
+            folder.write(folder.summary, json.dumps(summary, indent=2))
+            if isinstance(error, TrainerError):
+                final_failure.record(folder, lease.attempt, error, retries)
+        except StorageError as trouble:
+            # On a full disk this fails too. The error that ended the attempt must not be lost for it.
+            say(f"warning: the run's folder has no record of the error: {trouble.problem}")
         raise error
     finally:
         record.stop()

@@ -28,6 +28,7 @@ from trainyard.cli.options import (
     yaml_text,
 )
 from trainyard.cli.progress import show_progress
+from trainyard.cli.record_lines import summary_text
 from trainyard.run import last_job, no_run, require_success, running_folder, summary_of
 
 if TYPE_CHECKING:
@@ -192,4 +193,4 @@ def watch_to_end(
     require_success(cluster, run, last)
     summary = summary_of(cluster, run, last) if last.ran else None
     if summary is not None:
-        typer.echo(show.summary_text(summary))
+        typer.echo(summary_text(summary))

@@ -27,6 +27,7 @@ from trainyard.cli.options import (
     run_name,
     yaml_text,
 )
+from trainyard.cli.record_lines import log_line, progress_text, summary_text
 from trainyard.run import head_of, last_job, no_run, summary_of
 from trainyard.submission.overview import (
     Table,
@@ -101,9 +102,9 @@ def status(
     if name is not None and is_wide and (record := _record(cluster, name, statuses, summary)):
         show.record_table(record)
     if summary is not None:
-        typer.echo(show.summary_text(summary))
+        typer.echo(summary_text(summary))
     elif statuses and statuses[-1].progress is not None:
-        typer.echo(show.progress_text(statuses[-1].progress))
+        typer.echo(progress_text(statuses[-1].progress))
 
 
 def _record(
@@ -311,10 +312,9 @@ def _print_worker_log(
 
 
 def _print_log(lines: Iterable[str]) -> None:
-    from trainyard.cli import show
 
     for line in lines:
-        typer.echo(show.log_line(line))
+        typer.echo(log_line(line))
 
 
 def _seconds(text: str) -> int:

@@ -20,6 +20,7 @@ from trainyard.cli.options import (
     local_storage_option,
 )
 from trainyard.cli.progress import show_progress
+from trainyard.cli.record_lines import summary_text
 
 
 def train(
@@ -78,4 +79,4 @@ def train(
         )
         raise
     if last.summary is not None:
-        typer.echo(show.summary_text(last.summary))
+        typer.echo(summary_text(last.summary))
