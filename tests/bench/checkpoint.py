@@ -35,8 +35,7 @@ REPORT = MetricsRecord(
     epoch=1,
     step=100,
     samples=12_800,
-    loss=1.0,
-    accuracy=0.5,
+    metrics={"loss": 1.0, "accuracy": 0.5},
     learning_rate=0.01,
     samples_per_s=1000.0,
     eta_s=100.0,
@@ -44,8 +43,6 @@ REPORT = MetricsRecord(
     step_s=0.1,
     checkpoint_stall_s=0.0,
     memory_bytes=10**9,
-    val_loss=None,
-    val_accuracy=None,
 )
 
 

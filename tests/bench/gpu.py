@@ -41,9 +41,10 @@ from trainyard_trainer.data.loading.torch_loader import TorchBatches
 from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.engine.optimizers import build_optimizer
+from trainyard_trainer.hardware import peak_flops
 from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.recipes.image_classification.model import build_model
-from trainyard_trainer.recipes.language_model.recipe import flops_per_token, peak_flops
+from trainyard_trainer.recipes.language_model.recipe import flops_per_token
 from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.progress import Length, Trained
@@ -289,7 +290,7 @@ def compare(
         },
         bench.rounds + 1,
     )
-    say(f"  {recipe_of(settings.config.train).title(settings.config.train.model)}: {speeds}")
+    say(f"  {recipe_of(settings.config).title()}: {speeds}")
     return {name: values[1:] for name, values in speeds.items()}
 
 
@@ -443,10 +444,10 @@ def with_gradients(
     bench: Bench, config: TrainerConfig, *, fused: bool = True
 ) -> torch.optim.Optimizer:
     """Build the trainer's optimizer on a network that has gradients already."""
-    network = recipe_of(config.train).build(config.train.model).to(bench.device)
+    network = recipe_of(config).build_model().to(bench.device)
     for weight in network.parameters():
         weight.grad = torch.randn_like(weight)
-    optimizer = build_optimizer(network, config.train, bench.device)
+    optimizer = build_optimizer(network.parameters(), config.train, bench.device)
     for group in optimizer.param_groups:
         assert group["fused"]
         if not fused:
@@ -582,7 +583,7 @@ def files(bench: Bench) -> Section:
 
     def plain_epochs() -> Iterator[Iterable[Batch]]:
         for _ in count():
-            yield (Batch(pixels, labels, labels) for pixels, labels in loader)
+            yield (Batch({"image": pixels, "label": labels}, labels) for pixels, labels in loader)
 
     speeds = compare(
         settings,

@@ -34,7 +34,7 @@ from torch import distributed  # noqa: E402
 from torchvision.io import decode_image  # noqa: E402
 
 from tests.bench.rounds import Options, Row, Section, main, ratios, say  # noqa: E402
-from trainyard_trainer.config.trainer_config import TrainerConfig  # noqa: E402
+from trainyard_trainer.config.trainer_config import BuiltInConfig, TrainerConfig  # noqa: E402
 from trainyard_trainer.data import prepared, image_codec  # noqa: E402
 from trainyard_trainer.data.prepared import DatasetInfo, Prepared, Split  # noqa: E402
 from trainyard_trainer.data.loading.ray_loader import RayBatches  # noqa: E402
@@ -181,7 +181,7 @@ def pipelines(data: Prepared, worker: Worker) -> dict[str, Pipeline]:
 
 
 def config_of(**data: Any) -> TrainerConfig:
-    return TrainerConfig.model_validate(
+    return BuiltInConfig.model_validate(
         {
             "name": "ingest",
             "data": {"source": "digits", **data},

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch
-from trainyard_trainer.data.prepared import DatasetInfo
+from trainyard_trainer.data.prepared import DatasetInfo, Prepared, Split
 from trainyard_trainer.engine import loop
 from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.engine.loop import NoRecords, RunRecords
@@ -75,10 +75,13 @@ class Counted:
 def ours(settings: Settings) -> Callable[[Iterable[Batch]], Counted]:
     """The trainer's loop, with a model that learns on from call to call."""
     config = settings.config
-    learner = Learner(config, settings.images, settings.length, settings.worker)
+    nothing = Split(files=(), rows=())
+    data = Prepared(info=settings.images, train=nothing, valid=nothing, path="", endpoint=None)
+    learner = Learner(config, data, settings.length, settings.worker)
     if settings.build:
         learner.network = learner.wrapped = learner.model = settings.build(config.train.model)
-        learner.optimizer = build_optimizer(learner.network, config.train, settings.worker.device)
+        parameters = learner.network.parameters()
+        learner.optimizer = build_optimizer(parameters, config.train, settings.worker.device)
 
     def learn(batches: Iterable[Batch], records: RunRecords | None = None) -> Counted:
         counted = Counted(batches, settings)
@@ -118,9 +121,9 @@ class ByHand:
         torch.set_float32_matmul_precision("high" if is_tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = is_tf32
         torch.manual_seed(train.seed)
-        build = build or recipe_of(train).build
-        self.model = build(train.model).to(device, memory_format=self.layout)
-        self.optimizer = build_optimizer(self.model, train, device)
+        model = build(train.model) if build else recipe_of(config, images).build_model()
+        self.model = model.to(device, memory_format=self.layout)
+        self.optimizer = build_optimizer(self.model.parameters(), train, device)
         if worker.world_size > 1:
             self.model = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
         if train.compile:
@@ -131,21 +134,21 @@ class ByHand:
             self.std = torch.tensor(images.std, device=device).view(1, -1, 1, 1)
 
     def step(self, batch: Batch) -> None:
-        pixels = batch.pixels.to(self.device, non_blocking=True)
-        labels = batch.labels.to(self.device, non_blocking=True)
+        batch = batch.to(self.device)
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.is_bf16):
-            loss = self.text_loss(pixels) if self.is_text else self.image_loss(pixels, labels)
+            loss = self.text_loss(batch["text"]) if self.is_text else self.image_loss(batch)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.optimizer.step()
         self.schedule.step()
 
-    def image_loss(self, pixels: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        inputs = ((pixels.float() / 255 - self.mean) / self.std).to(memory_format=self.layout)
-        return functional.cross_entropy(self.model(inputs), labels)
+    def image_loss(self, batch: Batch) -> torch.Tensor:
+        pixels = batch["image"].float() / 255
+        inputs = ((pixels - self.mean) / self.std).to(memory_format=self.layout)
+        return functional.cross_entropy(self.model(inputs), batch["label"])
 
-    def text_loss(self, pixels: torch.Tensor) -> torch.Tensor:
-        rows = pixels.flatten(1).long()
+    def text_loss(self, text: torch.Tensor) -> torch.Tensor:
+        rows = text.long()
         outputs = self.model(rows[:, :-1])
         return functional.cross_entropy(outputs.flatten(0, 1), rows[:, 1:].flatten())
 
@@ -173,13 +176,15 @@ def same_batch(settings: Settings, size: int | None = None) -> Batch:
     """Return random pixels or bytes, and labels, where a loader would leave them: pinned for a GPU."""
     random = torch.Generator().manual_seed(0)
     size = size or settings.config.train.global_batch_size
-    columns = (
-        torch.randint(0, 256, (size, *settings.images.shape), dtype=torch.uint8, generator=random),
-        torch.randint(0, max(len(settings.images.classes), 1), (size,), generator=random),
-        torch.arange(size),
-    )
-    is_pinned = settings.worker.device.type == "cuda"
-    return Batch(*(column.pin_memory() if is_pinned else column for column in columns))
+    columns = {
+        name: torch.randint(0, 256, (size, *column.shape), dtype=torch.uint8, generator=random)
+        for name, column in settings.images.columns.items()
+        if column.shape
+    }
+    if settings.images.classes:
+        columns["label"] = torch.randint(0, len(settings.images.classes), (size,), generator=random)
+    batch = Batch(columns, torch.arange(size))
+    return batch.pin_memory() if settings.worker.device.type == "cuda" else batch
 
 
 def again_and_again(batch: Batch, settings: Settings) -> Iterator[Batch]:

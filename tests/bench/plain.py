@@ -41,7 +41,7 @@ def batches(config: TrainerConfig, worker: Worker) -> Iterator[Batch]:
     for epoch in count():
         sampler.set_epoch(epoch)
         for pixels, labels in loader:
-            yield Batch(pixels, labels, labels)
+            yield Batch({"image": pixels, "label": labels}, labels)
 
 
 def samples_per_s(config: TrainerConfig, worker: Worker, seconds: float, skip_s: float) -> float:

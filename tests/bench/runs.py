@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.bench.rounds import BUILD, ROOT, say
-from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE, TrainerConfig
+from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE, BuiltInConfig, TrainerConfig
 
 if TYPE_CHECKING:
     from trainyard.local.training import Starter
@@ -72,7 +72,7 @@ def config(name: str, data: Path, **changes: Any) -> TrainerConfig:
         for part in names:
             section = section.setdefault(part, {})
         section[key] = value
-    return TrainerConfig.model_validate(sections)
+    return BuiltInConfig.model_validate(sections)
 
 
 def run(

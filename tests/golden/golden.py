@@ -87,6 +87,11 @@ EXAMPLES = {
     "gradient_boosting": ("workers-2",),
     "language_model": ("workers-2", "gpus-16"),
     "torchrun": ("workers-2", "gpus-16"),
+    "regression": ("workers-2", "gpus-16"),
+    # Recipes of the user differ in their code alone.
+    "autoencoder": (),
+    "segmentation": (),
+    "two_tower": (),
 }
 """Which of them are rendered of each example."""
 

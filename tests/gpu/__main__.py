@@ -155,7 +155,7 @@ def describe(device: str) -> dict[str, Any]:
     import torch
     import torchvision
 
-    from trainyard_trainer.recipes.language_model.recipe import peak_flops
+    from trainyard_trainer.hardware import peak_flops
 
     found: dict[str, Any] = {"name": "CPU", "memory_gib": None, "peak_bf16_flops": None}
     if device == "cuda":

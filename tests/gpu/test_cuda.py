@@ -22,13 +22,12 @@ from tests.bench import data
 from tests.bench.rounds import ROOT
 from trainyard_trainer.checkpointing.checkpoint import MODEL, STATE
 from trainyard_trainer.checkpointing.saver import on_host
-from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE, TrainerConfig
+from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE, BuiltInConfig, TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.prepared import Prepared
 from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.engine.optimizers import build_optimizer
 from trainyard_trainer.parallel.strategy import Worker
-from trainyard_trainer.recipes.validation import LossSums
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.progress import Length, read_lines
 
@@ -55,7 +54,7 @@ def config_of(
 ) -> TrainerConfig:
     """A run of one worker, in fp32 unless `train` says otherwise."""
     settings = {"model": SHUFFLENET, "epochs": 2, "global_batch_size": 16, "precision": "fp32"}
-    return TrainerConfig.model_validate(
+    return BuiltInConfig.model_validate(
         {
             "name": "cuda",
             "data": {"source": str(source), "decode_workers": 0},
@@ -74,14 +73,14 @@ def config_of(
 def learner_of(images: Prepared, device: torch.device, **train: Any) -> Learner:
     config = config_of(Path("/unused"), device, **{"global_batch_size": 64} | train)
     length = Length.of(config, images.num_train)
-    return Learner(config, images.info, length, Worker(device=device))
+    return Learner(config, images, length, Worker(device=device))
 
 
 def losses_of(learner: Learner, batch: Batch, steps: int) -> list[float]:
     """Train these steps on one batch, and return the loss of each."""
     losses = []
     for number in range(steps):
-        loss_sums = LossSums(learner.worker.device)
+        loss_sums = learner.new_sums()
         epoch, step = divmod(number, learner.length.steps_per_epoch)
         learner.step(batch, loss_sums, epoch=epoch, step_in_epoch=step)
         losses.append(loss_sums.since_last()[0])
@@ -150,7 +149,7 @@ def test_the_optimizer_is_fused_and_does_what_the_plain_one_does(
         torch.manual_seed(0)
         network = nn.Linear(200, 100).to(device)
         inputs = torch.randn(8, 200).to(device)
-        mover = build_optimizer(network, train, device)
+        mover = build_optimizer(network.parameters(), train, device)
         (group,) = mover.param_groups
         assert group["fused"]
         if not is_fused:

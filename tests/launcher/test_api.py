@@ -586,7 +586,7 @@ def test_arrays_and_files_get_the_labels_that_validation_gives(
     from PIL import Image
 
     from tests.trainer.saved_run import IMAGES
-    from trainyard_trainer.data.loading.on_device import ToInput
+    from trainyard_trainer.recipes.image_classification.on_device import ToInput
 
     pixels = np.random.default_rng(0).integers(0, 256, (5, 8, 8), dtype=np.uint8)
     Image.fromarray(pixels[4]).save(tmp_path / "last.png")

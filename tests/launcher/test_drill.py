@@ -45,7 +45,7 @@ from trainyard.errors import ClusterError, ConfigError, LauncherError
 from trainyard.planning.plan import plan_run
 from trainyard.platform import load_platform
 from trainyard.run_file.load import load_run
-from trainyard_trainer.config.trainer_config import RUN_NAME_LIMIT, TrainerConfig
+from trainyard_trainer.config.trainer_config import RUN_NAME_LIMIT, BuiltInConfig, TrainerConfig
 
 Object = dict[str, Any]
 
@@ -245,7 +245,7 @@ def config(**changes: Any) -> TrainerConfig:
         "scaling": scaling | changes.pop("scaling", {}),
         "storage": {"path": "/mnt"},
     }
-    return TrainerConfig.model_validate(document | changes)
+    return BuiltInConfig.model_validate(document | changes)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from trainyard.planning.plan import Plan, plan_run
 from trainyard.planning.render import render_job
 from trainyard.platform import Platform
 from trainyard.run_file.load import load_run
-from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE, TrainerConfig
+from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE, BuiltInConfig
 from trainyard_trainer.run_files import submission
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -203,7 +203,7 @@ def test_the_config_survives_kubernetes_expansion(platform: Platform, text: str)
         v for v in head_of(job_of(platform, setting))["env"] if v["name"] == CONFIG_VARIABLE
     ]
     assert "$" not in variable["value"].replace("$$", "")
-    config = TrainerConfig.model_validate_json(variable["value"].replace("$$", "$"))
+    config = BuiltInConfig.model_validate_json(variable["value"].replace("$$", "$"))
     assert config.train.model.name == text
 
 

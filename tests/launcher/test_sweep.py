@@ -295,6 +295,18 @@ def test_the_highest_is_the_best_and_the_lowest_of_a_loss_or_after_a_dash(
     assert goal_of(text, [load_run(DIGITS)]) == goal
 
 
+@pytest.mark.parametrize(
+    ("example", "goal"),
+    [
+        ("digits.yaml", ACCURACY),
+        ("gradient_boosting.yaml", ACCURACY),
+        ("command.yaml", ACCURACY),
+    ],
+)
+def test_without_a_choice_the_first_metric_of_the_recipe_decides(example: str, goal: Goal) -> None:
+    assert goal_of(None, [load_run(ROOT / "examples" / example)]) == goal
+
+
 def test_a_metric_that_a_recipe_does_not_tell_is_refused_and_own_code_may_tell_anything() -> None:
     with pytest.raises(ConfigError, match="does not report this metric") as error:
         goal_of("val_acc", [load_run(DIGITS)])
@@ -323,16 +335,13 @@ def test_metrics_are_the_last_numbers_that_a_run_has_told() -> None:
 
 
 def test_what_the_log_did_not_say_is_taken_from_the_folder() -> None:
-    folder = Folder(summary_json=SUMMARY, progress_json=PROGRESS, metrics_jsonl=EPOCHS)
-    found = completed(SweepOutcome(phase="succeeded"), folder, ACCURACY)
+    folder = Folder(summary_json=SUMMARY, progress_json=PROGRESS)
+    found = completed(SweepOutcome(phase="succeeded"), folder)
     assert found == SweepOutcome(phase="succeeded", summary=SUMMARY, progress=PROGRESS)
-    loss = goal_of("val_loss")
-    assert found.lacks(loss)
-    assert completed(found, folder, loss).metrics["val_loss"] == 0.5
 
 
 @pytest.mark.parametrize(
-    ("outcome", "lacks"),
+    ("outcome", "is_incomplete"),
     [
         (SweepOutcome(phase="succeeded"), True),
         (SweepOutcome(phase="failed"), False),
@@ -341,9 +350,9 @@ def test_what_the_log_did_not_say_is_taken_from_the_folder() -> None:
     ],
 )
 def test_a_folder_is_asked_only_for_what_a_success_has_not_said(
-    outcome: SweepOutcome, lacks: bool
+    outcome: SweepOutcome, is_incomplete: bool
 ) -> None:
-    assert outcome.lacks(ACCURACY) is lacks
+    assert outcome.is_incomplete is is_incomplete
 
 
 def outcomes(**accuracies: float | None) -> dict[str, SweepOutcome]:

@@ -59,10 +59,10 @@ def ids_of(batches: Iterable[Batch]) -> list[list[int]]:
     """The ids of each batch, whose pixels and labels must be those of the ids."""
     found = []
     for batch in batches:
-        shown = batch.pixels[:, 0, 0, :4].numpy().copy().view(">u4").reshape(-1)
+        shown = batch["image"][:, 0, 0, :4].numpy().copy().view(">u4").reshape(-1)
         assert shown.tolist() == batch.ids.tolist()
-        assert batch.labels.tolist() == (batch.ids % len(made_sources.NAMES)).tolist()
-        assert batch.pixels.shape[1:] == (1, 8, 8)
+        assert batch["label"].tolist() == (batch.ids % len(made_sources.NAMES)).tolist()
+        assert batch["image"].shape[1:] == (1, 8, 8)
         found.append(batch.ids.tolist())
     return found
 

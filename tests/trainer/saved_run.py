@@ -14,7 +14,7 @@ from trainyard_trainer.checkpointing.checkpoint import (
     STATE,
     Checkpoints,
 )
-from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.trainer_config import BuiltInConfig, TrainerConfig
 from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.recipes.image_classification.model import build_model
 from trainyard_trainer.run_folder.folder import RunFolder
@@ -30,7 +30,7 @@ IMAGES = DatasetInfo(
 
 
 def config_of(**train: Any) -> TrainerConfig:
-    return TrainerConfig.model_validate(
+    return BuiltInConfig.model_validate(
         {
             "name": "small",
             "data": {"source": "digits"},
@@ -78,8 +78,7 @@ def save(
         step=step,
         samples=step * 10,
         steps_in_epoch=steps_in_epoch,
-        val_accuracy=accuracy,
-        val_loss=1 - accuracy,
+        metrics={"val_accuracy": accuracy, "val_loss": 1 - accuracy},
     )
     averaged = {f"module.{name}": weight for name, weight in (average or {}).items()}
     return Checkpoints(folder).save(
@@ -94,7 +93,7 @@ def save(
         },
         facts={
             "config": (config or config_of()).model_dump(mode="json"),
-            "images": asdict(IMAGES),
+            "data": asdict(IMAGES),
         },
     )
 

@@ -83,8 +83,7 @@ def saving(*accuracies: float, finish: Callable[[], None] = lambda: None) -> Fit
                 samples=epoch * 1408,
                 train_s=epoch * 2.0,
                 seconds={"compute": epoch * 1.0},
-                val_accuracy=accuracy,
-                val_loss=1 - accuracy,
+                metrics={"val_accuracy": accuracy, "val_loss": 1 - accuracy},
             )
             Checkpoints(folder).save(
                 trained,
@@ -103,7 +102,7 @@ def saving(*accuracies: float, finish: Callable[[], None] = lambda: None) -> Fit
                 },
                 facts={
                     "config": task.config.model_dump(mode="json"),
-                    "images": asdict(task.data.info),
+                    "data": asdict(task.data.info),
                 },
             )
         finish()

@@ -24,6 +24,7 @@ from trainyard_trainer.checkpointing.checkpoint import (
 )
 from trainyard_trainer.checkpointing.retention import best_of, prune
 from trainyard_trainer.config.checkpoint import CheckpointConfig as Rule
+from trainyard_trainer.config.recipes import best_goal
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.run_files.names import CHECKPOINT_MANIFEST, CheckpointName
@@ -98,6 +99,11 @@ class MortalStream:
         self.real.write(data)
 
 
+SMALL_TRAIN = {"recipe": "image_classification"}
+
+ACCURATE = best_goal(SMALL_TRAIN, None)
+
+
 def mortal_folder(path: Path, dies_before: int) -> RunFolder:
     folder = RunFolder.open(str(path), "small")
     folder.filesystem = Mortal(dies_before)  # type: ignore[assignment]
@@ -129,13 +135,12 @@ def save(
             step=samples // 10,
             samples=samples,
             steps_in_epoch=steps_in_epoch,
-            val_accuracy=val_accuracy,
-            val_loss=val_loss,
+            metrics={"val_accuracy": val_accuracy, "val_loss": val_loss},
         ),
         attempt=attempt,
         group=group,
         contents=contents,
-        facts={"config": config_of(folder).model_dump(mode="json"), "images": {"source": "any"}},
+        facts={"config": config_of(folder).model_dump(mode="json"), "data": {"source": "any"}},
         before_commit=before_commit,
     )
 
@@ -181,7 +186,7 @@ def test_a_kill_between_any_two_writes_leaves_a_loadable_run(tmp_path: Path, kee
         mortal = mortal_folder(path, dies_before)
 
         def save_and_prune(mortal: RunFolder = mortal) -> None:
-            prune(Checkpoints(mortal), Rule(keep=keep), save(mortal, 2, val_accuracy=0.6))
+            prune(Checkpoints(mortal), Rule(keep=keep), ACCURATE, save(mortal, 2, val_accuracy=0.6))
 
         is_done = survives(save_and_prune)
 
@@ -196,7 +201,7 @@ def test_a_kill_between_any_two_writes_leaves_a_loadable_run(tmp_path: Path, kee
         assert start.state is not None
         assert name == first or start.trained.epoch == 2
         last = save(folder, 3, attempt=2, val_accuracy=0.7)
-        prune(Checkpoints(folder), Rule(keep=1), last)
+        prune(Checkpoints(folder), Rule(keep=1), ACCURATE, last)
         assert Checkpoints(folder).names() == [last]
         assert [file for file in folder.files() if file.startswith("checkpoints/")] == [
             f"checkpoints/{last}/{file}"
@@ -321,9 +326,11 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     name = save(folder, 1)
     checkpoints = Checkpoints(folder)
     found = checkpoints.check(name)
-    assert found.trained == Trained(epoch=1, step=10, samples=100, val_accuracy=0.5, val_loss=0.5)
+    assert found.trained == Trained(
+        epoch=1, step=10, samples=100, metrics={"val_accuracy": 0.5, "val_loss": 0.5}
+    )
     assert found.config["train"]["epochs"] == 9
-    assert found.images == {"source": "any"}
+    assert found.data == {"source": "any"}
     assert found.bytes == sum(
         folder.size(checkpoints.path(name, file)) or 0 for file in (MODEL, STATE, VALIDATION)
     )
@@ -390,7 +397,7 @@ def kept_after(folder: RunFolder, rule: Rule, *points: tuple[float, float | None
             val_accuracy=value,
             val_loss=1 - value if math.isfinite(value) else value,
         )
-        prune(Checkpoints(folder), rule, name)
+        prune(Checkpoints(folder), rule, best_goal(SMALL_TRAIN, rule.best), name)
     return [
         checkpoint.trained.samples / 100 for checkpoint in reversed(Checkpoints(folder).committed())
     ]
@@ -433,13 +440,13 @@ def test_of_an_epoch_that_was_trained_twice_the_newest_counts(tmp_path: Path) ->
     folder = open_small(tmp_path)
     save(folder, 1, attempt=1, val_accuracy=0.9)
     again = save(folder, 1, attempt=2, val_accuracy=0.8)
-    best = best_of(Checkpoints(folder).committed(), "val_accuracy")
+    best = best_of(Checkpoints(folder).committed(), ACCURATE)
     assert best is not None
     assert best.name == again
 
 
 def test_nothing_is_the_best_of_nothing(tmp_path: Path) -> None:
-    assert best_of([], "val_accuracy") is None
+    assert best_of([], ACCURATE) is None
     assert kept_after(open_small(tmp_path), Rule(keep=1), (0.5, None)) == [0.5]
 
 
@@ -447,7 +454,7 @@ def test_a_later_checkpoint_of_an_older_group_takes_no_place_of_the_own(tmp_path
     folder = open_small(tmp_path)
     stray = save(folder, 5, attempt=1, val_accuracy=0.9)
     own = save(folder, 3, attempt=2)
-    assert prune(Checkpoints(folder), Rule(keep=1), own) == []
+    assert prune(Checkpoints(folder), Rule(keep=1), ACCURATE, own) == []
     assert Checkpoints(folder).names() == [stray, own]
 
 

@@ -181,7 +181,7 @@ def test_a_source_and_a_destination_may_lie_on_s3(
     prepared = run_data.open_data(
         Data(source=dest),
         open_folder(small_config(tmp_path)),
-        form=Classification().prepare_options(Model(name="resnet18", in_channels=3, num_classes=3)),
+        form=Classification(Model(name="resnet18", in_channels=3, num_classes=3)).prepare_options(),
         storage_endpoint=endpoint,
         say=print,
     )

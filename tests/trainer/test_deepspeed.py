@@ -243,7 +243,7 @@ def test_nothing_of_what_somebody_put_in_place_of_its_files_is_run(
         attempt=1,
         group=1,
         contents={file: Program(tmp_path / "trace")},
-        facts={"config": {}, "images": {}},
+        facts={"config": {}, "data": {}},
     )
     with pytest.raises(RunError, match="holds no weights that may be loaded"):
         whole(checkpoints, name)
@@ -260,7 +260,7 @@ def test_files_of_a_python_that_pickles_enum_members_as_attributes_are_read(tmp_
         attempt=1,
         group=1,
         contents={ONE_FOR_ALL: content},
-        facts={"config": {}, "images": {}},
+        facts={"config": {}, "data": {}},
     )
     assert whole(checkpoints, name)["w"].tolist() == [1, 1]
     known = {"deepspeed.runtime.zero.config.ZeroStageEnum": ZeroStageEnum, GETATTR: enum_member}

@@ -282,7 +282,7 @@ def test_a_notice_of_ray_tells_how_long_the_node_stays(
 def test_an_outcome_survives_a_network_that_takes_plain_values_only() -> None:
     outcome = Outcome(
         resumed_from="s000000000100-a1.1",
-        trained=Trained(epoch=1, step=10, seconds={"data": 0.5}, val_loss=0.25),
+        trained=Trained(epoch=1, step=10, seconds={"data": 0.5}, metrics={"val_loss": 0.25}),
         startup=Startup(began=1.0, seconds={"ray": 2.0}),
         diverged="NaN",
     )

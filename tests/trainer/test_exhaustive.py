@@ -13,7 +13,6 @@ from training import open_folder, small_config
 
 from trainyard_trainer.boosting.workers import make_trainer
 from trainyard_trainer.checkpointing.checkpoint import Checkpoints, SavedCheckpoint
-from trainyard_trainer.checkpointing.retention import best_of
 from trainyard_trainer.config.section import Section
 from trainyard_trainer.config.trainer_config import CommandConfig
 from trainyard_trainer.engine.optimizers import Precision, build_optimizer, learning_rate
@@ -26,7 +25,7 @@ from trainyard_trainer.user_code.command import command_of
 
 CPU = torch.device("cpu")
 END_OF_EPOCH = SavedCheckpoint(
-    name="c", trained=Trained(epoch=1, steps_in_epoch=0), config={}, images={}, files={}
+    name="c", trained=Trained(epoch=1, steps_in_epoch=0), config={}, data={}, files={}
 )
 
 
@@ -46,17 +45,18 @@ def changed(tmp_path: Path, **train: Any) -> Any:
 
 CHOICES: dict[str, Callable[[Path], Any]] = {
     "optimizer": lambda path: build_optimizer(
-        nn.Linear(1, 1), changed(path, optimizer=Unknown()).train, CPU
+        nn.Linear(1, 1).parameters(), changed(path, optimizer=Unknown()).train, CPU
     ),
     "schedule": lambda path: learning_rate(changed(path, schedule=Unknown()).train, 0, 10),
     "precision": lambda path: Precision.of("fp8", CPU),  # type: ignore[arg-type]
-    "strategy": lambda path: strategy_of(changed(path, strategy="unknown").train, None),
+    "strategy": lambda path: strategy_of(
+        changed(path, strategy="unknown").train, None, lambda network: []
+    ),
     "shards": lambda path: shards_of(
         changed(path, strategy="unknown"), Checkpoints(open_folder(small_config(path)))
     ),
     "loader": lambda path: batches_of_loader("unknown"),  # type: ignore[arg-type]
     "library": lambda path: make_trainer(boosting_task(changed(path, library="unknown"))),
-    "metric": lambda path: best_of([END_OF_EPOCH], "unknown"),  # type: ignore[arg-type]
     "way to start a command": lambda path: command_of(
         CommandConfig.model_construct(
             name="r", command=("true",), run_with="unknown", **small_sections(path)
@@ -90,4 +90,4 @@ def test_an_unknown_choice_is_an_error(tmp_path: Path, choice: str) -> None:
 
 def test_an_unknown_recipe_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="unknown"):
-        recipe_of(changed(tmp_path, recipe="unknown").train)
+        recipe_of(changed(tmp_path, recipe="unknown"))

@@ -44,11 +44,11 @@ from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.torch_loader import TorchBatches
 from trainyard_trainer.engine.learner import Learner
+from trainyard_trainer.engine.sums import LossSums
 from trainyard_trainer.errors import ConfigError, RunError
 from trainyard_trainer.parallel.strategy import Worker, local_shard, strategy_of, units
 from trainyard_trainer.recipes.image_classification.model import build_model
 from trainyard_trainer.recipes.saved_model import LAST, deliver, read_saved
-from trainyard_trainer.recipes.validation import LossSums
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.progress import Length, Trained
 
@@ -183,10 +183,10 @@ def learn_and_save(rank: int, folder: Path, config: TrainerConfig) -> None:
     with gloo_worker(rank, 2, f"{folder}/meet") as worker:
         task = worker.from_rank_zero(task_of(config) if rank == 0 else None)
         length = Length.of(config, task.data.num_train)
-        learner = Learner(config, task.data.info, length, worker)
+        learner = Learner(config, task.data, length, worker)
         batches = TorchBatches(task.data, length, Trained(), worker, config).epoch(0)
         for step, batch in enumerate(islice(batches, 2)):
-            learner.step(batch, LossSums(worker.device), epoch=0, step_in_epoch=step)
+            learner.step(batch, learner.new_sums(), epoch=0, step_in_epoch=step)
         shards = Shards(Checkpoints(open_folder(config)))
         shards.save("c", shards.shares(learner))
         state = state_of(learner, shards)
@@ -337,7 +337,7 @@ def test_other_attributes_are_not_read(of: Any, name: str) -> None:
 
 def learner_of(config: TrainerConfig, worker: Worker) -> Learner:
     task = worker.from_rank_zero(task_of(config) if worker.rank == 0 else None)
-    return Learner(config, task.data.info, Length.of(config, task.data.num_train), worker)
+    return Learner(config, task.data, Length.of(config, task.data.num_train), worker)
 
 
 def look_at_shares(rank: int, meeting_point: str, config: TrainerConfig, result: str) -> None:
@@ -399,7 +399,9 @@ def test_blocks_are_gathered_one_after_the_other(name: str, count: int) -> None:
 
 def wrapped(storage: Path, network: nn.Module, worker: Worker, **options: Any) -> nn.Module:
     config = fsdp2(storage, train__fsdp2=options)
-    return strategy_of(config.train, dtype=None).wrap_model(network, worker)
+    return strategy_of(
+        config.train, dtype=None, units_of=lambda each: list(units(each))
+    ).wrap_model(network, worker)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,9 @@ from trainyard_trainer.data.prepared import Prepared, Split, decode
 from trainyard_trainer.data.sources.find import open_source
 from trainyard_trainer.data.sources.text import SEPARATOR, STDLIB_BYTES, open_text
 from trainyard_trainer.engine.learner import Learner
+from trainyard_trainer.engine.speed import speeds_in
 from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.hardware import peak_flops
 from trainyard_trainer.parallel.strategy import Worker, units
 from trainyard_trainer.recipes.language_model.generation import continued
 from trainyard_trainer.recipes.language_model.model import Memory, Transformer, layout
@@ -56,11 +58,9 @@ from trainyard_trainer.recipes.language_model.recipe import (
     Language,
     flops_per_token,
     parameters_of,
-    peak_flops,
 )
 from trainyard_trainer.recipes.language_model.report import prompt_of, readable, texts
 from trainyard_trainer.recipes.saved_model import read_saved
-from trainyard_trainer.recipes.validation import LossSums
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.progress import Length
 from trainyard_trainer.storage import open_filesystem
@@ -123,7 +123,7 @@ def text_config(storage: Path, source: Path | str, **changes: Any) -> TrainerCon
 def rows_in(data: Prepared, split: Split) -> list[bytes]:
     """The rows of a split, as they lie in its files."""
     table = pq.read_table(list(split.files), filesystem=data.open_filesystem())
-    return [row.tobytes() for row in decode(table, data.info)["image"]]
+    return [row.tobytes() for row in decode(table, data.info)["text"]]
 
 
 def joined(rows: list[bytes]) -> set[bytes]:
@@ -281,12 +281,12 @@ def test_what_means_nothing_to_text_is_refused(
 def test_a_model_for_other_rows_or_for_images_is_refused(tmp_path: Path, corpus: Path) -> None:
     text = task_of(text_config(tmp_path, corpus)).data
     with pytest.raises(ConfigError, match=r"context_length = 32, but .* is prepared for 16"):
-        Language().check_fit(SMALL.model_copy(update={"context_length": 32}), text.info)
+        Language(SMALL.model_copy(update={"context_length": 32}), text.info).check_fit()
     images = small_config(tmp_path, name="images")
     with pytest.raises(ConfigError, match=r"is text, and train\.recipe = image_classification"):
         attempt.check_data(images, text)
     with pytest.raises(ConfigError, match=r"has images, and train\.recipe = language_model"):
-        Language().check_fit(SMALL, task_of(images).data.info)
+        Language(SMALL, task_of(images).data.info).check_fit()
 
 
 # The network.
@@ -375,7 +375,7 @@ def test_the_share_of_a_gpus_peak_is_told_where_its_peak_is_known(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     device = torch.device("cuda", 0)
     assert peak_flops(device) == peak
-    speeds = Language().speeds(SMALL, 1e6, Worker(world_size=4, device=device))
+    speeds = speeds_in(Language(SMALL), 1e6, Worker(world_size=4, device=device))
     assert speeds["tokens_per_s"] == 16e6
     if peak:
         assert speeds["mfu"] == pytest.approx(16e6 * flops_per_token(SMALL) / (4 * peak))
@@ -384,7 +384,7 @@ def test_the_share_of_a_gpus_peak_is_told_where_its_peak_is_known(
 
 
 def test_a_cpu_has_no_share_of_a_peak() -> None:
-    assert Language().speeds(SMALL, 10.0, Worker(device=CPU)) == {"tokens_per_s": 160.0}
+    assert speeds_in(Language(SMALL), 10.0, Worker(device=CPU)) == {"tokens_per_s": 160.0}
 
 
 # Training.
@@ -392,7 +392,7 @@ def test_a_cpu_has_no_share_of_a_peak() -> None:
 
 def learner_of(data: Prepared, **changes: Any) -> Learner:
     config = text_config(Path("/unused"), "stdlib", **changes)
-    return Learner(config, data.info, Length.of(config, data.num_train), Worker(device=CPU))
+    return Learner(config, data, Length.of(config, data.num_train), Worker(device=CPU))
 
 
 @pytest.fixture(scope="module")
@@ -411,11 +411,11 @@ def test_a_batch_in_passes_moves_the_weights_as_a_whole_one(rows: Prepared, batc
         learner_of(rows, train__micro_batch_size=size, **settings) for size in (None, 16)
     )
     for step in range(3):
-        all_sums = [LossSums(CPU), LossSums(CPU)]
+        all_sums = [whole.new_sums(), parts.new_sums()]
         for learner, sums in zip((whole, parts), all_sums, strict=True):
             learner.step(batch, sums, epoch=0, step_in_epoch=step)
         assert all_sums[1].sums.tolist() == pytest.approx(all_sums[0].sums.tolist(), rel=1e-5)
-        assert all_sums[0].sums[2] == 64 * 16
+        assert all_sums[0].sums[1] == all_sums[0].sums[3] == 64 * 16
     for name, weight in whole.network.state_dict().items():
         torch.testing.assert_close(parts.network.state_dict()[name], weight, rtol=1e-4, atol=1e-6)
 
@@ -423,7 +423,8 @@ def test_a_batch_in_passes_moves_the_weights_as_a_whole_one(rows: Prepared, batc
 def test_bf16_learns_what_fp32_learns(rows: Prepared, batch: Batch) -> None:
     found = []
     for precision in ("fp32", "bf16"):
-        learner, sums = learner_of(rows, train__precision=precision), LossSums(CPU)
+        learner = learner_of(rows, train__precision=precision)
+        sums = learner.new_sums()
         for step in range(8):
             learner.step(batch, sums, epoch=0, step_in_epoch=step)
         found.append(learner.validate([batch]).loss)
@@ -437,7 +438,7 @@ def test_a_compiled_model_learns_what_the_plain_one_learns(rows: Prepared, batch
     plain, compiled = (learner_of(rows, train__compile=each) for each in (False, True))
     for step in range(3):
         for learner in (plain, compiled):
-            learner.step(batch, LossSums(CPU), epoch=0, step_in_epoch=step)
+            learner.step(batch, learner.new_sums(), epoch=0, step_in_epoch=step)
     found = compiled.validate([batch]).loss
     assert found == pytest.approx(plain.validate([batch]).loss, rel=1e-4)
 
@@ -445,11 +446,11 @@ def test_a_compiled_model_learns_what_the_plain_one_learns(rows: Prepared, batch
 def test_validation_counts_each_byte_once(rows: Prepared, batch: Batch) -> None:
     learner = learner_of(rows)
     whole = learner.validate([batch])
-    parts = [Batch(*(column[start : start + 20] for column in batch)) for start in (0, 20, 40, 60)]
+    parts = [batch.rows(start, start + 20) for start in (0, 20, 40, 60)]
     cut = learner.validate(parts)
     assert (whole.num_samples, cut.num_samples) == (64, 64)
     assert cut.loss == pytest.approx(whole.loss, rel=1e-6)
-    assert cut.accuracy == pytest.approx(whole.accuracy)
+    assert cut.metrics == pytest.approx(whole.metrics)
 
 
 def entropy(text: bytes) -> float:

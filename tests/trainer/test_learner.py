@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,10 +17,11 @@ from training import read_split, same, small_config, task_of
 
 from trainyard_trainer.checkpointing.saver import on_host
 from trainyard_trainer.data.loading.batch import Batch
+from trainyard_trainer.data.loading.chunks import copied
 from trainyard_trainer.data.prepared import Prepared, decode
 from trainyard_trainer.engine.learner import Learner, seed_generators
 from trainyard_trainer.parallel.strategy import Worker
-from trainyard_trainer.recipes.validation import LossSums
+from trainyard_trainer.recipes.image_classification.recipe import Classification
 from trainyard_trainer.run_folder.progress import Length
 
 CPU = torch.device("cpu")
@@ -45,18 +47,18 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
 def batch(digits: Prepared) -> Batch:
     """128 digits."""
     images = decode(read_split(digits).slice(0, 128), digits.info)
-    return Batch(*(torch.tensor(images[key]) for key in ("image", "label", "id")))
+    return copied(images, np.arange(128), is_pinned=False)
 
 
 def learner_of(digits: Prepared, *, device: torch.device = CPU, **changes: Any) -> Learner:
     config = small_config(Path("/unused"), **changes)
     length = Length.of(config, digits.num_train)
-    return Learner(config, digits.info, length, Worker(device=device))
+    return Learner(config, digits, length, Worker(device=device))
 
 
 def step(learner: Learner, batch: Batch, number: int = 0) -> float:
     """Make a step; returns its loss."""
-    sums = LossSums(learner.worker.device)
+    sums = learner.new_sums()
     learner.step(batch, sums, epoch=0, step_in_epoch=number)
     loss, _ = sums.since_last()
     return loss
@@ -82,9 +84,9 @@ def test_the_loss_is_that_of_smoothed_labels(
 ) -> None:
     learner = learner_of(digits, train__label_smoothing=smoothing)
     learner.network.eval()
-    outputs = learner.network(learner.task.inputs(batch))
+    outputs = learner.network(Classification.inputs(learner.recipe, batch))
     # So much of each label is spread over all ten classes.
-    labels = functional.one_hot(batch.labels, 10) * (1 - smoothing) + smoothing / 10
+    labels = functional.one_hot(batch["label"], 10) * (1 - smoothing) + smoothing / 10
     expected = -(labels * outputs.log_softmax(dim=1)).sum(dim=1).mean()
     assert step(learner, batch) == pytest.approx(expected.item(), rel=1e-5)
 
@@ -111,7 +113,8 @@ def test_a_step_goes_at_the_rate_of_its_schedule(digits: Prepared, batch: Batch)
         train__optimizer=PLAIN_SGD,
     )
     rates = [
-        learner.step(batch, LossSums(CPU), epoch=0, step_in_epoch=number) for number in range(10)
+        learner.step(batch, learner.new_sums(), epoch=0, step_in_epoch=number)
+        for number in range(10)
     ]
     assert rates == pytest.approx([0.1 * number for number in range(1, 11)])
     assert learner.optimizer.param_groups[0]["lr"] == 1.0
@@ -169,14 +172,13 @@ def test_a_validation_uses_what_batch_norm_has_learnt_and_leaves_the_model_train
     before = {key: value.clone() for key, value in learner.network.state_dict().items()}
     whole, parts = learner.validate([batch]), learner.validate(parts_of(batch, 7))
     assert parts.loss == pytest.approx(whole.loss, rel=1e-5)
-    assert (parts.num_samples, parts.confusion) == (128, whole.confusion)
+    assert (parts.num_samples, parts.details) == (128, whole.details)
     assert learner.network.training
     assert same(learner.network.state_dict(), before)
 
 
 def parts_of(batch: Batch, size: int) -> list[Batch]:
-    columns = zip(*(column.split(size) for column in batch), strict=True)
-    return [Batch(*part) for part in columns]
+    return [batch.rows(start, start + size) for start in range(0, len(batch), size)]
 
 
 def test_with_an_average_it_is_the_average_that_is_validated(

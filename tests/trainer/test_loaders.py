@@ -356,7 +356,7 @@ def test_blocks_that_are_lost_end_the_run(tmp_path: Path, monkeypatch: pytest.Mo
 
 def columns_of(ids: list[int]) -> Columns:
     marks = np.array(ids)
-    return marks.astype(np.uint8).reshape(-1, 1, 1, 1), marks % 3, marks
+    return {"image": marks.astype(np.uint8).reshape(-1, 1, 1, 1), "label": marks % 3, "id": marks}
 
 
 def chunks_of(count: int, size: int) -> list[Columns]:
@@ -382,7 +382,7 @@ def test_batches_are_cut_from_chunks_of_any_size() -> None:
     chunks = list(in_order(chunks_of(100, 7), is_pinned=False))
     sizes = [1, 7, 6, 30, 14, 42]
     batches = list(cut(chunks, sizes))
-    assert [len(batch.pixels) for batch in batches] == sizes
+    assert [len(batch) for batch in batches] == sizes
     assert all_ids(batches) == list(range(100))
 
 

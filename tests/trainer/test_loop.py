@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +29,15 @@ from training import (
 from trainyard_trainer.checkpointing.checkpoint import (
     Checkpoints,
 )
+from trainyard_trainer.config.metric import ACCURACY
 from trainyard_trainer.config.train import EarlyStopping
 from trainyard_trainer.config.trainer_config import TrainerConfig
-from trainyard_trainer.data.loading.batch import Batch
+from trainyard_trainer.data.loading.chunks import copied
 from trainyard_trainer.data.loading.torch_loader import GlobalBatches
 from trainyard_trainer.data.prepared import decode
 from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.engine.loop import stopping
 from trainyard_trainer.parallel.strategy import Worker
-from trainyard_trainer.recipes.validation import LossSums, Validation
 from trainyard_trainer.run_folder.progress import Length, Trained
 
 ALL_STATE = {
@@ -150,13 +151,13 @@ def step_as_rank(
     with gloo_worker(rank, world_size, meeting_point) as worker:
         task = worker.from_rank_zero(task_of(config) if rank == 0 else None)
         length = Length(epochs=1, num_samples=129, global_batch_size=128, drop_last=False)
-        learner = Learner(config, task.data.info, length, worker)
+        learner = Learner(config, task.data, length, worker)
         learner.network.eval()
         order = GlobalBatches(length, worker, shuffle=False, seed=0)
         images = decode(read_split(task.data), task.data.info)
         for step, indices in enumerate(order):
-            batch = Batch(*(torch.tensor(images[key][indices]) for key in ("image", "label", "id")))
-            learner.step(batch, LossSums(worker.device), epoch=0, step_in_epoch=step)
+            batch = copied(images, indices, is_pinned=False)
+            learner.step(batch, learner.new_sums(), epoch=0, step_in_epoch=step)
         if rank == 0:
             torch.save(learner.network.state_dict(), result)
 
@@ -202,10 +203,6 @@ def broken_load(real: Any, weights: dict[str, torch.Tensor]) -> Any:
     return load
 
 
-def verdict(loss: float, accuracy: float) -> Validation:
-    return Validation(num_samples=1, loss=loss, accuracy=accuracy, confusion=(), worst=())
-
-
 @pytest.mark.parametrize(
     ("rule", "values", "stops_after"),
     [
@@ -221,7 +218,8 @@ def test_a_run_ends_early_when_validation_has_not_gained_for_its_patience(
 ) -> None:
     trained, left = Trained(), iter(values)
     while not trained.is_stopped_early and (value := next(left, None)) is not None:
-        trained = stopping(EarlyStopping(**rule), trained, verdict(value, value))
+        trained = replace(trained, metrics={"val_loss": value, "val_accuracy": value})
+        trained = stopping(EarlyStopping(**rule), trained, [ACCURACY])
     epochs = len(values) - len(list(left))
     assert (epochs if trained.is_stopped_early else None) == stops_after
 

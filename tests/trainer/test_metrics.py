@@ -7,14 +7,18 @@ from dataclasses import fields
 
 import pytest
 
+from trainyard_trainer.config.metric import RATIO, Metric
 from trainyard_trainer.report.charts import MetricsLines, curves
 from trainyard_trainer.run_folder.metrics import (
+    ENGINE_METRICS,
     METRICS,
     Curve,
     Gauge,
     RunMetric,
     gauge_values,
     metrics_page,
+    quality_of,
+    run_metrics,
     tensorboard_values,
 )
 from trainyard_trainer.run_folder.progress import MetricsRecord
@@ -22,8 +26,8 @@ from trainyard_trainer.run_folder.progress import MetricsRecord
 NOT_RECORDED = {"percent", "workers"}
 """Metrics of progress.json that the recorder computes itself."""
 
-OF_RECIPES = {"rmse", "val_rmse", "rows_per_s", "tokens_per_s", "mfu"}
-"""Metrics that only some recipes have."""
+OF_RECIPES = {"rows_per_s", "tokens_per_s", "mfu"}
+"""Speeds that only some recipes have."""
 
 TEMPERATURE = RunMetric(
     name="temperature",
@@ -58,8 +62,30 @@ def test_names_gauges_and_tags_are_unique() -> None:
 
 
 def test_each_metric_is_recorded_and_each_recorded_number_is_a_metric() -> None:
-    recorded = {field.name for field in fields(MetricsRecord)} - {"kind"}
-    assert {metric.name for metric in METRICS} == recorded | NOT_RECORDED | OF_RECIPES
+    recorded = {field.name for field in fields(MetricsRecord)} - {"kind", "metrics"}
+    names = {metric.name for metric in ENGINE_METRICS}
+    assert names == recorded | {"loss", "val_loss"} | NOT_RECORDED | OF_RECIPES
+
+
+def test_a_metric_of_a_recipe_has_a_gauge_a_curve_and_a_chart() -> None:
+    dice = Metric(name="dice", direction="higher", description="overlap of the masks", unit=RATIO)
+    table = run_metrics([dice])
+    line = {"kind": "epoch", "epoch": 1, "step": 5, "dice": 0.5, "val_dice": 0.25}
+    assert gauge_values(line, table) == {
+        "trainyard_epoch": 1,
+        "trainyard_step": 5,
+        "trainyard_dice_ratio": 0.5,
+        "trainyard_validation_dice_ratio": 0.25,
+    }
+    assert tensorboard_values(line, table) == {"epoch/dice": 0.5, "val/dice": 0.25}
+    (chart,) = curves(MetricsLines([line]), 1, metrics=table)
+    assert (chart.title, [one.name for one in chart.lines]) == ("Dice", ["training", "validation"])
+    assert not {"accuracy", "rmse"} & {metric.name for metric in table}
+
+
+def test_what_a_line_tells_of_the_model_is_its_loss_and_the_metrics_of_its_recipe() -> None:
+    line = {"kind": "epoch", "attempt": 1, "step": 5, "mfu": 0.4, "loss": 2.0, "dice": 0.5}
+    assert quality_of(line | {"val_loss": 3.0}) == {"loss": 2.0, "dice": 0.5, "val_loss": 3.0}
 
 
 def test_curves_of_one_chart_are_drawn_alike() -> None:

@@ -9,9 +9,10 @@ import torch
 from torch.nn import functional
 
 from trainyard_trainer.config.data import Augment
-from trainyard_trainer.data.loading.batch import Batch, moved
-from trainyard_trainer.data.loading.on_device import ToInput, augmented, random_numbers
+from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.prepared import DatasetInfo
+from trainyard_trainer.recipes.image_classification.on_device import ToInput, augmented
+from trainyard_trainer.recipes.random_numbers import random_numbers
 
 CPU = torch.device("cpu")
 BOTH = Augment(flip=True, crop=2)
@@ -21,11 +22,12 @@ def batch_of(ids: torch.Tensor, *, channels: int = 3, side: int = 6) -> Batch:
     """The same image for each id, in which no two pixels are equal and none is black."""
     image = torch.arange(1, channels * side * side + 1, dtype=torch.uint8)
     pixels = image.view(1, channels, side, side).repeat(len(ids), 1, 1, 1)
-    return Batch(pixels=pixels, labels=torch.zeros_like(ids), ids=ids)
+    return Batch({"image": pixels, "label": torch.zeros_like(ids)}, ids)
 
 
 def picked(batch: Batch, indices: torch.Tensor) -> Batch:
-    return Batch(*(column[indices] for column in batch))
+    columns = {name: column[indices] for name, column in batch.columns.items()}
+    return Batch(columns, batch.ids[indices])
 
 
 def windows(image_CHW: torch.Tensor, crop: int) -> list[torch.Tensor]:
@@ -104,8 +106,8 @@ def test_another_epoch_or_seed_changes_images_in_another_way(seed: int, epoch: i
 def test_about_half_of_the_images_are_mirrored() -> None:
     batch = batch_of(torch.arange(10_000), channels=1)
     changed = augmented(batch, Augment(flip=True), seed=0, epoch=0)
-    is_kept = (changed == batch.pixels).flatten(1).all(1)
-    is_mirrored = (changed == batch.pixels.flip(-1)).flatten(1).all(1)
+    is_kept = (changed == batch["image"]).flatten(1).all(1)
+    is_mirrored = (changed == batch["image"].flip(-1)).flatten(1).all(1)
     assert (is_kept ^ is_mirrored).all()
     assert 0.48 <= is_mirrored.double().mean() <= 0.52
 
@@ -113,18 +115,18 @@ def test_about_half_of_the_images_are_mirrored() -> None:
 def test_an_image_moves_by_at_most_so_many_pixels_and_black_comes_in() -> None:
     batch = batch_of(torch.arange(500))
     changed = augmented(batch, Augment(crop=1), seed=0, epoch=0)
-    found = moves(changed, batch.pixels[0], crop=1)
+    found = moves(changed, batch["image"][0], crop=1)
     assert set(found) == set(range(9))
     upper_left = changed[found.index(0), 0]
     assert upper_left[0].tolist() == [0] * 6
     assert upper_left[:, 0].tolist() == [0] * 6
-    assert upper_left[1, 1] == batch.pixels[0, 0, 0, 0]
+    assert upper_left[1, 1] == batch["image"][0, 0, 0, 0]
 
 
 def test_all_moves_occur_about_equally_often() -> None:
     batch = batch_of(torch.arange(25_000), channels=1)
     changed = augmented(batch, Augment(crop=2), seed=0, epoch=0)
-    counts = Counter(moves(changed, batch.pixels[0], crop=2))
+    counts = Counter(moves(changed, batch["image"][0], crop=2))
     assert len(counts) == 25
     assert min(counts.values()) > 850
     assert max(counts.values()) < 1150
@@ -144,23 +146,23 @@ def test_whether_an_image_is_mirrored_does_not_depend_on_where_it_moves() -> Non
 
 def test_images_without_augmentation_stay_as_they_are() -> None:
     batch = batch_of(torch.arange(5))
-    assert augmented(batch, Augment(), seed=0, epoch=0) is batch.pixels
+    assert augmented(batch, Augment(), seed=0, epoch=0) is batch["image"]
 
 
 @pytest.mark.parametrize("augment", [Augment(flip=True), Augment(crop=3), BOTH])
 def test_augmented_pixels_stay_bytes_of_the_same_shape(augment: Augment) -> None:
     batch = batch_of(torch.arange(5))
-    before = batch.pixels.clone()
+    before = batch["image"].clone()
     changed = augmented(batch, augment, seed=0, epoch=0)
-    assert (changed.dtype, changed.shape) == (torch.uint8, batch.pixels.shape)
-    assert torch.equal(batch.pixels, before)
+    assert (changed.dtype, changed.shape) == (torch.uint8, batch["image"].shape)
+    assert torch.equal(batch["image"], before)
     assert augmented(batch_of(torch.arange(0)), augment, seed=0, epoch=0).shape == (0, 3, 6, 6)
 
 
 def test_a_batch_moves_to_a_device_with_all_its_columns() -> None:
-    here = moved(batch_of(torch.arange(3)), CPU)
+    here = batch_of(torch.arange(3)).to(CPU)
     assert here.ids.tolist() == [0, 1, 2]
-    assert {column.device for column in here} == {CPU}
+    assert {column.device for column in here.columns.values()} == {CPU}
 
 
 # What the model gets.

@@ -105,7 +105,7 @@ def test_an_optimiser_is_as_asked_and_fused_where_the_device_can(
     wanted: dict[str, Any], kind: type, settings: dict[str, Any], device: str, is_fused: bool
 ) -> None:
     optimizer = build_optimizer(
-        nn.Linear(2, 2), train({"name": "cosine"}, wanted), torch.device(device)
+        nn.Linear(2, 2).parameters(), train({"name": "cosine"}, wanted), torch.device(device)
     )
     assert type(optimizer) is kind
     (group,) = optimizer.param_groups
@@ -118,7 +118,7 @@ def test_a_fused_optimiser_does_what_the_plain_one_does(wanted: dict[str, Any]) 
     for device in (CPU, torch.device("meta")):
         torch.manual_seed(0)
         network = nn.Linear(20, 10)
-        optimizer = build_optimizer(network, train({"name": "cosine"}, wanted), device)
+        optimizer = build_optimizer(network.parameters(), train({"name": "cosine"}, wanted), device)
         for _ in range(5):
             optimizer.zero_grad()
             network(torch.randn(8, 20)).square().sum().backward()

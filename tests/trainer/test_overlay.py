@@ -25,8 +25,8 @@ from tests.random_archives import (
 from trainyard_trainer.config.trainer_config import CODE_VARIABLE
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_files import submission
+from trainyard_trainer.run_folder import code_archive as overlay
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.user_code import archive as overlay
 
 
 def packed(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:

@@ -15,8 +15,8 @@ from tests.trainer.saved_run import IMAGES, open_small, save, weights_of
 from trainyard_trainer.checkpointing.checkpoint import (
     Checkpoints,
 )
-from trainyard_trainer.data.loading.on_device import ToInput
 from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.recipes.image_classification.on_device import ToInput
 from trainyard_trainer.recipes.saved_model import deliver, read_saved
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.tools import predict

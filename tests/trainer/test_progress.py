@@ -15,6 +15,7 @@ from training import metrics, open_folder, small_config, train_here
 from trainyard_trainer.checkpointing.checkpoint import (
     Checkpoints,
 )
+from trainyard_trainer.config.metric import ACCURACY
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.errors import ConfigError, StorageError
 from trainyard_trainer.run_folder.fence import Fence, Fenced
@@ -41,8 +42,7 @@ def report(step: int, *, kind: str = "interval", loss: float = 0.5) -> MetricsRe
         epoch=1,
         step=step,
         samples=step * 32,
-        loss=loss,
-        accuracy=0.75,
+        metrics={"loss": loss, "accuracy": 0.75, "val_loss": 0.4, "val_accuracy": 0.9},
         learning_rate=0.1,
         samples_per_s=100.0,
         eta_s=12.3,
@@ -50,8 +50,6 @@ def report(step: int, *, kind: str = "interval", loss: float = 0.5) -> MetricsRe
         step_s=0.02,
         checkpoint_stall_s=0.0,
         memory_bytes=2**20,
-        val_loss=0.4,
-        val_accuracy=0.9,
     )
 
 
@@ -153,7 +151,7 @@ def test_a_line_that_was_cut_off_is_no_record(tmp_path: Path) -> None:
 
 @contextmanager
 def recording(folder: RunFolder, **changes: Any) -> Iterator[Recorder]:
-    recorder = Recorder(folder, LENGTH, attempt=2, workers=3, **changes)
+    recorder = Recorder(folder, LENGTH, attempt=2, workers=3, metrics=[ACCURACY], **changes)
     yield recorder
     recorder.close()
 
@@ -288,7 +286,7 @@ def test_a_report_that_could_not_be_written_surfaces_at_the_next_use(
 
 def test_an_attempt_shows_where_it_starts(tmp_path: Path) -> None:
     folder = open_folder(small_config(tmp_path))
-    trained = Trained(epoch=2, step=20, samples=640, val_accuracy=0.8)
-    Recorder(folder, LENGTH, attempt=2, workers=1).show_start(trained)
+    trained = Trained(epoch=2, step=20, samples=640, metrics={"val_accuracy": 0.8})
+    Recorder(folder, LENGTH, attempt=2, workers=1, metrics=[ACCURACY]).show_start(trained)
     shown = json.loads(folder.read(folder.progress))
     assert (shown["percent"], shown["epoch"], shown["eta_s"]) == (50.0, 3, None)

@@ -15,7 +15,9 @@ from trainyard_trainer.user_code.run_config import run_config
 def test_user_code_imports_what_it_needs_from_the_package() -> None:
     assert trainyard_trainer.Recipe is Recipe
     assert trainyard_trainer.run_config is run_config
-    assert {"Recipe", "run_config"} <= set(dir(trainyard_trainer))
+    assert set(trainyard_trainer.__all__) <= set(dir(trainyard_trainer))
+    for name in trainyard_trainer.__all__:
+        assert getattr(trainyard_trainer, name).__name__ == name
 
 
 def test_the_package_alone_loads_neither_torch_nor_ray() -> None:

@@ -15,7 +15,7 @@ import torch
 from training import open_folder, small_config
 
 from trainyard_trainer.config.trainer_config import TrainerConfig
-from trainyard_trainer.data.prepared import DatasetInfo, Prepared, Split, read_pixels, to_table
+from trainyard_trainer.data.prepared import DatasetInfo, Prepared, Split, read_validation, to_table
 from trainyard_trainer.recipes.image_classification.classes import class_table, confusion, short
 from trainyard_trainer.recipes.image_classification.confusion import per_class
 from trainyard_trainer.recipes.image_classification.gallery import source
@@ -141,8 +141,9 @@ def page(config: TrainerConfig, *, metrics: list[dict[str, Any]], worst: list[An
     }
     write_lines(folder, folder.attempts, [attempt])
     validation = VALIDATION | {"worst": worst}
-    own = recipe_of(config.train).report(folder, config, data, SUMMARY, validation)
-    write_report(folder, config, data, SUMMARY, own)
+    recipe = recipe_of(config, data.info)
+    own = recipe.report(folder, config, data, SUMMARY, validation)
+    write_report(folder, config, data, SUMMARY, own, recipe.metrics)
     return folder.read(folder.report).decode()
 
 
@@ -302,7 +303,7 @@ def test_only_the_wanted_rows_come_in_the_order_asked_for(storage: tuple[str, st
     path, endpoint = storage
     data = prepare(RunFolder.open(path, "small", endpoint))
     rows = [28, 0, 13, 12, 28]
-    assert read_pixels(data, rows)[:, 0, 0, 0].tolist() == rows
+    assert read_validation(data, rows, "image")[:, 0, 0, 0].tolist() == rows
 
 
 def test_labels_are_those_of_all_files(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def save(config: TrainerConfig, samples: int, fence: Fence) -> str:
         attempt=fence.attempt,
         group=fence.group,
         contents={MODEL: {"weight": torch.tensor([float(samples)])}, STATE: {"partial_epoch": {}}},
-        facts={"config": config.model_dump(mode="json"), "images": {}},
+        facts={"config": config.model_dump(mode="json"), "data": {}},
     )
 
 

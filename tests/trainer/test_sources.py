@@ -296,9 +296,9 @@ def open_data(folder: RunFolder, model: Model | None = None, **data: Any) -> Pre
     return run_data.open_data(
         Data(**data),
         folder,
-        form=Classification().prepare_options(
+        form=Classification(
             model or Model(name="resnet18", in_channels=1, num_classes=10)
-        ),
+        ).prepare_options(),
         storage_endpoint=None,
         say=lambda line: None,
     )

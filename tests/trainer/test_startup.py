@@ -17,7 +17,7 @@ from trainyard_trainer.engine.startup_batches import StartupBatches
 from trainyard_trainer.run_folder.log import Output
 from trainyard_trainer.run_folder.startup import Startup
 
-BATCH = Batch(torch.zeros(1, 1, 2, 2, dtype=torch.uint8), torch.zeros(1), torch.zeros(1))
+BATCH = Batch({"image": torch.zeros(1, 1, 2, 2, dtype=torch.uint8)}, torch.zeros(1))
 
 
 class TwoBatches:

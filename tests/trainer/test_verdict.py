@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from training import small_config
 
-from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.trainer_config import BuiltInConfig
 from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.report.verdict import Verdict, judge
 from trainyard_trainer.run_folder.progress import TIME_PHASES
@@ -134,4 +134,4 @@ def test_the_config_takes_the_remedy(
         section = section[part]
     assert name in section
     section[name] = {"true": True}.get(value, int(value) if value.isdecimal() else value)
-    TrainerConfig.model_validate(config)
+    BuiltInConfig.model_validate(config)

@@ -22,15 +22,15 @@ from trainyard_trainer.checkpointing.checkpoint import (
     MODEL,
     Checkpoints,
 )
-from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.trainer_config import BuiltInConfig, TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.prepared import Prepared
 from trainyard_trainer.engine import worker as engine
 from trainyard_trainer.engine.learner import Learner
+from trainyard_trainer.engine.sums import LossSums
 from trainyard_trainer.engine.task import TrainingTask
 from trainyard_trainer.engine.worker import Outcome, work
 from trainyard_trainer.parallel.strategy import Worker
-from trainyard_trainer.recipes.validation import LossSums
 from trainyard_trainer.run_folder.fence import Fence
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.progress import read_lines
@@ -73,7 +73,7 @@ def small_config(storage: Path, **changes: Any) -> TrainerConfig:
         for name in sections:
             section = section.setdefault(name, {})
         section[key] = value
-    return TrainerConfig.model_validate(config)
+    return BuiltInConfig.model_validate(config)
 
 
 def open_folder(config: TrainerConfig) -> RunFolder:
@@ -130,7 +130,7 @@ def step_losses(worker: Worker) -> Iterator[list[float]]:
     def told(learner: Learner, batch: Batch, sums: LossSums, **place: int) -> float:
         before = sums.over_workers(worker)
         rate = step(learner, batch, sums, **place)
-        loss, _, count = (sums.over_workers(worker) - before).tolist()
+        loss, count, *_ = (sums.over_workers(worker) - before).tolist()
         losses.append(loss / count)
         return rate
 

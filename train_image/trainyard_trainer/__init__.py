@@ -1,6 +1,6 @@
 """The trainer, which runs in the container image: config -> data, model and training loop -> run folder.
 
-User code imports `Recipe` and `run_config` from here. Both are loaded when they are first used, so that
+User code imports the names of `__all__` from here. They are loaded when they are first used, so that
 `trainyard_trainer.config` can be imported on a machine without torch and Ray.
 """
 
@@ -10,13 +10,35 @@ TYPE_CHECKING = False  # `typing.TYPE_CHECKING`, without importing typing
 if TYPE_CHECKING:
     from typing import Any
 
+    from trainyard_trainer.config.metric import Metric
+    from trainyard_trainer.config.section import Settings
+    from trainyard_trainer.data.loading.batch import Batch
+    from trainyard_trainer.recipes.loss import Evaluation, Loss, Top
+    from trainyard_trainer.recipes.random_numbers import random_numbers
     from trainyard_trainer.recipes.recipe import Recipe
     from trainyard_trainer.user_code.run_config import run_config
 
-__all__ = ["Recipe", "run_config"]
+__all__ = [
+    "Batch",
+    "Evaluation",
+    "Loss",
+    "Metric",
+    "Recipe",
+    "Settings",
+    "Top",
+    "random_numbers",
+    "run_config",
+]
 
 _MODULES = {
+    "Batch": "trainyard_trainer.data.loading.batch",
+    "Evaluation": "trainyard_trainer.recipes.loss",
+    "Loss": "trainyard_trainer.recipes.loss",
+    "Metric": "trainyard_trainer.config.metric",
     "Recipe": "trainyard_trainer.recipes.recipe",
+    "Settings": "trainyard_trainer.config.section",
+    "Top": "trainyard_trainer.recipes.loss",
+    "random_numbers": "trainyard_trainer.recipes.random_numbers",
     "run_config": "trainyard_trainer.user_code.run_config",
 }
 """The module of each name that is loaded when it is first used."""

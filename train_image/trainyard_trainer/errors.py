@@ -36,6 +36,10 @@ class UserCodeFailed(RunError):
         self.is_final = is_final
 
 
+class DatasetError(RunError):
+    """The user's data set has failed to give a sample, or its samples make no batch."""
+
+
 class Diverged(RunError):
     """The loss or a weight is no number any more: the same steps would lead there again."""
 

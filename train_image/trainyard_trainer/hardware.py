@@ -16,6 +16,23 @@ DRIVER_FILE = Path("/proc/driver/nvidia/version")
 DRIVER_VERSION = re.compile(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", re.MULTILINE)
 
 
+PEAK_FLOPS = {
+    "NVIDIA A10": 125e12,
+    "NVIDIA A100": 312e12,
+    "NVIDIA A40": 149.7e12,
+    "NVIDIA B200": 2250e12,
+    "NVIDIA H100": 989e12,
+    "NVIDIA H100 NVL": 835e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA H200 NVL": 835e12,
+    "NVIDIA L4": 121e12,
+    "NVIDIA L40S": 362e12,
+}
+"""FLOPs per second in bf16 without sparsity, as NVIDIA's data sheets have them, by the first words of a GPU's
+name; the longest that fits counts."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuFacts:
     """The model and the id of a GPU."""
@@ -44,3 +61,19 @@ def driver_version(file: Path = DRIVER_FILE) -> str | None:
     except OSError:
         return None
     return found[1] if found else None
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """Return a GPU's FLOPs per second in bf16; None if unknown, as of a CPU or a part of a GPU (MIG)."""
+    import torch
+
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    if " MIG " in name:
+        return None
+    known = [words for words in PEAK_FLOPS if _begins_with(name, words)]
+    return PEAK_FLOPS[max(known, key=len)] if known else None
+
+
+def _begins_with(name: str, words: str) -> bool:
+    """`NVIDIA A100-SXM4-80GB` begins with `NVIDIA A100`, `NVIDIA A10G` not with `NVIDIA A10`."""
+    return name == words or name.startswith((f"{words} ", f"{words}-"))

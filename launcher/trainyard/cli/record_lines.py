@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from trainyard_trainer.config.metric import VALIDATION_PREFIX, is_validation
 from trainyard_trainer.run_files.driver_output import PROGRESS, SUMMARY, record_of
 
 Object = dict[str, Any]
@@ -17,7 +18,7 @@ def clock_text(seconds: float) -> str:
 
 
 def progress_text(progress: Object) -> str:
-    """Return a progress record as one line: epoch, step, loss, accuracy, speed and time left."""
+    """Return a progress record as one line: epoch, step, loss, a metric, speed and time left."""
     if "reports" in progress:  # user code
         return _reported_text(progress)
     parts = [
@@ -34,11 +35,15 @@ def progress_text(progress: Object) -> str:
 
 
 def _how_well(progress: Object) -> list[str]:
-    if "val_rmse" in progress:  # of a regression, which has no accuracy
-        return [_figure("validation RMSE", progress["val_rmse"], ".4g")]
+    """Return the recipe's first metric, in training and validation."""
+    names = [name for name in progress if f"{VALIDATION_PREFIX}{name}" in progress][:1]
     return [
-        _figure("accuracy", progress["accuracy"], ".3f"),
-        _figure("validation", progress["val_accuracy"], ".3f"),
+        text
+        for name in names
+        for text in (
+            _figure(name.replace("_", " "), progress[name], "#.3g"),
+            _figure("validation", progress[f"{VALIDATION_PREFIX}{name}"], "#.3g"),
+        )
     ]
 
 
@@ -94,12 +99,9 @@ def summary_text(summary: Object) -> str:
         )
     resumed = f", resumed from {summary['resumed_from']}" if summary["resumed_from"] else ""
     unit = "rounds" if "rounds" in summary else "epochs"
-    accuracy = summary["val_accuracy"]
-    result = (
-        f"validation RMSE {summary['val_rmse']:.4g}"
-        if accuracy is None
-        else f"validation accuracy {accuracy:.4f}"
-    )
+    metric = next(name for name in summary if is_validation(name))
+    words = metric.removeprefix(VALIDATION_PREFIX).replace("_", " ")
+    result = _figure(f"validation {words}", summary[metric], "#.4g")
     return (
         f"succeeded: {result} after {summary['epochs']} {unit} "
         f"in {clock_text(summary['train_s'])} ({_speed_text(summary)}{resumed}); "

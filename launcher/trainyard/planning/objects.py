@@ -12,7 +12,7 @@ from trainyard.planning.render import render_job
 from trainyard.platform import Platform
 from trainyard.rules import check
 from trainyard.run_file.code_archive import UPLOAD_LIMIT_MIB, Overlay, pack
-from trainyard.run_file.models import RunConfig, UserCodeRun
+from trainyard.run_file.models import RunConfig, RunWithCode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +50,6 @@ def pack_code(run: RunConfig, limit_mib: int | None = UPLOAD_LIMIT_MIB) -> Overl
 
     Raises ConfigError if the folder cannot be read, or if its archive is larger than `limit_mib` MiB.
     """
-    if isinstance(run, UserCodeRun) and run.code is not None:
+    if isinstance(run, RunWithCode) and run.code is not None:
         return pack(Path(run.code), limit_mib)
     return None

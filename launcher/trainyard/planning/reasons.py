@@ -13,7 +13,7 @@ from trainyard.planning.sizing.layout import batch_share, count
 from trainyard.planning.sizing.pod_sizes import MIB_PER_GIB, OBJECT_STORE_LIMIT_MIB, PodSize
 from trainyard.platform import Platform, Pool
 from trainyard.run_file.code_archive import LIMIT_KIB
-from trainyard.run_file.models import BoostingRun, RecipeRun, RunConfig
+from trainyard.run_file.models import BoostingRun, NetworkRun, RunConfig
 from trainyard.run_file.network import Network
 from trainyard_trainer.config.limits import stop_after_s
 from trainyard_trainer.config.scaling import DATA_CPUS
@@ -60,7 +60,7 @@ Row = tuple[str, str, str]
 
 def _training_rows(plan: Plan, run: RunConfig) -> list[Row]:
     """Return the rows that depend on the kind of run: batch, rows of data, or user code."""
-    if isinstance(run, RecipeRun):
+    if isinstance(run, NetworkRun):
         return _batch_rows(plan, run)
     if isinstance(run, BoostingRun):
         why = "each worker keeps its share of the rows in memory, and exchanges only sums over them"
@@ -214,7 +214,7 @@ def _data_rows(plan: Plan, run: RunConfig, platform: Platform) -> list[Row]:
     ]
 
 
-def _batch_rows(plan: Plan, run: RecipeRun) -> list[Row]:
+def _batch_rows(plan: Plan, run: NetworkRun) -> list[Row]:
     """Return the rows of a worker's batch, which is largest with the fewest workers of an elastic run."""
     batch, fewest = batch_share(run, plan.workers), plan.min_nodes * plan.workers_per_node
     largest, passes = "", ""

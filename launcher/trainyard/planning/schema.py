@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from typing_extensions import assert_never
 
 from trainyard.platform import Platform
-from trainyard.run_file.models import BoostingRun, CommandRun, FunctionRun, RecipeRun
+from trainyard.run_file.models import RUN_MODELS
 
 Kind = Literal["run", "platform"]
 
@@ -27,7 +27,7 @@ def schema_of(kind: Kind) -> dict[str, Any]:
     """Return the JSON Schema of a run file or of a platform file."""
     match kind:
         case "run":
-            schema = _either(RecipeRun, BoostingRun, CommandRun, FunctionRun)
+            schema = _either(*RUN_MODELS.values())
             _exactly_one(schema["$defs"]["Resources"], "gpus", "workers")
         case "platform":
             schema = _plain(Platform)

@@ -13,6 +13,7 @@ from trainyard.run_file.models import (
     BoostingRun,
     CommandRun,
     FunctionRun,
+    OwnRecipeRun,
     RecipeRun,
     RunConfig,
     UserCodeRun,
@@ -22,9 +23,10 @@ from trainyard_trainer.config.storage import Storage
 from trainyard_trainer.config.trainer_config import (
     AnyConfig,
     BoostingConfig,
+    BuiltInConfig,
     CommandConfig,
     FunctionConfig,
-    TrainerConfig,
+    OwnRecipeConfig,
 )
 
 LAUNCH_KEYS = {"image", "resources", "queue", "network", "volumes", "labels", "annotations"}
@@ -40,10 +42,13 @@ def trainer_config(
     common = _common(run, scaling, storage)
     if isinstance(run, BoostingRun):
         return BoostingConfig(data=run.data, train=run.train, checkpoint=run.checkpoint, **common)
-    assert isinstance(run, RecipeRun)
+    assert isinstance(run, RecipeRun | OwnRecipeRun)
     for workers in scaling.sizes:
         batch_share(run, workers)
-    return TrainerConfig(data=run.data, train=run.train, checkpoint=run.checkpoint, **common)
+    common |= {"train": run.train, "data": run.data, "checkpoint": run.checkpoint}
+    if isinstance(run, OwnRecipeRun):
+        return OwnRecipeConfig(code_sha256=None if code is None else code.sha256, **common)
+    return BuiltInConfig(**common)
 
 
 def _common(run: RunConfig, scaling: Scaling, storage: Storage) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainyard.errors import ConfigError
 from trainyard.run_file.credentials import refuse_credentials
-from trainyard.run_file.models import RUN_MODELS, RecipeRun, RunConfig, UserCodeRun
+from trainyard.run_file.models import RUN_MODELS, RecipeRun, RunConfig, RunWithCode
 from trainyard.run_file.overrides import assign, parse_amount, parse_overrides
 from trainyard.run_file.validation import check_name, shown_value, validate
 from trainyard.run_file.values import refuse_untransportable
@@ -51,7 +51,7 @@ def load_run(
     # Credentials are refused before validation, whose messages would show them.
     refuse_credentials(document, title)
     run = validate(_model_for(document, title), document, title)
-    if isinstance(run, UserCodeRun) and run.code is not None:
+    if isinstance(run, RunWithCode) and run.code is not None:
         return run.model_copy(update={"code": _absolute(folder, run.code)})
     return run
 

@@ -28,12 +28,13 @@ from trainyard_trainer.config.boosting import Boosting, require_boosting_fit
 from trainyard_trainer.config.checkpoint import BoostingCheckpoint, CheckpointConfig
 from trainyard_trainer.config.data import Data, Table
 from trainyard_trainer.config.limits import Limits
+from trainyard_trainer.config.own_recipe import OWN_RECIPE, OwnData, OwnRecipe
 from trainyard_trainer.config.recipes import BOOSTING, AnyTrain
 from trainyard_trainer.config.scaling import Faults
 from trainyard_trainer.config.section import Section
-from trainyard_trainer.config.train import require_fit, require_one_size
+from trainyard_trainer.config.train import Train, require_fit, require_one_size
 from trainyard_trainer.config.trainer_config import RunName
-from trainyard_trainer.config.user_code import Command, Function, RunWith
+from trainyard_trainer.config.user_code import Command, Reference, RunWith
 from trainyard_trainer.config.variables import Secrets, Variables
 
 _PATH_COMPONENT = r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*"
@@ -214,6 +215,16 @@ VolumeNames = Annotated[
 """Names of data volumes."""
 
 
+Code = Annotated[
+    str | None,
+    Field(
+        description="Folder with your code, relative to the run file. It is packed and sent with the run, "
+        "and the code runs in it. Files that .gitignore names are left out."
+    ),
+]
+"""The folder of the user's code."""
+
+
 class RunConfig(Section):
     """The keys that every run file has, whatever it runs."""
 
@@ -266,7 +277,44 @@ class RunConfig(Section):
         return self
 
 
-class RecipeRun(RunConfig):
+class NetworkRun(RunConfig):
+    """A run file with a recipe that trains a neural network."""
+
+    train: Train
+    """The recipe and its settings."""
+
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """When checkpoints are saved, and which are kept."""
+
+    @model_validator(mode="after")
+    def _has_a_possible_size(self) -> Self:
+        unit = f"resources.{self.resources.unit}"
+        require_one_size(self.train, unit, is_elastic=self.resources.is_elastic)
+        return self
+
+
+class OwnRecipeRun(NetworkRun):
+    """A run file with a recipe of the user."""
+
+    code: Code = None
+
+    data: OwnData
+    """Data set to train on."""
+
+    train: OwnRecipe
+    """The recipe and its settings."""
+
+    @model_validator(mode="after")
+    def _has_no_data_nodes(self) -> OwnRecipeRun:
+        if self.resources.data is not None:
+            raise PydanticCustomError(
+                "one_of",
+                "resources.data is for the Ray loader, which does not load data.dataset: remove it",
+            )
+        return self
+
+
+class RecipeRun(NetworkRun):
     """A run file with a built-in recipe that trains a neural network."""
 
     data: Data
@@ -275,14 +323,9 @@ class RecipeRun(RunConfig):
     train: AnyTrain
     """The recipe and its settings."""
 
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    """When checkpoints are saved, and which are kept."""
-
     @model_validator(mode="after")
     def _recipe_fits(self) -> RecipeRun:
-        require_fit(self.data, self.train)
-        unit = f"resources.{self.resources.unit}"
-        require_one_size(self.train, unit, is_elastic=self.resources.is_elastic)
+        require_fit(self.data, self.train, self.checkpoint)
         return self
 
     @model_validator(mode="after")
@@ -343,9 +386,7 @@ class BoostingRun(RunConfig):
 class UserCodeRun(RunConfig):
     """A run file with the user's own code instead of a built-in recipe."""
 
-    code: str | None = None
-    """Folder with your code, relative to the run file. It is packed and sent with the run, and the code
-    runs in it. Files that .gitignore names are left out."""
+    code: Code = None
 
     @model_validator(mode="after")
     def _has_one_number_of_workers(self) -> UserCodeRun:
@@ -389,7 +430,7 @@ class CommandRun(UserCodeRun):
 class FunctionRun(UserCodeRun):
     """A run file with a training function of the user, which Ray Train calls on each worker."""
 
-    function: Function
+    function: Reference
     """The training function as `module:callable`: the `train_loop_per_worker` of a Ray TorchTrainer."""
 
     train_loop_config: dict[str, Any] = Field(default_factory=dict)
@@ -400,8 +441,12 @@ class FunctionRun(UserCodeRun):
     `ray.train.get_dataset_shard(name)` returns the worker's shard."""
 
 
+RunWithCode = UserCodeRun | OwnRecipeRun
+"""A run that may have a folder with the user's code."""
+
 RUN_MODELS: dict[str, type[RunConfig]] = {
     "train": RecipeRun,
+    OWN_RECIPE: OwnRecipeRun,
     BOOSTING: BoostingRun,
     "command": CommandRun,
     "function": FunctionRun,

@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from trainyard.run_file.models import RunConfig, UserCodeRun
+from trainyard.run_file.models import RunConfig, RunWithCode
 
 GIT_S = 10.0
 """For how many seconds git may look at the files of a folder."""
@@ -32,7 +32,7 @@ class GitState:
 
 def source_of(run: RunConfig, run_file: Path | None = None) -> GitState | None:
     """Return the git state of the folder of a run's code, else of its run file or the current folder."""
-    if isinstance(run, UserCodeRun) and run.code is not None:
+    if isinstance(run, RunWithCode) and run.code is not None:
         return git_state(Path(run.code))
     return git_state(Path.cwd() if run_file is None else run_file.resolve().parent)
 

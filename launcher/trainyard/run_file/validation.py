@@ -89,8 +89,8 @@ def _describe_problem(model: type[BaseModel], detail: ErrorDetails) -> str:
     if detail["type"] == "union_tag_invalid":
         context = detail["ctx"]
         if context["discriminator"] != "'name'":
-            recipes = ", ".join(map(repr, RECIPES))
-            return f"{path}.recipe = {context['tag']!r}: must be one of {recipes}"
+            choices = f"one of {', '.join(map(repr, RECIPES))}, or module:Class of your own"
+            return f"{path}.recipe = {context['tag']!r}: must be {choices}"
         return f"{path}.name = {context['tag']!r}: must be one of {context['expected_tags']}"
     if detail["type"] == "string_type" and isinstance(detail["input"], bool | int | float):
         return f"{path} = {value}: must be text, and {how_to_quote(detail['input'])}"

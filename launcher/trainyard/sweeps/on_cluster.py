@@ -249,20 +249,20 @@ class OutcomeRecorder:
             for run in runs:
                 folder = first.sibling(run)
                 if has_trained(folder, prepared_runs[run].config):
-                    outcome = completed(SweepOutcome(phase="succeeded"), folder, self._goal)
+                    outcome = completed(SweepOutcome(phase="succeeded"), folder)
                     self.outcomes[run] = outcome
                     self._say(run, outcome_text(outcome, self._goal, is_new=False))
 
     def complete(self) -> None:
         """Read the missing metrics of the runs that have succeeded from their folders."""
-        runs = [run for run, outcome in self.outcomes.items() if outcome.lacks(self._goal)]
+        runs = [run for run, outcome in self.outcomes.items() if outcome.is_incomplete]
         if not runs:
             return
         try:
             with open_folder(self._cluster, self._platform, runs[0]) as first:
                 for run in runs:
                     folder = first.sibling(run)
-                    self.outcomes[run] = completed(self.outcomes[run], folder, self._goal)
+                    self.outcomes[run] = completed(self.outcomes[run], folder)
         except ClusterError as error:
             self._print(f"the metrics of {len(runs)} runs could not be read: {error.what}")
 
@@ -280,10 +280,10 @@ class OutcomeRecorder:
                 summary=run_status.summary,
             )
             ray_cluster = job.get("status", {}).get("rayClusterName", "")
-            head = head_pod(self._cluster, ray_cluster) if outcome.lacks(self._goal) else None
+            head = head_pod(self._cluster, ray_cluster) if outcome.is_incomplete else None
             if head is not None:
                 with open_folder(self._cluster, self._platform, change.run, head) as folder:
-                    outcome = completed(outcome, folder, self._goal)
+                    outcome = completed(outcome, folder)
         except ClusterUnreachable:
             raise
         except ClusterError:

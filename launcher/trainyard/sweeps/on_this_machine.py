@@ -48,7 +48,7 @@ def train_here(
         outcome = (
             _train_one(config, code, source, say) if is_new else SweepOutcome(phase="succeeded")
         )
-        outcomes[combination.name] = outcome = completed(outcome, folder, goal)
+        outcomes[combination.name] = outcome = completed(outcome, folder)
         say(f"{combination.name} ({combination}): {outcome_text(outcome, goal, is_new=is_new)}")
     return outcomes
 

@@ -8,21 +8,31 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from trainyard.errors import ConfigError
-from trainyard.run_file.models import RunConfig, UserCodeRun
+from trainyard.run_file.models import BoostingRun, RecipeRun, RunConfig
 from trainyard.submission.status import Phase
 from trainyard.sweeps.combinations import Combination
+from trainyard_trainer.config.boosting import Boosting
 from trainyard_trainer.config.identity import LENGTHS, identity_of
+from trainyard_trainer.config.metric import (
+    LOSS,
+    VALIDATION_PREFIX,
+    Direction,
+    goals_of,
+    is_validation,
+)
+from trainyard_trainer.config.recipes import metrics_of
+from trainyard_trainer.config.train import Train
 from trainyard_trainer.config.trainer_config import AttemptConfig
 from trainyard_trainer.run_files import names
 from trainyard_trainer.run_files.driver_output import record_of
 
 Object = dict[str, Any]
 
-RECIPE_METRICS = ("val_accuracy", "best_val_accuracy", "val_loss", "loss", "accuracy")
-"""The metrics that built-in recipes report: those of the last epoch, and the best validation accuracy."""
+DEFAULT_METRIC = "val_accuracy"
+"""The metric of a sweep over user code, unless `--metric` names another one."""
 
-RECORDED = ("val_loss",)
-"""Those of `RECIPE_METRICS` that are only in metrics.jsonl, not in summary.json or progress.json."""
+BEST_PREFIX = "best_"
+"""`best_val_<name>` is the value of `val_<name>` at the best checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,20 +47,37 @@ class Goal:
         return value < than if self.is_lowest else value > than
 
 
-def goal_of(text: str, runs: Sequence[RunConfig] = ()) -> Goal:
+def goal_of(text: str | None, runs: Sequence[RunConfig] = ()) -> Goal:
     """Parse `--metric`: `accuracy` is maximised, metrics that end in loss and `-error` are minimised.
 
-    Raises ConfigError if a built-in recipe among the runs does not report the metric.
+    None stands for the first metric of the recipe. A metric of a recipe has its own direction. Raises
+    ConfigError if a built-in recipe among the runs does not report the metric.
     """
+    recipes = [reported_by(run.train) for run in runs if isinstance(run, RecipeRun | BoostingRun)]
+    if text is None:
+        text = next(iter(recipes[0])) if recipes else DEFAULT_METRIC
     metric = text.removeprefix("-")
     if not metric:
         raise ConfigError("--metric is empty: set it to the name of a metric")
-    if metric not in RECIPE_METRICS and any(not isinstance(run, UserCodeRun) for run in runs):
-        raise ConfigError(
-            f"--metric {metric}: a built-in recipe does not report this metric",
-            f"It reports: {', '.join(RECIPE_METRICS)}.",
-        )
-    return Goal(metric=metric, is_lowest=text != metric or metric.endswith("loss"))
+    for reported in recipes:
+        if metric not in reported:
+            raise ConfigError(
+                f"--metric {metric}: a built-in recipe does not report this metric",
+                f"It reports: {', '.join(reported)}.",
+            )
+    lowest = {name for each in recipes for name, direction in each.items() if direction == "lower"}
+    is_lowest = text != metric or metric.endswith(LOSS) or metric in lowest
+    return Goal(metric=metric, is_lowest=is_lowest)
+
+
+def reported_by(train: Train | Boosting) -> dict[str, Direction]:
+    """Return the metrics in the summary.json of a recipe, with their directions; the main one first."""
+    goals = goals_of(metrics_of(train)).values()
+    return {
+        **{goal.name: goal.direction for goal in goals},
+        **{f"{BEST_PREFIX}{goal.name}": goal.direction for goal in goals},
+        **{goal.name.removeprefix(VALIDATION_PREFIX): goal.direction for goal in goals},
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,36 +88,37 @@ class SweepOutcome:
     message: str = ""
     summary: Object | None = None
     progress: Object | None = None
-    epoch: Object | None = None
-    """The record of the last epoch in metrics.jsonl."""
 
     @property
     def metrics(self) -> dict[str, float]:
         """The last value of each metric that is a finite number."""
         found: dict[str, float] = {}
-        for record in (self.progress or {}, self.epoch or {}, self.summary or {}):
+        for record in (self.progress or {}, self.summary or {}):
             found |= _numbers(record)
-        return {name: found[name] for name in (*RECIPE_METRICS, *found) if name in found}
+        return found
 
-    def lacks(self, goal: Goal) -> bool:
-        """Return whether the goal needs records of the run's folder that were not read yet."""
-        if self.phase != "succeeded":
-            return False
-        if self.summary is None:
-            return True
-        return self.epoch is None and goal.metric in RECORDED and "program" not in self.summary
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether the metrics are in a record of the run's folder that was not read yet."""
+        return self.phase == "succeeded" and self.summary is None
 
 
 def _numbers(record: Object) -> dict[str, float]:
     """Return the metrics of a record. User code has a mapping `metrics`; recipes have top-level keys."""
     metrics = record.get("metrics")
     if not isinstance(metrics, dict):
-        metrics = {name: record.get(name) for name in RECIPE_METRICS}
+        metrics = {name: value for name, value in record.items() if _is_metric(name, record)}
     return {
         name: value
         for name, value in metrics.items()
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     }
+
+
+def _is_metric(name: str, record: Object) -> bool:
+    """Whether a key of a recipe's record is the loss, or a metric of training or validation."""
+    is_trained = name == LOSS or f"{VALIDATION_PREFIX}{name}" in record
+    return is_trained or is_validation(name.removeprefix(BEST_PREFIX))
 
 
 class FileReader(Protocol):
@@ -99,24 +127,17 @@ class FileReader(Protocol):
     def read(self, file: str) -> str | None: ...
 
 
-def completed(outcome: SweepOutcome, folder: FileReader, goal: Goal) -> SweepOutcome:
+def completed(outcome: SweepOutcome, folder: FileReader) -> SweepOutcome:
     """Return the outcome with the missing records from the run's folder."""
-    outcome = replace(
+    return replace(
         outcome,
         summary=outcome.summary or _record(folder, names.SUMMARY),
         progress=outcome.progress or _record(folder, names.PROGRESS),
     )
-    return replace(outcome, epoch=_last_epoch(folder)) if outcome.lacks(goal) else outcome
 
 
 def _record(folder: FileReader, file: str) -> Object | None:
     return record_of(folder.read(file) or "", "")
-
-
-def _last_epoch(folder: FileReader) -> Object | None:
-    lines = reversed((folder.read(names.METRICS) or "").splitlines())
-    records = (record_of(line, "") for line in lines)
-    return next((one for one in records if one is not None and one.get("kind") == "epoch"), None)
 
 
 def has_trained(folder: FileReader, config: Object) -> bool:
@@ -179,10 +200,8 @@ def _counts(outcome: SweepOutcome) -> Object:
 
 def table_of_rows(rows: Sequence[Object], goal: Goal) -> tuple[list[str], list[list[str]]]:
     """Return the headings and cells of a table. The goal's metric comes first, empty columns are omitted."""
-    reported = {name for row in rows for name in row["metrics"]} - {goal.metric}
-    others = [
-        name for name in dict.fromkeys((*RECIPE_METRICS, *sorted(reported))) if name in reported
-    ]
+    reported = dict.fromkeys(name for row in rows for name in row["metrics"])
+    others = [name for name in reported if name != goal.metric]
     keys = list(rows[0]["settings"])
     columns = [
         ("run", [row["run"] for row in rows]),

@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import partial
 from importlib.util import find_spec
 from typing import Any, TypeVar
+
+from pydantic_core import PydanticCustomError
 
 from trainyard_trainer.checkpointing import resume
 from trainyard_trainer.checkpointing.checkpoint import (
@@ -24,16 +25,28 @@ from trainyard_trainer.checkpointing.checkpoint import (
 )
 from trainyard_trainer.checkpointing.retention import best_of
 from trainyard_trainer.config.batch_share import share_batch
-from trainyard_trainer.config.trainer_config import BoostingConfig, RecipeConfig, TrainerConfig
+from trainyard_trainer.config.data import Data, Table
+from trainyard_trainer.config.metric import LOSS, VALIDATION_PREFIX
+from trainyard_trainer.config.own_recipe import OwnData, OwnRecipe
+from trainyard_trainer.config.recipes import best_goal, metrics_of
+from trainyard_trainer.config.train import require_goals
+from trainyard_trainer.config.trainer_config import (
+    BoostingConfig,
+    RecipeConfig,
+    TrainerConfig,
+    code_of,
+)
+from trainyard_trainer.data.loading.rows import RunData, read_stand_in
+from trainyard_trainer.data.loading.user_dataset import UserDataset
 from trainyard_trainer.data.preparation import run_data
-from trainyard_trainer.data.prepared import Prepared
 from trainyard_trainer.engine.task import TrainingTask
 from trainyard_trainer.engine.worker import Outcome
 from trainyard_trainer.errors import ConfigError, Diverged, RunError
-from trainyard_trainer.recipes.registry import recipe_of, speeds_in
+from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.recipes.saved_model import deliver
+from trainyard_trainer.recipes.trial import try_recipe
 from trainyard_trainer.run_files.driver_output import SUMMARY, record_line
-from trainyard_trainer.run_folder import attempt_scope
+from trainyard_trainer.run_folder import attempt_scope, code_archive
 from trainyard_trainer.run_folder.attempt_scope import (
     running_attempt,
     say,
@@ -53,6 +66,7 @@ from trainyard_trainer.run_folder.run_limit import limited
 from trainyard_trainer.run_folder.run_record import RunRecord, without_record
 from trainyard_trainer.run_folder.startup import Startup, process_age_s
 from trainyard_trainer.run_folder.submission import record_submission
+from trainyard_trainer.user_import import user_errors
 from trainyard_trainer.versions import NETWORKS, versions
 
 Fit = Callable[[TrainingTask, RunFolder, Lease], Outcome]
@@ -72,6 +86,9 @@ def run(config: TrainerConfig, output: Output, fit: Fit) -> None:
     folder = RunFolder.open(config.storage.path, config.name, config.storage.endpoint)
 
     # The checks that need no data come first, before anything in the run's folder changes.
+    code = code_of(config)
+    if code is not None:
+        code_archive.make_importable(folder, code)
     parameters = check(config, folder)
     with Lease.acquire(folder, say) as lease:
         startup.reach("lease")
@@ -79,25 +96,30 @@ def run(config: TrainerConfig, output: Output, fit: Fit) -> None:
         failed = lambda error: summarise(  # noqa: E731
             config, folder, AttemptEnd.failed(attempt, folder, error)
         )
-        record = RunRecord(folder, config, lease)
+        record = RunRecord(folder, config, lease, code_sha256=code)
         retries = config.faults.retries
         with (
             running_attempt(folder, lease, output, failed, retries=retries, record=record),
             limited(folder, config),
         ):
+            if code is not None:
+                code_archive.store(folder, code)
             data = open_data(config, folder)
             length = check_data(config, data)
             start = resume.choose(folder)
+            if start is None:
+                try_own_recipe(config, data)
             record_attempt(config, folder, record, start, startup)
             describe(config, folder, data, length, parameters, attempt, start)
 
-            workers = config.scaling.num_workers
+            recipe, workers = recipe_of(config, data.info), config.scaling.num_workers
             recorder = Recorder(
                 folder,
                 length,
                 attempt=attempt,
                 workers=workers,
-                recipe_metrics=partial(speeds_in, config, worker=None),
+                metrics=recipe.metrics,
+                speeds=recipe.speeds,
             )
             task = TrainingTask(config=config, data=data, attempt=attempt, startup=startup)
             resumed_from, startup = train_what_is_left(
@@ -108,12 +130,16 @@ def run(config: TrainerConfig, output: Output, fit: Fit) -> None:
     print(record_line(SUMMARY, without_record(summary)), flush=True)
 
 
-def open_data(config: TrainerConfig, folder: RunFolder) -> Prepared:
+def open_data(config: TrainerConfig, folder: RunFolder) -> RunData:
     """Open the run's data set. A source that is not prepared yet is prepared in the run's folder."""
+    data = config.data
+    if isinstance(data, OwnData):
+        return UserDataset.open(data.dataset, data.options)
+    assert isinstance(data, Data)
     return run_data.open_data(
-        config.data,
+        data,
         folder,
-        form=recipe_of(config.train).prepare_options(config.train.model),
+        form=recipe_of(config).prepare_options(),
         storage_endpoint=config.storage.endpoint,
         say=say,
     )
@@ -122,12 +148,10 @@ def open_data(config: TrainerConfig, folder: RunFolder) -> Prepared:
 def with_absolute_path(config: AnyRecipe) -> AnyRecipe:
     """Return the config with absolute paths, since workers have another working directory."""
     data = config.data
-    data = data.model_copy(
-        update={
-            "source": run_data.absolute(data.source),
-            "valid_source": data.valid_source and run_data.absolute(data.valid_source),
-        }
-    )
+    if isinstance(data, Data | Table):
+        sources = {"source": data.source, "valid_source": data.valid_source}
+        found = {key: source and run_data.absolute(source) for key, source in sources.items()}
+        data = data.model_copy(update=found)
     return config.model_copy(update={"storage": config.storage.absolute(), "data": data})
 
 
@@ -196,14 +220,36 @@ def check(config: TrainerConfig, folder: RunFolder) -> int:
             share_batch(config.train, workers)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    parameters = recipe_of(config.train).check(config.train.model)
+    parameters = count_parameters(config)
     resume.check_identity(folder, config)
     return parameters
 
 
-def check_data(config: TrainerConfig, data: Prepared) -> Length:
+def count_parameters(config: TrainerConfig) -> int:
+    """Return the number of the model's parameters. Raises ConfigError if there is no such model."""
+    if not isinstance(config.train, OwnRecipe):
+        return recipe_of(config).check()
+    recipe = recipe_of(config)
+    try:
+        require_goals(config.train, config.checkpoint, recipe.metrics)
+    except PydanticCustomError as error:
+        raise ConfigError(str(error)) from None
+    with user_errors(f"train.recipe = {config.train.recipe}: build_model"):
+        return recipe.check()
+
+
+def try_own_recipe(config: TrainerConfig, data: RunData) -> None:
+    """Try a recipe of the user on the first samples. Raises ConfigError for what would fail on workers."""
+    if isinstance(config.train, OwnRecipe):
+        recipe, seed = recipe_of(config, data.info), config.train.seed
+        with user_errors(f"train.recipe = {config.train.recipe}: collate"):
+            batch = read_stand_in(data, seed=seed, collate=recipe.collate)
+        try_recipe(recipe, batch, config.train.recipe)
+
+
+def check_data(config: TrainerConfig, data: RunData) -> Length:
     """Return the length of the run. Raises ConfigError if model or batches do not fit the data."""
-    recipe_of(config.train).check_fit(config.train.model, data.info)
+    recipe_of(config, data.info).check_fit()
     length = Length.of(config, data.num_train)
     for workers in config.scaling.sizes:
         check_share(config, length, workers)
@@ -220,11 +266,11 @@ def check_share(config: TrainerConfig, length: Length, workers: int) -> None:
     for size in {length.batch_size(0), length.batch_size(length.steps_per_epoch - 1)}:
         for share in {size // workers, -(-size // workers)}:
             sizes |= {share % micro} if share % micro else set()
-    recipe, model = recipe_of(config.train), config.train.model
-    if 1 in sizes and not recipe.takes_one_sample(model):
+    recipe = recipe_of(config)
+    if 1 in sizes and not recipe.takes_one_sample():
         raise ConfigError(
             f"train.global_batch_size = {length.global_batch_size} over {workers} workers leaves "
-            f"single {recipe.samples} of the {length.num_samples} for a step, and {recipe.title(model)} "
+            f"single {recipe.samples} of the {length.num_samples} for a step, and {recipe.title()} "
             "cannot learn from one alone (batch norm).\n"
             "       Use data.drop_last: true, another global_batch_size or micro_batch_size."
         )
@@ -236,14 +282,14 @@ def check_share(config: TrainerConfig, length: Length, workers: int) -> None:
 def describe(
     config: TrainerConfig,
     folder: RunFolder,
-    data: Prepared,
+    data: RunData,
     length: Length,
     parameters: int,
     attempt: int,
     start: SavedCheckpoint | None,
 ) -> None:
     """Print the versions, the data, the model, the plan and the start of the attempt."""
-    recipe, workers = recipe_of(config.train), config.scaling.num_workers
+    recipe, workers = recipe_of(config, data.info), config.scaling.num_workers
     share = share_batch(config.train, workers)
     fewest = config.scaling.min_workers
     at_least = f", at least {fewest} of them," if fewest else ""
@@ -258,8 +304,8 @@ def describe(
         f"run {config.name}, attempt {attempt}: {folder.show(folder.root)}",
         "versions: " + ", ".join(f"{name} {version}" for name, version in versions().items()),
         f"data: {data.info.source}, {data.num_train:,} training and {data.num_valid:,} validation "
-        f"{recipe.describe(data.info)}{bad}, by the {config.data.loader} loader",
-        f"model: {recipe.title(config.train.model)}, {parameters:,} parameters",
+        f"{recipe.describe()}{bad}, by the {config.data.loader} loader",
+        f"model: {recipe.title()}, {parameters:,} parameters",
         f"plan: {length.epochs} epochs of {length.steps_per_epoch} steps of "
         f"{length.global_batch_size} {recipe.samples}, {share.samples} on each of {workers} workers{at_least}"
         f"{passes}{rest}",
@@ -290,7 +336,7 @@ def record_attempt(
     }
     folder.append(folder.attempts, json.dumps(line) + "\n")
     record.begin()
-    record_submission(folder, None)
+    record_submission(folder, code_of(config))
 
 
 # Ends.
@@ -299,7 +345,7 @@ def record_attempt(
 def finish(
     config: TrainerConfig,
     folder: RunFolder,
-    data: Prepared,
+    data: RunData,
     length: Length,
     record: RunRecord,
     resumed_from: str | None,
@@ -322,8 +368,9 @@ def finish(
         "startup": startup.to_json(),
     }
     validation = checkpoints.load(delivered.name, VALIDATION)
-    own = recipe_of(config.train).report(folder, config, data, summary, validation)
-    write_report(folder, config, data, summary, own)
+    recipe = recipe_of(config, data.info)
+    own = recipe.report(folder, config, data, summary, validation)
+    write_report(folder, config, data, summary, own, recipe.metrics)
     folder.write(folder.summary, json.dumps(summary, indent=2))
     return summary
 
@@ -352,7 +399,8 @@ def best_intact(checkpoints: Checkpoints, config: RecipeConfig) -> SavedCheckpoi
 
     Raises RunError if it is damaged. The next best may be much worse, so that the user has to decide.
     """
-    best = best_of(resume.descended(checkpoints.folder), config.checkpoint.best)
+    goal = best_goal(config.train, config.checkpoint.best)
+    best = best_of(resume.descended(checkpoints.folder), goal)
     assert best is not None  # `last_and_delivered` has found at least one
     try:
         return checkpoints.check(best.name)
@@ -377,8 +425,7 @@ def speeds_of(config: TrainerConfig, folder: RunFolder, trained: Trained) -> dic
 
     Only workers can measure the latter, so it is read from the metrics.
     """
-    recipe, model = recipe_of(config.train), config.train.model
-    told = recipe.speeds(model, trained.samples_per_s, worker=None)
+    told = recipe_of(config).speeds(trained.samples_per_s)
     speeds = {name: round(speed, 1) for name, speed in told.items()}
     ended = [line for line in read_lines(folder, folder.metrics) if line["kind"] == "epoch"]
     if ended and "mfu" in ended[-1]:
@@ -415,7 +462,7 @@ def summarise(config: TrainerConfig, folder: RunFolder, end: AttemptEnd) -> dict
         config,
         folder,
         end,
-        best_of(resume.descended(folder), config.checkpoint.best),
+        best_of(resume.descended(folder), best_goal(config.train, config.checkpoint.best)),
         own=speeds_of(config, folder, end.trained),
         workers=last_workers(config, folder),
         model=folder.model,
@@ -436,7 +483,8 @@ def summary_of(
     summary = {
         "name": config.name,
         "outcome": "failed" if end.error else "succeeded",
-        **_training_result(end.trained, best),
+        **metrics_in(config, end.trained, best.trained if best else Trained()),
+        **_training_length(end.trained, best),
         **own,
         "attempts": end.attempt,
         "resumed_from": end.resumed_from,
@@ -450,11 +498,19 @@ def summary_of(
     return cleaned(summary)
 
 
-def _training_result(trained: Trained, best: SavedCheckpoint | None) -> dict[str, Any]:
-    """Return the accuracy, the length and the speed of the training so far."""
+def metrics_in(config: RecipeConfig, last: Trained, best: Trained) -> dict[str, float | None]:
+    """Return loss and metrics at the end of training, and the validation metrics of the best checkpoint."""
+    names = [*(metric.name for metric in metrics_of(config.train)), LOSS]
+    validations = [f"{VALIDATION_PREFIX}{name}" for name in names]
     return {
-        "val_accuracy": trained.val_accuracy,
-        "best_val_accuracy": best.trained.val_accuracy if best else None,
+        **{name: last.metrics.get(name) for name in (*validations, *names)},
+        **{f"best_{name}": best.metrics.get(name) for name in validations},
+    }
+
+
+def _training_length(trained: Trained, best: SavedCheckpoint | None) -> dict[str, Any]:
+    """Return the length and the speed of the training so far."""
+    return {
         "best_epoch": best.trained.epoch if best else None,
         "epochs": trained.epoch,
         "stopped_early": trained.is_stopped_early,

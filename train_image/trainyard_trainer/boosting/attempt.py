@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -29,6 +28,7 @@ from trainyard_trainer.checkpointing.checkpoint import (
 )
 from trainyard_trainer.checkpointing.inventory import result_of
 from trainyard_trainer.checkpointing.retention import best_of
+from trainyard_trainer.config.recipes import best_goal
 from trainyard_trainer.config.trainer_config import BoostingConfig
 from trainyard_trainer.engine.worker import Outcome
 from trainyard_trainer.errors import ConfigError
@@ -122,7 +122,7 @@ def fit_alone(task: BoostingTask, folder: RunFolder, lease: Lease) -> Outcome:
 
 def check_same_rows(start: SavedCheckpoint, table: PreparedTable) -> None:
     """Raise ConfigError if the data files are not those with which the checkpoint was trained."""
-    if start.images["stamp"] != table.stamp:
+    if start.data["stamp"] != table.stamp:
         raise ConfigError(
             f"the files of {table.source} are not those with which checkpoint {start.name} was trained: "
             "names, sizes or numbers of rows differ.\n       Give this run another name (--name), or set the "
@@ -188,7 +188,7 @@ def finish(
         table,
         summary,
         delivered.trained,
-        library.importance(model, delivered.images),
+        library.importance(model, delivered.data),
         title(config),
     )
     folder.write(folder.summary, json.dumps(summary, indent=2))
@@ -206,32 +206,22 @@ def facts_of(checkpoint: SavedCheckpoint, library: Library) -> dict[str, Any]:
         "objective": train["objective"],
         "file": library.file,
         "model": train,
-        "images": checkpoint.images,
+        "images": checkpoint.data,
         "trained": result_of(checkpoint.trained),
     }
 
 
 def summarise(config: BoostingConfig, folder: RunFolder, end: AttemptEnd) -> dict[str, Any]:
     """Return the content of summary.json for the attempt."""
-    trained = end.trained
-    best = best_of(resume.descended(folder), config.checkpoint.best)
-    is_regression = config.train.objective == "regression"
-    rooted = {
-        f"{part}rmse": None if loss is None else math.sqrt(loss)
-        for part, loss in (("", trained.loss), ("val_", trained.val_loss))
-        if is_regression
-    }
+    best = best_of(resume.descended(folder), best_goal(config.train, config.checkpoint.best))
     return summary_of(
         config,
         folder,
         end,
         best,
         own={
-            "val_loss": trained.val_loss,
-            "best_val_loss": best.trained.val_loss if best else None,
-            **rooted,
-            "rounds": trained.epoch,
-            "rows_per_s": round(trained.samples_per_s, 1),
+            "rounds": end.trained.epoch,
+            "rows_per_s": round(end.trained.samples_per_s, 1),
         },
         workers=config.scaling.num_workers,
         model=folder.trees(LIBRARIES[config.train.library].file),

@@ -6,6 +6,7 @@ run that resumes from a checkpoint therefore ends with the same model as an unin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -31,6 +32,14 @@ class Figures:
     """The share of correct predictions; None for a regression."""
     val_loss: float
     val_accuracy: float | None
+
+    def metrics(self) -> dict[str, float]:
+        """Return loss and metrics by the names of metrics.jsonl; of a regression the RMSE."""
+        if self.accuracy is None or self.val_accuracy is None:
+            own = {"rmse": math.sqrt(self.loss), "val_rmse": math.sqrt(self.val_loss)}
+        else:
+            own = {"accuracy": self.accuracy, "val_accuracy": self.val_accuracy}
+        return {"loss": self.loss, "val_loss": self.val_loss, **own}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

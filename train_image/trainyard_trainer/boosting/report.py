@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from html import escape
 from typing import Any
@@ -79,12 +78,12 @@ def write_report(
 
 def result_tile(delivered: Trained) -> Tile:
     """Return the tile with the metric of the delivered model."""
-    assert delivered.val_loss is not None  # each round computes it
-    if delivered.val_accuracy is None:
-        squared = f"mean squared error {delivered.val_loss:.4g}"
-        return Tile("validation RMSE", f"{math.sqrt(delivered.val_loss):.4g}", squared)
-    loss = f"log loss {delivered.val_loss:.4f}"
-    return Tile("validation accuracy", f"{delivered.val_accuracy:.2%}", loss)
+    metrics = delivered.metrics
+    if "val_rmse" in metrics:
+        squared = f"mean squared error {metrics['val_loss']:.4g}"
+        return Tile("validation RMSE", f"{metrics['val_rmse']:.4g}", squared)
+    loss = f"log loss {metrics['val_loss']:.4f}"
+    return Tile("validation accuracy", f"{metrics['val_accuracy']:.2%}", loss)
 
 
 def importance_of(found: Sequence[Importance]) -> str:
@@ -124,7 +123,10 @@ def facts(
             ("training rows", f"{data.train.rows:,}"),
             ("validation rows", f"{data.valid.rows:,}, {kept}"),
             ("label", data.label + (f": {known}" if known else ", a number")),
-            (f"validation {LOSSES[config.train.objective].lower()}", f"{delivered.val_loss:.6g}"),
+            (
+                f"validation {LOSSES[config.train.objective].lower()}",
+                f"{delivered.metrics['val_loss']:.6g}",
+            ),
             ("best saved round", f"{summary['best_epoch']}, by {config.checkpoint.best}"),
             ("delivered checkpoint", f"{summary['checkpoint']} ({config.checkpoint.deliver})"),
         ),

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from trainyard_trainer.checkpointing.checkpoint import (
 )
 from trainyard_trainer.checkpointing.resume import note_started
 from trainyard_trainer.checkpointing.saver import Saver
+from trainyard_trainer.config.metric import VALIDATION_PREFIX, is_validation
+from trainyard_trainer.config.recipes import metrics_of
 from trainyard_trainer.config.trainer_config import BoostingConfig
 from trainyard_trainer.engine.joining import WITHOUT_RAY, RayPlace, join_run, watch_for_stop
 from trainyard_trainer.engine.loop import REPORT_INTERVAL_S
@@ -185,7 +187,7 @@ class Rounds:
             samples=number * length.num_samples,
             train_s=self._at_start.train_s + self._running.seconds(),
             seconds=self._spent.snapshot(),
-            **asdict(figures),
+            metrics=figures.metrics(),
         )
         is_last = number == length.epochs
         if self._records:
@@ -212,8 +214,7 @@ class Rounds:
             epoch=now.epoch,
             step=now.step,
             samples=now.samples,
-            loss=now.loss,
-            accuracy=now.accuracy,
+            metrics=now.metrics,
             learning_rate=self._task.config.train.learning_rate,
             samples_per_s=per_second(length.num_samples, round_s),
             eta_s=0.0 if is_last else eta,
@@ -221,8 +222,6 @@ class Rounds:
             step_s=round_s,
             checkpoint_stall_s=0.0,
             memory_bytes=peak_memory_bytes(self._worker),
-            val_loss=now.val_loss,
-            val_accuracy=now.val_accuracy,
         )
 
 
@@ -239,7 +238,8 @@ class RoundRecorder(Recorder):
             length,
             attempt=task.attempt,
             workers=workers,
-            recipe_metrics=_recipe_metrics,
+            metrics=metrics_of(task.config.train),
+            speeds=lambda samples_per_s: {"rows_per_s": samples_per_s},
             **options,
         )
 
@@ -249,13 +249,6 @@ class RoundRecorder(Recorder):
             return self.progress_of(report)
         self.shown_at = now
         return super().show(report)
-
-
-def _recipe_metrics(report: MetricsRecord) -> dict[str, float]:
-    metrics = {"rows_per_s": report.samples_per_s}
-    if report.accuracy is None and report.loss is not None and report.val_loss is not None:
-        metrics |= {"rmse": math.sqrt(report.loss), "val_rmse": math.sqrt(report.val_loss)}
-    return metrics
 
 
 class Records:
@@ -282,10 +275,14 @@ class Records:
         config, trained = self.task.config, content["trained"]
         contents = {
             LIBRARIES[config.train.library].file: content["model"],
-            VALIDATION: {"loss": trained.val_loss, "accuracy": trained.val_accuracy},
+            VALIDATION: {
+                name.removeprefix(VALIDATION_PREFIX): value
+                for name, value in trained.metrics.items()
+                if is_validation(name)
+            },
         }
-        images = self.task.table.to_json()
-        commit_checkpoint(self.checkpoints, self.fence, config, trained, contents, images=images)
+        data = self.task.table.to_json()
+        commit_checkpoint(self.checkpoints, self.fence, config, trained, contents, data=data)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import IO, Any, cast
 
 from trainyard_trainer.checkpointing.files import FileEntry, HashingWriter, load_tensors
+from trainyard_trainer.config.metric import ValidationGoal
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.run_files.names import CHECKPOINT_MANIFEST, CheckpointName
 from trainyard_trainer.run_folder.folder import RunFolder
@@ -23,7 +24,7 @@ MODEL = "model.pt"
 STATE = "state.pt"
 VALIDATION = "validation.json"
 
-FORMAT = 2
+FORMAT = 3
 """Of the manifest; other numbers are of other versions of this program."""
 
 
@@ -35,8 +36,10 @@ class SavedCheckpoint:
     trained: Trained
     config: dict[str, Any]
     """The whole TrainerConfig or BoostingConfig under which it was written."""
-    images: dict[str, Any]
-    """What the data's images, or the rows of a table, have in common, for whoever uses the model."""
+    data: dict[str, Any]
+    """What the samples of the data set, or the rows of a table, have in common, for users of the model."""
+    goal: ValidationGoal
+    """What the best checkpoint of the run is chosen by."""
     files: dict[str, dict[str, Any]]
     """Size and SHA-256 of each."""
 
@@ -80,7 +83,7 @@ class Checkpoints:
     ) -> str:
         """Write a checkpoint and commit it, unless `before_commit` raises.
 
-        `contents` is what goes into each file, `facts` what the manifest tells of config and images,
+        `contents` is what goes into each file, `facts` what the manifest tells of config and data,
         `written` what it tells of files that lie there already.
         """
         name = str(CheckpointName(trained.samples, attempt, group))
@@ -120,13 +123,14 @@ class Checkpoints:
                 raise OtherVersion(
                     f"checkpoint {self.folder.show(self.path(name))} has format "
                     f"{manifest['format']}, this program reads {FORMAT}: "
-                    "go on with the image that wrote it."
+                    "go on with the version of trainyard that wrote it."
                 )
             return SavedCheckpoint(
                 name=name,
                 trained=Trained(**manifest["trained"]),
                 config=manifest["config"],
-                images=manifest["images"],
+                data=manifest["data"],
+                goal=ValidationGoal(**manifest["goal"]),
                 files=dict(manifest["files"]),
             )
         except FileNotFoundError:

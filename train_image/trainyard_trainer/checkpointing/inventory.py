@@ -13,6 +13,7 @@ from trainyard_trainer.checkpointing.checkpoint import (
 )
 from trainyard_trainer.checkpointing.resume import why_overtaken
 from trainyard_trainer.checkpointing.retention import best_of, of_every
+from trainyard_trainer.config.metric import is_validation
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.run_folder.progress import Trained, read_lines
 from trainyard_trainer.storage import StorageFolder
@@ -61,10 +62,12 @@ def newest_name(newest_first: list[CheckpointStatus]) -> str | None:
 
 
 def best_name(newest_first: list[CheckpointStatus]) -> str | None:
-    """Return the name of the best intact checkpoint, by `checkpoint.best` of the newest one's config."""
+    """Return the name of the best intact checkpoint, by the goal of the newest one."""
     intact = [each.checkpoint for each in newest_first if each.state == "intact"]
     there = [checkpoint for checkpoint in intact if checkpoint]
-    best = best_of(there, there[0].config["checkpoint"]["best"]) if there else None
+    if not there:
+        return None
+    best = best_of(there, there[0].goal)
     return best.name if best else None
 
 
@@ -82,8 +85,11 @@ def result_of(trained: Trained | None) -> dict[str, Any]:
         "epoch": trained.epoch if trained else None,
         "step": trained.step if trained else None,
         "samples": trained.samples if trained else None,
-        "val_accuracy": validated.val_accuracy if validated else None,
-        "val_loss": validated.val_loss if validated else None,
+        **{
+            name: value if validated else None
+            for name, value in (trained.metrics if trained else {}).items()
+            if is_validation(name)
+        },
     }
 
 

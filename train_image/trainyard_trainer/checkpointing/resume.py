@@ -118,12 +118,12 @@ def descended(folder: RunFolder) -> list[SavedCheckpoint]:
     return [checkpoint for checkpoint in there if not why_overtaken(checkpoint.name, starts)]
 
 
-def why_overtaken(text: str, starts: list[dict[str, Any]]) -> str | None:
+def why_overtaken(checkpoint: str, starts: list[dict[str, Any]]) -> str | None:
     """Return why a checkpoint is overtaken, or None if it is not.
 
     A checkpoint is overtaken if a later worker group has started from an earlier point.
     """
-    name = CheckpointName.require(text)
+    name = CheckpointName.require(checkpoint)
     for start in starts:
         is_later = (start["attempt"], start["group"]) > (name.attempt, name.group)
         if is_later and start["samples"] < name.samples:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
@@ -9,9 +10,18 @@ from pydantic_core import PydanticCustomError
 
 from trainyard_trainer.config.checkpoint import BoostingCheckpoint
 from trainyard_trainer.config.data import Table, require_known
+from trainyard_trainer.config.metric import ACCURACY, RMSE, Metric
 from trainyard_trainer.config.section import NotNegative, PositiveNumber, Section, Share
+from trainyard_trainer.config.train import require_metric
 
 Objective = Literal["binary", "multiclass", "regression"]
+
+OBJECTIVE_METRICS: Mapping[str, tuple[Metric, ...]] = {
+    "binary": (ACCURACY,),
+    "multiclass": (ACCURACY,),
+    "regression": (RMSE,),
+}
+"""The metrics beside the loss, by `train.objective`."""
 
 
 class Boosting(Section):
@@ -68,11 +78,7 @@ class Boosting(Section):
 def require_boosting_fit(data: Table, train: Boosting, checkpoint: BoostingCheckpoint) -> None:
     """Raise PydanticCustomError for sections of `gradient_boosting` that contradict each other."""
     require_known(data, train.recipe)
-    if train.objective == "regression" and checkpoint.best == "val_accuracy":
-        raise PydanticCustomError(
-            "one_of",
-            "checkpoint.best = val_accuracy is of classes, and a regression has none: use val_loss",
-        )
+    require_metric("checkpoint.best", checkpoint.best, OBJECTIVE_METRICS[train.objective])
     if data.feature_columns is not None:
         columns = data.feature_columns
         twice = sorted({column for column in columns if columns.count(column) > 1})

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import PositiveInt
 
-from trainyard_trainer.config.section import Metric, PositiveNumber, Section
+from trainyard_trainer.config.section import MetricName, PositiveNumber, Section
 
 
 class CheckpointConfig(Section):
@@ -27,9 +27,10 @@ class CheckpointConfig(Section):
     keep_every_epochs: PositiveInt | None = None
     """Keep one checkpoint for good each time this many epochs have ended."""
 
-    best: Metric = "val_accuracy"
-    """The metric by which the best checkpoint is chosen, which is always kept: the highest `val_accuracy` or
-    the lowest `val_loss`."""
+    best: MetricName | None = None
+    """The metric by which the best checkpoint is chosen, which is always kept: `val_loss`, or a metric of the
+    recipe on the validation samples. The default is the recipe's first one, `val_accuracy` for images and
+    text."""
 
     deliver: Literal["last", "best"] = "last"
     """The checkpoint whose weights become model.pt at the end: the last one or the best one."""
@@ -51,9 +52,9 @@ class BoostingCheckpoint(Section):
     keep: PositiveInt = 2
     """The number of newest checkpoints that are kept."""
 
-    best: Metric = "val_loss"
-    """The metric by which the best checkpoint is chosen, which is always kept: the lowest `val_loss` or the
-    highest `val_accuracy`."""
+    best: MetricName = "val_loss"
+    """The metric by which the best checkpoint is chosen, which is always kept: `val_loss`, `val_accuracy` of
+    classes, or `val_rmse` of a regression."""
 
     deliver: Literal["last", "best"] = "last"
     """The checkpoint that becomes the model of the run at the end: the last one or the best one."""

@@ -46,7 +46,26 @@ class Augment(Section):
     black."""
 
 
-class Data(Section):
+class Loading(Section):
+    """How batches are made of a data set, whatever it holds."""
+
+    loader: Literal["torch", "ray"] = "torch"
+    """The loader that makes the batches: a PyTorch DataLoader in each worker (`torch`), or Ray Data
+    (`ray`)."""
+
+    decode_workers: NonNegativeInt | None = None
+    """The number of processes per worker in which the torch loader reads and decodes samples. The default is
+    one less than the worker's CPUs, and 0 for data that need no decoding."""
+
+    shuffle: bool = True
+    """Shuffle the samples in each epoch; the order follows from the seed and the epoch."""
+
+    drop_last: bool = True
+    """Leave out the samples of each epoch that do not fill a global batch. Otherwise the last batch is
+    smaller."""
+
+
+class Data(Loading):
     """The data set of a run, and the loader that makes batches of it."""
 
     source: Annotated[
@@ -74,27 +93,12 @@ class Data(Section):
     label_column: str = "label"
     """The column of the labels: numbers from 0, or names."""
 
-    loader: Literal["torch", "ray"] = "torch"
-    """The loader that makes the batches: a PyTorch DataLoader in each worker (`torch`), or Ray Data
-    (`ray`)."""
-
-    decode_workers: NonNegativeInt | None = None
-    """The number of processes per worker in which the torch loader decodes images. The default is one less
-    than the worker's CPUs, and 0 for data that need no decoding."""
-
     ray_nodes: dict[str, str] | None = None
     """Labels of the Ray nodes on which the Ray loader reads and decodes, such as `{ray-subcluster: data}`.
     Without them it may use any node."""
 
-    shuffle: bool = True
-    """Shuffle the samples in each epoch; the order follows from the seed and the epoch."""
-
     augment: Augment = Augment()
     """Random changes of training images."""
-
-    drop_last: bool = True
-    """Leave out the samples of each epoch that do not fill a global batch. Otherwise the last batch is
-    smaller."""
 
     max_bad_samples: NonNegativeInt = 0
     """The largest number of samples that are left out because they cannot be read; more are an error."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Annotated, Any, get_args
 
 from pydantic import Discriminator, Tag
 
-from trainyard_trainer.config.boosting import Boosting
+from trainyard_trainer.config.boosting import OBJECTIVE_METRICS, Boosting
+from trainyard_trainer.config.metric import Metric, ValidationGoal, goals_of
 from trainyard_trainer.config.train import ImageClassification, LanguageModel, Train
 
 
@@ -43,5 +45,45 @@ def recipe_of(model: type[Train] | type[Boosting]) -> str:
 RECIPES = tuple(recipe_of(model) for model in RECIPE_MODELS)
 """The values that `train.recipe` can have."""
 
+MODELS: Mapping[str, type[Train] | type[Boosting]] = {
+    recipe_of(model): model for model in RECIPE_MODELS
+}
+"""The models of the registry by `train.recipe`."""
+
 BOOSTING = recipe_of(Boosting)
 """The recipe without a network. Its runs have other `data`, `train` and `checkpoint` sections."""
+
+
+OWN_METRICS: dict[str, tuple[Metric, ...]] = {}
+"""The metrics of the user's recipes that this process has imported, by `train.recipe`."""
+
+
+def metrics_of(train: Any) -> tuple[Metric, ...]:
+    """Return the metrics of the recipe that a `train` section names, read or as JSON.
+
+    Those of a recipe of the user are known once its class has been imported.
+    """
+    if ":" in recipe_named(train):
+        return OWN_METRICS[recipe_named(train)]
+    model = MODELS[recipe_named(train)]
+    if not issubclass(model, Boosting):
+        return model.metrics
+    return OBJECTIVE_METRICS[train.objective if isinstance(train, Boosting) else train["objective"]]
+
+
+def best_goal(train: Any, best: str | None) -> ValidationGoal:
+    """Return what the best checkpoint is chosen by; `best` is `checkpoint.best`, None if it is not set."""
+    goals = goals_of(metrics_of(train))
+    return goals[best] if best is not None else next(iter(goals.values()))
+
+
+BUILT_IN_METRICS = tuple(
+    {
+        metric.name: metric
+        for model in RECIPE_MODELS
+        for metric in (
+            chain(*OBJECTIVE_METRICS.values()) if issubclass(model, Boosting) else model.metrics
+        )
+    }.values()
+)
+"""The metrics of all built-in recipes, each once."""

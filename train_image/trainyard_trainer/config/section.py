@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from trainyard_trainer.config.location import endpoint_problem, location_problem
@@ -13,8 +14,6 @@ PositiveNumber = Annotated[float, Field(gt=0, strict=False, allow_inf_nan=False)
 NotNegative = Annotated[float, Field(ge=0, strict=False, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1, strict=False)]
 Share = Annotated[float, Field(gt=0, le=1, strict=False)]
-
-Metric = Literal["val_accuracy", "val_loss"]
 
 
 def _require_location(location: str) -> str:
@@ -28,6 +27,26 @@ def _require_endpoint(endpoint: str) -> str:
         raise PydanticCustomError("location", "{problem}", {"problem": problem})
     return endpoint
 
+
+METRIC_NAME = r"^val_[a-z][a-z0-9_]*$"
+
+
+def _require_validation(name: str) -> str:
+    if not re.match(METRIC_NAME, name):
+        raise PydanticCustomError(
+            "one_of",
+            "{name} is no metric of the validation; their names begin with val_",
+            {"name": name},
+        )
+    return name
+
+
+MetricName = Annotated[
+    str,
+    AfterValidator(_require_validation),
+    WithJsonSchema({"type": "string", "pattern": METRIC_NAME}),
+]
+"""The name of a validation metric, such as `val_loss`."""
 
 Location = Annotated[str, AfterValidator(_require_location)]
 """A path, or `s3://bucket/prefix`."""
@@ -47,3 +66,7 @@ class Section(BaseModel):
         # An infinite number travels as Infinity, which pydantic and json read back.
         ser_json_inf_nan="constants",
     )
+
+
+class Settings(Section):
+    """The base class of the settings of a user's recipe: the keys of `train.model`."""

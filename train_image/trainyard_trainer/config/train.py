@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 from pydantic_core import PydanticCustomError
 
+from trainyard_trainer.config.checkpoint import CheckpointConfig
 from trainyard_trainer.config.data import Data, require_known
+from trainyard_trainer.config.metric import ACCURACY, Metric, goals_of
 from trainyard_trainer.config.models import Gpt, Model
 from trainyard_trainer.config.optimizers import AdamW, Constant, Cosine, Optimizer, Sgd, Steps
-from trainyard_trainer.config.section import Fraction, Metric, NotNegative, PositiveNumber, Section
+from trainyard_trainer.config.section import (
+    Fraction,
+    MetricName,
+    NotNegative,
+    PositiveNumber,
+    Section,
+)
 from trainyard_trainer.config.strategies import DeepSpeedConfig, Fsdp2Config
 
 
 class EarlyStopping(Section):
     """Stop training when a validation metric has not improved for some epochs."""
 
-    metric: Metric = "val_loss"
-    """The metric that has to improve: a lower `val_loss`, or a higher `val_accuracy`."""
+    metric: MetricName = "val_loss"
+    """The metric that has to improve: `val_loss`, or a metric of the recipe on the validation samples, such
+    as `val_accuracy`."""
 
     patience_epochs: PositiveInt
     """The number of epochs without an improvement after which the run ends."""
@@ -34,8 +43,14 @@ class Train(Section):
     no_use_for: ClassVar[tuple[str, ...]] = ()
     """Keys of `data` that the recipe does not use."""
 
+    metrics: ClassVar[tuple[Metric, ...]] = ()
+    """The recipe's metrics beside the loss."""
+
     recipe: str
     """The name of the recipe."""
+
+    model: Any
+    """The settings of the recipe's model."""
 
     strategy: Literal["ddp", "fsdp2", "deepspeed"] = "ddp"
     """How the model is distributed over workers: `ddp` replicates it; `fsdp2` shards weights, gradients and
@@ -106,6 +121,7 @@ class ImageClassification(Train):
     """Image classification with a torchvision model."""
 
     no_use_for = ("text_files",)
+    metrics = (ACCURACY,)
 
     recipe: Literal["image_classification"] = "image_classification"
     """The recipe: predict the class of an image."""
@@ -124,6 +140,7 @@ class LanguageModel(Train):
     """Language modelling with a transformer on bytes."""
 
     no_use_for = ("augment", "image_column", "label_column", "max_bad_samples")
+    metrics = (ACCURACY,)
 
     recipe: Literal["language_model"]
     """The recipe: predict the next byte of a text."""
@@ -134,14 +151,34 @@ class LanguageModel(Train):
     optimizer: Optimizer = AdamW(name="adamw")
 
 
-def require_fit(data: Data, train: Train) -> None:
-    """Raise PydanticCustomError if `data` sets keys that the recipe does not use."""
+def require_fit(data: Data, train: Train, checkpoint: CheckpointConfig) -> None:
+    """Raise PydanticCustomError if `data` sets keys that the recipe does not use, or for unknown metrics."""
+    require_goals(train, checkpoint, train.metrics)
     for key in train.no_use_for:
         if getattr(data, key) != Data.model_fields[key].get_default():
             raise PydanticCustomError(
                 "one_of", f"data.{key} means nothing to train.recipe = {train.recipe}: remove it"
             )
     require_known(data, train.recipe)
+
+
+def require_goals(train: Train, checkpoint: CheckpointConfig, metrics: Sequence[Metric]) -> None:
+    """Raise PydanticCustomError if early stopping or `checkpoint.best` name a metric that is not there."""
+    stopping = train.early_stopping
+    for key, name in (
+        ("checkpoint.best", checkpoint.best),
+        ("train.early_stopping.metric", stopping.metric if stopping else None),
+    ):
+        require_metric(key, name, metrics)
+
+
+def require_metric(key: str, name: str | None, metrics: Sequence[Metric]) -> None:
+    """Raise PydanticCustomError if a key of the config names a metric that the recipe does not have."""
+    known = goals_of(metrics)
+    if name is not None and name not in known:
+        raise PydanticCustomError(
+            "one_of", f"{key} = {name} is no metric of the recipe: use {' or '.join(known)}"
+        )
 
 
 def has_fixed_workers(train: Any) -> bool:

@@ -12,17 +12,19 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints, model_validator
 from pydantic_core import from_json
+from typing_extensions import Self
 
 from trainyard_trainer.config.boosting import Boosting, require_boosting_fit
 from trainyard_trainer.config.checkpoint import BoostingCheckpoint, CheckpointConfig
-from trainyard_trainer.config.data import Data, Table
+from trainyard_trainer.config.data import Data, Loading, Table
 from trainyard_trainer.config.limits import Limits
+from trainyard_trainer.config.own_recipe import OWN_RECIPE, OwnData, OwnRecipe
 from trainyard_trainer.config.recipes import BOOSTING, AnyTrain, recipe_named
 from trainyard_trainer.config.scaling import Faults, Scaling
 from trainyard_trainer.config.section import Section
 from trainyard_trainer.config.storage import Storage
-from trainyard_trainer.config.train import require_fit, require_one_size
-from trainyard_trainer.config.user_code import Command, Function, RunWith
+from trainyard_trainer.config.train import Train, require_fit, require_one_size
+from trainyard_trainer.config.user_code import Command, Reference, RunWith
 from trainyard_trainer.config.variables import Secrets, Variables
 
 CONFIG_VARIABLE = "TRAINYARD_CONFIG"
@@ -68,7 +70,25 @@ class AttemptConfig(Section):
 
 
 class TrainerConfig(AttemptConfig):
-    """An attempt at a recipe that trains a network."""
+    """The config of an attempt at a recipe that trains a network."""
+
+    data: Loading
+    """The data set, and how batches are made of it."""
+
+    train: Train
+    """The recipe and how it is trained."""
+
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """When the run is saved."""
+
+    @model_validator(mode="after")
+    def _has_a_possible_size(self) -> Self:
+        require_one_size(self.train, "scaling.num_workers", is_elastic=self.scaling.is_elastic)
+        return self
+
+
+class BuiltInConfig(TrainerConfig):
+    """The config of an attempt at a built-in recipe that trains a network."""
 
     data: Data
     """What to train on."""
@@ -76,14 +96,23 @@ class TrainerConfig(AttemptConfig):
     train: AnyTrain
     """The recipe."""
 
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    """When the run is saved."""
-
     @model_validator(mode="after")
-    def _recipe_fits(self) -> TrainerConfig:
-        require_fit(self.data, self.train)
-        require_one_size(self.train, "scaling.num_workers", is_elastic=self.scaling.is_elastic)
+    def _recipe_fits(self) -> BuiltInConfig:
+        require_fit(self.data, self.train, self.checkpoint)
         return self
+
+
+class OwnRecipeConfig(TrainerConfig):
+    """The config of an attempt at a recipe of the user."""
+
+    data: OwnData
+    """What to train on."""
+
+    train: OwnRecipe
+    """The recipe."""
+
+    code_sha256: str | None = None
+    """The SHA-256 of the archive with the user's code. None: its modules are installed in the image."""
 
 
 class BoostingConfig(AttemptConfig):
@@ -128,7 +157,7 @@ class CommandConfig(UserCodeConfig):
 class FunctionConfig(UserCodeConfig):
     """An attempt of a run whose training function is the user's."""
 
-    function: Function
+    function: Reference
     """The function that each Ray Train worker calls, as `module:callable`."""
 
     train_loop_config: dict[str, Any] = Field(default_factory=dict)
@@ -139,12 +168,21 @@ class FunctionConfig(UserCodeConfig):
 
 
 RecipeConfig = TrainerConfig | BoostingConfig
-"""An attempt at a built-in recipe."""
+"""The config of an attempt at a recipe."""
 
 AnyConfig = TrainerConfig | BoostingConfig | CommandConfig | FunctionConfig
 
+
+def code_of(config: AnyConfig) -> str | None:
+    """Return the SHA-256 of the archive with the user's code; None without one."""
+    if isinstance(config, OwnRecipeConfig | UserCodeConfig):
+        return config.code_sha256
+    return None
+
+
 KINDS: Mapping[str, type[AnyConfig]] = {
-    "train": TrainerConfig,
+    "train": BuiltInConfig,
+    OWN_RECIPE: OwnRecipeConfig,
     BOOSTING: BoostingConfig,
     "command": CommandConfig,
     "function": FunctionConfig,
@@ -156,8 +194,15 @@ def kinds_of(document: Mapping[str, Any]) -> list[str]:
     """What a run file or a config says is run: the keys among `train`, `command` and `function`, of which
     there should be one; `train` of another shape by its recipe."""
     kinds = [key for key in ("train", "command", "function") if key in document]
-    is_boosting = recipe_named(document.get("train")) == BOOSTING
-    return [BOOSTING if kind == "train" and is_boosting else kind for kind in kinds]
+    return [_kind_of_recipe(document["train"]) if kind == "train" else kind for kind in kinds]
+
+
+def _kind_of_recipe(train: Any) -> str:
+    """Return the kind of a run with a section `train`."""
+    name = recipe_named(train)
+    if name == BOOSTING:
+        return BOOSTING
+    return OWN_RECIPE if ":" in name else "train"
 
 
 def read_config(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 PLACEHOLDERS = ("workers", "gpus", "storage", "run", "attempt")
@@ -36,8 +36,19 @@ Command = Annotated[
 ]
 """A program and its arguments, without a shell."""
 
-Function = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
-"""`module:callable`."""
+_REFERENCE = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
+
+
+def _require_reference(name: str) -> str:
+    if re.match(_REFERENCE, name) is None:
+        raise PydanticCustomError("reference", "must be module:name, such as my_module:MyClass")
+    return name
+
+
+Reference = Annotated[
+    str, AfterValidator(_require_reference), Field(json_schema_extra={"pattern": _REFERENCE})
+]
+"""The name of a function or class of the user's code, as `module:name`."""
 
 RunWith = Literal["torchrun"]
 """Programs that start a command once for each worker."""

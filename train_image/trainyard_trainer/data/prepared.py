@@ -32,6 +32,12 @@ from trainyard_trainer.storage import StorageFolder, open_filesystem
 
 METADATA_KEY = b"trainyard"
 
+ID = "id"
+"""The column of the samples' ids, in files and in arrays."""
+
+DECODER = "trainyard_trainer.data.image_codec"
+"""The module that decodes files. It imports torch, which takes seconds."""
+
 FORMAT = 2
 """The version of dataset.json. A file of another version is refused."""
 
@@ -40,6 +46,24 @@ DATASET = "dataset.json"
 ROW_GROUP_BYTES = 16 * 2**20
 ROW_GROUPS = 4
 """The smallest number of row groups of a file; a row group is the smallest unit that can be read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataColumn:
+    """What each sample of a data set has in one column."""
+
+    shape: tuple[int, ...]
+    """The shape of a decoded value."""
+    dtype: Literal["uint8", "int64"]
+    stored: str
+    """The column of the Parquet files that has the values: as numbers if `shape` is empty, else as bytes."""
+    is_encoded: bool = False
+    """Whether the bytes are a file of any size, which has to be decoded."""
+
+    @property
+    def bytes(self) -> int:
+        """The size of a decoded value."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +88,26 @@ class DatasetInfo:
     def bytes_per_sample(self) -> int:
         """The size of a decoded image, or of a row of text."""
         return int(np.prod(self.shape))
+
+    @property
+    def columns(self) -> dict[str, DataColumn]:
+        """The columns of a batch by name: `image` and `label`, or `text`."""
+        if self.kind == "text":
+            return {
+                "text": DataColumn(shape=(self.bytes_per_sample,), dtype="uint8", stored="image")
+            }
+        is_encoded = self.encoding == "encoded"
+        return {
+            "image": DataColumn(
+                shape=self.shape, dtype="uint8", stored="image", is_encoded=is_encoded
+            ),
+            "label": DataColumn(shape=(), dtype="int64", stored="label"),
+        }
+
+    @property
+    def stored(self) -> list[str]:
+        """The columns of the Parquet files that a loader reads."""
+        return [ID, *(column.stored for column in self.columns.values())]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -240,20 +284,29 @@ def _check_files(folder: RunFolder, files: Sequence[dict[str, Any]]) -> None:
 def decode(
     table: pa.Table, info: DatasetInfo, *, threads: int | None = None
 ) -> dict[str, np.ndarray]:
-    """Return the columns as arrays: image (N, C, H, W) uint8, label (N,) int64, id (N,) int64.
+    """Return the columns of `info.columns` as arrays whose first axis has the rows, and `id` (N,) int64.
 
-    Raw pixels need no step per row, and are read-only if no copy was needed. Image files are decoded by
+    Raw values need no step per row, and are read-only if no copy was needed. Image files are decoded by
     `threads` threads, by default as many as torch has. Raises RunError with the row of a damaged image.
     """
-    if info.encoding == "raw":
-        pixels = _joined(table, info.bytes_per_sample).reshape(-1, *info.shape)
-    else:
-        pixels = _decoded(table, info, threads)
-    return {
-        "image": pixels,
-        "label": table["label"].to_numpy(),
-        "id": table["id"].to_numpy(),
-    }
+    arrays = {name: _array(table, info, column, threads) for name, column in info.columns.items()}
+    return arrays | {ID: table[ID].to_numpy()}
+
+
+def _array(
+    table: pa.Table, info: DatasetInfo, column: DataColumn, threads: int | None
+) -> np.ndarray:
+    if not column.shape:
+        return table[column.stored].to_numpy()
+    if column.is_encoded:
+        return _decoded(table, info, threads)
+    return _joined(table, column.bytes).reshape(-1, *column.shape)
+
+
+def without_files(table: pa.Table, info: DatasetInfo) -> pa.Table:
+    """Return the same rows with raw pixels in place of image files."""
+    columns = decode(table, info)
+    return to_table(info, columns[ID], columns["image"], columns["label"])
 
 
 def _decoded(table: pa.Table, info: DatasetInfo, threads: int | None) -> np.ndarray:
@@ -321,9 +374,10 @@ def _joined(table: pa.Table, size: int) -> np.ndarray:
     return np.frombuffer(data, np.uint8, count=len(values) * size, offset=start).reshape(-1, size)
 
 
-def read_pixels(data: Prepared, rows: Sequence[int]) -> np.ndarray:
-    """Return these validation images, (N, C, H, W) uint8, with one row group in memory at a time."""
-    pixels = np.empty((len(rows), *data.info.shape), np.uint8)
+def read_validation(data: Prepared, rows: Sequence[int], column: str) -> np.ndarray:
+    """Return a column of these validation samples, with one row group in memory at a time."""
+    known = data.info.columns[column]
+    values = np.empty((len(rows), *known.shape), known.dtype)
     folder = StorageFolder(data.open_filesystem(), data.path)
     start = 0
     for path, count in zip(data.valid.files, data.valid.rows, strict=True):
@@ -332,19 +386,24 @@ def read_pixels(data: Prepared, rows: Sequence[int]) -> np.ndarray:
                 folder.explained("read", path),
                 folder.filesystem.open_input_file(path) as stream,
             ):
-                _pick(pq.ParquetFile(stream), start, data, rows, pixels)
+                _pick(pq.ParquetFile(stream), start, data, rows, column, values)
         start += count
-    return pixels
+    return values
 
 
 def _pick(
-    file: pq.ParquetFile, start: int, data: Prepared, rows: Sequence[int], pixels: np.ndarray
+    file: pq.ParquetFile,
+    start: int,
+    data: Prepared,
+    rows: Sequence[int],
+    column: str,
+    values: np.ndarray,
 ) -> None:
-    """Copy those of the rows that are in a file, whose first row is `start`, to their places in `pixels`."""
+    """Copy those of the rows that are in a file, whose first row is `start`, to their places in `values`."""
     for group in range(file.num_row_groups):
         end = start + file.metadata.row_group(group).num_rows
         places = [place for place, row in enumerate(rows) if start <= row < end]
         if places:
             found = file.read_row_group(group).take([rows[place] - start for place in places])
-            pixels[places] = decode(found, data.info)["image"]
+            values[places] = decode(found, data.info)[column]
         start = end

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
+from functools import cached_property
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from trainyard_trainer.config.batch_share import share_batch
 from trainyard_trainer.config.trainer_config import TrainerConfig
-from trainyard_trainer.data.loading.batch import Batch, moved
-from trainyard_trainer.data.prepared import DatasetInfo
+from trainyard_trainer.data.loading.batch import Batch
+from trainyard_trainer.data.loading.rows import RunData, read_stand_in
+from trainyard_trainer.engine.loss_scale import LossScale
 from trainyard_trainer.engine.optimizers import (
     Precision,
     average_of,
     build_optimizer,
     learning_rate,
+    require_all_trained,
 )
+from trainyard_trainer.engine.sums import EvaluationSums, LossSums, Validation
+from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.strategy import Worker, local_shard, strategy_of
+from trainyard_trainer.recipes.recipe import Forward
 from trainyard_trainer.recipes.registry import recipe_of
-from trainyard_trainer.recipes.validation import LossSums, Validation
 from trainyard_trainer.run_folder.progress import Length
 
 
@@ -29,7 +35,7 @@ class Learner:
     """One worker's copy or shard of the model, with its optimizer, loss scaler and weight average."""
 
     def __init__(
-        self, config: TrainerConfig, images: DatasetInfo, length: Length, worker: Worker
+        self, config: TrainerConfig, data: RunData, length: Length, worker: Worker
     ) -> None:
         self.train_config = config.train
         self.length = length
@@ -37,11 +43,13 @@ class Learner:
         self.micro_batch_size = share_batch(config.train, worker.world_size).micro_batch_size
         self.precision = Precision.of(config.train.precision, worker.device)
         self.precision.set_for_process()
-        self.task = recipe_of(config.train).worker_task(config, images, worker.device)
+        self.data = data
+        self.recipe = recipe_of(config, data.info)
+        self.loss_scale = LossScale(worker, self.micro_batch_size)
 
         torch.manual_seed(config.train.seed)
-        self.network = self.task.build()
-        self.strategy = strategy_of(config.train, self.precision.dtype)
+        self.network = self.recipe.build_model()
+        self.strategy = strategy_of(config.train, self.precision.dtype, self.recipe.fsdp_modules)
         if not self.strategy.is_sharded:
             self.network.to(worker.device)
         self.average = (
@@ -51,9 +59,11 @@ class Learner:
         if self.average and self.strategy.is_sharded:
             self.strategy.wrap_model(self.average.module, worker)
         wrapped = self.strategy.wrap_model(self.network, worker)
+        groups = self.recipe.parameter_groups(self.network)
         optimizer = build_optimizer(
-            self.network, config.train, worker.device, is_sharded=self.strategy.is_sharded
+            groups, config.train, worker.device, is_sharded=self.strategy.is_sharded
         )
+        require_all_trained(optimizer, self.network)
         self.wrapped, self.optimizer = self.strategy.wrap_optimizer(wrapped, optimizer, worker)
         self.model: nn.Module = (
             cast(nn.Module, torch.compile(self.wrapped)) if config.train.compile else self.wrapped
@@ -100,6 +110,10 @@ class Learner:
 
     # A step.
 
+    def new_sums(self) -> LossSums:
+        """Return empty sums of the loss and of the recipe's metrics."""
+        return LossSums(self.recipe.metrics, self.worker.device)
+
     def step(self, batch: Batch, sums: LossSums, *, epoch: int, step_in_epoch: int) -> float:
         """Make one optimizer step; `batch` is this worker's share of a global batch.
 
@@ -110,55 +124,72 @@ class Learner:
         samples = self.length.samples_until(epoch, step_in_epoch)
         rate = learning_rate(train, samples, self.length.samples)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("lr_scale", 1.0)
         # Random numbers inside the model, such as dropout masks, depend on seed and step alone.
         seed_generators(worker.device, train.seed, samples, worker.rank)
 
         self.optimizer.zero_grad(set_to_none=True)
-        parts = list(self._parts(moved(batch, worker.device), global_samples))
+        self.loss_scale.begin(global_samples)
+        parts = list(self._parts(batch.to(worker.device), global_samples))
         for index, part in enumerate(parts):
             is_last = index == len(parts) - 1
             alone = nullcontext() if is_last else self.strategy.without_exchange(self.wrapped)
             with alone:
-                if not len(part.labels):
-                    self._empty_pass()
-                    continue
-                outputs = self._forward(self.model, self.task.inputs(part, epoch=epoch))
-                found = self.task.loss(outputs, part)
-                sums.update(found)
-                # Gradients are averaged over workers; this weight makes each sample count once.
-                weight = worker.world_size * len(part.labels) / global_samples
-                self._backward(found.loss * weight)
+                self._pass(part, sums, epoch)
         self._optimizer_step()
         return rate
+
+    def _pass(self, part: Batch, sums: LossSums, epoch: int) -> None:
+        """Run a forward and a backward pass on a part of the batch.
+
+        With an empty part the gradients are 0, so that this worker takes part in their exchange.
+        """
+        is_empty = not len(part)
+        part = self.recipe.augment(
+            self._stand_in if is_empty else part, seed=self.train_config.seed, epoch=epoch
+        )
+        found = self.recipe.loss(self._forward(self.model), part)
+        if found.sum.dim():
+            raise ConfigError(
+                f"Recipe.loss returned a sum of shape {tuple(found.sum.shape)}; it has to be a scalar."
+            )
+        if not is_empty:
+            sums.update(found)
+        factor = self.loss_scale.factor(found.weight, len(part), is_empty=is_empty)
+        self.strategy.backward(self.wrapped, self.scaler.scale(found.sum * factor))
 
     def _parts(self, batch: Batch, global_samples: int) -> Iterator[Batch]:
         """Split a batch into micro-batches: at least one, which may be empty.
 
         With a sharded model all workers make the same number, since each pass exchanges weights.
         """
-        most = len(batch.labels)
+        most = len(batch)
         if self.strategy.is_sharded:
             most = -(-global_samples // self.worker.world_size)
         for start in range(0, max(most, 1), self.micro_batch_size):
-            yield Batch(*(column[start : start + self.micro_batch_size] for column in batch))
+            yield batch.rows(start, start + self.micro_batch_size)
 
-    def _forward(self, model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-        """Run a forward pass in the configured precision; returns outputs in float32."""
-        with self.precision.autocast(self.worker.device):
-            outputs = model(inputs)
-        return outputs.float()
+    def _forward(self, model: nn.Module) -> Forward:
+        """Return the model's forward pass in the configured precision, with outputs in float32."""
 
-    def _empty_pass(self) -> None:
-        """Run a pass with zero gradients, so that this worker takes part in the gradient exchange."""
-        loss = self._forward(self.model, self.task.empty_inputs()).sum()
-        self._backward(loss * 0)
+        def forward(*arguments: Any, **options: Any) -> Any:
+            with self.precision.autocast(self.worker.device):
+                outputs = model(*arguments, **options)
+            return tree_map_only(Tensor, in_float32, outputs)
 
-    def _backward(self, loss: torch.Tensor) -> None:
-        self.strategy.backward(self.wrapped, self.scaler.scale(loss))
+        return forward
+
+    @cached_property
+    def _stand_in(self) -> Batch:
+        """Samples to compute with where this worker has none, so that it takes part in all exchanges."""
+        seed, collate = self.train_config.seed, self.recipe.collate
+        return read_stand_in(self.data, seed=seed, collate=collate).to(self.worker.device)
 
     def _optimizer_step(self) -> None:
         """Clip the gradients, update the weights with the optimizer, and update the weight average."""
+        correction = self.loss_scale.correction()
+        if correction is not None:
+            self.strategy.scale_gradients(self.network, correction)
         if self.train_config.clip_norm:
             self.scaler.unscale_(self.optimizer)
             self.strategy.clip(self.network, self.train_config.clip_norm)
@@ -176,24 +207,29 @@ class Learner:
         """
         network = self.delivered().eval()
         self.strategy.sync_buffers(network, self.worker)
-        metrics = self.task.metrics(self.worker)
+        sums, forward = EvaluationSums(self.recipe, self.worker), self._forward(network)
         # Not inference mode: weights that FSDP2 gathers in it cannot be used for training afterwards.
         with torch.no_grad():
             for batch in batches:
-                here = moved(batch, self.worker.device)
-                if len(here.labels):
-                    metrics.update(self._forward(network, self.task.inputs(here)), here)
-                elif self.strategy.is_sharded:
-                    self._forward(network, self.task.empty_inputs())
+                if len(batch):
+                    here = batch.to(self.worker.device)
+                    sums.update(self.recipe.evaluate(forward, here), len(here))
+                elif self.strategy.is_sharded or sums.is_empty:
+                    sums.update(self.recipe.evaluate(forward, self._stand_in), 0)
         network.train()
         self.strategy.reshard(network)
-        return metrics.compute()
+        return sums.compute()
 
     def is_finite(self) -> bool:
         """Whether all weights on all workers are finite. All workers must call it."""
         shares = [local_shard(each).detach() for each in self.network.parameters()]
         bad = torch.stack([~share.isfinite().all() for share in shares]).sum()
         return not self.worker.sum(bad)
+
+
+def in_float32(tensor: Tensor) -> Tensor:
+    """Return a floating-point tensor in float32, and any other tensor as it is."""
+    return tensor.float() if tensor.is_floating_point() else tensor
 
 
 def seed_generators(device: torch.device, seed: int, samples: int, rank: int) -> None:

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 
+from trainyard_trainer.config.metric import (
+    LOSS,
+    VALIDATION_PREFIX,
+    Metric,
+    goals_of,
+    is_validation,
+)
 from trainyard_trainer.config.train import EarlyStopping
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch, Batches
 from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.engine.step_sync import Signals, StepSync, SyncDecision
+from trainyard_trainer.engine.sums import LossSums, Validation
 from trainyard_trainer.engine.timing import Clock, TimeSpent, peak_memory_bytes
 from trainyard_trainer.errors import Diverged
-from trainyard_trainer.recipes.validation import LossSums, Validation
 from trainyard_trainer.run_folder.metrics import Kind
 from trainyard_trainer.run_folder.progress import MetricsRecord, Trained, eta_s, per_second
 
@@ -175,7 +182,7 @@ class TrainingLoop:
     # An epoch.
 
     def _begin_epoch(self) -> Epoch:
-        sums = LossSums(self.worker.device)
+        sums = self.learner.new_sums()
         if self.step_in_epoch and self.is_first:
             # Rank 0 continues with the sums of all workers.
             assert self.start.epoch_sums is not None
@@ -227,22 +234,22 @@ class TrainingLoop:
 
     def _end_epoch(self, epoch: Epoch) -> bool:
         """Validate, record the epoch's metrics and save; returns whether the run was stopped."""
-        loss_sum, num_correct, count = epoch.sums.over_workers(self.worker).tolist()
+        loss, metrics = epoch.sums.compute(epoch.sums.over_workers(self.worker))
         self._count_exchange(epoch.interval, self._step())
-        if not math.isfinite(loss_sum) or not self.learner.is_finite():
+        if not math.isfinite(loss) or not self.learner.is_finite():
             raise diverged(epoch.interval.step, self._step())
         with self.spent.on("validation"):
             validation = self.learner.validate(self.validation)
         step_s = self.spent.since(epoch.time_before, "data", "compute", "communication")
-        self.trained = replace(
-            stopping(self.config.train.early_stopping, self._progress(), validation),
+        found = {LOSS: validation.loss, **validation.metrics}
+        now = replace(
+            self._progress(),
             epoch=epoch.number + 1,
             steps_in_epoch=0,
-            loss=loss_sum / count,
-            accuracy=num_correct / count,
-            val_loss=validation.loss,
-            val_accuracy=validation.accuracy,
+            metrics={LOSS: loss, **metrics}
+            | {f"{VALIDATION_PREFIX}{name}": value for name, value in found.items()},
         )
+        self.trained = stopping(self.config.train.early_stopping, now, self.learner.recipe.metrics)
         self.step_in_epoch = 0
         # Record before saving: a checkpoint must not lie ahead of metrics.jsonl.
         if self.is_first:
@@ -282,7 +289,7 @@ class TrainingLoop:
     def _report_interval(self, epoch: Epoch, now: Trained) -> bool:
         """Record the metrics since the last record; returns whether the loss is finite."""
         interval, spent = epoch.interval, self.spent
-        loss, accuracy = epoch.sums.since_last()
+        loss, metrics = epoch.sums.since_last()
         self._count_exchange(interval, now.step)
         steps = now.step - interval.step
         samples = steps * self.length.global_batch_size
@@ -291,8 +298,7 @@ class TrainingLoop:
             "interval",
             now,
             epoch=now.epoch + 1,
-            loss=loss,
-            accuracy=accuracy,
+            metrics={LOSS: loss, **metrics} | validated(now),
             samples_per_s=per_second(samples, interval.clock.seconds()),
             eta_s=self._eta_s(now),
             data_wait_s=spent.since(before, "data") / steps,
@@ -311,8 +317,7 @@ class TrainingLoop:
             "epoch",
             now,
             epoch=now.epoch,
-            loss=now.loss,
-            accuracy=now.accuracy,
+            metrics=now.metrics,
             samples_per_s=per_second(now.samples - epoch.samples_before, step_s),
             eta_s=0.0 if self._is_last_epoch() else self._eta_s(now),
             checkpoint_stall_s=self.spent.since(epoch.time_before, "checkpoint"),
@@ -326,21 +331,26 @@ class TrainingLoop:
                 samples=now.samples,
                 learning_rate=self.learning_rate,
                 memory_bytes=peak_memory_bytes(self.worker),
-                val_loss=now.val_loss,
-                val_accuracy=now.val_accuracy,
                 **measured,
             )
         )
 
 
-def stopping(rule: EarlyStopping | None, trained: Trained, validation: Validation) -> Trained:
-    """Update the state of early stopping after a validation, and decide whether to stop."""
+def validated(trained: Trained) -> dict[str, float]:
+    """Return the metrics of the last complete validation."""
+    return {name: value for name, value in trained.metrics.items() if is_validation(name)}
+
+
+def stopping(rule: EarlyStopping | None, trained: Trained, metrics: Sequence[Metric]) -> Trained:
+    """Update the state of early stopping after a validation, and decide whether to stop.
+
+    `metrics` are those of the recipe.
+    """
     if rule is None:
         return trained
-    is_accuracy = rule.metric == "val_accuracy"
-    value = validation.accuracy if is_accuracy else -validation.loss
+    value = goals_of(metrics)[rule.metric].worth(trained.metrics[rule.metric])
     best = trained.best_stopping
-    if best is None or math.isnan(best) or value > best + rule.min_delta:
+    if best is None or value > best + rule.min_delta:
         return replace(trained, best_stopping=value, epochs_without_gain=0)
     waited = trained.epochs_without_gain + 1
     return replace(

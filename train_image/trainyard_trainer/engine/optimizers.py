@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +21,12 @@ PrecisionName = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 """The values of `train.precision`."""
 
 
+Parameters = Iterable[Tensor | dict[str, Any]]
+"""Parameters of a network, or groups of them with options for the optimizer."""
+
+
 def build_optimizer(
-    model: nn.Module, train: Train, device: torch.device, *, is_sharded: bool = False
+    parameters: Parameters, train: Train, device: torch.device, *, is_sharded: bool = False
 ) -> torch.optim.Optimizer:
     """Build the optimizer of `train.optimizer`, fused into one kernel where torch has such a kernel."""
     optimizer = train.optimizer
@@ -30,7 +34,7 @@ def build_optimizer(
     match optimizer:
         case Sgd():
             return torch.optim.SGD(
-                model.parameters(),
+                parameters,  # type: ignore[arg-type]
                 lr=optimizer.learning_rate,
                 momentum=optimizer.momentum,
                 weight_decay=optimizer.weight_decay,
@@ -38,13 +42,28 @@ def build_optimizer(
             )
         case AdamW():
             return torch.optim.AdamW(
-                model.parameters(),
+                parameters,  # type: ignore[arg-type]
                 lr=optimizer.learning_rate,
                 weight_decay=optimizer.weight_decay,
                 fused=is_fused,
             )
         case _:
             assert_never(optimizer)
+
+
+def require_all_trained(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Raise ConfigError if a parameter of the model would not be trained, though it has gradients."""
+    trained = {id(each) for group in optimizer.param_groups for each in group["params"]}
+    missing = [
+        name
+        for name, each in model.named_parameters()
+        if each.requires_grad and id(each) not in trained
+    ]
+    if missing:
+        raise ConfigError(
+            f"Recipe.parameter_groups leaves out {len(missing)} parameters of the model, such as "
+            f"{missing[0]}. Add them to a group, or set requires_grad = False."
+        )
 
 
 def learning_rate(train: Train, samples: int, total: int) -> float:

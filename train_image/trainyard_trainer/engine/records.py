@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import partial
 from typing import Any, Protocol
 
 from trainyard_trainer.checkpointing.checkpoint import (
@@ -17,15 +16,18 @@ from trainyard_trainer.checkpointing.checkpoint import (
 from trainyard_trainer.checkpointing.files import FileEntry
 from trainyard_trainer.checkpointing.retention import prune
 from trainyard_trainer.checkpointing.saver import Saver
+from trainyard_trainer.config.recipes import best_goal
 from trainyard_trainer.config.trainer_config import RecipeConfig
 from trainyard_trainer.engine import loop
 from trainyard_trainer.engine.learner import Learner
+from trainyard_trainer.engine.speed import speeds_in
+from trainyard_trainer.engine.sums import Validation
 from trainyard_trainer.engine.task import TrainingTask
 from trainyard_trainer.parallel.strategy import Worker
-from trainyard_trainer.recipes.registry import speeds_in
-from trainyard_trainer.recipes.validation import Validation
+from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.run_files.names import CheckpointName
 from trainyard_trainer.run_folder.fence import Fence
+from trainyard_trainer.run_folder.metrics import run_metrics
 from trainyard_trainer.run_folder.progress import Length, MetricsRecord, Recorder, Trained
 from trainyard_trainer.run_folder.tensorboard import TensorBoard
 
@@ -106,7 +108,7 @@ class RankZeroRecords:
             self.task.config,
             trained,
             contents,
-            images=asdict(self.task.data.info),
+            data=asdict(self.task.data.info),
             written=written,
         )
 
@@ -118,10 +120,12 @@ def commit_checkpoint(
     trained: Trained,
     contents: Record,
     *,
-    images: Record,
+    data: Record,
     written: Mapping[str, FileEntry] | None = None,
 ) -> None:
     """Commit a checkpoint while the fence is valid, retrying while the storage fails, and prune old ones."""
+
+    goal = best_goal(config.train, config.checkpoint.best)
 
     def save() -> None:
         fence.check()
@@ -131,10 +135,10 @@ def commit_checkpoint(
             group=fence.group,
             contents=contents,
             written=written,
-            facts={"config": config.model_dump(mode="json"), "images": images},
+            facts={"config": config.model_dump(mode="json"), "data": data, "goal": asdict(goal)},
             before_commit=fence.check,
         )
-        prune(checkpoints, config.checkpoint, name)
+        prune(checkpoints, config.checkpoint, goal, name)
 
     checkpoints.folder.outlast(save)
 
@@ -183,15 +187,20 @@ def rank_zero_records(
     worker: Worker,
     gauges: Callable[[Record], None],
 ) -> Iterator[RankZeroRecords]:
+    recipe = recipe_of(task.config, task.data.info)
     with send_to_both(
-        TensorBoard(checkpoints.folder, samples=trained.samples), gauges
+        TensorBoard(
+            checkpoints.folder, samples=trained.samples, metrics=run_metrics(recipe.metrics)
+        ),
+        gauges,
     ) as on_record:
         recorder = Recorder(
             checkpoints.folder,
             length,
             attempt=task.attempt,
             workers=worker.world_size,
-            recipe_metrics=partial(speeds_in, task.config, worker=worker),
+            metrics=recipe.metrics,
+            speeds=lambda samples_per_s: speeds_in(recipe, samples_per_s, worker),
             on_record=on_record,
             check_fence=fence.check,
         )

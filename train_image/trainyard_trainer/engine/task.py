@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from trainyard_trainer.config.trainer_config import RecipeConfig, TrainerConfig
-from trainyard_trainer.data.prepared import Prepared
+from trainyard_trainer.data.loading.rows import RunData
 from trainyard_trainer.run_folder.startup import Startup
 
 
@@ -15,7 +15,7 @@ class TrainingTask:
     """What each worker of an attempt receives; it is sent over the network."""
 
     config: TrainerConfig
-    data: Prepared
+    data: RunData
     attempt: int
     startup: Startup
 

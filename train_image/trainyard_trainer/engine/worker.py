@@ -16,7 +16,7 @@ from trainyard_trainer.checkpointing.checkpoint import (
 from trainyard_trainer.checkpointing.resume import Start
 from trainyard_trainer.checkpointing.shards import Shards
 from trainyard_trainer.checkpointing.zero import ZeroShards
-from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.trainer_config import TrainerConfig, code_of
 from trainyard_trainer.data.loading.batch import Batches
 from trainyard_trainer.data.loading.torch_loader import TorchBatches, ValidationBatches
 from trainyard_trainer.engine import loop
@@ -34,6 +34,8 @@ from trainyard_trainer.engine.step_sync import Signals
 from trainyard_trainer.engine.task import TrainingTask
 from trainyard_trainer.errors import Diverged
 from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.recipes.registry import recipe_of
+from trainyard_trainer.run_folder import code_archive
 from trainyard_trainer.run_folder.progress import Length, Trained
 from trainyard_trainer.run_folder.startup import Startup
 
@@ -81,9 +83,11 @@ def work(
     entered = join_run(task, worker, place)
     folder, fence, startup = entered.folder, entered.fence, entered.startup
     start = Start.of(folder, entered.name)
+    if code := code_of(config):
+        code_archive.make_importable(folder, code)
 
     with out_of_memory_explained(config, worker):
-        learner = Learner(config, task.data.info, length, worker)
+        learner = Learner(config, task.data, length, worker)
         checkpoints = Checkpoints(folder)
         shards = shards_of(config, checkpoints)
         if start.name is not None and start.state is not None:
@@ -121,7 +125,7 @@ def work(
                     startup,
                     lambda: resume.note_started(folder, fence, startup) if fence else None,
                 ),
-                validation=ValidationBatches(task.data, worker, config),
+                validation=ValidationBatches(task.data, worker, config, learner.recipe.collate),
                 records=records,
                 signals=Signals(drain_s=drain_s, is_stopping=is_stopping),
             ).run()
@@ -150,4 +154,5 @@ def shards_of(config: TrainerConfig, checkpoints: Checkpoints) -> ShardedCheckpo
 
 
 def torch_batches(task: TrainingTask, length: Length, start: Start, worker: Worker) -> Batches:
-    return TorchBatches(task.data, length, start.trained, worker, task.config)
+    collate = recipe_of(task.config, task.data.info).collate
+    return TorchBatches(task.data, length, start.trained, worker, task.config, collate)

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -34,9 +35,11 @@ from typing_extensions import assert_never
 
 from trainyard_trainer.attempt import attempt
 from trainyard_trainer.checkpointing.resume import Start
+from trainyard_trainer.config.recipes import metrics_of
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batches
 from trainyard_trainer.data.loading.ray_loader import RayBatches
+from trainyard_trainer.data.prepared import Prepared
 from trainyard_trainer.engine.joining import RayPlace
 from trainyard_trainer.engine.task import AnyTask, TrainingTask
 from trainyard_trainer.engine.worker import MakeBatches, Outcome, torch_batches, work
@@ -53,7 +56,7 @@ from trainyard_trainer.run_folder.attempt_scope import StoppedBySignal
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.lease import Lease
 from trainyard_trainer.run_folder.log import Output
-from trainyard_trainer.run_folder.metrics import GAUGE_LABELS, METRICS, gauge_values
+from trainyard_trainer.run_folder.metrics import GAUGE_LABELS, RunMetric, gauge_values, run_metrics
 from trainyard_trainer.run_folder.progress import Length
 
 T = TypeVar("T")
@@ -292,6 +295,7 @@ def ray_place() -> RayPlace:
 def ray_batches(task: TrainingTask, length: Length, start: Start, worker: Worker) -> Batches:
     """Return the training batches of the Ray loader, from the position of the checkpoint on."""
     saved = start.state["partial_epoch"].get("batches", {}) if start.state else {}
+    assert isinstance(task.data, Prepared)
     return RayBatches(task.data, length, start.trained, saved, worker, task.config)
 
 
@@ -321,16 +325,27 @@ class Gauges:
     """Publishes the metrics of a record on Ray's endpoint for Prometheus. Rank 0 has an object of it."""
 
     def __init__(self, task: AnyTask) -> None:
-        labels = {"run": task.config.name, "attempt": str(task.attempt)}
-        self.gauges = {}
-        for metric in METRICS:
+        self.train = task.config.train
+        self.labels = {"run": task.config.name, "attempt": str(task.attempt)}
+
+    @cached_property
+    def metrics(self) -> tuple[RunMetric, ...]:
+        """The metrics of the run. Those of the user's recipe are known once its class is imported."""
+        return run_metrics(metrics_of(self.train))
+
+    @cached_property
+    def gauges(self) -> dict[str, ray.util.metrics.Gauge]:
+        """The gauges by their names."""
+        gauges = {}
+        for metric in self.metrics:
             if metric.gauge:
                 gauge = ray.util.metrics.Gauge(
                     metric.gauge.name, metric.description, tag_keys=GAUGE_LABELS
                 )
-                gauge.set_default_tags(labels)
-                self.gauges[metric.gauge.name] = gauge
+                gauge.set_default_tags(self.labels)
+                gauges[metric.gauge.name] = gauge
+        return gauges
 
     def __call__(self, record: dict[str, Any]) -> None:
-        for name, value in gauge_values(record).items():
+        for name, value in gauge_values(record, self.metrics).items():
             self.gauges[name].set(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
@@ -26,6 +26,7 @@ from typing_extensions import assert_never
 
 from trainyard_trainer.config.strategies import DeepSpeedConfig, Fsdp2Config
 from trainyard_trainer.config.train import Train
+from trainyard_trainer.errors import ConfigError
 
 EXCHANGE_SAMPLE_STEPS = 20
 """DDP measures the time of communication once in this number of steps."""
@@ -100,6 +101,9 @@ class Strategy(Protocol):
     def clip(self, network: nn.Module, norm: float) -> None:
         """Clip the gradients of a step to this 2-norm, computed over all weights."""
 
+    def scale_gradients(self, network: nn.Module, factor: torch.Tensor) -> None:
+        """Multiply the gradients of a step, which all passes have added, by a scalar."""
+
     def without_exchange(self, model: nn.Module) -> AbstractContextManager[None]:
         """Return a context in which backward passes accumulate gradients without communication.
 
@@ -129,6 +133,12 @@ class TorchStrategy:
 
     def clip(self, network: nn.Module, norm: float) -> None:
         nn.utils.clip_grad_norm_(network.parameters(), norm, foreach=True)
+
+    def scale_gradients(self, network: nn.Module, factor: torch.Tensor) -> None:
+        for weight in network.parameters():
+            if weight.grad is not None:
+                gradient = local_shard(weight.grad)
+                gradient.mul_(factor.to(gradient))
 
     def without_exchange(self, model: nn.Module) -> AbstractContextManager[None]:
         """Return a context that does not change anything: accumulated full gradients need too much memory."""
@@ -179,8 +189,11 @@ class Fsdp2Strategy(TorchStrategy):
 
     is_sharded = True
 
-    def __init__(self, options: Fsdp2Config) -> None:
+    def __init__(
+        self, options: Fsdp2Config, units_of: Callable[[nn.Module], Sequence[nn.Module]]
+    ) -> None:
         self._options = options
+        self._units_of = units_of
 
     def wrap_model(self, network: nn.Module, worker: Worker) -> nn.Module:
         """Shard the network in place. Its weights become DTensors, and are moved to the device by unit."""
@@ -190,7 +203,7 @@ class Fsdp2Strategy(TorchStrategy):
         _compute_out_of_place(network)
         mesh = init_device_mesh(worker.device.type, (worker.world_size,))
         dtype = DTYPES[options.param_dtype]
-        for unit in (*units(network), network):
+        for unit in (*self._units_of(network), network):
             fully_shard(
                 unit,
                 mesh=mesh,
@@ -295,6 +308,13 @@ class ZeroStrategy(TorchStrategy):
     def clip(self, network: nn.Module, norm: float) -> None:
         """Do nothing: the engine clips gradients in its step."""
 
+    def scale_gradients(self, network: nn.Module, factor: torch.Tensor) -> None:
+        """Raise ConfigError: the engine has divided the gradients among the workers already."""
+        raise ConfigError(
+            "train.strategy = deepspeed with train.micro_batch_size cannot train a recipe whose loss has a "
+            "tensor as weight.\n       Remove micro_batch_size, or use strategy fsdp2."
+        )
+
     def reshard(self, network: nn.Module) -> None: ...
 
 
@@ -348,13 +368,21 @@ def local_shard(tensor: torch.Tensor) -> torch.Tensor:
     return share
 
 
-def strategy_of(train: Train, dtype: torch.dtype | None) -> Strategy:
-    """Build the strategy of `train.strategy`; `dtype` is the data type of autocast, if it is used."""
+def strategy_of(
+    train: Train,
+    dtype: torch.dtype | None,
+    units_of: Callable[[nn.Module], Sequence[nn.Module]],
+) -> Strategy:
+    """Build the strategy of `train.strategy`.
+
+    `dtype` is the data type of autocast, if it is used. `units_of` returns the modules of a network whose
+    weights FSDP2 gathers together, the inner ones first.
+    """
     match train.strategy:
         case "ddp":
             return DdpStrategy()
         case "fsdp2":
-            return Fsdp2Strategy(train.fsdp2 or Fsdp2Config())
+            return Fsdp2Strategy(train.fsdp2 or Fsdp2Config(), units_of)
         case "deepspeed":
             options = train.deepspeed or DeepSpeedConfig()
             return ZeroStrategy(options, clip_norm=train.clip_norm or 0.0, dtype=dtype)

@@ -1,107 +1,184 @@
-"""The interface between the engine and a recipe: what differs between images and text."""
+"""The base class of recipes: what the engine has to know of a kind of task."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from typing_extensions import Self
 
+from trainyard_trainer.config.metric import Metric
 from trainyard_trainer.config.section import Section
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch
-from trainyard_trainer.data.prepared import DatasetInfo, Prepared
-from trainyard_trainer.parallel.strategy import Worker
-from trainyard_trainer.recipes.validation import BatchLoss, Validation
+from trainyard_trainer.data.loading.rows import DataInfo, RunData
+from trainyard_trainer.data.loading.user_dataset import stacked
+from trainyard_trainer.data.prepared import DatasetInfo
+from trainyard_trainer.parallel.strategy import units
+from trainyard_trainer.recipes.loss import Evaluation, Loss, Top
 from trainyard_trainer.run_folder.folder import RunFolder
 
 if TYPE_CHECKING:
     from trainyard_trainer.report.page import RecipeReport
 
+Config = TypeVar("Config", bound=Section)
 
-class ValidationMetrics(Protocol):
-    """Accumulates validation metrics over one worker's share of the validation samples."""
-
-    def update(self, outputs: torch.Tensor, batch: Batch) -> None:
-        """Add the outputs, in float32, for a batch."""
-
-    def compute(self) -> Validation:
-        """Return the metrics over all workers. All workers must call it."""
+Forward = Callable[..., Any]
+"""The model of a run: its forward pass in `train.precision`, whose floating-point outputs are float32."""
 
 
-class WorkerTask(Protocol):
-    """A recipe on one worker, for the data set of a run."""
+class Recipe(Generic[Config]):
+    """A kind of task: its model, loss, metrics and report.
 
-    def build(self) -> nn.Module:
-        """Build the network with random weights, in the memory format of the worker."""
-
-    def inputs(self, batch: Batch, *, epoch: int | None = None) -> torch.Tensor:
-        """Make the network's inputs from a batch on the device; with an epoch, augment them for training."""
-
-    def empty_inputs(self) -> torch.Tensor:
-        """Make the smallest inputs that the network accepts, for a worker whose part of a batch is empty."""
-
-    def loss(self, outputs: torch.Tensor, batch: Batch) -> BatchLoss:
-        """Compute the loss of outputs, in float32. Each sample of the batch has the same weight."""
-
-    def metrics(self, worker: Worker) -> ValidationMetrics:
-        """Create an empty accumulator for a validation."""
-
-
-class Recipe(Protocol):
-    """A recipe: model, loss, metrics and report of one kind of task.
-
-    In all methods `model` is the config's section `train.model`.
+    A subclass has to define `build_model` and `loss`; all else has a default. A run makes one
+    instance in each of its processes.
     """
 
-    samples: str
-    """What a sample is called in messages, in the plural, such as `images`."""
+    settings: ClassVar[type[Section]] = Section
+    """The pydantic model of the config's section `train.model`; by default it has no keys."""
+
+    samples: ClassVar[str] = "samples"
+    """What a sample is called in messages, in the plural."""
+
+    metrics: ClassVar[tuple[Metric, ...]] = ()
+    """The metrics beside the loss; `loss` and `evaluate` return the sums of each of them."""
+
+    def __init__(self, config: Config, info: DataInfo | None = None) -> None:
+        """`config` is the validated section `train.model`; `info` is None until the data are prepared."""
+        self.config = config
+        self._info = info
+
+    @classmethod
+    def of_run(cls, run: TrainerConfig, info: DataInfo | None) -> Self:
+        """Create the recipe of a run. Override it to read more of the run's config than `train.model`."""
+        model: Any = run.train.model
+        return cls(model, info)
 
     @property
-    def settings(self) -> type[Section]:
-        """The pydantic model of the config's section `train.model`."""
+    def info(self) -> DataInfo:
+        """Format and statistics of the prepared data set."""
+        if self._info is None:
+            raise LookupError("the data set is not prepared yet")
+        return self._info
 
-    def prepare_options(self, model: Any) -> dict[str, Any]:
-        """Return the options of data preparation that follow from the model."""
+    @property
+    def prepared_info(self) -> DatasetInfo:
+        """Format and statistics of the prepared data set, for recipes that need one."""
+        assert isinstance(self.info, DatasetInfo)
+        return self.info
 
-    def build(self, model: Any) -> nn.Module:
+    # What a recipe has to define.
+
+    def build_model(self) -> nn.Module:
         """Build the network with random weights. Raises ConfigError if there is no such network."""
+        raise NotImplementedError
 
-    def check(self, model: Any) -> int:
+    def loss(self, model: Forward, batch: Batch) -> Loss:
+        """Compute the loss of a training batch, which is on the device.
+
+        `model` takes the arguments of the network's `forward`; call it once.
+        """
+        raise NotImplementedError
+
+    # Training and validation.
+
+    def collate(self, samples: Sequence[Mapping[str, Any]]) -> Mapping[str, Tensor]:
+        """Make the columns of a batch from samples of a data set of your own; by default they are stacked.
+
+        Override it for columns whose samples differ in shape, to pad or to pack them.
+        """
+        return stacked(samples)
+
+    def augment(self, batch: Batch, *, seed: int, epoch: int) -> Batch:
+        """Change a training batch on the device, at random: by `random_numbers` of seed, epoch and ids."""
+        return batch
+
+    def evaluate(self, model: Forward, batch: Batch) -> Evaluation:
+        """Compute loss, metrics and details of a validation batch, without gradients."""
+        found = self.loss(model, batch)
+        return Evaluation(sum=found.sum, weight=found.weight, metrics=found.metrics)
+
+    def summarize(self, details: Mapping[str, Tensor | Top]) -> dict[str, Any]:
+        """Turn the details of a whole validation, in host memory, into JSON for validation.json."""
+        return {}
+
+    def parameter_groups(self, model: nn.Module) -> Iterable[Tensor | dict[str, Any]]:
+        """Return the parameters, or parameter groups for the optimizer with options of their own.
+
+        A group's `lr_scale` multiplies the learning rate of the schedule. Each parameter that is trained has
+        to be in one of the groups.
+        """
+        return model.parameters()
+
+    def fsdp_modules(self, model: nn.Module) -> Sequence[nn.Module]:
+        """Return the modules whose weights FSDP2 gathers together; by default the large blocks."""
+        return list(units(model))
+
+    # Checks before training.
+
+    def prepare_options(self) -> dict[str, Any]:
+        """Return the options of data preparation that follow from the config."""
+        return {}
+
+    def check(self) -> int:
         """Return the number of parameters. Raises ConfigError if there is no such network."""
+        with torch.device("meta"):
+            return sum(weight.numel() for weight in self.build_model().parameters())
 
-    def check_fit(self, model: Any, images: DatasetInfo) -> None:
+    def check_fit(self) -> None:
         """Raise ConfigError if the model does not fit the data set."""
 
-    def takes_one_sample(self, model: Any) -> bool:
-        """Whether the model can be trained on a batch of one sample."""
+    def takes_one_sample(self) -> bool:
+        """Whether the model can be trained on a batch of one sample; batch norm cannot."""
+        return True
 
-    def title(self, model: Any) -> str:
+    # Messages and results.
+
+    def title(self) -> str:
         """Return a short name of the model for messages and the report."""
+        return type(self).__name__
 
-    def describe(self, images: DatasetInfo) -> str:
+    def describe(self) -> str:
         """Describe the samples of the data set in a few words."""
+        return self.samples
 
-    def metadata(self, model: dict[str, Any], images: dict[str, Any]) -> dict[str, Any]:
-        """Return what a user of the model must know about its input; arguments and result are plain JSON."""
+    def metadata(self) -> dict[str, Any]:
+        """Return as JSON what a user of the trained model must know about its input."""
+        return {"source": self.info.source}
 
-    def worker_task(
-        self, config: TrainerConfig, images: DatasetInfo, device: torch.device
-    ) -> WorkerTask:
-        """Create the recipe's part of one worker."""
+    def speeds(self, samples_per_s: float) -> dict[str, float]:
+        """Return the speed in further units, by the metrics' names in `run_folder.metrics`."""
+        return {}
 
-    def speeds(self, model: Any, samples_per_s: float, worker: Worker | None) -> dict[str, float]:
-        """Return the speed in further units, by the metrics' names in `run_folder.metrics`.
-
-        `worker` is one of the training workers, or None where no worker runs.
-        """
+    def flops_per_sample(self) -> float | None:
+        """Return the FLOPs of a forward and backward pass per sample; None if the MFU is not wanted."""
+        return None
 
     def report(
         self,
         folder: RunFolder,
-        config: TrainerConfig,
-        data: Prepared,
+        run: TrainerConfig,
+        data: RunData,
         summary: dict[str, Any],
         validation: dict[str, Any],
     ) -> RecipeReport:
-        """Make the recipe's part of the report."""
+        """Make the recipe's part of the report; `validation` is what the delivered checkpoint's file has."""
+        from trainyard_trainer.report.page import RecipeReport, Tile
+
+        metric = self.metrics[0].name if self.metrics else "loss"
+        return RecipeReport(
+            title=self.title(),
+            result=Tile(f"validation {metric}", f"{validation[metric]:.4g}"),
+            speed=(
+                Tile("samples per second", f"{summary['samples_per_s']:,.0f}"),
+                Tile(f"{self.samples} seen", f"{summary['samples_seen']:,}"),
+            ),
+            sections=(),
+            facts=(
+                (f"training {self.samples}", f"{data.num_train:,}"),
+                (f"validation {self.samples}", f"{data.num_valid:,}"),
+                ("validation loss", f"{validation['loss']:.4g}"),
+            ),
+        )

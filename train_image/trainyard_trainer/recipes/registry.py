@@ -1,35 +1,35 @@
-"""What a run learns: all that differs between an image and a text is behind these two interfaces."""
+"""The built-in recipes, and how a run or a saved model finds its recipe."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Any
 
-from trainyard_trainer.config.train import Train
+from trainyard_trainer.config.own_recipe import OwnRecipe
 from trainyard_trainer.config.trainer_config import TrainerConfig
-from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.data.loading.rows import DataInfo
 from trainyard_trainer.recipes.image_classification.recipe import Classification
 from trainyard_trainer.recipes.language_model.recipe import Language
+from trainyard_trainer.recipes.own import read_settings, recipe_class
 from trainyard_trainer.recipes.recipe import Recipe
-from trainyard_trainer.run_folder.progress import MetricsRecord
 
-if TYPE_CHECKING:
-    pass
-
-
-RECIPES: Mapping[str, Recipe] = {
-    "image_classification": Classification(),
-    "language_model": Language(),
+RECIPES: Mapping[str, type[Recipe[Any]]] = {
+    "image_classification": Classification,
+    "language_model": Language,
 }
 """By `train.recipe`."""
 
 
-def recipe_of(train: Train) -> Recipe:
-    return RECIPES[train.recipe]
+def recipe_of(run: TrainerConfig, info: DataInfo | None = None) -> Recipe[Any]:
+    """Return the recipe of a run; `info` describes its data set, once that is prepared."""
+    train = run.train
+    if isinstance(train, OwnRecipe):
+        recipe = recipe_class(train.recipe)
+        return recipe(read_settings(recipe, train.model), info)
+    return RECIPES[train.recipe].of_run(run, info)
 
 
-def speeds_in(
-    config: TrainerConfig, report: MetricsRecord, worker: Worker | None
-) -> dict[str, float]:
-    """A report's speed in the recipe's own units."""
-    return recipe_of(config.train).speeds(config.train.model, report.samples_per_s, worker)
+def saved_recipe(name: str, model: Mapping[str, Any], info: DataInfo | None) -> Recipe[Any]:
+    """Return the recipe of a saved model; `model` is its section `train.model` as JSON."""
+    recipe = recipe_class(name) if ":" in name else RECIPES[name]
+    return recipe(recipe.settings.model_validate(model), info)

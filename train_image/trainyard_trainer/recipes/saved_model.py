@@ -25,11 +25,11 @@ from trainyard_trainer.checkpointing.inventory import (
     result_of,
 )
 from trainyard_trainer.config.recipes import BOOSTING, recipe_named
-from trainyard_trainer.config.section import Section
-from trainyard_trainer.data.prepared import DatasetInfo, info_of_json
+from trainyard_trainer.data.loading.rows import data_info_of_json
+from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.errors import ConfigError, RunError
 from trainyard_trainer.recipes.recipe import Recipe
-from trainyard_trainer.recipes.registry import RECIPES
+from trainyard_trainer.recipes.registry import saved_recipe
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.terminal import Bar
 
@@ -46,22 +46,22 @@ class Saved:
     weights: dict[str, torch.Tensor]
 
     @property
-    def recipe(self) -> Recipe:
-        return RECIPES[recipe_named(self.facts)]
+    def recipe(self) -> Recipe[Any]:
+        info = data_info_of_json(self.facts["images"]) if "images" in self.facts else None
+        return saved_recipe(recipe_named(self.facts), self.facts["model"], info)
 
     @property
     def config(self) -> Any:
         """The section `train.model` of the run that saved the model."""
-        model: Section = self.recipe.settings.model_validate(self.facts["model"])
-        return model
+        return self.recipe.config
 
     @property
     def info(self) -> DatasetInfo:
-        return info_of_json(self.facts["images"])
+        return self.recipe.prepared_info
 
     def build(self) -> nn.Module:
         """The network, ready to be asked."""
-        network = self.recipe.build(self.config)
+        network = self.recipe.build_model()
         network.load_state_dict(self.weights)
         return network.eval()
 
@@ -69,13 +69,14 @@ class Saved:
 def facts_of(checkpoint: SavedCheckpoint) -> dict[str, Any]:
     """What whoever uses a model must know: its network, what it says, and what becomes its input."""
     train = checkpoint.config["train"]
+    recipe = saved_recipe(train["recipe"], train["model"], data_info_of_json(checkpoint.data))
     return {
         "run": checkpoint.config["name"],
         "checkpoint": checkpoint.name,
         "weights": "moving average" if train["ema_decay"] else "trained",
         "recipe": train["recipe"],
         "model": train["model"],
-        **RECIPES[train["recipe"]].metadata(train["model"], checkpoint.images),
+        **recipe.metadata(),
         "trained": result_of(checkpoint.trained),
     }
 

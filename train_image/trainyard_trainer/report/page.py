@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from html import escape
@@ -11,7 +11,7 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 from trainyard_trainer.config.trainer_config import TrainerConfig
-from trainyard_trainer.data.prepared import Prepared
+from trainyard_trainer.data.loading.rows import RunData
 from trainyard_trainer.report.charts import Chart, MetricsLines, curves, draw
 from trainyard_trainer.report.elements import count, duration, table
 from trainyard_trainer.report.verdict import Verdict
@@ -22,6 +22,7 @@ from trainyard_trainer.run_files.record_text import (
     attempt_row,
     node_rows,
 )
+from trainyard_trainer.run_folder.metrics import RunMetric
 
 PARTS = {
     "startup": ("Start-up", "from the start of an attempt to its first step"),
@@ -67,15 +68,17 @@ class ReportContents:
 
     summary: dict[str, Any]
     metrics: list[dict[str, Any]]
+    table: Sequence[RunMetric]
+    """The metrics that the lines of `metrics` can have."""
     attempts: list[dict[str, Any]]
     verdict: Verdict
     own: RecipeReport
 
 
-def render(config: TrainerConfig, data: Prepared, findings: ReportContents) -> str:
+def render(config: TrainerConfig, data: RunData, findings: ReportContents) -> str:
     """Return the whole page as HTML."""
     summary, own = findings.summary, findings.own
-    drawn = curves(MetricsLines(findings.metrics), summary["best_epoch"])
+    drawn = curves(MetricsLines(findings.metrics), summary["best_epoch"], metrics=findings.table)
     sections = (
         section("What bounds it", verdict_card(findings.verdict) + time_card(summary["seconds"])),
         section("Curves", charts(drawn)),
@@ -120,7 +123,7 @@ def section(title: str, content: str) -> str:
 
 
 def subtitle(
-    config: TrainerConfig, data: Prepared, own: RecipeReport, summary: Mapping[str, Any]
+    config: TrainerConfig, data: RunData, own: RecipeReport, summary: Mapping[str, Any]
 ) -> str:
     """Return one line with the model, the data, the epochs and the workers."""
     scaling = config.scaling

@@ -9,10 +9,12 @@ from typing import Literal
 
 from typing_extensions import assert_never
 
+from trainyard_trainer.config.data import Data
+from trainyard_trainer.config.own_recipe import OwnData
 from trainyard_trainer.config.train import ImageClassification
 from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.data.loading.rows import DataInfo
 from trainyard_trainer.data.loading.torch_loader import decode_workers
-from trainyard_trainer.data.prepared import DatasetInfo
 
 Kind = Literal[
     "start-up-bound",
@@ -59,7 +61,7 @@ class Verdict:
 
 
 def judge(
-    seconds: Mapping[str, float], config: TrainerConfig, *, epochs: int, images: DatasetInfo
+    seconds: Mapping[str, float], config: TrainerConfig, *, epochs: int, images: DataInfo
 ) -> Verdict:
     """Return the phase with the largest share among those above their limit; if there is none, the steps.
 
@@ -98,7 +100,7 @@ def _startup(share: float, config: TrainerConfig) -> Verdict:
     )
 
 
-def _input(share: float, config: TrainerConfig, images: DatasetInfo) -> Verdict:
+def _input(share: float, config: TrainerConfig, images: DataInfo) -> Verdict:
     wait = f"Training waited for batches for {share:.0%} of the time after start-up. "
     # The worker itself needs one CPU; the others can prepare batches.
     most = max(config.scaling.cpus_per_worker - 1, 1)
@@ -146,10 +148,15 @@ def _checkpoint(share: float, config: TrainerConfig, *, epochs: int, epoch_s: fl
 
 
 def _validation(share: float, config: TrainerConfig) -> Verdict:
-    data = config.data
-    remedy = f"data.valid_share: {data.valid_share / 2:g}"
-    if data.valid_source is not None:
-        remedy = f"data.valid_source: a part of {data.valid_source}"
+    match config.data:
+        case Data(valid_source=None, valid_share=valid_share):
+            remedy = f"data.valid_share: {valid_share / 2:g}"
+        case Data(valid_source=valid_source):
+            remedy = f"data.valid_source: a part of {valid_source}"
+        case OwnData(dataset=dataset):
+            remedy = f"data.options: fewer validation samples of {dataset}"
+        case _:
+            raise AssertionError(config.data)
     return Verdict(
         kind="validation-bound",
         share=share,

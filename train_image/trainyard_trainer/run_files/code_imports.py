@@ -60,8 +60,15 @@ def install(folders: Sequence[str]) -> None:
 
     The folders are also at the end of `sys.path`, from which processes of `multiprocessing` take theirs.
     """
-    sys.meta_path.insert(0, CodeFinder(folders))
+    if not {*folders} <= {*installed()}:
+        sys.meta_path.insert(0, CodeFinder(folders))
     sys.path.extend(folder for folder in folders if folder not in sys.path)
+
+
+def installed() -> list[str]:
+    """Return the folders of the user's code whose modules are importable in this process."""
+    finders = [each for each in sys.meta_path if isinstance(each, CodeFinder)]
+    return [folder for finder in finders for folder in finder.folders]
 
 
 def is_reserved(name: str) -> bool:

@@ -80,7 +80,7 @@ class RunFolder(StorageFolder):
 
     @property
     def model_facts(self) -> str:
-        """What is known of the model: its network, its classes, and how images become its input."""
+        """What is known of the model: its network, and how samples become its input."""
         return f"{self.root}/{names.MODEL_METADATA}"
 
     @property

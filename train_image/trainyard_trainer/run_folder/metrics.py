@@ -1,15 +1,20 @@
 """The table of all metrics of a run: each name, unit and meaning stands here once.
 
 From this table follow the Prometheus gauges, the TensorBoard curves, the charts of the report, the metrics in
-progress.json, and the list of metrics in the documentation. To add a metric, add an entry to METRICS and
-record a value of that name: as a field of `progress.MetricsRecord`, or in the speeds that a recipe computes.
+progress.json, and the list of metrics in the documentation. To add a metric, add an entry to ENGINE_METRICS
+and record a value of that name: as a field of `progress.MetricsRecord`, or in the speeds that a recipe
+computes. A recipe declares its own metrics itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal
+
+from trainyard_trainer.config.metric import LOSS, RATIO, VALIDATION_PREFIX, Metric
+from trainyard_trainer.config.recipes import BUILT_IN_METRICS
 
 Kind = Literal["interval", "epoch"]
 """The kinds of lines in metrics.jsonl: about one per second, and one at the end of each epoch."""
@@ -73,7 +78,7 @@ def _both(tag: str) -> dict[Kind, str]:
 GAUGE_LABELS = ("run", "attempt")
 """The labels of each Prometheus gauge."""
 
-METRICS = (
+ENGINE_METRICS = (
     RunMetric(
         name="percent",
         unit="%",
@@ -129,44 +134,6 @@ METRICS = (
         gauge=Gauge(name="trainyard_validation_loss"),
         tags={"epoch": "val/loss"},
         curve=Curve(chart="Loss", label="validation", is_quality=True, is_log=True),
-    ),
-    RunMetric(
-        name="accuracy",
-        unit="0 to 1",
-        description="Training accuracy since the epoch began.",
-        direction="higher",
-        gauge=Gauge(name="trainyard_accuracy_ratio"),
-        tags={"interval": "train/accuracy", "epoch": "epoch/accuracy"},
-        curve=Curve(chart="Accuracy", label="training", is_quality=True),
-        is_progress=True,
-    ),
-    RunMetric(
-        name="val_accuracy",
-        unit="0 to 1",
-        description="Validation accuracy of the last complete validation.",
-        direction="higher",
-        gauge=Gauge(name="trainyard_validation_accuracy_ratio"),
-        tags={"epoch": "val/accuracy"},
-        curve=Curve(chart="Accuracy", label="validation", is_quality=True),
-        is_progress=True,
-    ),
-    RunMetric(
-        name="rmse",
-        unit="unit of the label",
-        description="Root mean squared error on training rows, for gradient boosting with a regression.",
-        direction="lower",
-        tags={"epoch": "epoch/rmse"},
-        curve=Curve(chart="RMSE", label="training", is_quality=True, is_log=True),
-        is_progress=True,
-    ),
-    RunMetric(
-        name="val_rmse",
-        unit="unit of the label",
-        description="Root mean squared error on validation rows, for gradient boosting with a regression.",
-        direction="lower",
-        tags={"epoch": "val/rmse"},
-        curve=Curve(chart="RMSE", label="validation", is_quality=True, is_log=True),
-        is_progress=True,
     ),
     RunMetric(
         name="learning_rate",
@@ -256,7 +223,55 @@ METRICS = (
         is_progress=True,
     ),
 )
-"""All metrics, in the order in which charts and documentation show them."""
+"""The metrics of every run, in the order in which charts and documentation show them."""
+
+
+def rows_of(metric: Metric) -> tuple[RunMetric, RunMetric]:
+    """Return the rows of a recipe's metric: of training and of validation."""
+    title = metric.title or metric.name.replace("_", " ").capitalize()
+    unit = "_ratio" if metric.unit == RATIO else ""
+    is_log = metric.direction == "lower"
+    return (
+        RunMetric(
+            name=metric.name,
+            unit=metric.unit,
+            description=f"Training, since the epoch began: {metric.description}.",
+            direction=metric.direction,
+            gauge=Gauge(name=f"trainyard_{metric.name}{unit}"),
+            tags={"interval": f"train/{metric.name}", "epoch": f"epoch/{metric.name}"},
+            curve=Curve(chart=title, label="training", is_quality=True, is_log=is_log),
+            is_progress=True,
+        ),
+        RunMetric(
+            name=f"{VALIDATION_PREFIX}{metric.name}",
+            unit=metric.unit,
+            description=f"Last complete validation: {metric.description}.",
+            direction=metric.direction,
+            gauge=Gauge(name=f"trainyard_validation_{metric.name}{unit}"),
+            tags={"epoch": f"val/{metric.name}"},
+            curve=Curve(chart=title, label="validation", is_quality=True, is_log=is_log),
+            is_progress=True,
+        ),
+    )
+
+
+def run_metrics(metrics: Sequence[Metric]) -> tuple[RunMetric, ...]:
+    """Return all metrics of a run whose recipe has these metrics: they follow the loss."""
+    names = [metric.name for metric in ENGINE_METRICS]
+    place = names.index(f"{VALIDATION_PREFIX}{LOSS}") + 1
+    own = chain.from_iterable(map(rows_of, metrics))
+    return (*ENGINE_METRICS[:place], *own, *ENGINE_METRICS[place:])
+
+
+METRICS = run_metrics(BUILT_IN_METRICS)
+"""The metrics of all built-in recipes."""
+
+
+def quality_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Select what a line of metrics.jsonl tells of the model: its loss and the metrics of its recipe."""
+    quality = {metric.name for metric in ENGINE_METRICS if metric.curve and metric.curve.is_quality}
+    others = {metric.name for metric in ENGINE_METRICS} - quality | {"kind", "attempt"}
+    return {name: value for name, value in record.items() if name not in others}
 
 
 INTRODUCTION = """\
@@ -265,6 +280,9 @@ INTRODUCTION = """\
 A run writes these metrics to `metrics.jsonl` in its folder, about once a second and at the end of each
 epoch. Those marked in the column *progress* are also in `progress.json`. Gauges have the labels `run` and
 `attempt`. A TensorBoard tag in brackets belongs to the values of whole epochs.
+
+The metrics of the built-in recipes are among them. A recipe can have others: each is recorded by its name
+and with `val_` before it, and has a gauge, a curve and a chart too.
 
 `make golden` writes this page from `train_image/trainyard_trainer/run_folder/metrics.py`.
 

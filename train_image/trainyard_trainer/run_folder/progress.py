@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from trainyard_trainer.config.metric import LOSS, Metric, is_validation
 from trainyard_trainer.config.trainer_config import RecipeConfig, TrainerConfig
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.metrics import METRICS, Kind
+from trainyard_trainer.run_folder.metrics import Kind, rows_of, run_metrics
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,11 +90,9 @@ class Trained:
     """Seconds from the first step on, with validation and checkpoints; lost work is not counted."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Where rank 0's time went: keys of TIME_PHASES."""
-    loss: float | None = None
-    """Of the last complete epoch, as are the three below."""
-    accuracy: float | None = None
-    val_loss: float | None = None
-    val_accuracy: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The loss and the recipe's metrics of the last complete epoch, in training and validation, by the names
+    of metrics.jsonl."""
     best_stopping: float | None = None
     """The best value of `train.early_stopping.metric` so far."""
     epochs_without_gain: int = 0
@@ -125,7 +124,7 @@ def measured_phases(config: RecipeConfig) -> tuple[str, ...]:
 class MetricsRecord:
     """One line of metrics.jsonl, written about every second and at the end of each epoch.
 
-    The meaning and unit of each metric stand in `metrics.METRICS`; None means that it was not measured.
+    The meaning and unit of each metric stand in `run_folder.metrics`; None means that it was not measured.
     """
 
     kind: Kind
@@ -133,8 +132,8 @@ class MetricsRecord:
     epoch: int
     step: int
     samples: int
-    loss: float | None = None
-    accuracy: float | None = None
+    metrics: Mapping[str, float]
+    """The loss and the recipe's metrics by name; those of the last validation begin with `val_`."""
     learning_rate: float = 0.0
     samples_per_s: float = 0.0
     eta_s: float | None = None
@@ -142,8 +141,14 @@ class MetricsRecord:
     step_s: float | None = None
     checkpoint_stall_s: float = 0.0
     memory_bytes: int = 0
-    val_loss: float | None = None
-    val_accuracy: float | None = None
+
+    def flat(self) -> dict[str, Any]:
+        """Return the values as metrics.jsonl has them, without those of an earlier validation."""
+        values = asdict(self)
+        metrics = values.pop("metrics")
+        if self.kind == "interval":
+            metrics = {name: value for name, value in metrics.items() if not is_validation(name)}
+        return metrics | values
 
 
 def per_second(count: float, seconds: float) -> float:
@@ -205,21 +210,24 @@ class Recorder:
         *,
         attempt: int,
         workers: int,
-        recipe_metrics: Callable[[MetricsRecord], dict[str, float]] = lambda record: {},
+        metrics: Sequence[Metric] = (),
+        speeds: Callable[[float], dict[str, float]] = lambda samples_per_s: {},
         on_record: Callable[[dict[str, Any]], None] = lambda record: None,
         check_fence: Callable[[], None] = lambda: None,
     ) -> None:
         """Create the recorder and start its thread.
 
-        `recipe_metrics` computes further metrics of the recipe. `on_record` is called in the recorder's
-        thread with each line and the contents of progress.json. `check_fence` raises if a newer worker group
-        has taken over the run's folder.
+        `metrics` are those of the recipe, and `speeds` computes its own units of speed from the samples per
+        second. `on_record` is called in the recorder's thread with each line and the contents of
+        progress.json. `check_fence` raises if a newer worker group has taken over the run's folder.
         """
         self.folder = folder
         self.length = length
         self.attempt = attempt
         self.workers = workers
-        self._recipe_metrics = recipe_metrics
+        self._speeds = speeds
+        self._of_recipe = [LOSS, *(row.name for each in metrics for row in rows_of(each))]
+        self._shown = [metric.name for metric in run_metrics(metrics) if metric.is_progress]
         self._on_record = on_record
         self._check_fence = check_fence
         self._pending: list[str] = []
@@ -246,16 +254,11 @@ class Recorder:
 
     def _write(self, record: MetricsRecord, before: Future[None]) -> None:
         before.result()  # an error is raised again until the loop has seen it
-        line = self._values(record) | {"attempt": self.attempt}
-        if record.kind == "interval":
-            del line["val_loss"], line["val_accuracy"]
+        line = record.flat() | self._speeds(record.samples_per_s) | {"attempt": self.attempt}
         self._pending.append(to_json(line) + "\n")
         if time.monotonic() - self._flushed >= self.folder.flush_interval_s:
             self.folder.outlast(self._flush)
         self._on_record(self.folder.outlast(lambda: self.show(record)) | line)
-
-    def _values(self, record: MetricsRecord) -> dict[str, Any]:
-        return asdict(record) | self._recipe_metrics(record)
 
     def _flush(self) -> None:
         if self._pending:
@@ -271,13 +274,16 @@ class Recorder:
 
     def progress_of(self, record: MetricsRecord) -> dict[str, Any]:
         """Build the contents of progress.json from a record."""
-        values = self._values(record) | {
+        values: dict[str, Any] = {
+            **dict.fromkeys(self._of_recipe),
+            **record.flat(),
+            **record.metrics,
+            **self._speeds(record.samples_per_s),
             "percent": percent(record.samples, self.length.samples),
             "workers": self.workers,
         }
-        names = (metric.name for metric in METRICS if metric.is_progress)
         return {
-            **{name: values[name] for name in names if name in values},
+            **{name: values[name] for name in self._shown if name in values},
             "epochs": self.length.epochs,
             "steps": self.length.steps,
             "attempt": self.attempt,
@@ -291,10 +297,7 @@ class Recorder:
                 epoch=min(trained.epoch + 1, self.length.epochs),
                 step=trained.step,
                 samples=trained.samples,
-                loss=trained.loss,
-                accuracy=trained.accuracy,
+                metrics=trained.metrics,
                 samples_per_s=trained.samples_per_s,
-                val_loss=trained.val_loss,
-                val_accuracy=trained.val_accuracy,
             )
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tensorboardX.proto.event_pb2 import Event, SessionLog
@@ -16,7 +16,7 @@ from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import masked_crc32c
 
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.metrics import tensorboard_values
+from trainyard_trainer.run_folder.metrics import METRICS, RunMetric, tensorboard_values
 
 
 class TensorBoard:
@@ -30,11 +30,13 @@ class TensorBoard:
         folder: RunFolder,
         *,
         samples: int,
+        metrics: Iterable[RunMetric] = METRICS,
         shows_epochs: bool = True,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`shows_epochs`: each epoch at once, where they are no matter of milliseconds."""
         self.folder = folder
+        self.metrics = tuple(metrics)
         self.shows_epochs = shows_epochs
         self.now = now
         self.flushed = now()
@@ -45,7 +47,7 @@ class TensorBoard:
     def __call__(self, record: Mapping[str, Any]) -> None:
         values = [
             Summary.Value(tag=tag, simple_value=value)
-            for tag, value in tensorboard_values(record).items()
+            for tag, value in tensorboard_values(record, self.metrics).items()
         ]
         self._add(record["samples"], summary=Summary(value=values))
         is_due = self.now() - self.flushed >= self.folder.flush_interval_s

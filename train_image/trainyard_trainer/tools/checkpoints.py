@@ -22,6 +22,7 @@ from trainyard_trainer.checkpointing.inventory import (
     newest_name,
     result_of,
 )
+from trainyard_trainer.config.metric import is_validation
 from trainyard_trainer.config.tool_arguments import (
     CHECKPOINTS_LS,
     CHECKPOINTS_PRUNE,
@@ -51,6 +52,7 @@ def ls(folder: RunFolder, *, as_json: bool) -> None:
         print(json.dumps(records, indent=2))
         return
     now = datetime.now(timezone.utc)
+    metrics = list(dict.fromkeys(name for each in records for name in each if is_validation(name)))
     print(
         table_text(
             [
@@ -60,8 +62,7 @@ def ls(folder: RunFolder, *, as_json: bool) -> None:
                 "samples",
                 "size",
                 "age",
-                "val_accuracy",
-                "val_loss",
+                *metrics,
                 "marks",
             ],
             [
@@ -70,7 +71,7 @@ def ls(folder: RunFolder, *, as_json: bool) -> None:
                     *(known(record[key], "d") for key in ("epoch", "step", "samples")),
                     size_text(record["bytes"]),
                     age_text(record["time"], now),
-                    *(known(record[key], ".4f") for key in ("val_accuracy", "val_loss")),
+                    *(known(record.get(name), ".4f") for name in metrics),
                     ", ".join(record["marks"]),
                 )
                 for record in records

@@ -13,8 +13,8 @@ import torch
 
 from trainyard_trainer.config.recipes import recipe_named
 from trainyard_trainer.data.image_codec import UnreadableError, load
-from trainyard_trainer.data.loading.on_device import ToInput
 from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.recipes.image_classification.on_device import ToInput
 from trainyard_trainer.recipes.saved_model import Saved
 from trainyard_trainer.terminal import Bar
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainyard_trainer.config.metric import LOSS, VALIDATION_PREFIX, is_validation
 from trainyard_trainer.config.tool_arguments import COMPARE
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_files.standard_streams import run_with_safe_streams
@@ -29,9 +30,6 @@ from trainyard_trainer.tools.run_comparison import (
     open_folders,
     read_run,
 )
-
-DRAWN = ("loss", "val_accuracy")
-"""The metrics of a built-in recipe that are drawn."""
 
 MOST_CHARTS = 4
 """The largest number of metrics of the user's code that are drawn."""
@@ -128,6 +126,12 @@ def print_comparison(a: ComparedRun, b: ComparedRun, *, as_json: bool) -> None:
 # Picture.
 
 
+def drawn_of(names: Iterable[str]) -> list[str]:
+    """Return the loss, and the validation's value of the recipe's first metric: what is drawn."""
+    first = [name for name in names if is_validation(name) and name != f"{VALIDATION_PREFIX}{LOSS}"]
+    return [name for name in names if name == LOSS or name in first[:1]]
+
+
 def write_plot(runs: Sequence[ComparedRun], file: Path) -> None:
     """Write a picture of the curves of both runs.
 
@@ -136,7 +140,7 @@ def write_plot(runs: Sequence[ComparedRun], file: Path) -> None:
     is_own = all(run.is_own for run in runs if run.metrics)
     curves = {run.label: curves_of(run) if run.is_own == is_own else {} for run in runs}
     there = dict.fromkeys(name for found in curves.values() for name in found)
-    names = list(there)[:MOST_CHARTS] if is_own else [name for name in DRAWN if name in there]
+    names = list(there)[:MOST_CHARTS] if is_own else drawn_of(there)
     if not names:
         raise ConfigError(f"--plot = {file}: neither run has metrics yet.")
     try:

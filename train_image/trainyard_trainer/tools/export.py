@@ -94,7 +94,7 @@ def write(saved: Saved, file: Path, kind: str) -> None:
         writers[kind](network, examples, file)
     except RuntimeError as error:
         raise RunError(
-            f"{saved.recipe.title(saved.config)} cannot be written as {kind}: {str(error).splitlines()[0]}\n"
+            f"{saved.recipe.title()} cannot be written as {kind}: {str(error).splitlines()[0]}\n"
             "       Use --format state_dict, which all models support."
         ) from error
     if kind != "onnx":

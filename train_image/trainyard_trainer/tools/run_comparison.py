@@ -12,6 +12,7 @@ from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_files import names
 from trainyard_trainer.run_files.record_text import FIELD_NAMES, ID_DIGITS, git_text, gpus_text
 from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.metrics import quality_of
 from trainyard_trainer.run_folder.progress import TIME_PHASES, per_second, read_lines
 from trainyard_trainer.storage import open_filesystem
 
@@ -20,9 +21,6 @@ Points = Sequence[tuple[float, float]]
 
 HEADINGS = ("result", "metrics", "speed", "workers", "environment")
 """The parts of a comparison, besides the config."""
-
-OF_RECIPES = ("loss", "accuracy", "val_loss", "val_accuracy")
-"""The metrics of a built-in recipe that are compared."""
 
 PARTS = {
     "startup": "start-up",
@@ -188,8 +186,8 @@ def curves_of(run: ComparedRun) -> dict[str, list[tuple[float, float]]]:
     # Until the end of the first epoch there are only records of steps.
     epochs = [record for record in run.metrics if record["kind"] == "epoch"]
     for record in epochs or run.metrics:
-        for name in OF_RECIPES:
-            if is_number(value := record.get(name)):
+        for name, value in quality_of(record).items():
+            if is_number(value):
                 curves.setdefault(name, []).append((record["samples"], value))
     return curves
 

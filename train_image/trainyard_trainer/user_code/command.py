@@ -28,6 +28,7 @@ from trainyard_trainer.environment import change_runtime_env
 from trainyard_trainer.errors import ConfigError, StorageError, TrainerError, UserCodeFailed
 from trainyard_trainer.on_ray.ray_snapshot import RaySnapshot
 from trainyard_trainer.run_files.exit_codes import WRONG_INPUT
+from trainyard_trainer.run_folder import code_archive
 from trainyard_trainer.run_folder.attempt_scope import (
     running_attempt,
     say,
@@ -38,7 +39,6 @@ from trainyard_trainer.run_folder.log import Output, ProgressPrinter
 from trainyard_trainer.run_folder.run_limit import limited
 from trainyard_trainer.run_folder.run_record import RunRecord, without_record
 from trainyard_trainer.run_folder.submission import record_submission
-from trainyard_trainer.user_code import archive
 from trainyard_trainer.user_code.failure_text import FailureText
 from trainyard_trainer.user_code.library_results import open_to_group, require_finished
 from trainyard_trainer.user_code.program import (
@@ -205,7 +205,7 @@ def _unpacked_code(
         yield None
         return
     with tempfile.TemporaryDirectory(dir=scratch) as code:
-        archive.fetch(folder, config.code_sha256, Path(code))
+        code_archive.fetch(folder, config.code_sha256, Path(code))
         change_runtime_env(environment, working_dir=code)
         yield Path(code)
 

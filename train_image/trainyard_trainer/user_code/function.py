@@ -5,7 +5,6 @@ Started as `trainyard_trainer.user_code.function`, by a Python that can import t
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from trainyard_trainer.run_files.code_imports import reserved_in
 from trainyard_trainer.run_files.exit_codes import FAILED, SUCCEEDED
 from trainyard_trainer.storage import open_filesystem
 from trainyard_trainer.user_code.run_config import run_config
+from trainyard_trainer.user_import import import_reference
 
 CHECKPOINTS_TO_KEEP = 2
 """The number of checkpoints that Ray Train keeps: the default of built-in recipes."""
@@ -86,20 +86,9 @@ def read_dataset(path: str, endpoint: str | None) -> ray.data.Dataset:
 
 def import_function(name: str) -> Callable[..., Any]:
     """Import the callable that `module:callable` names. Raises ConfigError if it does not exist."""
-    module, _, path = name.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if f"{module}.".startswith(f"{error.name}."):
-            raise ConfigError(
-                f"function = {name}: module {error.name} exists neither in the folder that `code` names "
-                "nor in the image"
-            ) from None
-        raise
-    for part in path.split("."):
-        found = getattr(found, part, None)
+    found = import_reference(name, "function")
     if not callable(found):
-        raise ConfigError(f"function = {name}: module {module} has no function {path}")
+        raise ConfigError(f"function = {name}: this is a {type(found).__name__}, not a function")
     return found
 
 

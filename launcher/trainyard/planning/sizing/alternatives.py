@@ -11,7 +11,7 @@ from trainyard.planning.sizing.layout import count, layout_for
 from trainyard.platform import Platform, Pool
 from trainyard.run_file.models import (
     WORKER_LIMIT,
-    RecipeRun,
+    NetworkRun,
     RunConfig,
 )
 
@@ -19,7 +19,7 @@ from trainyard.run_file.models import (
 def _is_possible(run: RunConfig, pool: Pool, workers: int) -> bool:
     """Return whether a run can have a number of workers on a pool."""
     # Dividing the batch is the cheap test, and excludes most numbers.
-    if isinstance(run, RecipeRun) and run.train.global_batch_size % workers:
+    if isinstance(run, NetworkRun) and run.train.global_batch_size % workers:
         return False
     try:
         layout_for(run, pool, workers)
@@ -42,7 +42,7 @@ def next_possible_sizes(run: RunConfig, pool: Pool) -> list[str]:
     ]
     batch = (
         f" with train.global_batch_size = {run.train.global_batch_size}"
-        if isinstance(run, RecipeRun)
+        if isinstance(run, NetworkRun)
         else ""
     )
     if not found:
@@ -53,7 +53,7 @@ def next_possible_sizes(run: RunConfig, pool: Pool) -> list[str]:
 
 def _most(run: RunConfig) -> int:
     """Return the largest number of workers that the run's batch allows."""
-    if isinstance(run, RecipeRun):
+    if isinstance(run, NetworkRun):
         return min(run.train.global_batch_size, WORKER_LIMIT)
     return WORKER_LIMIT
 
@@ -71,7 +71,7 @@ def other_pools(run: RunConfig, pool: Pool, platform: Platform) -> list[str]:
     return [f"{count(asked, pool.unit)} fit pool {' and '.join(names)}: set resources.pool."]
 
 
-def possible_ranges(run: RecipeRun, pool: Pool) -> list[str]:
+def possible_ranges(run: NetworkRun, pool: Pool) -> list[str]:
     """Return a line with the possible sizes of an elastic run, and with the ranges in which all sizes are."""
     sizes = [
         size

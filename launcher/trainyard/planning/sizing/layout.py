@@ -8,7 +8,7 @@ from trainyard.errors import ConfigError
 from trainyard.planning.sizing.pod_sizes import PodSize, node_size
 from trainyard.platform import Pool
 from trainyard.run_file.models import (
-    RecipeRun,
+    NetworkRun,
     RunConfig,
 )
 from trainyard_trainer.config.batch_share import BatchShare, share_batch
@@ -34,7 +34,7 @@ def layout_for(run: RunConfig, pool: Pool, workers: int) -> Layout:
     divide a batch equally."""
     nodes, per_node = _distribute(run, pool, workers)
     node = node_size(pool, per_node)
-    if isinstance(run, RecipeRun):
+    if isinstance(run, NetworkRun):
         batch_share(run, workers)
     return Layout(
         nodes=nodes,
@@ -57,7 +57,7 @@ def _distribute(run: RunConfig, pool: Pool, workers: int) -> tuple[int, int]:
     return nodes, pool.slots
 
 
-def batch_share(run: RecipeRun, workers: int) -> BatchShare:
+def batch_share(run: NetworkRun, workers: int) -> BatchShare:
     """Divide the global batch over workers. Raises ConfigError with the nearest batch sizes that work."""
     try:
         return share_batch(run.train, workers)

@@ -7,7 +7,7 @@ from trainyard.planning.sizing.alternatives import next_possible_sizes, other_po
 from trainyard.planning.sizing.layout import Layout, asked_amount, count, layout_for
 from trainyard.platform import Platform, Pool
 from trainyard.run_file.models import (
-    RecipeRun,
+    NetworkRun,
     RunConfig,
 )
 
@@ -23,7 +23,7 @@ def layout_range(run: RunConfig, pool: Pool, platform: Platform) -> tuple[Layout
             raise ConfigError(error.what, *error.details, *hints) from None
         return layout, layout
     assert isinstance(
-        run, RecipeRun
+        run, NetworkRun
     )  # the run file's models refuse {min, max} for other kinds of runs
     sizes = range(ends[0], ends[1] + 1, pool.slots)
     try:

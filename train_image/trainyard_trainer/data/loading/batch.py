@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -11,20 +12,62 @@ import torch
 from trainyard_trainer.run_folder.progress import Length
 
 
-class Batch(NamedTuple):
-    """One worker's share of one global batch."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Some samples of a data set, such as one worker's share of a global batch.
 
-    pixels: torch.Tensor
-    """(N, C, H, W) uint8; for text (N, 1, 1, bytes)."""
-    labels: torch.Tensor
-    """(N,) int64."""
+    `batch["name"]` is a column, and `len(batch)` the number of samples.
+    """
+
+    columns: Mapping[str, torch.Tensor]
+    """The columns of the data set by name; the first axis of each tensor has the N samples."""
     ids: torch.Tensor
     """(N,) int64: the samples' row numbers in their split."""
 
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.columns[name]
 
-def moved(batch: Batch, device: torch.device) -> Batch:
-    """Return the batch on the device; the copy from pinned memory is asynchronous."""
-    return Batch(*(column.to(device, non_blocking=True) for column in batch))
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def rows(self, start: int, end: int) -> Batch:
+        """Return the samples from `start` up to, but without, `end`."""
+        columns = {name: column[start:end] for name, column in self.columns.items()}
+        return Batch(columns, self.ids[start:end])
+
+    def replace(self, **columns: torch.Tensor) -> Batch:
+        """Return the same samples with these columns instead of, or beside, those that they have."""
+        return Batch({**self.columns, **columns}, self.ids)
+
+    def to(self, device: torch.device) -> Batch:
+        """Return the batch on the device; the copy from pinned memory is asynchronous."""
+        columns = {name: each.to(device, non_blocking=True) for name, each in self.columns.items()}
+        return Batch(columns, self.ids.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Batch:
+        """Return the batch in pinned memory; PyTorch's DataLoader calls this method."""
+        columns = {name: column.pin_memory() for name, column in self.columns.items()}
+        return Batch(columns, self.ids.pin_memory())
+
+    @staticmethod
+    def concat(parts: Sequence[Batch]) -> Batch:
+        """Concatenate batches of the same columns along the axis of the samples."""
+        if len(parts) == 1:
+            return parts[0]
+        columns = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        return Batch(columns, torch.cat([part.ids for part in parts]))
+
+
+class BatchRequest(NamedTuple):
+    """The samples of a batch that a loader asks a split for."""
+
+    indices: np.ndarray
+    """(N,) int64: the samples' row numbers in their split."""
+    epoch: int
+    """The epoch, counted from 0, on which random changes of the samples may depend."""
 
 
 class Batches(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Generic, TypeVar, cast
 
@@ -12,30 +12,32 @@ import numpy as np
 import torch
 
 from trainyard_trainer.data.loading.batch import Batch
+from trainyard_trainer.data.prepared import ID
 
 T = TypeVar("T")
 
-Columns = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""The pixels, labels and ids of some samples."""
+Columns = Mapping[str, np.ndarray]
+"""The columns of some samples by name, and their ids under the name `id`."""
 
 
 def copied(columns: Columns, places: np.ndarray, *, is_pinned: bool) -> Batch:
     """Copy the samples at these indices into a batch, in pinned memory if asked for."""
-    if not is_pinned:
-        return Batch(*(torch.from_numpy(column[places]) for column in columns))
-    tensors = [
-        torch.empty((len(places), *column.shape[1:]), dtype=dtype, pin_memory=True)
-        for column, dtype in zip(columns, (torch.uint8, torch.int64, torch.int64), strict=True)
-    ]
-    for tensor, column in zip(tensors, columns, strict=True):
-        # In its default mode, "raise", numpy would make another copy first.
-        np.take(column, places, axis=0, out=tensor.numpy(), mode="clip")
-    return Batch(*tensors)
+    copy = _taken_pinned if is_pinned else _taken
+    tensors = {name: copy(column, places) for name, column in columns.items()}
+    ids = tensors.pop(ID)
+    return Batch(tensors, ids)
 
 
-def joined(parts: list[Batch]) -> Batch:
-    """Concatenate batches along the axis of the samples."""
-    return parts[0] if len(parts) == 1 else Batch(*map(torch.cat, zip(*parts, strict=True)))
+def _taken(column: np.ndarray, places: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(column[places])
+
+
+def _taken_pinned(column: np.ndarray, places: np.ndarray) -> torch.Tensor:
+    dtype = torch.from_numpy(np.empty(0, column.dtype)).dtype
+    tensor = torch.empty((len(places), *column.shape[1:]), dtype=dtype, pin_memory=True)
+    # In its default mode, "raise", numpy would make another copy first.
+    np.take(column, places, axis=0, out=tensor.numpy(), mode="clip")
+    return tensor
 
 
 def cut(chunks: Iterable[Batch], sizes: Iterable[int]) -> Iterator[Batch]:
@@ -45,43 +47,43 @@ def cut(chunks: Iterable[Batch], sizes: Iterable[int]) -> Iterator[Batch]:
     for size in sizes:
         parts, missing = [], size
         while missing:
-            if start == len(chunk.ids):
+            if start == len(chunk):
                 chunk, start = next(chunks), 0
-            end = min(start + missing, len(chunk.ids))
-            parts.append(Batch(*(column[start:end] for column in chunk)))
+            end = min(start + missing, len(chunk))
+            parts.append(chunk.rows(start, end))
             start, missing = end, missing - (end - start)
-        yield joined(parts)
+        yield Batch.concat(parts)
 
 
 def in_order(chunks: Iterable[Columns], *, is_pinned: bool) -> Iterator[Batch]:
     """Copy the chunks of a stream without a change of order."""
     for chunk in chunks:
-        yield copied(chunk, np.arange(len(chunk[0])), is_pinned=is_pinned)
+        yield copied(chunk, np.arange(len(chunk[ID])), is_pinned=is_pinned)
 
 
 def shuffled(
     chunks: Iterable[Columns], room: int, random: np.random.Generator, *, is_pinned: bool
 ) -> Iterator[Batch]:
     """Shuffle a stream with a buffer of `room` samples. No chunk may be larger than the buffer."""
-    waiting: Columns | None = None
+    waiting: dict[str, np.ndarray] = {}
     filled = largest = 0
     for chunk in chunks:
-        count = len(chunk[0])
+        count = len(chunk[ID])
         largest = max(largest, count)
-        if waiting is None:
-            pixels, labels, ids = (
-                np.empty((room, *column.shape[1:]), column.dtype) for column in chunk
-            )
-            waiting = pixels, labels, ids
+        if not waiting:
+            waiting = {
+                name: np.empty((room, *column.shape[1:]), column.dtype)
+                for name, column in chunk.items()
+            }
         stay = min(room - filled, count)
-        for column, new in zip(waiting, chunk, strict=True):
-            column[filled : filled + stay] = new[:stay]
+        for name, new in chunk.items():
+            waiting[name][filled : filled + stay] = new[:stay]
         filled += stay
         if stay < count:
             places = random.choice(filled, count - stay, replace=False)
             yield copied(waiting, places, is_pinned=is_pinned)
-            for column, new in zip(waiting, chunk, strict=True):
-                column[places] = new[stay:]
+            for name, new in chunk.items():
+                waiting[name][places] = new[stay:]
     if waiting:
         order = random.permutation(filled)
         for start in range(0, filled, largest):

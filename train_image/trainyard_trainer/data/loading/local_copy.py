@@ -4,9 +4,10 @@ Parquet can be read only by row group, and is compressed. So the first process t
 into the machine's scratch folder, and every process maps that copy. The page cache holds it once, or as much
 of it as fits.
 
-    <scratch>/trainyard-data-<user>/<fingerprint>/images         the bytes of the images, one after the other
-    <scratch>/trainyard-data-<user>/<fingerprint>/offsets.npy    the images' offsets, and the end
-    <scratch>/trainyard-data-<user>/<fingerprint>/labels.npy     written last; a copy without it is incomplete
+    <scratch>/trainyard-data-<user>/<fingerprint>/
+        <column>            the values of a column, one after the other
+        <column>.offsets    the offsets of values whose sizes differ, and the end
+        complete            written last; a copy without it is incomplete
 
 Each process that uses a copy holds a shared lock on its folder, which the system releases when the process
 ends. A copy without a lock is not in use. The last process that releases it removes it, and so does a process
@@ -25,7 +26,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ from torch.utils.data import Dataset
 
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.chunks import copied
-from trainyard_trainer.data.prepared import Prepared, Split, decode
+from trainyard_trainer.data.prepared import ID, DataColumn, Prepared, Split, decode
 from trainyard_trainer.data.sources.listing import explained_errors
 from trainyard_trainer.errors import ConfigError, RunError
 
@@ -48,12 +49,16 @@ GIB = 2**30
 
 TRY_AGAIN_S = 0.05
 
+COMPLETE = "complete"
+"""The empty file that is written last."""
+
 
 class LocalCopy(Dataset[Batch]):
     """A split whose items are whole batches, by their indices. It is pickled as a path."""
 
     def __init__(self, prepared: Prepared, split: Split, *, is_pinned: bool = False) -> None:
         self.info = prepared.info
+        self.count = split.count
         self.is_pinned = is_pinned
         self.folder = folder_of(prepared, split)
         remove_unused_but(self.folder)
@@ -63,40 +68,43 @@ class LocalCopy(Dataset[Batch]):
 
     def __getstate__(self) -> dict[str, Any]:
         # A process that does not use CUDA cannot pin memory.
-        return {"info": self.info, "folder": self.folder, "is_pinned": False}
+        known = {"info": self.info, "count": self.count, "folder": self.folder}
+        return known | {"is_pinned": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
         self._map()
 
     def _map(self) -> None:
-        self.labels = np.load(self.folder / "labels.npy")
-        self.ids = np.arange(len(self.labels))
-        with (self.folder / "images").open("rb") as file:
-            data = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-        if self.info.encoding == "raw":
-            self.pixels = np.frombuffer(data, np.uint8).reshape(-1, *self.info.shape)
-            return
-        offsets = np.load(self.folder / "offsets.npy", mmap_mode="r")
-        # One chunk: pyarrow copies the whole column to take rows of several chunks.
-        self.files = pa.Array.from_buffers(
-            pa.large_binary(), len(self.labels), [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-        )
+        self.ids = np.arange(self.count)
+        self.arrays: dict[str, np.ndarray] = {}
+        self.files: dict[str, pa.Array] = {}
+        for name, column in self.info.columns.items():
+            with (self.folder / name).open("rb") as file:
+                data = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+            if not column.is_encoded:
+                self.arrays[name] = np.frombuffer(data, column.dtype).reshape(-1, *column.shape)
+                continue
+            offsets = np.load(self.folder / f"{name}.offsets", mmap_mode="r")
+            # One chunk: pyarrow copies the whole column to take rows of several chunks.
+            buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+            self.files[name] = pa.Array.from_buffers(pa.large_binary(), self.count, buffers)
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return self.count
 
     def __getitem__(self, indices: np.ndarray) -> Batch:
-        if self.info.encoding == "raw":
-            columns = self.pixels, self.labels, self.ids
+        if not self.files:
+            columns = {**self.arrays, ID: self.ids}
             return copied(columns, indices, is_pinned=self.is_pinned)
-        chosen = {
-            "id": indices,
-            "image": self.files.take(pa.array(indices)),
-            "label": self.labels[indices],
-        }
-        pixels = decode(pa.table(chosen), self.info)["image"]
-        return Batch(*map(torch.from_numpy, (pixels, chosen["label"], indices)))
+        arrays = {name: array[indices] for name, array in self.arrays.items()}
+        files = {name: file.take(pa.array(indices)) for name, file in self.files.items()}
+        known = self.info.columns
+        stored = {known[name].stored: values for name, values in (arrays | files).items()}
+        decoded = decode(pa.table({ID: indices, **stored}), self.info) | arrays
+        return Batch(
+            {name: torch.from_numpy(decoded[name]) for name in known}, torch.from_numpy(indices)
+        )
 
 
 # The copy's place.
@@ -133,7 +141,7 @@ def lock_copy(prepared: Prepared, split: Split, folder: Path) -> int:
 
 
 def is_complete(folder: Path) -> bool:
-    return (folder / "labels.npy").exists()
+    return (folder / COMPLETE).exists()
 
 
 def _lock(folder: Path, mode: int) -> int:
@@ -205,17 +213,22 @@ def write_copy(prepared: Prepared, split: Split, folder: Path) -> None:
     """Write the copy of a split. Raises ConfigError for a full disk, and RunError for damaged data."""
     needed = bytes_of(prepared, split)
     check_room(needed, prepared, folder)
-    labels, lengths = [], [np.zeros(1, np.int64)]
+    columns = prepared.info.columns
+    offsets = {name: [np.zeros(1, np.int64)] for name in columns if columns[name].is_encoded}
     try:
-        with (folder / "images").open("wb") as file:
+        with ExitStack() as stack:
+            files = {name: stack.enter_context((folder / name).open("wb")) for name in columns}
             for table in read_in_order(prepared, split):
-                for column in table["image"].chunks:
-                    lengths.append(pc.binary_length(column).to_numpy().astype(np.int64))
-                    file.write(_bytes_in(column, lengths[-1]))
-                labels.append(table["label"].to_numpy())
-        np.save(folder / "offsets.npy", np.cumsum(np.concatenate(lengths)))
-        np.save(folder / "labels.aside.npy", np.concatenate(labels))
-        (folder / "labels.aside.npy").rename(folder / "labels.npy")
+                for name, column in columns.items():
+                    for values in table[column.stored].chunks:
+                        data, sizes = _bytes_in(values, column)
+                        files[name].write(data)
+                        if name in offsets:
+                            offsets[name].append(sizes)
+        for name, sizes_of_parts in offsets.items():
+            with (folder / f"{name}.offsets").open("wb") as file:
+                np.save(file, np.cumsum(np.concatenate(sizes_of_parts)))
+        (folder / COMPLETE).touch()
     except OSError as error:
         shutil.rmtree(folder)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -228,7 +241,7 @@ def _tables(prepared: Prepared, split: Split) -> Iterator[pa.Table]:
         files = pyarrow.dataset.dataset(
             list(split.files), format="parquet", filesystem=prepared.open_filesystem()
         )
-        batches = files.to_batches(columns=["id", "image", "label"])
+        batches = files.to_batches(columns=prepared.info.stored)
     while True:
         with explained_errors(prepared.path):
             batch = next(batches, None)
@@ -244,7 +257,7 @@ def read_in_order(prepared: Prepared, split: Split) -> Iterator[pa.Table]:
         if prepared.info.encoding == "raw":
             decode(table.slice(), prepared.info)
         due = np.arange(rows, rows + len(table))
-        if not np.array_equal(table["id"].to_numpy(), due):
+        if not np.array_equal(table[ID].to_numpy(), due):
             raise RunError(
                 f"{prepared.path}: after {rows:,} samples the ids are not {rows:,}, {rows + 1:,} and so on. "
                 "Prepare the data again: trainyard data prepare."
@@ -258,27 +271,33 @@ def read_in_order(prepared: Prepared, split: Split) -> Iterator[pa.Table]:
         )
 
 
-def _bytes_in(values: pa.Array, lengths: np.ndarray) -> pa.Buffer:
-    """Return the bytes of all values, one after the other, without a copy."""
+def _bytes_in(values: pa.Array, column: DataColumn) -> tuple[pa.Buffer, np.ndarray]:
+    """Return the bytes of all values, one after the other, without a copy, and the size of each."""
+    if not column.shape:
+        return pa.py_buffer(values.to_numpy()), np.full(len(values), column.bytes)
+    sizes = pc.binary_length(values).to_numpy().astype(np.int64)
     offset_type = np.int64 if pa.types.is_large_binary(values.type) else np.int32
     _, offsets, data = values.buffers()
     start = int(np.frombuffer(offsets, offset_type)[values.offset])
-    return data.slice(start, int(lengths.sum()))
+    return data.slice(start, int(sizes.sum())), sizes
 
 
 def bytes_of(prepared: Prepared, split: Split) -> int:
     """Return the size of the copy of a split."""
-    if prepared.info.encoding == "raw":
-        return split.count * prepared.info.bytes_per_sample
+    columns = prepared.info.columns.values()
+    total = sum(split.count * column.bytes for column in columns if not column.is_encoded)
+    encoded = [column.stored for column in columns if column.is_encoded]
+    if not encoded:
+        return total
     filesystem = prepared.open_filesystem()
-    total = 0
     for path in split.files:
         with explained_errors(path), filesystem.open_input_file(path) as file:
             footer = pq.ParquetFile(file).metadata
-        column = footer.schema.to_arrow_schema().get_field_index("image")
-        groups = range(footer.num_row_groups)
+        names = footer.schema.to_arrow_schema().names
         total += sum(
-            footer.row_group(group).column(column).total_uncompressed_size for group in groups
+            footer.row_group(group).column(names.index(name)).total_uncompressed_size
+            for group in range(footer.num_row_groups)
+            for name in encoded
         )
     return total
 

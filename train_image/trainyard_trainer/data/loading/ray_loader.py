@@ -25,7 +25,6 @@ from trainyard_trainer.data.loading.chunks import (
     copied,
     cut,
     in_order,
-    joined,
     shuffled,
 )
 from trainyard_trainer.data.loading.ray_source import (
@@ -38,7 +37,7 @@ from trainyard_trainer.data.loading.ray_source import (
     open_source,
 )
 from trainyard_trainer.data.loading.reading import read_sample
-from trainyard_trainer.data.prepared import DatasetInfo, Prepared, decode
+from trainyard_trainer.data.prepared import ID, DatasetInfo, Prepared, decode
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.run_folder.progress import Length, Trained
@@ -47,7 +46,7 @@ HANDED_OUT = "handed_out"
 """The name of the saved state: a bit per sample, set if the current epoch has used it."""
 
 CHUNK_BYTES = 2**22
-"""The size of the images that a worker requests at once. A request costs as much as 1,000 small images."""
+"""The size of the samples that a worker requests at once. A request costs as much as 1,000 small samples."""
 
 SHUFFLE_BYTES = 2**27
 """The size of the shuffle buffer of a worker."""
@@ -149,7 +148,7 @@ class Held:
         self.work = work
         self.rank = worker.rank
         self.is_pinned = worker.device.type == "cuda"
-        self.columns = source.pixels, source.labels, np.arange(len(source.labels))
+        self.columns = {**source.columns, ID: np.arange(work.length.num_samples)}
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         # For a GPU, batches are prefetched while it computes.
@@ -169,14 +168,14 @@ class Held:
 
 
 class Streamed:
-    """Batches from Ray's tasks. During validation, the first images of the next epoch are prefetched."""
+    """Batches from Ray's tasks. During validation, the first samples of the next epoch are prefetched."""
 
     def __init__(self, source: Streams, work: RemainingSamples, worker: Worker) -> None:
         self.work = work
         self.rank = worker.rank
         self.is_pinned = worker.device.type == "cuda"
         chunks = all_chunks(source, work, self.rank, is_pinned=self.is_pinned)
-        self.chunks = ahead(chunks, work.config.data.ray_nodes)
+        self.chunks = ahead(chunks, work.data.ray_nodes)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         work = self.work
@@ -187,7 +186,7 @@ class Streamed:
             parts = [next(batches)] if size else []
             if step == len(sizes) - 1 and self.rank < len(apart):
                 parts.append(self._sample(int(apart[self.rank])))
-            yield joined(parts) if parts else no_samples(work.prepared.info)
+            yield Batch.concat(parts) if parts else no_samples(work.prepared.info)
 
     def _sample(self, sample: int) -> Batch:
         table = read_sample(self.work.prepared, sample)
@@ -206,8 +205,8 @@ def all_chunks(
         streams = source.rest if work.first_step(epoch) else source.full
         assert streams is not None
         for chunk in stream(streams[rank], work, epoch, rank, is_pinned=is_pinned):
-            part = Batch(*(column[:due] for column in chunk))
-            due -= len(part.ids)
+            part = chunk.rows(0, due)
+            due -= len(part)
             yield part
             if not due:
                 break
@@ -244,11 +243,10 @@ def stream(
 
 def to_arrays(table: pa.Table, info: DatasetInfo) -> Columns:
     """Return the columns of a table as arrays that share its memory."""
-    columns = decode(table, replace(info, encoding="raw"))
-    return columns["image"], columns["label"], columns["id"]
+    return decode(table, replace(info, encoding="raw"))
 
 
 def no_samples(info: DatasetInfo) -> Batch:
     """Return a batch without any samples."""
-    none = torch.empty(0, dtype=torch.int64)
-    return Batch(torch.empty(0, *info.shape, dtype=torch.uint8), none, none)
+    none = {name: np.empty((0, *each.shape), each.dtype) for name, each in info.columns.items()}
+    return copied({**none, ID: np.empty(0, np.int64)}, np.empty(0, np.int64), is_pinned=False)

@@ -18,10 +18,11 @@ import ray.data
 import ray.exceptions
 from ray.data import ExecutionResources, RandomSeedConfig
 
+from trainyard_trainer.config.data import Data
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.chunks import Ahead
 from trainyard_trainer.data.loading.reading import read_part
-from trainyard_trainer.data.prepared import Prepared, decode
+from trainyard_trainer.data.prepared import ID, Prepared, decode
 from trainyard_trainer.errors import ConfigError, RunError
 from trainyard_trainer.run_folder.progress import Length, Trained
 
@@ -31,13 +32,13 @@ STORE_SHARE = 0.25
 """The share of the object store that the data of a run may fill."""
 
 PART_BYTES = 2**25
-"""The approximate size of the decoded images of one task."""
+"""The approximate size of the decoded samples of one task."""
 
 CHUNKS_AHEAD = 2
 """The number of items that are prefetched."""
 
 WAIT_S = 900.0
-"""The seconds without an image after which the run fails."""
+"""The seconds without a sample after which the run fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,13 @@ class RemainingSamples:
     """Whether the current epoch has used a sample when the group starts, (N,) bool."""
     world_size: int
     config: TrainerConfig
+
+    @property
+    def data(self) -> Data:
+        """The config's section `data`, which names a source: no other is read by Ray Data."""
+        data = self.config.data
+        assert isinstance(data, Data)
+        return data
 
     def first_step(self, epoch: int) -> int:
         return self.start.steps_in_epoch if epoch == self.start.epoch else 0
@@ -80,8 +88,8 @@ class RemainingSamples:
 class Arrays:
     """All samples in the order of their ids, in memory."""
 
-    pixels: np.ndarray
-    labels: np.ndarray
+    columns: dict[str, np.ndarray]
+    """By name; the first axis of each array has the samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +103,7 @@ class Streams:
 
 def open_source(work: RemainingSamples, nodes: list[str], held_share: float) -> Arrays | Streams:
     """Open the data on rank 0 for all workers; `nodes` has the Ray node of each worker, by rank."""
-    configure(work.config)
+    configure(work.data)
     size = work.length.num_samples * work.prepared.info.bytes_per_sample
     if size <= held_share * smallest_store():
         return read_all(work)
@@ -106,13 +114,13 @@ def open_source(work: RemainingSamples, nodes: list[str], held_share: float) -> 
     )
 
 
-def configure(config: TrainerConfig) -> None:
+def configure(data: Data) -> None:
     """Set the nodes on which data sets of this process run, and their share of the object store."""
     options = ray.data.DataContext.get_current().execution_options
     store = ray.cluster_resources()["object_store_memory"]
     options.resource_limits = ExecutionResources.for_limits(object_store_memory=STORE_SHARE * store)
-    options.preserve_order = not config.data.shuffle
-    options.label_selector = config.data.ray_nodes
+    options.preserve_order = not data.shuffle
+    options.label_selector = data.ray_nodes
 
 
 def smallest_store() -> float:
@@ -122,7 +130,7 @@ def smallest_store() -> float:
 
 
 def read(work: RemainingSamples, ids: np.ndarray, seed: list[int]) -> ray.data.Dataset:
-    """Return a data set of these training images as raw pixels, with one block per task."""
+    """Return a data set of these training samples, decoded, with one block per task."""
     prepared = work.prepared
     wanted = np.zeros(prepared.num_train, bool)
     wanted[ids] = True
@@ -154,23 +162,26 @@ def split(work: RemainingSamples, epoch: int, nodes: list[str]) -> list[ray.data
 def read_all(work: RemainingSamples) -> Arrays:
     """Read all training samples into memory. Raises RunError if Ray Data lost or repeated some."""
     samples, info = work.length.num_samples, work.prepared.info
-    pixels = np.empty((samples, *info.shape), np.uint8)
-    labels = np.empty(samples, np.int64)
+    arrays = {
+        name: np.empty((samples, *column.shape), column.dtype)
+        for name, column in info.columns.items()
+    }
     times = np.zeros(samples, np.int64)
     tables: Iterable[pa.Table] = read(work, np.arange(samples), seed=[0]).iter_batches(
         batch_size=None, batch_format="pyarrow"
     )
-    for table in ahead(tables, work.config.data.ray_nodes):
+    for table in ahead(tables, work.data.ray_nodes):
         columns = decode(table, replace(info, encoding="raw"))
-        ids = columns["id"]
-        pixels[ids], labels[ids] = columns["image"], columns["label"]
+        ids = columns[ID]
+        for name, array in arrays.items():
+            array[ids] = columns[name]
         times[ids] += 1
     if (times != 1).any():
         raise RunError(
             f"Ray Data read {times.sum():,} samples of {work.prepared.path}, {(times > 0).sum():,} of them "
             f"different, where {samples:,} were due. Start the run again, or use data.loader: torch."
         )
-    return Arrays(pixels, labels)
+    return Arrays(arrays)
 
 
 def ahead(items: Iterable[T], nodes: dict[str, str] | None) -> Ahead[T]:
@@ -183,7 +194,7 @@ def from_ray(items: Iterable[T]) -> Iterator[T]:
     try:
         yield from items
     except ray.exceptions.RayError as error:
-        # Ray returns an error of a task as text, traceback included.
+        # Ray returns an error of a task as a string, traceback included.
         errors = re.escape(RunError.__module__)
         explained = re.search(rf"^{errors}\.(\w+): (.+)", str(error), re.MULTILINE)
         if explained is None:
@@ -193,11 +204,11 @@ def from_ray(items: Iterable[T]) -> Iterator[T]:
 
 
 def silence(nodes: dict[str, str] | None) -> RunError:
-    """Return the error for a stream that has given no images for WAIT_S seconds."""
+    """Return the error for a stream that has given no samples for WAIT_S seconds."""
     cpus = ray.cluster_resources().get("CPU", 0)
     free = ray.available_resources().get("CPU", 0)
     place = f" on a node with the labels {nodes} (data.ray_nodes)" if nodes else ""
     return RunError(
-        f"no images came from Ray Data for {WAIT_S:.0f} s. Its tasks need a CPU beside the workers"
+        f"no samples came from Ray Data for {WAIT_S:.0f} s. Its tasks need a CPU beside the workers"
         f"{place}; of {cpus:.0f} CPUs in all {free:.0f} are free. Add some, or use data.loader: torch."
     )

@@ -1,6 +1,6 @@
-"""Read training images from Parquet, a few row groups at a time, in a task of the Ray loader.
+"""Read training samples from Parquet, a few row groups at a time, in a task of the Ray loader.
 
-torch is imported only to decode image files, since its import takes seconds in each process that runs tasks.
+torch is imported only to decode files, since its import takes seconds in each process that runs tasks.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainyard_trainer.data.prepared import DatasetInfo, Prepared, decode, to_table
+from trainyard_trainer.data.prepared import DECODER, ID, DatasetInfo, Prepared, without_files
 from trainyard_trainer.data.sources.listing import explained_errors
-
-COLUMNS = ["id", "image", "label"]
 
 
 def read_part(
@@ -27,10 +25,10 @@ def read_part(
         parquet = pq.ParquetFile(stream, pre_buffer=True)
         groups = parquet.num_row_groups
         chosen = range(groups * part // parts, groups * (part + 1) // parts)
-        table = parquet.read_row_groups(chosen, columns=COLUMNS)
+        table = parquet.read_row_groups(chosen, columns=prepared.info.stored)
     if wanted is not None:
-        table = table.filter(pa.array(np.unpackbits(wanted)[table["id"].to_numpy()] == 1))
-    return with_pixels(table, prepared.info)
+        table = table.filter(pa.array(np.unpackbits(wanted)[table[ID].to_numpy()] == 1))
+    return decoded(table, prepared.info)
 
 
 def read_sample(prepared: Prepared, sample: int) -> pa.Table:
@@ -46,16 +44,15 @@ def read_sample(prepared: Prepared, sample: int) -> pa.Table:
             if row < rows:
                 break
             row -= rows
-        table = parquet.read_row_group(group, columns=COLUMNS)
-    return with_pixels(table.slice(row, 1), prepared.info)
+        table = parquet.read_row_group(group, columns=prepared.info.stored)
+    return decoded(table.slice(row, 1), prepared.info)
 
 
-def with_pixels(table: pa.Table, info: DatasetInfo) -> pa.Table:
-    """Return the same rows with decoded pixels instead of image files."""
-    if info.encoding == "encoded":
-        import_whole("trainyard_trainer.data.image_codec")
-        columns = decode(table, info)
-        table = to_table(info, columns["id"], columns["image"], columns["label"])
+def decoded(table: pa.Table, info: DatasetInfo) -> pa.Table:
+    """Return the same rows without metadata, and with decoded values instead of files."""
+    if any(column.is_encoded for column in info.columns.values()):
+        import_whole(DECODER)
+        table = without_files(table, info)
     return table.replace_schema_metadata(None)
 
 

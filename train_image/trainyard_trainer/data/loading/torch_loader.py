@@ -14,13 +14,20 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from trainyard_trainer.config.batch_share import share_batch
-from trainyard_trainer.config.data import Data
+from trainyard_trainer.config.data import Loading
 from trainyard_trainer.config.scaling import Scaling
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch, order_of_epoch, parts_of_epoch
 from trainyard_trainer.data.loading.chunks import Ahead
-from trainyard_trainer.data.loading.local_copy import LocalCopy
-from trainyard_trainer.data.prepared import DatasetInfo, Prepared
+from trainyard_trainer.data.loading.rows import IndexBatches, Requests, RunData, open_rows
+from trainyard_trainer.data.loading.user_dataset import (
+    Collate,
+    SplitName,
+    UserDataInfo,
+    UserRows,
+    stacked,
+)
+from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.run_folder.progress import Length, Trained
 
@@ -61,22 +68,23 @@ class TorchBatches:
 
     def __init__(
         self,
-        prepared: Prepared,
+        data: RunData,
         length: Length,
         start: Trained,
         worker: Worker,
         config: TrainerConfig,
+        collate: Collate = stacked,
     ) -> None:
         self.start = start
         self.sampler = GlobalBatches(
             length, worker, shuffle=config.data.shuffle, seed=config.train.seed
         )
-        processes = decode_workers(config.data, config.scaling, prepared.info)
-        rows = LocalCopy(prepared, prepared.train, is_pinned=worker.device.type == "cuda")
-        self.loader = load(rows, self.sampler, processes, worker)
+        self.loader = load(data, "train", self.sampler, worker, config, collate)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         self.sampler.epoch = epoch
+        if isinstance(self.loader.sampler, Requests):
+            self.loader.sampler.epoch = epoch
         is_begun = epoch == self.start.epoch
         self.sampler.first_step = self.start.steps_in_epoch if is_begun else 0
         return iterate(self.loader)
@@ -87,36 +95,45 @@ class TorchBatches:
 
 
 class ValidationBatches:
-    """Every world_size-th validation image, from image `rank` on: together the workers see each image once.
+    """Every world_size-th validation sample, from sample `rank` on: together the workers see each one once.
 
     All workers have the same number of batches; the last ones may be empty.
     """
 
-    def __init__(self, prepared: Prepared, worker: Worker, config: TrainerConfig) -> None:
-        self.indices = np.arange(worker.rank, prepared.num_valid, worker.world_size)
-        # Without gradients, more images fit into memory than in training.
+    def __init__(
+        self, data: RunData, worker: Worker, config: TrainerConfig, collate: Collate = stacked
+    ) -> None:
+        self.indices = np.arange(worker.rank, data.num_valid, worker.world_size)
+        # Without gradients, more samples fit into memory than in training.
         size = 2 * share_batch(config.train, worker.world_size).micro_batch_size
-        most = -(-prepared.num_valid // worker.world_size)
+        most = -(-data.num_valid // worker.world_size)
         batches = [self.indices[start : start + size] for start in range(0, most, size)]
-        processes = decode_workers(config.data, config.scaling, prepared.info)
-        rows = LocalCopy(prepared, prepared.valid, is_pinned=worker.device.type == "cuda")
-        self.loader = load(rows, batches, processes, worker)
+        self.loader = load(data, "valid", batches, worker, config, collate)
 
     def __iter__(self) -> Iterator[Batch]:
         return iterate(self.loader)
 
 
-def decode_workers(data: Data, scaling: Scaling, info: DatasetInfo) -> int:
+def decode_workers(data: Loading, scaling: Scaling, info: DatasetInfo | UserDataInfo) -> int:
     """Return the number of processes of one worker that make batches; 0 if the worker makes them itself."""
     if data.decode_workers is not None:
         return data.decode_workers
-    return scaling.cpus_per_worker - 1 if info.encoding == "encoded" else 0
+    is_costly = isinstance(info, UserDataInfo) or info.encoding == "encoded"
+    return scaling.cpus_per_worker - 1 if is_costly else 0
 
 
 def load(
-    rows: LocalCopy, batches: Sampler[np.ndarray] | list[np.ndarray], processes: int, worker: Worker
+    data: RunData,
+    split: SplitName,
+    batches: IndexBatches,
+    worker: Worker,
+    config: TrainerConfig,
+    collate: Collate,
 ) -> DataLoader[Batch]:
     """Return a DataLoader of batches, given the indices of each batch."""
+    is_pinned = worker.device.type == "cuda"
+    rows = open_rows(data, split, seed=config.train.seed, collate=collate, is_pinned=is_pinned)
+    processes = decode_workers(config.data, config.scaling, data.info)
     several: dict[str, Any] = {}
     if processes:
         # A fork of a process with threads, such as a Ray worker, may hang. Importing torch takes seconds.
@@ -131,10 +148,10 @@ def load(
         }
     return DataLoader(
         rows,
-        sampler=batches,
+        sampler=Requests(batches) if isinstance(rows, UserRows) else batches,
         batch_size=None,  # an item is a batch already
         num_workers=processes,
-        pin_memory=worker.device.type == "cuda",
+        pin_memory=is_pinned,
         # Its own generator, so that iterating does not change the random numbers of the model.
         generator=torch.Generator(),
         **several,
@@ -142,8 +159,11 @@ def load(
 
 
 def iterate(loader: DataLoader[Batch]) -> Iterator[Batch]:
-    """Iterate over the batches. For a GPU they are prefetched, by a thread if there are no processes."""
-    if loader.pin_memory and not loader.num_workers:
+    """Iterate over the batches. For a GPU they are prefetched, by a thread if there are no processes.
+
+    A data set of the user is not read in a thread: it sets the seeds of the process's random numbers.
+    """
+    if loader.pin_memory and not loader.num_workers and not isinstance(loader.dataset, UserRows):
         return Ahead(loader, BATCHES_AHEAD)
     return iter(loader)
 

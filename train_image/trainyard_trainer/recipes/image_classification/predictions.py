@@ -14,10 +14,10 @@ import torch
 
 from trainyard_trainer.checkpointing.files import load_tensors
 from trainyard_trainer.config.models import Model
-from trainyard_trainer.data.loading.on_device import ToInput
-from trainyard_trainer.data.prepared import Prepared, read_pixels
+from trainyard_trainer.data.prepared import Prepared, read_validation
 from trainyard_trainer.data.sources.listing import explained_errors
 from trainyard_trainer.recipes.image_classification.model import build_model
+from trainyard_trainer.recipes.image_classification.on_device import ToInput
 from trainyard_trainer.run_folder.folder import RunFolder
 
 NUM_PREDICTIONS = 9
@@ -38,7 +38,7 @@ def predict(folder: RunFolder, model: Model, data: Prepared) -> list[Prediction]
     """The delivered model's answers for a few validation images, of as many classes as there are."""
     labels = read_labels(data)
     rows = varied(labels.tolist(), NUM_PREDICTIONS)
-    pixels = read_pixels(data, rows)
+    pixels = read_validation(data, rows, "image")
     network = build_model(model).eval()
     network.load_state_dict(load_tensors(folder, folder.model))
     with torch.inference_mode():
@@ -62,7 +62,7 @@ def predict(folder: RunFolder, model: Model, data: Prepared) -> list[Prediction]
 def find_mistakes(data: Prepared, worst: Sequence[dict[str, Any]]) -> list[Prediction]:
     """The pictures that belong to what a validation calls its worst mistakes."""
     classes = data.info.classes
-    pixels = read_pixels(data, [mistake["id"] for mistake in worst])
+    pixels = read_validation(data, [mistake["id"] for mistake in worst], "image")
     return [
         Prediction(
             pixels=image,

@@ -2,67 +2,160 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import Self
 
-from trainyard_trainer.config.data import Augment
+from trainyard_trainer.config.data import Augment, Data
 from trainyard_trainer.config.models import Model
 from trainyard_trainer.config.train import ImageClassification
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch
-from trainyard_trainer.data.loading.on_device import ToInput, augmented
-from trainyard_trainer.data.prepared import DatasetInfo, Prepared
-from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.data.loading.rows import DataInfo, RunData
+from trainyard_trainer.data.prepared import Prepared
 from trainyard_trainer.recipes.image_classification import model as models
-from trainyard_trainer.recipes.validation import BatchLoss, ClassificationMetrics
+from trainyard_trainer.recipes.image_classification.on_device import ToInput, augmented
+from trainyard_trainer.recipes.loss import Evaluation, Loss, Top
+from trainyard_trainer.recipes.recipe import Forward, Recipe
 from trainyard_trainer.run_folder.folder import RunFolder
 
 if TYPE_CHECKING:
     from trainyard_trainer.report.page import RecipeReport
 
-EMPTY_SHARE = 2
-"""Images that stand in for none: batch norm wants more than one."""
+NUM_WORST = 18
+"""The number of worst mistakes that a validation keeps."""
 
 
-class Classification:
+class Classification(Recipe[Model]):
     """A torchvision model on images with labels."""
 
-    samples = "images"
     settings = Model
+    samples = "images"
+    metrics = ImageClassification.metrics
 
-    def prepare_options(self, model: Model) -> dict[str, Any]:
+    def __init__(
+        self,
+        config: Model,
+        info: DataInfo | None = None,
+        *,
+        augment: Augment | None = None,
+        label_smoothing: float = 0.0,
+        channels_last: bool = False,
+    ) -> None:
+        super().__init__(config, info)
+        self._augment = augment or Augment()
+        self._label_smoothing = label_smoothing
+        self._layout = torch.channels_last if channels_last else torch.contiguous_format
+        self._to_input = cache(
+            lambda device: ToInput(self.prepared_info, config.image_size, device)
+        )
+
+    @classmethod
+    def of_run(cls, run: TrainerConfig, info: DataInfo | None) -> Self:
+        train = run.train
+        assert isinstance(train, ImageClassification)
+        assert isinstance(run.data, Data)
+        return cls(
+            train.model,
+            info,
+            augment=run.data.augment,
+            label_smoothing=train.label_smoothing,
+            channels_last=train.channels_last,
+        )
+
+    def build_model(self) -> nn.Module:
+        return models.build_model(self.config).to(memory_format=self._layout)  # type: ignore[call-overload]
+
+    def inputs(self, batch: Batch) -> Tensor:
+        """Normalise and resize the images: (N, C, image_size, image_size) float32."""
+        images = batch["image"]
+        return self._to_input(images.device)(images).to(memory_format=self._layout)
+
+    def augment(self, batch: Batch, *, seed: int, epoch: int) -> Batch:
+        return batch.replace(image=augmented(batch, self._augment, seed=seed, epoch=epoch))
+
+    def loss(self, model: Forward, batch: Batch) -> Loss:
+        labels, scores = batch["label"], model(self.inputs(batch))  # (N,), (N, classes)
+        return Loss(
+            sum=functional.cross_entropy(
+                scores, labels, reduction="sum", label_smoothing=self._label_smoothing
+            ),
+            weight=len(batch),
+            metrics={"accuracy": ((scores.argmax(dim=1) == labels).sum(), len(batch))},
+        )
+
+    def evaluate(self, model: Forward, batch: Batch) -> Evaluation:
+        labels, scores = batch["label"], model(self.inputs(batch))
+        num_classes = len(self.prepared_info.classes)
+        confidence, predicted = scores.softmax(dim=1).max(dim=1)
+        is_right = predicted == labels
+        pairs = torch.bincount(labels * num_classes + predicted, minlength=num_classes**2)
+        # Correct predictions get a negative confidence, which sorts them behind all mistakes.
+        rows = [confidence.double() - 2 * is_right, batch.ids, labels, predicted]
+        return Evaluation(
+            sum=functional.cross_entropy(scores, labels, reduction="sum"),
+            weight=len(batch),
+            metrics={"accuracy": (is_right.sum(), len(batch))},
+            details={
+                "confusion": pairs.view(num_classes, num_classes),
+                "worst": Top(torch.stack([row.double() for row in rows], dim=1), NUM_WORST),
+            },
+        )
+
+    def summarize(self, details: Mapping[str, Tensor | Top]) -> dict[str, Any]:
+        """Return the confusion matrix, and the mistakes with the highest confidence.
+
+        `confusion` has (label, predicted class, count) of each non-zero entry; `worst` has the most confident
+        mistake first, and its confidence is the probability of the predicted class.
+        """
+        confusion, worst = details["confusion"], details["worst"]
+        assert isinstance(confusion, Tensor)
+        assert isinstance(worst, Top)
+        label, predicted = places = confusion.nonzero(as_tuple=True)
+        counts = confusion[places]
         return {
-            "fallback_size": model.image_size,
-            "channels": model.in_channels,
-            "num_classes": model.num_classes,
+            "confusion": torch.stack([label, predicted, counts], dim=1).tolist(),
+            "worst": [
+                {"id": int(number), "label": int(truth), "predicted": int(said), "confidence": sure}
+                for sure, number, truth, said in worst.rows.tolist()
+                if sure > 0
+            ],
         }
 
-    def build(self, model: Model) -> nn.Module:
-        return models.build_model(model)
-
-    def check(self, model: Model) -> int:
-        return models.check_model(model)
-
-    def check_fit(self, model: Model, images: DatasetInfo) -> None:
-        models.check_fit(model, images)
-
-    def takes_one_sample(self, model: Model) -> bool:
-        return models.takes_one_image(model)
-
-    def title(self, model: Model) -> str:
-        return model.name
-
-    def describe(self, images: DatasetInfo) -> str:
-        return f"images of {'x'.join(map(str, images.shape))}, {len(images.classes)} classes"
-
-    def metadata(self, model: dict[str, Any], images: dict[str, Any]) -> dict[str, Any]:
-        channels, rows, columns = images["shape"]
-        side = model["image_size"]
+    def prepare_options(self) -> dict[str, Any]:
         return {
-            "images": images,
+            "fallback_size": self.config.image_size,
+            "channels": self.config.in_channels,
+            "num_classes": self.config.num_classes,
+        }
+
+    def check(self) -> int:
+        return models.check_model(self.config)
+
+    def check_fit(self) -> None:
+        models.check_fit(self.config, self.prepared_info)
+
+    def takes_one_sample(self) -> bool:
+        return models.takes_one_image(self.config)
+
+    def title(self) -> str:
+        return self.config.name
+
+    def describe(self) -> str:
+        info = self.prepared_info
+        return f"images of {'x'.join(map(str, info.shape))}, {len(info.classes)} classes"
+
+    def metadata(self) -> dict[str, Any]:
+        channels, rows, columns = self.prepared_info.shape
+        side = self.config.image_size
+        return {
+            "images": asdict(self.prepared_info),
             "input": {"shape": [None, channels, side, side], "dtype": "float32"},
             "preprocessing": [
                 f"decode to 8 bits and {channels} channel{'s' if channels > 1 else ''}",
@@ -72,71 +165,17 @@ class Classification:
             ],
         }
 
-    def worker_task(
-        self, config: TrainerConfig, images: DatasetInfo, device: torch.device
-    ) -> ImageClassificationTask:
-        assert isinstance(config.train, ImageClassification)
-        return ImageClassificationTask(config.train, config.data.augment, images, device)
-
-    def speeds(self, model: Model, samples_per_s: float, worker: Worker | None) -> dict[str, float]:
-        """None beside samples per second, which every recipe has."""
-        return {}
-
     def report(
         self,
         folder: RunFolder,
-        config: TrainerConfig,
-        data: Prepared,
+        run: TrainerConfig,
+        data: RunData,
         summary: dict[str, Any],
         validation: dict[str, Any],
     ) -> RecipeReport:
+        assert isinstance(data, Prepared)
         from trainyard_trainer.recipes.image_classification.report import (
             find,  # matplotlib comes with it
         )
 
-        return find(folder, config, data, summary, validation)
-
-
-class ImageClassificationTask:
-    """Image classification on one worker: images become the network's inputs on the device."""
-
-    def __init__(
-        self,
-        train: ImageClassification,
-        augment: Augment,
-        images: DatasetInfo,
-        device: torch.device,
-    ) -> None:
-        self.train = train
-        self.augment = augment
-        self.images = images
-        self.device = device
-        self.to_input = ToInput(images, train.model.image_size, device)
-        self.layout = torch.channels_last if train.channels_last else torch.contiguous_format
-
-    def build(self) -> nn.Module:
-        return models.build_model(self.train.model).to(memory_format=self.layout)  # type: ignore[call-overload]
-
-    def inputs(self, batch: Batch, *, epoch: int | None = None) -> torch.Tensor:
-        pixels = batch.pixels
-        if epoch is not None:
-            pixels = augmented(batch, self.augment, seed=self.train.seed, epoch=epoch)
-        return self._to_input(pixels)
-
-    def empty_inputs(self) -> torch.Tensor:
-        shape = (EMPTY_SHARE, *self.images.shape)
-        return self._to_input(torch.zeros(shape, dtype=torch.uint8, device=self.device))
-
-    def loss(self, outputs: torch.Tensor, batch: Batch) -> BatchLoss:
-        labels, smoothing = batch.labels, self.train.label_smoothing
-        return BatchLoss(
-            loss=functional.cross_entropy(outputs, labels, label_smoothing=smoothing),
-            num_correct=(outputs.argmax(dim=1) == labels).sum(),
-            num_targets=len(labels),
-        )
-
-    def metrics(self, worker: Worker) -> ClassificationMetrics:
-        return ClassificationMetrics(len(self.images.classes), worker)
-
-    def _to_input(self, pixels: torch.Tensor) -> torch.Tensor:
-        return self.to_input(pixels).to(memory_format=self.layout)
+        return find(folder, run, data, summary, validation)

@@ -13,172 +13,94 @@ from trainyard_trainer.config.models import Gpt
 from trainyard_trainer.config.train import LanguageModel
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch
-from trainyard_trainer.data.prepared import DatasetInfo, Prepared
+from trainyard_trainer.data.loading.rows import RunData
+from trainyard_trainer.data.prepared import Prepared
 from trainyard_trainer.errors import ConfigError
-from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.recipes.language_model.model import Transformer, title_of
-from trainyard_trainer.recipes.validation import BatchLoss, Validation
+from trainyard_trainer.recipes.loss import Loss
+from trainyard_trainer.recipes.recipe import Forward, Recipe
 from trainyard_trainer.run_folder.folder import RunFolder
 
 if TYPE_CHECKING:
     from trainyard_trainer.report.page import RecipeReport
 
-PEAK_FLOPS = {
-    "NVIDIA A10": 125e12,
-    "NVIDIA A100": 312e12,
-    "NVIDIA A40": 149.7e12,
-    "NVIDIA B200": 2250e12,
-    "NVIDIA H100": 989e12,
-    "NVIDIA H100 NVL": 835e12,
-    "NVIDIA H100 PCIe": 756e12,
-    "NVIDIA H200": 989e12,
-    "NVIDIA H200 NVL": 835e12,
-    "NVIDIA L4": 121e12,
-    "NVIDIA L40S": 362e12,
-}
-"""FLOPs per second in bf16 without sparsity, as NVIDIA's data sheets have them, by the first words of a GPU's
-name; the longest that fits counts."""
 
+class Language(Recipe[Gpt]):
+    """A transformer on bytes of text: it predicts each byte of a row but the first."""
 
-class Language:
-    """A transformer on bytes of text."""
-
-    samples = "rows"
     settings = Gpt
+    samples = "rows"
+    metrics = LanguageModel.metrics
 
-    def prepare_options(self, model: Gpt) -> dict[str, Any]:
-        return {"row_bytes": model.context_length + 1}
+    def build_model(self) -> nn.Module:
+        return Transformer(self.config)
 
-    def build(self, model: Gpt) -> nn.Module:
-        return Transformer(model)
+    def loss(self, model: Forward, batch: Batch) -> Loss:
+        rows = batch["text"].long()  # (N, context_length + 1)
+        targets = rows[:, 1:]
+        scores = model(rows[:, :-1])  # (N, context_length, 256)
+        num_correct = (scores.argmax(dim=2) == targets).sum()
+        return Loss(
+            sum=functional.cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="sum"),
+            weight=targets.numel(),
+            metrics={"accuracy": (num_correct, targets.numel())},
+        )
 
-    def check(self, model: Gpt) -> int:
-        return parameters_of(model)
+    def prepare_options(self) -> dict[str, Any]:
+        return {"row_bytes": self.config.context_length + 1}
 
-    def check_fit(self, model: Gpt, images: DatasetInfo) -> None:
-        if images.kind != "text":
+    def check(self) -> int:
+        return parameters_of(self.config)
+
+    def check_fit(self) -> None:
+        info, wanted = self.prepared_info, self.config.context_length
+        if info.kind != "text":
             raise ConfigError(
-                f"{images.source} has images, and train.recipe = language_model learns from text. "
+                f"{info.source} has images, and train.recipe = language_model learns from text. "
                 "Use text, or train.recipe: image_classification."
             )
-        found = images.bytes_per_sample - 1
-        if found != model.context_length:
+        found = info.bytes_per_sample - 1
+        if found != wanted:
             raise ConfigError(
-                f"train.model.context_length = {model.context_length}, but {images.source} is prepared for "
+                f"train.model.context_length = {wanted}, but {info.source} is prepared for "
                 f"{found}: use {found}, or prepare it again."
             )
 
-    def takes_one_sample(self, model: Gpt) -> bool:
-        return True
+    def title(self) -> str:
+        return title_of(self.config)
 
-    def title(self, model: Gpt) -> str:
-        return title_of(model)
+    def describe(self) -> str:
+        return f"rows of {self.prepared_info.bytes_per_sample - 1} bytes of text"
 
-    def describe(self, images: DatasetInfo) -> str:
-        return f"rows of {images.bytes_per_sample - 1} bytes of text"
-
-    def metadata(self, model: dict[str, Any], images: dict[str, Any]) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         return {
-            "source": images["source"],
+            "source": self.prepared_info.source,
             "input": {"shape": [None, None], "dtype": "int64"},
             "preprocessing": [
                 "encode text as UTF-8; each byte is a number from 0 to 255, and 0 begins a document",
-                f"give up to {model['context_length']} of them: scores at a place are of the next byte",
+                f"give up to {self.config.context_length} of them: scores at a place are of the next byte",
             ],
         }
 
-    def worker_task(
-        self, config: TrainerConfig, images: DatasetInfo, device: torch.device
-    ) -> LanguageModelTask:
-        assert isinstance(config.train, LanguageModel)
-        return LanguageModelTask(config.train.model, device)
+    def speeds(self, samples_per_s: float) -> dict[str, float]:
+        """Return `tokens_per_s`; each byte is a token."""
+        return {"tokens_per_s": samples_per_s * self.config.context_length}
 
-    def speeds(self, model: Gpt, samples_per_s: float, worker: Worker | None) -> dict[str, float]:
-        """`tokens_per_s`, of which each byte is one; and `mfu` on GPUs whose peak is known.
-
-        MFU is the share of that peak that the model's own arithmetic takes (Chowdhery et al.: PaLM, 2022,
-        appendix B).
-        """
-        tokens = samples_per_s * model.context_length
-        speeds = {"tokens_per_s": tokens}
-        peak = peak_flops(worker.device) if worker else None
-        if worker and peak:
-            speeds["mfu"] = tokens * flops_per_token(model) / (worker.world_size * peak)
-        return speeds
+    def flops_per_sample(self) -> float:
+        return float(flops_per_token(self.config) * self.config.context_length)
 
     def report(
         self,
         folder: RunFolder,
-        config: TrainerConfig,
-        data: Prepared,
+        run: TrainerConfig,
+        data: RunData,
         summary: dict[str, Any],
         validation: dict[str, Any],
     ) -> RecipeReport:
+        assert isinstance(data, Prepared)
         from trainyard_trainer.recipes.language_model.report import find
 
-        return find(folder, config, data, summary, validation)
-
-
-class LanguageModelTask:
-    """Next-byte prediction: inputs are a row without its last byte, targets a row without its first byte."""
-
-    def __init__(self, model: Gpt, device: torch.device) -> None:
-        self.model = model
-        self.device = device
-
-    def build(self) -> nn.Module:
-        return Transformer(self.model)
-
-    def inputs(self, batch: Batch, *, epoch: int | None = None) -> torch.Tensor:
-        return rows_of(batch)[:, :-1]
-
-    def empty_inputs(self) -> torch.Tensor:
-        return torch.zeros(1, self.model.context_length, dtype=torch.int64, device=self.device)
-
-    def loss(self, outputs: torch.Tensor, batch: Batch) -> BatchLoss:
-        right = rows_of(batch)[:, 1:]
-        return BatchLoss(
-            loss=functional.cross_entropy(outputs.flatten(0, 1), right.flatten()),
-            num_correct=(outputs.argmax(dim=2) == right).sum(),
-            num_targets=right.numel(),
-        )
-
-    def metrics(self, worker: Worker) -> LanguageModelMetrics:
-        return LanguageModelMetrics(self, worker)
-
-
-class LanguageModelMetrics:
-    """Accumulates loss and accuracy over the bytes of one worker's share of validation rows."""
-
-    def __init__(self, task: LanguageModelTask, worker: Worker) -> None:
-        self.task = task
-        self.worker = worker
-        # Loss times bytes, correct bytes, bytes, rows.
-        self.sums = torch.zeros(4, dtype=torch.float64, device=worker.device)
-
-    def update(self, outputs: torch.Tensor, batch: Batch) -> None:
-        """Add the outputs (N, context_length, 256), in float32, for a batch."""
-        found = self.task.loss(outputs, batch)
-        self.sums[0] += found.loss * found.num_targets
-        self.sums[1] += found.num_correct
-        self.sums[2] += found.num_targets
-        self.sums[3] += len(batch.pixels)
-
-    def compute(self) -> Validation:
-        """Return the metrics over all workers. All workers must call it."""
-        loss, num_correct, count, rows = self.worker.sum(self.sums.clone()).tolist()
-        return Validation(
-            num_samples=int(rows),
-            loss=loss / count,
-            accuracy=num_correct / count,
-            confusion=(),
-            worst=(),
-        )
-
-
-def rows_of(batch: Batch) -> torch.Tensor:
-    """Bytes of text, (N, context_length + 1) int64."""
-    return batch.pixels.flatten(1).long()
+        return find(folder, run, data, summary, validation)
 
 
 @cache
@@ -188,19 +110,5 @@ def parameters_of(model: Gpt) -> int:
 
 
 def flops_per_token(model: Gpt) -> int:
-    """Of a forward and backward pass: 6 per parameter, and 12 per layer, width and byte of context."""
+    """Return the FLOPs of a forward and backward pass: 6 per parameter, and 12 per layer, width and byte."""
     return 6 * parameters_of(model) + 12 * model.layers * model.width * model.context_length
-
-
-def peak_flops(device: torch.device) -> float | None:
-    """None where nobody has said, as of a CPU or a part of a GPU (MIG)."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    if " MIG " in name:
-        return None
-    known = [words for words in PEAK_FLOPS if _begins_with(name, words)]
-    return PEAK_FLOPS[max(known, key=len)] if known else None
-
-
-def _begins_with(name: str, words: str) -> bool:
-    """`NVIDIA A100-SXM4-80GB` begins with `NVIDIA A100`, `NVIDIA A10G` not with `NVIDIA A10`."""
-    return name == words or name.startswith((f"{words} ", f"{words}-"))

@@ -10,7 +10,7 @@ from typing import Any
 from trainyard_trainer.checkpointing.files import load_tensors
 from trainyard_trainer.config.train import LanguageModel
 from trainyard_trainer.config.trainer_config import TrainerConfig
-from trainyard_trainer.data.prepared import Prepared, read_pixels
+from trainyard_trainer.data.prepared import Prepared, read_validation
 from trainyard_trainer.data.sources.text import SEPARATOR
 from trainyard_trainer.recipes.language_model.generation import continued
 from trainyard_trainer.recipes.language_model.model import Transformer, title_of
@@ -42,7 +42,9 @@ def find(
     model = config.train.model
     network = Transformer(model).eval()
     network.load_state_dict(load_tensors(folder, folder.model))
-    prompt = prompt_of(read_pixels(data, [0]).tobytes(), min(PROMPT, model.context_length // 2))
+    prompt = prompt_of(
+        read_validation(data, [0], "text").tobytes(), min(PROMPT, model.context_length // 2)
+    )
     written = [
         (
             temperature,

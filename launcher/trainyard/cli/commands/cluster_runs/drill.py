@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from trainyard.drills.drill_run import DrillJob
     from trainyard.drills.soak_report import SoakReport
     from trainyard.platform import Platform
-    from trainyard.run_file.models import RecipeRun, RunConfig
+    from trainyard.run_file.models import NetworkRun, RunConfig
 
 RANDOM = "random"
 SEEDS = 1_000_000
@@ -224,12 +224,12 @@ def job_of(
     return DrillJob(run=name, config=objects.plan.trainer, rayjob=objects.job)
 
 
-def _recipe_of(run: RunConfig) -> RecipeRun:
+def _recipe_of(run: RunConfig) -> NetworkRun:
     """Return the run as a recipe run. Raises ConfigError for user code and for gradient boosting."""
     from trainyard.errors import ConfigError
-    from trainyard.run_file.models import BoostingRun, RecipeRun
+    from trainyard.run_file.models import BoostingRun, NetworkRun
 
-    if not isinstance(run, RecipeRun):
+    if not isinstance(run, NetworkRun):
         what = "trains no network" if isinstance(run, BoostingRun) else "runs user code"
         raise ConfigError(
             f"run {run.name} {what}: a drill compares weights, so it needs a recipe that trains a network",

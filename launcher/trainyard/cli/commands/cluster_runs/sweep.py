@@ -50,13 +50,14 @@ def sweep(
         ),
     ] = None,
     metric: Annotated[
-        str,
+        Optional[str],
         typer.Option(
             metavar="NAME",
-            help="The metric that decides which run is best: the highest value, or the lowest if NAME ends "
-            "in `loss`. --metric=-NAME takes the lowest value of any metric.",
+            help="The metric that decides which run is best. A metric of a recipe has its own direction; of "
+            "others the highest value is best, or the lowest if NAME ends in `loss`. --metric=-NAME takes "
+            "the lowest value of any metric.  [default: the first metric of the recipe, or val_accuracy]",
         ),
-    ] = "val_accuracy",
+    ] = None,
     platform_file: PlatformFile = None,
     namespace: Namespace = NAMESPACE,
     context: Context = None,

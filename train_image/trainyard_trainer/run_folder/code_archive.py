@@ -9,13 +9,14 @@ import io
 import os
 import shutil
 import tarfile
+import tempfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
 from trainyard_trainer.config.trainer_config import CODE_VARIABLE
 from trainyard_trainer.errors import ConfigError
-from trainyard_trainer.run_files import submission
+from trainyard_trainer.run_files import code_imports, submission
 from trainyard_trainer.run_folder.folder import RunFolder
 
 
@@ -26,12 +27,25 @@ def fetch(
 
     Raises ConfigError if the archive is missing or is not the one that was submitted.
     """
-    path = f"{folder.root}/{submission.code_file(sha256)}"
+    read_and_unpack(folder, sha256, target, environment)
+    store(folder, sha256, environment)
+
+
+def store(folder: RunFolder, sha256: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Store a run's archive in the run's folder, where workers and `trainyard reproduce` find it."""
     if CODE_VARIABLE in environment:
-        archive = decode(environment[CODE_VARIABLE])
-        unpack(archive, sha256, target, CODE_VARIABLE)
-        folder.write(path, archive)
+        path = f"{folder.root}/{submission.code_file(sha256)}"
+        folder.write(path, decode(environment[CODE_VARIABLE]))
+
+
+def read_and_unpack(
+    folder: RunFolder, sha256: str, target: Path, environment: Mapping[str, str]
+) -> None:
+    """Unpack a run's code into an empty folder, without a change of the run's folder."""
+    if CODE_VARIABLE in environment:
+        unpack(decode(environment[CODE_VARIABLE]), sha256, target, CODE_VARIABLE)
         return
+    path = f"{folder.root}/{submission.code_file(sha256)}"
     try:
         archive = folder.read(path)
     except FileNotFoundError:
@@ -40,6 +54,32 @@ def fetch(
             "Submit the run again: that uploads it."
         ) from None
     unpack(archive, sha256, target, folder.show(path))
+
+
+def make_importable(
+    folder: RunFolder, sha256: str, environment: Mapping[str, str] = os.environ
+) -> Path:
+    """Unpack a run's code on this machine, unless it lies there already, and make its modules importable.
+
+    Returns the folder of the code, which all processes of a machine share. The run's folder is not changed.
+    Raises ConfigError as `fetch` does.
+    """
+    folders = Path(tempfile.gettempdir(), f"trainyard-code-{os.getuid()}")
+    folders.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folders.stat().st_uid != os.getuid():
+        raise ConfigError(f"{folders} belongs to another user. Set TMPDIR to a folder of your own.")
+    target = folders / sha256
+    with tempfile.TemporaryDirectory(dir=folders) as fresh:
+        unpacked = Path(fresh, "code")
+        unpacked.mkdir()
+        read_and_unpack(folder, sha256, unpacked, environment)
+        try:
+            unpacked.rename(target)
+        except OSError:
+            if not target.is_dir():
+                raise
+    code_imports.install([str(target)])
+    return target
 
 
 def decode(text: str) -> bytes:

@@ -12,6 +12,7 @@ from torch.nn import functional
 from trainyard_trainer.config.data import Augment
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.prepared import DatasetInfo
+from trainyard_trainer.recipes.random_numbers import random_numbers
 
 
 class ToInput:
@@ -36,7 +37,7 @@ class ToInput:
 
 def augmented(batch: Batch, augment: Augment, *, seed: int, epoch: int) -> torch.Tensor:
     """The batch's pixels, each image changed in its own way."""
-    pixels = batch.pixels
+    pixels = batch["image"]
     if augment.flip:
         mirrored = random_numbers(batch.ids, seed, epoch, stream=0) % 2 == 0
         pixels = torch.where(mirrored.view(-1, 1, 1, 1), pixels.flip(-1), pixels)
@@ -60,21 +61,3 @@ def cut(
     return pixels_NCHW[
         images, torch.arange(channels, device=device).view(1, -1, 1, 1), rows, columns
     ]
-
-
-def random_numbers(ids: torch.Tensor, seed: int, epoch: int, *, stream: int) -> torch.Tensor:
-    """One number from 0 to 2**31 - 1 for each id: int64 (N,), equal on every device.
-
-    The mixing function of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators,
-    2014), whose shifts fill with zeros, which torch's do not.
-    """
-    start = (seed * 3 + stream) * 0x9E3779B97F4A7C15 + epoch * 0xD1B54A32D192ED03
-    mixed = (ids + _signed(start)) * _signed(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ ((mixed >> 30) & (2**34 - 1))) * _signed(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ ((mixed >> 27) & (2**37 - 1))) * _signed(0x94D049BB133111EB)
-    return (mixed >> 33) & (2**31 - 1)
-
-
-def _signed(number: int) -> int:
-    """The number's last 64 bits, as int64 has them."""
-    return (number + 2**63) % 2**64 - 2**63

@@ -1,0 +1,91 @@
+"""The splits of a run's data set as map-style data sets whose items are whole batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from torch.utils.data import Dataset, Sampler
+from typing_extensions import assert_never
+
+from trainyard_trainer.data.loading.batch import Batch, BatchRequest
+from trainyard_trainer.data.loading.chunks import copied
+from trainyard_trainer.data.loading.local_copy import LocalCopy
+from trainyard_trainer.data.loading.reading import read_sample
+from trainyard_trainer.data.loading.user_dataset import (
+    Collate,
+    SplitName,
+    UserDataInfo,
+    UserDataset,
+    UserRows,
+    stacked,
+)
+from trainyard_trainer.data.prepared import DatasetInfo, Prepared, decode, info_of_json
+
+RunData = Prepared | UserDataset
+"""The data set of a run."""
+
+DataInfo = DatasetInfo | UserDataInfo
+"""What the samples of a data set have in common."""
+
+
+def data_info_of_json(known: Mapping[str, Any]) -> DataInfo:
+    """Return the info that a checkpoint's manifest holds."""
+    return info_of_json(dict(known)) if "shape" in known else UserDataInfo(**known)
+
+
+STAND_IN_SAMPLES = 2
+"""The number of samples of a stand-in batch: batch norm needs more than one."""
+
+
+def open_rows(
+    data: RunData, split: SplitName, *, seed: int, collate: Collate = stacked, is_pinned: bool
+) -> Dataset[Batch]:
+    """Open a split for this process. `seed` and `collate` are for a data set of the user."""
+    match data:
+        case UserDataset():
+            return UserRows(data, split, seed=seed, collate=collate)
+        case Prepared():
+            return LocalCopy(data, getattr(data, split), is_pinned=is_pinned)
+        case _:
+            assert_never(data)
+
+
+def read_stand_in(data: RunData, *, seed: int = 0, collate: Collate = stacked) -> Batch:
+    """Read the first training samples: a batch for a worker whose share is empty."""
+    count = min(STAND_IN_SAMPLES, data.num_train)
+    match data:
+        case UserDataset():
+            rows = UserRows(data, "train", seed=seed, collate=collate)
+            return rows[BatchRequest(np.arange(count), 0)]
+        case Prepared():
+            table = pa.concat_tables([read_sample(data, sample) for sample in range(count)])
+            columns = decode(table, replace(data.info, encoding="raw"))
+            return copied(columns, np.arange(count), is_pinned=False)
+        case _:
+            assert_never(data)
+
+
+class IndexBatches(Protocol):
+    """The indices of one batch after another."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[np.ndarray]: ...
+
+
+class Requests(Sampler[BatchRequest]):
+    """The batches of a sampler of indices, with the epoch for random changes of the samples."""
+
+    def __init__(self, batches: IndexBatches) -> None:
+        self.batches = batches
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[BatchRequest]:
+        return (BatchRequest(indices, self.epoch) for indices in self.batches)

@@ -1,0 +1,171 @@
+"""A data set of the user's own: samples by their index, read in the order of the run's seed."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, default_collate
+
+from trainyard_trainer.data.loading.batch import Batch, BatchRequest
+from trainyard_trainer.errors import ConfigError, DatasetError
+from trainyard_trainer.run_files import code_imports
+from trainyard_trainer.user_import import described, import_reference, user_errors
+
+SplitName = Literal["train", "valid"]
+
+Sample = Mapping[str, Any]
+"""The columns of one sample by name: tensors, arrays or numbers."""
+
+Collate = Callable[[Sequence[Sample]], Mapping[str, torch.Tensor]]
+"""A function that makes the columns of a batch of the columns of its samples."""
+
+
+def stacked(samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
+    """Stack the samples' values of each column along a new first axis, as PyTorch's `default_collate`."""
+    columns: dict[str, torch.Tensor] = default_collate([dict(sample) for sample in samples])
+    return columns
+
+
+class UserSamples(Protocol):
+    """What the user's function returns for a split: a map-style data set, as PyTorch calls it."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Sample: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UserDataInfo:
+    """What is known of a data set of the user."""
+
+    source: str
+    """The function or class that makes it, as `module:name`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UserDataset:
+    """A data set that a function of the user's code makes, once for each split."""
+
+    dataset: str
+    """The function or class as `module:name`."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Its arguments beside `split`."""
+    num_train: int
+    num_valid: int
+    bad_samples: int = 0
+
+    @property
+    def info(self) -> UserDataInfo:
+        """Return what the checkpoints and the report say of the data."""
+        return UserDataInfo(source=self.dataset)
+
+    @classmethod
+    def open(cls, dataset: str, options: Mapping[str, Any]) -> UserDataset:
+        """Make both splits once, to count their samples. Raises ConfigError."""
+        counts = {}
+        for split in ("train", "valid"):
+            samples = make_samples(dataset, options, split)
+            counts[split] = len(samples)
+            if not counts[split]:
+                raise ConfigError(f"data.dataset = {dataset}: the split {split!r} has no samples")
+            with user_errors(f"data.dataset = {dataset}: reading sample 0 of {split!r}"):
+                require_sample(samples[0], dataset)
+        return cls(
+            dataset=dataset,
+            options=options,
+            num_train=counts["train"],
+            num_valid=counts["valid"],
+        )
+
+    def samples(self, split: SplitName) -> UserSamples:
+        """Make the samples of a split in this process. Raises ConfigError."""
+        return make_samples(self.dataset, self.options, split)
+
+
+def make_samples(dataset: str, options: Mapping[str, Any], split: str) -> UserSamples:
+    """Call the user's function for a split. Raises ConfigError with the file and line if it fails."""
+    with user_errors(f"data.dataset = {dataset}"):
+        make = import_reference(dataset, "data.dataset")
+    with user_errors(f"data.dataset = {dataset}: the call with split={split!r}"):
+        samples: UserSamples = make(split=split, **options)
+    for method in ("__len__", "__getitem__"):
+        if not hasattr(samples, method):
+            raise ConfigError(
+                f"data.dataset = {dataset} returned {type(samples).__name__}, which has no {method}: "
+                "a data set has __len__ and __getitem__"
+            )
+    return samples
+
+
+def require_sample(sample: object, dataset: str) -> None:
+    """Raise ConfigError if a sample is not a mapping of column names to values."""
+    if not isinstance(sample, Mapping) or not all(isinstance(name, str) for name in sample):
+        raise ConfigError(
+            f"data.dataset = {dataset}: a sample is {type(sample).__name__}, and has to be a mapping of "
+            'column names to tensors, arrays or numbers, such as {"x": ..., "y": ...}'
+        )
+
+
+class UserRows(Dataset[Batch]):
+    """A split of the user's data set whose items are whole batches. It is pickled without its samples.
+
+    Before each sample is read, the generators of `random`, `numpy.random` and `torch` are seeded from the
+    run's seed, the epoch and the sample's index. So random changes in `__getitem__` are the same on any
+    worker, and after a resume.
+    """
+
+    def __init__(self, data: UserDataset, split: SplitName, *, seed: int, collate: Collate) -> None:
+        self.data = data
+        self.split: SplitName = split
+        self.seed = seed
+        self.collate = collate
+        self._samples: UserSamples | None = None
+
+    def __getstate__(self) -> tuple[list[str], bytes]:
+        # Another process has to find the user's modules before it can read the rest.
+        return code_imports.installed(), pickle.dumps(self.__dict__ | {"_samples": None})
+
+    def __setstate__(self, state: tuple[list[str], bytes]) -> None:
+        folders, content = state
+        code_imports.install(folders)
+        self.__dict__ |= pickle.loads(content)
+
+    def __len__(self) -> int:
+        return self.data.num_train if self.split == "train" else self.data.num_valid
+
+    def __getitem__(self, request: BatchRequest) -> Batch:
+        indices = request.indices
+        if not len(indices):
+            one = self[BatchRequest(np.zeros(1, np.int64), request.epoch)]
+            return one.rows(0, 0)
+        samples = [self._read(int(index), request.epoch) for index in indices]
+        try:
+            columns = self.collate(samples)
+        except Exception as error:  # the samples are the user's
+            raise DatasetError(
+                f"data.dataset = {self.data.dataset}: the samples {indices.tolist()} of {self.split!r} "
+                f"cannot be collated: {described(error)}"
+            ) from error
+        return Batch(columns, torch.from_numpy(indices))
+
+    def _read(self, index: int, epoch: int) -> Sample:
+        """Read a sample, whose random numbers depend on seed, epoch and index alone."""
+        if self._samples is None:
+            self._samples = self.data.samples(self.split)
+        seeds = np.random.SeedSequence([self.seed, epoch, index]).generate_state(3)
+        random.seed(int(seeds[0]))
+        np.random.seed(seeds[1])
+        torch.default_generator.manual_seed(int(seeds[2]))
+        try:
+            return self._samples[index]
+        except Exception as error:  # the data set is the user's
+            raise DatasetError(
+                f"data.dataset = {self.data.dataset}: sample {index} of {self.split!r} cannot be read: "
+                f"{described(error)}"
+            ) from error
