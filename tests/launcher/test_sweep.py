@@ -251,14 +251,6 @@ SUMMARY: Object = {
     "error": None,
 }
 PROGRESS: Object = {"epoch": 2, "step": 44, "loss": 0.25, "accuracy": 0.92, "val_accuracy": 0.9}
-EPOCHS = "".join(
-    json.dumps(record) + "\n"
-    for record in (
-        {"kind": "epoch", "val_loss": 0.7},
-        {"kind": "epoch", "val_loss": 0.5},
-        {"kind": "interval", "loss": 0.2},
-    )
-)
 OWN: Object = {
     "outcome": "succeeded",
     "program": "python train.py",
@@ -683,19 +675,6 @@ def test_where_no_head_is_left_one_reader_pod_tells_of_all(
     assert code == 0
     assert folders.opened == [None]
     assert [row["metrics"]["val_accuracy"] for row in rows] == [0.9] * 3
-
-
-def test_a_loss_that_no_log_tells_is_read_through_the_head(
-    sweep_on: Sweeping, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    yard = Yard()
-    folders = Folders(metrics_jsonl=EPOCHS)
-    monkeypatch.setattr("trainyard.sweeps.on_cluster.open_folder", folders.open)
-    _, rows, said = sweep_on(yard, "--metric=val_loss")
-    assert len(folders.opened) == 3
-    assert None not in folders.opened
-    assert rows[0]["metrics"]["val_loss"] == 0.5
-    assert "succeeded: val_loss 0.5" in said
 
 
 def test_folders_that_cannot_be_read_cost_the_metrics_alone(

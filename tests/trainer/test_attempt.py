@@ -218,7 +218,8 @@ def test_what_is_the_same_everywhere_stays_as_it_is(source: str) -> None:
 
 KEYS = {
     *("name", "outcome", "error", "attempts", "record", "resumed_from", "workers"),
-    *("val_accuracy", "best_val_accuracy", "best_epoch", "checkpoint"),
+    *("loss", "accuracy", "val_loss", "val_accuracy", "best_val_loss", "best_val_accuracy"),
+    *("best_epoch", "checkpoint"),
     *("epochs", "steps", "samples_seen", "stopped_early", "bad_samples", "dropped_per_epoch"),
     *("train_s", "samples_per_s", "seconds", "startup"),
     *("model", "metrics", "report"),
