@@ -502,7 +502,7 @@ def test_a_ray_without_a_cpu_for_data_ends_the_run_with_the_numbers(
     prepared = prepared_of(tmp_path, 97)
     config = config_of(tmp_path, 12)
     length = Length.of(config, 97)
-    with pytest.raises(RunError, match=r"no images .* for 2 s.* of 4 CPUs in all 0 are free"):
+    with pytest.raises(RunError, match=r"no samples .* for 2 s.* of 4 CPUs in all 0 are free"):
         play(ray_by_threads(prepared, length, config), world_size=1, length=length)
     ray.kill(hog)
 
