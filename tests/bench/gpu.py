@@ -469,7 +469,7 @@ def checkpoints(bench: Bench) -> Section:
     """How long training stands still for a checkpoint, beside torch.save in the training thread."""
     config = bench.text_config(compile=False)
     settings = bench.settings(config)
-    learner = Learner(config, settings.images, settings.length, settings.worker)
+    learner = Learner(config, settings.data, settings.length, settings.worker)
     fill_optimizer(learner)
     folder = RunFolder.open(str(BUILD / "runs"), config.name)
     shutil.rmtree(folder.root, ignore_errors=True)

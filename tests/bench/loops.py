@@ -43,6 +43,12 @@ class Settings:
     """Builds the network in place of the recipe. Each loop gets a network of its own."""
 
     @property
+    def data(self) -> Prepared:
+        """A data set of these samples without files: batches are made in memory."""
+        nothing = Split(files=(), rows=())
+        return Prepared(info=self.images, train=nothing, valid=nothing, path="", endpoint=None)
+
+    @property
     def length(self) -> Length:
         size = self.config.train.global_batch_size
         samples = (self.skip + self.steps) * size
@@ -75,9 +81,7 @@ class Counted:
 def ours(settings: Settings) -> Callable[[Iterable[Batch]], Counted]:
     """The trainer's loop, with a model that learns on from call to call."""
     config = settings.config
-    nothing = Split(files=(), rows=())
-    data = Prepared(info=settings.images, train=nothing, valid=nothing, path="", endpoint=None)
-    learner = Learner(config, data, settings.length, settings.worker)
+    learner = Learner(config, settings.data, settings.length, settings.worker)
     if settings.build:
         learner.network = learner.wrapped = learner.model = settings.build(config.train.model)
         parameters = learner.network.parameters()

@@ -14,6 +14,7 @@ from trainyard_trainer.checkpointing.checkpoint import (
     STATE,
     Checkpoints,
 )
+from trainyard_trainer.config.metric import ValidationGoal
 from trainyard_trainer.config.trainer_config import BuiltInConfig, TrainerConfig
 from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.recipes.image_classification.model import build_model
@@ -27,6 +28,9 @@ IMAGES = DatasetInfo(
     mean=(0.3,),
     std=(0.4,),
 )
+
+
+GOAL = ValidationGoal("val_accuracy", "higher")
 
 
 def config_of(**train: Any) -> TrainerConfig:
@@ -94,6 +98,7 @@ def save(
         facts={
             "config": (config or config_of()).model_dump(mode="json"),
             "data": asdict(IMAGES),
+            "goal": asdict(GOAL),
         },
     )
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from saved_run import GOAL
 from training import open_folder, small_config
 
 from trainyard_trainer.attempt import attempt
@@ -103,6 +104,7 @@ def saving(*accuracies: float, finish: Callable[[], None] = lambda: None) -> Fit
                 facts={
                     "config": task.config.model_dump(mode="json"),
                     "data": asdict(task.data.info),
+                    "goal": asdict(GOAL),
                 },
             )
         finish()

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,11 @@ def save(
         attempt=attempt,
         group=group,
         contents=contents,
-        facts={"config": config_of(folder).model_dump(mode="json"), "data": {"source": "any"}},
+        facts={
+            "config": config_of(folder).model_dump(mode="json"),
+            "data": {"source": "any"},
+            "goal": asdict(ACCURATE),
+        },
         before_commit=before_commit,
     )
 

@@ -290,7 +290,7 @@ def test_a_function_that_is_not_there_is_named(attempts: Attempts) -> None:
     changes, environment = with_code(EXAMPLE)
     config = function_config(attempts, "loop:trian", **changes)
     output = attempts.finish(config, 2, environment)
-    assert "error: function = loop:trian: module loop has no function trian" in output
+    assert "error: function = loop:trian: module loop has no trian" in output
 
 
 @pytest.mark.ci

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 import torch
 from attempts import Attempts, check_metrics, committed, ray_config, wait_for
 from pydantic import ValidationError
+from saved_run import GOAL
 from test_fsdp2 import (
     UNEVEN_STEPS,
     UNEVEN_VALIDATION,
@@ -243,7 +244,7 @@ def test_nothing_of_what_somebody_put_in_place_of_its_files_is_run(
         attempt=1,
         group=1,
         contents={file: Program(tmp_path / "trace")},
-        facts={"config": {}, "data": {}},
+        facts={"config": {}, "data": {}, "goal": asdict(GOAL)},
     )
     with pytest.raises(RunError, match="holds no weights that may be loaded"):
         whole(checkpoints, name)
@@ -260,7 +261,7 @@ def test_files_of_a_python_that_pickles_enum_members_as_attributes_are_read(tmp_
         attempt=1,
         group=1,
         contents={ONE_FOR_ALL: content},
-        facts={"config": {}, "data": {}},
+        facts={"config": {}, "data": {}, "goal": asdict(GOAL)},
     )
     assert whole(checkpoints, name)["w"].tolist() == [1, 1]
     known = {"deepspeed.runtime.zero.config.ZeroStageEnum": ZeroStageEnum, GETATTR: enum_member}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from saved_run import GOAL
 from torch import nn
 from training import open_folder, small_config
 
@@ -25,7 +26,12 @@ from trainyard_trainer.user_code.command import command_of
 
 CPU = torch.device("cpu")
 END_OF_EPOCH = SavedCheckpoint(
-    name="c", trained=Trained(epoch=1, steps_in_epoch=0), config={}, data={}, files={}
+    name="c",
+    trained=Trained(epoch=1, steps_in_epoch=0),
+    config={},
+    data={},
+    goal=GOAL,
+    files={},
 )
 
 

@@ -145,8 +145,8 @@ def test_a_run_whose_disk_is_full_names_path_and_remedy_and_goes_on_when_there_i
     output = finish(process, 1)
     (error,) = [line for line in output.splitlines() if line.startswith("error: ")]
     assert re.fullmatch(
-        rf"error: storage: {small_disk}/small/(checkpoints|metrics|progress|tensorboard)\S+ cannot be "
-        r"(written|created): No space left on device\. "
+        rf"error: storage: {small_disk}/small/(checkpoints|metrics|progress|run\.json|tensorboard)\S* "
+        r"cannot be (written|created): No space left on device\. "
         r"Make room on this disk, or enlarge it\.",
         error,
     )

@@ -488,23 +488,31 @@ def test_a_picture_that_cannot_be_decoded_is_named(tmp_path: Path, held_share: f
         play(make, world_size=1, length=length)
 
 
-@pytest.mark.usefixtures("ray_here")
+class Hog:
+    """An actor that occupies CPUs."""
+
+    def is_there(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def no_free_cpu(ray_here: None) -> Iterator[None]:
+    hog = ray.remote(Hog).options(num_cpus=4).remote()
+    assert ray.get(hog.is_there.remote())
+    yield
+    ray.kill(hog)
+
+
+@pytest.mark.usefixtures("no_free_cpu")
 def test_a_ray_without_a_cpu_for_data_ends_the_run_with_the_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Hog:
-        def is_there(self) -> bool:
-            return True
-
-    hog = ray.remote(Hog).options(num_cpus=4).remote()
-    assert ray.get(hog.is_there.remote())
     monkeypatch.setattr(ray_source, "WAIT_S", 2.0)
     prepared = prepared_of(tmp_path, 97)
     config = config_of(tmp_path, 12)
     length = Length.of(config, 97)
     with pytest.raises(RunError, match=r"no samples .* for 2 s.* of 4 CPUs in all 0 are free"):
         play(ray_by_threads(prepared, length, config), world_size=1, length=length)
-    ray.kill(hog)
 
 
 def stream_here(task: dict[str, Any]) -> list[list[list[int]]]:

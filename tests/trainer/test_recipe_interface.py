@@ -29,7 +29,7 @@ from trainyard_trainer.config.models import Gpt, Model
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.local_copy import LocalCopy
-from trainyard_trainer.data.loading.stand_in import read_stand_in
+from trainyard_trainer.data.loading.rows import read_stand_in
 from trainyard_trainer.data.prepared import Prepared
 from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.errors import ConfigError

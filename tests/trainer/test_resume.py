@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from saved_run import GOAL
 from training import open_folder, small_config
 
 from trainyard_trainer.checkpointing import resume
@@ -37,7 +39,11 @@ def save(config: TrainerConfig, samples: int, fence: Fence) -> str:
         attempt=fence.attempt,
         group=fence.group,
         contents={MODEL: {"weight": torch.tensor([float(samples)])}, STATE: {"partial_epoch": {}}},
-        facts={"config": config.model_dump(mode="json"), "data": {}},
+        facts={
+            "config": config.model_dump(mode="json"),
+            "data": {},
+            "goal": asdict(GOAL),
+        },
     )
 
 

@@ -175,6 +175,9 @@ class Learner:
         def forward(*arguments: Any, **options: Any) -> Any:
             with self.precision.autocast(self.worker.device):
                 outputs = model(*arguments, **options)
+            # Most models return one tensor, for which walking the tree would cost as much as a small layer.
+            if isinstance(outputs, Tensor):
+                return in_float32(outputs)
             return tree_map_only(Tensor, in_float32, outputs)
 
         return forward

@@ -47,6 +47,8 @@ class LossSums:
         """Loss, weight, and the sums of each metric; float64 counts without rounding."""
         self._loss, self._weight = self.sums[0], self.sums[1]
         self._of_metrics = self._split(self.sums)
+        # Views of single entries: adding to `sums[index]` would copy the entry once more.
+        self._entries = {name: list(part) for name, part in self._of_metrics.items() if part.dim()}
         self._before = (0.0, 0.0)
 
     def _split(self, sums: Tensor) -> dict[str, Tensor]:
@@ -66,7 +68,20 @@ class LossSums:
                         f"the recipe declares the metric {name}, and its loss has no sums of it. Return "
                         f"them in Loss.metrics, or remove {name} from Recipe.metrics."
                     )
-                add(sums, found.metrics[name], name)
+                self._add(name, sums, found.metrics[name])
+
+    def _add(self, name: str, sums: Tensor, found: Sums) -> None:
+        shape = found.shape if isinstance(found, Tensor) else (len(found),)
+        if tuple(shape) != tuple(sums.shape):
+            raise ConfigError(
+                f"the sums of the metric {name} have the shape {tuple(shape)}, and the recipe declares "
+                f"{tuple(sums.shape)}: correct Metric.shape, or what Loss.metrics has."
+            )
+        if isinstance(found, Tensor):
+            sums += found.detach()
+            return
+        for entry, value in zip(self._entries[name], found, strict=True):
+            entry += value
 
     def restore(self, sums: Tensor) -> None:
         """Add the sums of an epoch that a checkpoint has interrupted."""
@@ -98,21 +113,6 @@ class LossSums:
 def mean(total: float, weight: float) -> float:
     """Divide a sum by its weight; 0 if nothing was added."""
     return total / weight if weight else total
-
-
-def add(sums: Tensor, found: Sums, name: str) -> None:
-    """Add what a batch has of a metric, in place."""
-    shape = found.shape if isinstance(found, Tensor) else (len(found),)
-    if tuple(shape) != tuple(sums.shape):
-        raise ConfigError(
-            f"the sums of the metric {name} have the shape {tuple(shape)}, and the recipe declares "
-            f"{tuple(sums.shape)}: correct Metric.shape, or what Loss.metrics has."
-        )
-    if isinstance(found, Tensor):
-        sums += found.detach()
-        return
-    for index, value in enumerate(found):
-        sums[index] += value
 
 
 def merged(before: Tensor | Top | None, new: Tensor | Top) -> Tensor | Top:
