@@ -145,13 +145,16 @@ def test_a_run_whose_disk_is_full_names_path_and_remedy_and_goes_on_when_there_i
     output = finish(process, 1)
     (error,) = [line for line in output.splitlines() if line.startswith("error: ")]
     assert re.fullmatch(
-        rf"error: storage: {small_disk}/small/(checkpoints|metrics|progress|run\.json|tensorboard)\S* "
+        rf"error: storage: {small_disk}/small/(checkpoints|metrics|progress|tensorboard)\S* "
         r"cannot be (written|created): No space left on device\. "
         r"Make room on this disk, or enlarge it\.",
         error,
     )
     assert "storage: trying again for 1 s: " in output
-    assert f"has no record of the error: {small_disk}/small/" in output
+    # What the failed write gave back may be enough for the summary.
+    is_recorded = (small_disk / "small/summary.json").exists()
+    is_told = f"has no record of the error: {small_disk}/small/" in output
+    assert is_recorded or is_told
     (small_disk / "other-file").unlink()
     finish(start(config), 0)
     summary = read_json(config, "summary.json")

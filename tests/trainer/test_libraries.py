@@ -253,7 +253,7 @@ for step in range(5):
     distributed.all_reduce(value)
     if restart < KILLS and step == 2 and distributed.get_rank() == restart % 2:
         os.kill(os.getpid(), signal.SIGKILL)
-os.write(1, f"ended after {restart} restarts\n".encode())
+os.write(1, f"ended after {restart} restarts{os.linesep}".encode())
 distributed.destroy_process_group()
 """
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import metadata
 from importlib.abc import MetaPathFinder
@@ -63,6 +63,21 @@ def install(folders: Sequence[str]) -> None:
     if not {*folders} <= {*installed()}:
         sys.meta_path.insert(0, CodeFinder(folders))
     sys.path.extend(folder for folder in folders if folder not in sys.path)
+
+
+class Imports:
+    """What makes the user's modules importable in the process that unpickles it.
+
+    Pickled before an object of such a module, it is read before it.
+    """
+
+    def __reduce__(self) -> tuple[Callable[[Sequence[str]], Imports], tuple[list[str]]]:
+        return _install_imports, (installed(),)
+
+
+def _install_imports(folders: Sequence[str]) -> Imports:
+    install(folders)
+    return Imports()
 
 
 def installed() -> list[str]:

@@ -57,8 +57,8 @@ def running_attempt(
             error = RunError(f"{INTERRUPTED}; started again, it goes on from there")
         line = (str(error).splitlines() or [type(error).__name__])[0]
         outcome = {"outcome": "stopped"} if is_stopped else {}
-        summary = failed(line) | outcome | record.end()
         try:
+            summary = failed(line) | outcome | record.end()
             folder.write(folder.summary, json.dumps(summary, indent=2))
             if isinstance(error, TrainerError):
                 final_failure.record(folder, lease.attempt, error, retries)

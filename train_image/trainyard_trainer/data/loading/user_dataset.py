@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from torch.utils.data import Dataset, default_collate
 
 from trainyard_trainer.data.loading.batch import Batch, BatchRequest
 from trainyard_trainer.errors import ConfigError, DatasetError
-from trainyard_trainer.run_files import code_imports
+from trainyard_trainer.run_files.code_imports import Imports
 from trainyard_trainer.user_import import described, import_reference, user_errors
 
 SplitName = Literal["train", "valid"]
@@ -127,14 +126,11 @@ class UserRows(Dataset[Batch]):
         self.collate = collate
         self._samples: UserSamples | None = None
 
-    def __getstate__(self) -> tuple[list[str], bytes]:
-        # Another process has to find the user's modules before it can read the rest.
-        return code_imports.installed(), pickle.dumps(self.__dict__ | {"_samples": None})
+    def __getstate__(self) -> tuple[Imports, dict[str, Any]]:
+        return Imports(), self.__dict__ | {"_samples": None}
 
-    def __setstate__(self, state: tuple[list[str], bytes]) -> None:
-        folders, content = state
-        code_imports.install(folders)
-        self.__dict__ |= pickle.loads(content)
+    def __setstate__(self, state: tuple[Imports, dict[str, Any]]) -> None:
+        self.__dict__ |= state[1]
 
     def __len__(self) -> int:
         return self.data.num_train if self.split == "train" else self.data.num_valid
