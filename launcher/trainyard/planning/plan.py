@@ -13,6 +13,7 @@ from trainyard.planning.requirements import (
     require_data_nodes,
     require_separate_attempts,
     require_shared_source,
+    require_shared_weights,
 )
 from trainyard.planning.sizing.pod_sizes import DataGroup, PodSize, head_size
 from trainyard.planning.sizing.size_range import layout_range
@@ -21,6 +22,7 @@ from trainyard.platform import DataVolume, Platform
 from trainyard.run_file.code_archive import Overlay
 from trainyard.run_file.models import (
     BoostingRun,
+    NetworkRun,
     RecipeRun,
     RunConfig,
 )
@@ -124,6 +126,8 @@ def plan_run(
     require_permissions(run, platform)
     if isinstance(run, RecipeRun | BoostingRun):
         require_shared_source(run)
+    if isinstance(run, NetworkRun):
+        require_shared_weights(run)
     if isinstance(run, RecipeRun):
         require_data_nodes(run, pool, platform)
     data = choose_data_nodes(run, platform)

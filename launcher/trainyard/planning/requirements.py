@@ -12,6 +12,7 @@ from trainyard.planning.sizing.pod_sizes import DataGroup, node_size
 from trainyard.platform import Platform, Pool
 from trainyard.run_file.models import (
     BoostingRun,
+    NetworkRun,
     RecipeRun,
     RunConfig,
 )
@@ -45,6 +46,16 @@ def require_shared_source(run: RecipeRun | BoostingRun) -> None:
                 f"data.{key} = {path} is a relative path, which pods of a cluster cannot read",
                 "Use an absolute path on the platform's storage, or s3://bucket/prefix.",
             )
+
+
+def require_shared_weights(run: NetworkRun) -> None:
+    """Raise ConfigError for initial weights at a relative path, which pods of a cluster cannot read."""
+    init = run.train.init
+    if init and not init.path.startswith(("/", S3)):
+        raise ConfigError(
+            f"train.init.path = {init.path} is a relative path, which pods of a cluster cannot read",
+            "Use an absolute path on the platform's storage or in a volume, or s3://bucket/file.",
+        )
 
 
 def require_data_nodes(run: RecipeRun, pool: Pool, platform: Platform) -> None:

@@ -54,14 +54,19 @@ def train_here(
 
 
 def _as_recorded(config: Object) -> Object:
-    """Return a config as the trainer records it, with absolute paths of the data."""
+    """Return a config as the trainer records it, with absolute paths of data and initial weights."""
+    train = config.get("train") or {}
+    if init := train.get("init"):
+        path = init["path"]
+        path = path if "://" in path else str(Path(path).resolve())
+        config = config | {"train": train | {"init": init | {"path": path}}}
     data = config.get("data")
     if data is None:
         return config
     places = {
         key: str(Path(path).resolve())
         for key in ("source", "valid_source")
-        if (path := data[key]) and "/" in path and "://" not in path
+        if (path := data.get(key)) and "/" in path and "://" not in path
     }
     return config | {"data": data | places}
 

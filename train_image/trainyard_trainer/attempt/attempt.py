@@ -14,6 +14,7 @@ from datetime import datetime, timezone
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
+import torch
 from pydantic_core import PydanticCustomError
 
 from trainyard_trainer.checkpointing import resume
@@ -29,7 +30,7 @@ from trainyard_trainer.config.data import Data, Table
 from trainyard_trainer.config.metric import LOSS, VALIDATION_PREFIX
 from trainyard_trainer.config.own_recipe import OwnData, OwnRecipe
 from trainyard_trainer.config.recipes import best_goal, metrics_of
-from trainyard_trainer.config.train import require_goals
+from trainyard_trainer.config.train import Train, require_goals
 from trainyard_trainer.config.trainer_config import (
     BoostingConfig,
     RecipeConfig,
@@ -42,6 +43,7 @@ from trainyard_trainer.data.preparation import run_data
 from trainyard_trainer.engine.task import TrainingTask
 from trainyard_trainer.engine.worker import Outcome
 from trainyard_trainer.errors import ConfigError, Diverged, RunError
+from trainyard_trainer.recipes.initial_weights import check_initial_weights
 from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.recipes.saved_model import deliver
 from trainyard_trainer.recipes.trial import try_recipe
@@ -108,9 +110,12 @@ def run(config: TrainerConfig, output: Output, fit: Fit) -> None:
             length = check_data(config, data)
             start = resume.choose(folder)
             if start is None:
+                starts_from = check_start(config)
                 try_own_recipe(config, data)
+            else:
+                starts_from = f"start: checkpoint {start.name}"
             record_attempt(config, folder, record, start, startup)
-            describe(config, folder, data, length, parameters, attempt, start)
+            describe(config, folder, data, length, parameters, attempt, starts_from)
 
             recipe, workers = recipe_of(config, data.info), config.scaling.num_workers
             recorder = Recorder(
@@ -152,7 +157,12 @@ def with_absolute_path(config: AnyRecipe) -> AnyRecipe:
         sources = {"source": data.source, "valid_source": data.valid_source}
         found = {key: source and run_data.absolute(source) for key, source in sources.items()}
         data = data.model_copy(update=found)
-    return config.model_copy(update={"storage": config.storage.absolute(), "data": data})
+    train = config.train
+    if isinstance(train, Train) and train.init:
+        init = train.init.model_copy(update={"path": run_data.absolute(train.init.path)})
+        train = train.model_copy(update={"init": init})
+    changes = {"storage": config.storage.absolute(), "data": data, "train": train}
+    return config.model_copy(update=changes)
 
 
 def train_what_is_left(
@@ -225,6 +235,18 @@ def check(config: TrainerConfig, folder: RunFolder) -> int:
     return parameters
 
 
+def check_start(config: TrainerConfig) -> str:
+    """Describe with which weights a new run starts. Raises ConfigError if the file does not fit the model."""
+    init = config.train.init
+    if init is None:
+        return "start: from scratch"
+    with torch.device("meta"):
+        model = recipe_of(config).build_model()
+    fit = check_initial_weights(init, config.storage.endpoint, model)
+    random = f"; random: {', '.join(fit.random)}" if fit.random else ""
+    return f"start: {len(fit.names)} tensors of {init.path}{random}"
+
+
 def count_parameters(config: TrainerConfig) -> int:
     """Return the number of the model's parameters. Raises ConfigError if there is no such model."""
     if not isinstance(config.train, OwnRecipe):
@@ -286,7 +308,7 @@ def describe(
     length: Length,
     parameters: int,
     attempt: int,
-    start: SavedCheckpoint | None,
+    starts_from: str,
 ) -> None:
     """Print the versions, the data, the model, the plan and the start of the attempt."""
     recipe, workers = recipe_of(config, data.info), config.scaling.num_workers
@@ -309,7 +331,7 @@ def describe(
         f"plan: {length.epochs} epochs of {length.steps_per_epoch} steps of "
         f"{length.global_batch_size} {recipe.samples}, {share.samples} on each of {workers} workers{at_least}"
         f"{passes}{rest}",
-        f"start: checkpoint {start.name}" if start else "start: from scratch",
+        starts_from,
     )
     print("\n".join(lines), flush=True)
 

@@ -14,7 +14,9 @@ from trainyard_trainer.config.metric import ACCURACY, Metric, goals_of
 from trainyard_trainer.config.models import Gpt, Model
 from trainyard_trainer.config.optimizers import AdamW, Constant, Cosine, Optimizer, Sgd, Steps
 from trainyard_trainer.config.section import (
+    Endpoint,
     Fraction,
+    Location,
     MetricName,
     NotNegative,
     PositiveNumber,
@@ -37,6 +39,27 @@ class EarlyStopping(Section):
     """The change that an improvement has to exceed."""
 
 
+class InitialWeights(Section):
+    """A file with the weights from which a run starts, such as those of a pretrained model."""
+
+    path: Location
+    """A file of safetensors, or of PyTorch with a state_dict: its path, or `s3://bucket/file`."""
+
+    endpoint: Endpoint | None = None
+    """The address of the S3 server of the file. The default is the endpoint of the storage, or AWS."""
+
+    key: str | None = None
+    """The key under which a file of PyTorch holds the state_dict, such as `state_dict`. The default is none:
+    the file is a state_dict."""
+
+    prefix: str = ""
+    """The beginning of the names in the file that the names of the model lack, such as `module.`."""
+
+    skip: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Patterns of names such as `fc.*`. Tensors of the model with these names keep their random values, and
+    those of the file are not read."""
+
+
 class Train(Section):
     """The settings that all recipes for neural networks share."""
 
@@ -51,6 +74,9 @@ class Train(Section):
 
     model: Any
     """The settings of the recipe's model."""
+
+    init: InitialWeights | None = None
+    """The file with the weights from which the run starts. The default is random weights."""
 
     strategy: Literal["ddp", "fsdp2", "deepspeed"] = "ddp"
     """How the model is distributed over workers: `ddp` replicates it; `fsdp2` shards weights, gradients and

@@ -26,6 +26,7 @@ from trainyard_trainer.engine.optimizers import (
 from trainyard_trainer.engine.sums import EvaluationSums, LossSums, Validation
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.strategy import Worker, local_shard, strategy_of
+from trainyard_trainer.recipes.initial_weights import load_initial_weights
 from trainyard_trainer.recipes.recipe import Forward
 from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.run_folder.progress import Length
@@ -35,8 +36,15 @@ class Learner:
     """One worker's copy or shard of the model, with its optimizer, loss scaler and weight average."""
 
     def __init__(
-        self, config: TrainerConfig, data: RunData, length: Length, worker: Worker
+        self,
+        config: TrainerConfig,
+        data: RunData,
+        length: Length,
+        worker: Worker,
+        *,
+        is_resumed: bool = False,
     ) -> None:
+        """Build the model and the optimizer. A checkpoint is loaded afterwards if the run is resumed."""
         self.train_config = config.train
         self.length = length
         self.worker = worker
@@ -49,6 +57,8 @@ class Learner:
 
         torch.manual_seed(config.train.seed)
         self.network = self.recipe.build_model()
+        if config.train.init and not is_resumed:
+            load_initial_weights(config.train.init, config.storage.endpoint, self.network)
         self.strategy = strategy_of(config.train, self.precision.dtype, self.recipe.fsdp_modules)
         if not self.strategy.is_sharded:
             self.network.to(worker.device)

@@ -87,7 +87,7 @@ def work(
         code_archive.make_importable(folder, code)
 
     with out_of_memory_explained(config, worker):
-        learner = Learner(config, task.data, length, worker)
+        learner = Learner(config, task.data, length, worker, is_resumed=start.name is not None)
         checkpoints = Checkpoints(folder)
         shards = shards_of(config, checkpoints)
         if start.name is not None and start.state is not None:

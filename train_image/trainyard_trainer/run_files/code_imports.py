@@ -24,6 +24,7 @@ DEPENDENCIES = (
         "obstore",
         "pydantic",
         "ray",
+        "safetensors",
         "scikit-learn",
         "tensorboardx",
     ),
