@@ -49,6 +49,7 @@ OTHERS: dict[str, Any] = {
     "train.model.in_channels": 3,
     "train.model.num_classes": 11,
     "train.model.image_size": 64,
+    "train.init": {"path": "s3://bucket/weights.pt"},
     "train.seed": 7,
     "train.epochs": 99,
     "train.global_batch_size": 128,
