@@ -107,7 +107,10 @@ def test_the_head_grows_with_the_workers(platform: Platform) -> None:
         (digits("resources.pool=gpu"), "CPU workers would occupy without using them"),
         (digits("resources.pool=tpu"), "'tpu' is no pool of the platform"),
         (digits("data.source=./mnist"), "is a relative path, which pods of a cluster cannot read"),
-        (digits("train.init={path: w.pt}"), "is a relative path, which pods of a cluster cannot read"),
+        (
+            digits("train.init={path: w.pt}"),
+            "is a relative path, which pods of a cluster cannot read",
+        ),
         (digits("faults.replacement_timeout_s=29"), "set job.separateAttempts in the platform's"),
         (digits(workers="3"), "train.global_batch_size = 64 cannot be shared equally by 3 workers"),
     ],

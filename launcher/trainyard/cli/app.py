@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 from trainyard.cli import tools
 from trainyard.cli.commands.cluster_runs import control, diagnose, drill, reproduce, submit, sweep
 from trainyard.cli.commands.inspection import gpus, platform, pods, runs
-from trainyard.cli.commands.run_files import check, diff, new_file, plan
+from trainyard.cli.commands.run_files import check, diff, new_file, plan, recipe
 from trainyard.cli.commands.this_machine import compare, train
 from trainyard_trainer.config import tool_arguments
 
@@ -38,6 +38,7 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
         "check": check.check,
         "diff": diff.diff,
         "schema": new_file.schema,
+        "recipe": _group("Work on a recipe of your own.", schema=recipe.schema),
     },
     "Runs on a cluster": {
         "preflight": diagnose.preflight,

@@ -8,8 +8,9 @@ from typing import Any
 
 from trainyard.errors import ConfigError
 from trainyard.run_file.credentials import refuse_credentials
-from trainyard.run_file.models import RUN_MODELS, RecipeRun, RunConfig, RunWithCode
+from trainyard.run_file.models import RUN_MODELS, OwnRecipeRun, RecipeRun, RunConfig, RunWithCode
 from trainyard.run_file.overrides import assign, parse_amount, parse_overrides
+from trainyard.run_file.recipe_settings import check_settings
 from trainyard.run_file.validation import check_name, shown_value, validate
 from trainyard.run_file.values import refuse_untransportable
 from trainyard.run_file.yaml_text import read_yaml
@@ -26,12 +27,14 @@ def load_run(
     gpus: int | str | None = None,
     workers: int | str | None = None,
     name: str | None = None,
+    checks_settings: bool = True,
 ) -> RunConfig:
     """Load a run from a file, or from a mapping with the keys of a run file.
 
     `settings` such as `train.epochs=3`, `gpus`, `workers` (a number, or `8:16`) and `name` change it, in
     this order. Relative paths are resolved against the file's folder, or against the current folder for a
-    mapping. Raises ConfigError with every problem: path, value, rule, and the nearest valid key.
+    mapping. `checks_settings` is for the settings of the user's own recipe, if there is a schema of them.
+    Raises ConfigError with every problem: path, value, rule, and the nearest valid key.
     """
     if isinstance(source, Mapping):
         document, folder, title = _as_in_a_file(source), Path.cwd(), MAPPING
@@ -52,7 +55,9 @@ def load_run(
     refuse_credentials(document, title)
     run = validate(_model_for(document, title), document, title)
     if isinstance(run, RunWithCode) and run.code is not None:
-        return run.model_copy(update={"code": _absolute(folder, run.code)})
+        run = run.model_copy(update={"code": _absolute(folder, run.code)})
+    if isinstance(run, OwnRecipeRun) and checks_settings:
+        check_settings(run)
     return run
 
 

@@ -401,3 +401,25 @@ COMPARE = Tool(
         JSON,
     ),
 )
+
+# The user's own recipes.
+
+RECIPE_SCHEMA = Tool(
+    module="recipe_schema",
+    help="Write the JSON Schema of a recipe's settings beside its code.",
+    arguments=(
+        Argument(
+            name="code",
+            metavar="CODE",
+            kind=LOCAL,
+            help="The folder of the user's code.",
+            is_required=True,
+        ),
+        Argument(
+            name="recipe",
+            metavar="RECIPE",
+            help="The class of the recipe as module:Class.",
+            is_required=True,
+        ),
+    ),
+)

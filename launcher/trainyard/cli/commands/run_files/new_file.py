@@ -62,6 +62,13 @@ def init(
         Optional[str],
         typer.Option(metavar="NAME", help="A torchvision model, such as resnet18 or resnet50."),
     ] = None,
+    recipe: Annotated[
+        Optional[str],
+        typer.Option(
+            metavar="MODULE",
+            help="Write a run with a recipe of your own, with its code and a test, in code/MODULE.py.",
+        ),
+    ] = None,
     gpus: Gpus = None,
     workers: Workers = None,
     epochs: Annotated[
@@ -88,6 +95,10 @@ def init(
     from trainyard.run_file.overrides import parse_amount
     from trainyard_trainer.config.data_sources import BUILT_IN
 
+    if recipe is not None:
+        others = (source, classes, channels, model, gpus, workers, epochs, batch_size)
+        _init_recipe(file, name, recipe, is_alone=others == (None,) * len(others))
+        return
     if gpus is not None and workers is not None:
         raise ConfigError("--gpus and --workers exclude each other: one worker starts per GPU")
     if file.exists():
@@ -134,6 +145,23 @@ def init(
     check_text(text, str(file), platform)
     write_run(file, text)
     show.say(f"{file} is written; `trainyard plan {file}` shows what it needs")
+
+
+def _init_recipe(file: Path, name: str | None, recipe: str, *, is_alone: bool) -> None:
+    """Write the skeleton of a recipe. `is_alone` is false if options for built-in recipes are given."""
+    from trainyard.cli import show
+    from trainyard.errors import ConfigError
+    from trainyard.planning.new_recipe import files_of, write_files
+
+    if not is_alone:
+        raise ConfigError(
+            "--recipe takes no option beside --name: change the run file after it is written"
+        )
+    files = files_of(file, name, recipe)
+    write_files(files)
+    show.say(
+        f"{', '.join(map(str, files))} are written; `trainyard train {file}` trains the recipe"
+    )
 
 
 def _ask(question: str, given: T | None, default: T, *, is_known: bool = False) -> T:
