@@ -79,7 +79,10 @@ def test_a_command_offers_nothing_else(command: str, tool: Tool) -> None:
         ("predict", ["a.png", "--label-column=x"], "IMAGE and --label-column exclude each other"),
         ("predict", ["--prompt=a", "--top=2"], "--prompt and --top exclude each other"),
         ("predict", ["--data=in", "--out=x", "--seed=1"], "--data and --seed exclude each other"),
-        ("predict", ["a.png", "--out=x"], "--data PATH and --out PATH belong together"),
+        ("predict", ["a.png", "--out=x"], "IMAGE and --out exclude each other"),
+        ("predict", ["--data=in"], "--data PATH needs --out PATH"),
+        ("predict", ["--split=valid", "--top=2"], "--split and --top exclude each other"),
+        ("predict", ["--split=test"], "test is not one of train, valid"),
     ],
 )
 def test_a_command_and_its_tool_refuse_the_same(
@@ -98,6 +101,7 @@ def test_an_argument_that_was_not_given_has_its_default() -> None:
     assert tool is tool_arguments.PREDICT
     assert vars(found) == {
         **{"run": "digits", "images": ["a.png", "b.png"], "prompt": None, "data": None},
+        **{"split": None, "trust_code": False},
         **{"length": 200, "temperature": 0.8, "seed": 0, "out": None, "image_column": "image"},
         **{"label_column": None, "top": 1, "grid": None, "checkpoint": "delivered"},
         **{"batch_size": 64, "storage": "runs", "endpoint": None, "json": False},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import Any
 import pytest
 from attempts import Attempts
 from fsspec.implementations.memory import MemoryFileSystem
+from own_recipes import EXAMPLES
 from pyarrow import fs
 from s3_server import CREDENTIALS, Bucket, running_bucket
 
+from trainyard_trainer.run_files import code_imports
 from trainyard_trainer.run_folder.folder import RunFolder
 
 
@@ -80,3 +83,18 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> RunFolder:
 def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new object is read back at once: no test has a second writer in that moment."""
     monkeypatch.setattr("trainyard_trainer.storage.SETTLE_S", 0.0)
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Iterator[Path]:
+    """A folder of the user's code, and the examples, whose modules are importable in this process."""
+    folder = tmp_path / "code"
+    folder.mkdir()
+    before, modules = (list(sys.meta_path), list(sys.path)), set(sys.modules)
+    code_imports.install([str(folder), str(EXAMPLES)])
+    yield folder
+    sys.meta_path[:], sys.path[:] = before
+    for name in set(sys.modules) - modules:
+        file = getattr(sys.modules[name], "__file__", None) or ""
+        if file.startswith((str(folder), str(EXAMPLES))):
+            del sys.modules[name]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
-import sys
 import tarfile
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from attempts import Attempts, committed, wait_for
+from own_recipes import CLASSES, EXAMPLES, own_config
 from training import (
     final_weights,
     open_folder,
@@ -30,63 +30,7 @@ from trainyard_trainer.config.trainer_config import CODE_VARIABLE, OwnRecipeConf
 from trainyard_trainer.data.loading.batch import BatchRequest
 from trainyard_trainer.data.loading.user_dataset import UserDataset, UserRows, stacked
 from trainyard_trainer.errors import ConfigError, DatasetError
-from trainyard_trainer.run_files import code_imports
 from trainyard_trainer.run_folder.progress import read_lines
-
-EXAMPLES = Path(__file__).parents[2] / "examples/recipes"
-
-DATA = {
-    "regression": "Patients",
-    "segmentation": "Shapes",
-    "autoencoder": "Digits",
-    "two_tower": "Pairs",
-}
-CLASSES = {
-    "regression": "Regression",
-    "segmentation": "Segmentation",
-    "autoencoder": "Autoencoder",
-    "two_tower": "TwoTower",
-}
-
-
-@pytest.fixture
-def code(tmp_path: Path) -> Iterator[Path]:
-    """A folder of the user's code, and the examples, whose modules are importable in this process."""
-    folder = tmp_path / "code"
-    folder.mkdir()
-    before, modules = (list(sys.meta_path), list(sys.path)), set(sys.modules)
-    code_imports.install([str(folder), str(EXAMPLES)])
-    yield folder
-    sys.meta_path[:], sys.path[:] = before
-    for name in set(sys.modules) - modules:
-        file = getattr(sys.modules[name], "__file__", None) or ""
-        if file.startswith((str(folder), str(EXAMPLES))):
-            del sys.modules[name]
-
-
-def own_config(
-    storage: Path, example: str = "regression", *, workers: int = 1, **changes: Any
-) -> OwnRecipeConfig:
-    """The config of an example's recipe; `recipe`, `dataset` and keys of `train` can be changed."""
-    data = {"dataset": f"{example}:{DATA[example]}"}
-    for key in ("dataset", "options", "drop_last"):
-        if key in changes:
-            data[key] = changes.pop(key)
-    train = {
-        "recipe": f"{example}:{CLASSES[example]}",
-        "epochs": 2,
-        "global_batch_size": 32,
-        "optimizer": {"name": "adamw", "learning_rate": 0.005},
-    }
-    return OwnRecipeConfig.model_validate(
-        {
-            "name": "own",
-            "data": data,
-            "train": train | changes,
-            "scaling": {"num_workers": workers, "use_gpu": False, "cpus_per_worker": 1},
-            "storage": {"path": str(storage)},
-        }
-    )
 
 
 @pytest.mark.parametrize("example", CLASSES)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from trainyard_trainer.config.metric import Metric
     from trainyard_trainer.config.section import Settings
     from trainyard_trainer.data.loading.batch import Batch
+    from trainyard_trainer.recipes.example_inputs import ExampleInputs
     from trainyard_trainer.recipes.loss import Evaluation, Loss, Top
     from trainyard_trainer.recipes.random_numbers import random_numbers
     from trainyard_trainer.recipes.recipe import Recipe
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Batch",
     "Evaluation",
+    "ExampleInputs",
     "Loss",
     "Metric",
     "Recipe",
@@ -33,6 +35,7 @@ __all__ = [
 _MODULES = {
     "Batch": "trainyard_trainer.data.loading.batch",
     "Evaluation": "trainyard_trainer.recipes.loss",
+    "ExampleInputs": "trainyard_trainer.recipes.example_inputs",
     "Loss": "trainyard_trainer.recipes.loss",
     "Metric": "trainyard_trainer.config.metric",
     "Recipe": "trainyard_trainer.recipes.recipe",

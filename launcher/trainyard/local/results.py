@@ -18,6 +18,7 @@ from trainyard.errors import ConfigError, RunFailed
 from trainyard.local.tools import NEEDED, require_packages
 from trainyard_trainer.run_files.names import (
     CHECKPOINTS,
+    CODE,
     METRICS,
     MODEL,
     MODEL_METADATA,
@@ -152,13 +153,14 @@ class Result:
         with self.open_files() as files:
             return files.copy(self._model_file if path is None else path.strip("/"), Path(target))
 
-    def model(self) -> Any:
+    def model(self, *, trust_code: bool = False) -> Any:
         """Return the trained network as a torch module, ready for inference.
 
-        `model.json` describes its input. `predict` prepares images accordingly. Raises LauncherError.
+        `model.json` describes its input. `predict` prepares images accordingly. The network of a recipe of
+        your own is built by the code in the run's folder: `trust_code` runs it. Raises LauncherError.
         """
         with _explained():
-            return self._saved.build()
+            return (self._trusted if trust_code else self._saved).build()
 
     def predict(
         self, images: Sequence[Any], *, top: int = 1, batch_size: int = 64
@@ -196,6 +198,14 @@ class Result:
     @cached_property
     def _saved(self) -> Any:
         """The model, read from a copy of its files by `trainyard_trainer.recipes.saved_model`."""
+        return self._read_saved(trust_code=False)
+
+    @cached_property
+    def _trusted(self) -> Any:
+        """The same model, whose recipe may be run if it is the user's."""
+        return self._read_saved(trust_code=True)
+
+    def _read_saved(self, *, trust_code: bool) -> Any:
         if self._model_file != MODEL:
             raise ConfigError(
                 f"the model of run {self.run} is not a network, but a file of trees: {self._model_file}",
@@ -203,10 +213,14 @@ class Result:
             )
         require_packages([*NEEDED, "obstore"], "a model")
         with TemporaryDirectory() as scratch, self.open_files() as files:
-            for name in (MODEL, MODEL_METADATA):
+            names = [MODEL, MODEL_METADATA]
+            if trust_code:
+                names += [name for name in files.files() if name.startswith(f"{CODE}/")]
+            for name in names:
                 files.copy(name, Path(scratch) / self.run / name)
             folder = _trainer("run_folder.folder").RunFolder.open(scratch, self.run)
-            return _trainer("recipes.saved_model").read_saved(folder, "delivered")
+            read_saved = _trainer("recipes.saved_model").read_saved
+            return read_saved(folder, "delivered", trusts_code=trust_code)
 
 
 def read_result(run: str, path: str, open_files: OpenFiles) -> Result:

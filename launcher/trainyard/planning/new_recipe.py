@@ -77,6 +77,9 @@ class @CLASS@(Recipe[@CLASS@Settings]):
         squared = functional.mse_loss(predicted, batch["target"], reduction="sum")
         absolute = (predicted - batch["target"]).abs().sum()
         return Loss(sum=squared, weight=len(batch), metrics={"mae": (absolute, len(batch))})
+
+    def predict(self, model, batch):
+        return {"product": model(batch["point"]).squeeze(1)}
 '''
 
 TEST = '''\

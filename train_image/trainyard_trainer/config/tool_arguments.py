@@ -52,6 +52,11 @@ CHECKPOINT = Argument(
     help="The weights: `delivered` (the run's model.pt), `last`, `best`, or the name of a checkpoint.",
     default="delivered",
 )
+TRUST_CODE = Argument(
+    name="--trust-code",
+    kind=None,
+    help="Run the code of the user's recipe from the run's folder. Anyone who may write there can change it.",
+)
 JSON = Argument(name="--json", kind=None, help="Print JSON instead of a table.")
 GRID = Argument(
     name="--grid",
@@ -144,6 +149,7 @@ CHECKPOINTS_EXPORT = Tool(
             default="state_dict",
         ),
         CHECKPOINT,
+        TRUST_CODE,
         STORAGE,
         ENDPOINT,
     ),
@@ -260,29 +266,35 @@ _OF_TEXT = ("length", "temperature", "seed")
 _OF_DATA = ("image_column", "label_column")
 
 
+_INPUTS = {"images": "IMAGE", "prompt": "--prompt", "data": "--data", "split": "--split"}
+"""The inputs of `predict`, of which exactly one is given: what a user types for each key."""
+
+_EXCLUDED = {
+    "images": (*_OF_TEXT, *_OF_DATA, "out", "trust_code"),
+    "prompt": (*_OF_DATA, "out", "grid", "top", "batch_size", "trust_code"),
+    "data": (*_OF_TEXT, "grid", "trust_code"),
+    "split": (*_OF_TEXT, *_OF_DATA, "grid", "top"),
+}
+"""Options that mean nothing with each of the inputs."""
+
+
 def _predict_problem(given: Mapping[str, Any]) -> str | None:
     """Return which arguments of `predict` exclude or need each other."""
-    inputs = [key for key in ("images", "prompt", "data") if key in given]
-    if ("data" in given) != ("out" in given):
-        return "--data PATH and --out PATH belong together: the rows to read, and the predictions to write"
+    inputs = [key for key in _INPUTS if key in given]
     if not inputs:
         return (
             "predict has no input. Name image files, or give Parquet files with --data PATH and --out PATH, "
-            "or give a language model its --prompt TEXT"
+            "or give a language model its --prompt TEXT, or name a --split of the data of your own recipe"
         )
     if len(inputs) > 1:
-        names = {"images": "IMAGE", "prompt": "--prompt", "data": "--data"}
-        return f"{names[inputs[0]]} and {names[inputs[1]]} exclude each other: leave one out"
+        names = [_INPUTS[key] for key in inputs]
+        return f"{names[0]} and {names[1]} exclude each other: leave one out"
     (what,) = inputs
-    excluded = {
-        "images": (*_OF_TEXT, *_OF_DATA),
-        "prompt": (*_OF_DATA, "grid", "top", "batch_size"),
-        "data": (*_OF_TEXT, "grid"),
-    }[what]
-    wrong = [f"--{key.replace('_', '-')}" for key in excluded if key in given]
+    if what == "data" and "out" not in given:
+        return "--data PATH needs --out PATH: where the predictions are written"
+    wrong = [f"--{key.replace('_', '-')}" for key in _EXCLUDED[what] if given.get(key)]
     if wrong:
-        what_is_given = {"images": "IMAGE", "prompt": "--prompt", "data": "--data"}[what]
-        return f"{what_is_given} and {wrong[0]} exclude each other: leave one out"
+        return f"{_INPUTS[what]} and {wrong[0]} exclude each other: leave one out"
     return None
 
 
@@ -329,10 +341,17 @@ PREDICT = Tool(
         ),
         PREDICT_DATA,
         Argument(
+            name="--split",
+            metavar="train|valid",
+            kind=one_of("train", "valid"),
+            help="Predict the samples of a split of the run's data set with the recipe's method predict.",
+        ),
+        Argument(
             name="--out",
             metavar="PATH",
             kind=LOCATION,
-            help="The folder or s3:// URL for the predictions of --data.",
+            help="The folder or s3:// URL for the predictions of --data; or the .parquet or .jsonl file for "
+            "those of --split.",
         ),
         Argument(
             name="--image-column",
@@ -355,11 +374,12 @@ PREDICT = Tool(
         ),
         GRID,
         CHECKPOINT,
+        TRUST_CODE,
         Argument(
             name="--batch-size",
             metavar="N",
             kind=POSITIVE,
-            help="The number of images that the model gets at once.",
+            help="The number of images or samples that the model gets at once.",
             default=64,
         ),
         STORAGE,

@@ -16,7 +16,9 @@ from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.rows import DataInfo, RunData
 from trainyard_trainer.data.loading.user_dataset import stacked
 from trainyard_trainer.data.prepared import DatasetInfo
+from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.strategy import units
+from trainyard_trainer.recipes.example_inputs import ExampleInputs
 from trainyard_trainer.recipes.loss import Evaluation, Loss, Top
 from trainyard_trainer.run_folder.folder import RunFolder
 
@@ -115,6 +117,24 @@ class Recipe(Generic[Config]):
     def fsdp_modules(self, model: nn.Module) -> Sequence[nn.Module]:
         """Return the modules whose weights FSDP2 gathers together; by default the large blocks."""
         return list(units(model))
+
+    # After training.
+
+    def predict(self, model: Forward, batch: Batch) -> Mapping[str, Tensor]:
+        """Compute what `trainyard predict` prints of each sample: tensors whose first axis has the samples.
+
+        `model` is the network in evaluation mode, and gradients are off. By default there is no prediction.
+        """
+        raise ConfigError(
+            f"{self.title()} has no predictions: define predict(self, model, batch) in the recipe"
+        )
+
+    def example_inputs(self, count: int) -> ExampleInputs:
+        """Return inputs of the network for so many samples, which all exports but a state_dict need."""
+        raise ConfigError(
+            f"{self.title()} can be exported as a state_dict only: for other formats define "
+            "example_inputs(self, count) in the recipe"
+        )
 
     # Checks before training.
 

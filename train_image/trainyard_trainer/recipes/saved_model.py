@@ -30,6 +30,7 @@ from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.errors import ConfigError, RunError
 from trainyard_trainer.recipes.recipe import Recipe
 from trainyard_trainer.recipes.registry import saved_recipe
+from trainyard_trainer.run_folder import code_archive
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.terminal import Bar
 
@@ -44,9 +45,18 @@ class Saved:
     facts: dict[str, Any]
     """What `facts_of` says."""
     weights: dict[str, torch.Tensor]
+    is_trusted: bool = True
+    """Whether the code of the recipe may be run. That of a user's recipe lies in the run's folder."""
 
     @property
     def recipe(self) -> Recipe[Any]:
+        """The recipe that has trained the model. Raises ConfigError if its code is not trusted."""
+        if not self.is_trusted:
+            raise ConfigError(
+                f"{self.facts['run']} was trained with the recipe {self.facts['recipe']}, whose code lies in "
+                "the run's folder.\n"
+                "       Add --trust-code to run this code, if you trust everyone who may write to the folder."
+            )
         info = data_info_of_json(self.facts["images"]) if "images" in self.facts else None
         return saved_recipe(recipe_named(self.facts), self.facts["model"], info)
 
@@ -66,25 +76,36 @@ class Saved:
         return network.eval()
 
 
-def facts_of(checkpoint: SavedCheckpoint) -> dict[str, Any]:
-    """What whoever uses a model must know: its network, what it says, and what becomes its input."""
+def facts_of(checkpoint: SavedCheckpoint, *, is_trusted: bool = True) -> dict[str, Any]:
+    """What whoever uses a model must know: its network, what it says, and what becomes its input.
+
+    The recipe describes the input, unless its code is not trusted.
+    """
     train = checkpoint.config["train"]
-    recipe = saved_recipe(train["recipe"], train["model"], data_info_of_json(checkpoint.data))
+    metadata = {"source": checkpoint.data["source"]}
+    if is_trusted:
+        info = data_info_of_json(checkpoint.data)
+        metadata = saved_recipe(train["recipe"], train["model"], info).metadata()
     return {
         "run": checkpoint.config["name"],
         "checkpoint": checkpoint.name,
         "weights": "moving average" if train["ema_decay"] else "trained",
         "recipe": train["recipe"],
         "model": train["model"],
-        **recipe.metadata(),
+        "code_sha256": checkpoint.config.get("code_sha256"),
+        **metadata,
         "trained": result_of(checkpoint.trained),
     }
 
 
-def read_saved(folder: RunFolder, which: str) -> Saved:
-    """The model that a run has delivered, or that of a checkpoint. Raises TrainerError."""
+def read_saved(folder: RunFolder, which: str, *, trusts_code: bool = False) -> Saved:
+    """The model that a run has delivered, or that of a checkpoint.
+
+    With `trusts_code` the code of a user's recipe is read from the run's folder, where anyone who may write
+    there could have put it. Without it such a model has weights, and no network. Raises TrainerError.
+    """
     if which == DELIVERED:
-        return _delivered(folder)
+        return _delivered(folder, trusts_code)
     checkpoints = Checkpoints(folder)
     name = _name_of(checkpoints, which)
     if name is None:
@@ -101,7 +122,21 @@ def read_saved(folder: RunFolder, which: str) -> Saved:
             "       `trainyard checkpoints ls` shows what there is."
         ) from None
     _require_network(checkpoint.config["train"], checkpoint.config["name"])
-    return Saved(facts=facts_of(checkpoint), weights=_weights(checkpoints, checkpoint))
+    is_trusted = _prepare_code(folder, checkpoint.config.get("code_sha256"), trusts_code)
+    return Saved(
+        facts=facts_of(checkpoint, is_trusted=is_trusted),
+        weights=_weights(checkpoints, checkpoint),
+        is_trusted=is_trusted,
+    )
+
+
+def _prepare_code(folder: RunFolder, code_sha256: str | None, trusts_code: bool) -> bool:
+    """Make the code of a run importable if it is trusted. Return whether the recipe may be used."""
+    if code_sha256 is None:
+        return True  # It is built in, or installed.
+    if trusts_code:
+        code_archive.make_importable(folder, code_sha256)
+    return trusts_code
 
 
 def _require_network(train: dict[str, Any], run: str) -> None:
@@ -158,7 +193,7 @@ def _weights(checkpoints: Checkpoints, checkpoint: SavedCheckpoint) -> dict[str,
     }
 
 
-def _delivered(folder: RunFolder) -> Saved:
+def _delivered(folder: RunFolder, trusts_code: bool) -> Saved:
     try:
         facts = json.loads(folder.read(folder.model_facts))
         _require_network(facts, facts["run"])
@@ -168,4 +203,5 @@ def _delivered(folder: RunFolder) -> Saved:
             f"{folder.show(folder.root)} has not delivered a model yet: model.pt is missing.\n"
             "       Use --checkpoint last, or train the run to its end."
         ) from None
-    return Saved(facts=facts, weights=weights)
+    is_trusted = _prepare_code(folder, facts.get("code_sha256"), trusts_code)
+    return Saved(facts=facts, weights=weights, is_trusted=is_trusted)

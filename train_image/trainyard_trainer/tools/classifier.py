@@ -104,9 +104,11 @@ def require_recipe(saved: Saved, recipe: str) -> None:
     """Raise ConfigError if the model is of another recipe."""
     found = recipe_named(saved.facts)
     if found != recipe:
+        takes = INPUT_OF_RECIPE.get(
+            found, "samples of its data set: trainyard predict RUN --split valid"
+        )
         raise ConfigError(
-            f"{saved.facts['run']} is a run of train.recipe = {found}, which takes "
-            f"{INPUT_OF_RECIPE[found]}."
+            f"{saved.facts['run']} is a run of train.recipe = {found}, which takes {takes}."
         )
 
 

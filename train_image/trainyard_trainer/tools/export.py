@@ -18,9 +18,11 @@ from typing import Any
 import torch
 from pyarrow import fs
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from trainyard_trainer.config.tool_arguments import CHECKPOINTS_EXPORT
 from trainyard_trainer.errors import ConfigError, RunError
+from trainyard_trainer.recipes.example_inputs import ExampleInputs
 from trainyard_trainer.recipes.saved_model import Saved, read_saved
 from trainyard_trainer.run_files.standard_streams import run_with_safe_streams
 from trainyard_trainer.run_folder.folder import RunFolder
@@ -30,27 +32,30 @@ from trainyard_trainer.tools.command_line import exit_code_of, open_run, parse
 SUFFIXES = {"state_dict": "pt", "torchscript": "torchscript.pt", "pt2": "pt2", "onnx": "onnx"}
 """The suffix of the files of each format."""
 
-INPUT, OUTPUT = "images", "scores"
-"""The names of the network's input and output in ONNX."""
+OUTPUT = "scores"
+"""The name of the first output of a network in ONNX."""
 
 TRACED, COMPARED = 2, 3
-"""The batch sizes with which a network is traced, and with which its file is compared."""
-
-LENGTH = 32
-"""The length of these samples in bytes of text, if the model's context length is not shorter."""
+"""The numbers of samples with which a network is traced, and with which its file is compared."""
 
 TOLERANCE = 1e-4
 """The relative and absolute tolerance for the scores of an exported network."""
 
 
 def export(
-    folder: RunFolder, *, out: str | None, endpoint: str | None, kind: str, which: str
+    folder: RunFolder,
+    *,
+    out: str | None,
+    endpoint: str | None,
+    kind: str,
+    which: str,
+    trusts_code: bool = False,
 ) -> str:
     """Write a model, and its description as `<out>.json`. Return the path of the model for display.
 
-    Raises TrainerError.
+    `trusts_code` allows to run the user's recipe from the run's folder. Raises TrainerError.
     """
-    saved = read_saved(folder, which)
+    saved = read_saved(folder, which, trusts_code=trusts_code)
     facts = saved.facts
     file_name = f"{facts['run']}-{facts['checkpoint']}.{SUFFIXES[kind]}"
     filesystem, path = folder.filesystem, f"{folder.root}/export/{file_name}"
@@ -72,24 +77,25 @@ def export(
 
 def write(saved: Saved, file: Path, kind: str) -> None:
     """Write the model in one of the formats. Raises TrainerError."""
-    network = saved.build()
     if kind == "state_dict":
         # With a path instead of a stream, torch would write the file's name into the file.
         with file.open("wb") as stream:
             torch.save(saved.weights, stream)
         return
-    is_text = saved.facts["input"]["dtype"] != "float32"
-    if is_text and kind != "pt2":
+    network = saved.build()
+    found = saved.recipe.example_inputs(COMPARED)
+    if found.free_axes and kind != "pt2":
         raise ConfigError(
-            f"--format {kind} supports only models for images. Use --format pt2 for torch.export.load, or "
-            "state_dict: the JSON file beside it describes how to build the network."
+            f"--format {kind} supports only models whose inputs vary in the number of samples alone, such as "
+            "those for images. Use --format pt2 for torch.export.load, or state_dict: the JSON file beside "
+            "it describes how to build the network."
         )
     writers: dict[str, Callable[[nn.Module, Examples, Path], None]] = {
         "torchscript": _to_torchscript,
         "pt2": _to_pt2,
         "onnx": _to_onnx,
     }
-    examples = _texts(saved) if is_text else _images(saved)
+    examples = Examples.of(found)
     try:
         writers[kind](network, examples, file)
     except RuntimeError as error:
@@ -103,29 +109,33 @@ def write(saved: Saved, file: Path, kind: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Examples:
-    """The example inputs with which a network is traced and compared."""
+    """The inputs with which a network is traced and compared."""
 
-    traced: torch.Tensor
-    compared: torch.Tensor
+    names: list[str]
+    traced: tuple[torch.Tensor, ...]
+    compared: tuple[torch.Tensor, ...]
     """Inputs with other sizes than `traced` along the free axes."""
-    free: dict[int, Any]
-    """The axes whose size may vary, with their `torch.export.Dim`."""
+    free: tuple[dict[int, Any], ...]
+    """For each input the axes whose size may vary, with their `torch.export.Dim`."""
 
-
-def _images(saved: Saved) -> Examples:
-    shape = saved.facts["input"]["shape"][1:]
-    images = torch.randn(COMPARED, *shape, generator=torch.Generator().manual_seed(0))
-    free = {0: torch.export.Dim("count")}
-    return Examples(traced=images[:TRACED], compared=images, free=free)
-
-
-def _texts(saved: Saved) -> Examples:
-    """Return samples of text that consist of many short documents."""
-    most = saved.config.context_length
-    shape = (COMPARED, min(most, LENGTH))
-    texts = torch.randint(8, shape, generator=torch.Generator().manual_seed(0))
-    free = {0: torch.export.Dim("count"), 1: torch.export.Dim("length", max=most)}
-    return Examples(traced=texts[:TRACED], compared=texts[:, :-1], free=free)
+    @classmethod
+    def of(cls, found: ExampleInputs) -> Examples:
+        count = torch.export.Dim("count")
+        free = {0: count} | {
+            axis: torch.export.Dim(f"size{axis}", max=most)
+            for axis, most in found.free_axes.items()
+        }
+        compared = []
+        for tensor in found.tensors.values():
+            for axis in found.free_axes:
+                tensor = tensor.narrow(axis, 0, tensor.shape[axis] - 1)
+            compared.append(tensor)
+        return cls(
+            names=[*found.tensors],
+            traced=tuple(tensor[:TRACED] for tensor in found.tensors.values()),
+            compared=tuple(compared),
+            free=(free,) * len(compared),
+        )
 
 
 def _to_torchscript(network: nn.Module, examples: Examples, file: Path) -> None:
@@ -138,7 +148,7 @@ def _to_torchscript(network: nn.Module, examples: Examples, file: Path) -> None:
 
 
 def _to_pt2(network: nn.Module, examples: Examples, file: Path) -> None:
-    program = torch.export.export(network, (examples.traced,), dynamic_shapes=(examples.free,))
+    program = torch.export.export(network, examples.traced, dynamic_shapes=examples.free)
     torch.export.save(program, file)
 
 
@@ -154,24 +164,26 @@ def _to_onnx(network: nn.Module, examples: Examples, file: Path) -> None:
         warnings.filterwarnings("ignore", category=FutureWarning)
         torch.onnx.export(
             network,
-            (examples.traced,),
+            examples.traced,
             file,
-            input_names=[INPUT],
+            input_names=examples.names,
             output_names=[OUTPUT],
-            dynamic_shapes=(examples.free,),
+            dynamic_shapes=examples.free,
             external_data=False,
             verbose=False,
         )
 
 
-def _compare(network: nn.Module, inputs: torch.Tensor, file: Path, kind: str) -> None:
+def _compare(network: nn.Module, inputs: tuple[torch.Tensor, ...], file: Path, kind: str) -> None:
     """Raise RunError if the exported network and the model differ in the scores of other inputs."""
     with torch.inference_mode(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`torch.jit", DeprecationWarning)
         read = torch.jit.load(file) if kind == "torchscript" else torch.export.load(file).module()
-        wanted, found = network(inputs), read(inputs)
-    if not torch.allclose(found, wanted, rtol=TOLERANCE, atol=TOLERANCE):
-        difference = (found - wanted).abs().max().item()
+        pairs = list(zip(tree_leaves(network(*inputs)), tree_leaves(read(*inputs)), strict=True))
+    difference = max((wanted - found).abs().max().item() for wanted, found in pairs)
+    if not all(
+        torch.allclose(found, wanted, rtol=TOLERANCE, atol=TOLERANCE) for wanted, found in pairs
+    ):
         raise RunError(
             f"{file.name} was not written: the scores of the {kind} file differ from the model's by "
             f"{difference:g}.\n"
@@ -189,6 +201,7 @@ def main(arguments: list[str] | None = None) -> int:
         endpoint=wanted.endpoint,
         kind=wanted.format,
         which=wanted.checkpoint,
+        trusts_code=wanted.trust_code,
     )
     print(f"{out}\n{out}.json")
     return 0

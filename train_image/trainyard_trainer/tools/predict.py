@@ -1,7 +1,8 @@
-"""The command line of predictions: labels for images or for a data set, or the continuation of a text.
+"""The command line of predictions: labels of images, columns of a user's recipe, or the rest of a text.
 
 python -m trainyard_trainer.tools.predict RUN IMAGE... [--top K] [--grid FILE.png] [--checkpoint NAME]
 python -m trainyard_trainer.tools.predict RUN --data PATH --out PATH [--top K] [--checkpoint NAME]
+python -m trainyard_trainer.tools.predict RUN --split train|valid [--out FILE] [--trust-code]
 python -m trainyard_trainer.tools.predict RUN --prompt TEXT [--length N] [--temperature T] [--seed N]
 """
 
@@ -33,11 +34,33 @@ def main(arguments: list[str] | None = None) -> int:
         from trainyard_trainer.tools.predict_data import predict_data
 
         predict_data(wanted)
+    elif wanted.split is not None:
+        _predict_split(wanted)
     elif wanted.prompt is not None:
         _print_continuation(wanted)
     else:
         _print_labels(wanted)
     return 0
+
+
+def _predict_split(wanted: argparse.Namespace) -> None:
+    from trainyard_trainer.tools import own_prediction  # it imports the engine
+
+    if wanted.out and not wanted.out.endswith((".parquet", ".jsonl")):
+        raise ConfigError(f"--out = {wanted.out}: has to end in .parquet or .jsonl")
+    folder = open_run(wanted.run, wanted.storage, wanted.endpoint)
+    table = own_prediction.predict_split(
+        folder,
+        read_saved(folder, wanted.checkpoint, trusts_code=wanted.trust_code),
+        wanted.split,
+        batch_size=wanted.batch_size,
+        device=_device(),
+    )
+    if wanted.out:
+        own_prediction.write_table(table, Path(wanted.out))
+        print(f"{wanted.out}: {len(table):,} predictions", file=sys.stderr)
+    else:
+        own_prediction.print_table(table, as_json=wanted.json)
 
 
 def _print_labels(wanted: argparse.Namespace) -> None:

@@ -19,6 +19,7 @@ from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.rows import DataInfo, RunData
 from trainyard_trainer.data.prepared import Prepared
+from trainyard_trainer.recipes.example_inputs import ExampleInputs
 from trainyard_trainer.recipes.image_classification import model as models
 from trainyard_trainer.recipes.image_classification.on_device import ToInput, augmented
 from trainyard_trainer.recipes.loss import Evaluation, Loss, Top
@@ -127,6 +128,12 @@ class Classification(Recipe[Model]):
                 if sure > 0
             ],
         }
+
+    def example_inputs(self, count: int) -> ExampleInputs:
+        side = self.config.image_size
+        shape = (count, self.config.in_channels, side, side)
+        images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        return ExampleInputs(tensors={"images": images})
 
     def prepare_options(self) -> dict[str, Any]:
         return {

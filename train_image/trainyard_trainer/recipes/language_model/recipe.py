@@ -16,6 +16,7 @@ from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.rows import RunData
 from trainyard_trainer.data.prepared import Prepared
 from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.recipes.example_inputs import ExampleInputs
 from trainyard_trainer.recipes.language_model.model import Transformer, title_of
 from trainyard_trainer.recipes.loss import Loss
 from trainyard_trainer.recipes.recipe import Forward, Recipe
@@ -23,6 +24,9 @@ from trainyard_trainer.run_folder.folder import RunFolder
 
 if TYPE_CHECKING:
     from trainyard_trainer.report.page import RecipeReport
+
+EXAMPLE_LENGTH = 32
+"""The length of example inputs in bytes, if the context length is not shorter."""
 
 
 class Language(Recipe[Gpt]):
@@ -44,6 +48,15 @@ class Language(Recipe[Gpt]):
             sum=functional.cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="sum"),
             weight=targets.numel(),
             metrics={"accuracy": (num_correct, targets.numel())},
+        )
+
+    def example_inputs(self, count: int) -> ExampleInputs:
+        """Return rows of many short documents: bytes of 0 separate them."""
+        length = min(self.config.context_length, EXAMPLE_LENGTH)
+        generator = torch.Generator().manual_seed(0)
+        return ExampleInputs(
+            tensors={"text": torch.randint(8, (count, length), generator=generator)},
+            free_axes={1: self.config.context_length},
         )
 
     def prepare_options(self) -> dict[str, Any]:
