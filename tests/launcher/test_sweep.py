@@ -47,6 +47,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "examples/digits.yaml"
 ONE, TWO, THREE = (run_name("digits", {"train.seed": seed}) for seed in "123")
 ACCURACY = Goal(metric="val_accuracy", is_lowest=False)
+LOSS = Goal(metric="val_loss", is_lowest=True)
 
 Object = dict[str, Any]
 Write = Callable[[dict[str, Any]], Path]
@@ -292,7 +293,8 @@ def test_the_highest_is_the_best_and_the_lowest_of_a_loss_or_after_a_dash(
     [
         ("digits.yaml", ACCURACY),
         ("gradient_boosting.yaml", ACCURACY),
-        ("command.yaml", ACCURACY),
+        ("command.yaml", LOSS),
+        ("regression.yaml", LOSS),
     ],
 )
 def test_without_a_choice_the_first_metric_of_the_recipe_decides(example: str, goal: Goal) -> None:

@@ -28,8 +28,9 @@ from trainyard_trainer.run_files.driver_output import record_of
 
 Object = dict[str, Any]
 
-DEFAULT_METRIC = "val_accuracy"
-"""The metric of a sweep over user code, unless `--metric` names another one."""
+DEFAULT_METRIC = f"{VALIDATION_PREFIX}{LOSS}"
+"""The metric of a sweep without a built-in recipe, unless `--metric` names another one. Every recipe of a
+user reports it."""
 
 BEST_PREFIX = "best_"
 """`best_val_<name>` is the value of `val_<name>` at the best checkpoint."""
@@ -50,7 +51,7 @@ class Goal:
 def goal_of(text: str | None, runs: Sequence[RunConfig] = ()) -> Goal:
     """Parse `--metric`: `accuracy` is maximised, metrics that end in loss and `-error` are minimised.
 
-    None stands for the first metric of the recipe. A metric of a recipe has its own direction. Raises
+    None stands for the first metric of a built-in recipe, and for the validation's loss without one. A metric of a recipe has its own direction. Raises
     ConfigError if a built-in recipe among the runs does not report the metric.
     """
     recipes = [reported_by(run.train) for run in runs if isinstance(run, RecipeRun | BoostingRun)]
