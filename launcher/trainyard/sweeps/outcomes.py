@@ -51,8 +51,9 @@ class Goal:
 def goal_of(text: str | None, runs: Sequence[RunConfig] = ()) -> Goal:
     """Parse `--metric`: `accuracy` is maximised, metrics that end in loss and `-error` are minimised.
 
-    None stands for the first metric of a built-in recipe, and for the validation's loss without one. A metric of a recipe has its own direction. Raises
-    ConfigError if a built-in recipe among the runs does not report the metric.
+    None stands for the first metric of a built-in recipe, and for the validation's loss without one. A
+    metric of a recipe has its own direction. Raises ConfigError if a built-in recipe among the runs does not
+    report the metric.
     """
     recipes = [reported_by(run.train) for run in runs if isinstance(run, RecipeRun | BoostingRun)]
     if text is None:

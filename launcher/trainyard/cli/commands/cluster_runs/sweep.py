@@ -55,7 +55,8 @@ def sweep(
             metavar="NAME",
             help="The metric that decides which run is best. A metric of a recipe has its own direction; of "
             "others the highest value is best, or the lowest if NAME ends in `loss`. --metric=-NAME takes "
-            "the lowest value of any metric.  [default: the first metric of a built-in recipe, else val_loss]",
+            "the lowest value of any metric.  [default: the first metric of a built-in recipe, else "
+            "val_loss]",
         ),
     ] = None,
     platform_file: PlatformFile = None,
