@@ -29,7 +29,7 @@ from trainyard_trainer.attempt.attempt import check, open_data, try_own_recipe
 from trainyard_trainer.config.trainer_config import CODE_VARIABLE, OwnRecipeConfig
 from trainyard_trainer.data.loading.batch import BatchRequest
 from trainyard_trainer.data.loading.user_dataset import UserDataset, UserRows, stacked
-from trainyard_trainer.errors import ConfigError, DatasetError
+from trainyard_trainer.errors import ConfigError, DatasetError, RecipeError, RunError
 from trainyard_trainer.run_folder.progress import read_lines
 
 
@@ -213,6 +213,41 @@ def test_a_broken_recipe_is_refused_before_workers_start(
         check_all(config)
     assert told in str(refused.value)
     assert f"broken:{name}" in str(refused.value)
+
+
+LATE_ERROR = """
+from regression import Patients, Regression
+
+class Late(Regression):
+    calls = 0
+
+    def METHOD(self, model, batch):
+        Late.calls += 1
+        if Late.calls > 3:
+            ERROR
+        return super().METHOD(model, batch)
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "statement", "kind", "told"),
+    [
+        ("loss", 'batch["nothing"]', RecipeError, "KeyError: 'nothing'"),
+        ("evaluate", 'raise ValueError("odd")', RecipeError, "ValueError: odd"),
+        ("loss", 'model(batch["features"][:, :3])', RunError, "RuntimeError: mat1 and mat2"),
+    ],
+)
+def test_an_error_in_training_names_file_line_and_method_and_a_mistake_is_final(
+    code: Path, tmp_path: Path, method: str, statement: str, kind: type[RunError], told: str
+) -> None:
+    text = LATE_ERROR.replace("METHOD", method).replace("ERROR", statement)
+    (code / "late.py").write_text(text)
+    config = own_config(tmp_path, recipe="late:Late", epochs=4)
+    with pytest.raises(RunError) as failed:
+        train_here(config)
+    assert type(failed.value) is kind
+    assert str(failed.value).startswith(f"train.recipe = late:Late failed: {told}")
+    assert str(failed.value).endswith(f"(late.py, line 10, in {method})")
 
 
 def test_settings_are_as_strict_as_those_of_a_built_in_recipe(code: Path, tmp_path: Path) -> None:

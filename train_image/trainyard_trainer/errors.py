@@ -36,6 +36,12 @@ class UserCodeFailed(RunError):
         self.is_final = is_final
 
 
+class RecipeError(RunError):
+    """The user's recipe is wrong: exact resume leads to the same step, and so to the same error."""
+
+    is_final = True
+
+
 class DatasetError(RunError):
     """The user's data set has failed to give a sample, or its samples make no batch."""
 

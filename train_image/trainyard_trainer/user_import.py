@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard_trainer.errors import ConfigError, TrainerError
+from trainyard_trainer.run_files import code_imports
 
 PACKAGE = str(Path(__file__).parent)
 """The folder of this package, whose frames in a traceback are not the user's."""
@@ -53,16 +54,30 @@ def user_errors(doing: str) -> Iterator[None]:
 
 
 def described(error: BaseException) -> str:
-    """Return an error in one line, with the last file and line of the user's code that it passed."""
+    """Return an error in one line, with the last file and line of the user's code that it passed.
+
+    A file in a folder of the run's code is named by its path in this folder.
+    """
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, SyntaxError):
         return text  # It names its file and line itself.
+    place = place_in_user_code(error)
+    return text if place is None else f"{text} ({place})"
+
+
+def place_in_user_code(error: BaseException) -> str | None:
+    """Return the last file, line and function of the user's code that an error passed; None without one."""
     frames = traceback.extract_tb(error.__traceback__)
     users = [frame for frame in frames if _is_users(frame.filename)]
     if not users:
-        return text
+        return None
     frame = users[-1]
-    return f"{text} ({frame.filename}, line {frame.lineno}, in {frame.name})"
+    file = Path(frame.filename)
+    for folder in code_imports.installed():
+        if file.is_relative_to(folder):
+            file = file.relative_to(folder)
+            break
+    return f"{file}, line {frame.lineno}, in {frame.name}"
 
 
 def _is_users(file: str) -> bool:

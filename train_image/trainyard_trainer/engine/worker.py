@@ -23,6 +23,7 @@ from trainyard_trainer.engine import loop
 from trainyard_trainer.engine.joining import WITHOUT_RAY, RayPlace, join_run, watch_for_stop
 from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.engine.out_of_memory import out_of_memory_explained
+from trainyard_trainer.engine.recipe_errors import recipe_errors_explained
 from trainyard_trainer.engine.records import (
     Record,
     ShardedCheckpoints,
@@ -86,7 +87,7 @@ def work(
     if code := code_of(config):
         code_archive.make_importable(folder, code)
 
-    with out_of_memory_explained(config, worker):
+    with out_of_memory_explained(config, worker), recipe_errors_explained(config):
         learner = Learner(config, task.data, length, worker, is_resumed=start.name is not None)
         checkpoints = Checkpoints(folder)
         shards = shards_of(config, checkpoints)
@@ -99,6 +100,7 @@ def work(
     startup.reach("model")
     with ExitStack() as stack:
         stack.enter_context(out_of_memory_explained(config, worker))
+        stack.enter_context(recipe_errors_explained(config))
         records: loop.RunRecords = loop.NoRecords()
         is_stopping: Callable[[], bool] = lambda: False  # noqa: E731
         if fence:
