@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
 
-from trainyard_trainer import Batch, Evaluation, Loss, Recipe, Settings, Top
+from trainyard_trainer import Batch, Evaluation, Loss, Recipe, Settings, Top, random_numbers
 
 
 class Digits:
@@ -37,8 +37,8 @@ class AutoencoderSettings(Settings):
     code_size: int = 8
     """How many numbers describe an image."""
 
-    noise: float = 0.1
-    """Standard deviation of the noise that is added to training images."""
+    noise: float = 0.3
+    """Width of the uniform noise that is added to the pixels of training images."""
 
 
 class Autoencoder(Recipe[AutoencoderSettings]):
@@ -53,10 +53,14 @@ class Autoencoder(Recipe[AutoencoderSettings]):
         decoder = nn.Sequential(nn.Linear(size, 64), nn.GELU(), nn.Linear(64, 64), nn.Sigmoid())
         return nn.Sequential(encoder, decoder)
 
+    def augment(self, batch: Batch, *, seed: int, epoch: int) -> Batch:
+        # Numbers of random_numbers are the same on any worker; those of torch.rand are not.
+        pixels = batch.ids[:, None] * 64 + torch.arange(64, device=batch.ids.device)
+        noise = random_numbers(pixels, seed, epoch, stream=0) / 2**31 - 0.5
+        return batch.replace(noisy=batch["image"] + self.config.noise * noise)
+
     def loss(self, model: Callable[..., torch.Tensor], batch: Batch) -> Loss:
-        # torch's generator is seeded from seed and step before each step.
-        noisy = batch["image"] + self.config.noise * torch.randn_like(batch["image"])
-        squared = functional.mse_loss(model(noisy), batch["image"], reduction="sum")
+        squared = functional.mse_loss(model(batch["noisy"]), batch["image"], reduction="sum")
         return Loss(sum=squared, weight=batch["image"].numel())
 
     def evaluate(self, model: Callable[..., torch.Tensor], batch: Batch) -> Evaluation:

@@ -162,3 +162,26 @@ def test_a_schema_needs_a_recipe_of_the_user(
     assert run(["init", "digits.yaml"]) == 0
     assert run(["recipe", "schema", "digits.yaml"]) == 2
     assert "has no recipe of your own" in capsys.readouterr().err
+
+
+# `verify`.
+
+
+@pytest.mark.ci
+def test_a_new_recipe_passes_its_verification(
+    skeleton: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["verify", "run.yaml", "--steps=3", "--json"]) == 0
+    results = json.loads(capfd.readouterr().out)
+    assert {each["result"] for each in results} == {"ok"}
+    assert not (skeleton / "runs").exists()
+
+
+def test_only_runs_with_a_network_are_verified(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = Path(__file__).parents[2] / "examples/command.yaml"
+    assert run(["verify", str(example)]) == 2
+    assert "has no recipe that trains a network" in capsys.readouterr().err
+    assert run(["verify", str(example), "--steps=0"]) == 2
+    assert "0 is not a whole number of at least 1" in capsys.readouterr().err

@@ -68,19 +68,22 @@ def described(error: BaseException) -> str:
 def place_in_user_code(error: BaseException) -> str | None:
     """Return the last file, line and function of the user's code that an error passed; None without one."""
     frames = traceback.extract_tb(error.__traceback__)
-    users = [frame for frame in frames if _is_users(frame.filename)]
+    users = [frame for frame in frames if is_users_file(frame.filename)]
     if not users:
         return None
     frame = users[-1]
-    file = Path(frame.filename)
+    return f"{shown_file(frame.filename)}, line {frame.lineno}, in {frame.name}"
+
+
+def shown_file(file: str) -> str:
+    """Return the path of a file for a message: in the folder of the run's code if it is there."""
     for folder in code_imports.installed():
-        if file.is_relative_to(folder):
-            file = file.relative_to(folder)
-            break
-    return f"{file}, line {frame.lineno}, in {frame.name}"
+        if Path(file).is_relative_to(folder):
+            return str(Path(file).relative_to(folder))
+    return file
 
 
-def _is_users(file: str) -> bool:
-    """Return whether a file of a traceback is neither this package's nor an installed library's."""
+def is_users_file(file: str) -> bool:
+    """Return whether the file of a frame is neither this package's nor an installed library's."""
     is_library = "/site-packages/" in file or "/dist-packages/" in file or "/lib/python3" in file
     return not (is_library or file.startswith((PACKAGE, "<frozen ")))

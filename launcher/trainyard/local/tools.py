@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 
@@ -59,11 +59,13 @@ def own_environment() -> tuple[dict[str, str], list[str]]:
     return kept | {FRONT_END_VARIABLE: f"{os.getpid()}"}, lines
 
 
-def run_tool(module: str, arguments: Sequence[str]) -> int:
+def run_tool(
+    module: str, arguments: Sequence[str], variables: Mapping[str, str] | None = None
+) -> int:
     """Run the module `trainyard_trainer.tools.<module>` in this terminal and return its exit code.
 
-    Its output and its errors go directly to the user. Raises ConfigError if packages are missing, and
-    RunFailed if a signal ended it.
+    Its output and its errors go directly to the user. `variables` are added to its environment. Raises
+    ConfigError if packages are missing, and RunFailed if a signal ended it.
     """
     require_packages(NEEDED, f"`{module}`")
     environment, lines = own_environment()
@@ -74,7 +76,7 @@ def run_tool(module: str, arguments: Sequence[str]) -> int:
             isolated(f"trainyard_trainer.tools.{module}", *arguments),
             # A pipe that is at its end when this process is gone: the tool then ends as at Ctrl-C.
             stdin=subprocess.PIPE,
-            env=environment,
+            env=environment | dict(variables or {}),
             # Ctrl-C must reach the tool once: from `_end`, not from the terminal too.
             start_new_session=True,
         )

@@ -143,13 +143,9 @@ def train_locally(
         ) from error
     before = _change_of(noise)
     environment, lines = own_environment()
-    environment[CONFIG_VARIABLE] = config.model_dump_json()
+    environment |= variables_of(config, code)
     if source is not None:
         environment[SOURCE_VARIABLE] = source.json
-    if code is not None and code.is_uploaded:
-        _put(config, code)
-    elif code is not None:
-        environment[CODE_VARIABLE] = code.text
     last_lines: deque[str] = deque(maxlen=LAST_LINES)
     # Only the main thread may set signal handlers; a pipeline may train in another thread.
     is_main = threading.current_thread() is threading.main_thread()
@@ -195,6 +191,19 @@ def train_locally(
     if is_started:
         details.append(f"Ray's own output: {noise}")
     raise RunFailed(f"run {config.name} failed (exit code {exit_code})", *details)
+
+
+def variables_of(config: AttemptConfig, code: Overlay | None) -> dict[str, str]:
+    """Return the variables with the config and the code of a run.
+
+    Code that is too large for a variable is written to the run's folder. Raises RunFailed.
+    """
+    variables = {CONFIG_VARIABLE: config.model_dump_json()}
+    if code is not None and code.is_uploaded:
+        _put(config, code)
+    elif code is not None:
+        variables[CODE_VARIABLE] = code.text
+    return variables
 
 
 def _change_of(file: Path) -> tuple[int, int] | None:

@@ -443,3 +443,16 @@ RECIPE_SCHEMA = Tool(
         ),
     ),
 )
+
+STEPS = Argument(
+    name="--steps",
+    metavar="N",
+    kind=POSITIVE,
+    help="The number of steps of each trial, of up to 8 samples.",
+    default=6,
+)
+VERIFY = Tool(
+    module="verify",
+    help="Check that a recipe trains the same bits after a kill, and the same with any number of workers.",
+    arguments=(STEPS, JSON),
+)

@@ -10,7 +10,7 @@ import torch
 
 
 def random_numbers(ids: torch.Tensor, seed: int, epoch: int, *, stream: int) -> torch.Tensor:
-    """One number from 0 to 2**31 - 1 for each id: int64 (N,), equal on every device.
+    """One number from 0 to 2**31 - 1 for each id: int64 in the shape of `ids`, equal on every device.
 
     The mixing function of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators,
     2014), whose shifts fill with zeros, which torch's do not.

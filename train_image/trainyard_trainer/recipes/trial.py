@@ -32,7 +32,7 @@ def try_recipe(recipe: Recipe[Any], batch: Batch, name: str) -> None:
             raise _wrong(name, "build_model", model, "a torch.nn.Module")
         if sum(each.numel() for each in model.parameters()) > LARGEST_MODEL:
             return
-        _try_training(recipe, model, batch, name)
+        changed = _try_training(recipe, model, batch, name)
         model.eval()
         with torch.no_grad():
             with user_errors(f"train.recipe = {name}: evaluate"):
@@ -40,10 +40,11 @@ def try_recipe(recipe: Recipe[Any], batch: Batch, name: str) -> None:
             if not isinstance(evaluation, Evaluation):
                 raise _wrong(name, "evaluate", evaluation, "an Evaluation")
             _require_valid(recipe, evaluation, name, "evaluate")
-            _refuse_mean(recipe, model, batch, name)
+            _refuse_mean(recipe, model, changed, name)
 
 
-def _try_training(recipe: Recipe[Any], model: nn.Module, batch: Batch, name: str) -> None:
+def _try_training(recipe: Recipe[Any], model: nn.Module, batch: Batch, name: str) -> Batch:
+    """Run a forward and a backward pass, and return the batch with its random changes."""
     with user_errors(f"train.recipe = {name}: augment"):
         changed = recipe.augment(batch, seed=0, epoch=0)
     if not isinstance(changed, Batch):
@@ -63,6 +64,7 @@ def _try_training(recipe: Recipe[Any], model: nn.Module, batch: Batch, name: str
             f"train.recipe = {name}: {len(without)} parameters get no gradient: {', '.join(without[:5])}. "
             "Use them in loss, or set requires_grad = False for them in build_model."
         )
+    return changed
 
 
 def _only_forward(model: nn.Module) -> Any:
@@ -101,7 +103,8 @@ def _refuse_mean(recipe: Recipe[Any], model: nn.Module, batch: Batch, name: str)
         return
     forward = _only_forward(model)
     each = [_loss_of_one(recipe, forward, batch.rows(row, row + 1)) for row in range(2)]
-    both = recipe.loss(forward, batch).sum.item()
+    with user_errors(f"train.recipe = {name}: loss, in evaluation mode"):
+        both = recipe.loss(forward, batch).sum.item()
     if None in each:
         return
     first, second = (value or 0.0 for value in each)
