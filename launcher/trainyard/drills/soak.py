@@ -158,17 +158,18 @@ class _Soak:
     sizes: list[RunSize] = field(default_factory=list)
     step: int = 0
     _turns: Iterator[Scenario] = field(init=False)
-    _began: float = field(default_factory=time.monotonic)
+    _began: float | None = None
+    """When the first step was seen: a slow start takes nothing of the time of the soak."""
     _next_s: float = 0.0
+    """When the next fault is due. The first one strikes at once."""
 
     def __post_init__(self) -> None:
         self._turns = in_turn(self.chance)
-        self._next_s = self.chance.uniform(*PAUSE_S)
 
     @property
     def after_s(self) -> float:
-        """The time since the start of the soak in seconds."""
-        return time.monotonic() - self._began
+        """The time since the first step in seconds; 0 before it."""
+        return 0.0 if self._began is None else time.monotonic() - self._began
 
     @property
     def is_over(self) -> bool:
@@ -188,7 +189,9 @@ class _Soak:
                 if last.phase != "running" or last.progress is None or drill_run.strike is not None:
                     continue
                 self.step = int(last.progress["step"])
-                if self._next_s < self.after_s < self.limit_s and self.step > struck_at:
+                if self._began is None:
+                    self._began = time.monotonic()
+                if self._next_s <= self.after_s < self.limit_s and self.step > struck_at:
                     struck_at = self.step
                     scenario = next(self._turns)
                     drill_run.strike = threads.submit(self._strike, drill_run, scenario, self.step)
