@@ -10,8 +10,7 @@ from torch.nn import functional
 
 from trainyard_trainer import Batch, Loss, Metric, Recipe, Settings
 
-TERMS = 50
-"""How many words there are."""
+TERMS = 50  # words of the language
 
 
 class Pairs:
@@ -33,25 +32,17 @@ class Pairs:
 
 
 class TwoTowers(nn.Module):
-    """Two networks without common weights."""
+    """Two networks from counts of words to vectors of length 1, without common weights."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        self.query = tower(size)
-        self.document = tower(size)
-
-    def forward(
-        self, query: torch.Tensor, document: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return (
-            functional.normalize(self.query(query), dim=1),
-            functional.normalize(self.document(document), dim=1),
+        self.towers = nn.ModuleList(
+            nn.Sequential(nn.Linear(TERMS, 128), nn.ReLU(), nn.Linear(128, size)) for _ in range(2)
         )
 
-
-def tower(size: int) -> nn.Module:
-    """Return a network from counts of words to a vector."""
-    return nn.Sequential(nn.Linear(TERMS, 128), nn.ReLU(), nn.Linear(128, size))
+    def forward(self, *counts: torch.Tensor) -> list[torch.Tensor]:
+        pairs = zip(self.towers, counts, strict=True)
+        return [functional.normalize(tower(each), dim=1) for tower, each in pairs]
 
 
 class TwoTowerSettings(Settings):
@@ -59,7 +50,6 @@ class TwoTowerSettings(Settings):
 
     size: int = 32
     """Length of the vectors."""
-
     temperature: float = 0.1
     """Cosine similarities are divided by it."""
 
@@ -80,7 +70,7 @@ class TwoTower(Recipe[TwoTowerSettings]):
     def build_model(self) -> nn.Module:
         return TwoTowers(self.config.size)
 
-    def loss(self, model: Callable[..., tuple[torch.Tensor, torch.Tensor]], batch: Batch) -> Loss:
+    def loss(self, model: Callable[..., list[torch.Tensor]], batch: Batch) -> Loss:
         query, document = model(batch["query"], batch["document"])
         scores = query @ document.T / self.config.temperature
         own = torch.arange(len(batch), device=scores.device)

@@ -48,6 +48,11 @@ def test_the_examples_learn(code: Path, tmp_path: Path, example: str) -> None:
     assert last["val_loss"] < first["val_loss"]
 
 
+@pytest.mark.parametrize("example", CLASSES)
+def test_an_example_is_short(example: str) -> None:
+    assert len((EXAMPLES / f"{example}.py").read_text().splitlines()) <= 80
+
+
 @pytest.mark.parametrize("example", ["regression", "segmentation"])
 @pytest.mark.parametrize("micro_batch_size", [None, 4])
 def test_two_workers_and_small_passes_train_the_weights_of_one_worker(
