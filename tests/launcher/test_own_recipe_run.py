@@ -33,6 +33,20 @@ def own_run(**changes: Any) -> dict[str, Any]:
     return run
 
 
+@pytest.mark.parametrize("source", ["t.csv", "./t.csv", "data/t.csv"])
+def test_a_table_at_a_relative_path_is_refused_for_a_cluster(source: str) -> None:
+    run = load_run(own_run(data__dataset=None, data__source=source))
+    with pytest.raises(
+        ConfigError, match="is a relative path, which pods of a cluster cannot read"
+    ):
+        run_objects(run, PLATFORM, "team")
+
+
+def test_a_table_at_a_shared_path_is_planned() -> None:
+    run = load_run(own_run(data__dataset=None, data__source="/data/t.csv", data__columns=["a"]))
+    assert run_objects(run, PLATFORM, "team").job["kind"] == "RayJob"
+
+
 def test_the_code_travels_with_the_run_and_its_hash_with_the_config() -> None:
     objects = run_objects(load_run(own_run()), PLATFORM, "team")
     head = objects.job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
@@ -56,7 +70,7 @@ def test_code_in_the_image_needs_no_folder() -> None:
         ({"train__recipe": "regression"}, "or module:Class of your own"),
         ({"train__recipe": "a:b:c"}, "must be module:name"),
         ({"data__dataset": "patients"}, "data.dataset = 'patients': must be module:name"),
-        ({"data__sorce": "x"}, "known keys: dataset, decode_workers"),
+        ({"data__sorce": "x"}, "known keys: columns, dataset, decode_workers"),
         ({"data__loader": "ray"}, "data.loader = 'ray': must be 'torch'"),
         ({"train__global_batch_size": 33}, "33"),
         ({"resources__data": {"nodes": 1}}, "resources.data is for the Ray loader"),

@@ -111,7 +111,7 @@ def test_what_was_typed_is_passed_on(tools: Path, typed: str, passed_on: str) ->
             ["predict", "digits"],
             "Name image files, or give Parquet files with --data PATH and --out PATH",
         ),
-        (["predict", "digits", "--data", "in"], "--data PATH and --out PATH belong together"),
+        (["predict", "digits", "--data", "in"], "--data PATH needs --out PATH"),
         (["predict", "digits", "a.png", "--data", "in", "--out", "x"], "IMAGE and --data exclude"),
         (["predict", "digits", "--data=in", "--out=x", "--seed=1"], "--data and --seed exclude"),
         (["predict", "digits", "a.png", "--label-column", "x"], "IMAGE and --label-column exclude"),

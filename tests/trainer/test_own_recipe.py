@@ -344,13 +344,16 @@ def test_a_data_set_that_is_none_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
-    [("Broken", "sample 2 of 'train' cannot be read"), ("Ragged", "cannot be collated")],
+    ("name", "kind", "told"),
+    [
+        ("Broken", DatasetError, "sample 2 of 'train' cannot be read"),
+        ("Ragged", ConfigError, r"column x has shapes .* override collate"),
+    ],
 )
 def test_a_sample_that_cannot_be_used_is_named(
-    rows: Callable[[str], UserRows], name: str, told: str
+    rows: Callable[[str], UserRows], name: str, kind: type[Exception], told: str
 ) -> None:
-    with pytest.raises(DatasetError, match=told):
+    with pytest.raises(kind, match=told):
         rows(name)[BatchRequest(np.arange(4), 0)]
 
 

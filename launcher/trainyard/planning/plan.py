@@ -23,6 +23,7 @@ from trainyard.run_file.code_archive import Overlay
 from trainyard.run_file.models import (
     BoostingRun,
     NetworkRun,
+    OwnRecipeRun,
     RecipeRun,
     RunConfig,
 )
@@ -124,7 +125,7 @@ def plan_run(
     pool = pools[0]
     require_separate_attempts(run, platform)
     require_permissions(run, platform)
-    if isinstance(run, RecipeRun | BoostingRun):
+    if isinstance(run, RecipeRun | OwnRecipeRun | BoostingRun):
         require_shared_source(run)
     if isinstance(run, NetworkRun):
         require_shared_weights(run)

@@ -13,6 +13,7 @@ from trainyard.platform import Platform, Pool
 from trainyard.run_file.models import (
     BoostingRun,
     NetworkRun,
+    OwnRecipeRun,
     RecipeRun,
     RunConfig,
 )
@@ -21,6 +22,7 @@ from trainyard.run_file.network import (
     merge_networks,
 )
 from trainyard_trainer.config.location import S3
+from trainyard_trainer.config.own_recipe import OwnData
 
 SILENT_NODE_S = 30
 """How many seconds later than Ray Kubernetes may notice that a node is lost.
@@ -37,11 +39,14 @@ def is_on_this_machine(source: str) -> bool:
     return "/" in source and not source.startswith(("/", S3))
 
 
-def require_shared_source(run: RecipeRun | BoostingRun) -> None:
+def require_shared_source(run: RecipeRun | OwnRecipeRun | BoostingRun) -> None:
     """Raise ConfigError for data at a relative path, which pods of a cluster cannot read."""
-    for key in ("source", "valid_source"):
-        path = getattr(run.data, key)
-        if path and is_on_this_machine(path):
+    data = run.data
+    for key in ("source",) if isinstance(data, OwnData) else ("source", "valid_source"):
+        path = getattr(data, key)
+        # The name of a table needs no slash, since none comes with a package.
+        is_name = isinstance(data, OwnData) and path is not None and "/" not in path
+        if path and (is_name or is_on_this_machine(path)):
             raise ConfigError(
                 f"data.{key} = {path} is a relative path, which pods of a cluster cannot read",
                 "Use an absolute path on the platform's storage, or s3://bucket/prefix.",

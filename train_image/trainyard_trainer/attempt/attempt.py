@@ -139,7 +139,10 @@ def open_data(config: TrainerConfig, folder: RunFolder) -> RunData:
     """Open the run's data set. A source that is not prepared yet is prepared in the run's folder."""
     data = config.data
     if isinstance(data, OwnData):
-        return UserDataset.open(data.dataset, data.options)
+        if data.dataset is not None:
+            return UserDataset.open(data.dataset, data.options)
+        endpoint, seed = config.storage.endpoint, config.train.seed
+        return UserDataset.open_table(data, endpoint=endpoint, seed=seed)
     assert isinstance(data, Data)
     return run_data.open_data(
         data,
@@ -157,6 +160,8 @@ def with_absolute_path(config: AnyRecipe) -> AnyRecipe:
         sources = {"source": data.source, "valid_source": data.valid_source}
         found = {key: source and run_data.absolute(source) for key, source in sources.items()}
         data = data.model_copy(update=found)
+    elif isinstance(data, OwnData) and data.source is not None:
+        data = data.model_copy(update={"source": run_data.absolute(data.source)})
     train = config.train
     if isinstance(train, Train) and train.init:
         init = train.init.model_copy(update={"path": run_data.absolute(train.init.path)})

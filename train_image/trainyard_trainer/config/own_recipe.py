@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from trainyard_trainer.config.data import Loading
 from trainyard_trainer.config.optimizers import AdamW, Optimizer
+from trainyard_trainer.config.section import Endpoint, Location
 from trainyard_trainer.config.train import Train
 from trainyard_trainer.config.user_code import Reference
 
@@ -28,15 +30,45 @@ class OwnRecipe(Train):
 
 
 class OwnData(Loading):
-    """A data set of the user, which is made by a function or class in the folder that `code` names."""
+    """The data of a user's recipe: a data set of the user, or a table at a path."""
 
-    dataset: Reference
-    """The function or class as `module:name`. It is called once with `split="train"` and once with
-    `split="valid"`, and returns an object with `__len__` and `__getitem__`, whose samples are mappings of
-    column names to tensors, arrays or numbers."""
+    dataset: Reference | None = None
+    """The function or class as `module:name`, in the folder that `code` names. It is called once with
+    `split="train"` and once with `split="valid"`, and returns an object with `__len__` and `__getitem__`,
+    whose samples are mappings of column names to tensors, arrays or numbers."""
+
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of the function, by name."""
+
+    source: Location | None = None
+    """The path or `s3://` URL of a table, in place of `dataset`: a file or a folder of CSV, JSON lines,
+    Parquet, NumPy, Arrow files of `datasets`, or tar shards of WebDataset. Files or folders named `train` and
+    `valid` are the splits."""
+
+    columns: Annotated[tuple[str, ...], Field(min_length=1, strict=False)] | None = None
+    """The columns of the table that a sample has. The default is all of them."""
+
+    valid_share: Annotated[float, Field(gt=0, lt=1, strict=False)] = 0.2
+    """The share of the rows of a table that is kept for validation, if it has no split for it."""
+
+    endpoint: Endpoint | None = None
+    """The address of the S3 server of the table. The default is the endpoint of the storage, or AWS."""
 
     loader: Literal["torch"] = "torch"
     """The loader that makes the batches: a PyTorch DataLoader in each worker."""
 
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of the function, by name."""
+    @model_validator(mode="after")
+    def _has_one_origin(self) -> OwnData:
+        if (self.dataset is None) == (self.source is None):
+            raise PydanticCustomError(
+                "one_of",
+                "needs either dataset, a class or function of yours, or source, the path of a table",
+            )
+        of_other = self.options if self.source else self.columns or self.endpoint
+        if of_other:
+            unfit = "options" if self.source else "columns" if self.columns else "endpoint"
+            origin = "source" if self.source else "dataset"
+            raise PydanticCustomError(
+                "one_of", f"{unfit} means nothing to data.{origin}: remove it"
+            )
+        return self

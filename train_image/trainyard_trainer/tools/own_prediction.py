@@ -55,10 +55,10 @@ def predict_split(
 
 def _config_of(folder: RunFolder, saved: Saved) -> OwnRecipeConfig:
     document = json.loads(folder.read(folder.run))
-    if "dataset" not in document["data"]:
+    if ":" not in document["train"]["recipe"]:
         raise ConfigError(
             f"{saved.facts['run']} is a run of train.recipe = {saved.facts['recipe']}: --split is for runs "
-            "with a recipe of your own and data.dataset."
+            "with a recipe of your own."
         )
     document.pop(RECORD, None)
     return OwnRecipeConfig.model_validate_json(json.dumps(document))

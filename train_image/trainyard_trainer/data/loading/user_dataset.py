@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, default_collate
 
+from trainyard_trainer.config.own_recipe import OwnData
 from trainyard_trainer.data.loading.batch import Batch, BatchRequest
-from trainyard_trainer.errors import ConfigError, DatasetError
+from trainyard_trainer.data.sources.rows.find_rows import TableSplit
+from trainyard_trainer.errors import ConfigError, DatasetError, TrainerError
 from trainyard_trainer.run_files.code_imports import Imports
 from trainyard_trainer.user_import import described, import_reference, user_errors
 
@@ -26,9 +28,28 @@ Collate = Callable[[Sequence[Sample]], Mapping[str, torch.Tensor]]
 
 
 def stacked(samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
-    """Stack the samples' values of each column along a new first axis, as PyTorch's `default_collate`."""
+    """Stack the samples' values of each column along a new first axis, as PyTorch's `default_collate`.
+
+    Raises ConfigError for text, bytes, and arrays of different shapes.
+    """
+    for name, value in samples[0].items():
+        if lacking := [sample for sample in samples if name not in sample]:
+            raise ConfigError(
+                f"column {name} is in some samples, and not in others, which have {', '.join(lacking[0])}"
+            )
+        shapes = {np.shape(sample[name]) for sample in samples}
+        if isinstance(value, str | bytes) or len(shapes) > 1:
+            kind = f"shapes {sorted(shapes)}" if len(shapes) > 1 else type(value).__name__
+            raise ConfigError(
+                f"column {name} has {kind}, which cannot be stacked: override collate in the recipe to make "
+                "a tensor of it, or leave it out"
+            )
     columns: dict[str, torch.Tensor] = default_collate([dict(sample) for sample in samples])
     return columns
+
+
+TABLE = "trainyard_trainer.data.sources.rows.find_rows:open_table"
+"""The function that opens a table, as data sets are named."""
 
 
 class UserSamples(Protocol):
@@ -58,14 +79,23 @@ class UserDataset:
     num_train: int
     num_valid: int
     bad_samples: int = 0
+    table: str | None = None
+    """The path of a table that trainyard reads; None for a data set of the user."""
 
     @property
     def info(self) -> UserDataInfo:
         """Return what the checkpoints and the report say of the data."""
-        return UserDataInfo(source=self.dataset)
+        return UserDataInfo(source=self.table or self.dataset)
+
+    @property
+    def origin(self) -> str:
+        """Return the key and the value of the run file that name the data."""
+        return f"data.source = {self.table}" if self.table else f"data.dataset = {self.dataset}"
 
     @classmethod
-    def open(cls, dataset: str, options: Mapping[str, Any]) -> UserDataset:
+    def open(
+        cls, dataset: str, options: Mapping[str, Any], *, table: str | None = None
+    ) -> UserDataset:
         """Make both splits once, to count their samples. Raises ConfigError."""
         counts = {}
         for split in ("train", "valid"):
@@ -80,7 +110,20 @@ class UserDataset:
             options=options,
             num_train=counts["train"],
             num_valid=counts["valid"],
+            table=table,
         )
+
+    @classmethod
+    def open_table(cls, data: OwnData, *, endpoint: str | None, seed: int) -> UserDataset:
+        """Open the table at `data.source`. Raises ConfigError if there is none."""
+        options = {
+            "source": data.source,
+            "endpoint": data.endpoint or endpoint,
+            "columns": data.columns,
+            "valid_share": data.valid_share,
+            "seed": seed,
+        }
+        return cls.open(TABLE, options, table=data.source)
 
     def samples(self, split: SplitName) -> UserSamples:
         """Make the samples of a split in this process. Raises ConfigError."""
@@ -140,28 +183,36 @@ class UserRows(Dataset[Batch]):
         if not len(indices):
             one = self[BatchRequest(np.zeros(1, np.int64), request.epoch)]
             return one.rows(0, 0)
-        samples = [self._read(int(index), request.epoch) for index in indices]
+        samples = self._read(indices.tolist(), request.epoch)
         try:
             columns = self.collate(samples)
+        except TrainerError:
+            raise
         except Exception as error:  # the samples are the user's
             raise DatasetError(
-                f"data.dataset = {self.data.dataset}: the samples {indices.tolist()} of {self.split!r} "
-                f"cannot be collated: {described(error)}"
+                f"{self.data.origin}: the samples {indices.tolist()} of {self.split!r} cannot be collated: "
+                f"{described(error)}"
             ) from error
         return Batch(columns, torch.from_numpy(indices))
 
-    def _read(self, index: int, epoch: int) -> Sample:
-        """Read a sample, whose random numbers depend on seed, epoch and index alone."""
+    def _read(self, indices: list[int], epoch: int) -> Sequence[Sample]:
+        """Read samples: one after the other, or all at once where the data set can."""
         if self._samples is None:
             self._samples = self.data.samples(self.split)
+        if isinstance(self._samples, TableSplit):
+            return self._samples.__getitems__(indices)
+        # One at a time, though some data sets of PyTorch have __getitems__: each has a seed of its own.
+        return [self._read_one(self._samples, index, epoch) for index in indices]
+
+    def _read_one(self, samples: UserSamples, index: int, epoch: int) -> Sample:
+        """Read a sample, whose random numbers depend on seed, epoch and index alone."""
         seeds = np.random.SeedSequence([self.seed, epoch, index]).generate_state(3)
         random.seed(int(seeds[0]))
         np.random.seed(seeds[1])
         torch.default_generator.manual_seed(int(seeds[2]))
         try:
-            return self._samples[index]
+            return samples[index]
         except Exception as error:  # the data set is the user's
             raise DatasetError(
-                f"data.dataset = {self.data.dataset}: sample {index} of {self.split!r} cannot be read: "
-                f"{described(error)}"
+                f"{self.data.origin}: sample {index} of {self.split!r} cannot be read: {described(error)}"
             ) from error

@@ -21,11 +21,14 @@ _WRONG_PATH = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirect
 
 
 @contextmanager
-def explained_errors(path: str, key: str = "data.source") -> Iterator[None]:
+def explained_errors(
+    path: str, key: str = "data.source", *, kind: str = "Parquet file"
+) -> Iterator[None]:
     """Turn errors of the system and of Arrow into typed errors that name the file or folder of a source.
 
     Raises ConfigError for what a retry cannot change: a missing file, a missing permission, content that
-    Arrow cannot read. Raises RunError if the storage of the source fails. `key` is what names the source.
+    Arrow cannot read. Raises RunError if the storage of the source fails. `key` is what names the source, and
+    `kind` what the file should be.
     """
     try:
         yield
@@ -43,7 +46,7 @@ def explained_errors(path: str, key: str = "data.source") -> Iterator[None]:
     except pa.ArrowException as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(
-            f"{path} is no intact Parquet file: {reason.rstrip('.')}. Write it again, or remove it."
+            f"{path} is no intact {kind}: {reason.rstrip('.')}. Write it again, or remove it."
         ) from error
 
 

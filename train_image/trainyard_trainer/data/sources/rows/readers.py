@@ -1,0 +1,248 @@
+"""The readers of the kinds of tables: CSV, JSON lines, Parquet, NumPy, Arrow of `datasets`, tar shards."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import csv, fs, parquet
+from pyarrow import json as arrow_json
+
+from trainyard_trainer.data.sources.rows.row_source import (
+    ArrayRows,
+    ArrowRows,
+    Row,
+    RowSource,
+    rows_of,
+    types_of,
+)
+from trainyard_trainer.errors import ConfigError, DatasetError
+
+CACHED_BYTES = 2**28
+"""The size up to which a process keeps row groups of a Parquet file in memory, at least one of them."""
+
+END_BYTES = 1024
+"""The zeros with which a tar file ends. Without them it is cut."""
+
+Open = Callable[[fs.FileSystem, str, str], RowSource]
+"""Opens the file at a path of a filesystem; the last argument is its path for messages."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowFormat:
+    """A kind of file whose rows are read at random."""
+
+    name: str
+    description: str
+    suffixes: tuple[str, ...]
+    """The endings of the names of its files."""
+    open: Open
+
+
+def read_csv(filesystem: fs.FileSystem, path: str, shown: str) -> RowSource:
+    """Read a whole CSV or TSV file into memory."""
+    options = csv.ParseOptions(delimiter="\t" if path.endswith(".tsv") else ",")
+    with filesystem.open_input_stream(path) as stream:
+        table = csv.read_csv(stream, parse_options=options)
+    for field in table.schema:
+        if pa.types.is_binary(field.type):  # what pyarrow makes of a column that is no UTF-8
+            raise ConfigError(
+                f"{shown}: column {field.name} is not UTF-8. Convert the file to UTF-8."
+            )
+    return ArrowRows(shown, table)
+
+
+def read_json_lines(filesystem: fs.FileSystem, path: str, shown: str) -> RowSource:
+    """Read a whole file of JSON lines into memory."""
+    with filesystem.open_input_stream(path) as stream:
+        return ArrowRows(shown, arrow_json.read_json(stream))
+
+
+class ParquetRows:
+    """A Parquet file, of which a few row groups at a time are in memory."""
+
+    def __init__(self, filesystem: fs.FileSystem, path: str, shown: str) -> None:
+        self.path = shown
+        self._file = parquet.ParquetFile(filesystem.open_input_file(path))
+        self.columns = types_of(self._file.schema_arrow)
+        groups = range(self._file.num_row_groups)
+        metadata = self._file.metadata
+        self._ends = np.cumsum([metadata.row_group(each).num_rows for each in groups] or [0])
+        self._cached: OrderedDict[tuple[int, tuple[str, ...]], pa.Table] = OrderedDict()
+
+    def __len__(self) -> int:
+        return int(self._file.metadata.num_rows)
+
+    def read(self, indices: Sequence[int], columns: Sequence[str]) -> list[Row]:
+        wanted = np.asarray(indices)
+        groups = np.searchsorted(self._ends, wanted, side="right")
+        rows: list[Row] = [{}] * len(wanted)
+        for group in np.unique(groups):
+            places = np.flatnonzero(groups == group)
+            first = int(self._ends[group - 1]) if group else 0
+            table = self._group(int(group), tuple(columns)).take(pa.array(wanted[places] - first))
+            found = rows_of(table, wanted[places].tolist(), self.path)
+            for place, row in zip(places, found, strict=True):
+                rows[place] = row
+        return rows
+
+    def _group(self, group: int, columns: tuple[str, ...]) -> pa.Table:
+        key = (group, columns)
+        if key not in self._cached:
+            self._cached[key] = self._file.read_row_group(group, columns=list(columns))
+            while len(self._cached) > 1 and self._cached_bytes() > CACHED_BYTES:
+                self._cached.popitem(last=False)
+        self._cached.move_to_end(key)
+        return self._cached[key]
+
+    def _cached_bytes(self) -> int:
+        return sum(table.nbytes for table in self._cached.values())
+
+
+def read_numpy(filesystem: fs.FileSystem, path: str, shown: str) -> RowSource:
+    """Read the arrays of a .npz file, or the one of a .npy file, which is the column `x`."""
+    with filesystem.open_input_stream(path) as stream:
+        content = io.BytesIO(stream.read())
+    try:
+        found = np.load(content, allow_pickle=False)
+        arrays = (
+            {name: found[name] for name in found.files} if path.endswith(".npz") else {"x": found}
+        )
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"{shown} holds no arrays that may be loaded: {error}") from None
+    sizes = {name: len(array) if array.ndim else None for name, array in arrays.items()}
+    if not arrays or len({*sizes.values()}) > 1 or None in sizes.values():
+        raise ConfigError(f"{shown} has arrays without a common number of rows: {sizes}")
+    return ArrayRows(shown, arrays)
+
+
+def read_arrow(filesystem: fs.FileSystem, path: str, shown: str) -> RowSource:
+    """Open an Arrow file or stream, as `datasets` saves it; on a local disk it is mapped into memory."""
+    local = isinstance(filesystem, fs.LocalFileSystem)
+    source = pa.memory_map(path) if local else filesystem.open_input_file(path)
+    try:
+        table = pa.ipc.open_stream(source).read_all()
+    except pa.ArrowInvalid:
+        source.seek(0)
+        table = pa.ipc.open_file(source).read_all()
+    return ArrowRows(shown, table)
+
+
+class TarRows:
+    """A tar shard of WebDataset: the files of a row have the same name up to the first dot.
+
+    The rest of a file's name is its column: `cls` and `json` hold numbers, `txt` text, `npy` an array, and
+    others are bytes. An index of the places of all files is made when the shard is opened.
+    """
+
+    def __init__(self, filesystem: fs.FileSystem, path: str, shown: str) -> None:
+        self.path = shown
+        self._file = filesystem.open_input_file(path)
+        self._rows: list[dict[str, tuple[int, int]]] = []
+        last, end = None, 0
+        try:
+            with tarfile.open(fileobj=self._file, mode="r:") as shard:
+                for member in shard:
+                    if not member.isfile():
+                        continue
+                    name = PurePosixPath(member.name)
+                    key, _, column = name.name.partition(".")
+                    if (name.parent, key) != last:
+                        self._rows.append({})
+                        last = name.parent, key
+                    self._rows[-1][column] = member.offset_data, member.size
+                    end = member.offset_data + member.size
+        except tarfile.TarError as error:
+            raise ConfigError(
+                f"{shown} is no intact tar file without compression: {error}"
+            ) from None
+        if not self._rows:
+            raise ConfigError(f"{shown} has no files")
+        if self._file.size() < end + END_BYTES:
+            raise ConfigError(f"{shown} is no intact tar file: its end is missing. Copy it again.")
+        self.columns = {column: f".{column}" for column in sorted(self._rows[0])}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def read(self, indices: Sequence[int], columns: Sequence[str]) -> list[Row]:
+        return [{column: self._value(index, column) for column in columns} for index in indices]
+
+    def _value(self, index: int, column: str) -> Any:
+        place = self._rows[index].get(column)
+        if place is None:
+            raise DatasetError(f"{self.path}: row {index} has no file that ends in .{column}")
+        offset, size = place
+        self._file.seek(offset)
+        data = self._file.read(size)
+        try:
+            match column.rpartition(".")[2]:
+                case "cls":
+                    return int(data)
+                case "txt" | "text":
+                    return data.decode()
+                case "json":
+                    return json.loads(data)
+                case "npy":
+                    return np.load(io.BytesIO(data), allow_pickle=False)
+                case _:
+                    return data
+        except ValueError as error:
+            raise DatasetError(
+                f"{self.path}: the file .{column} of row {index} cannot be read: {error}"
+            ) from None
+
+
+FORMATS: tuple[RowFormat, ...] = (
+    RowFormat(
+        name="CSV",
+        description="a CSV or TSV file with a header, which is held in memory",
+        suffixes=(".csv", ".tsv"),
+        open=read_csv,
+    ),
+    RowFormat(
+        name="JSON lines",
+        description="a file with a JSON object in each line, which is held in memory",
+        suffixes=(".jsonl", ".ndjson"),
+        open=read_json_lines,
+    ),
+    RowFormat(
+        name="Parquet",
+        description="a Parquet file, of which a few row groups are held in memory",
+        suffixes=(".parquet",),
+        open=ParquetRows,
+    ),
+    RowFormat(
+        name="NumPy",
+        description="a `.npz` file with arrays of the same number of rows, or a `.npy` file",
+        suffixes=(".npz", ".npy"),
+        open=read_numpy,
+    ),
+    RowFormat(
+        name="Arrow",
+        description="an Arrow file, as `save_to_disk` of the library `datasets` writes it",
+        suffixes=(".arrow",),
+        open=read_arrow,
+    ),
+    RowFormat(
+        name="WebDataset",
+        description="tar shards in which the files of a row have the same name up to the first dot",
+        suffixes=(".tar",),
+        open=TarRows,
+    ),
+)
+"""The kinds of files, by whose suffix they are recognised."""
+
+
+def format_of(path: str) -> RowFormat | None:
+    """Return the kind of a file by its name; None if it is none of them."""
+    return next((each for each in FORMATS if path.lower().endswith(each.suffixes)), None)
