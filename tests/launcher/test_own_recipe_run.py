@@ -70,7 +70,7 @@ def test_code_in_the_image_needs_no_folder() -> None:
         ({"train__recipe": "regression"}, "or module:Class of your own"),
         ({"train__recipe": "a:b:c"}, "must be module:name"),
         ({"data__dataset": "patients"}, "data.dataset = 'patients': must be module:name"),
-        ({"data__sorce": "x"}, "known keys: columns, dataset, decode_workers"),
+        ({"data__sorce": "x"}, "data.sorce: unknown key; did you mean source?"),
         ({"data__loader": "ray"}, "data.loader = 'ray': must be 'torch'"),
         ({"train__global_batch_size": 33}, "33"),
         ({"resources__data": {"nodes": 1}}, "resources.data is for the Ray loader"),
