@@ -183,5 +183,5 @@ def test_only_runs_with_a_network_are_verified(
     example = Path(__file__).parents[2] / "examples/command.yaml"
     assert run(["verify", str(example)]) == 2
     assert "has no recipe that trains a network" in capsys.readouterr().err
-    assert run(["verify", str(example), "--steps=0"]) == 2
-    assert "0 is not a whole number of at least 1" in capsys.readouterr().err
+    assert run(["verify", str(example), "--steps=2"]) == 2
+    assert "2 is not a whole number of at least 3" in capsys.readouterr().err

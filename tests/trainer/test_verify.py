@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 from own_recipes import own_config
-from training import small_config
+from training import open_folder, small_config
 
+from trainyard_trainer.attempt.attempt import open_data
+from trainyard_trainer.errors import RunError
 from trainyard_trainer.tools.verification.checks import CHECKS, CheckResult
+from trainyard_trainer.tools.verification.trials import Bench, Trial
 from trainyard_trainer.tools.verify import line_of, verify
 
 BROKEN = """
@@ -68,6 +71,21 @@ class Counter(Regression):
         self.calls += 1
         found = super().loss(model, batch)
         return Loss(sum=found.sum / self.calls, weight=found.weight, metrics=found.metrics)
+
+
+class NotANumber(Regression):
+    def loss(self, model, batch):
+        found = super().loss(model, batch)
+        factor = float("nan") if len(batch) == 1 else 1.0
+        return Loss(sum=found.sum * factor, weight=found.weight, metrics=found.metrics)
+
+
+class Kept(Regression):
+    def loss(self, model, batch):
+        self.seen = getattr(self, "seen", set()) | {int(batch.ids[0])}
+        noise = torch.rand(1).squeeze() * 0
+        found = super().loss(model, batch)
+        return Loss(sum=found.sum + noise, weight=found.weight, metrics=found.metrics)
 
 
 class Clock(Regression):
@@ -152,10 +170,17 @@ def test_a_built_in_recipe_with_batch_norm_says_what_cannot_be_compared(tmp_path
             "training changes recipe.calls: 2 -> 4, and it is in no checkpoint",
         ),
         (
+            "NotANumber",
+            {"micro-batches"},
+            "micro-batches",
+            "micro_batch_size 1: loss differs by nan",
+        ),
+        ("Kept", {"saved and loaded"}, "saved and loaded", "training changes recipe.seen: "),
+        (
             "Clock",
             {"inside a step"},
             "inside a step",
-            "time.time is called in broken.py, line 61, in loss",
+            "time.time is called in broken.py, line 76, in loss",
         ),
     ],
 )
@@ -176,4 +201,21 @@ def test_a_call_that_waits_for_the_device_is_a_warning_with_its_line(
     results: Callable[[str], dict[str, CheckResult]],
 ) -> None:
     details = results("Clock")["inside a step"].details
-    assert "Tensor.item is called in broken.py, line 61, in loss" in details
+    assert "Tensor.item is called in broken.py, line 76, in loss" in details
+
+
+@pytest.mark.ci
+def test_numbers_that_differ_between_workers_are_a_warning(
+    results: Callable[[str], dict[str, CheckResult]],
+) -> None:
+    found = results("Kept")["inside a step"]
+    assert found.result == "warning"
+    assert any(line.startswith("torch.rand is called in broken.py") for line in found.details)
+
+
+def test_a_killed_trial_that_was_not_killed_is_an_error(code: Path, tmp_path: Path) -> None:
+    config = own_config(tmp_path)
+    data = open_data(config, open_folder(config))
+    bench = Bench(config=config, data=data, steps=3, folder=str(tmp_path))
+    with pytest.raises(RunError, match=r"to be killed ended with the exit codes \[0\]"):
+        bench.run(Trial(steps=3, kill_after=9))

@@ -43,6 +43,9 @@ LOCATION = ValueKind(read=str, rule="a path or s3://bucket/prefix", problem=loca
 LOCAL = ValueKind(read=str, rule="a path of this machine", problem=local_problem)
 ADDRESS = ValueKind(read=str, rule="an address", problem=endpoint_problem)
 COUNT = ValueKind(read=int, rule="a whole number of at least 0", accepts=lambda value: value >= 0)
+AT_LEAST_THREE = ValueKind(
+    read=int, rule="a whole number of at least 3", accepts=lambda value: value >= 3
+)
 POSITIVE = ValueKind(
     read=int, rule="a whole number of at least 1", accepts=lambda value: value >= 1
 )

@@ -12,6 +12,7 @@ from typing import Any
 
 from trainyard_trainer.config.arguments import (
     ADDRESS,
+    AT_LEAST_THREE,
     COUNT,
     LOCAL,
     LOCATION,
@@ -447,8 +448,8 @@ RECIPE_SCHEMA = Tool(
 STEPS = Argument(
     name="--steps",
     metavar="N",
-    kind=POSITIVE,
-    help="The number of steps of each trial, of up to 8 samples.",
+    kind=AT_LEAST_THREE,
+    help="The number of steps of each trial, of up to 8 samples; at least 3.",
     default=6,
 )
 VERIFY = Tool(

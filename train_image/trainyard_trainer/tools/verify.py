@@ -23,7 +23,7 @@ from trainyard_trainer.run_folder import code_archive
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.tools.command_line import exit_code_of, parse
 from trainyard_trainer.tools.verification.checks import CheckResult, Verification
-from trainyard_trainer.tools.verification.trials import Bench
+from trainyard_trainer.tools.verification.trials import FEWEST_STEPS, Bench
 
 CHECK_WIDTH, RESULT_WIDTH = 24, 15
 """The widths of the table's first columns, in characters."""
@@ -45,6 +45,11 @@ def verify(
         data = open_data(own, folder)
         try_own_recipe(own, data)
         bench = Bench(config=own, data=data, steps=steps, folder=scratch)
+        if bench.length.steps_per_epoch < FEWEST_STEPS:
+            raise ConfigError(
+                f"the data has {data.num_train} training samples, and {FEWEST_STEPS} steps need more than "
+                f"{bench.batch_size * (FEWEST_STEPS - 1)}"
+            )
         yield from Verification(bench).results()
 
 

@@ -30,7 +30,7 @@ Collate = Callable[[Sequence[Sample]], Mapping[str, torch.Tensor]]
 def stacked(samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
     """Stack the samples' values of each column along a new first axis, as PyTorch's `default_collate`.
 
-    Raises ConfigError for text, bytes, and arrays of different shapes.
+    Raises ConfigError for strings, bytes, and arrays of different shapes.
     """
     for name, value in samples[0].items():
         if lacking := [sample for sample in samples if name not in sample]:

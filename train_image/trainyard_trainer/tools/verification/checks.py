@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Literal
@@ -146,8 +147,9 @@ def same_after_kill(all_: Verification) -> CheckResult:
     if not all_.is_repeatable:
         return not_repeatable(title)
     killed_after = min(middle + 1, all_.steps)
-    all_.bench.run(Trial(steps=all_.steps, kill_after=killed_after))
-    resumed = all_.bench.run(Trial(steps=all_.steps, start=all_.checkpoint))
+    killed = all_.bench.run(Trial(steps=all_.steps, save_after=middle, kill_after=killed_after))
+    (checkpoint,) = killed.saved
+    resumed = all_.bench.run(Trial(steps=all_.steps, start=checkpoint))
     wanted = all_.undisturbed.digests[middle:]
     step = first_difference(wanted, resumed.digests)
     return CheckResult(
@@ -221,7 +223,7 @@ def fsdp2_and_ddp(all_: Verification) -> CheckResult:
     ddp = all_.trial(2, has_dropout=False)
     fsdp2 = all_.trial(2, strategy="fsdp2", has_dropout=False)
     loss, gradient = difference(ddp, fsdp2)
-    is_ok = max(loss, gradient) <= TOLERANCE
+    is_ok = is_small(loss, gradient)
     return CheckResult(
         check=title,
         result="ok" if is_ok else "FAILED",
@@ -265,11 +267,17 @@ def compared(
                 "result",
             ),
         )
-    largest, details = (0.0, 0.0), []
+    if not trials:
+        return CheckResult(
+            check=title,
+            result="not comparable",
+            numbers=f"a batch of {all_.bench.batch_size} cannot be divided for this model",
+        )
+    found, details = [], []
     for name, run in trials.items():
         loss, gradient = difference(all_.plain, run())
-        largest = max(largest[0], loss), max(largest[1], gradient)
-        if max(loss, gradient) > TOLERANCE:
+        found.append((loss, gradient))
+        if not is_small(loss, gradient):
             details.append(f"{name}: {shown(loss, gradient)}, and {TOLERANCE:g} is the tolerance")
     if details:
         details.append(
@@ -280,7 +288,7 @@ def compared(
     return CheckResult(
         check=title,
         result="FAILED" if details else "ok",
-        numbers=f"{', '.join(trials)}: {shown(*largest)}",
+        numbers=f"{', '.join(trials)}: {shown(*map(worst, zip(*found, strict=True)))}",
         details=tuple(details),
     )
 
@@ -299,19 +307,24 @@ def waiting(all_: Verification) -> CheckResult:
 
 def inside_a_step(all_: Verification) -> CheckResult:
     observed = all_.bench.run(Trial(steps=min(2, all_.steps), is_probed=True))
-    wrong = [each for each in observed.findings if each.kind != "wait"]
+    wrong = [each for each in observed.findings if each.kind in ("random", "clock")]
     waits = [each for each in observed.findings if each.kind == "wait"]
-    details = [f"{each.call} is called in {each.place}" for each in (*wrong, *waits)]
+    by_worker = [each for each in observed.findings if each.kind == "worker"]
+    details = [f"{each.call} is called in {each.place}" for each in (*wrong, *by_worker, *waits)]
     if wrong:
         details.append(
             "A step may use the batch, the seed and torch's random functions alone: they are seeded for each "
             "step."
         )
+    if by_worker:
+        details.append(
+            "Its numbers are repeatable, and others on each worker: use random_numbers in augment."
+        )
     if waits:
         details.append("Where the model is on a GPU, the host waits for it there in each step.")
     return CheckResult(
         check="inside a step",
-        result="FAILED" if wrong else "warning" if waits else "ok",
+        result="FAILED" if wrong else "warning" if details else "ok",
         numbers=f"{len(wrong)} calls of clocks or global generators, {len(waits)} that wait for a GPU",
         details=tuple(details),
     )
@@ -343,12 +356,22 @@ def first_difference(one: list[str], other: list[str]) -> int | None:
 def difference(one: Observed, other: Observed) -> tuple[float, float]:
     """Return the largest relative differences of the losses of all steps, and of the first gradients."""
     losses = zip(one.losses, other.losses, strict=True)
-    loss = max(abs(a - b) / max(abs(a), abs(b), 1e-12) for a, b in losses)
+    loss = worst(abs(a - b) / max(abs(a), abs(b), 1e-12) for a, b in losses)
     norm = sum(float(each.square().sum()) for each in one.gradients.values()) ** 0.5
     apart = sum(
         float((each - other.gradients[name]).square().sum()) for name, each in one.gradients.items()
     )
     return loss, apart**0.5 / max(norm, 1e-12)
+
+
+def is_small(loss: float, gradient: float) -> bool:
+    """Return whether both differences are within the tolerance; one that is not a number is not."""
+    return loss <= TOLERANCE and gradient <= TOLERANCE
+
+
+def worst(differences: Iterable[float]) -> float:
+    """Return the largest difference, or one that is not a number."""
+    return max(differences, key=lambda each: math.inf if math.isnan(each) else each)
 
 
 def shown(loss: float, gradient: float) -> str:

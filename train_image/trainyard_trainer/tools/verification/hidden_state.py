@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,10 @@ def _described(value: object) -> str | None:
             return _joined(enumerate(value))
         case Mapping():
             return _joined(value.items())
+        case set() | frozenset():
+            return _joined(enumerate(sorted(value, key=repr)))
+        case _ if is_dataclass(value):
+            return _joined((each.name, getattr(value, each.name)) for each in fields(value))
         case _:
             return None
 

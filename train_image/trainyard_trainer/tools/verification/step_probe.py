@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from trainyard_trainer.user_import import PACKAGE, is_users_file, shown_file
@@ -34,11 +35,32 @@ SYNCHRONISING: dict[Any, str] = {
 }
 """Functions that make the host wait until a GPU has computed the tensor."""
 
+DRAWING: dict[Any, str] = {
+    **{
+        getattr(torch, name): f"torch.{name}"
+        for name in (
+            *("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"),
+            *("bernoulli", "multinomial", "normal", "poisson"),
+        )
+    },
+    **{
+        getattr(Tensor, name): f"Tensor.{name}"
+        for name in (
+            *("bernoulli_", "exponential_", "multinomial", "normal_", "random_", "uniform_"),
+        )
+    },
+    functional.dropout: "torch.nn.functional.dropout",
+}
+"""Functions that draw from torch's generator, which has another state on each worker."""
+
 CLOCKS: dict[Any, str] = {
     time.time: "time.time",
     time.time_ns: "time.time_ns",
     time.monotonic: "time.monotonic",
+    time.monotonic_ns: "time.monotonic_ns",
     time.perf_counter: "time.perf_counter",
+    time.perf_counter_ns: "time.perf_counter_ns",
+    time.process_time: "time.process_time",
     os.urandom: "os.urandom",
     os.uname: "os.uname",
     os.getpid: "os.getpid",
@@ -46,7 +68,7 @@ CLOCKS: dict[Any, str] = {
 }
 """Built-in functions whose result differs between two runs or machines."""
 
-Kind = Literal["random", "clock", "wait"]
+Kind = Literal["random", "clock", "worker", "wait"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +122,11 @@ class StepProbe(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._is_watching and (name := SYNCHRONISING.get(func)):
             self._note("wait", name, sys._getframe(1))
+        # Layers such as nn.Dropout call these functions, too: only calls of the user's own are told.
+        if self._is_watching and (name := DRAWING.get(func)) and "generator" not in (kwargs or {}):
+            caller = sys._getframe(1)
+            if is_users_file(caller.f_code.co_filename):
+                self._note("worker", name, caller)
         return func(*args, **(kwargs or {}))
 
     def _on_event(self, frame: FrameType, event: str, called: Any) -> None:
@@ -108,6 +135,8 @@ class StepProbe(TorchFunctionMode):
         owner = getattr(called, "__self__", None)
         if isinstance(owner, random.Random) and owner is _global_random():
             self._note("random", f"random.{called.__name__}", frame)
+        elif isinstance(owner, torch.Generator) and called.__name__ == "seed":
+            self._note("random", "torch.seed", frame)
         elif name := _clock_of(called):
             self._note("clock", name, frame)
 

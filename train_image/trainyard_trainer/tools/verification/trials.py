@@ -46,6 +46,9 @@ TIMEOUT_S = 120.0
 SETTLED = 2
 """Steps after which values that are computed once and kept do not change any more."""
 
+FEWEST_STEPS = SETTLED + 1
+"""The smallest number of steps of a trial: with fewer, nothing can change after the first ones."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
@@ -131,10 +134,15 @@ class Bench:
             }
         )
 
+    def checkpoints(self) -> list[str]:
+        """Return the names of all checkpoints that trials have saved."""
+        return Checkpoints(RunFolder.open(self.folder, self.config.name)).names()
+
     def run(self, trial: Trial) -> Observed:
         """Run a trial in processes of its own. Raises RunError with the first error of a worker."""
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])
+        before = {*self.checkpoints()}
         with tempfile.TemporaryDirectory(prefix="trainyard-verify-") as scratch:
             processes: list[BaseProcess] = [
                 context.Process(
@@ -151,8 +159,10 @@ class Bench:
             if found := [file.read_text() for file in errors if file.exists()]:
                 raise RunError(found[0])
             codes = [process.exitcode for process in processes]
-            if trial.kill_after is not None and codes == [-signal.SIGKILL] * trial.workers:
-                return Observed()
+            if trial.kill_after is not None:
+                if codes != [-signal.SIGKILL] * trial.workers:
+                    raise RunError(f"the processes to be killed ended with the exit codes {codes}")
+                return Observed(saved=[*set(self.checkpoints()) - before])
             if any(codes):
                 raise RunError(f"the processes of a trial ended with the exit codes {codes}")
             plain = torch.load(f"{scratch}/observed", weights_only=True)
