@@ -246,6 +246,14 @@ def put_words(kind: str, document: dict[str, Any], texts: Sequence[str]) -> None
     for path in FREE:
         if path in PATHS[kind]:
             put(document, path, FREE[path](texts))
+    if "source" in document.get("data", {}):
+        # A table at a path takes the place of a data set of the user.
+        kept = {key: value for key, value in document["data"].items() if key not in OF_DATASET}
+        document["data"] = kept
+
+
+OF_DATASET = ("dataset", "options")
+"""Keys of `data` that exclude `data.source`."""
 
 
 @st.composite
