@@ -22,6 +22,7 @@ from trainyard_trainer.data.sources.rows.row_source import (
     ArrowRows,
     Row,
     RowSource,
+    read_parts,
     rows_of,
     types_of,
 )
@@ -83,17 +84,12 @@ class ParquetRows:
         return int(self._file.metadata.num_rows)
 
     def read(self, indices: Sequence[int], columns: Sequence[str]) -> list[Row]:
-        wanted = np.asarray(indices)
-        groups = np.searchsorted(self._ends, wanted, side="right")
-        rows: list[Row] = [{}] * len(wanted)
-        for group in np.unique(groups):
-            places = np.flatnonzero(groups == group)
+        def read_group(group: int, rows: list[int]) -> list[Row]:
             first = int(self._ends[group - 1]) if group else 0
-            table = self._group(int(group), tuple(columns)).take(pa.array(wanted[places] - first))
-            found = rows_of(table, wanted[places].tolist(), self.path)
-            for place, row in zip(places, found, strict=True):
-                rows[place] = row
-        return rows
+            table = self._group(group, tuple(columns)).take(pa.array(rows))
+            return rows_of(table, [first + row for row in rows], self.path)
+
+        return read_parts(indices, self._ends, read_group)
 
     def _group(self, group: int, columns: tuple[str, ...]) -> pa.Table:
         key = (group, columns)

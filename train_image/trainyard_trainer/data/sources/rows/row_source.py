@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -157,14 +157,24 @@ class JoinedRows:
         return int(self._ends[-1])
 
     def read(self, indices: Sequence[int], columns: Sequence[str]) -> list[Row]:
-        wanted = np.asarray(indices)
-        owners = np.searchsorted(self._ends, wanted, side="right")
-        rows: list[Row] = [{}] * len(wanted)
-        for owner in np.unique(owners):
-            places = np.flatnonzero(owners == owner)
-            part = self._parts[owner]
-            first = int(self._ends[owner]) - len(part)
-            found = part.read((wanted[places] - first).tolist(), columns)
-            for place, row in zip(places, found, strict=True):
-                rows[place] = row
-        return rows
+        return read_parts(
+            indices, self._ends, lambda part, rows: self._parts[part].read(rows, columns)
+        )
+
+
+def read_parts(
+    indices: Sequence[int], ends: np.ndarray, read: Callable[[int, list[int]], list[Row]]
+) -> list[Row]:
+    """Read rows of a table that consists of parts, each part once.
+
+    `ends` has the number of the row behind each part. `read` reads rows of a part by their numbers in it.
+    """
+    wanted = np.asarray(indices)
+    owners = np.searchsorted(ends, wanted, side="right")
+    rows: list[Row] = [{}] * len(wanted)
+    for owner in np.unique(owners).tolist():
+        places = np.flatnonzero(owners == owner)
+        first = int(ends[owner - 1]) if owner else 0
+        for place, row in zip(places, read(owner, (wanted[places] - first).tolist()), strict=True):
+            rows[place] = row
+    return rows
