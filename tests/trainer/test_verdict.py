@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from own_recipes import own_config
 from training import small_config
 
 from trainyard_trainer.config.trainer_config import BuiltInConfig
+from trainyard_trainer.data.loading.user_dataset import UserDataInfo
 from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.report.verdict import Verdict, judge
 from trainyard_trainer.run_folder.progress import TIME_PHASES
@@ -135,3 +137,12 @@ def test_the_config_takes_the_remedy(
     assert name in section
     section[name] = {"true": True}.get(value, int(value) if value.isdecimal() else value)
     BuiltInConfig.model_validate(config)
+
+
+def test_a_data_set_of_the_user_is_not_sent_to_the_ray_loader(tmp_path: Path) -> None:
+    seconds = dict.fromkeys(TIME_PHASES, 0.0) | {"data": 80.0, "compute": 20.0}
+    config = own_config(tmp_path, workers=2)
+    busy = config.data.model_copy(update={"decode_workers": 1})
+    config = config.model_copy(update={"data": busy})
+    verdict = judge(seconds, config, epochs=EPOCHS, images=UserDataInfo(source="a:B"))
+    assert verdict.remedy == "resources.workers: 4"

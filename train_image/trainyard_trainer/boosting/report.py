@@ -8,6 +8,7 @@ from typing import Any
 
 from trainyard_trainer.boosting.libraries import Importance
 from trainyard_trainer.boosting.table import PreparedTable
+from trainyard_trainer.config.recipes import best_goal
 from trainyard_trainer.config.trainer_config import BoostingConfig
 from trainyard_trainer.report.charts import MetricsLines, curves, draw_bars
 from trainyard_trainer.report.elements import count, table
@@ -115,6 +116,7 @@ def facts(
     config: BoostingConfig, data: PreparedTable, summary: dict[str, Any], delivered: Trained
 ) -> str:
     """Return the table with the data, the label and the metrics of the delivered checkpoint."""
+    goal = best_goal(config.train, config.checkpoint.best)
     kept = "separate files" if data.train.share is None else f"{data.train.share:g} of the rows"
     known = ", ".join(map(str, data.classes[:10])) + (" ..." if len(data.classes) > 10 else "")
     return table(
@@ -127,7 +129,7 @@ def facts(
                 f"validation {LOSSES[config.train.objective].lower()}",
                 f"{delivered.metrics['val_loss']:.6g}",
             ),
-            ("best saved round", f"{summary['best_epoch']}, by {config.checkpoint.best}"),
+            ("best saved round", f"{summary['best_epoch']}, by {goal.name}"),
             ("delivered checkpoint", f"{summary['checkpoint']} ({config.checkpoint.deliver})"),
         ),
     )

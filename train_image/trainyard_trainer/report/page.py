@@ -10,6 +10,7 @@ from html import escape
 from importlib import resources
 from typing import Any, NamedTuple
 
+from trainyard_trainer.config.recipes import best_goal
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.rows import RunData
 from trainyard_trainer.report.charts import Chart, MetricsLines, curves, draw
@@ -203,12 +204,13 @@ def charts(drawn: Iterable[Chart]) -> str:
 
 def facts(config: TrainerConfig, own: RecipeReport, summary: Mapping[str, Any]) -> str:
     """Return a table that describes the data and the delivered checkpoint."""
+    goal = best_goal(config.train, config.checkpoint.best)
     return table(
         (),
         (
             *own.facts,
             ("left over in each epoch (data.drop_last)", f"{summary['dropped_per_epoch']:,}"),
-            ("best epoch", f"{summary['best_epoch'] or 'unknown'}, by {config.checkpoint.best}"),
+            ("best epoch", f"{summary['best_epoch'] or 'unknown'}, by {goal.name}"),
             ("delivered checkpoint", f"{summary['checkpoint']} ({config.checkpoint.deliver})"),
             ("stopped early", "yes" if summary["stopped_early"] else "no"),
         ),
