@@ -16,6 +16,7 @@ from trainyard.__main__ import run
 from trainyard.errors import ConfigError
 from trainyard.planning.plan import plan_run
 from trainyard.platform import Platform
+from trainyard.run import Run
 from trainyard.run_file.load import load_run
 from trainyard_trainer.run_files.recipe_schema import schema_file
 
@@ -63,6 +64,10 @@ def test_a_new_recipe_trains_and_its_schema_refuses_wrong_settings(
     assert run(["train", "run.yaml", "--without-ray", "--set", "train.epochs=1"]) == 0
     summary = json.loads((skeleton / "runs/my-model/summary.json").read_text())
     assert summary["outcome"] == "succeeded"
+    result = Run("my-model", storage=skeleton / "runs").result()
+    with pytest.raises(ConfigError, match="trust_code=True in Python"):
+        result.model()
+    assert sum(weight.numel() for weight in result.model(trust_code=True).parameters()) == 129
     assert run(["recipe", "schema", "run.yaml"]) == 0
     assert f"code/{schema_file('my_model:MyModel')} is written" in capfd.readouterr().out
     load_run(skeleton / "run.yaml")
