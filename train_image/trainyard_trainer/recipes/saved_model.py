@@ -55,8 +55,8 @@ class Saved:
             raise ConfigError(
                 f"{self.facts['run']} was trained with the recipe {self.facts['recipe']}, whose code lies in "
                 "the run's folder.\n"
-                "       Add --trust-code to run this code, or trust_code=True in Python, if you trust everyone "
-                "who may write to the folder."
+                "       Add --trust-code to run this code, or trust_code=True in Python, if you trust "
+                "everyone who may write to the folder."
             )
         info = data_info_of_json(self.facts["images"]) if "images" in self.facts else None
         return saved_recipe(recipe_named(self.facts), self.facts["model"], info)
