@@ -80,16 +80,20 @@ def check_text(text: str, source: str, platform: Platform) -> RecipeRun:
     return run
 
 
+def existing_file(path: Path) -> ConfigError:
+    """Return the error for a file that a new one would replace."""
+    return ConfigError(
+        f"{path} exists already and is not overwritten", "Choose another file name, or delete it."
+    )
+
+
 def write_run(path: Path, text: str) -> None:
     """Write a new run file. Raises ConfigError if the file exists already, or cannot be written."""
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise ConfigError(
-            f"{path} exists already and is not overwritten",
-            "Choose another file name, or delete it.",
-        ) from None
+        raise existing_file(path) from None
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error}") from error
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from trainyard.errors import ConfigError
+from trainyard.planning.init import existing_file, write_run
 from trainyard.run_file.validation import check_name
 from trainyard_trainer.run_files.code_imports import is_reserved
 
@@ -154,15 +155,12 @@ def _filled(text: str, words: dict[str, str]) -> str:
 
 def write_files(files: dict[Path, str]) -> None:
     """Write new files. Raises ConfigError, before any is written, if one of them exists already."""
-    existing = [path for path in files if path.exists()]
-    if existing:
-        raise ConfigError(
-            f"{existing[0]} exists already and is not overwritten",
-            "Choose another name, or delete it.",
-        )
+    for path in files:
+        if path.exists():
+            raise existing_file(path)
     for path, text in files.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"cannot write {path}: {error}") from error
+        write_run(path, text)

@@ -6,7 +6,6 @@ validates the same settings with the recipe's class before any worker starts.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainyard.errors import ConfigError
 from trainyard.run_file.models import OwnRecipeRun
-from trainyard.run_file.validation import shown_value
+from trainyard.run_file.validation import shown_value, unknown_key
 from trainyard_trainer.run_files.recipe_schema import schema_file
 
 if TYPE_CHECKING:
@@ -62,9 +61,7 @@ def _lines_of(error: jsonschema.ValidationError) -> Iterator[str]:
         case "additionalProperties":
             for key in error.instance:
                 if key not in known:
-                    near = difflib.get_close_matches(key, known, n=1)
-                    hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
-                    yield f"{path}.{key}: unknown key; {hint}"
+                    yield unknown_key(f"{path}.{key}", key, known)
         case "required":
             (key,) = (key for key in error.validator_value if repr(key) in error.message)
             yield f"{path}.{key}: is required"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -66,6 +66,13 @@ def section_of(annotation: Any, value: Any) -> type[BaseModel] | None:
     return next((model for model in _models_in(annotation) if _tag_of(model) == named), None)
 
 
+def unknown_key(path: str, key: str, known: Collection[str]) -> str:
+    """Say that there is no key at this path, and which one is meant or which there are."""
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
+    return f"{path}: unknown key; {hint}"
+
+
 def _describe_problem(model: type[BaseModel], detail: ErrorDetails) -> str:
     """Describe a problem in one line: path, value, rule, and the nearest valid key if there is one."""
     location, sections = _path_and_sections(model, detail["loc"])
@@ -73,9 +80,7 @@ def _describe_problem(model: type[BaseModel], detail: ErrorDetails) -> str:
     value = shown_value(detail["input"])
     if detail["type"] in ("extra_forbidden", "invalid_key"):
         known = sorted({field for section in sections for field in _keys_of(section)})
-        near = difflib.get_close_matches(location[-1], known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
-        return f"{path}: unknown key; {hint}"
+        return unknown_key(path, location[-1], known)
     if detail["type"] == "missing":
         return f"{path}: is required"
     if detail["loc"] == ("name",):

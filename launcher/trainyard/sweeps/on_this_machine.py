@@ -17,6 +17,7 @@ from trainyard.run_file.code_archive import Overlay
 from trainyard.run_file.source import GitState
 from trainyard.sweeps.combinations import Combination, naming
 from trainyard.sweeps.outcomes import Goal, SweepOutcome, completed, has_trained, outcome_text
+from trainyard_trainer.config.data_sources import absolute
 from trainyard_trainer.config.trainer_config import AttemptConfig
 
 Object = dict[str, Any]
@@ -57,16 +58,13 @@ def _as_recorded(config: Object) -> Object:
     """Return a config as the trainer records it, with absolute paths of data and initial weights."""
     train = config.get("train") or {}
     if init := train.get("init"):
-        path = init["path"]
-        path = path if "://" in path else str(Path(path).resolve())
-        config = config | {"train": train | {"init": init | {"path": path}}}
+        path = {"path": absolute(init["path"])}
+        config = config | {"train": train | {"init": init | path}}
     data = config.get("data")
     if data is None:
         return config
     places = {
-        key: str(Path(path).resolve())
-        for key in ("source", "valid_source")
-        if (path := data.get(key)) and "/" in path and "://" not in path
+        key: absolute(source) for key in ("source", "valid_source") if (source := data.get(key))
     }
     return config | {"data": data | places}
 

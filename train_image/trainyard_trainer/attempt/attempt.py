@@ -27,6 +27,7 @@ from trainyard_trainer.checkpointing.checkpoint import (
 from trainyard_trainer.checkpointing.retention import best_of
 from trainyard_trainer.config.batch_share import share_batch
 from trainyard_trainer.config.data import Data, Table
+from trainyard_trainer.config.data_sources import absolute
 from trainyard_trainer.config.metric import LOSS, VALIDATION_PREFIX
 from trainyard_trainer.config.own_recipe import OwnData, OwnRecipe
 from trainyard_trainer.config.recipes import best_goal, metrics_of
@@ -158,13 +159,13 @@ def with_absolute_path(config: AnyRecipe) -> AnyRecipe:
     data = config.data
     if isinstance(data, Data | Table):
         sources = {"source": data.source, "valid_source": data.valid_source}
-        found = {key: source and run_data.absolute(source) for key, source in sources.items()}
+        found = {key: source and absolute(source) for key, source in sources.items()}
         data = data.model_copy(update=found)
     elif isinstance(data, OwnData) and data.source is not None:
-        data = data.model_copy(update={"source": run_data.absolute(data.source)})
+        data = data.model_copy(update={"source": absolute(data.source)})
     train = config.train
     if isinstance(train, Train) and train.init:
-        init = train.init.model_copy(update={"path": run_data.absolute(train.init.path)})
+        init = train.init.model_copy(update={"path": absolute(train.init.path)})
         train = train.model_copy(update={"init": init})
     changes = {"storage": config.storage.absolute(), "data": data, "train": train}
     return config.model_copy(update=changes)

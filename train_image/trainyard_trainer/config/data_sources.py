@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 IMAGES = "image_classification"
 TEXT = "language_model"
@@ -125,6 +126,13 @@ BUILT_IN: Mapping[str, DataSource] = {
     source.name: source for source in DATA_SOURCES if source.is_built_in
 }
 """The data sets that come with a package, by the value of `data.source` that names them."""
+
+
+def absolute(source: str) -> str:
+    """Return the source with an absolute path, so that it does not depend on the working directory."""
+    if source in BUILT_IN:
+        return source
+    return source.rstrip("/") if "://" in source else str(Path(source).resolve())
 
 
 def sources_for(*recipes: str) -> list[DataSource]:

@@ -64,11 +64,12 @@ class OwnData(Loading):
                 "one_of",
                 "needs either dataset, a class or function of yours, or source, the path of a table",
             )
-        of_other = self.options if self.source else self.columns or self.endpoint
-        if of_other:
-            unfit = "options" if self.source else "columns" if self.columns else "endpoint"
-            origin = "source" if self.source else "dataset"
-            raise PydanticCustomError(
-                "one_of", f"{unfit} means nothing to data.{origin}: remove it"
-            )
+        origin, others = (
+            ("source", ("options",)) if self.source else ("dataset", ("columns", "endpoint"))
+        )
+        for key in others:
+            if getattr(self, key):
+                raise PydanticCustomError(
+                    "one_of", f"{key} means nothing to data.{origin}: remove it"
+                )
         return self

@@ -7,12 +7,13 @@ import json
 import sys
 import time
 
+from trainyard_trainer.config.data_sources import absolute
 from trainyard_trainer.config.tool_arguments import DATA_INSPECT, DATA_PREPARE
 from trainyard_trainer.data.preparation.context import PrepareContext
 from trainyard_trainer.data.preparation.destination import is_finished
 from trainyard_trainer.data.preparation.plan import Options
 from trainyard_trainer.data.preparation.prepare import prepare
-from trainyard_trainer.data.preparation.run_data import absolute, default_threads
+from trainyard_trainer.data.preparation.run_data import default_threads
 from trainyard_trainer.data.prepared import read_prepared
 from trainyard_trainer.run_files.sizes import size_text
 from trainyard_trainer.run_files.standard_streams import run_with_safe_streams

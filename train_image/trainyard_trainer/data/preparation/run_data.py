@@ -6,11 +6,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from trainyard_trainer.config.data import Data
-from trainyard_trainer.config.data_sources import BUILT_IN
+from trainyard_trainer.config.data_sources import absolute
 from trainyard_trainer.data.preparation.context import PrepareContext
 from trainyard_trainer.data.preparation.plan import Options
 from trainyard_trainer.data.preparation.prepare import prepare
@@ -69,13 +68,6 @@ def open_data(
         )
         prepare(options, dest, context)
     return read_prepared(dest, path=folder.show(folder.data), endpoint=storage_endpoint)
-
-
-def absolute(source: str) -> str:
-    """Return the source with an absolute path, so that it does not depend on the working directory."""
-    if source in BUILT_IN:
-        return source
-    return source.rstrip("/") if "://" in source else str(Path(source).resolve())
 
 
 def default_threads(source: str) -> int:

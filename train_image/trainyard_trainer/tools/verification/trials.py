@@ -10,6 +10,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -237,14 +238,16 @@ class _Steps:
             learner.recipe.collate,
         ).epoch(0)
         waited, settled, began = 0.0, {}, time.perf_counter()
-        with StepProbe() if trial.is_probed else _NoProbe() as probe:
+        probe = StepProbe()
+        watching = probe.watching if trial.is_probed else nullcontext
+        with probe if trial.is_probed else nullcontext():
             for step in range(first, min(trial.steps, self.length.steps_per_epoch)):
                 asked = time.perf_counter()
                 batch = next(batches)
                 waited += time.perf_counter() - asked
                 scatter_global_generators()
                 sums = learner.new_sums()
-                with probe.watching():
+                with watching():
                     learner.step(batch, sums, epoch=0, step_in_epoch=step)
                 self._observe(sums.over_workers(self.worker), batch.ids)
                 if step + 1 == trial.save_after:
@@ -297,21 +300,6 @@ class _Steps:
             },
         )
         self.observed.saved.append(name)
-
-
-class _NoProbe:
-    """Stands for a probe where a trial is not watched."""
-
-    findings: tuple[StepFinding, ...] = ()
-
-    def __enter__(self) -> _NoProbe:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def watching(self) -> _NoProbe:
-        return self
 
 
 def scatter_global_generators() -> None:
