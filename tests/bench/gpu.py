@@ -16,7 +16,7 @@ import gc
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count, islice
@@ -32,6 +32,7 @@ from torchvision.io import ImageReadMode, decode_image, read_file
 from tests.bench import data, runs
 from tests.bench.loops import Settings, again_and_again, by_hand, ours, same_batch
 from tests.bench.rounds import BUILD, Options, Row, Section, alternate, main, ratios, say
+from tests.gpu import user_recipe
 from trainyard_trainer.checkpointing.checkpoint import MODEL, STATE, Checkpoints
 from trainyard_trainer.checkpointing.saver import Saver
 from trainyard_trainer.config.models import Gpt, Model
@@ -146,7 +147,9 @@ class Bench:
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
-    def config(self, name: str, train: dict[str, Any], source: Path) -> TrainerConfig:
+    def config(
+        self, name: str, train: dict[str, Any], source: Path | Mapping[str, Any]
+    ) -> TrainerConfig:
         """A run of one worker; `train` overrides the settings that all sections share."""
         size = self.size
         shared = {"precision": self.precision, "compile": size.is_compiled, "epochs": 1}
@@ -182,9 +185,18 @@ class Bench:
         }
         return self.config("gpu-language-model", settings | train, Path("/made"))
 
+    def own_config(self, **train: Any) -> TrainerConfig:
+        """The same language model, as a recipe of a user."""
+        settings = {
+            "recipe": user_recipe.RECIPE,
+            "model": self.size.gpt.model_dump(),
+            "global_batch_size": self.size.gpt_batch_size,
+        }
+        return self.config("gpu-own-recipe", settings | train, {"dataset": user_recipe.DATASET})
+
     def settings(self, config: TrainerConfig, images: DatasetInfo | None = None) -> Settings:
-        is_text = config.train.recipe == "language_model"
-        made = made_text(self.size) if is_text else made_images(self.size)
+        is_images = config.train.recipe == "image_classification"
+        made = made_images(self.size) if is_images else made_text(self.size)
         return Settings(
             config=config,
             images=images or made,
@@ -275,6 +287,21 @@ def language_model(bench: Bench) -> Section:
     )
 
 
+def own_recipe(bench: Bench) -> Section:
+    """The language model as a recipe of a user: the trainer's loop beside a plain one."""
+    settings = bench.settings(bench.own_config())
+    batch = same_batch(settings)
+    speeds = in_tokens(
+        compare(settings, bench, *[partial(again_and_again, batch, settings)] * 2), bench
+    )
+    bench.clear()
+    return Section(
+        title="A user's recipe beside a plain PyTorch loop",
+        rows=tuple(speed_rows("user's recipe", "tokens/s", speeds)),
+        notes=("The language model above, as a recipe of a user (tests/gpu/user_recipe.py).",),
+    )
+
+
 def compare(
     settings: Settings,
     bench: Bench,
@@ -290,7 +317,7 @@ def compare(
         },
         bench.rounds + 1,
     )
-    say(f"  {recipe_of(settings.config).title()}: {speeds}")
+    say(f"  {settings.config.name}, {settings.config.train.recipe}: {speeds}")
     return {name: values[1:] for name, values in speeds.items()}
 
 
@@ -610,6 +637,7 @@ def first(epochs: Iterable[Iterable[Batch]], settings: Settings) -> Iterator[Bat
 SECTIONS: dict[str, Callable[[Bench], Section]] = {
     "images": images,
     "language_model": language_model,
+    "own_recipe": own_recipe,
     "fsdp2": fsdp2,
     "optimizers": optimizers,
     "checkpoints": checkpoints,

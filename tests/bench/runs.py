@@ -14,7 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.bench.rounds import BUILD, ROOT, say
-from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE, BuiltInConfig, TrainerConfig
+from trainyard_trainer.config.trainer_config import (
+    CONFIG_VARIABLE,
+    BuiltInConfig,
+    OwnRecipeConfig,
+    TrainerConfig,
+)
 
 if TYPE_CHECKING:
     from trainyard.local.training import Starter
@@ -54,11 +59,14 @@ class Steady:
         return self.images / self.seconds
 
 
-def config(name: str, data: Path, **changes: Any) -> TrainerConfig:
-    """A run of two CPU workers with one thread each; `train__epochs=3` changes one value."""
+def config(name: str, data: Path | Mapping[str, Any], **changes: Any) -> TrainerConfig:
+    """A run of two CPU workers with one thread each; `train__epochs=3` changes one value.
+
+    `data` is the path of prepared data, or the section `data` of a run with a user's recipe.
+    """
     sections: dict[str, Any] = {
         "name": name,
-        "data": {"source": str(data)},
+        "data": dict(data) if isinstance(data, Mapping) else {"source": str(data)},
         "train": {"model": RESNET18, "epochs": 1000, "global_batch_size": 128},
         # What is measured is not to be interrupted, unless that is what is measured.
         "checkpoint": {"every_s": None},
@@ -72,7 +80,8 @@ def config(name: str, data: Path, **changes: Any) -> TrainerConfig:
         for part in names:
             section = section.setdefault(part, {})
         section[key] = value
-    return BuiltInConfig.model_validate(sections)
+    kind = OwnRecipeConfig if isinstance(data, Mapping) else BuiltInConfig
+    return kind.model_validate(sections)
 
 
 def run(

@@ -1,8 +1,11 @@
 """Measure and test on this machine's CUDA GPU, and write docs/results/gpu.json and gpu.md.
 
-    python3 -m tests.gpu [--rounds N] [--device cpu] [--page]
+    python3 -m tests.gpu [--only PART ...] [--rounds N] [--device cpu] [--page]
 
-`make gpu` runs it. It needs the packages of the dependency groups `gpu-machine` and `gpu-wheels` in
+`make gpu` runs it. A part is a section of tests/bench/gpu.py, or `tests`; each runs in a process of its own,
+and its results are saved when it ends. With `--only`, the results of the other parts stay as they are.
+
+It needs the packages of the dependency groups `gpu-machine` and `gpu-wheels` in
 pyproject.toml. What is missing of the second group is installed into build/gpu-site from the wheels in
 build/gpu-wheels, without network and without root. `--device cpu` runs the same steps with tiny numbers where
 there is no GPU, and writes into build/gpu in place of docs/results.
@@ -30,12 +33,18 @@ BUILD = ROOT / "build/gpu"
 SITE = ROOT / f"build/gpu-site/{sys.version_info.major}.{sys.version_info.minor}"
 WHEEL_FOLDER = ROOT / "build/gpu-wheels"
 DOCS = ROOT / "docs/results"
+TESTS = "tests"
+"""The part that runs the CUDA tests."""
+TEST_FILES = ("tests/gpu/test_cuda.py", "tests/gpu/test_cuda_runs.py")
+TEST_PROCESSES = 6
+"""So many tests run at once: together they use a small part of a GPU's memory."""
 PACKAGES = (ROOT, ROOT / "train_image", SITE)
 """Where child processes find the checkout and the installed wheels."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python3 -m tests.gpu", allow_abbrev=False)
+    parser.add_argument("--only", nargs="+", metavar="PART", help="run these parts alone")
     parser.add_argument("--rounds", type=int, help="rounds of each comparison, in place of 3")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument(
@@ -45,26 +54,40 @@ def main() -> int:
     if not wanted.page and (problem := make_ready(wanted.device)):
         print(f"error: {problem}", file=sys.stderr)
         return 2
-    # Only now: it imports what the wheels have brought.
+    # Only now: they import what the wheels have brought.
+    from tests.bench.gpu import SECTIONS
     from tests.gpu import page
 
     if wanted.page:
         page.write(DOCS)
         return 0
-    is_cuda = wanted.device == "cuda"
+    known = [TESTS, *SECTIONS]
+    if unknown := [part for part in wanted.only or () if part not in known]:
+        parser.error(f"unknown part {unknown[0]}: use {', '.join(known)}")
+    folder = DOCS if wanted.device == "cuda" else BUILD
     BUILD.mkdir(parents=True, exist_ok=True)
-    ends = [run_bench(wanted.device, wanted.rounds), run_tests(is_cuda)]
-    found = results(wanted.device)
-    folder = DOCS if is_cuda else BUILD
-    (BUILD / "gpu.json").write_text(json.dumps(found, indent=1) + "\n")
-    failed = [test["name"] for test in found["tests"] if test["outcome"] == "failed"]
-    if ends[0]:
-        print(f"error: the bench failed; {DOCS.name}/gpu.json stays as it is", file=sys.stderr)
-        return 1
-    page.save(found, folder)
-    print(f"wrote {folder / 'gpu.json'} and {folder / 'gpu.md'}", file=sys.stderr)
-    if ends[1]:
-        print(f"error: tests failed: {', '.join(failed) or 'pytest itself'}", file=sys.stderr)
+    found = {"date": today(), "device": describe(wanted.device), "parts": {}}
+    if wanted.only and (before := page.load(folder)):
+        if problem := difference(before, found):
+            print(f"error: {problem}", file=sys.stderr)
+            return 2
+        found["parts"] = before["parts"]
+    failed = []
+    for part in wanted.only or known:
+        print(f"part {part}", file=sys.stderr, flush=True)
+        if part == TESTS:
+            code, result = run_tests(wanted.device)
+        else:
+            code, result = run_section(part, wanted.device, wanted.rounds)
+        if code:
+            failed.append(part)
+        if result is not None:
+            parts = found["parts"] | {part: result}
+            found["parts"] = {name: parts[name] for name in known if name in parts}
+            page.save(found, folder)
+    print(f"wrote {folder / page.RESULTS} and {folder / page.PAGE}", file=sys.stderr)
+    if failed:
+        print(f"error: these parts failed: {', '.join(failed)}", file=sys.stderr)
         return 1
     return 0
 
@@ -117,37 +140,47 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def run_bench(device: str, rounds: int | None) -> int:
-    """Return the bench's exit code; its figures lie in build/gpu/bench.json."""
-    (BUILD / "bench.json").unlink(missing_ok=True)
-    command = [sys.executable, "-m", "tests.bench.gpu", f"--json={BUILD / 'bench.json'}"]
+def run_section(name: str, device: str, rounds: int | None) -> tuple[int, dict[str, Any] | None]:
+    """Measure a section; return the exit code, and the section with the machine's facts as JSON."""
+    file = BUILD / f"{name}.json"
+    file.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "tests.bench.gpu", "--only", name, f"--json={file}"]
     command += [f"--device={device}", *(["--quick"] if device == "cpu" else [])]
     command += [f"--rounds={rounds}"] if rounds else []
-    return subprocess.run(command, cwd=ROOT, env=environment(), check=False).returncode
+    code = subprocess.run(command, cwd=ROOT, env=environment(), check=False).returncode
+    if code:
+        return code, None
+    bench = json.loads(file.read_text())
+    (section,) = bench["sections"]
+    return 0, section | {"machine": bench["machine"]}
 
 
-def run_tests(is_cuda: bool) -> int:
-    """Return pytest's exit code; its outcomes lie in build/gpu/tests.xml."""
-    (BUILD / "tests.xml").unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "tests/gpu/test_cuda.py", "-q"]
-    command += ["-m", "gpu" if is_cuda else "not gpu and not slow"]
-    command += [f"--junitxml={BUILD / 'tests.xml'}", "-p", "no:cacheprovider"]
+def run_tests(device: str) -> tuple[int, list[dict[str, Any]]]:
+    """Run the tests, several at once; return the exit code and the outcome of each."""
+    report = BUILD / "tests.xml"
+    report.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", *TEST_FILES, "-q", "--color=no"]
+    command += ["-m", "gpu" if device == "cuda" else "not gpu and not slow"]
+    command += [f"-n={TEST_PROCESSES}", f"--junitxml={report}", "-p", "no:cacheprovider"]
     # The options of the whole suite need packages that a bare machine has not.
     command += ["--confcutdir=tests/gpu"]
-    return subprocess.run(command, cwd=ROOT, env=environment(), check=False).returncode
+    code = subprocess.run(command, cwd=ROOT, env=environment(), check=False).returncode
+    return code, outcomes(report)
 
 
-def results(device: str) -> dict[str, Any]:
-    """Return what gpu.json holds."""
-    figures = BUILD / "bench.json"
-    bench = json.loads(figures.read_text()) if figures.exists() else {"machine": {}, "sections": []}
-    return {
-        "date": datetime.now(timezone.utc).date().isoformat(),
-        "device": describe(device),
-        "machine": bench["machine"],
-        "sections": bench["sections"],
-        "tests": outcomes(BUILD / "tests.xml"),
-    }
+def today() -> str:
+    return datetime.now(timezone.utc).date().isoformat()
+
+
+def difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
+    """Return why new results must not stand beside earlier ones; None if they may."""
+    for key in ("date", "device"):
+        if before[key] != now[key]:
+            return (
+                f"the results so far have the {key} {before[key]}, and new ones would have {now[key]}. "
+                "Run all parts: leave out --only."
+            )
+    return None
 
 
 def describe(device: str) -> dict[str, Any]:

@@ -40,24 +40,32 @@ def page(results: Mapping[str, Any] | None) -> str:
 
 
 def figures(results: Mapping[str, Any]) -> str:
-    device, machine = results["device"], results["machine"]
+    device, parts = results["device"], dict(results["parts"])
+    tests = parts.pop("tests", [])
     memory = f" with {device['memory_gib']} GiB" if device["memory_gib"] else ""
+    machines = {
+        f"Python {each['machine']['python']} and {each['machine']['cpus']} CPUs"
+        for each in parts.values()
+    }
     lines = [
         f"Measured on {results['date']} on one {device['name']}{memory}, with torch {device['torch']}, "
-        f"torchvision {device['torchvision']}, CUDA {device['cuda']}, Python {machine['python']} and "
-        f"{machine['cpus']} CPUs. All figures are in [{RESULTS}]({RESULTS}).",
+        f"torchvision {device['torchvision']}, CUDA {device['cuda']}, {' or '.join(sorted(machines))}. "
+        f"All figures are in [{RESULTS}]({RESULTS}).",
         "",
-        *(Section.of_json(each).markdown() for each in results["sections"]),
-        "### CUDA tests",
-        "",
-        "| test | outcome | time |",
-        "|---|---|---|",
-        *(
-            f"| {test['name']} | {shown_outcome(test['outcome'])} | {test['seconds']} s |"
-            for test in results["tests"]
-        ),
-        "",
+        *(Section.of_json(each).markdown() for each in parts.values()),
     ]
+    if tests:
+        lines += [
+            "### CUDA tests",
+            "",
+            "| test | outcome | time |",
+            "|---|---|---|",
+            *(
+                f"| {test['name']} | {shown_outcome(test['outcome'])} | {test['seconds']} s |"
+                for test in tests
+            ),
+            "",
+        ]
     return "\n".join(lines)
 
 

@@ -1,73 +1,46 @@
-"""Training on a CUDA GPU: precision, compilation, FSDP2, fused optimizers, exact resume, too little memory.
+"""Training on a CUDA GPU: precision, compilation, FSDP2, fused optimizers, the host and the device.
 
 Each test that can also runs on a CPU, in the quick tests; `make gpu` runs those for CUDA. None needs Ray.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from tests.bench import data
-from tests.bench.rounds import ROOT
+from tests.gpu.gpu_runs import (
+    ADAMW,
+    BOTH,
+    CUDA,
+    CUDA_ONLY,
+    SGD,
+    assert_same_bits,
+    config_of,
+    image_run,
+    own_run,
+    text_run,
+)
+from trainyard_trainer.attempt.attempt import open_data
 from trainyard_trainer.checkpointing.checkpoint import MODEL, STATE
 from trainyard_trainer.checkpointing.saver import on_host
-from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE, BuiltInConfig, TrainerConfig
+from trainyard_trainer.config.trainer_config import (
+    TrainerConfig,
+)
 from trainyard_trainer.data.loading.batch import Batch
+from trainyard_trainer.data.loading.torch_loader import TorchBatches
 from trainyard_trainer.data.prepared import Prepared
 from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.engine.optimizers import build_optimizer
+from trainyard_trainer.hardware import GpuFacts, driver_version, gpu_facts
 from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.progress import Length, read_lines
-
-CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
-BOTH = pytest.mark.parametrize("device", ["cpu", CUDA], indirect=True)
-CUDA_ONLY = pytest.mark.parametrize("device", [CUDA], indirect=True)
-SLOW_ON_CPU = pytest.mark.parametrize(
-    "device", [pytest.param("cpu", marks=pytest.mark.slow), CUDA], indirect=True
-)
-
-SHUFFLENET = {
-    "name": "shufflenet_v2_x0_5",
-    "in_channels": 1,
-    "num_classes": 10,
-    "image_size": 28,
-}
-GPT = {"layers": 2, "heads": 2, "width": 64, "context_length": 64}
-ADAMW = {"name": "adamw", "learning_rate": 0.003}
-SGD = {"name": "sgd", "learning_rate": 0.05}
-
-
-def config_of(
-    storage: Path, device: torch.device, source: Path = Path("/made"), **train: Any
-) -> TrainerConfig:
-    """A run of one worker, in fp32 unless `train` says otherwise."""
-    settings = {"model": SHUFFLENET, "epochs": 2, "global_batch_size": 16, "precision": "fp32"}
-    return BuiltInConfig.model_validate(
-        {
-            "name": "cuda",
-            "data": {"source": str(source), "decode_workers": 0},
-            "train": settings | train,
-            "checkpoint": {"every_s": None, "every_samples": 64, "every_epochs": 1000},
-            "scaling": {
-                "num_workers": 1,
-                "use_gpu": device.type == "cuda",
-                "cpus_per_worker": 1,
-            },
-            "storage": {"path": str(storage)},
-        }
-    )
+from trainyard_trainer.run_folder.progress import Length, Trained
 
 
 def learner_of(images: Prepared, device: torch.device, **train: Any) -> Learner:
@@ -162,6 +135,60 @@ def test_the_optimizer_is_fused_and_does_what_the_plain_one_does(
     assert torch.allclose(*weights, rtol=1e-4, atol=1e-6)
 
 
+# The host and the device.
+
+
+def batches_of(config: TrainerConfig, device: torch.device) -> tuple[Learner, Iterator[Batch]]:
+    """Return a run's learner, and the batches of its first epoch as its loader makes them."""
+    data = open_data(config, RunFolder.open(config.storage.path, config.name))
+    length, worker = Length.of(config, data.num_train), Worker(device=device)
+    learner = Learner(config, data, length, worker)
+    loader = TorchBatches(data, length, Trained(), worker, config, learner.recipe.collate)
+    return learner, loader.epoch(0)
+
+
+@pytest.mark.parametrize("device", [CUDA], indirect=True)
+@pytest.mark.parametrize("run", [image_run, text_run, own_run])
+def test_the_host_never_waits_for_the_gpu_within_a_step(
+    tmp_path: Path, device: torch.device, run: Any
+) -> None:
+    config = run(tmp_path, device, "run", precision="bf16", clip_norm=1.0, ema_decay=0.9)
+    learner, batches = batches_of(config, device)
+    sums = learner.new_sums()
+    for step, batch in enumerate(batches):
+        assert all(batch[name].is_pinned() for name in batch)
+        if step == 2:  # the first steps make the state of the optimizer
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            learner.step(batch, sums, epoch=0, step_in_epoch=step)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        if step == 4:
+            break
+    assert sums.since_last()[0] > 0
+
+
+@CUDA_ONLY
+def test_the_facts_of_the_gpu_are_those_of_nvidia_smi(device: torch.device) -> None:
+    command = ["nvidia-smi", "--query-gpu=name,uuid,driver_version", "--format=csv,noheader"]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    name, uuid, driver = done.stdout.splitlines()[0].split(", ")
+    assert gpu_facts(device) == GpuFacts(model=name, id=uuid)
+    assert driver_version() == driver
+
+
+@BOTH
+def test_a_run_starts_from_the_weights_of_a_file(
+    images: Prepared, tmp_path: Path, device: torch.device
+) -> None:
+    file = tmp_path / "weights.pt"
+    before = learner_of(images, device, seed=1).network.state_dict()
+    torch.save(before, file)
+    after = learner_of(images, device, init={"path": str(file)}).network.state_dict()
+    assert_same_bits(after, before)
+    assert {each.device.type for each in after.values()} == {device.type}
+
+
 # Checkpoints and resume.
 
 
@@ -177,105 +204,3 @@ def test_a_checkpoint_goes_to_host_memory_and_back(
     resumed.load(saved[MODEL], saved[STATE])
     for name, value in learner.network.state_dict().items():
         assert torch.equal(resumed.network.state_dict()[name], value), name
-
-
-def image_run(tmp_path: Path, device: torch.device, name: str, **train: Any) -> TrainerConfig:
-    return config_of(tmp_path / name, device, data.grey_images(400), **train)
-
-
-def text_run(tmp_path: Path, device: torch.device, name: str, **train: Any) -> TrainerConfig:
-    """A language model on 32,000 random letters, in a file of its own."""
-    source = tmp_path / "text"
-    source.mkdir(exist_ok=True)
-    letters = np.random.default_rng(0).integers(ord("a"), ord("z") + 1, 32_000, np.uint8)
-    (source / "letters.txt").write_bytes(letters.tobytes())
-    settings = {"recipe": "language_model", "model": GPT, "optimizer": ADAMW}
-    return config_of(tmp_path / name, device, source, **settings | train)
-
-
-def train(config: TrainerConfig, *flags: str) -> subprocess.CompletedProcess[str]:
-    """Run the training program in a process of its own, as tests/gpu/train.py does."""
-    paths = [str(ROOT), str(ROOT / "train_image"), os.environ.get("PYTHONPATH", "")]
-    return subprocess.run(
-        [sys.executable, "-m", "tests.gpu.train", *flags],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-            CONFIG_VARIABLE: config.model_dump_json(),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-@SLOW_ON_CPU
-@pytest.mark.parametrize(
-    ("run", "settings"),
-    [
-        pytest.param(image_run, {"ema_decay": 0.9}, id="images"),
-        pytest.param(text_run, {}, id="text"),
-        pytest.param(text_run, {"strategy": "fsdp2"}, id="text-fsdp2"),
-        pytest.param(text_run, {"precision": "bf16"}, id="text-bf16"),
-    ],
-)
-@pytest.mark.timeout(600)
-def test_a_killed_run_goes_on_to_the_same_bits(
-    tmp_path: Path, device: torch.device, run: Any, settings: dict[str, Any]
-) -> None:
-    """With PyTorch's deterministic algorithms, without which two runs of CUDA differ in any case."""
-    whole, killed = (run(tmp_path, device, name, **settings) for name in ("whole", "killed"))
-    done = train(whole, "--deterministic")
-    assert done.returncode == 0, done.stdout + done.stderr
-    first = train(killed, "--deterministic", "--kill-from-step=8")
-    assert first.returncode == -signal.SIGKILL, first.stdout + first.stderr
-    second = train(killed, "--deterministic")
-    assert second.returncode == 0, second.stdout + second.stderr
-
-    folders = [RunFolder.open(each.storage.path, each.name) for each in (whole, killed)]
-    summary = json.loads(folders[1].read(folders[1].summary))
-    assert summary["attempts"] == 2
-    assert summary["resumed_from"]
-    weights = [
-        torch.load(Path(folder.model), map_location="cpu", weights_only=True) for folder in folders
-    ]
-    assert_same_bits(*weights)
-    losses = [
-        [line["loss"] for line in read_lines(folder, folder.metrics) if line["kind"] == "epoch"]
-        for folder in folders
-    ]
-    assert losses[0] == losses[1]
-
-
-def assert_same_bits(one: Any, other: Any) -> None:
-    if isinstance(one, torch.Tensor):
-        assert one.dtype == other.dtype
-        assert torch.equal(one, other)
-    elif isinstance(one, dict):
-        assert one.keys() == other.keys()
-        for key in one:
-            assert_same_bits(one[key], other[key])
-    else:
-        assert one == other
-
-
-# Too little memory.
-
-
-@CUDA_ONLY
-def test_a_run_that_exceeds_the_gpus_memory_names_the_numbers_and_the_remedies(
-    tmp_path: Path, device: torch.device
-) -> None:
-    model = {"name": "resnet18", "in_channels": 1, "num_classes": 10, "image_size": 224}
-    config = image_run(tmp_path, device, "large", model=model, global_batch_size=256)
-    done = train(config, "--memory-gib=1")
-    assert done.returncode == 1
-    error = done.stderr[done.stderr.index("error: CUDA out of memory") :]
-    name = torch.cuda.get_device_name(device)
-    assert f"of GPU 0 ({name})" in error
-    assert "computes 256 of its 256 samples per step at once" in error
-    assert "PyTorch reports: CUDA out of memory. Tried to allocate" in error
-    assert "train.micro_batch_size: 128" in error
-    assert "train.precision: bf16" in error
-    assert "Traceback" not in error

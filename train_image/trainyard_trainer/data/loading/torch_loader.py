@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
 from typing import Any
@@ -29,6 +30,7 @@ from trainyard_trainer.data.loading.user_dataset import (
 )
 from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.run_files import exit_codes
 from trainyard_trainer.run_folder.progress import Length, Trained
 
 BATCHES_AHEAD = 4
@@ -144,7 +146,7 @@ def load(
             "multiprocessing_context": context,
             "persistent_workers": True,
             "prefetch_factor": BATCHES_AHEAD,
-            "worker_init_fn": leave_group,
+            "worker_init_fn": begin_decoding,
         }
     return DataLoader(
         rows,
@@ -169,7 +171,7 @@ def iterate(loader: DataLoader[Batch]) -> Iterator[Batch]:
 
 
 def start_server() -> None:
-    """Start the process from which the others are forked, with SIGTERM blocked: see `leave_group`."""
+    """Start the process from which the others are forked, with SIGTERM blocked: see `begin_decoding`."""
     resource_tracker.ensure_running()  # otherwise Python does it next, and unblocks SIGTERM
     held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
@@ -178,10 +180,20 @@ def start_server() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
 
-def leave_group(number: int) -> None:
-    """Leave the process group of the worker, in a decoding process.
+def begin_decoding(number: int) -> None:
+    """Leave the process group of the worker, and end when the worker has ended; in a decoding process.
 
-    torchrun sends SIGTERM to the whole group of a worker, which still needs batches until it has saved.
+    torchrun sends SIGTERM to the whole group of a worker, which still needs batches until it has saved. A
+    worker that is killed cannot end its decoding processes, and the DataLoader's own watchdog sees only the
+    process from which they were forked.
     """
     os.setpgrp()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    threading.Thread(target=end_with_worker, daemon=True).start()
+
+
+def end_with_worker() -> None:
+    worker = multiprocessing.parent_process()
+    assert worker is not None
+    worker.join()
+    os._exit(exit_codes.FAILED)
