@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import subprocess
 import sys
@@ -37,14 +38,18 @@ def _prepared(name: str, encoding: str, write: Callable[[Path], None]) -> Path:
     # A data set of another format, made by an earlier version, is not read.
     path = BUILD / "data" / f"{name}-v{FORMAT}"
     source = path.with_name(f"{path.name}.source")
-    if (path / "dataset.json").exists():
-        return path
-    say(f"making {path.relative_to(ROOT)}")
-    shutil.rmtree(source, ignore_errors=True)
-    source.mkdir(parents=True)
-    write(source)
-    command = [*PREPARE, str(source), str(path), f"--encoding={encoding}"]
-    subprocess.run(command, check=True, stdout=sys.stderr)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f"{path.name}.lock").open("w") as lock:
+        # One of the processes that want it makes it, and the others wait.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (path / "dataset.json").exists():
+            return path
+        say(f"making {path.relative_to(ROOT)}")
+        shutil.rmtree(source, ignore_errors=True)
+        source.mkdir()
+        write(source)
+        command = [*PREPARE, str(source), str(path), f"--encoding={encoding}"]
+        subprocess.run(command, check=True, stdout=sys.stderr)
     return path
 
 

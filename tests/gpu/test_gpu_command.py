@@ -142,7 +142,7 @@ def test_the_whole_command_runs_with_these_packages_alone(
     results = page.load(command.BUILD)
     assert results
     assert results["device"]["peak_bf16_flops"] is None
-    assert {each["outcome"] for each in results["tests"]} == {"passed"}
+    assert {each["outcome"] for each in results["parts"]["tests"]} == {"passed"}
     assert (command.BUILD / page.PAGE).read_text() == page.page(results)
 
 
@@ -178,12 +178,14 @@ RESULTS: dict[str, Any] = {
         "torchvision": "0.26.0+cu130",
         "cuda": "13.0",
     },
-    "machine": {"python": "3.12.3", "machine": "x86_64", "cpus": 16, "load": 0.1},
-    "sections": [SECTION.to_json()],
-    "tests": [
-        {"name": "test_a[cuda]", "outcome": "passed", "seconds": 1.5},
-        {"name": "test_b[cuda]", "outcome": "failed", "seconds": 0.1},
-    ],
+    "parts": {
+        "tests": [
+            {"name": "test_a[cuda]", "outcome": "passed", "seconds": 1.5},
+            {"name": "test_b[cuda]", "outcome": "failed", "seconds": 0.1},
+        ],
+        "images": SECTION.to_json()
+        | {"machine": {"python": "3.12.3", "machine": "x86_64", "cpus": 16, "load": 0.1}},
+    },
 }
 
 
@@ -197,6 +199,19 @@ def test_the_page_has_the_figures_and_the_outcomes_of_the_tests(tmp_path: Path) 
     assert "| test_a[cuda] | passed | 1.5 s |" in text
     assert "| test_b[cuda] | **failed** | 0.1 s |" in text
     assert page.NO_FIGURES not in text
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [({"date": "2026-11-24"}, "the date 2026-11-25"), ({"device": {"name": "CPU"}}, "'CPU'")],
+)
+def test_results_of_another_day_or_device_do_not_stand_beside_new_ones(
+    change: dict[str, Any], named: str
+) -> None:
+    assert command.difference(RESULTS, RESULTS) is None
+    found = command.difference(RESULTS, RESULTS | change)
+    assert found
+    assert named in found
 
 
 def test_the_page_says_so_where_there_are_no_figures_yet(tmp_path: Path) -> None:

@@ -50,4 +50,4 @@ class NextLetter(Recipe[Gpt]):
         return Evaluation(sum=found.sum, weight=found.weight)
 
     def predict(self, model: Callable[..., Tensor], batch: Batch) -> dict[str, Tensor]:
-        return {"next": model(batch["text"].long())[:, -1].argmax(dim=1)}
+        return {"next": model(batch["text"][:, :-1].long())[:, -1].argmax(dim=1)}

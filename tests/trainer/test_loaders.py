@@ -6,6 +6,8 @@ import copy
 import logging
 import os
 import random
+import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Iterator
@@ -19,6 +21,7 @@ import pytest
 import ray
 import ray.train.torch
 import torch
+from attempts import wait_for
 from loaders import (
     Make,
     check_shares,
@@ -135,6 +138,44 @@ def test_processes_decode_beside_a_worker_where_there_is_something_to_decode(
     assert processes("encoded") == 3
     assert processes("raw", data__decode_workers=2) == 2
     assert processes("encoded", data__decode_workers=0) == 0
+
+
+WORKER = """
+import os, signal, sys
+from pathlib import Path
+import test_loaders as loaders
+from multiprocessing import active_children
+
+folder = Path(sys.argv[1])
+config = loaders.config_of(folder, 8, data__decode_workers=2)
+batches = loaders.TorchBatches(
+    loaders.prepared_of(folder, 50, encoding="encoded"),
+    loaders.Length.of(config, 50),
+    loaders.Trained(),
+    loaders.Worker(device=loaders.CPU),
+    config,
+)
+epoch = batches.epoch(0)
+next(epoch)
+print(*(child.pid for child in active_children()), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_processes_that_decode_end_when_their_worker_is_killed(tmp_path: Path) -> None:
+    here = str(Path(__file__).parent)
+    done = subprocess.run(
+        [sys.executable, "-c", WORKER, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": here},
+        text=True,
+        check=False,
+        timeout=100,  # a process that does not end keeps the pipe open
+    )
+    assert done.returncode == -signal.SIGKILL
+    decoders = [int(each) for each in done.stdout.split()]
+    assert len(decoders) == 2
+    assert wait_for(lambda: not any(Path(f"/proc/{each}").exists() for each in decoders), 10)
 
 
 def test_beginning_an_epoch_draws_no_random_number_of_the_models(tmp_path: Path) -> None:

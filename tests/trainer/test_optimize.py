@@ -222,3 +222,20 @@ def test_an_average_goes_on_from_its_state() -> None:
         whole.update_parameters(network)
         cut.update_parameters(network)
     assert torch.equal(whole.module.weight, cut.module.weight)
+
+
+@pytest.mark.parametrize("optimizer", [{"name": "sgd"}, {"name": "adamw"}])
+def test_gradients_that_overflow_in_the_first_step_leave_nothing_behind(
+    optimizer: dict[str, Any],
+) -> None:
+    train = small_config(Path("/unused"), train__precision="fp16", train__optimizer=optimizer).train
+    weight = nn.Parameter(torch.ones(1000))
+    mover = build_optimizer([weight], train, torch.device("cpu"))
+    scaler = torch.amp.GradScaler("cpu")
+    for factor in (torch.inf, 1.0, 1.0):
+        mover.zero_grad()
+        scaler.scale((weight * factor).sum()).backward()
+        scaler.step(mover)
+        scaler.update()
+    assert 0 < (1 - weight).max() < 1
+    assert len(weight.unique()) == 1

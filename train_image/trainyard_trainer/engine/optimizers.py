@@ -38,7 +38,9 @@ def build_optimizer(
                 lr=optimizer.learning_rate,
                 momentum=optimizer.momentum,
                 weight_decay=optimizer.weight_decay,
-                fused=is_fused and not is_sharded,  # torch has no fused SGD for DTensors
+                # torch has no fused SGD for DTensors. With a loss scaler, the fused SGD of torch 2.11 and
+                # 2.13 leaves the momentum uninitialised if the gradients of the first step overflow.
+                fused=is_fused and not is_sharded and train.precision != "fp16",
             )
         case AdamW():
             return torch.optim.AdamW(
