@@ -37,7 +37,6 @@ from trainyard_trainer.tools.own_prediction import predict_split
     ("run", "settings"),
     [
         pytest.param(image_run, {"ema_decay": 0.9}, id="images"),
-        pytest.param(image_run, {"precision": "fp16", "clip_norm": 1.0}, id="images-fp16"),
         pytest.param(text_run, {}, id="text"),
         pytest.param(text_run, {"strategy": "fsdp2"}, id="text-fsdp2"),
         pytest.param(text_run, {"precision": "bf16"}, id="text-bf16"),
@@ -55,12 +54,20 @@ def test_a_killed_run_goes_on_to_the_same_bits(
 
 
 @CUDA_ONLY
+@pytest.mark.parametrize(
+    ("run", "settings"),
+    [
+        pytest.param(image_run, {"precision": "fp16", "clip_norm": 1.0}, id="images-fp16"),
+        pytest.param(text_run, {"compile": True}, id="text-compiled"),
+    ],
+)
 @pytest.mark.timeout(600)
-def test_a_killed_run_of_a_compiled_model_goes_on_to_the_same_bits(
-    tmp_path: Path, device: torch.device
+def test_a_killed_run_with_what_only_a_gpu_has_goes_on_to_the_same_bits(
+    tmp_path: Path, device: torch.device, run: Any, settings: dict[str, Any]
 ) -> None:
-    runs = (text_run(tmp_path, device, name, compile=True) for name in ("whole", "killed"))
-    assert_same_after_kill(*runs)
+    assert_same_after_kill(
+        *(run(tmp_path, device, name, **settings) for name in ("whole", "killed"))
+    )
 
 
 def assert_same_after_kill(whole: TrainerConfig, killed: TrainerConfig) -> None:
