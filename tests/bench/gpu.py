@@ -185,14 +185,14 @@ class Bench:
         }
         return self.config("gpu-language-model", settings | train, Path("/made"))
 
-    def own_config(self, **train: Any) -> TrainerConfig:
+    def own_config(self) -> TrainerConfig:
         """The same language model, as a recipe of a user."""
         settings = {
             "recipe": user_recipe.RECIPE,
             "model": self.size.gpt.model_dump(),
             "global_batch_size": self.size.gpt_batch_size,
         }
-        return self.config("gpu-own-recipe", settings | train, {"dataset": user_recipe.DATASET})
+        return self.config("gpu-own-recipe", settings, {"dataset": user_recipe.DATASET})
 
     def settings(self, config: TrainerConfig, images: DatasetInfo | None = None) -> Settings:
         is_images = config.train.recipe == "image_classification"
@@ -265,18 +265,12 @@ def images(bench: Bench) -> Section:
 
 def language_model(bench: Bench) -> Section:
     """The language model: the trainer's loop beside a plain one."""
-    config = bench.text_config()
-    settings = bench.settings(config)
-    batch = same_batch(settings)
-    speeds = in_tokens(
-        compare(settings, bench, *[partial(again_and_again, batch, settings)] * 2), bench
-    )
+    speeds = text_speeds(bench, bench.text_config())
     gpt = bench.size.gpt
     rows = [
         *speed_rows("language model", "tokens/s", speeds),
         *mfu_rows("language model", speeds, flops_per_token(gpt), bench),
     ]
-    bench.clear()
     notes = (
         f"{gpt.layers} layers of width {gpt.width} over {gpt.context_length} bytes, batch of "
         f"{bench.size.gpt_batch_size}, {bench.precision}, {bench.compiling}, fused AdamW. A token is a byte.",
@@ -289,17 +283,21 @@ def language_model(bench: Bench) -> Section:
 
 def own_recipe(bench: Bench) -> Section:
     """The language model as a recipe of a user: the trainer's loop beside a plain one."""
-    settings = bench.settings(bench.own_config())
-    batch = same_batch(settings)
-    speeds = in_tokens(
-        compare(settings, bench, *[partial(again_and_again, batch, settings)] * 2), bench
-    )
-    bench.clear()
+    speeds = text_speeds(bench, bench.own_config())
     return Section(
         title="A user's recipe beside a plain PyTorch loop",
         rows=tuple(speed_rows("user's recipe", "tokens/s", speeds)),
         notes=("The language model above, as a recipe of a user (tests/gpu/user_recipe.py).",),
     )
+
+
+def text_speeds(bench: Bench, config: TrainerConfig) -> dict[str, tuple[float, ...]]:
+    """Return the tokens per second of both loops on one batch of text."""
+    settings = bench.settings(config)
+    batch = same_batch(settings)
+    speeds = compare(settings, bench, *[partial(again_and_again, batch, settings)] * 2)
+    bench.clear()
+    return in_tokens(speeds, bench)
 
 
 def compare(

@@ -5,10 +5,10 @@
 `make gpu` runs it. A part is a section of tests/bench/gpu.py, or `tests`; each runs in a process of its own,
 and its results are saved when it ends. With `--only`, the results of the other parts stay as they are.
 
-It needs the packages of the dependency groups `gpu-machine` and `gpu-wheels` in
-pyproject.toml. What is missing of the second group is installed into build/gpu-site from the wheels in
-build/gpu-wheels, without network and without root. `--device cpu` runs the same steps with tiny numbers where
-there is no GPU, and writes into build/gpu in place of docs/results.
+It needs the packages of the dependency groups `gpu-machine` and `gpu-wheels` in pyproject.toml. What is
+missing of the second group is installed into build/gpu-site from the wheels in build/gpu-wheels,
+without network and without root. `--device cpu` runs the same steps with tiny numbers where there is no
+GPU, and writes into build/gpu in place of docs/results.
 
 This module itself imports the standard library alone until the packages are there.
 """
@@ -33,8 +33,6 @@ BUILD = ROOT / "build/gpu"
 SITE = ROOT / f"build/gpu-site/{sys.version_info.major}.{sys.version_info.minor}"
 WHEEL_FOLDER = ROOT / "build/gpu-wheels"
 DOCS = ROOT / "docs/results"
-TESTS = "tests"
-"""The part that runs the CUDA tests."""
 TEST_FILES = ("tests/gpu/test_cuda.py", "tests/gpu/test_cuda_runs.py")
 TEST_PROCESSES = 6
 """So many tests run at once: together they use a small part of a GPU's memory."""
@@ -61,7 +59,7 @@ def main() -> int:
     if wanted.page:
         page.write(DOCS)
         return 0
-    known = [TESTS, *SECTIONS]
+    known = [page.TESTS, *SECTIONS]
     if unknown := [part for part in wanted.only or () if part not in known]:
         parser.error(f"unknown part {unknown[0]}: use {', '.join(known)}")
     folder = DOCS if wanted.device == "cuda" else BUILD
@@ -75,7 +73,7 @@ def main() -> int:
     failed = []
     for part in wanted.only or known:
         print(f"part {part}", file=sys.stderr, flush=True)
-        if part == TESTS:
+        if part == page.TESTS:
             code, result = run_tests(wanted.device)
         else:
             code, result = run_section(part, wanted.device, wanted.rounds)

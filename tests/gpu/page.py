@@ -11,6 +11,8 @@ from tests.bench.rounds import Section
 
 RESULTS = "gpu.json"
 PAGE = "gpu.md"
+TESTS = "tests"
+"""The part of the results that the CUDA tests are; the others are sections of the bench."""
 
 NO_FIGURES = "No figures yet: run `make gpu` on a machine with a CUDA GPU."
 
@@ -41,7 +43,7 @@ def page(results: Mapping[str, Any] | None) -> str:
 
 def figures(results: Mapping[str, Any]) -> str:
     device, parts = results["device"], dict(results["parts"])
-    tests = parts.pop("tests", [])
+    tests = parts.pop(TESTS, [])
     memory = f" with {device['memory_gib']} GiB" if device["memory_gib"] else ""
     machines = {
         f"Python {each['machine']['python']} and {each['machine']['cpus']} CPUs"
