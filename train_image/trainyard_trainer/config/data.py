@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from trainyard_trainer.config.data_sources import (
     BUILT_IN,
+    CHATS,
     IMAGES,
     TABLES,
     TEXT,
@@ -69,7 +70,9 @@ class Data(Loading):
     """The data set of a run, and the loader that makes batches of it."""
 
     source: Annotated[
-        str, AfterValidator(_require_source), Field(description=describe_sources(IMAGES, TEXT))
+        str,
+        AfterValidator(_require_source),
+        Field(description=describe_sources(IMAGES, TEXT, CHATS)),
     ]
 
     text_files: Annotated[str, StringConstraints(min_length=1)] | None = None

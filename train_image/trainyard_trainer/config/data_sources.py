@@ -13,6 +13,7 @@ from pathlib import Path
 
 IMAGES = "image_classification"
 TEXT = "language_model"
+CHATS = "causal_lm"
 TABLES = "gradient_boosting"
 
 MANIFEST_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
@@ -112,6 +113,13 @@ DATA_SOURCES: tuple[DataSource, ...] = (
         description="a text file or a folder of text files",
         example="/mnt/data/books",
         recipes=(TEXT,),
+    ),
+    DataSource(
+        name="chats",
+        description="JSON lines, Parquet files or a folder of `datasets` whose rows are chats (`messages`, or "
+        "`conversations` of ShareGPT), prompts with completions, instructions of Alpaca, or `text`",
+        example="/mnt/data/chats.jsonl",
+        recipes=(CHATS,),
     ),
     DataSource(
         name="Parquet table",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 from pydantic_core import PydanticCustomError
 
-from trainyard_trainer.config.section import Fraction, Section
+from trainyard_trainer.config.section import Fraction, Location, PositiveNumber, Section
 
 
 class Model(Section):
@@ -54,3 +54,52 @@ class Gpt(Section):
                 f"use a width of {below} or {below + self.heads}",
             )
         return self
+
+
+class Lora(Section):
+    """The settings of an adapter: small trained matrices beside frozen weights (LoRA)."""
+
+    kind: Literal["lora"]
+    """The kind of adapter."""
+
+    rank: PositiveInt = 16
+    """The inner size of the two matrices beside each target."""
+
+    alpha: PositiveNumber = 16.0
+    """The factor of what the matrices add is `alpha / rank`, with `rslora` `alpha / sqrt(rank)`."""
+
+    dropout: Fraction = 0.0
+    """The share of a target's inputs that its matrices do not see in training, at random."""
+
+    targets: (
+        Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
+    ) = "all-linear"
+    """The modules with an adapter: `all-linear` is each linear layer but the output layer; or a list of the
+    ends of their names, such as `[q_proj, v_proj]`."""
+
+    rslora: bool = False
+    """Scale by the square root of the rank (rank-stabilised LoRA)."""
+
+    dora: bool = False
+    """Train the length of each weight's rows as well (DoRA)."""
+
+
+class CausalModel(Section):
+    """The settings of a language model of Transformers."""
+
+    path: Location
+    """The model's folder, with `config.json`, files of safetensors, and its tokenizer."""
+
+    init: Literal["pretrained", "random"] = "pretrained"
+    """Start from the weights of the folder (`pretrained`), or from random weights (`random`)."""
+
+    adapter: Lora | None = None
+    """Train an adapter and leave the weights as they are. Without it, all weights are trained."""
+
+    attention: Literal["auto", "eager", "sdpa", "flash", "flex"] = "auto"
+    """The implementation of attention: Transformers' own choice (`auto`), plain PyTorch (`eager`), PyTorch's
+    fused kernels (`sdpa`), FlashAttention 2 (`flash`, which the image lacks), or FlexAttention (`flex`)."""
+
+    gradient_checkpointing: bool = False
+    """Keep only the inputs of each block for the backward pass, and compute the rest again: slower, and it
+    needs less memory."""

@@ -10,7 +10,7 @@ from pydantic import Discriminator, Tag
 
 from trainyard_trainer.config.boosting import OBJECTIVE_METRICS, Boosting
 from trainyard_trainer.config.metric import Metric, ValidationGoal, goals_of
-from trainyard_trainer.config.train import ImageClassification, LanguageModel, Train
+from trainyard_trainer.config.train import CausalLm, ImageClassification, LanguageModel, Train
 
 
 def recipe_named(train: Any) -> str:
@@ -23,7 +23,8 @@ def recipe_named(train: Any) -> str:
 
 AnyTrain = Annotated[
     Annotated[ImageClassification, Tag("image_classification")]
-    | Annotated[LanguageModel, Tag("language_model")],
+    | Annotated[LanguageModel, Tag("language_model")]
+    | Annotated[CausalLm, Tag("causal_lm")],
     Discriminator(recipe_named),
 ]
 """A recipe that trains a network, and its settings."""
@@ -31,6 +32,7 @@ AnyTrain = Annotated[
 RECIPE_MODELS: tuple[type[Train] | type[Boosting], ...] = (
     ImageClassification,
     LanguageModel,
+    CausalLm,
     Boosting,
 )
 """The registry of recipes: the model of the `train` section of each."""

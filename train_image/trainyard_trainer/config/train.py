@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from trainyard_trainer.config.checkpoint import CheckpointConfig
 from trainyard_trainer.config.data import Data, require_known
 from trainyard_trainer.config.metric import ACCURACY, Metric, goals_of
-from trainyard_trainer.config.models import Gpt, Model
+from trainyard_trainer.config.models import CausalModel, Gpt, Model
 from trainyard_trainer.config.optimizers import AdamW, Constant, Cosine, Optimizer, Sgd, Steps
 from trainyard_trainer.config.section import (
     Endpoint,
@@ -175,6 +175,44 @@ class LanguageModel(Train):
     """The architecture of the model."""
 
     optimizer: Optimizer = AdamW(name="adamw")
+
+
+class CausalLm(Train):
+    """Fine-tuning of a language model of Transformers on chats, prompts or text."""
+
+    no_use_for = ("augment", "image_column", "label_column", "text_files")
+
+    recipe: Literal["causal_lm"]
+    """The recipe: predict the next token of a chat or a text."""
+
+    model: CausalModel
+    """The model, and which of its weights are trained."""
+
+    context_length: Annotated[int, Field(ge=2, le=2**20)]
+    """The number of tokens of a sample."""
+
+    packing: bool = True
+    """Fill each sample with several rows of the data, which do not see each other. Otherwise each sample is
+    one row, with padding behind it."""
+
+    loss_on: Literal["answers", "all"] = "answers"
+    """The tokens that are learnt: `answers` are the assistant's turns of a chat and the completions of
+    prompts; `all` is every token. Of plain text, all tokens are learnt."""
+
+    too_long: Literal["truncate", "split", "refuse"] = "truncate"
+    """What becomes of a row with more tokens than the context length: its end is left out (`truncate`), it
+    becomes several samples (`split`), or it counts as a bad sample (`refuse`)."""
+
+    optimizer: Optimizer = AdamW(name="adamw")
+
+    @model_validator(mode="after")
+    def _starts_from_its_folder(self) -> CausalLm:
+        if self.init is not None:
+            raise PydanticCustomError(
+                "one_of",
+                "init means nothing to recipe causal_lm, which starts from the weights in model.path",
+            )
+        return self
 
 
 def require_fit(data: Data, train: Train, checkpoint: CheckpointConfig) -> None:
