@@ -31,7 +31,7 @@ from trainyard_trainer.config.data_sources import absolute
 from trainyard_trainer.config.metric import LOSS, VALIDATION_PREFIX
 from trainyard_trainer.config.own_recipe import OwnData, OwnRecipe
 from trainyard_trainer.config.recipes import best_goal, metrics_of
-from trainyard_trainer.config.train import Train, require_goals
+from trainyard_trainer.config.train import CausalLm, Train, require_goals
 from trainyard_trainer.config.trainer_config import (
     BoostingConfig,
     RecipeConfig,
@@ -109,6 +109,7 @@ def run(config: TrainerConfig, output: Output, fit: Fit) -> None:
                 code_archive.store(folder, code)
             data = open_data(config, folder)
             length = check_data(config, data)
+            recipe_of(config, data.info).prepare(folder, say)
             start = resume.choose(folder)
             if start is None:
                 starts_from = check_start(config)
@@ -167,6 +168,9 @@ def with_absolute_path(config: AnyRecipe) -> AnyRecipe:
     if isinstance(train, Train) and train.init:
         init = train.init.model_copy(update={"path": absolute(train.init.path)})
         train = train.model_copy(update={"init": init})
+    elif isinstance(train, CausalLm):
+        model = train.model.model_copy(update={"path": absolute(train.model.path)})
+        train = train.model_copy(update={"model": model})
     changes = {"storage": config.storage.absolute(), "data": data, "train": train}
     return config.model_copy(update=changes)
 

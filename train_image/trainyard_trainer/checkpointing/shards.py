@@ -42,6 +42,10 @@ class TrainingState(Protocol):
         """The model as the strategy has wrapped it: DeepSpeed's engine with `strategy: deepspeed`."""
 
     @property
+    def saves_frozen_weights(self) -> bool:
+        """Whether a checkpoint holds the weights that are not trained."""
+
+    @property
     def optimizer(self) -> torch.optim.Optimizer:
         """The optimizer of the model."""
 
@@ -51,6 +55,9 @@ class TrainingState(Protocol):
 
     def sync_buffers(self) -> None:
         """Copy the buffers of rank 0 to all workers."""
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return the weights of the model that a checkpoint holds. They are not copied."""
 
 
 SHARDS = "shards"
@@ -101,7 +108,7 @@ class Shards:
     def _tensors(self, learner: TrainingState) -> dict[str, Any]:
         network, optimizer, average = learner.network, learner.optimizer, learner.average
         return {
-            "model": network.state_dict(),
+            "model": learner.weights(),
             "optimizer": get_optimizer_state_dict(network, optimizer)["state"],
             "average": average.state_dict() if average else {},
         }

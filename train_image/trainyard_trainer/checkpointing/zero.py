@@ -60,7 +60,12 @@ class ZeroShards:
 
         engine = _engine(learner, save=keep)
         with TemporaryDirectory() as nowhere:
-            engine.save_checkpoint(nowhere, tag=SHARDS, save_latest=False)
+            engine.save_checkpoint(
+                nowhere,
+                tag=SHARDS,
+                save_latest=False,
+                exclude_frozen_parameters=not learner.saves_frozen_weights,
+            )
         return contents
 
     def save(self, name: str, shares: Mapping[str, Any]) -> dict[str, FileEntry]:
@@ -93,7 +98,9 @@ class ZeroShards:
             for file in self._checkpoints.read_manifest(name).files:
                 if file.startswith(f"{SHARDS}/"):
                     Path(folder, file).touch()
-            engine.load_checkpoint(folder, tag=SHARDS)
+            engine.load_checkpoint(
+                folder, tag=SHARDS, load_module_strict=learner.saves_frozen_weights
+            )
 
 
 def whole(checkpoints: Checkpoints, name: str) -> dict[str, torch.Tensor]:

@@ -212,6 +212,10 @@ class CausalLm(Train):
                 "one_of",
                 "init means nothing to recipe causal_lm, which starts from the weights in model.path",
             )
+        if self.model.adapter is not None and self.ema_decay is not None:
+            raise PydanticCustomError(
+                "one_of", "ema_decay does not fit an adapter: remove one of them"
+            )
         return self
 
 

@@ -29,6 +29,7 @@ from trainyard_trainer.parallel.strategy import Worker, local_shard, strategy_of
 from trainyard_trainer.recipes.initial_weights import load_initial_weights
 from trainyard_trainer.recipes.recipe import Forward
 from trainyard_trainer.recipes.registry import recipe_of
+from trainyard_trainer.recipes.trained_weights import load_weights, saved_weights
 from trainyard_trainer.run_folder.progress import Length
 
 
@@ -69,6 +70,10 @@ class Learner:
         if self.average and self.strategy.is_sharded:
             self.strategy.wrap_model(self.average.module, worker)
         wrapped = self.strategy.wrap_model(self.network, worker)
+        for network in (self.network, self.average and self.average.module):
+            if network is not None and allocate_parameters(network, worker.device):
+                if not (is_resumed and self.recipe.saves_frozen_weights):
+                    self.recipe.load_weights(network)
         groups = self.recipe.parameter_groups(self.network)
         optimizer = build_optimizer(
             groups, config.train, worker.device, is_sharded=self.strategy.is_sharded
@@ -92,9 +97,18 @@ class Learner:
             "average": self.average.state_dict() if self.average else {},
         }
 
+    @property
+    def saves_frozen_weights(self) -> bool:
+        """Whether a checkpoint holds the weights that are not trained."""
+        return self.recipe.saves_frozen_weights
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the weights of the network that a checkpoint holds. They are not copied."""
+        return saved_weights(self.recipe, self.network)
+
     def load(self, weights: dict[str, Any], state: dict[str, Any]) -> None:
         """Restore a checkpoint that rank 0 has saved."""
-        self.network.load_state_dict(weights)
+        load_weights(self.recipe, self.network, weights)
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         if self.average:
@@ -238,6 +252,20 @@ class Learner:
         shares = [local_shard(each).detach() for each in self.network.parameters()]
         bad = torch.stack([~share.isfinite().all() for share in shares]).sum()
         return not self.worker.sum(bad)
+
+
+def allocate_parameters(network: nn.Module, device: torch.device) -> bool:
+    """Allocate the parameters of a network that has none yet; return whether it had none.
+
+    Buffers keep their values, which no file holds.
+    """
+    if not any(each.is_meta for each in network.parameters()):
+        return False
+    buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    network.to_empty(device=device)
+    for name, buffer in network.named_buffers():
+        buffer.copy_(buffers[name])
+    return True
 
 
 def in_float32(tensor: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ class RankZeroRecords:
     ) -> None:
         contents = {STATE: {"learner": learner.state(), "partial_epoch": partial_epoch}}
         if not self.shards:
-            contents[MODEL] = learner.network.state_dict()
+            contents[MODEL] = learner.weights()
         self.saver.start(
             trained=trained,
             contents=contents,

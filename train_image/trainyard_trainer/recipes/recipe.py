@@ -47,6 +47,12 @@ class Recipe(Generic[Config]):
     metrics: ClassVar[tuple[Metric, ...]] = ()
     """The metrics beside the loss; `loss` and `evaluate` return the sums of each of them."""
 
+    saves_frozen_weights: bool = True
+    """Whether checkpoints and model.pt hold the weights that are not trained (`requires_grad = False`).
+
+    A recipe that reads them from a file of its own in `build_model` or `load_weights` needs no copies.
+    """
+
     def __init__(self, config: Config, info: DataInfo | None = None) -> None:
         """`config` is the validated section `train.model`; `info` is None until the data are prepared."""
         self.config = config
@@ -105,6 +111,21 @@ class Recipe(Generic[Config]):
     def summarize(self, details: Mapping[str, Tensor | Top]) -> dict[str, Any]:
         """Turn the details of a whole validation, in host memory, into JSON for validation.json."""
         return {}
+
+    def prepare(self, folder: RunFolder, say: Callable[[str], None]) -> None:
+        """Prepare what the workers need beside the data, such as the files of a pretrained model.
+
+        The driver calls it before workers start, with the run's folder; `say` prints a line. Raises
+        ConfigError.
+        """
+
+    def load_weights(self, network: nn.Module) -> None:
+        """Read the first weights of a network that `build_model` has built without storage.
+
+        With FSDP2, `build_model` may return parameters on the meta device. This method is then called on
+        each worker after the network is sharded, and fills the worker's shards.
+        """
+        raise NotImplementedError
 
     def parameter_groups(self, model: nn.Module) -> Iterable[Tensor | dict[str, Any]]:
         """Return the parameters, or parameter groups for the optimizer with options of their own.

@@ -8,6 +8,7 @@ from typing import Any
 from trainyard_trainer.config.own_recipe import OwnRecipe
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.rows import DataInfo
+from trainyard_trainer.recipes.causal_lm.recipe import CausalLanguage
 from trainyard_trainer.recipes.image_classification.recipe import Classification
 from trainyard_trainer.recipes.language_model.recipe import Language
 from trainyard_trainer.recipes.own import read_settings, recipe_class
@@ -16,6 +17,7 @@ from trainyard_trainer.recipes.recipe import Recipe
 RECIPES: Mapping[str, type[Recipe[Any]]] = {
     "image_classification": Classification,
     "language_model": Language,
+    "causal_lm": CausalLanguage,
 }
 """By `train.recipe`."""
 

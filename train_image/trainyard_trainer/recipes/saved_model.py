@@ -30,6 +30,7 @@ from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.errors import ConfigError, RunError
 from trainyard_trainer.recipes.recipe import Recipe
 from trainyard_trainer.recipes.registry import saved_recipe
+from trainyard_trainer.recipes.trained_weights import load_weights
 from trainyard_trainer.run_folder import code_archive
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.terminal import Bar
@@ -72,8 +73,9 @@ class Saved:
 
     def build(self) -> nn.Module:
         """The network, ready to be asked."""
-        network = self.recipe.build_model()
-        network.load_state_dict(self.weights)
+        recipe = self.recipe
+        network = recipe.build_model()
+        load_weights(recipe, network, self.weights)
         return network.eval()
 
 

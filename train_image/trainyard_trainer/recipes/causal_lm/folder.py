@@ -1,0 +1,104 @@
+"""The folder of a model of Transformers: its config, its weights by name, and a hash of both."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainyard_trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+CHUNK_BYTES = 2**24
+"""How much of a file is hashed at once."""
+
+
+def read_config(path: str) -> PretrainedConfig:
+    """Read the config of a model's folder. Raises ConfigError if there is none that Transformers knows."""
+    require_folder(path)
+    from transformers import AutoConfig
+
+    with explained(path):
+        found: PretrainedConfig = AutoConfig.from_pretrained(path, local_files_only=True)
+    return found
+
+
+def require_folder(path: str) -> None:
+    """Raise ConfigError if there is no folder with a config. Transformers would ask the network for it."""
+    folder = Path(path)
+    if not folder.is_dir():
+        found = "it is a file" if folder.exists() else "there is none"
+        raise ConfigError(f"train.model.path = {path} has to be a folder, and {found}")
+    if not (folder / CONFIG).is_file():
+        names = sorted(each.name for each in folder.iterdir())
+        raise ConfigError(
+            f"train.model.path = {path} has no {CONFIG}, but {', '.join(names[:5]) or 'no files'}.\n"
+            "       Use a folder that save_pretrained of Transformers wrote, or one of the Hugging Face Hub."
+        )
+
+
+def weight_files(path: str) -> dict[str, Path]:
+    """Return the file of each weight by the weight's name. Raises ConfigError if there are none."""
+    folder = Path(path)
+    if (folder / INDEX).is_file():
+        names: Mapping[str, str] = json.loads((folder / INDEX).read_text())["weight_map"]
+        missing = sorted({file for file in names.values() if not (folder / file).is_file()})
+        if missing:
+            raise ConfigError(
+                f"train.model.path = {path} lacks {missing[0]} and {len(missing) - 1} more files of "
+                f"{INDEX}. Copy the folder again."
+            )
+        return {name: folder / file for name, file in names.items()}
+    if not (folder / SINGLE).is_file():
+        raise ConfigError(
+            f"train.model.path = {path} has no weights: neither {SINGLE} nor {INDEX}.\n"
+            "       Use a folder with safetensors, or train.model.init: random."
+        )
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(folder / SINGLE, framework="pt") as file:
+            return dict.fromkeys(file.keys(), folder / SINGLE)
+    except SafetensorError as error:
+        raise ConfigError(
+            f"train.model.path = {path}: {SINGLE} is no whole file of safetensors: {error}"
+        ) from None
+
+
+def fingerprint(path: str) -> str:
+    """Return a SHA-256 of the names and contents of the config and of all files with weights."""
+    files = sorted({Path(path) / CONFIG, *weight_files(path).values()})
+    with ThreadPoolExecutor() as pool:
+        hashes = list(pool.map(_sha256, files))
+    lines = [f"{file.name} {found}\n" for file, found in zip(files, hashes, strict=True)]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _sha256(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while chunk := stream.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+@contextmanager
+def explained(path: str) -> Iterator[None]:
+    """Raise ConfigError in place of what Transformers raises for a folder that it does not understand."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigError(
+            f"train.model.path = {path} is no model that Transformers can use: {reason}"
+        ) from error

@@ -1,0 +1,88 @@
+"""The network of `causal_lm`: a model of Transformers, and the loss of its output layer."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trainyard_trainer.recipes.causal_lm.documents import IGNORED, Documents
+
+ASSIGNMENT = re.compile(r"^\s+(?:lm_)?logits\s*[-+*/]?= ", re.MULTILINE)
+"""A statement that sets or changes the scores of a model."""
+
+
+class CausalNetwork(nn.Module):
+    """A language model that returns the sum of the losses of its targets, or its scores.
+
+    The output layer and the cross entropy are computed together in chunks, so that the scores of all tokens
+    never exist at once. Models that change the scores behind their output layer compute all of them.
+    """
+
+    def __init__(self, model: nn.Module, *, is_flattened: bool = False) -> None:
+        """`is_flattened` puts the rows of a batch behind each other, as FlashAttention wants documents."""
+        super().__init__()
+        self.model = model
+        self._is_flattened = is_flattened
+        self._has_plain_scores = has_plain_scores(model)
+
+    def forward(self, tokens: Tensor, documents: Documents | None = None) -> Tensor:
+        """Return the sum of the losses of the targets; without documents the scores (N, T, vocabulary).
+
+        `tokens` is (N, T), integers.
+        """
+        tokens = tokens.long()
+        if documents is None:
+            scores: Tensor = self.model(input_ids=tokens, use_cache=False).logits
+            return scores
+        positions, targets = documents.positions, documents.targets.flatten()
+        if self._is_flattened:
+            tokens, positions = tokens.flatten()[None], positions.flatten()[None]
+        # Transformers finds documents by their positions only without a mask and without a cache.
+        inputs: dict[str, Any] = {
+            "input_ids": tokens,
+            "position_ids": positions,
+            "use_cache": False,
+        }
+        if not self._has_plain_scores:
+            scores = self.model(**inputs).logits.float().flatten(0, 1)
+            return functional.cross_entropy(scores, targets, ignore_index=IGNORED, reduction="sum")
+        body = getattr(self.model, str(self.model.base_model_prefix))
+        hidden = body(**inputs).last_hidden_state.flatten(0, 1)
+        return loss_of_head(hidden, self.model.get_output_embeddings(), targets)  # type: ignore[operator]
+
+
+def loss_of_head(hidden: Tensor, head: nn.Linear, targets: Tensor) -> Tensor:
+    """Return the summed cross entropy of an output layer: `hidden` is (N, width), `targets` (N,)."""
+    if hidden.device.type == "cpu":
+        # On a CPU the number of targets is known at once, and the other tokens then cost nothing.
+        is_learnt = targets != IGNORED
+        hidden, targets = hidden[is_learnt], targets[is_learnt]
+    weight, bias = head.weight, head.bias
+    if torch.is_autocast_enabled(hidden.device.type):
+        dtype = torch.get_autocast_dtype(hidden.device.type)
+        hidden, weight = hidden.to(dtype), weight.to(dtype)
+        bias = bias.to(dtype) if bias is not None else None
+    return functional.linear_cross_entropy(
+        hidden.to(weight.dtype),
+        weight,
+        targets,
+        linear_bias=bias,
+        reduction="sum",
+        ignore_index=IGNORED,
+        options=nn.LinearCrossEntropyOptions(),
+    ).float()
+
+
+def has_plain_scores(model: nn.Module) -> bool:
+    """Whether a model's scores are what its output layer computes, such as without soft capping.
+
+    Then its `forward` assigns the scores once.
+    """
+    if not isinstance(model.get_output_embeddings(), nn.Linear):  # type: ignore[operator]
+        return False
+    return len(ASSIGNMENT.findall(inspect.getsource(type(model).forward))) == 1

@@ -1,0 +1,190 @@
+"""The recipe `causal_lm`: which token of a chat or a text comes next, for a model of Transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from trainyard_trainer.config.models import CausalModel
+from trainyard_trainer.config.train import CausalLm
+from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.data.loading.batch import Batch
+from trainyard_trainer.data.loading.rows import DataInfo
+from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.recipes.causal_lm.documents import IGNORED, documents_of
+from trainyard_trainer.recipes.causal_lm.folder import fingerprint, read_config, weight_files
+from trainyard_trainer.recipes.causal_lm.weights import build_network, load_shards
+from trainyard_trainer.recipes.loss import Loss
+from trainyard_trainer.recipes.recipe import Forward, Recipe
+from trainyard_trainer.run_folder.folder import RunFolder
+
+BASE = "base_model.json"
+"""The file in a run's folder with the hash of the model from which the run started."""
+
+
+class CausalLanguage(Recipe[CausalModel]):
+    """Fine-tuning of a language model of Transformers: all of its weights, or an adapter."""
+
+    settings = CausalModel
+    samples = "rows"
+
+    def __init__(self, config: CausalModel, info: DataInfo | None = None) -> None:
+        super().__init__(config, info)
+        self._train: CausalLm | None = None
+        self._use_gpu = torch.cuda.is_available()
+
+    @classmethod
+    def of_run(cls, run: TrainerConfig, info: DataInfo | None) -> Self:
+        assert isinstance(run.train, CausalLm)
+        recipe = cls(run.train.model, info)
+        recipe._train = run.train
+        recipe._use_gpu = run.scaling.use_gpu
+        return recipe
+
+    @property
+    def saves_frozen_weights(self) -> bool:  # type: ignore[override]
+        """Whether checkpoints hold all weights; those of an adapter do not hold the model's."""
+        return self.config.adapter is None
+
+    def build_model(self) -> nn.Module:
+        train = self._train
+        return build_network(
+            self.config,
+            seed=train.seed if train else 0,
+            is_sharded=train is not None and train.strategy == "fsdp2",
+        )
+
+    def load_weights(self, network: nn.Module) -> None:
+        assert self._train is not None
+        load_shards(network, self.config, self._train.seed)  # type: ignore[arg-type]
+
+    def loss(self, model: Forward, batch: Batch) -> Loss:
+        tokens, flags = batch["tokens"], batch["flags"]
+        documents = documents_of(tokens, flags)
+        return Loss(
+            sum=model(tokens, documents),
+            weight=(documents.targets != IGNORED).sum(),
+        )
+
+    def parameter_groups(self, model: nn.Module) -> Iterable[Tensor | dict[str, Any]]:
+        """Leave biases and the weights of norms out of the decay, as Transformers and TRL do."""
+        trained = [each for each in model.parameters() if each.requires_grad]
+        groups: list[dict[str, Any]] = [
+            {"params": [each for each in trained if each.dim() > 1]},
+            {"params": [each for each in trained if each.dim() <= 1], "weight_decay": 0.0},
+        ]
+        return [group for group in groups if group["params"]]
+
+    # Before training.
+
+    def prepare_options(self) -> dict[str, Any]:
+        train = self._train
+        assert train is not None
+        return {
+            "tokens": TokenFormat(
+                tokenizer=self.config.path,
+                context_length=train.context_length,
+                packing=train.packing,
+                loss_on=train.loss_on,
+                too_long=train.too_long,
+                seed=train.seed,
+            )
+        }
+
+    def prepare(self, folder: RunFolder, say: Callable[[str], None]) -> None:
+        """Record the hash of the model from which the run starts.
+
+        The checkpoints of an adapter are of use with that model alone. Raises ConfigError for another one.
+        """
+        if self.config.init == "random":
+            return
+        path = f"{folder.root}/{BASE}"
+        known = json.loads(folder.read(path)) if folder.exists(path) else None
+        if known is not None and self.saves_frozen_weights:
+            return
+        found = {"path": self.config.path, "sha256": fingerprint(self.config.path)}
+        if known is None:
+            folder.write(path, json.dumps(found, indent=2))
+        elif known["sha256"] != found["sha256"]:
+            raise ConfigError(
+                f"train.model.path = {self.config.path} holds another model than the one whose adapter this "
+                f"run trains: SHA-256 {found['sha256'][:12]}, and {known['sha256'][:12]} at its start.\n"
+                "       Put the first model back, or give this run another name (--name)."
+            )
+
+    def check(self) -> int:
+        config, known = self.config, read_config(self.config.path)
+        if config.attention == "flash" and find_spec("flash_attn") is None:
+            raise ConfigError(
+                "train.model.attention = flash needs the package flash-attn, which is not installed.\n"
+                "       Build an image with it, or use sdpa or flex."
+            )
+        if config.attention == "flex" and not self._use_gpu:
+            raise ConfigError(
+                "train.model.attention = flex needs GPUs: PyTorch has no backward pass of it for CPUs. "
+                "Use sdpa."
+            )
+        longest = getattr(known, "max_position_embeddings", None)
+        if self._train and longest and self._train.context_length > longest:
+            raise ConfigError(
+                f"train.context_length = {self._train.context_length:,} is more than the {longest:,} "
+                f"positions of {config.path}. Use {longest} or less."
+            )
+        if config.init == "pretrained":
+            weight_files(config.path)
+        return super().check()
+
+    def check_fit(self) -> None:
+        require_fit(self.token_info, self.prepare_options()["tokens"])
+        words = read_config(self.config.path).get_text_config().vocab_size
+        if self.token_info.vocab_size > words:
+            raise ConfigError(
+                f"train.model.path = {self.config.path}: its tokenizer has {self.token_info.vocab_size:,} "
+                f"tokens, and its model {words:,}. Use the tokenizer that belongs to the model."
+            )
+
+    # Messages and results.
+
+    @property
+    def token_info(self) -> TokenInfo:
+        """Format and statistics of the tokens."""
+        assert isinstance(self.info, TokenInfo)
+        return self.info
+
+    def title(self) -> str:
+        config = self.config
+        name = config.path.rstrip("/").rpartition("/")[2]
+        if config.adapter is None:
+            return f"{name}, {config.init} weights"
+        return f"{name} with LoRA of rank {config.adapter.rank}"
+
+    def describe(self) -> str:
+        return f"rows of {self.token_info.row_tokens:,} tokens"
+
+    def metadata(self) -> dict[str, Any]:
+        return {"source": self.info.source, "images": asdict(self.token_info)}
+
+    def speeds(self, samples_per_s: float) -> dict[str, float]:
+        """Return `tokens_per_s`, padding included."""
+        train = self._train
+        return {"tokens_per_s": samples_per_s * train.context_length} if train else {}
+
+    def flops_per_sample(self) -> float:
+        """Return 6 FLOPs per parameter and token, 4 if it is frozen, and 12 per layer, width and position.
+
+        Frozen weights need no gradients (Chowdhery et al.: PaLM, 2022, appendix B, without these).
+        """
+        known = read_config(self.config.path).get_text_config()
+        length = self.token_info.row_tokens
+        with torch.device("meta"):
+            weights = [*self.build_model().parameters()]
+        products = sum((6 if each.requires_grad else 4) * each.numel() for each in weights)
+        attention = 12 * known.num_hidden_layers * known.hidden_size * length
+        return float((products + attention) * length)

@@ -1,0 +1,253 @@
+"""Build a model of Transformers with its adapter, and read its weights: in whole, or only a worker's shard."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from trainyard_trainer.config.models import CausalModel, Lora
+from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.recipes.causal_lm.folder import explained, read_config, weight_files
+from trainyard_trainer.recipes.causal_lm.network import CausalNetwork
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+ATTENTION = {
+    "auto": None,
+    "eager": "eager",
+    "sdpa": "sdpa",
+    "flash": "flash_attention_2",
+    "flex": "flex_attention",
+}
+"""Transformers' names of the values of `train.model.attention`; None leaves the choice to Transformers."""
+
+ADAPTER = "default"
+"""The name that an adapter has in the model."""
+
+BASE_LAYER = ".base_layer"
+"""The part of the name of a weight that has an adapter, which the file of the model lacks."""
+
+
+def build_network(config: CausalModel, *, seed: int, is_sharded: bool) -> CausalNetwork:
+    """Build the network with its weights, and with an adapter that changes nothing yet.
+
+    If `is_sharded`, parameters are on the meta device until `load_shards`, where the model allows that.
+    Raises ConfigError if the folder holds no such model.
+    """
+    is_meta = torch.get_default_device().type == "meta"
+    if config.init == "pretrained" and not is_meta:
+        if is_sharded and has_loadable_shards(config):
+            with meta_parameters():
+                model = _from_config(config)
+        else:
+            model = _from_folder(config)
+    else:
+        model = _from_config(config)
+    model.train()
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+    if config.adapter is not None:
+        add_adapter(model, config.adapter)
+    network = CausalNetwork(model, is_flattened=config.attention == "flash")
+    if not any(each.is_meta for each in network.parameters()):
+        init_adapter(network, seed)
+    return network
+
+
+def _from_config(config: CausalModel) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    known = read_config(config.path)
+    with explained(config.path):
+        model: nn.Module = AutoModelForCausalLM.from_config(
+            known,
+            dtype=_dtype_of(config, known.dtype),
+            attn_implementation=ATTENTION[config.attention],
+        )
+    return model
+
+
+def _from_folder(config: CausalModel) -> nn.Module:
+    """Read all weights. Raises ConfigError if the folder lacks some, which would stay random."""
+    from transformers import AutoModelForCausalLM
+
+    known = read_config(config.path)
+    weight_files(config.path)
+    with explained(config.path):
+        model, found = AutoModelForCausalLM.from_pretrained(
+            config.path,
+            config=known,
+            dtype=_dtype_of(config, known.dtype),
+            attn_implementation=ATTENTION[config.attention],
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    if missing := sorted(found["missing_keys"]):
+        raise ConfigError(
+            f"train.model.path = {config.path} lacks weights of its model: {len(missing)}, such as "
+            f"{missing[0]}. Use a folder with all weights, or train.model.init: random."
+        )
+    loaded: nn.Module = model
+    return loaded
+
+
+def _dtype_of(config: CausalModel, stored: torch.dtype | None) -> torch.dtype:
+    """Return the data type of the weights: float32 if they are trained, else that of the folder.
+
+    Steps of the usual size vanish in the rounding of bf16.
+    """
+    return (stored or torch.float32) if config.adapter else torch.float32
+
+
+# The adapter.
+
+
+def add_adapter(model: nn.Module, lora: Lora) -> None:
+    """Add an adapter in place, and freeze all other weights. Raises ConfigError for unknown targets."""
+    from peft import inject_adapter_in_model
+
+    if not isinstance(lora.targets, str):
+        require_targets(model, lora.targets)
+    with warnings.catch_warnings():
+        # GPT-2 keeps its weights transposed, which PEFT notices by itself.
+        warnings.filterwarnings("ignore", "fan_in_fan_out is set to False")
+        inject_adapter_in_model(lora_config(lora, lora.targets), model, adapter_name=ADAPTER)
+    for name, parameter in model.named_parameters():
+        is_adapter = ".lora_" in name
+        parameter.requires_grad_(is_adapter)
+        if is_adapter:
+            parameter.data = parameter.data.float()
+
+
+def lora_config(lora: Lora, targets: str | Sequence[str]) -> LoraConfig:
+    """Return the settings of an adapter as PEFT has them."""
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # PEFT takes any number
+        lora_dropout=lora.dropout,
+        target_modules=targets if isinstance(targets, str) else sorted(targets),
+        use_rslora=lora.rslora,
+        use_dora=lora.dora,
+        task_type="CAUSAL_LM",
+    )
+
+
+def require_targets(model: nn.Module, targets: tuple[str, ...]) -> None:
+    """Raise ConfigError for a target that is the end of no module's name."""
+    ends = {
+        name.rpartition(".")[2] for name, each in model.named_modules() if not [*each.children()]
+    }
+    names = [name for name, _ in model.named_modules()]
+    for target in targets:
+        if not any(name == target or name.endswith(f".{target}") for name in names):
+            near = get_close_matches(target, ends, n=3) or sorted(ends)[:8]
+            raise ConfigError(
+                f"train.model.adapter.targets: the model has no module {target}. "
+                f"It has {', '.join(near)}, or use all-linear."
+            )
+
+
+def init_adapter(network: nn.Module, seed: int) -> None:
+    """Draw the adapter's first weights, the same at any number of workers: A at random, B zero.
+
+    A is drawn as PEFT does, which is how PyTorch draws the weights of linear layers (Kaiming, uniform).
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if ".lora_A." in name or ".lora_embedding_B." in name:
+                drawn = torch.empty(parameter.shape)
+                nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator)
+                _copy_shard(parameter, drawn)
+            elif ".lora_B." in name or ".lora_embedding_A." in name:
+                _copy_shard(parameter, torch.zeros(parameter.shape))
+
+
+# Shards.
+
+
+def has_loadable_shards(config: CausalModel) -> bool:
+    """Whether each weight of the model has its own place in the files, so that a part of it can be read.
+
+    That is not so of models whose weights Transformers joins while it reads them, nor of DoRA, which begins
+    with the lengths of whole rows.
+    """
+    if config.adapter is not None and config.adapter.dora:
+        return False
+    with torch.device("meta"):
+        model = _from_config(config)
+    stored = weight_files(config.path)
+    return all(any(name in stored for name in names) for names, _ in _parameters_of(model))
+
+
+def load_shards(network: CausalNetwork, config: CausalModel, seed: int) -> None:
+    """Read this worker's part of each weight into the network, whose parameters are on their device."""
+    from safetensors import safe_open
+
+    stored = weight_files(config.path)
+    wanted: dict[str, Tensor] = {}
+    for names, parameter in _parameters_of(network.model):
+        if not any(".lora_" in name for name in names):
+            wanted[next(name for name in names if name in stored)] = parameter
+    with torch.no_grad():
+        for path in sorted({stored[name] for name in wanted}):
+            with safe_open(path, framework="pt") as file:
+                for name, parameter in wanted.items():
+                    if stored[name] == path:
+                        _copy_shard(parameter, file.get_slice(name))
+    init_adapter(network, seed)
+
+
+def _parameters_of(model: nn.Module) -> Iterator[tuple[list[str], nn.Parameter]]:
+    """Yield each parameter with its names in files: several if the model uses it in several places."""
+    names: dict[int, list[str]] = {}
+    parameters: dict[int, nn.Parameter] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name.replace(BASE_LAYER, ""))
+        parameters[id(parameter)] = parameter
+    for key, parameter in parameters.items():
+        yield names[key], parameter
+
+
+def _copy_shard(parameter: Tensor, whole: Tensor) -> None:
+    """Copy this worker's part of a tensor, or of a tensor in a file, into a parameter."""
+    if not isinstance(parameter, DTensor):
+        parameter.copy_(whole[:])
+        return
+    shape, start = compute_local_shape_and_global_offset(
+        parameter.shape, parameter.device_mesh, parameter.placements
+    )
+    if all(shape):
+        part = whole[
+            tuple(slice(first, first + size) for first, size in zip(start, shape, strict=True))
+        ]
+        parameter.to_local().copy_(part)
+
+
+@contextmanager
+def meta_parameters() -> Iterator[None]:
+    """Build modules whose parameters have no storage, and whose buffers do: no file holds these."""
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta:  # tied weights stay one parameter
+            parameter = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+        register(module, name, parameter)
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
