@@ -70,10 +70,7 @@ class Learner:
         if self.average and self.strategy.is_sharded:
             self.strategy.wrap_model(self.average.module, worker)
         wrapped = self.strategy.wrap_model(self.network, worker)
-        for network in (self.network, self.average and self.average.module):
-            if network is not None and allocate_parameters(network, worker.device):
-                if not (is_resumed and self.recipe.saves_frozen_weights):
-                    self.recipe.load_weights(network)
+        self._read_first_weights(is_resumed)
         groups = self.recipe.parameter_groups(self.network)
         optimizer = build_optimizer(
             groups, config.train, worker.device, is_sharded=self.strategy.is_sharded
@@ -84,6 +81,13 @@ class Learner:
             cast(nn.Module, torch.compile(self.wrapped)) if config.train.compile else self.wrapped
         )
         self.scaler = torch.amp.GradScaler(worker.device.type, enabled=self.precision.is_scaled)
+
+    def _read_first_weights(self, is_resumed: bool) -> None:
+        """Fill networks that were built without storage. A checkpoint may hold all of their weights."""
+        reads = not is_resumed or not self.saves_frozen_weights
+        for network in (self.network, self.average and self.average.module):
+            if network is not None and allocate_parameters(network, self.worker.device) and reads:
+                self.recipe.load_weights(network)
 
     # Checkpoints. Rank 0 saves everything, or each worker its shards of a sharded model.
 
@@ -243,9 +247,13 @@ class Learner:
                     sums.update(self.recipe.evaluate(forward, here), len(here))
                 elif self.strategy.is_sharded or sums.is_empty:
                     sums.update(self.recipe.evaluate(forward, self._stand_in), 0)
+            # A sharded model needs all workers for each pass.
+            shown = {}
+            if self.strategy.is_sharded or self.worker.rank == 0:
+                shown = self.recipe.demonstrate(forward)
         network.train()
         self.strategy.reshard(network)
-        return sums.compute()
+        return sums.compute(shown)
 
     def is_finite(self) -> bool:
         """Whether all weights on all workers are finite. All workers must call it."""

@@ -75,7 +75,9 @@ class RankZeroRecords:
         partial_epoch: Record,
         validation: Validation | None,
     ) -> None:
-        contents = {STATE: {"learner": learner.state(), "partial_epoch": partial_epoch}}
+        contents: dict[str, Any] = {
+            STATE: {"learner": learner.state(), "partial_epoch": partial_epoch}
+        }
         if not self.shards:
             contents[MODEL] = learner.weights()
         self.saver.start(

@@ -127,6 +127,13 @@ class Recipe(Generic[Config]):
         """
         raise NotImplementedError
 
+    def demonstrate(self, model: Forward) -> dict[str, Any]:
+        """Show what the model produces at a validation, such as texts, as JSON for validation.json.
+
+        Gradients are off. With a sharded model all workers call it, and have to use `model` alike.
+        """
+        return {}
+
     def parameter_groups(self, model: nn.Module) -> Iterable[Tensor | dict[str, Any]]:
         """Return the parameters, or parameter groups for the optimizer with options of their own.
 

@@ -1,4 +1,4 @@
-"""Which weights of a network its checkpoints hold: all, or without those that the recipe reads from elsewhere."""
+"""Which weights of a network its checkpoints hold: all, or those that the recipe cannot read elsewhere."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def write_adapter(
             f"{facts['run']} has trained all weights, and has no adapter: remove --adapter"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    _config_of_adapter(config.adapter, weights, config.path).save_pretrained(folder)
+    _config_of_adapter(config.adapter, weights, config.path).save_pretrained(str(folder))
     tensors = {_name_in_peft(name): each.contiguous() for name, each in weights.items()}
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     _finish(folder, config, facts, library="peft")

@@ -37,8 +37,7 @@ class CausalNetwork(nn.Module):
         """
         tokens = tokens.long()
         if documents is None:
-            scores: Tensor = self.model(input_ids=tokens, use_cache=False).logits
-            return scores
+            return self._scores(input_ids=tokens)
         positions, targets = documents.positions, documents.targets.flatten()
         if self._is_flattened:
             tokens, positions = tokens.flatten()[None], positions.flatten()[None]
@@ -46,14 +45,17 @@ class CausalNetwork(nn.Module):
         inputs: dict[str, Any] = {
             "input_ids": tokens,
             "position_ids": positions,
-            "use_cache": False,
         }
         if not self._has_plain_scores:
-            scores = self.model(**inputs).logits.float().flatten(0, 1)
+            scores = self._scores(**inputs).float().flatten(0, 1)
             return functional.cross_entropy(scores, targets, ignore_index=IGNORED, reduction="sum")
         body = getattr(self.model, str(self.model.base_model_prefix))
-        hidden = body(**inputs).last_hidden_state.flatten(0, 1)
+        hidden = body(**inputs, use_cache=False).last_hidden_state.flatten(0, 1)
         return loss_of_head(hidden, self.model.get_output_embeddings(), targets)  # type: ignore[operator]
+
+    def _scores(self, **inputs: Tensor) -> Tensor:
+        scores: Tensor = self.model(**inputs, use_cache=False).logits
+        return scores
 
 
 def loss_of_head(hidden: Tensor, head: nn.Linear, targets: Tensor) -> Tensor:
@@ -62,7 +64,8 @@ def loss_of_head(hidden: Tensor, head: nn.Linear, targets: Tensor) -> Tensor:
         # On a CPU the number of targets is known at once, and the other tokens then cost nothing.
         is_learnt = targets != IGNORED
         hidden, targets = hidden[is_learnt], targets[is_learnt]
-    weight, bias = head.weight, head.bias
+    weight: Tensor = head.weight
+    bias: Tensor | None = head.bias
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight = hidden.to(dtype), weight.to(dtype)

@@ -1,4 +1,4 @@
-"""Build a model of Transformers with its adapter, and read its weights: in whole, or only a worker's shard."""
+"""Build a model of Transformers with its adapter, and read its weights, or a worker's shard of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +84,7 @@ def _from_folder(config: CausalModel) -> nn.Module:
     known = read_config(config.path)
     weight_files(config.path)
     with explained(config.path):
-        model, found = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             config.path,
             config=known,
             dtype=_dtype_of(config, known.dtype),
@@ -92,21 +92,22 @@ def _from_folder(config: CausalModel) -> nn.Module:
             local_files_only=True,
             output_loading_info=True,
         )
-    if missing := sorted(found["missing_keys"]):
+    model: nn.Module = loaded[0]
+    if missing := sorted(loaded[1]["missing_keys"]):
         raise ConfigError(
             f"train.model.path = {config.path} lacks weights of its model: {len(missing)}, such as "
             f"{missing[0]}. Use a folder with all weights, or train.model.init: random."
         )
-    loaded: nn.Module = model
-    return loaded
+    return model
 
 
-def _dtype_of(config: CausalModel, stored: torch.dtype | None) -> torch.dtype:
+def _dtype_of(config: CausalModel, stored: Any) -> torch.dtype:
     """Return the data type of the weights: float32 if they are trained, else that of the folder.
 
     Steps of the usual size vanish in the rounding of bf16.
     """
-    return (stored or torch.float32) if config.adapter else torch.float32
+    dtype: torch.dtype = (stored or torch.float32) if config.adapter else torch.float32
+    return dtype
 
 
 # The adapter.
@@ -214,9 +215,9 @@ def _parameters_of(model: nn.Module) -> Iterator[tuple[list[str], nn.Parameter]]
     """Yield each parameter with its names in files: several if the model uses it in several places."""
     names: dict[int, list[str]] = {}
     parameters: dict[int, nn.Parameter] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name.replace(BASE_LAYER, ""))
-        parameters[id(parameter)] = parameter
+    for name, each in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(each), []).append(name.replace(BASE_LAYER, ""))
+        parameters[id(each)] = each
     for key, parameter in parameters.items():
         yield names[key], parameter
 
@@ -224,7 +225,7 @@ def _parameters_of(model: nn.Module) -> Iterator[tuple[list[str], nn.Parameter]]
 def _copy_shard(parameter: Tensor, whole: Tensor) -> None:
     """Copy this worker's part of a tensor, or of a tensor in a file, into a parameter."""
     if not isinstance(parameter, DTensor):
-        parameter.copy_(whole[:])
+        parameter.copy_(whole[:])  # reads it, if it lies in a file
         return
     shape, start = compute_local_shape_and_global_offset(
         parameter.shape, parameter.device_mesh, parameter.placements
@@ -246,8 +247,8 @@ def meta_parameters() -> Iterator[None]:
             parameter = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
         register(module, name, parameter)
 
-    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
+    nn.Module.register_parameter = register_on_meta  # type: ignore
     try:
         yield
     finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
+        nn.Module.register_parameter = register  # type: ignore
