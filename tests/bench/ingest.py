@@ -35,7 +35,7 @@ from torchvision.io import decode_image  # noqa: E402
 
 from tests.bench.rounds import Options, Row, Section, main, ratios, say  # noqa: E402
 from trainyard_trainer.config.trainer_config import BuiltInConfig, TrainerConfig  # noqa: E402
-from trainyard_trainer.data import prepared, image_codec  # noqa: E402
+from trainyard_trainer.data import image_codec, stored_rows  # noqa: E402
 from trainyard_trainer.data.prepared import DatasetInfo, Prepared, Split  # noqa: E402
 from trainyard_trainer.data.loading.ray_loader import RayBatches  # noqa: E402
 from trainyard_trainer.data.loading.torch_loader import TorchBatches  # noqa: E402
@@ -242,12 +242,12 @@ def samples_per_s(data: Prepared, rounds: int) -> dict[str, list[float]]:
 
 
 def write(folder: Path, images: DatasetInfo, values: Any, labels: np.ndarray) -> Prepared:
-    header = prepared.header_of(images.source, images.shape, images.encoding, images.classes)
+    header = stored_rows.header_of(images.source, images.shape, images.encoding, images.classes)
     files, rows, first = [], [], 0
     for index, part in enumerate(np.array_split(np.arange(len(labels)), FILES)):
         path = folder / f"part-{index:05}.parquet"
         stretch = values.slice(first, len(part))
-        path.write_bytes(prepared.write_part(header, path.name, first, stretch, labels[part]))
+        path.write_bytes(stored_rows.write_part(header, path.name, first, stretch, labels[part]))
         files.append(str(path))
         rows.append(len(part))
         first += len(part)
@@ -266,7 +266,7 @@ def images_of(shape: tuple[int, int, int], encoding: Any) -> DatasetInfo:
 def write_tiny(folder: Path, count: int) -> Prepared:
     random = np.random.default_rng(0)
     pixels = random.integers(0, 256, (count, 1, 28, 28), np.uint8)
-    values = prepared.pixels_to_values(pixels)
+    values = stored_rows.pixels_to_values(pixels)
     return write(folder, images_of((1, 28, 28), "raw"), values, random.integers(0, 10, count))
 
 

@@ -23,7 +23,7 @@ from tests.bench import data
 from tests.bench.loops import ByHand
 from trainyard_trainer.config.trainer_config import TrainerConfig, read_config
 from trainyard_trainer.data.loading.batch import Batch
-from trainyard_trainer.data.prepared import decode
+from trainyard_trainer.data.stored_rows import decode
 from trainyard_trainer.parallel.strategy import Worker
 
 AGREE_STEPS = 10

@@ -15,7 +15,7 @@ import torch
 from training import Group, ThreadWorker, small_config
 
 from trainyard_trainer.config.trainer_config import TrainerConfig
-from trainyard_trainer.data import prepared
+from trainyard_trainer.data import stored_rows
 from trainyard_trainer.data.loading.batch import Batch, Batches
 from trainyard_trainer.data.prepared import DatasetInfo, Prepared, Split
 from trainyard_trainer.run_folder.progress import Length, Trained
@@ -35,16 +35,18 @@ def prepared_of(folder: Path, count: int, *, encoding: Any = "raw", per_file: in
         mean=(0.5,),
         std=(0.25,),
     )
-    header = prepared.header_of(images.source, images.shape, images.encoding, images.classes)
+    header = stored_rows.header_of(images.source, images.shape, images.encoding, images.classes)
     pixels, labels = made_sources.pixels(count), made_sources.labels(count)
-    values = prepared.pixels_to_values(pixels)
+    values = stored_rows.pixels_to_values(pixels)
     if encoding == "encoded":
         values = pa.array([made_sources.png(image) for image in pixels], pa.binary())
     files = {}
     for first in range(0, count, per_file):
         path = folder / f"part-{first:05}.parquet"
         rows = slice(first, first + per_file)
-        path.write_bytes(prepared.write_part(header, path.name, first, values[rows], labels[rows]))
+        path.write_bytes(
+            stored_rows.write_part(header, path.name, first, values[rows], labels[rows])
+        )
         files[str(path)] = len(labels[rows])
     split = Split(files=tuple(files), rows=tuple(files.values()))
     return Prepared(info=images, train=split, valid=split, path=str(folder), endpoint=None)

@@ -22,7 +22,7 @@ from tests.trainer.saved_run import IMAGES, open_small, save, weights_of
 from trainyard_trainer.checkpointing.checkpoint import (
     Checkpoints,
 )
-from trainyard_trainer.data.prepared import header_of, pixels_to_values, write_part
+from trainyard_trainer.data.stored_rows import header_of, pixels_to_values, write_part
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.saved_model import deliver, read_saved
 from trainyard_trainer.run_folder.folder import RunFolder

@@ -17,7 +17,7 @@ from training import open_folder, small_config
 from trainyard_trainer.config.data import Data
 from trainyard_trainer.config.models import Model
 from trainyard_trainer.data.preparation import run_data
-from trainyard_trainer.data.prepared import decode
+from trainyard_trainer.data.stored_rows import decode
 from trainyard_trainer.recipes.image_classification.recipe import Classification
 from trainyard_trainer.storage import open_filesystem
 from trainyard_trainer.tools.data import main

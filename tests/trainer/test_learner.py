@@ -18,7 +18,8 @@ from training import read_split, same, small_config, task_of
 from trainyard_trainer.checkpointing.saver import on_host
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.chunks import copied
-from trainyard_trainer.data.prepared import Prepared, decode
+from trainyard_trainer.data.prepared import Prepared
+from trainyard_trainer.data.stored_rows import decode
 from trainyard_trainer.engine.learner import Learner, seed_generators
 from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.recipes.image_classification.recipe import Classification

@@ -34,7 +34,7 @@ from trainyard_trainer.config.train import EarlyStopping
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.chunks import copied
 from trainyard_trainer.data.loading.torch_loader import GlobalBatches
-from trainyard_trainer.data.prepared import decode
+from trainyard_trainer.data.stored_rows import decode
 from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.engine.loop import stopping
 from trainyard_trainer.parallel.strategy import Worker

@@ -12,14 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainyard_trainer.data import image_codec
-from trainyard_trainer.data.prepared import (
-    DatasetInfo,
-    decode,
-    header_of,
-    read_prepared,
-    to_table,
-    write_part,
-)
+from trainyard_trainer.data.prepared import DatasetInfo, read_prepared
+from trainyard_trainer.data.stored_rows import decode, header_of, to_table, write_part
 from trainyard_trainer.errors import ConfigError, RunError
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.storage import open_filesystem

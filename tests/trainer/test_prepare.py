@@ -21,7 +21,8 @@ from trainyard_trainer.data.preparation import plan
 from trainyard_trainer.data.preparation.context import PrepareContext
 from trainyard_trainer.data.preparation.plan import Options
 from trainyard_trainer.data.preparation.prepare import prepare
-from trainyard_trainer.data.prepared import METADATA_KEY, Prepared, Split, decode, read_prepared
+from trainyard_trainer.data.prepared import METADATA_KEY, Prepared, Split, read_prepared
+from trainyard_trainer.data.stored_rows import decode
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.storage import open_filesystem

@@ -15,7 +15,8 @@ import torch
 from training import open_folder, small_config
 
 from trainyard_trainer.config.trainer_config import TrainerConfig
-from trainyard_trainer.data.prepared import DatasetInfo, Prepared, Split, read_validation, to_table
+from trainyard_trainer.data.prepared import DatasetInfo, Prepared, Split
+from trainyard_trainer.data.stored_rows import read_validation, to_table
 from trainyard_trainer.recipes.image_classification.classes import class_table, confusion, short
 from trainyard_trainer.recipes.image_classification.confusion import per_class
 from trainyard_trainer.recipes.image_classification.gallery import source

@@ -60,10 +60,10 @@ def _prepare(wanted: argparse.Namespace) -> int:
     prepared = read_prepared(dest, path=wanted.dest, endpoint=wanted.dest_endpoint)
     files = [*prepared.train.files, *prepared.valid.files]
     size = sum(info.size for info in dest.infos(files))
-    shape = " x ".join(map(str, prepared.info.shape))
+    shape = " x ".join(map(str, prepared.images.shape))
     print(
         f"{prepared.num_train:,} training and {prepared.num_valid:,} validation images of {shape}, "
-        f"{prepared.info.encoding}, {len(prepared.info.classes)} classes, "
+        f"{prepared.images.encoding}, {len(prepared.images.classes)} classes, "
         f"{size_text(size)} in {len(files)} files: {wanted.dest}"
     )
     if prepared.bad_samples:

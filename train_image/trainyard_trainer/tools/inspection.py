@@ -14,10 +14,11 @@ import pyarrow.parquet as pq
 from trainyard_trainer.data.preparation.labels import Numbered, number_labels
 from trainyard_trainer.data.preparation.plan import detect_format
 from trainyard_trainer.data.preparation.run_data import default_threads
-from trainyard_trainer.data.prepared import decode, read_dataset_json, read_prepared
+from trainyard_trainer.data.prepared import read_dataset_json, read_prepared
 from trainyard_trainer.data.sources.find import open_prepared, open_source
 from trainyard_trainer.data.sources.listing import explained_errors
 from trainyard_trainer.data.sources.samples import ALL, TRAIN, Samples
+from trainyard_trainer.data.stored_rows import decode
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_files.sizes import size_text
 from trainyard_trainer.run_folder.folder import RunFolder
@@ -67,10 +68,11 @@ def look_at(
 
 def _look_at_prepared(folder: RunFolder, path: str, endpoint: str | None) -> Facts:
     prepared = read_prepared(folder, path=path, endpoint=endpoint)
-    if prepared.info.kind == "text":
+    info = prepared.images
+    if info.kind == "text":
         raise ConfigError(
             f"{path} contains text, not images: {prepared.num_train:,} training rows and "
-            f"{prepared.num_valid:,} validation rows of {prepared.info.bytes_per_sample} bytes. Only data "
+            f"{prepared.num_valid:,} validation rows of {info.bytes_per_sample} bytes. Only data "
             "sets of images can be inspected."
         )
     known = read_dataset_json(folder)
@@ -86,7 +88,7 @@ def _look_at_prepared(folder: RunFolder, path: str, endpoint: str | None) -> Fac
             "samples": split.count,
             "class_counts": listed["class_counts"],
             "bytes": sum(file["bytes"] for file in listed["files"]),
-            "decoded_bytes": split.count * prepared.info.bytes_per_sample,
+            "decoded_bytes": split.count * info.bytes_per_sample,
             "files": len(split.files),
             "rows_per_file": max(split.rows),
             "row_groups": sum(groups),
@@ -110,8 +112,8 @@ def _look_at_prepared(folder: RunFolder, path: str, endpoint: str | None) -> Fac
         with explained_errors(file), folder.filesystem.open_input_file(file) as stream:
             table = pq.read_table(stream)
         rows = _few_of_each(table["label"].to_numpy())
-        columns = decode(table.take(rows), prepared.info)
-        names = [prepared.info.classes[label] for label in columns["label"]]
+        columns = decode(table.take(rows), info)
+        names = [info.classes[label] for label in columns["label"]]
         return list(zip(columns["image"], names, strict=True))
 
     return Facts(known=facts, pick=pick)

@@ -41,8 +41,9 @@ from torch.utils.data import Dataset
 
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.chunks import copied
-from trainyard_trainer.data.prepared import ID, DataColumn, Prepared, Split, decode
+from trainyard_trainer.data.prepared import ID, DataColumn, Prepared, Split
 from trainyard_trainer.data.sources.listing import explained_errors
+from trainyard_trainer.data.stored_rows import decode
 from trainyard_trainer.errors import ConfigError, RunError
 
 GIB = 2**30

@@ -8,7 +8,6 @@ not only how many.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -37,7 +36,8 @@ from trainyard_trainer.data.loading.ray_source import (
     open_source,
 )
 from trainyard_trainer.data.loading.reading import read_sample
-from trainyard_trainer.data.prepared import ID, DatasetInfo, Prepared, decode
+from trainyard_trainer.data.prepared import ID, Prepared, PreparedInfo
+from trainyard_trainer.data.stored_rows import decode
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.run_folder.progress import Length, Trained
@@ -241,12 +241,12 @@ def stream(
     return shuffled(chunks, room, random, is_pinned=is_pinned)
 
 
-def to_arrays(table: pa.Table, info: DatasetInfo) -> Columns:
+def to_arrays(table: pa.Table, info: PreparedInfo) -> Columns:
     """Return the columns of a table as arrays that share its memory."""
-    return decode(table, replace(info, encoding="raw"))
+    return decode(table, info.decoded)
 
 
-def no_samples(info: DatasetInfo) -> Batch:
+def no_samples(info: PreparedInfo) -> Batch:
     """Return a batch without any samples."""
     none = {name: np.empty((0, *each.shape), each.dtype) for name, each in info.columns.items()}
     return copied({**none, ID: np.empty(0, np.int64)}, np.empty(0, np.int64), is_pinned=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -22,7 +22,8 @@ from trainyard_trainer.config.data import Data
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.chunks import Ahead
 from trainyard_trainer.data.loading.reading import read_part
-from trainyard_trainer.data.prepared import ID, Prepared, decode
+from trainyard_trainer.data.prepared import ID, Prepared
+from trainyard_trainer.data.stored_rows import decode
 from trainyard_trainer.errors import ConfigError, RunError
 from trainyard_trainer.run_folder.progress import Length, Trained
 
@@ -171,7 +172,7 @@ def read_all(work: RemainingSamples) -> Arrays:
         batch_size=None, batch_format="pyarrow"
     )
     for table in ahead(tables, work.data.ray_nodes):
-        columns = decode(table, replace(info, encoding="raw"))
+        columns = decode(table, info.decoded)
         ids = columns[ID]
         for name, array in arrays.items():
             array[ids] = columns[name]

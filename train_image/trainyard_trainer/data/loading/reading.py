@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainyard_trainer.data.prepared import DECODER, ID, DatasetInfo, Prepared, without_files
+from trainyard_trainer.data.prepared import ID, DatasetInfo, Prepared, PreparedInfo
 from trainyard_trainer.data.sources.listing import explained_errors
+from trainyard_trainer.data.stored_rows import DECODER, without_files
 
 
 def read_part(
@@ -48,9 +49,9 @@ def read_sample(prepared: Prepared, sample: int) -> pa.Table:
     return decoded(table.slice(row, 1), prepared.info)
 
 
-def decoded(table: pa.Table, info: DatasetInfo) -> pa.Table:
+def decoded(table: pa.Table, info: PreparedInfo) -> pa.Table:
     """Return the same rows without metadata, and with decoded values instead of files."""
-    if any(column.is_encoded for column in info.columns.values()):
+    if isinstance(info, DatasetInfo) and info.encoding == "encoded":
         import_whole(DECODER)
         table = without_files(table, info)
     return table.replace_schema_metadata(None)

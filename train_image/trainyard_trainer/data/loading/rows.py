@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,17 +22,25 @@ from trainyard_trainer.data.loading.user_dataset import (
     UserRows,
     stacked,
 )
-from trainyard_trainer.data.prepared import DatasetInfo, Prepared, decode, info_of_json
+from trainyard_trainer.data.prepared import (
+    Prepared,
+    PreparedInfo,
+    info_of_json,
+    token_info_of_json,
+)
+from trainyard_trainer.data.stored_rows import decode
 
 RunData = Prepared | UserDataset
 """The data set of a run."""
 
-DataInfo = DatasetInfo | UserDataInfo
+DataInfo = PreparedInfo | UserDataInfo
 """What the samples of a data set have in common."""
 
 
 def data_info_of_json(known: Mapping[str, Any]) -> DataInfo:
     """Return the info that a checkpoint's manifest holds."""
+    if "row_tokens" in known:
+        return token_info_of_json(dict(known))
     return info_of_json(dict(known)) if "shape" in known else UserDataInfo(**known)
 
 
@@ -63,7 +70,7 @@ def read_stand_in(data: RunData, *, seed: int = 0, collate: Collate = stacked) -
             return rows[BatchRequest(np.arange(count), 0)]
         case Prepared():
             table = pa.concat_tables([read_sample(data, sample) for sample in range(count)])
-            columns = decode(table, replace(data.info, encoding="raw"))
+            columns = decode(table, data.info.decoded)
             return copied(columns, np.arange(count), is_pinned=False)
         case _:
             assert_never(data)

@@ -20,7 +20,7 @@ from trainyard_trainer.config.scaling import Scaling
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch, order_of_epoch, parts_of_epoch
 from trainyard_trainer.data.loading.chunks import Ahead
-from trainyard_trainer.data.loading.rows import IndexBatches, Requests, RunData, open_rows
+from trainyard_trainer.data.loading.rows import DataInfo, IndexBatches, Requests, RunData, open_rows
 from trainyard_trainer.data.loading.user_dataset import (
     Collate,
     SplitName,
@@ -28,7 +28,6 @@ from trainyard_trainer.data.loading.user_dataset import (
     UserRows,
     stacked,
 )
-from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.run_files import exit_codes
 from trainyard_trainer.run_folder.progress import Length, Trained
@@ -116,7 +115,7 @@ class ValidationBatches:
         return iterate(self.loader)
 
 
-def decode_workers(data: Loading, scaling: Scaling, info: DatasetInfo | UserDataInfo) -> int:
+def decode_workers(data: Loading, scaling: Scaling, info: DataInfo) -> int:
     """Return the number of processes of one worker that make batches; 0 if the worker makes them itself."""
     if data.decode_workers is not None:
         return data.decode_workers

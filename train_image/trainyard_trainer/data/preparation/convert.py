@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from trainyard_trainer.data.prepared import pixels_to_values
 from trainyard_trainer.data.sources.samples import Samples
+from trainyard_trainer.data.stored_rows import pixels_to_values
 
 FILES_AT_ONCE = 128
 """The number of image files that are in memory at once."""

@@ -14,8 +14,9 @@ import torch
 
 from trainyard_trainer.checkpointing.files import load_tensors
 from trainyard_trainer.config.models import Model
-from trainyard_trainer.data.prepared import Prepared, read_validation
+from trainyard_trainer.data.prepared import Prepared
 from trainyard_trainer.data.sources.listing import explained_errors
+from trainyard_trainer.data.stored_rows import read_validation
 from trainyard_trainer.recipes.image_classification.model import build_model
 from trainyard_trainer.recipes.image_classification.on_device import ToInput
 from trainyard_trainer.run_folder.folder import RunFolder
@@ -42,10 +43,10 @@ def predict(folder: RunFolder, model: Model, data: Prepared) -> list[Prediction]
     network = build_model(model).eval()
     network.load_state_dict(load_tensors(folder, folder.model))
     with torch.inference_mode():
-        to_input = ToInput(data.info, model.image_size, torch.device("cpu"))
+        to_input = ToInput(data.images, model.image_size, torch.device("cpu"))
         shares = network(to_input(torch.from_numpy(pixels))).softmax(dim=1)
     confidence, predicted = shares.max(dim=1)
-    classes = data.info.classes
+    classes = data.images.classes
     return [
         Prediction(
             pixels=image,
@@ -61,7 +62,7 @@ def predict(folder: RunFolder, model: Model, data: Prepared) -> list[Prediction]
 
 def find_mistakes(data: Prepared, worst: Sequence[dict[str, Any]]) -> list[Prediction]:
     """The pictures that belong to what a validation calls its worst mistakes."""
-    classes = data.info.classes
+    classes = data.images.classes
     pixels = read_validation(data, [mistake["id"] for mistake in worst], "image")
     return [
         Prediction(

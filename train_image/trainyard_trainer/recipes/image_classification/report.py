@@ -24,7 +24,7 @@ def find(
     validation: dict[str, Any],
 ) -> RecipeReport:
     assert isinstance(config.train, ImageClassification)
-    images, found = data.info, validation["confusion"]
+    images, found = data.images, validation["confusion"]
     best = ""
     if summary["best_epoch"] is not None:
         best = f"best: {summary['best_val_accuracy']:.2%} in epoch {summary['best_epoch']}"

@@ -10,8 +10,9 @@ from typing import Any
 from trainyard_trainer.checkpointing.files import load_tensors
 from trainyard_trainer.config.train import LanguageModel
 from trainyard_trainer.config.trainer_config import TrainerConfig
-from trainyard_trainer.data.prepared import Prepared, read_validation
+from trainyard_trainer.data.prepared import Prepared
 from trainyard_trainer.data.sources.text import SEPARATOR
+from trainyard_trainer.data.stored_rows import read_validation
 from trainyard_trainer.recipes.language_model.generation import continued
 from trainyard_trainer.recipes.language_model.model import Transformer, title_of
 from trainyard_trainer.report.elements import count
