@@ -203,6 +203,10 @@ class CausalLm(Train):
     """What becomes of a row with more tokens than the context length: its end is left out (`truncate`), it
     becomes several samples (`split`), or it counts as a bad sample (`refuse`)."""
 
+    prompts: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Prompts that the model continues after each validation, for the report. Where the tokenizer has a chat
+    template, a prompt is a turn of the user."""
+
     optimizer: Optimizer = AdamW(name="adamw")
 
     @model_validator(mode="after")

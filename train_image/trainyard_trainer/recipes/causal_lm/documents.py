@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-LEARNT, FIRST, PADDING = 1, 2, 4
+from trainyard_trainer.data.prepared import LEARNT, STARTS_DOCUMENT
 
 IGNORED = -100
 """The target of tokens behind which nothing is learnt, as in PyTorch's cross entropy."""
@@ -25,7 +25,7 @@ class Documents(NamedTuple):
 def documents_of(tokens: Tensor, flags: Tensor) -> Documents:
     """Find the documents of rows of tokens: `tokens` (N, T) int32 and `flags` (N, T) uint8, as prepared."""
     places = torch.arange(tokens.shape[1], device=tokens.device)
-    first = torch.where((flags & FIRST).bool(), places, 0).cummax(dim=1).values
+    first = torch.where((flags & STARTS_DOCUMENT).bool(), places, 0).cummax(dim=1).values
     targets = torch.full_like(tokens, IGNORED, dtype=torch.int64)
     is_learnt = (flags[:, 1:] & LEARNT).bool()
     targets[:, :-1] = torch.where(is_learnt, tokens[:, 1:].long(), IGNORED)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,14 +16,26 @@ from trainyard_trainer.config.models import CausalModel
 from trainyard_trainer.config.train import CausalLm
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch
-from trainyard_trainer.data.loading.rows import DataInfo
+from trainyard_trainer.data.loading.rows import DataInfo, RunData
+from trainyard_trainer.data.prepared import Prepared, TokenInfo
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.causal_lm.documents import IGNORED, documents_of
 from trainyard_trainer.recipes.causal_lm.folder import fingerprint, read_config, weight_files
+from trainyard_trainer.recipes.causal_lm.generation import continued
+from trainyard_trainer.recipes.causal_lm.prompts import TEXTS, prompts_of
 from trainyard_trainer.recipes.causal_lm.weights import build_network, load_shards
 from trainyard_trainer.recipes.loss import Loss
 from trainyard_trainer.recipes.recipe import Forward, Recipe
 from trainyard_trainer.run_folder.folder import RunFolder
+
+if TYPE_CHECKING:
+    from trainyard_trainer.report.page import RecipeReport
+
+TEMPERATURES = (0.0, 1.0)
+"""The most likely text, and one as the model has learnt them."""
+
+PROMPT_TOKENS = 64
+"""The largest number of tokens behind a prompt at a validation."""
 
 BASE = "base_model.json"
 """The file in a run's folder with the hash of the model from which the run started."""
@@ -72,6 +84,31 @@ class CausalLanguage(Recipe[CausalModel]):
             sum=model(tokens, documents),
             weight=(documents.targets != IGNORED).sum(),
         )
+
+    def demonstrate(self, model: Forward) -> dict[str, Any]:
+        """Continue the prompts of the run file at each of `TEMPERATURES`."""
+        train = self._train
+        if train is None or not train.prompts:
+            return {}
+        prompts = prompts_of(self.config.path)
+        tokens = [prompts.of(prompt)[-self.token_info.row_tokens :] for prompt in train.prompts]
+        device = torch.device("cuda" if self._use_gpu else "cpu")
+        texts = []
+        for temperature in TEMPERATURES:
+            found = continued(
+                model,
+                tokens,
+                length=PROMPT_TOKENS,
+                temperature=temperature,
+                seed=train.seed,
+                ends=prompts.ends,
+                device=device,
+            )
+            texts += [
+                {"prompt": prompt, "temperature": temperature, "text": prompts.text_of(text)}
+                for prompt, text in zip(train.prompts, found, strict=True)
+            ]
+        return {TEXTS: texts}
 
     def parameter_groups(self, model: nn.Module) -> Iterable[Tensor | dict[str, Any]]:
         """Leave biases and the weights of norms out of the decay, as Transformers and TRL do."""
@@ -175,6 +212,19 @@ class CausalLanguage(Recipe[CausalModel]):
         """Return `tokens_per_s`, padding included."""
         train = self._train
         return {"tokens_per_s": samples_per_s * train.context_length} if train else {}
+
+    def report(
+        self,
+        folder: RunFolder,
+        run: TrainerConfig,
+        data: RunData,
+        summary: dict[str, Any],
+        validation: dict[str, Any],
+    ) -> RecipeReport:
+        assert isinstance(data, Prepared)
+        from trainyard_trainer.recipes.causal_lm.report import make_report
+
+        return make_report(folder, data, self.token_info, self.title(), summary, validation)
 
     def flops_per_sample(self) -> float:
         """Return 6 FLOPs per parameter and token, 4 if it is frozen, and 12 per layer, width and position.

@@ -1,0 +1,71 @@
+"""Prompts as tokens, and tokens as text, by the tokenizer of a model's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from trainyard_trainer.recipes.causal_lm.folder import explained, require_folder
+
+TEXTS = "texts"
+"""The key of validation.json with what the model has written behind the prompts of the run file."""
+
+Message = Mapping[str, str]
+"""A turn of a chat: its `role` and its `content`."""
+
+
+class Prompts:
+    """Turns prompts and chats into tokens that a model continues."""
+
+    def __init__(self, path: str) -> None:
+        """Load the tokenizer of a model's folder. Raises ConfigError if there is none."""
+        from transformers import AutoTokenizer, GenerationConfig
+
+        require_folder(path)
+        with explained(path):
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        ends = [self._tokenizer.eos_token_id]
+        if (Path(path) / "generation_config.json").is_file():
+            found = GenerationConfig.from_pretrained(path).eos_token_id
+            ends += found if isinstance(found, list) else [found]
+        self.ends = frozenset(token for token in ends if token is not None)
+        """The tokens that end a text."""
+        pad = self._tokenizer.pad_token_id
+        self.padding: int = pad if pad is not None else min(self.ends, default=0)
+        """The token that fills rows of a batch."""
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the tokenizer has a chat template."""
+        return self._tokenizer.chat_template is not None
+
+    def of_text(self, text: str) -> list[int]:
+        """Return the tokens of a text that the model continues."""
+        tokens: list[int] = self._tokenizer(text).input_ids
+        return tokens
+
+    def of_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Return the tokens of a chat up to the beginning of the assistant's next turn."""
+        tokens: list[int] = self._tokenizer.apply_chat_template(
+            [dict(message) for message in messages], add_generation_prompt=True, return_dict=False
+        )
+        return tokens
+
+    def of(self, prompt: str) -> list[int]:
+        """Return the tokens of a prompt: a user's turn where there is a chat template, else a text."""
+        if not self.has_template:
+            return self.of_text(prompt)
+        return self.of_chat([{"role": "user", "content": prompt}])
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """Return tokens as text, without special tokens."""
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        return text
+
+
+@lru_cache(maxsize=1)
+def prompts_of(path: str) -> Prompts:
+    """Return the tokenizer of a model's folder, which takes a second to load."""
+    return Prompts(path)

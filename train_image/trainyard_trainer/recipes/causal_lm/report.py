@@ -1,0 +1,101 @@
+"""What `causal_lm` brings to the report: perplexity, the tokens of the data, and texts of the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from html import escape
+from typing import Any
+
+from trainyard_trainer.checkpointing.checkpoint import VALIDATION, Checkpoints
+from trainyard_trainer.data.prepared import Prepared, TokenInfo
+from trainyard_trainer.recipes.causal_lm.prompts import TEXTS
+from trainyard_trainer.report.elements import count, table
+from trainyard_trainer.report.page import RecipeReport, Tile
+from trainyard_trainer.run_folder.folder import RunFolder
+
+
+def make_report(
+    folder: RunFolder,
+    data: Prepared,
+    info: TokenInfo,
+    title: str,
+    summary: Mapping[str, Any],
+    validation: Mapping[str, Any],
+) -> RecipeReport:
+    """Make the recipe's part of the report of a run."""
+    tokens, mfu = summary["tokens_per_s"], summary.get("mfu")
+    seen = summary["samples_seen"] * info.row_tokens
+    loss = validation["loss"]
+    sections = [("Tokens", token_table(info))]
+    if written := texts_by_epoch(folder):
+        sections.insert(0, ("What it writes", texts(written)))
+    return RecipeReport(
+        title=title,
+        result=Tile(
+            "validation perplexity", f"{perplexity(loss):.4g}", f"loss {loss:.4f} per token"
+        ),
+        speed=(
+            Tile("tokens per second", f"{tokens:,.0f}", f"{mfu:.1%} MFU" if mfu else ""),
+            Tile("tokens seen", f"{seen:,}", f"in {count(summary['steps'], 'step')}, with padding"),
+        ),
+        sections=tuple(sections),
+        facts=(
+            ("training rows", f"{data.num_train:,}"),
+            ("validation rows", f"{data.num_valid:,}"),
+            ("a row", f"{info.row_tokens:,} tokens, {'packed' if info.packing else 'padded'}"),
+            ("loss on", info.loss_on),
+            ("tokenizer", info.tokenizer),
+        ),
+    )
+
+
+def perplexity(loss: float) -> float:
+    """Return e to the power of the loss per token."""
+    return math.exp(loss) if loss < 700 else math.inf
+
+
+def token_table(info: TokenInfo) -> str:
+    """Show what became of the rows of the source, for each split."""
+    rows = {
+        "rows of the source": lambda each: f"{each.source_rows:,}",
+        "samples": lambda each: f"{each.samples:,}",
+        "tokens": lambda each: f"{each.tokens:,}",
+        "tokens that are learnt": lambda each: f"{each.learnt_tokens:,}",
+        "share of rows that is not padding": lambda each: f"{each.fill_rate:.1%}",
+        "rows whose end was cut off": lambda each: f"{each.truncated_rows:,}",
+        "tokens that were cut off": lambda each: f"{each.truncated_tokens:,}",
+        "rows that were split": lambda each: f"{each.split_rows:,}",
+        "left out, without a token to learn": lambda each: f"{each.left_out:,}",
+        "longest sample": lambda each: f"{each.longest_sample:,} tokens",
+    }
+    return table(
+        ("", "training", "validation"),
+        [(name, show(info.train), show(info.valid)) for name, show in rows.items()],
+    )
+
+
+def texts_by_epoch(folder: RunFolder) -> list[tuple[int, list[Mapping[str, Any]]]]:
+    """Return the texts of each validation whose checkpoint is kept, the last ones first."""
+    checkpoints = Checkpoints(folder)
+    found = []
+    for checkpoint in checkpoints.committed():
+        if VALIDATION in checkpoint.files:
+            written = checkpoints.load(checkpoint.name, VALIDATION).get(TEXTS)
+            if written:
+                found.append((checkpoint.trained.epoch, written))
+    return found
+
+
+def texts(found: Iterable[tuple[int, Iterable[Mapping[str, Any]]]]) -> str:
+    """Show each prompt in soft letters, and behind it what the model has written."""
+    return f'<div class="written">{"".join(_cards(found))}</div>'
+
+
+def _cards(found: Iterable[tuple[int, Iterable[Mapping[str, Any]]]]) -> Iterator[str]:
+    for epoch, written in found:
+        for each in written:
+            yield (
+                f'<div class="card"><h3>epoch {epoch}, temperature {each["temperature"]:g}</h3>'
+                f"<pre><span>{escape(each['prompt'])}</span>\n{escape(each['text'])}</pre></div>"
+            )
