@@ -26,6 +26,7 @@ from trainyard_trainer.data.sources.rows.row_source import (
     rows_of,
     types_of,
 )
+from trainyard_trainer.data.sources.rows.split_files import FileFormat
 from trainyard_trainer.errors import ConfigError, DatasetError
 
 CACHED_BYTES = 2**28
@@ -39,13 +40,9 @@ Open = Callable[[fs.FileSystem, str, str], RowSource]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RowFormat:
+class RowFormat(FileFormat):
     """A kind of file whose rows are read at random."""
 
-    name: str
-    description: str
-    suffixes: tuple[str, ...]
-    """The endings of the names of its files."""
     open: Open
 
 
@@ -237,8 +234,3 @@ FORMATS: tuple[RowFormat, ...] = (
     ),
 )
 """The kinds of files, by whose suffix they are recognised."""
-
-
-def format_of(path: str) -> RowFormat | None:
-    """Return the kind of a file by its name; None if it is none of them."""
-    return next((each for each in FORMATS if path.lower().endswith(each.suffixes)), None)

@@ -1,0 +1,127 @@
+"""Find the files of a source with rows, by the endings of their names, and the splits that they belong to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Literal
+
+from pyarrow import fs
+
+from trainyard_trainer.data.sources.find import KEYS, find_root
+from trainyard_trainer.data.sources.listing import list_all
+from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.storage import open_filesystem
+
+SplitName = Literal["train", "valid"]
+
+SPLITS: dict[str, SplitName] = {
+    "train": "train",
+    "valid": "valid",
+    "validation": "valid",
+    "val": "valid",
+    "dev": "valid",
+}
+"""The split of a file, or of a folder, by the beginning of its name. Files of `test` are not read."""
+
+UNUSED = "test"
+"""The word at the beginning of the names of files and folders that are not read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileFormat:
+    """A kind of file that holds rows."""
+
+    name: str
+    description: str
+    suffixes: tuple[str, ...]
+    """The endings of the names of its files."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SplitFiles:
+    """The files of a source, which are all of one kind."""
+
+    filesystem: fs.FileSystem
+    form: FileFormat
+    splits: dict[SplitName, list[str]]
+    """The files of both splits; empty if the source is not split."""
+    files: list[str]
+    """All files, in the order of their paths."""
+
+    def shown(self, path: str) -> str:
+        """Return the path of a file as messages show it."""
+        return path if isinstance(self.filesystem, fs.LocalFileSystem) else f"s3://{path}"
+
+
+def find_files(
+    source: str, endpoint: str | None, formats: Sequence[FileFormat], *, kind: str
+) -> SplitFiles:
+    """Find the files of a source. `kind` is what the source should be, for messages, such as `table`.
+
+    Raises ConfigError if there are none, if they are of several kinds, and if some of them belong to a split
+    and others do not.
+    """
+    filesystem, root = open_filesystem(source, endpoint, names=KEYS)
+    info = find_root(source, filesystem, root, endpoint)
+    if info.type == fs.FileType.File:
+        files, hints = [root], PurePosixPath(root).name
+    else:
+        infos = list_all(filesystem, root)
+        found = [each.path for each in infos if each.type == fs.FileType.File]
+        files = [
+            path
+            for path in found
+            if _format_of(path, formats)
+            and UNUSED not in _words(path, root)
+            and not _is_cache(path)
+        ]
+        hints = f"files: {', '.join(PurePosixPath(path).name for path in found[:5]) or 'none'}"
+    kinds_found = {_format_of(path, formats) for path in files}
+    if not files or None in kinds_found:
+        known = "; ".join(f"{each.description} ({', '.join(each.suffixes)})" for each in formats)
+        raise ConfigError(
+            f"data.source = {source} is no {kind} ({hints}).\n       A {kind} is {known}."
+        )
+    if len(kinds_found) > 1:
+        names = ", ".join(sorted(each.name for each in kinds_found if each))
+        raise ConfigError(
+            f"data.source = {source} has files of several kinds: {names}. Use one of them."
+        )
+    form = kinds_found.pop()
+    assert form is not None
+    splits = _splits_of(source, root, files)
+    return SplitFiles(filesystem=filesystem, form=form, splits=splits, files=files)
+
+
+def _splits_of(source: str, root: str, files: Sequence[str]) -> dict[SplitName, list[str]]:
+    splits: dict[SplitName, list[str]] = {"train": [], "valid": []}
+    others: list[str] = []
+    for file in files:
+        split = next((SPLITS[word] for word in _words(file, root) if word in SPLITS), None)
+        (splits[split] if split else others).append(file)
+    if not all(splits.values()):
+        return {}
+    if others:
+        raise ConfigError(
+            f"data.source = {source}: {others[0]} belongs to no split, and other files are named "
+            "train and valid. Rename it, or move it."
+        )
+    return splits
+
+
+def _format_of(path: str, formats: Sequence[FileFormat]) -> FileFormat | None:
+    return next((each for each in formats if path.lower().endswith(each.suffixes)), None)
+
+
+def _words(path: str, root: str) -> list[str]:
+    """Return the first word of each folder and of the name of a file below a root, in lower case."""
+    below = path.removeprefix(root).strip("/") or PurePosixPath(path).name
+    return [re.split(r"[-_.]", part.lower())[0] for part in below.split("/")]
+
+
+def _is_cache(path: str) -> bool:
+    """Return whether the library `datasets` has written a file for itself, beside those of a data set."""
+    return PurePosixPath(path).name.startswith("cache-")
