@@ -59,7 +59,8 @@ class Saved:
                 "       Add --trust-code to run this code, or trust_code=True in Python, if you trust "
                 "everyone who may write to the folder."
             )
-        info = data_info_of_json(self.facts["images"]) if "images" in self.facts else None
+        known = self.facts.get("images") or self.facts.get("tokens")
+        info = data_info_of_json(known) if known else None
         return saved_recipe(recipe_named(self.facts), self.facts["model"], info)
 
     @property

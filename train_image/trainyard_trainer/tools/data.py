@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import asdict
 
 from trainyard_trainer.config.data_sources import absolute
 from trainyard_trainer.config.tool_arguments import DATA_INSPECT, DATA_PREPARE
@@ -45,7 +46,7 @@ def _prepare(wanted: argparse.Namespace) -> int:
         encoding=wanted.encoding,
         seed=wanted.seed,
     )
-    was_finished = is_finished(dest, options)
+    was_finished = is_finished(dest, asdict(options))
     with Progress() as progress:
         context = PrepareContext(
             endpoint=wanted.endpoint,

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainyard_trainer.data.preparation.context import PrepareContext
-from trainyard_trainer.data.preparation.plan import Options, PreparationPlan
 from trainyard_trainer.data.prepared import DATASET, read_dataset_json
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_folder.folder import RunFolder
@@ -23,10 +21,10 @@ def state_path(dest: RunFolder, name: str) -> str:
     return f"{dest.root}/{STATE}/{name}"
 
 
-def is_finished(dest: RunFolder, options: Options) -> bool:
+def is_finished(dest: RunFolder, options: Mapping[str, Any]) -> bool:
     """Whether the destination holds this data set already. Raises ConfigError if it holds something else."""
     if dest.exists(f"{dest.root}/{DATASET}"):
-        _refuse_others(dest, read_dataset_json(dest)["options"], asdict(options))
+        _refuse_others(dest, read_dataset_json(dest)["options"], options)
         clear_state(dest)
         return True
     if not dest.exists(state_path(dest, "plan.json")) and any(
@@ -38,10 +36,10 @@ def is_finished(dest: RunFolder, options: Options) -> bool:
     return False
 
 
-def refuse_nested(dest: RunFolder, options: Options) -> None:
+def refuse_nested(dest: RunFolder, sources: Sequence[str | None]) -> None:
     """Raise ConfigError if the destination is inside one of the sources."""
     path = dest.show(dest.root)
-    for source in (options.source, options.valid_source):
+    for source in sources:
         if source is not None and f"{path}/".startswith(f"{source}/"):
             raise ConfigError(
                 f"{path} is inside {source}: its files would be read as part of the source. Use a folder "
@@ -49,7 +47,7 @@ def refuse_nested(dest: RunFolder, options: Options) -> None:
             )
 
 
-def _refuse_others(dest: RunFolder, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+def _refuse_others(dest: RunFolder, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     different = [key for key in wanted if found.get(key) != wanted[key]]
     if different:
         lines = "".join(
@@ -63,12 +61,12 @@ def _refuse_others(dest: RunFolder, found: dict[str, Any], wanted: dict[str, Any
 
 def settle_plan(
     dest: RunFolder,
-    options: Options,
-    stamps: dict[str, str],
-    make: Callable[[], PreparationPlan],
+    options: Mapping[str, Any],
+    stamps: Mapping[str, str],
+    make: Callable[[], Mapping[str, Any]],
     context: PrepareContext,
-) -> PreparationPlan:
-    """Return the plan of an interrupted preparation, or make and write a new one.
+) -> Mapping[str, Any]:
+    """Return the plan of an interrupted preparation as JSON, or make and write a new one.
 
     `stamps` are fingerprints of the files of each source. If these have changed since, for example because a
     picture was repaired, the preparation begins again: nothing has been trained on what it has written.
@@ -76,13 +74,14 @@ def settle_plan(
     this preparation alone.
     """
     path = state_path(dest, "plan.json")
-    wanted = asdict(options) | stamps
+    wanted = {**options, **stamps}
     if dest.exists(path):
         found = json.loads(dest.read(path))
         if not context.owns_destination:
-            _refuse_others(dest, found["options"], asdict(options))
+            _refuse_others(dest, found["options"], options)
         if all(found["options"].get(key) == value for key, value in wanted.items()):
-            return PreparationPlan.of_json(found["plan"])
+            known: Mapping[str, Any] = found["plan"]
+            return known
         context.say(
             f"{dest.show(dest.root)}: the source or the options have changed since a preparation was "
             "interrupted, so it begins again"
@@ -90,7 +89,7 @@ def settle_plan(
         for name in dest.subfolders(dest.root):
             dest.delete(f"{dest.root}/{name}")
     plan = make()
-    dest.write(path, json.dumps({"options": wanted, "plan": asdict(plan)}, indent=1))
+    dest.write(path, json.dumps({"options": wanted, "plan": plan}, indent=1))
     return plan
 
 

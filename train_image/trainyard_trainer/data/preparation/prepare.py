@@ -47,20 +47,21 @@ def prepare(options: Options, dest: RunFolder, context: PrepareContext) -> None:
     Raises ConfigError if the source cannot be read, if it has more bad samples than allowed, and if the
     destination holds something else.
     """
-    refuse_nested(dest, options)
-    if is_finished(dest, options):
+    refuse_nested(dest, [options.source, options.valid_source])
+    if is_finished(dest, asdict(options)):
         return
     with ThreadPoolExecutor(context.threads) as pool:
         sources = open_sources(options, context)
         bad = BadSamples(options.source, context.max_bad_samples)
         classes, parts = plan_splits(options, sources, bad)
-        plan = settle_plan(
+        settled = settle_plan(
             dest,
-            options,
+            asdict(options),
             {f"files of {name}": source.stamp for name, source in sources.items()},
-            lambda: make_plan(options, classes, parts, pool, context.memory_bytes),
+            lambda: asdict(make_plan(options, classes, parts, pool, context.memory_bytes)),
             context,
         )
+        plan = PreparationPlan.of_json(dict(settled))
         form = plan.form
         writer = SplitWriter(
             dest,

@@ -13,7 +13,9 @@ from trainyard_trainer.config.data_sources import absolute
 from trainyard_trainer.data.preparation.context import PrepareContext
 from trainyard_trainer.data.preparation.plan import Options
 from trainyard_trainer.data.preparation.prepare import prepare
+from trainyard_trainer.data.preparation.prepare_tokens import TokenOptions, prepare_tokens
 from trainyard_trainer.data.prepared import Prepared, is_prepared, read_prepared
+from trainyard_trainer.data.sources.chats.token_format import TokenFormat
 from trainyard_trainer.data.sources.find import open_prepared
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_folder.folder import RunFolder
@@ -49,6 +51,17 @@ def open_data(
         return read_prepared(in_place, path=data.source, endpoint=endpoint)
     dest = RunFolder(folder.filesystem, folder.data)
     if not is_prepared(dest):
+        context = PrepareContext(
+            endpoint=endpoint,
+            threads=default_threads(data.source),
+            max_bad_samples=data.max_bad_samples,
+            owns_destination=True,
+            say=say,
+            show=_ProgressLines(say),
+        )
+        if "tokens" in form:
+            prepare_tokens(_token_options(data, form["tokens"]), dest, context)
+            return read_prepared(dest, path=folder.show(folder.data), endpoint=storage_endpoint)
         options = Options(
             source=absolute(data.source),
             valid_source=absolute(data.valid_source) if data.valid_source else None,
@@ -58,16 +71,17 @@ def open_data(
             text_files=data.text_files,
             **form,
         )
-        context = PrepareContext(
-            endpoint=endpoint,
-            threads=default_threads(data.source),
-            max_bad_samples=data.max_bad_samples,
-            owns_destination=True,
-            say=say,
-            show=_ProgressLines(say),
-        )
         prepare(options, dest, context)
     return read_prepared(dest, path=folder.show(folder.data), endpoint=storage_endpoint)
+
+
+def _token_options(data: Data, form: TokenFormat) -> TokenOptions:
+    return TokenOptions(
+        source=absolute(data.source),
+        valid_source=absolute(data.valid_source) if data.valid_source else None,
+        valid_share=data.valid_share,
+        form=form,
+    )
 
 
 def default_threads(source: str) -> int:

@@ -18,6 +18,7 @@ from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.rows import DataInfo, RunData
 from trainyard_trainer.data.prepared import Prepared, TokenInfo
+from trainyard_trainer.data.sources.chats.token_format import TokenFormat, require_fit
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.causal_lm.documents import IGNORED, documents_of
 from trainyard_trainer.recipes.causal_lm.folder import fingerprint, read_config, weight_files
@@ -91,14 +92,15 @@ class CausalLanguage(Recipe[CausalModel]):
         if train is None or not train.prompts:
             return {}
         prompts = prompts_of(self.config.path)
-        tokens = [prompts.of(prompt)[-self.token_info.row_tokens :] for prompt in train.prompts]
+        length = min(PROMPT_TOKENS, train.context_length // 2)
+        tokens = [prompts.of(each)[length - train.context_length :] for each in train.prompts]
         device = torch.device("cuda" if self._use_gpu else "cpu")
         texts = []
         for temperature in TEMPERATURES:
             found = continued(
                 model,
                 tokens,
-                length=PROMPT_TOKENS,
+                length=length,
                 temperature=temperature,
                 seed=train.seed,
                 ends=prompts.ends,
@@ -206,7 +208,7 @@ class CausalLanguage(Recipe[CausalModel]):
         return f"rows of {self.token_info.row_tokens:,} tokens"
 
     def metadata(self) -> dict[str, Any]:
-        return {"source": self.info.source, "images": asdict(self.token_info)}
+        return {"source": self.info.source, "tokens": asdict(self.token_info)}
 
     def speeds(self, samples_per_s: float) -> dict[str, float]:
         """Return `tokens_per_s`, padding included."""

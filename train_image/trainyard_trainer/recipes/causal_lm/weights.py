@@ -205,9 +205,9 @@ def load_shards(network: CausalNetwork, config: CausalModel, seed: int) -> None:
     with torch.no_grad():
         for path in sorted({stored[name] for name in wanted}):
             with safe_open(path, framework="pt") as file:
-                for name, parameter in wanted.items():
+                for name, tensor in wanted.items():
                     if stored[name] == path:
-                        _copy_shard(parameter, file.get_slice(name))
+                        _copy_shard(tensor, file.get_slice(name))
     init_adapter(network, seed)
 
 
@@ -218,8 +218,8 @@ def _parameters_of(model: nn.Module) -> Iterator[tuple[list[str], nn.Parameter]]
     for name, each in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(each), []).append(name.replace(BASE_LAYER, ""))
         parameters[id(each)] = each
-    for key, parameter in parameters.items():
-        yield names[key], parameter
+    for key, found in parameters.items():
+        yield names[key], found
 
 
 def _copy_shard(parameter: Tensor, whole: Tensor) -> None:

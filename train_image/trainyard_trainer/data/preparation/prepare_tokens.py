@@ -1,0 +1,334 @@
+"""Convert chats, prompts or text into rows of tokens: tokenise in chunks, pack, shuffle, write.
+
+A preparation that was killed resumes, and ends with the same bytes as one that was not:
+
+    <dest>/.prepare/plan.json             the source and the options; written first
+    <dest>/.prepare/source-00000.tokens   the samples of some rows of the source, and .json, their record
+    <dest>/train/part-00000.parquet
+    <dest>/dataset.json                   marks the data set as complete; .prepare is removed then
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainyard_trainer.data.preparation.context import PrepareContext
+from trainyard_trainer.data.preparation.destination import (
+    clear_state,
+    is_finished,
+    refuse_nested,
+    settle_plan,
+)
+from trainyard_trainer.data.preparation.splits import SHOWN
+from trainyard_trainer.data.preparation.token_chunks import (
+    TOKEN_BYTES,
+    Chunk,
+    ChunkWriter,
+    chunk_path,
+)
+from trainyard_trainer.data.prepared import (
+    DATASET,
+    FORMAT,
+    LEARNT,
+    PADDING,
+    STARTS_DOCUMENT,
+    TokenCounts,
+    TokenInfo,
+)
+from trainyard_trainer.data.sources.chats.chat_files import ChatFiles
+from trainyard_trainer.data.sources.chats.packing import one_row_each, pack, padded_length
+from trainyard_trainer.data.sources.chats.token_format import TokenFormat, tokenizer_sha256
+from trainyard_trainer.data.sources.chats.tokenizer import ChatTokenizer
+from trainyard_trainer.data.sources.rows.split_files import SplitName
+from trainyard_trainer.data.stored_rows import write_token_part
+from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.run_folder.folder import RunFolder
+
+FILE_BYTES = 64 * 2**20
+"""About the largest size of a Parquet file before compression."""
+
+SPLITS: tuple[SplitName, ...] = ("train", "valid")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenOptions:
+    """The options that determine the bytes of a prepared data set of tokens."""
+
+    source: str
+    valid_source: str | None
+    valid_share: float
+    form: TokenFormat
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the options with the hash of the tokenizer, which may change in its place."""
+        return {**asdict(self), "tokenizer_sha256": tokenizer_sha256(self.form.tokenizer)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SplitSamples:
+    """The samples of a split, in the order of the source."""
+
+    chunks: Sequence[Chunk]
+    chunk_of: np.ndarray
+    """(N,) int64: the chunk of each sample."""
+    offsets: np.ndarray
+    """(N,) int64: the first token of each sample among those of its chunk."""
+    lengths: np.ndarray
+    """(N,) int64: its number of tokens."""
+    counts: TokenCounts
+
+
+def prepare_tokens(options: TokenOptions, dest: RunFolder, context: PrepareContext) -> None:
+    """Write the data set, or what is missing of it.
+
+    Raises ConfigError if the source cannot be read, if it has more bad rows than allowed, and if the
+    destination holds something else.
+    """
+    wanted = options.to_json()
+    refuse_nested(dest, [options.source, options.valid_source])
+    if is_finished(dest, wanted):
+        return
+    sources = {"source": ChatFiles.open(options.source, context.endpoint)}
+    if options.valid_source is not None:
+        sources["valid-source"] = ChatFiles.open(options.valid_source, context.endpoint)
+    tokenizer = ChatTokenizer(options.form.tokenizer, options.form.loss_on)
+    stamps = {f"files of {name}": files.stamp() for name, files in sources.items()}
+    settle_plan(dest, wanted, stamps, dict, context)
+    writer = ChunkWriter(dest, options.form, tokenizer)
+    chunks = _tokenise(options, sources, writer, context)
+    _refuse_bad(options, chunks, context.max_bad_samples)
+    splits = _divide(options, chunks)
+    files, row_tokens = {}, {}
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        longest = max(int(split.lengths.max()) for split in splits.values())
+        length = options.form.context_length
+        if not options.form.packing:
+            length = padded_length(longest, length)
+        for name in SPLITS:
+            files[name], row_tokens[name] = _write_split(
+                name, splits[name], options.form, length, tokenizer.pad_id, dest, scratch, context
+            )
+    info = TokenInfo(
+        source=options.source,
+        row_tokens=length,
+        context_length=options.form.context_length,
+        vocab_size=tokenizer.vocab_size,
+        pad_id=tokenizer.pad_id,
+        tokenizer=options.form.tokenizer,
+        tokenizer_sha256=wanted["tokenizer_sha256"],
+        loss_on=options.form.loss_on,
+        packing=options.form.packing,
+        too_long=options.form.too_long,
+        train=_with_padding(splits["train"].counts, row_tokens["train"]),
+        valid=_with_padding(splits["valid"].counts, row_tokens["valid"]),
+    )
+    bad = [each for parts in chunks.values() for chunk in parts for each in chunk.bad]
+    document = {
+        "format": FORMAT,
+        "options": wanted,
+        "tokens": asdict(info),
+        "splits": {name: {"files": files[name]} for name in SPLITS},
+        "bad_samples": bad,
+    }
+    dest.write(f"{dest.root}/{DATASET}", json.dumps(document, indent=1))
+    clear_state(dest)
+
+
+# Tokenising.
+
+
+def _tokenise(
+    options: TokenOptions,
+    sources: dict[str, ChatFiles],
+    writer: ChunkWriter,
+    context: PrepareContext,
+) -> dict[str, list[Chunk]]:
+    """Return the chunks by the part of the data: `train` and `valid`, or `all` if they are not divided."""
+    source = sources["source"]
+    rows = {"all": source.rows(None)}
+    if "valid-source" in sources:
+        valid = sources["valid-source"]
+        rows = {
+            "train": source.rows("train" if source.is_split else None),
+            "valid": valid.rows("valid" if valid.is_split else None),
+        }
+    elif source.is_split:
+        rows = {name: source.rows(name) for name in SPLITS}
+    chunks: dict[str, list[Chunk]] = {}
+    for name, part in rows.items():
+        chunks[name] = []
+        done = 0
+        for chunk in writer.write(name, part):
+            chunks[name].append(chunk)
+            done += chunk.source_rows + len(chunk.bad)
+            context.show(f"tokenising {name}", done, done)
+    return chunks
+
+
+def _refuse_bad(options: TokenOptions, chunks: dict[str, list[Chunk]], allowed: int) -> None:
+    bad = [each for parts in chunks.values() for chunk in parts for each in chunk.bad]
+    if len(bad) <= allowed:
+        return
+    lines = "".join(f"\n       {each['place']}: {each['reason']}" for each in bad[:SHOWN])
+    more = f"\n       and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
+    raise ConfigError(
+        f"{options.source}: rows that cannot be used: {len(bad)}, where data.max_bad_samples allows "
+        f"{allowed}:{lines}{more}\n       Repair them, or set data.max_bad_samples to leave so many out."
+    )
+
+
+# Splits.
+
+
+def _divide(options: TokenOptions, chunks: dict[str, list[Chunk]]) -> dict[SplitName, SplitSamples]:
+    """Return the samples of both splits. Raises ConfigError if one of them has none."""
+    if "all" in chunks:
+        rows = sum(chunk.source_rows for chunk in chunks["all"])
+        held = min(max(1, round(options.valid_share * rows)), max(rows - 1, 0))
+        order = np.random.default_rng([options.form.seed]).permutation(rows)
+        is_valid = np.zeros(rows, bool)
+        is_valid[order[:held]] = True
+        splits = {
+            "train": _samples_of(chunks["all"], ~is_valid),
+            "valid": _samples_of(chunks["all"], is_valid),
+        }
+    else:
+        splits = {name: _samples_of(chunks[name], None) for name in SPLITS}
+    for name, split in splits.items():
+        if not len(split.lengths):
+            counts = split.counts
+            raise ConfigError(
+                f"{options.source}: its {name} split has no sample: {counts.source_rows} rows could be used, "
+                f"and {counts.left_out} of their samples have no token to learn.\n"
+                "       Use more data, or train.loss_on: all."
+            )
+    return {name: splits[name] for name in SPLITS}
+
+
+def _samples_of(chunks: Sequence[Chunk], chosen: np.ndarray | None) -> SplitSamples:
+    """Return the samples of the chosen source rows, or of all."""
+    owners, offsets, lengths, learnt, picked_rows = [], [], [], [], 0
+    truncated = truncated_tokens = split = left_out = first = 0
+    for number, chunk in enumerate(chunks):
+        here: np.ndarray = np.ones(chunk.source_rows, bool)
+        if chosen is not None:
+            here = chosen[first : first + chunk.source_rows]
+        first += chunk.source_rows
+        picked_rows += int(here.sum())
+        sizes = np.asarray(chunk.lengths, np.int64)
+        starts = np.cumsum(sizes) - sizes
+        mask = here[np.asarray(chunk.rows, np.int64)]
+        owners.append(np.full(int(mask.sum()), number))
+        offsets.append(starts[mask])
+        lengths.append(sizes[mask])
+        learnt.append(np.asarray(chunk.learnt, np.int64)[mask])
+        truncated += sum(1 for row, _ in chunk.truncated if here[row])
+        truncated_tokens += sum(cut for row, cut in chunk.truncated if here[row])
+        split += sum(1 for row in chunk.split if here[row])
+        left_out += sum(1 for row in chunk.left_out if here[row])
+    all_lengths = np.concatenate(lengths) if lengths else np.empty(0, np.int64)
+    powers = np.floor(np.log2(all_lengths)).astype(int)
+    return SplitSamples(
+        chunks=chunks,
+        chunk_of=np.concatenate(owners) if owners else np.empty(0, np.int64),
+        offsets=np.concatenate(offsets) if offsets else np.empty(0, np.int64),
+        lengths=all_lengths,
+        counts=TokenCounts(
+            source_rows=picked_rows,
+            samples=len(all_lengths),
+            tokens=int(all_lengths.sum()),
+            learnt_tokens=int(sum(each.sum() for each in learnt)),
+            padding_tokens=0,
+            truncated_rows=truncated,
+            truncated_tokens=truncated_tokens,
+            split_rows=split,
+            left_out=left_out,
+            longest_sample=int(all_lengths.max()) if len(all_lengths) else 0,
+            lengths=tuple(np.bincount(powers).tolist()),
+        ),
+    )
+
+
+def _with_padding(counts: TokenCounts, stored_tokens: int) -> TokenCounts:
+    return TokenCounts(**asdict(counts) | {"padding_tokens": stored_tokens - counts.tokens})
+
+
+# Writing.
+
+
+def _write_split(
+    name: str,
+    split: SplitSamples,
+    form: TokenFormat,
+    row_tokens: int,
+    pad_id: int,
+    dest: RunFolder,
+    scratch: Path,
+    context: PrepareContext,
+) -> tuple[list[dict[str, Any]], int]:
+    """Write the files of a split; return their entries in dataset.json, and the number of stored tokens."""
+    row_of = pack(split.lengths, row_tokens) if form.packing else one_row_each(split.lengths)
+    num_rows = int(row_of.max()) + 1
+    # The samples of each row: those of row r are by_row[firsts[r] : firsts[r + 1]].
+    by_row = np.argsort(row_of, kind="stable")
+    firsts = np.searchsorted(row_of[by_row], np.arange(num_rows + 1))
+    order = np.random.default_rng([form.seed, SPLITS.index(name)]).permutation(num_rows)
+    contents = [_Content(dest, chunk, scratch) for chunk in split.chunks]
+    rows_per_file = max(1, FILE_BYTES // (row_tokens * (TOKEN_BYTES + 1)))
+    header = {"format": FORMAT, "source": form.tokenizer, "row_tokens": row_tokens}
+    entries = []
+    for number, start in enumerate(range(0, num_rows, rows_per_file)):
+        rows = order[start : start + rows_per_file]
+        tokens = np.full((len(rows), row_tokens), pad_id, np.int32)
+        flags = np.full((len(rows), row_tokens), PADDING, np.uint8)
+        for place, row in enumerate(rows.tolist()):
+            end = 0
+            for sample in by_row[firsts[row] : firsts[row + 1]].tolist():
+                content = contents[int(split.chunk_of[sample])]
+                first, length = int(split.offsets[sample]), int(split.lengths[sample])
+                tokens[place, end : end + length] = content.tokens[first : first + length]
+                flags[place, end : end + length] = content.learnt[first : first + length] * LEARNT
+                flags[place, end] = STARTS_DOCUMENT
+                end += length
+            if end < row_tokens:
+                flags[place, end] |= STARTS_DOCUMENT
+        file = f"{name}/part-{number:05}.parquet"
+        data = write_token_part(header, file, start, tokens, flags)
+        dest.write(f"{dest.root}/{file}", data)
+        entries.append(
+            {
+                "file": file,
+                "rows": len(rows),
+                "bytes": len(data),
+                "sha256": hashlib.sha256(data).hexdigest(),
+            }
+        )
+        context.show(f"writing {name}", start + len(rows), num_rows)
+    return entries, num_rows * row_tokens
+
+
+class _Content:
+    """The tokens of a chunk, mapped into memory from its file or from a copy of it on this disk."""
+
+    def __init__(self, dest: RunFolder, chunk: Chunk, scratch: Path) -> None:
+        count = sum(chunk.lengths)
+        path = Path(chunk_path(dest, chunk.name))
+        if not dest.is_local:
+            path = scratch / f"{chunk.name}.tokens"
+            if not path.exists():
+                path.write_bytes(dest.read(chunk_path(dest, chunk.name)))
+        self.tokens: np.ndarray = np.empty(0, np.int32)
+        self.learnt: np.ndarray = np.empty(0, np.uint8)
+        if count:
+            self.tokens = np.memmap(path, "<i4", "r", shape=(count,))
+            self.learnt = np.memmap(path, np.uint8, "r", offset=count * TOKEN_BYTES, shape=(count,))

@@ -1,0 +1,143 @@
+"""Tokenise a source in chunks, each of which is finished once: its samples lie in a file, with a record."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from trainyard_trainer.data.preparation.destination import state_path
+from trainyard_trainer.data.sources.chats.chat_files import SourceRow
+from trainyard_trainer.data.sources.chats.examples import WrongRow, example_of
+from trainyard_trainer.data.sources.chats.token_format import TokenFormat
+from trainyard_trainer.data.sources.chats.tokenizer import ChatTokenizer, Tokens
+from trainyard_trainer.run_folder.folder import RunFolder
+
+CHUNK_ROWS = 2000
+"""The number of source rows of a chunk."""
+
+TOKEN_BYTES = 4
+"""The size of a token in a chunk's file; a byte for each token follows, which says whether it is learnt."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Chunk:
+    """The record of a finished chunk."""
+
+    name: str
+    source_rows: int = 0
+    """The rows of the source that could be used."""
+    sha256: str = ""
+    lengths: list[int] = field(default_factory=list)
+    """The number of tokens of each sample."""
+    learnt: list[int] = field(default_factory=list)
+    """The number of tokens of each sample that are learnt."""
+    rows: list[int] = field(default_factory=list)
+    """The row of each sample, counted among the usable rows of the chunk."""
+    truncated: list[list[int]] = field(default_factory=list)
+    """The rows whose end was left out, each with the number of tokens that were."""
+    split: list[int] = field(default_factory=list)
+    """The rows that became several samples."""
+    left_out: list[int] = field(default_factory=list)
+    """The rows of the samples that were left out because no token of them is learnt."""
+    bad: list[dict[str, Any]] = field(default_factory=list)
+    """The rows that cannot be used, each with its place and the reason."""
+
+
+class ChunkWriter:
+    """Writes the missing chunks of a source into the state of a preparation."""
+
+    def __init__(self, dest: RunFolder, form: TokenFormat, tokenizer: ChatTokenizer) -> None:
+        self._dest = dest
+        self._form = form
+        self._tokenizer = tokenizer
+
+    def write(self, name: str, rows: Iterable[SourceRow]) -> Iterator[Chunk]:
+        """Yield the records of all chunks of a source. Chunks of an earlier attempt are not made again.
+
+        A chunk with bad rows is made again: they may have been repaired.
+        """
+        rows = iter(rows)
+        number = 0
+        while part := list(islice(rows, CHUNK_ROWS)):
+            yield self._finish_once(f"{name}-{number:05}", part)
+            number += 1
+
+    def _finish_once(self, name: str, rows: list[SourceRow]) -> Chunk:
+        record, file = state_path(self._dest, f"{name}.json"), chunk_path(self._dest, name)
+        if self._dest.exists(record):
+            found = Chunk(**json.loads(self._dest.read(record)))
+            if not found.bad and _sha256(self._dest, file) == found.sha256:
+                return found
+        chunk, content = self._tokenise(name, rows)
+        self._dest.write(file, content)
+        self._dest.write(record, json.dumps(asdict(chunk)))
+        return chunk
+
+    def _tokenise(self, name: str, rows: list[SourceRow]) -> tuple[Chunk, bytes]:
+        chunk = Chunk(name=name)
+        samples: list[Tokens] = []
+        for row in rows:
+            try:
+                if row.problem is not None:
+                    raise WrongRow(row.problem)
+                samples += self._samples_of(row.row, chunk)
+            except WrongRow as reason:
+                place = row.location
+                chunk.bad.append(
+                    {
+                        "file": place.file,
+                        "row": place.row,
+                        "place": str(place),
+                        "reason": str(reason),
+                    }
+                )
+        ids = [np.asarray(each.ids, "<i4") for each in samples]
+        learnt = [np.asarray(each.is_learnt, np.uint8) for each in samples]
+        content = b"".join(each.tobytes() for each in (*ids, *learnt))
+        chunk.sha256 = hashlib.sha256(content).hexdigest()
+        return chunk, content
+
+    def _samples_of(self, row: object, chunk: Chunk) -> list[Tokens]:
+        """Return the samples of a row, and add what became of it to the record. Raises WrongRow."""
+        tokens = self._tokenizer.tokens_of(example_of(row))
+        length, most = len(tokens.ids), self._form.context_length
+        if length > most and self._form.too_long == "refuse":
+            raise WrongRow(f"it has {length:,} tokens, and train.context_length is {most:,}")
+        number = chunk.source_rows
+        chunk.source_rows += 1
+        parts = [tokens]
+        if length > most:
+            cuts = range(0, length, most) if self._form.too_long == "split" else range(1)
+            parts = [Tokens(*(each[cut : cut + most] for each in tokens)) for cut in cuts]
+            if self._form.too_long == "split":
+                chunk.split.append(number)
+            else:
+                chunk.truncated.append([number, length - most])
+        kept = []
+        for part in parts:
+            # The first token of a document has nothing before it from which it could be predicted.
+            learnt = sum(part.is_learnt[1:])
+            if not learnt:
+                chunk.left_out.append(number)
+                continue
+            kept.append(part)
+            chunk.lengths.append(len(part.ids))
+            chunk.learnt.append(learnt)
+            chunk.rows.append(number)
+        return kept
+
+
+def _sha256(dest: RunFolder, path: str) -> str | None:
+    """Return the SHA-256 of a file; None if there is none."""
+    return hashlib.sha256(dest.read(path)).hexdigest() if dest.exists(path) else None
+
+
+def chunk_path(dest: RunFolder, name: str) -> str:
+    """Return the path of the file with the tokens of a chunk."""
+    return state_path(dest, f"{name}.tokens")

@@ -1,0 +1,116 @@
+"""Read the rows of chats from files, with the place of each one for messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from trainyard_trainer.data.sources.listing import explained_errors
+from trainyard_trainer.data.sources.rows.split_files import (
+    FileFormat,
+    SplitFiles,
+    SplitName,
+    find_files,
+)
+from trainyard_trainer.data.sources.samples import SampleLocation, stamp_of
+
+JSON_LINES = FileFormat(
+    name="JSON lines", description="JSON lines", suffixes=(".jsonl", ".ndjson", ".json")
+)
+PARQUET = FileFormat(name="Parquet", description="Parquet", suffixes=(".parquet",))
+ARROW = FileFormat(name="Arrow", description="Arrow files of `datasets`", suffixes=(".arrow",))
+
+BATCH_ROWS = 1000
+"""The number of rows that are read at once from Parquet and Arrow files."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceRow:
+    """A row of a source."""
+
+    location: SampleLocation
+    row: Any
+    """The row as JSON has it; None if it cannot be read."""
+    problem: str | None = None
+    """Why it cannot be read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatFiles:
+    """The files of a source of chats."""
+
+    found: SplitFiles
+
+    @classmethod
+    def open(cls, source: str, endpoint: str | None) -> ChatFiles:
+        """Find the files of a source. Raises ConfigError if there are none."""
+        formats = (JSON_LINES, PARQUET, ARROW)
+        return cls(found=find_files(source, endpoint, formats, kind="source of chats"))
+
+    @property
+    def is_split(self) -> bool:
+        """Whether there are files for training and for validation."""
+        return bool(self.found.splits)
+
+    def stamp(self) -> str:
+        """Return a fingerprint of the files: of their names and sizes."""
+        infos = self.found.filesystem.get_file_info(self.found.files)
+        return stamp_of([(info.path, info.size) for info in infos])
+
+    def rows(self, split: SplitName | None) -> Iterator[SourceRow]:
+        """Yield the rows of the files of a split, or of all files. Raises ConfigError."""
+        for path in self.found.splits[split] if split else self.found.files:
+            shown = self.found.shown(path)
+            with explained_errors(shown, kind=f"{self.found.form.name} file"):
+                yield from self._rows_of(path, shown)
+
+    def _rows_of(self, path: str, shown: str) -> Iterator[SourceRow]:
+        if self.found.form is JSON_LINES:
+            with self.found.filesystem.open_input_stream(path) as stream:
+                yield from _json_lines(stream, shown)
+            return
+        number = 0
+        for batch in self._batches(path):
+            for row in batch.to_pylist():
+                number += 1
+                yield SourceRow(location=SampleLocation(shown, number, "row"), row=row)
+
+    def _batches(self, path: str) -> Iterator[pa.RecordBatch]:
+        with self.found.filesystem.open_input_file(path) as stream:
+            if self.found.form is PARQUET:
+                yield from parquet.ParquetFile(stream).iter_batches(BATCH_ROWS)
+                return
+            try:
+                reader = pa.ipc.open_stream(stream)
+            except pa.ArrowInvalid:
+                stream.seek(0)
+                reader = pa.ipc.open_file(stream)
+                yield from (reader.get_batch(each) for each in range(reader.num_record_batches))
+                return
+            yield from reader
+
+
+def _json_lines(stream: Any, shown: str) -> Iterator[SourceRow]:
+    """Yield the rows of a file of JSON lines; a line that is no JSON has a problem in place of a row."""
+    for number, line in enumerate(_lines(stream), 1):
+        if not line.strip():
+            continue
+        location = SampleLocation(shown, number, "line")
+        try:
+            yield SourceRow(location=location, row=json.loads(line))
+        except (ValueError, RecursionError) as error:
+            yield SourceRow(location=location, row=None, problem=f"it is no JSON: {error}")
+
+
+def _lines(stream: Any) -> Iterator[bytes]:
+    """Yield the lines of a stream of pyarrow, whatever their length."""
+    rest = b""
+    while chunk := stream.read(2**20):
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from lines
+    yield rest

@@ -1,0 +1,154 @@
+"""Tokenise examples with the tokenizer of a model's folder, and find the tokens that are learnt."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+from trainyard_trainer.data.sources.chats.examples import (
+    ChatExample,
+    Example,
+    Message,
+    PromptExample,
+    TextExample,
+    WrongRow,
+)
+from trainyard_trainer.data.sources.chats.token_format import tokenizer_files
+from trainyard_trainer.errors import ConfigError
+
+MARK = "generation %}"
+"""The end of the block by which a chat template marks the assistant's words."""
+
+
+class Tokens(NamedTuple):
+    """The tokens of an example."""
+
+    ids: Sequence[int]
+    is_learnt: Sequence[int]
+    """1 for each token that is learnt, else 0."""
+
+
+class ChatTokenizer:
+    """Makes tokens of examples, as Transformers' tokenizer and its chat template say."""
+
+    def __init__(self, folder: str, loss_on: Literal["answers", "all"]) -> None:
+        """Load the tokenizer. Raises ConfigError if the folder has none that works."""
+        tokenizer_files(folder)
+        # One row at a time needs no threads of the tokenizer's own.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        from transformers import AutoTokenizer
+
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise ConfigError(
+                f"train.model.path = {folder}: its tokenizer cannot be loaded: {reason}"
+            ) from error
+        self._folder = folder
+        self._loss_on = loss_on
+        self._end: str = self._tokenizer.eos_token or ""
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the highest id of a token."""
+        return max(self._tokenizer.get_vocab().values()) + 1
+
+    @property
+    def pad_id(self) -> int:
+        """The token that fills rows: the tokenizer's own, or the one that ends a text, or the first."""
+        tokens = (self._tokenizer.pad_token_id, self._tokenizer.eos_token_id, 0)
+        return next(token for token in tokens if token is not None)
+
+    def tokens_of(self, example: Example) -> Tokens:
+        """Return the tokens of an example. Raises WrongRow if the chat template fails, and ConfigError."""
+        match example:
+            case TextExample():
+                ids = self._encode(example.text.removesuffix(self._end) + self._end)
+                return Tokens(ids, [1] * len(ids))
+            case PromptExample():
+                return self._of_prompt(example)
+            case ChatExample():
+                return self._of_chat(example)
+
+    def _of_prompt(self, example: PromptExample) -> Tokens:
+        if isinstance(example.prompt, str) and isinstance(example.completion, str):
+            before = self._encode(example.prompt)
+            text = example.prompt + example.completion.removesuffix(self._end) + self._end
+            whole = self._encode(text)
+        else:
+            prompt: Any = example.prompt
+            before = self._ids(self._render(prompt, example.tools, add_generation_prompt=True))
+            whole = self._ids(self._render([*prompt, *example.completion], example.tools))
+        shared = 0
+        if self._loss_on == "answers":
+            pairs = zip(before, whole)  # noqa: B905 - they differ in length
+            different = (place for place, (a, b) in enumerate(pairs) if a != b)
+            shared = next(different, min(len(before), len(whole)))
+        return Tokens(whole, [0] * shared + [1] * (len(whole) - shared))
+
+    def _of_chat(self, example: ChatExample) -> Tokens:
+        messages, tools = example.messages, example.tools
+        if self._loss_on == "all":
+            ids = self._ids(self._render(messages, tools))
+            return Tokens(ids, [1] * len(ids))
+        if MARK in self._template():
+            encoded = self._apply(
+                messages, tools, return_dict=True, return_assistant_tokens_mask=True
+            )
+            return Tokens(encoded["input_ids"], encoded["assistant_masks"])
+        return self._by_prefixes(messages, tools)
+
+    def _by_prefixes(self, messages: list[Message], tools: list[Any] | None) -> Tokens:
+        """Learn what the template adds with each of the assistant's turns, without white space behind it."""
+        whole = self._render(messages, tools)
+        encoded = self._tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
+        learnt = [0] * len(encoded.input_ids)
+        for number, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            before = self._render(messages[:number], tools, add_generation_prompt=True)
+            after = self._render(messages[: number + 1], tools)
+            if not whole.startswith(after) or not after.startswith(before):
+                raise WrongRow(
+                    f"the chat template renders the first {number + 1} messages in another way than in the "
+                    "whole chat, so the answers cannot be found. Mark them in the template with "
+                    "{% generation %}, or use train.loss_on: all"
+                )
+            end = len(after.rstrip())
+            for place, (first, last) in enumerate(encoded.offset_mapping):
+                if len(before) <= first < last <= end:
+                    learnt[place] = 1
+        return Tokens(encoded.input_ids, learnt)
+
+    def _render(self, messages: list[Message], tools: list[Any] | None, **options: Any) -> str:
+        text: str = self._apply(messages, tools, tokenize=False, **options)
+        return text
+
+    def _apply(self, messages: list[Message], tools: list[Any] | None, **options: Any) -> Any:
+        """Apply the chat template. What goes wrong in it is the row's fault, or the template's."""
+        self._template()
+        try:
+            return self._tokenizer.apply_chat_template(messages, tools=tools, **options)
+        except Exception as error:  # a template is a program of others
+            raise WrongRow(f"the chat template fails: {type(error).__name__}: {error}") from error
+
+    def _template(self) -> str:
+        template = self._tokenizer.chat_template
+        if not template:
+            raise ConfigError(
+                f"train.model.path = {self._folder}: its tokenizer has no chat template, and the data are "
+                "chats.\n       Put one into the folder (chat_template.jinja), or use data with prompt and "
+                "completion, or text."
+            )
+        return str(template)
+
+    def _ids(self, text: str) -> list[int]:
+        """Return the tokens of a rendered chat, in which the template has put the special tokens."""
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False).input_ids
+        return ids
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer(text).input_ids
+        return ids
