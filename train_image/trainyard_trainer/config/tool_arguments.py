@@ -128,7 +128,22 @@ CHECKPOINTS_PRUNE = Tool(
         ENDPOINT,
     ),
 )
-EXPORT_FORMATS = ("state_dict", "torchscript", "pt2", "onnx")
+EXPORT_FORMATS = ("state_dict", "torchscript", "pt2", "onnx", "huggingface")
+
+
+def _export_problem(given: Mapping[str, Any]) -> str | None:
+    """Return which arguments of `checkpoints export` exclude each other."""
+    if given.get("merge") and given.get("format", "huggingface") != "huggingface":
+        return f"--merge and --format {given['format']} exclude each other: leave one out"
+    return None
+
+
+BASE_MODEL = Argument(
+    name="--base-model",
+    metavar="DIR",
+    kind=LOCAL,
+    help="The folder of the model that a run of causal_lm started from, if it lies elsewhere here.",
+)
 CHECKPOINTS_EXPORT = Tool(
     module="export",
     help="Write a model to a file, and its classes and the preparation of images to FILE.json.",
@@ -138,22 +153,29 @@ CHECKPOINTS_EXPORT = Tool(
             name="--out",
             metavar="FILE",
             kind=LOCATION,
-            help="The file or s3:// URL to write.",
-            default_text="a file in the run's folder, below export/",
+            help="The file or s3:// URL to write; with `huggingface` a folder.",
+            default_text="in the run's folder, below export/",
         ),
         Argument(
             name="--format",
             metavar="|".join(EXPORT_FORMATS),
             kind=one_of(*EXPORT_FORMATS),
             help="`state_dict` for torch.load, `torchscript` for torch.jit.load, `pt2` for "
-            "torch.export.load, `onnx` for other programs.",
-            default="state_dict",
+            "torch.export.load, `onnx` for other programs, `huggingface` for Transformers and PEFT.",
+            default_text="state_dict; huggingface for runs of causal_lm",
         ),
+        Argument(
+            name="--merge",
+            kind=None,
+            help="Merge the adapter of a run of causal_lm into its model, and write all weights.",
+        ),
+        BASE_MODEL,
         CHECKPOINT,
         TRUST_CODE,
         STORAGE,
         ENDPOINT,
     ),
+    problem=_export_problem,
 )
 
 # Data sets.
@@ -263,16 +285,23 @@ DATA_INSPECT = Tool(
 
 # Predictions.
 
-_OF_TEXT = ("length", "temperature", "seed")
+_OF_TEXT = ("length", "temperature", "seed", "base_model")
 _OF_DATA = ("image_column", "label_column")
 
 
-_INPUTS = {"images": "IMAGE", "prompt": "--prompt", "data": "--data", "split": "--split"}
+_INPUTS = {
+    "images": "IMAGE",
+    "prompt": "--prompt",
+    "chat": "--chat",
+    "data": "--data",
+    "split": "--split",
+}
 """The inputs of `predict`, of which exactly one is given: what a user types for each key."""
 
 _EXCLUDED = {
     "images": (*_OF_TEXT, *_OF_DATA, "out", "trust_code"),
     "prompt": (*_OF_DATA, "out", "grid", "top", "batch_size", "trust_code"),
+    "chat": (*_OF_DATA, "out", "grid", "top", "batch_size", "trust_code", "json"),
     "data": (*_OF_TEXT, "grid", "trust_code"),
     "split": (*_OF_TEXT, *_OF_DATA, "grid", "top"),
 }
@@ -285,7 +314,8 @@ def _predict_problem(given: Mapping[str, Any]) -> str | None:
     if not inputs:
         return (
             "predict has no input. Name image files, or give Parquet files with --data PATH and --out PATH, "
-            "or give a language model its --prompt TEXT, or name a --split of the data of your own recipe"
+            "or give a language model its --prompt TEXT or --chat with it, or name a --split of the data of "
+            "your own recipe"
         )
     if len(inputs) > 1:
         names = [_INPUTS[key] for key in inputs]
@@ -318,19 +348,30 @@ PREDICT = Tool(
             help="Image files, such as PNG or JPEG.",
             is_repeated=True,
         ),
-        Argument(name="--prompt", metavar="TEXT", help="The text that a language model continues."),
+        Argument(
+            name="--prompt",
+            metavar="TEXT",
+            help="The text that a language model continues. A fine-tuned model with a chat template answers "
+            "it.",
+        ),
+        Argument(
+            name="--chat",
+            kind=None,
+            help="Chat with a fine-tuned model on the terminal; an empty line begins another chat.",
+        ),
+        BASE_MODEL,
         Argument(
             name="--length",
             metavar="N",
             kind=POSITIVE,
-            help="The largest number of bytes of the continuation.",
+            help="The largest number of bytes of the continuation, or of tokens of a fine-tuned model.",
             default=200,
         ),
         Argument(
             name="--temperature",
             metavar="T",
             kind=NOT_NEGATIVE,
-            help="The sampling temperature; 0 always takes the most likely byte.",
+            help="The sampling temperature; 0 always takes the most likely byte or token.",
             default=0.8,
         ),
         Argument(

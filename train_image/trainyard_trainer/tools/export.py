@@ -5,6 +5,7 @@ python -m trainyard_trainer.tools.export RUN [--out FILE] [--format FORMAT] [--c
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from pyarrow import fs
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from trainyard_trainer.config.recipes import recipe_named
 from trainyard_trainer.config.tool_arguments import CHECKPOINTS_EXPORT
 from trainyard_trainer.errors import ConfigError, RunError
 from trainyard_trainer.recipes.example_inputs import ExampleInputs
@@ -27,7 +29,9 @@ from trainyard_trainer.recipes.saved_model import Saved, read_saved
 from trainyard_trainer.run_files.standard_streams import run_with_safe_streams
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.storage import open_filesystem
+from trainyard_trainer.tools.chat import RECIPE, with_base_model
 from trainyard_trainer.tools.command_line import exit_code_of, open_run, parse
+from trainyard_trainer.tools.hub_export import export_hub_folder
 
 SUFFIXES = {"state_dict": "pt", "torchscript": "torchscript.pt", "pt2": "pt2", "onnx": "onnx"}
 """The suffix of the files of each format."""
@@ -191,15 +195,29 @@ def _compare(network: nn.Module, inputs: tuple[torch.Tensor, ...], file: Path, k
         )
 
 
+def is_hub_folder(wanted: argparse.Namespace, folder: RunFolder) -> bool:
+    """Whether a folder for Transformers is wanted, which is the default for a run of causal_lm."""
+    if wanted.format is not None or wanted.merge:
+        return wanted.merge or wanted.format == "huggingface"
+    if not folder.exists(folder.run):
+        return False
+    return recipe_named(json.loads(folder.read(folder.run)).get("train")) == RECIPE
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line, and return its exit code."""
     _, wanted = parse(arguments, CHECKPOINTS_EXPORT)
     folder = open_run(wanted.run, wanted.storage, wanted.endpoint)
+    if is_hub_folder(wanted, folder):
+        saved = with_base_model(read_saved(folder, wanted.checkpoint), wanted.base_model)
+        endpoint, merges = wanted.endpoint, wanted.merge
+        print(export_hub_folder(saved, folder, out=wanted.out, endpoint=endpoint, merges=merges))
+        return 0
     out = export(
         folder,
         out=wanted.out,
         endpoint=wanted.endpoint,
-        kind=wanted.format,
+        kind=wanted.format or "state_dict",
         which=wanted.checkpoint,
         trusts_code=wanted.trust_code,
     )

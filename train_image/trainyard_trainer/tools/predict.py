@@ -4,6 +4,7 @@ python -m trainyard_trainer.tools.predict RUN IMAGE... [--top K] [--grid FILE.pn
 python -m trainyard_trainer.tools.predict RUN --data PATH --out PATH [--top K] [--checkpoint NAME]
 python -m trainyard_trainer.tools.predict RUN --split train|valid [--out FILE] [--trust-code]
 python -m trainyard_trainer.tools.predict RUN --prompt TEXT [--length N] [--temperature T] [--seed N]
+python -m trainyard_trainer.tools.predict RUN --chat [--length N] [--temperature T] [--seed N]
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from trainyard_trainer.recipes.language_model.generation import continued
 from trainyard_trainer.recipes.saved_model import Saved, read_saved
 from trainyard_trainer.run_files.standard_streams import run_with_safe_streams
 from trainyard_trainer.terminal import table_text
+from trainyard_trainer.tools.chat import RECIPE, Assistant, chat_on_terminal, with_base_model
 from trainyard_trainer.tools.classifier import LabelledFile, classify_files, require_recipe
 from trainyard_trainer.tools.command_line import exit_code_of, open_run, parse
 
@@ -36,6 +38,8 @@ def main(arguments: list[str] | None = None) -> int:
         predict_data(wanted)
     elif wanted.split is not None:
         _predict_split(wanted)
+    elif wanted.chat:
+        chat_on_terminal(_assistant(wanted, _saved(wanted)))
     elif wanted.prompt is not None:
         _print_continuation(wanted)
     else:
@@ -74,8 +78,14 @@ def _print_labels(wanted: argparse.Namespace) -> None:
 
 
 def _print_continuation(wanted: argparse.Namespace) -> None:
+    saved = _saved(wanted)
+    if saved.facts["recipe"] == RECIPE:
+        answer = _assistant(wanted, saved).answer(wanted.prompt)
+        record = {"prompt": wanted.prompt, "text": answer}
+        print(json.dumps(record, indent=2) if wanted.json else answer)
+        return
     text = continued_text(
-        _saved(wanted),
+        saved,
         wanted.prompt,
         length=wanted.length,
         temperature=wanted.temperature,
@@ -84,6 +94,17 @@ def _print_continuation(wanted: argparse.Namespace) -> None:
     )
     record = {"prompt": wanted.prompt, "text": text}
     print(json.dumps(record, indent=2) if wanted.json else wanted.prompt + text)
+
+
+def _assistant(wanted: argparse.Namespace, saved: Saved) -> Assistant:
+    require_recipe(saved, RECIPE)
+    return Assistant(
+        with_base_model(saved, wanted.base_model),
+        _device(),
+        length=wanted.length,
+        temperature=wanted.temperature,
+        seed=wanted.seed,
+    )
 
 
 def _saved(wanted: argparse.Namespace) -> Saved:

@@ -47,6 +47,13 @@ def require_folder(path: str) -> None:
         )
 
 
+def without_progress_bars() -> None:
+    """Keep Transformers from drawing a bar for each file that it reads or writes."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
 def weight_files(path: str) -> dict[str, Path]:
     """Return the file of each weight by the weight's name. Raises ConfigError if there are none."""
     folder = Path(path)

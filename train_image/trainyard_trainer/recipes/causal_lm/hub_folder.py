@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from trainyard_trainer.config.models import CausalModel, Lora
 from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.recipes.causal_lm.folder import without_progress_bars
 from trainyard_trainer.recipes.causal_lm.network import CausalNetwork
 from trainyard_trainer.recipes.causal_lm.weights import ADAPTER, lora_config
 from trainyard_trainer.versions import versions
@@ -85,6 +86,7 @@ def write_model(
             module.merge(safe_merge=True)
             model.set_submodule(name, module.get_base_layer())
     folder.mkdir(parents=True, exist_ok=True)
+    without_progress_bars()
     model.save_pretrained(folder, max_shard_size=SHARD_SIZE)
     _finish(folder, config, facts, library="transformers")
 

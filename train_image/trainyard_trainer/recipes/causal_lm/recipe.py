@@ -67,9 +67,12 @@ class CausalLanguage(Recipe[CausalModel]):
         return self.config.adapter is None
 
     def build_model(self) -> nn.Module:
-        train = self._train
+        train, config = self._train, self.config
+        if train is None and config.adapter is None:
+            # All weights come from the checkpoint.
+            config = config.model_copy(update={"init": "random"})
         return build_network(
-            self.config,
+            config,
             seed=train.seed if train else 0,
             is_sharded=train is not None and train.strategy == "fsdp2",
         )

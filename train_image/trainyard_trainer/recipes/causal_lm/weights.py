@@ -16,7 +16,12 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from trainyard_trainer.config.models import CausalModel, Lora
 from trainyard_trainer.errors import ConfigError
-from trainyard_trainer.recipes.causal_lm.folder import explained, read_config, weight_files
+from trainyard_trainer.recipes.causal_lm.folder import (
+    explained,
+    read_config,
+    weight_files,
+    without_progress_bars,
+)
 from trainyard_trainer.recipes.causal_lm.network import CausalNetwork
 
 if TYPE_CHECKING:
@@ -55,7 +60,7 @@ def build_network(config: CausalModel, *, seed: int, is_sharded: bool) -> Causal
         model = _from_config(config)
     model.train()
     if config.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+        model.activation_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
     if config.adapter is not None:
         add_adapter(model, config.adapter)
     network = CausalNetwork(model, is_flattened=config.attention == "flash")
@@ -83,6 +88,7 @@ def _from_folder(config: CausalModel) -> nn.Module:
 
     known = read_config(config.path)
     weight_files(config.path)
+    without_progress_bars()
     with explained(config.path):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             config.path,

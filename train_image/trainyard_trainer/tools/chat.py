@@ -1,0 +1,101 @@
+"""Answers of a fine-tuned language model: to one prompt, or turn by turn on the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, TextIO
+
+import torch
+
+from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.recipes.causal_lm.generation import generated
+from trainyard_trainer.recipes.causal_lm.network import CausalNetwork
+from trainyard_trainer.recipes.causal_lm.prompts import Message, Prompts
+from trainyard_trainer.recipes.saved_model import Saved
+
+RECIPE = "causal_lm"
+
+
+class Assistant:
+    """A saved language model that answers prompts and chats."""
+
+    def __init__(
+        self, saved: Saved, device: torch.device, *, length: int, temperature: float, seed: int
+    ) -> None:
+        """Load the model: it writes at most `length` tokens, the same ones for the same seed."""
+        network = saved.build().to(device)
+        assert isinstance(network, CausalNetwork)
+        self._model: Any = network.model
+        self.prompts = Prompts(saved.config.path)
+        self._options = {"length": length, "temperature": temperature, "seed": seed}
+
+    def answer(self, prompt: str) -> str:
+        """Return what the model writes behind a prompt, or answers where it has a chat template."""
+        return self._write(self.prompts.of(prompt))
+
+    def reply(self, messages: Sequence[Message]) -> str:
+        """Return the assistant's next turn of a chat."""
+        return self._write(self.prompts.of_chat(messages))
+
+    def _write(self, tokens: list[int]) -> str:
+        options: dict[str, Any] = self._options
+        (found,) = generated(
+            self._model,
+            [tokens],
+            ends=self.prompts.ends,
+            padding=self.prompts.padding,
+            **options,
+        )
+        return self.prompts.text_of(found)
+
+
+def chat(assistant: Assistant, lines: TextIO, out: TextIO) -> None:
+    """Answer each line as a turn of one chat, until the lines end. An empty line begins another chat.
+
+    Raises ConfigError for a model without a chat template.
+    """
+    if not assistant.prompts.has_template:
+        raise ConfigError(
+            "--chat needs a chat template, which the model's tokenizer lacks: use --prompt"
+        )
+    is_terminal = lines.isatty()
+    messages: list[Message] = []
+    for line in _turns(lines, out if is_terminal else None):
+        if not line:
+            messages = []
+            continue
+        messages.append({"role": "user", "content": line})
+        reply = assistant.reply(messages)
+        messages.append({"role": "assistant", "content": reply})
+        print(reply, file=out, flush=True)
+
+
+def _turns(lines: TextIO, prompt_to: TextIO | None) -> Iterator[str]:
+    """Yield lines without white space around them; `prompt_to` gets a mark before each."""
+    while True:
+        if prompt_to is not None:
+            print("> ", end="", file=prompt_to, flush=True)
+        line = lines.readline()
+        if not line:
+            return
+        yield line.strip()
+
+
+def with_base_model(saved: Saved, path: str | None) -> Saved:
+    """Return the saved model with its base model at another path, where the run's own is not reachable."""
+    if path is None:
+        return saved
+    if saved.facts["recipe"] != RECIPE:
+        raise ConfigError(
+            f"--base-model is for runs of train.recipe = {RECIPE}, and {saved.facts['run']} is one of "
+            f"{saved.facts['recipe']}"
+        )
+    model = {**saved.facts["model"], "path": path}
+    return replace(saved, facts={**saved.facts, "model": model})
+
+
+def chat_on_terminal(assistant: Assistant) -> None:
+    """Chat on standard input and output."""
+    chat(assistant, sys.stdin, sys.stdout)

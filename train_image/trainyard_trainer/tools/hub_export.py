@@ -1,0 +1,53 @@
+"""Export a fine-tuned language model as a folder that Transformers, PEFT and servers read."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from pyarrow import fs
+
+from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.recipes.causal_lm.hub_folder import write_adapter, write_model
+from trainyard_trainer.recipes.saved_model import Saved
+from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.storage import open_filesystem
+from trainyard_trainer.tools.chat import RECIPE
+
+CHUNK_BYTES = 2**24
+
+
+def export_hub_folder(
+    saved: Saved, folder: RunFolder, *, out: str | None, endpoint: str | None, merges: bool
+) -> str:
+    """Write the adapter, or all weights if there is none or `merges`; return the folder for display.
+
+    The default is a folder in the run's folder, below export/. Raises ConfigError if it is not empty.
+    """
+    facts = saved.facts
+    if facts["recipe"] != RECIPE:
+        raise ConfigError(
+            f"--format huggingface and --merge are for runs of train.recipe = {RECIPE}, and {facts['run']} "
+            f"is one of {facts['recipe']}"
+        )
+    filesystem = folder.filesystem
+    path = f"{folder.root}/export/{facts['run']}-{facts['checkpoint']}{'-merged' if merges else ''}"
+    if out is not None:
+        filesystem, path = open_filesystem(out, endpoint)
+    target = RunFolder(filesystem, path)
+    (info,) = target.infos([path])
+    if info.type == fs.FileType.File or target.files():
+        raise ConfigError(
+            f"{target.show(path)} exists already, and is not empty: name another folder with --out"
+        )
+    with tempfile.TemporaryDirectory() as scratch:
+        made = Path(scratch) / "model"
+        if saved.config.adapter is not None and not merges:
+            write_adapter(made, saved.config, saved.weights, facts)
+        else:
+            write_model(made, saved.config, saved.build(), facts)
+        for file in sorted(made.iterdir()):
+            with file.open("rb") as stream, target.writing(f"{path}/{file.name}") as output:
+                while chunk := stream.read(CHUNK_BYTES):
+                    output.write(chunk)
+    return target.show(path)
