@@ -18,10 +18,10 @@ from trainyard_trainer.data.sources.rows.split_files import (
     find_files,
 )
 from trainyard_trainer.data.sources.samples import SampleLocation, stamp_of
+from trainyard_trainer.errors import ConfigError
 
-JSON_LINES = FileFormat(
-    name="JSON lines", description="JSON lines", suffixes=(".jsonl", ".ndjson", ".json")
-)
+JSON_LINES = FileFormat(name="JSON lines", description="JSON lines", suffixes=(".jsonl", ".ndjson"))
+JSON_LIST = FileFormat(name="JSON", description="a JSON list of rows", suffixes=(".json",))
 PARQUET = FileFormat(name="Parquet", description="Parquet", suffixes=(".parquet",))
 ARROW = FileFormat(name="Arrow", description="Arrow files of `datasets`", suffixes=(".arrow",))
 
@@ -49,7 +49,7 @@ class ChatFiles:
     @classmethod
     def open(cls, source: str, endpoint: str | None) -> ChatFiles:
         """Find the files of a source. Raises ConfigError if there are none."""
-        formats = (JSON_LINES, PARQUET, ARROW)
+        formats = (JSON_LINES, JSON_LIST, PARQUET, ARROW)
         return cls(found=find_files(source, endpoint, formats, kind="source of chats"))
 
     @property
@@ -74,11 +74,12 @@ class ChatFiles:
             with self.found.filesystem.open_input_stream(path) as stream:
                 yield from _json_lines(stream, shown)
             return
-        number = 0
-        for batch in self._batches(path):
-            for row in batch.to_pylist():
-                number += 1
-                yield SourceRow(location=SampleLocation(shown, number, "row"), row=row)
+        rows = (row for batch in self._batches(path) for row in batch.to_pylist())
+        if self.found.form is JSON_LIST:
+            with self.found.filesystem.open_input_stream(path) as stream:
+                rows = iter(_json_list(stream.read(), shown))
+        for number, row in enumerate(rows, 1):
+            yield SourceRow(location=SampleLocation(shown, number, "row"), row=row)
 
     def _batches(self, path: str) -> Iterator[pa.RecordBatch]:
         with self.found.filesystem.open_input_file(path) as stream:
@@ -93,6 +94,21 @@ class ChatFiles:
                 yield from (reader.get_batch(each) for each in range(reader.num_record_batches))
                 return
             yield from reader
+
+
+def _json_list(content: bytes, shown: str) -> list[Any]:
+    """Return the rows of a whole JSON file. Raises ConfigError if it is no list."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{shown} is no JSON: {error}. If each line is a row, name it .jsonl."
+        ) from None
+    if not isinstance(found, list):
+        raise ConfigError(
+            f"{shown} is no list of rows, but one value of type {type(found).__name__}"
+        )
+    return found
 
 
 def _json_lines(stream: Any, shown: str) -> Iterator[SourceRow]:

@@ -26,6 +26,9 @@ SPLITS: dict[str, SplitName] = {
 }
 """The split of a file, or of a folder, by the beginning of its name. Files of `test` are not read."""
 
+DATASETS_FILES = ("state.json", "dataset_info.json", "dataset_dict.json")
+"""Files with which the library `datasets` describes a data set."""
+
 UNUSED = "test"
 """The word at the beginning of the names of files and folders that are not read."""
 
@@ -76,7 +79,7 @@ def find_files(
             for path in found
             if _format_of(path, formats)
             and UNUSED not in _words(path, root)
-            and not _is_cache(path)
+            and not _is_of_datasets(path)
         ]
         hints = f"files: {', '.join(PurePosixPath(path).name for path in found[:5]) or 'none'}"
     kinds_found = {_format_of(path, formats) for path in files}
@@ -122,6 +125,7 @@ def _words(path: str, root: str) -> list[str]:
     return [re.split(r"[-_.]", part.lower())[0] for part in below.split("/")]
 
 
-def _is_cache(path: str) -> bool:
+def _is_of_datasets(path: str) -> bool:
     """Return whether the library `datasets` has written a file for itself, beside those of a data set."""
-    return PurePosixPath(path).name.startswith("cache-")
+    name = PurePosixPath(path).name
+    return name.startswith("cache-") or name in DATASETS_FILES
