@@ -27,7 +27,7 @@ from trainyard.planning.render import render_job
 from trainyard.planning.schema import Kind, schema_of
 from trainyard.platform import CONFIG_MAP_KEY, parse_platform
 from trainyard.run_file.load import load_run
-from trainyard_trainer.config.data_sources import IMAGES, TABLES, TEXT, sources_table
+from trainyard_trainer.config.data_sources import CHATS, IMAGES, TABLES, TEXT, sources_table
 from trainyard_trainer.data.sources.column_types import column_types_table
 from trainyard_trainer.run_folder.metrics import metrics_page
 from trainyard_trainer.user_code import library_variables
@@ -41,7 +41,7 @@ SCHEMAS = ROOT / "schemas"
 KUBERAY_SCHEMA = ROOT / "launcher/trainyard/kuberay_schema.json"
 TABLES_OF_DOCS: dict[str, Callable[[], str]] = {
     "data sources": lambda: sources_table(IMAGES),
-    "all data sources": lambda: sources_table(IMAGES, TEXT, TABLES),
+    "all data sources": lambda: sources_table(IMAGES, TEXT, CHATS, TABLES),
     "column types": column_types_table,
     "library variables": library_variables.table,
 }
@@ -86,6 +86,7 @@ EXAMPLES = {
     "function": ("workers-2", "gpus-16"),
     "gradient_boosting": ("workers-2",),
     "language_model": ("workers-2", "gpus-16"),
+    "finetune": ("workers-2", "gpus-16"),
     "torchrun": ("workers-2", "gpus-16"),
     "regression": ("workers-2", "gpus-16"),
     # Recipes of the user differ in their code alone.

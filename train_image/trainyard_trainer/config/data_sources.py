@@ -116,8 +116,9 @@ DATA_SOURCES: tuple[DataSource, ...] = (
     ),
     DataSource(
         name="chats",
-        description="JSON lines, a JSON list, Parquet files or a folder of `datasets` whose rows are chats (`messages`, "
-        "or `conversations` of ShareGPT), prompts with completions, instructions of Alpaca, or `text`",
+        description="JSON lines, a JSON list, Parquet files or a folder of `datasets` whose rows are chats "
+        "(`messages`, or `conversations` of ShareGPT), prompts with completions, instructions of Alpaca, or "
+        "`text`",
         example="/mnt/data/chats.jsonl",
         recipes=(CHATS,),
     ),

@@ -74,7 +74,7 @@ class ChatFiles:
             with self.found.filesystem.open_input_stream(path) as stream:
                 yield from _json_lines(stream, shown)
             return
-        rows = (row for batch in self._batches(path) for row in batch.to_pylist())
+        rows: Iterator[Any] = (row for batch in self._batches(path) for row in batch.to_pylist())
         if self.found.form is JSON_LIST:
             with self.found.filesystem.open_input_stream(path) as stream:
                 rows = iter(_json_list(stream.read(), shown))

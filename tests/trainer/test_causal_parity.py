@@ -1,0 +1,169 @@
+"""Each step of causal_lm has the loss of the same step of TRL's SFTTrainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("trl")
+
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from trl import SFTConfig, SFTTrainer
+
+from tests.support.tiny_models import Kind, make_folder
+from tests.trainer.causal_runs import causal_config, write_chats
+from tests.trainer.training import open_folder
+from trainyard_trainer.attempt.attempt import check_data, open_data
+from trainyard_trainer.config.trainer_config import BuiltInConfig
+from trainyard_trainer.data.loading.batch import Batch
+from trainyard_trainer.data.loading.local_copy import LocalCopy
+from trainyard_trainer.data.prepared import LEARNT, PADDING, STARTS_DOCUMENT, Prepared
+from trainyard_trainer.engine.learner import Learner
+from trainyard_trainer.parallel.strategy import Worker
+
+STEPS, BATCH, PASS = 50, 8, 4
+PEAK, DECAY, CLIP = 1e-3, 0.01, 1.0
+TOLERANCE = 1e-3
+
+
+def our_losses(
+    config: BuiltInConfig, data: Prepared, rows: Batch
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Train on the rows in their order; return the losses, and the trained weights before the first step."""
+    learner = Learner(config, data, check_data(config, data), Worker(device=torch.device("cpu")))
+    start = {
+        name: each.detach().clone()
+        for name, each in learner.network.named_parameters()
+        if each.requires_grad
+    }
+    losses = []
+    for step in range(STEPS):
+        sums = learner.new_sums()
+        batch = rows.rows(step * BATCH, (step + 1) * BATCH)
+        learner.step(batch, sums, epoch=0, step_in_epoch=step)
+        losses.append(sums.since_last()[0])
+    return losses, start
+
+
+class InOrder(SFTTrainer):
+    """TRL's trainer, which takes its rows in their order and notes the loss of each step."""
+
+    def _get_train_sampler(self, *_: Any) -> Any:
+        return torch.utils.data.SequentialSampler(self.train_dataset)
+
+
+class Losses(TrainerCallback):
+    """The losses that a trainer logs."""
+
+    def __init__(self) -> None:
+        self.found: list[float] = []
+
+    def on_log(self, *_: Any, logs: dict[str, float] | None = None, **__: Any) -> None:
+        if logs and "loss" in logs:
+            self.found.append(logs["loss"])
+
+
+def losses_of_trl(
+    model: Any, rows: Batch, tokenizer: Any, out: Path, *, packing: bool
+) -> list[float]:
+    losses = Losses()
+    arguments = SFTConfig(
+        output_dir=str(out),
+        per_device_train_batch_size=PASS,
+        gradient_accumulation_steps=BATCH // PASS,
+        learning_rate=PEAK,
+        weight_decay=DECAY,
+        max_grad_norm=CLIP,
+        lr_scheduler_type="constant",
+        max_steps=STEPS,
+        logging_steps=1,
+        padding_free=packing,
+        max_length=None,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        remove_unused_columns=False,
+        bf16=False,
+        gradient_checkpointing=False,
+        use_cpu=True,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+    )
+    InOrder(
+        model=model,
+        args=arguments,
+        train_dataset=Dataset.from_list([*map(row_of_trl, rows["tokens"], rows["flags"])]),
+        processing_class=tokenizer,
+        callbacks=[losses],
+    ).train()
+    return losses.found
+
+
+def row_of_trl(tokens: torch.Tensor, flags: torch.Tensor) -> dict[str, list[int]]:
+    """A prepared row as TRL has it: without padding, and with the lengths of its documents."""
+    kept = (flags & PADDING) == 0
+    tokens, flags = tokens[kept], flags[kept]
+    starts = torch.nonzero(flags & STARTS_DOCUMENT)[:, 0].tolist()
+    return {
+        "input_ids": tokens.tolist(),
+        "labels": torch.where((flags & LEARNT).bool(), tokens, -100).tolist(),
+        "seq_lengths": np.diff([*starts, len(tokens)]).tolist(),
+    }
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("kind", "packing", "has_adapter"),
+    [
+        ("llama", True, False),
+        ("llama", False, True),
+        ("gpt2", False, False),
+        ("qwen3", True, True),
+    ],
+)
+def test_fifty_steps_have_the_losses_of_trl(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: Kind,
+    packing: bool,
+    has_adapter: bool,
+) -> None:
+    for name in ("HF_HUB_OFFLINE", "DO_NOT_TRACK", "ACCELERATE_USE_CPU"):
+        monkeypatch.setenv(name, "1")
+    folder = make_folder(tmp_path / "model", kind)
+    config = causal_config(
+        tmp_path,
+        folder,
+        write_chats(tmp_path / "chats.jsonl", count=1500 if packing else 520),
+        train__context_length=96,
+        train__packing=packing,
+        train__global_batch_size=BATCH,
+        train__micro_batch_size=PASS,
+        train__epochs=1,
+        train__clip_norm=CLIP,
+        train__precision="fp32",
+        train__optimizer={"name": "adamw", "learning_rate": PEAK, "weight_decay": DECAY},
+        train__schedule={"name": "constant"},
+        train__model__adapter={"kind": "lora", "rank": 8, "alpha": 16} if has_adapter else None,
+    )
+    data = open_data(config, open_folder(config))
+    rows = LocalCopy(data, data.train, is_pinned=False)[np.arange(STEPS * BATCH)]
+    ours, start = our_losses(config, data, rows)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    if has_adapter:
+        wanted = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+        model = get_peft_model(model, wanted)
+        named = dict(model.named_parameters())
+        with torch.no_grad():
+            for name, value in start.items():
+                named[f"base_model.model.{name.removeprefix('model.')}"].copy_(value)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    theirs = losses_of_trl(model, rows, tokenizer, tmp_path / "trl", packing=packing)
+    assert len(theirs) == STEPS
+    assert ours[0] > ours[-1] + 0.1
+    assert ours == pytest.approx(theirs, rel=TOLERANCE)
