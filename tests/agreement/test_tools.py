@@ -100,8 +100,14 @@ def test_an_argument_that_was_not_given_has_its_default() -> None:
     tool, found = parse(["digits", "a.png", "b.png"], tool_arguments.PREDICT)
     assert tool is tool_arguments.PREDICT
     assert vars(found) == {
-        **{"run": "digits", "images": ["a.png", "b.png"], "prompt": None, "data": None},
-        **{"split": None, "trust_code": False},
+        **{
+            "run": "digits",
+            "images": ["a.png", "b.png"],
+            "prompt": None,
+            "chat": False,
+            "data": None,
+        },
+        **{"base_model": None, "split": None, "trust_code": False},
         **{"length": 200, "temperature": 0.8, "seed": 0, "out": None, "image_column": "image"},
         **{"label_column": None, "top": 1, "grid": None, "checkpoint": "delivered"},
         **{"batch_size": 64, "storage": "runs", "endpoint": None, "json": False},

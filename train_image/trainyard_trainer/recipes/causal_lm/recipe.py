@@ -214,7 +214,7 @@ class CausalLanguage(Recipe[CausalModel]):
         return {"source": self.info.source, "tokens": asdict(self.token_info)}
 
     def speeds(self, samples_per_s: float) -> dict[str, float]:
-        """Return `tokens_per_s`, padding included."""
+        """Return `tokens_per_s`, in which padding counts."""
         train = self._train
         return {"tokens_per_s": samples_per_s * train.context_length} if train else {}
 
