@@ -43,6 +43,8 @@ from trainyard_trainer.data.sources.chats.token_format import TokenFormat
 from trainyard_trainer.data.sources.chats.tokenizer import ChatTokenizer
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.tools.data import main
+from trainyard_trainer.tools.token_inspection import tokens_as_text
 
 QUESTION, ANSWER = "What is 1 plus 2?", "It is 3."
 LONG = "word " * 400
@@ -319,6 +321,31 @@ def test_samples_without_a_token_to_learn_are_left_out_and_counted(
     write_lines(folder / "valid.jsonl", [{"messages": [USER, ASSISTANT]}])
     info = info_of(prepare(tmp_path, folder, marked))
     assert (info.train.samples, info.train.left_out) == (1, 1)
+
+
+# Inspection.
+
+
+@pytest.mark.parametrize("packing", [True, False], ids=["packed", "padded"])
+def test_samples_are_shown_as_text_with_the_learnt_tokens_marked(
+    tmp_path: Path, marked: str, packing: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_lines(tmp_path / "rows.jsonl", [{"messages": [USER, ASSISTANT]}] * 20)
+    data = prepare(tmp_path, source, marked, packing=packing)
+    assert main(["inspect", str(tmp_path / "data")]) == 0
+    shown = capsys.readouterr().out
+    assert (
+        f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n[{ANSWER}<|im_end|>]"
+        in shown
+    )
+    assert "rows of the source" in shown
+    coloured = tokens_as_text(data, info_of(data), has_colour=True)
+    assert f"\033[32m{ANSWER}<|im_end|>\033[0m" in coloured
+    assert main(["inspect", str(tmp_path / "data"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["train"]["source_rows"] == 16
+
+
+# Resuming.
 
 
 class Killed(Exception):

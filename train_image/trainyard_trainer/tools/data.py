@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from dataclasses import asdict
@@ -15,12 +16,15 @@ from trainyard_trainer.data.preparation.destination import is_finished
 from trainyard_trainer.data.preparation.plan import Options
 from trainyard_trainer.data.preparation.prepare import prepare
 from trainyard_trainer.data.preparation.run_data import default_threads
-from trainyard_trainer.data.prepared import read_prepared
+from trainyard_trainer.data.prepared import Prepared, TokenInfo, read_prepared
+from trainyard_trainer.data.sources.find import open_prepared
+from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_files.sizes import size_text
 from trainyard_trainer.run_files.standard_streams import run_with_safe_streams
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.storage import open_filesystem
 from trainyard_trainer.terminal import Bar
+from trainyard_trainer.tools import token_inspection
 from trainyard_trainer.tools.command_line import exit_code_of, parse
 
 TELL_S = 5.0
@@ -73,6 +77,11 @@ def _prepare(wanted: argparse.Namespace) -> int:
 
 
 def _inspect(wanted: argparse.Namespace) -> int:
+    folder = open_prepared(wanted.source, wanted.endpoint)
+    if folder is not None:
+        prepared = read_prepared(folder, path=wanted.source, endpoint=wanted.endpoint)
+        if isinstance(prepared.info, TokenInfo):
+            return _inspect_tokens(wanted, prepared, prepared.info)
     # matplotlib comes with it.
     from trainyard_trainer.tools.inspection import describe, look_at, write_grid
 
@@ -87,6 +96,17 @@ def _inspect(wanted: argparse.Namespace) -> int:
     if wanted.grid:
         write_grid(facts, wanted.grid)
         _say(f"drawn: {wanted.grid}")
+    return 0
+
+
+def _inspect_tokens(wanted: argparse.Namespace, prepared: Prepared, info: TokenInfo) -> int:
+    if wanted.grid:
+        raise ConfigError(f"--grid draws images, and {wanted.source} holds tokens: leave it out")
+    if wanted.json:
+        print(json.dumps(token_inspection.tokens_as_json(prepared, info), indent=1))
+    else:
+        has_colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        print(token_inspection.tokens_as_text(prepared, info, has_colour=has_colour))
     return 0
 
 

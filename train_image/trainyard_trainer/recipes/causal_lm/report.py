@@ -10,6 +10,7 @@ from typing import Any
 from trainyard_trainer.checkpointing.checkpoint import VALIDATION, Checkpoints
 from trainyard_trainer.data.prepared import Prepared, TokenInfo
 from trainyard_trainer.recipes.causal_lm.prompts import TEXTS
+from trainyard_trainer.recipes.causal_lm.token_counts import count_rows
 from trainyard_trainer.report.elements import count, table
 from trainyard_trainer.report.page import RecipeReport, Tile
 from trainyard_trainer.run_folder.folder import RunFolder
@@ -27,7 +28,7 @@ def make_report(
     tokens, mfu = summary["tokens_per_s"], summary.get("mfu")
     seen = summary["samples_seen"] * info.row_tokens
     loss = validation["loss"]
-    sections = [("Tokens", token_table(info))]
+    sections = [("Tokens", table(("", "training", "validation"), count_rows(info)))]
     if written := texts_by_epoch(folder):
         sections.insert(0, ("What it writes", texts(written)))
     return RecipeReport(
@@ -53,26 +54,6 @@ def make_report(
 def perplexity(loss: float) -> float:
     """Return e to the power of the loss per token."""
     return math.exp(loss) if loss < 700 else math.inf
-
-
-def token_table(info: TokenInfo) -> str:
-    """Show what became of the rows of the source, for each split."""
-    rows = {
-        "rows of the source": lambda each: f"{each.source_rows:,}",
-        "samples": lambda each: f"{each.samples:,}",
-        "tokens": lambda each: f"{each.tokens:,}",
-        "tokens that are learnt": lambda each: f"{each.learnt_tokens:,}",
-        "share of rows that is not padding": lambda each: f"{each.fill_rate:.1%}",
-        "rows whose end was cut off": lambda each: f"{each.truncated_rows:,}",
-        "tokens that were cut off": lambda each: f"{each.truncated_tokens:,}",
-        "rows that were split": lambda each: f"{each.split_rows:,}",
-        "left out, without a token to learn": lambda each: f"{each.left_out:,}",
-        "longest sample": lambda each: f"{each.longest_sample:,} tokens",
-    }
-    return table(
-        ("", "training", "validation"),
-        [(name, show(info.train), show(info.valid)) for name, show in rows.items()],
-    )
 
 
 def texts_by_epoch(folder: RunFolder) -> list[tuple[int, list[Mapping[str, Any]]]]:
