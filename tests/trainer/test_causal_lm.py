@@ -362,8 +362,10 @@ def test_tokens_that_were_prepared_otherwise_are_refused(
         ({"init": {"path": "/weights.pt"}}, "init means nothing to recipe causal_lm"),
         ({"ema_decay": 0.9, "model": {"path": "/m", "adapter": LORA}}, "does not fit an adapter"),
         ({"model": {"path": "/m", "adapter": {"kind": "prefix"}}}, "Input should be 'lora'"),
+        ({"model": {"path": "s3://bucket/model"}}, "is a URL: a model is read from a folder"),
+        ({"model": {"path": "hf://org/model"}}, "is a URL: a model is read from a folder"),
     ],
-    ids=["init", "average", "adapter"],
+    ids=["init", "average", "adapter", "bucket", "hub"],
 )
 def test_settings_that_contradict_each_other_are_refused(
     changes: dict[str, Any], message: str

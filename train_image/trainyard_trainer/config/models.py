@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, PositiveInt, model_validator
 from pydantic_core import PydanticCustomError
 
-from trainyard_trainer.config.section import Fraction, Location, PositiveNumber, Section
+from trainyard_trainer.config.location import local_problem
+from trainyard_trainer.config.section import Fraction, PositiveNumber, Section
+
+
+def _require_folder_path(path: str) -> str:
+    if local_problem(path) is not None:
+        raise PydanticCustomError(
+            "location",
+            "{path} is a URL: a model is read from a folder that all workers see. Copy it to the storage or "
+            "to a volume",
+            {"path": path},
+        )
+    return path
 
 
 class Model(Section):
@@ -87,8 +99,8 @@ class Lora(Section):
 class CausalModel(Section):
     """The settings of a language model of Transformers."""
 
-    path: Location
-    """The model's folder, with `config.json`, files of safetensors, and its tokenizer."""
+    path: Annotated[str, AfterValidator(_require_folder_path)]
+    """The model's folder, on the storage or on a volume, with `config.json`, files of safetensors, and its tokenizer."""
 
     init: Literal["pretrained", "random"] = "pretrained"
     """Start from the weights of the folder (`pretrained`), or from random weights (`random`)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -87,6 +88,8 @@ def write_model(
             model.set_submodule(name, module.get_base_layer())
     folder.mkdir(parents=True, exist_ok=True)
     without_progress_bars()
+    # Transformers asks DeepSpeed about the model, which otherwise warns that there is no GPU.
+    os.environ.setdefault("DS_ACCELERATOR", next(model.parameters()).device.type)
     model.save_pretrained(folder, max_shard_size=SHARD_SIZE)
     _finish(folder, config, facts, library="transformers")
 
