@@ -247,7 +247,9 @@ def check(config: TrainerConfig, folder: RunFolder) -> int:
 
 def check_start(config: TrainerConfig) -> str:
     """Describe with which weights a new run starts. Raises ConfigError if the file does not fit the model."""
-    init = config.train.init
+    init, train = config.train.init, config.train
+    if isinstance(train, CausalLm) and train.model.init == "pretrained":
+        return f"start: the weights of {train.model.path}"
     if init is None:
         return "start: from scratch"
     with torch.device("meta"):

@@ -100,7 +100,8 @@ class CausalModel(Section):
     """The settings of a language model of Transformers."""
 
     path: Annotated[str, AfterValidator(_require_folder_path)]
-    """The model's folder, on the storage or on a volume, with `config.json`, files of safetensors, and its tokenizer."""
+    """The model's folder, on the storage or on a volume, with `config.json`, files of safetensors, and its
+    tokenizer."""
 
     init: Literal["pretrained", "random"] = "pretrained"
     """Start from the weights of the folder (`pretrained`), or from random weights (`random`)."""
