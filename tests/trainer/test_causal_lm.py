@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from tests.trainer.causal_runs import LORA, causal_config, write_chats
-from tests.trainer.test_fsdp2 import losses_of_steps
+from tests.trainer.test_fsdp2 import losses_of_steps, train
 from tests.trainer.test_loop import kill_after_saves
 from tests.trainer.training import (
     final_weights,
@@ -189,6 +189,52 @@ def test_two_workers_with_copies_or_with_shards_learn_what_one_worker_learns(
     assert of_shared == pytest.approx(of_one, rel=1e-4)
     found = read_saved(open_folder(shared), "last").weights
     assert found.keys() == final_weights(copied).keys()
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("workers", [2, 1])
+def test_an_adapter_goes_on_from_its_shards_with_any_number_of_workers(
+    tmp_path: Path, model: Path, chats: Path, workers: int
+) -> None:
+    changes: dict[str, Any] = {
+        "train__model__adapter": LORA,
+        "train__strategy": "fsdp2",
+        "train__schedule": {"name": "constant"},
+        "scaling__num_workers": 2,
+    }
+    whole = causal_config(tmp_path / "whole", model, chats, **changes)
+    train(whole)
+    train(causal_config(tmp_path / "cut", model, chats, **changes, train__epochs=1))
+    resumed = causal_config(
+        tmp_path / "cut", model, chats, **{**changes, "scaling__num_workers": workers}
+    )
+    train(resumed, attempt=2)
+    assert [record["epoch"] for record in metrics(resumed, "epoch")] == [1, 2]
+    found, wanted = (read_saved(open_folder(each), "last").weights for each in (resumed, whole))
+    if workers == 2:
+        assert same(found, wanted)
+    else:
+        assert found.keys() == wanted.keys()
+        assert metrics(resumed)[-1]["loss"] == pytest.approx(metrics(whole)[-1]["loss"], rel=0.05)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_twenty_times_has_the_same_bits(
+    tmp_path: Path, model: Path, chats: Path
+) -> None:
+    changes = {
+        "train__model__adapter": LORA,
+        "train__epochs": 12,
+        "checkpoint__every_samples": 4,
+        "checkpoint__keep": 99,
+    }
+    whole = causal_config(tmp_path / "whole", model, chats, **changes)
+    cut = causal_config(tmp_path / "cut", model, chats, **changes)
+    train_here(whole)
+    for attempt in range(1, 21):
+        kill_after_saves(cut, 1 + attempt % 2, attempt=attempt)
+    assert train_here(cut, attempt=21).resumed_from is not None
+    assert same(final_weights(cut), final_weights(whole))
 
 
 def test_the_learning_rate_of_a_norm_has_no_weight_decay(model: Path, tmp_path: Path) -> None:
