@@ -14,10 +14,9 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -107,20 +106,20 @@ def prepare_tokens(options: TokenOptions, dest: RunFolder, context: PrepareConte
     chunks = _tokenise(options, sources, writer, context)
     _refuse_bad(options, chunks, context.max_bad_samples)
     splits = _divide(options, chunks)
-    files, row_tokens = {}, {}
-    with ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    row_tokens = options.form.context_length
+    if not options.form.packing:
         longest = max(int(split.lengths.max()) for split in splits.values())
-        length = options.form.context_length
-        if not options.form.packing:
-            length = padded_length(longest, length)
-        for name in SPLITS:
-            files[name], row_tokens[name] = _write_split(
-                name, splits[name], options.form, length, tokenizer.pad_id, dest, scratch, context
-            )
+        row_tokens = padded_length(longest, row_tokens)
+    rows = TokenRows(row_tokens, tokenizer.pad_id, options.form)
+    with tempfile.TemporaryDirectory() as scratch:
+        files = {
+            name: _write_split(name, splits[name], rows, dest, Path(scratch), context)
+            for name in SPLITS
+        }
+    stored = {name: row_tokens * sum(each["rows"] for each in files[name]) for name in SPLITS}
     info = TokenInfo(
         source=options.source,
-        row_tokens=length,
+        row_tokens=row_tokens,
         context_length=options.form.context_length,
         vocab_size=tokenizer.vocab_size,
         pad_id=tokenizer.pad_id,
@@ -129,8 +128,8 @@ def prepare_tokens(options: TokenOptions, dest: RunFolder, context: PrepareConte
         loss_on=options.form.loss_on,
         packing=options.form.packing,
         too_long=options.form.too_long,
-        train=_with_padding(splits["train"].counts, row_tokens["train"]),
-        valid=_with_padding(splits["valid"].counts, row_tokens["valid"]),
+        train=_with_padding(splits["train"].counts, stored["train"]),
+        valid=_with_padding(splits["valid"].counts, stored["valid"]),
     )
     bad = [each for parts in chunks.values() for chunk in parts for each in chunk.bad]
     document = {
@@ -266,31 +265,45 @@ def _with_padding(counts: TokenCounts, stored_tokens: int) -> TokenCounts:
 # Writing.
 
 
+class TokenRows(NamedTuple):
+    """How the samples of both splits become rows."""
+
+    row_tokens: int
+    pad_id: int
+    form: TokenFormat
+
+    def row_of(self, lengths: np.ndarray) -> np.ndarray:
+        """Return the row of each sample, (N,) int64."""
+        return pack(lengths, self.row_tokens) if self.form.packing else one_row_each(lengths)
+
+    def empty(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the tokens, int32, and flags, uint8, of so many rows of padding."""
+        shape = (count, self.row_tokens)
+        return np.full(shape, self.pad_id, np.int32), np.full(shape, PADDING, np.uint8)
+
+
 def _write_split(
-    name: str,
+    name: SplitName,
     split: SplitSamples,
-    form: TokenFormat,
-    row_tokens: int,
-    pad_id: int,
+    form: TokenRows,
     dest: RunFolder,
     scratch: Path,
     context: PrepareContext,
-) -> tuple[list[dict[str, Any]], int]:
-    """Write the files of a split; return their entries in dataset.json, and the number of stored tokens."""
-    row_of = pack(split.lengths, row_tokens) if form.packing else one_row_each(split.lengths)
+) -> list[dict[str, Any]]:
+    """Write the files of a split, and return their entries in dataset.json. `scratch` is for copies."""
+    row_tokens, row_of = form.row_tokens, form.row_of(split.lengths)
     num_rows = int(row_of.max()) + 1
     # The samples of each row: those of row r are by_row[firsts[r] : firsts[r + 1]].
     by_row = np.argsort(row_of, kind="stable")
     firsts = np.searchsorted(row_of[by_row], np.arange(num_rows + 1))
-    order = np.random.default_rng([form.seed, SPLITS.index(name)]).permutation(num_rows)
+    order = np.random.default_rng([form.form.seed, SPLITS.index(name)]).permutation(num_rows)
     contents = [_Content(dest, chunk, scratch) for chunk in split.chunks]
     rows_per_file = max(1, FILE_BYTES // (row_tokens * (TOKEN_BYTES + 1)))
-    header = {"format": FORMAT, "source": form.tokenizer, "row_tokens": row_tokens}
+    header = {"format": FORMAT, "tokenizer": form.form.tokenizer, "row_tokens": row_tokens}
     entries = []
     for number, start in enumerate(range(0, num_rows, rows_per_file)):
         rows = order[start : start + rows_per_file]
-        tokens = np.full((len(rows), row_tokens), pad_id, np.int32)
-        flags = np.full((len(rows), row_tokens), PADDING, np.uint8)
+        tokens, flags = form.empty(len(rows))
         for place, row in enumerate(rows.tolist()):
             end = 0
             for sample in by_row[firsts[row] : firsts[row + 1]].tolist():
@@ -314,7 +327,7 @@ def _write_split(
             }
         )
         context.show(f"writing {name}", start + len(rows), num_rows)
-    return entries, num_rows * row_tokens
+    return entries
 
 
 class _Content:
