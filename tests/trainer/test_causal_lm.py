@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch.nn import functional
 
-from tests.trainer.causal_runs import LORA, causal_config, write_chats
+from tests.trainer.causal_runs import CONTEXT_LENGTH, LORA, causal_config, write_chats
 from tests.trainer.test_fsdp2 import losses_of_steps, train
 from tests.trainer.test_loop import kill_after_saves
 from tests.trainer.training import (
@@ -248,6 +249,22 @@ def test_the_learning_rate_of_a_norm_has_no_weight_decay(model: Path, tmp_path: 
     assert {each.dim() for each in decayed["params"]} == {2}
     assert others["weight_decay"] == 0.0
     assert {each.dim() for each in others["params"]} == {1}
+
+
+def test_frozen_weights_take_fewer_operations_and_the_model_is_built_once_to_count_them(
+    tmp_path: Path, model: Path, chats: Path
+) -> None:
+    flops = []
+    for name, adapter in (("all", None), ("adapter", LORA)):
+        config = causal_config(tmp_path / name, model, chats, train__model__adapter=adapter)
+        recipe = recipe_of(config, open_data(config, open_folder(config)).info)
+        flops.append(recipe.flops_per_sample())
+        with patch.object(type(recipe), "build_model", side_effect=AssertionError):
+            assert recipe.flops_per_sample() == flops[-1]
+    weights = sum(each.numel() for each in load_file(model / "model.safetensors").values())
+    attention = 12 * 2 * 64 * CONTEXT_LENGTH
+    assert flops[0] == (6 * weights + attention) * CONTEXT_LENGTH
+    assert flops[1] < flops[0]
 
 
 def test_prompts_are_continued_at_each_validation(tmp_path: Path, model: Path, chats: Path) -> None:

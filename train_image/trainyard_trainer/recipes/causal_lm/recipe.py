@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -238,8 +239,12 @@ class CausalLanguage(Recipe[CausalModel]):
         """
         known = read_config(self.config.path).get_text_config()
         length = self.token_info.row_tokens
+        attention = 12 * known.num_hidden_layers * known.hidden_size * length
+        return float((self._products_per_token + attention) * length)
+
+    @cached_property
+    def _products_per_token(self) -> int:
+        """The FLOPs of the weights for each token. Building a large model takes seconds, even without data."""
         with torch.device("meta"):
             weights = [*self.build_model().parameters()]
-        products = sum((6 if each.requires_grad else 4) * each.numel() for each in weights)
-        attention = 12 * known.num_hidden_layers * known.hidden_size * length
-        return float((products + attention) * length)
+        return sum((6 if each.requires_grad else 4) * each.numel() for each in weights)
