@@ -244,7 +244,7 @@ class CausalLanguage(Recipe[CausalModel]):
 
     @cached_property
     def _products_per_token(self) -> int:
-        """The FLOPs of the weights for each token. Building a large model takes seconds, even without data."""
+        """The FLOPs of the weights for each token. It takes seconds to build a large model."""
         with torch.device("meta"):
             weights = [*self.build_model().parameters()]
         return sum((6 if each.requires_grad else 4) * each.numel() for each in weights)
