@@ -153,7 +153,7 @@ def batches_of(config: TrainerConfig, device: torch.device) -> tuple[Learner, It
 def test_the_host_never_waits_for_the_gpu_within_a_step(
     tmp_path: Path, device: torch.device, run: Any
 ) -> None:
-    config = run(tmp_path, device, "run", precision="bf16", clip_norm=1.0)
+    config = run(tmp_path, device, "run", precision="bf16", clip_norm=1.0, ema_decay=0.9)
     learner, batches = batches_of(config, device)
     sums = learner.new_sums()
     for step, batch in enumerate(batches):

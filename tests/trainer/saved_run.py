@@ -84,16 +84,13 @@ def save(
         steps_in_epoch=steps_in_epoch,
         metrics={"val_accuracy": accuracy, "val_loss": 1 - accuracy},
     )
-    averaged = {f"module.{name}": weight for name, weight in (average or {}).items()}
     return Checkpoints(folder).save(
         trained,
         attempt=1,
         group=1,
         contents={
             MODEL: weights or {"weight": torch.full((50,), float(epoch))},
-            STATE: {
-                "learner": {"average": averaged and averaged | {"n_averaged": torch.tensor(9)}}
-            },
+            STATE: {"learner": {"average": average or {}, "average_updates": 9}},
         },
         facts={
             "config": (config or config_of()).model_dump(mode="json"),

@@ -92,7 +92,7 @@ def saving(*accuracies: float, finish: Callable[[], None] = lambda: None) -> Fit
                 group=1,
                 contents={
                     MODEL: weights,
-                    STATE: {"learner": {"average": {}}},
+                    STATE: {"learner": {"average": {}, "average_updates": 0}},
                     VALIDATION: {
                         "num_samples": 359,
                         "loss": 1 - accuracy,
@@ -329,7 +329,7 @@ def test_the_moving_average_is_what_was_validated_and_is_delivered(tmp_path: Pat
     delivered = torch.load(io.BytesIO(folder.read(folder.model)), weights_only=True)
     assert delivered.keys() == weights.keys()
     for key, value in delivered.items():
-        assert torch.equal(value, average[f"module.{key}"])
+        assert torch.equal(value, average[key])
     assert not torch.equal(delivered["fc.weight"], weights["fc.weight"])
     build_model(config.train.model).load_state_dict(delivered)
 

@@ -44,6 +44,7 @@ from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.torch_loader import TorchBatches
 from trainyard_trainer.engine.learner import Learner
+from trainyard_trainer.engine.optimizers import WeightAverage
 from trainyard_trainer.engine.sums import LossSums
 from trainyard_trainer.errors import ConfigError, RunError
 from trainyard_trainer.parallel.strategy import Worker, local_shard, strategy_of, units
@@ -211,7 +212,7 @@ def test_any_number_of_workers_has_the_bits_that_two_have_saved(tmp_path: Path) 
     run_processes(learn_and_save, (tmp_path, fsdp2(tmp_path, **changes)), 2)
     saved = torch.load(tmp_path / "saved")
     last = "classifier.1.weight"
-    for path in (f"model/{last}", f"optimizer/{last}/exp_avg_sq", f"average/module.{last}"):
+    for path in (f"model/{last}", f"optimizer/{last}/exp_avg_sq", f"average/{last}"):
         assert saved[f"/{path}"].any()
     assert {int(each) for name, each in saved.items() if name.endswith("/step")} == {2}
     load(0, tmp_path, fsdp2(tmp_path, 1, **changes))
@@ -353,7 +354,7 @@ def save_in_mid_epoch(rank: int, meeting_point: str, config: TrainerConfig) -> N
     """With batch norm statistics that tell of whom they are."""
     with gloo_worker(rank, 2, meeting_point) as worker:
         learner = learner_of(config, worker)
-        for buffer in (*learner.network.buffers(), *learner.average.module.buffers()):
+        for buffer in (*learner.network.buffers(), *learner.average.network.buffers()):
             buffer.fill_(rank)
         shards = Shards(Checkpoints(open_folder(config)))
         shards.save("c", shards.shares(learner))
@@ -364,11 +365,43 @@ def test_what_is_saved_of_batch_norm_is_of_the_first_worker_whoever_writes_it(
 ) -> None:
     config = fsdp2(tmp_path, train__ema_decay=0.9)
     run_processes(save_in_mid_epoch, (str(tmp_path / "meet"), config), 2)
-    for part in ("model", "average.module"):
+    for part in ("model", "average"):
         saved = whole(Checkpoints(open_folder(config)), "c", part)
         statistics = [each for name, each in saved.items() if "running_" in name]
         assert statistics
         assert not any(each.any() for each in statistics)
+
+
+def compare_averages(rank: int, meeting_point: str, config: TrainerConfig) -> None:
+    """Compare the average of a sharded network with that of the whole network, after each of some steps."""
+    torch.set_num_threads(1)
+    with gloo_worker(rank, 2, meeting_point) as worker:
+        learner = learner_of(config, worker)
+        assert config.train.ema_decay
+        expected = None
+        for step in range(4):
+            torch.manual_seed(step)
+            with torch.no_grad():
+                for weight in learner.network.parameters():
+                    local_shard(weight).add_(torch.randn(local_shard(weight).shape))
+                for buffer in learner.network.buffers():
+                    buffer.add_(step)
+            learner.average.update(learner.network)
+            whole_network = build_model(config.train.model)
+            whole_network.load_state_dict(dict(flat_of(learner.network)))
+            expected = expected or WeightAverage(whole_network, config.train.ema_decay)
+            expected.update(whole_network)
+            assert same(dict(flat_of(learner.average.network)), expected.network.state_dict())
+
+
+def flat_of(network: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for path, tensor in flat(network.state_dict()):
+        yield path.removeprefix("/"), tensor
+
+
+def test_the_average_of_shards_has_the_bits_of_the_average_of_the_whole(tmp_path: Path) -> None:
+    config = fsdp2(tmp_path, train__ema_decay=0.9)
+    run_processes(compare_averages, (str(tmp_path / "meet"), config), 2)
 
 
 def test_each_of_two_workers_keeps_half_of_the_weights(tmp_path: Path) -> None:

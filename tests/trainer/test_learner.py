@@ -194,7 +194,7 @@ def test_with_an_average_it_is_the_average_that_is_validated(
         for parameter in learner.network.parameters():
             parameter.zero_()
     assert learner.validate([batch]).loss == validation.loss
-    assert learner.delivered() is learner.average.module
+    assert learner.delivered() is learner.average.network
 
 
 # What a checkpoint brings back.
@@ -222,7 +222,8 @@ def test_a_learner_goes_on_from_its_state(
         assert step(resumed, batch, number) == step(whole, batch, number)
     assert same(resumed.network.state_dict(), whole.network.state_dict())
     if whole.average and resumed.average:
-        assert same(resumed.average.state_dict(), whole.average.state_dict())
+        assert resumed.average.updates == whole.average.updates == 4
+        assert same(resumed.average.network.state_dict(), whole.average.network.state_dict())
 
 
 # Precision and compilation.

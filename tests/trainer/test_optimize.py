@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from training import small_config
 
 from trainyard_trainer.config.train import Train
 from trainyard_trainer.engine.optimizers import (
     Precision,
-    average_of,
+    WeightAverage,
     build_optimizer,
     learning_rate,
 )
@@ -189,39 +190,89 @@ def test_the_average_keeps_more_of_itself_from_update_to_update_up_to_its_decay(
     decay: float,
 ) -> None:
     network = nn.Linear(3, 2)
-    average = average_of(network, decay)
+    average = WeightAverage(network, decay)
     expected = 0.0
     for updates in range(9):
         value = updates**2 + 1.0
         nn.init.constant_(network.weight, value)
-        average.update_parameters(network)
+        average.update(network)
         kept = min(decay, (1 + updates) / (10 + updates)) if updates else 0.0
         expected = kept * expected + (1 - kept) * value
-        assert average.module.weight.flatten().tolist() == pytest.approx([expected] * 6, rel=1e-5)
+        assert average.network.weight.flatten().tolist() == pytest.approx([expected] * 6, rel=1e-5)
 
 
-def test_buffers_are_averaged_as_weights_are() -> None:
-    network = nn.BatchNorm1d(1)
-    average = average_of(network, 0.9)
-    for value in (1.0, 2.0):
-        nn.init.constant_(network.weight, value)
-        network.running_mean.fill_(value)
-        average.update_parameters(network)
-    assert average.module.running_mean.item() == pytest.approx(average.module.weight.item())
+class NetworkOfManyTypes(nn.Module):
+    """Weights and buffers of several data types, as a model with batch norm and rotary positions has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(5)
+        self.half = nn.Linear(5, 4, dtype=torch.bfloat16)
+        self.head = nn.Linear(4, 2)
+        self.register_buffer("rotation", torch.randn(6, dtype=torch.complex64))
+        self.register_buffer("table", torch.arange(200))
+        self.register_buffer("mask", torch.zeros(4, dtype=torch.bool), persistent=False)
+
+    def change(self) -> None:
+        """Change all weights and floating-point buffers, as a training step does."""
+        with torch.no_grad():
+            for tensor in (*self.parameters(), *self.buffers()):
+                if tensor.is_floating_point() or tensor.is_complex():
+                    tensor.add_(torch.randn_like(tensor))
+        self.norm.num_batches_tracked += 1
+
+
+def average_of_torch(network: nn.Module, decay: float) -> AveragedModel:
+    """Return torch's average, with a decay that grows as that of WeightAverage does."""
+
+    def update(averages: Any, currents: Any, num_averaged: Any) -> None:
+        kept = min(decay, (1 + int(num_averaged)) / (10 + int(num_averaged)))
+        get_ema_multi_avg_fn(kept)(averages, currents, num_averaged)
+
+    return AveragedModel(network, multi_avg_fn=update, use_buffers=True)
+
+
+def test_the_average_has_the_bits_of_that_of_torch() -> None:
+    torch.manual_seed(0)
+    network = NetworkOfManyTypes()
+    average, expected = WeightAverage(network, 0.5), average_of_torch(network, 0.5)
+    for _ in range(20):
+        network.change()
+        average.update(network)
+        expected.update_parameters(network)
+        ours, theirs = average.network.state_dict(), expected.module.state_dict()
+        compared = [name for name, each in ours.items() if each.dtype != torch.int64]
+        assert len(compared) == 9
+        for name in compared:
+            assert torch.equal(ours[name], theirs[name]), name
+
+
+def test_integers_and_booleans_are_copied_and_not_averaged() -> None:
+    network = NetworkOfManyTypes()
+    average = WeightAverage(network, 0.9)
+    for _ in range(5):
+        network.change()
+        network.mask.logical_not_()
+        average.update(network)
+        assert average.network.norm.num_batches_tracked == network.norm.num_batches_tracked
+        # torch's AveragedModel rounds averages of integers down, also of equal ones.
+        assert torch.equal(average.network.table, torch.arange(200))
+        assert torch.equal(average.network.mask, network.mask)
 
 
 def test_an_average_goes_on_from_its_state() -> None:
     network = nn.Linear(3, 2)
-    whole, cut = average_of(network, 0.9), average_of(network, 0.9)
+    whole, cut = WeightAverage(network, 0.9), WeightAverage(network, 0.9)
     for number in range(4):
         if number == 2:
-            resumed = average_of(nn.Linear(3, 2), 0.9)
-            resumed.load_state_dict(cut.state_dict())
+            resumed = WeightAverage(nn.Linear(3, 2), 0.9)
+            resumed.network.load_state_dict(cut.network.state_dict())
+            resumed.updates = cut.updates
             cut = resumed
         nn.init.constant_(network.weight, float(number))
-        whole.update_parameters(network)
-        cut.update_parameters(network)
-    assert torch.equal(whole.module.weight, cut.module.weight)
+        whole.update(network)
+        cut.update(network)
+    assert torch.equal(whole.network.weight, cut.network.weight)
 
 
 @pytest.mark.parametrize("optimizer", [{"name": "sgd"}, {"name": "adamw"}])

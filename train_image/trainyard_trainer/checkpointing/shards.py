@@ -30,6 +30,14 @@ from trainyard_trainer.errors import RunError
 from trainyard_trainer.run_folder.folder import RunFolder
 
 
+class AveragedNetwork(Protocol):
+    """The moving average of the weights of a network."""
+
+    @property
+    def network(self) -> nn.Module:
+        """A network of the same shape, sharded in the same way, with the averaged weights and buffers."""
+
+
 class TrainingState(Protocol):
     """The state of a worker that a sharded checkpoint saves, and restores in place."""
 
@@ -50,7 +58,7 @@ class TrainingState(Protocol):
         """The optimizer of the model."""
 
     @property
-    def average(self) -> nn.Module | None:
+    def average(self) -> AveragedNetwork | None:
         """The moving average of the weights; None if the run has none."""
 
     def sync_buffers(self) -> None:
@@ -110,7 +118,7 @@ class Shards:
         return {
             "model": learner.weights(),
             "optimizer": get_optimizer_state_dict(network, optimizer)["state"],
-            "average": average.state_dict() if average else {},
+            "average": average.network.state_dict() if average else {},
         }
 
     def save(self, name: str, tensors: Mapping[str, Any]) -> dict[str, FileEntry]:

@@ -18,7 +18,7 @@ from trainyard_trainer.data.loading.rows import RunData, read_stand_in
 from trainyard_trainer.engine.loss_scale import LossScale
 from trainyard_trainer.engine.optimizers import (
     Precision,
-    average_of,
+    WeightAverage,
     build_optimizer,
     learning_rate,
     require_all_trained,
@@ -64,11 +64,11 @@ class Learner:
         if not self.strategy.is_sharded:
             self.network.to(worker.device)
         self.average = (
-            average_of(self.network, config.train.ema_decay) if config.train.ema_decay else None
+            WeightAverage(self.network, config.train.ema_decay) if config.train.ema_decay else None
         )
         # Spread the model over the workers.
         if self.average and self.strategy.is_sharded:
-            self.strategy.wrap_model(self.average.module, worker)
+            self.strategy.wrap_model(self.average.network, worker)
         wrapped = self.strategy.wrap_model(self.network, worker)
         self._read_first_weights(is_resumed)
         groups = self.recipe.parameter_groups(self.network)
@@ -93,12 +93,15 @@ class Learner:
 
     def state(self) -> dict[str, Any]:
         """Return the state to save beside the weights, or beside the shards of a sharded model."""
-        if self.strategy.is_sharded:
-            return {"scaler": self.scaler.state_dict()}
-        return {
-            "optimizer": self.optimizer.state_dict(),
+        beside_shares = {
             "scaler": self.scaler.state_dict(),
-            "average": self.average.state_dict() if self.average else {},
+            "average_updates": self.average.updates if self.average else 0,
+        }
+        if self.strategy.is_sharded:
+            return beside_shares
+        return beside_shares | {
+            "optimizer": self.optimizer.state_dict(),
+            "average": self.average.network.state_dict() if self.average else {},
         }
 
     @property
@@ -114,23 +117,25 @@ class Learner:
         """Restore a checkpoint that rank 0 has saved."""
         load_weights(self.recipe, self.network, weights)
         self.optimizer.load_state_dict(state["optimizer"])
-        self.scaler.load_state_dict(state["scaler"])
         if self.average:
-            self.average.load_state_dict(state["average"])
+            self.average.network.load_state_dict(state["average"])
+        self.load_beside_shares(state)
 
     def load_beside_shares(self, state: dict[str, Any]) -> None:
         """Restore the unsharded state of a sharded checkpoint."""
         self.scaler.load_state_dict(state["scaler"])
+        if self.average:
+            self.average.updates = state["average_updates"]
 
     def sync_buffers(self) -> None:
         """Copy the buffers of rank 0 to all workers, of the network and of the weight average."""
-        for network in (self.network, self.average):
-            if network is not None:
-                self.strategy.sync_buffers(network, self.worker)
+        self.strategy.sync_buffers(self.network, self.worker)
+        if self.average:
+            self.strategy.sync_buffers(self.average.network, self.worker)
 
     def delivered(self) -> nn.Module:
         """Return the network whose weights are validated and delivered: the average, if there is one."""
-        return self.average.module if self.average else self.network
+        return self.average.network if self.average else self.network
 
     def exchange_s(self) -> float:
         """Return the seconds per step of gradient exchange that the backward pass did not hide."""
@@ -227,7 +232,7 @@ class Learner:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         if self.average:
-            self.average.update_parameters(self.network)
+            self.average.update(self.network)
 
     # Validation.
 

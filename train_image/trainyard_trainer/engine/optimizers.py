@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from typing_extensions import assert_never
 
 from trainyard_trainer.config.optimizers import AdamW, Constant, Cosine, Sgd, Steps
@@ -143,21 +143,43 @@ class Precision:
         return torch.autocast(device.type, dtype=self.dtype, enabled=self.dtype is not None)
 
 
-def average_of(network: nn.Module, decay: float) -> AveragedModel:
-    """Make an exponential moving average of the network's weights and buffers.
+class WeightAverage:
+    """An exponential moving average of a network's weights and buffers.
 
     The decay grows from (1 + n) / (10 + n) after n updates to `decay`, as in TensorFlow's
     ExponentialMovingAverage. With a fixed decay the initial weights would dominate the average of a short
-    run.
+    run. The first update copies the network. Integers and booleans are always copied: rounded down, an average
+    of equal indices would be another index.
+
+    The number of updates is in host memory. The one of torch's AveragedModel is a tensor, for which the host
+    would wait in each step.
     """
 
-    def update(
-        average: Sequence[Tensor], current: Sequence[Tensor], num_averaged: Tensor | int
-    ) -> None:
-        count = int(num_averaged)
-        kept = min(decay, (1 + count) / (10 + count))
-        # Each worker averages its own shard of sharded weights; buffers are not sharded.
-        shares = [[local_shard(tensor) for tensor in tensors] for tensors in (average, current)]
-        get_ema_multi_avg_fn(kept)(*shares, num_averaged)
+    def __init__(self, network: nn.Module, decay: float) -> None:
+        """Copy the network, before it is sharded."""
+        self.network = deepcopy(network)
+        self.updates = 0
+        self._decay = decay
 
-    return AveragedModel(network, multi_avg_fn=update, use_buffers=True)
+    @torch.no_grad()
+    def update(self, network: nn.Module) -> None:
+        """Move the average towards the weights and buffers of the network."""
+        averaged: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
+        for average, current in zip(_tensors(self.network), _tensors(network), strict=True):
+            if self.updates and (average.is_floating_point() or average.is_complex()):
+                # torch updates all tensors of one device and data type with one kernel.
+                pair = averaged.setdefault((average.device, average.dtype), ([], []))
+                pair[0].append(average)
+                pair[1].append(current)
+            else:
+                average.copy_(current)
+        kept = min(self._decay, (1 + self.updates) / (10 + self.updates))
+        for averages, currents in averaged.values():
+            torch._foreach_lerp_(averages, currents, 1 - kept)
+        self.updates += 1
+
+
+def _tensors(network: nn.Module) -> Iterator[Tensor]:
+    """Yield this worker's shards of the weights, and the buffers, which are not sharded."""
+    for tensor in (*network.parameters(), *network.buffers()):
+        yield local_shard(tensor)

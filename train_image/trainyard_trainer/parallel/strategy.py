@@ -40,7 +40,7 @@ BUCKET_PARAMETERS = 2**23
 
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 """The backends of the process group, by the type of a worker's device. Workers with GPUs also exchange
-tensors in host memory: the norms of offloaded shards, and the step count of the moving average."""
+tensors in host memory: the norms of offloaded shards."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """The data types, by their names in the run file."""

@@ -180,7 +180,7 @@ def _weights(checkpoints: Checkpoints, checkpoint: SavedCheckpoint) -> dict[str,
             case "deepspeed":
                 return zero.whole(checkpoints, checkpoint.name)
             case "fsdp2":
-                part = "average.module" if is_averaged else "model"
+                part = "average" if is_averaged else "model"
                 return shards.whole(checkpoints, checkpoint.name, part)
             case strategy:
                 raise RunError(
@@ -189,12 +189,10 @@ def _weights(checkpoints: Checkpoints, checkpoint: SavedCheckpoint) -> dict[str,
                 )
     if not is_averaged:
         return checkpoints.load(checkpoint.name, MODEL)
-    average = checkpoints.load(checkpoint.name, STATE)["learner"]["average"]
-    return {
-        name.removeprefix("module."): weight
-        for name, weight in average.items()
-        if name.startswith("module.")
-    }
+    average: dict[str, torch.Tensor] = checkpoints.load(checkpoint.name, STATE)["learner"][
+        "average"
+    ]
+    return average
 
 
 def _delivered(folder: RunFolder, trusts_code: bool) -> Saved:
