@@ -306,7 +306,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     assert reason in said[0]
 
 
-@pytest.mark.parametrize("text", ["", "{", "{}", '{"format": 3}', '{"files": {}}', "[]"])
+@pytest.mark.parametrize("text", ["", "{", "{}", '{"format": 4}', '{"files": {}}', "[]"])
 def test_a_manifest_that_cannot_be_read_makes_no_checkpoint(tmp_path: Path, text: str) -> None:
     folder = open_small(tmp_path)
     name = save(folder, 1)
@@ -321,7 +321,7 @@ def test_a_checkpoint_of_another_version_is_neither_used_nor_removed(tmp_path: P
     folder = open_small(tmp_path)
     name = save(folder, 1)
     folder.write(Checkpoints(folder).path(name, CHECKPOINT_MANIFEST), '{"format": 1}')
-    with pytest.raises(RunError, match="has format 1, this program reads 3"):
+    with pytest.raises(RunError, match="has format 1, this program reads 4"):
         begin(folder)
     assert Checkpoints(folder).names() == [name]
 

@@ -24,7 +24,7 @@ MODEL = "model.pt"
 STATE = "state.pt"
 VALIDATION = "validation.json"
 
-FORMAT = 3
+FORMAT = 4
 """Of the manifest; other numbers are of other versions of this program."""
 
 

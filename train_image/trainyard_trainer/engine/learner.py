@@ -85,8 +85,9 @@ class Learner:
     def _read_first_weights(self, is_resumed: bool) -> None:
         """Fill networks that were built without storage. A checkpoint may hold all of their weights."""
         reads = not is_resumed or not self.saves_frozen_weights
-        for network in (self.network, self.average and self.average.module):
-            if network is not None and allocate_parameters(network, self.worker.device) and reads:
+        averaged = [self.average.network] if self.average else []
+        for network in (self.network, *averaged):
+            if allocate_parameters(network, self.worker.device) and reads:
                 self.recipe.load_weights(network)
 
     # Checkpoints. Rank 0 saves everything, or each worker its shards of a sharded model.

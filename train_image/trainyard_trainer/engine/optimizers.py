@@ -148,8 +148,8 @@ class WeightAverage:
 
     The decay grows from (1 + n) / (10 + n) after n updates to `decay`, as in TensorFlow's
     ExponentialMovingAverage. With a fixed decay the initial weights would dominate the average of a short
-    run. The first update copies the network. Integers and booleans are always copied: rounded down, an average
-    of equal indices would be another index.
+    run. The first update copies the network. Integers and booleans are always copied: rounded down, an
+    average of equal indices would be another index.
 
     The number of updates is in host memory. The one of torch's AveragedModel is a tensor, for which the host
     would wait in each step.
