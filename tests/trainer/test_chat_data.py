@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import made_sources
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from s3_server import Bucket
 
 pytest.importorskip("transformers")
 
@@ -25,11 +28,13 @@ from tests.support.tiny_models import (
     TOOL_TEMPLATE,
     make_tokenizer_folder,
 )
+from trainyard_trainer.config.data import Data
 from trainyard_trainer.data.loading.local_copy import LocalCopy
 from trainyard_trainer.data.preparation import prepare_tokens as preparation
 from trainyard_trainer.data.preparation import token_chunks
 from trainyard_trainer.data.preparation.context import PrepareContext
 from trainyard_trainer.data.preparation.prepare_tokens import TokenOptions, prepare_tokens
+from trainyard_trainer.data.preparation.run_data import open_data
 from trainyard_trainer.data.prepared import (
     PADDING,
     STARTS_DOCUMENT,
@@ -136,6 +141,32 @@ def test_calls_of_tools_are_learnt_and_tools_are_shown(tmp_path: Path) -> None:
         assert (found.ids, found.is_learnt) == (wanted["input_ids"], wanted["assistant_masks"])
 
 
+@pytest.mark.parametrize("kind", ["trimming marks", "several templates", "parts"])
+def test_the_mask_is_that_of_the_template_however_it_is_written(tmp_path: Path, kind: str) -> None:
+    template: Any = TEMPLATE
+    chat = CHATS["two turns"]
+    if kind == "trimming marks":
+        template = TEMPLATE.replace("{% generation %}", "{%- generation -%}")
+    if kind == "several templates":
+        template = {"default": TEMPLATE, "tool_use": TOOL_TEMPLATE}
+    if kind == "parts":
+        template = TEMPLATE.replace("message['content']", "message['content'][0]['text']")
+        chat = [
+            each | {"content": [{"type": "text", "text": each["content"], "image": None}]}
+            for each in chat
+        ]
+    folder = str(make_tokenizer_folder(tmp_path / "model", template=template))
+    own = AutoTokenizer.from_pretrained(folder)
+    tools = [{"type": "function", "function": {"name": "add"}}] if "several" in kind else None
+    wanted = own.apply_chat_template(
+        chat, tools=tools, return_dict=True, return_assistant_tokens_mask=True
+    )
+    row = {"messages": chat, "tools": tools}
+    found = ChatTokenizer(folder, "answers").tokens_of(example_of(row))
+    assert (found.ids, found.is_learnt) == (wanted["input_ids"], wanted["assistant_masks"])
+    assert sum(found.is_learnt) > 5
+
+
 def test_of_a_prompt_the_completion_is_learnt_and_of_text_everything(marked: str) -> None:
     tokenizer = ChatTokenizer(marked, "answers")
     own = AutoTokenizer.from_pretrained(marked)
@@ -168,6 +199,16 @@ def write_lines(path: Path, rows: list[Any]) -> Path:
     return path
 
 
+def form_of(tokenizer: str, **settings: Any) -> TokenFormat:
+    known: dict[str, Any] = {
+        "context_length": 64,
+        "packing": True,
+        "loss_on": "answers",
+        "too_long": "truncate",
+    }
+    return TokenFormat(tokenizer=tokenizer, **known | settings)
+
+
 def prepare(
     tmp_path: Path,
     source: Path,
@@ -177,17 +218,11 @@ def prepare(
     valid_source: Path | None = None,
     **form: Any,
 ) -> Prepared:
-    settings: dict[str, Any] = {
-        "context_length": 64,
-        "packing": True,
-        "loss_on": "answers",
-        "too_long": "truncate",
-    }
     options = TokenOptions(
         source=str(source),
         valid_source=str(valid_source) if valid_source else None,
         valid_share=0.2,
-        form=TokenFormat(tokenizer=tokenizer, **settings | form),
+        form=form_of(tokenizer, **form),
     )
     dest = RunFolder.open(str(tmp_path), "data")
     prepare_tokens(options, dest, context or PrepareContext(owns_destination=True))
@@ -323,6 +358,27 @@ def test_samples_without_a_token_to_learn_are_left_out_and_counted(
     assert (info.train.samples, info.train.left_out) == (1, 1)
 
 
+@pytest.mark.parametrize("packing", [True, False], ids=["packed", "padded"])
+def test_source_and_destination_may_be_in_a_bucket(
+    tmp_path: Path, marked: str, bucket: Bucket, packing: bool
+) -> None:
+    rows = [{"messages": [USER, {"role": "assistant", "content": f"{each}"}]} for each in range(30)]
+    here = prepare(tmp_path, write_lines(tmp_path / "rows.jsonl", rows), marked, packing=packing)
+    place = RunFolder.open(bucket.path, f"chats-{packing}", bucket.endpoint)
+    place.write(f"{place.root}/source/rows.jsonl", (tmp_path / "rows.jsonl").read_bytes())
+    options = TokenOptions(
+        source=f"{bucket.path}/chats-{packing}/source",
+        valid_source=None,
+        valid_share=0.2,
+        form=form_of(marked, packing=packing),
+    )
+    dest = RunFolder(place.filesystem, place.data)
+    prepare_tokens(options, dest, PrepareContext(endpoint=bucket.endpoint, owns_destination=True))
+    there = read_prepared(dest, path=dest.show(dest.root), endpoint=bucket.endpoint)
+    assert documents(there) == documents(here)
+    assert there.info == replace(here.info, source=options.source)
+
+
 # Inspection.
 
 
@@ -412,8 +468,13 @@ def test_a_preparation_that_was_killed_ends_with_the_same_bytes(
         ('{"prompt": "x", "completion": 3}', r"completion a value of type int"),
         ('{"text": ["a"]}', r"text is a list, not text"),
         ('["a"]', r"it is no object with keys, but a list"),
+        ('{"text": "a \\ud83d b"}', r"it has '\\ud83d', half of a character"),
+        ('{"text": "a", "x": ' + "[" * 600 + "]" * 600 + "}", r"line 3: its values are nested"),
     ],
-    ids=["keys", "no JSON", "empty", "no content", "role", "types", "text", "list"],
+    ids=[
+        *("keys", "no JSON", "empty", "no content", "role", "types", "text", "list"),
+        *("half a character", "nested"),
+    ],
 )
 def test_a_row_that_cannot_be_used_is_named_by_file_and_line(
     tmp_path: Path, marked: str, line: str, message: str
@@ -427,6 +488,74 @@ def test_a_row_that_cannot_be_used_is_named_by_file_and_line(
     data = prepare(tmp_path, source, marked, context=allowed)
     assert data.bad_samples == 1
     assert len(documents(data)) == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "its train split has no sample: 0 rows could be used"),
+        ("\n \n\r\n", "its train split has no sample: 0 rows could be used"),
+        ('{"text": "one row"}\n', "its valid split has no sample"),
+        ("no json\n", "its train split has no sample: 0 rows could be used"),
+    ],
+    ids=["empty", "blank lines", "one row", "bad rows only"],
+)
+def test_a_source_with_too_few_rows_is_refused(
+    tmp_path: Path, marked: str, content: str, message: str
+) -> None:
+    source = tmp_path / "rows.jsonl"
+    source.write_text(content)
+    allowed = PrepareContext(owns_destination=True, max_bad_samples=1)
+    with pytest.raises(ConfigError, match=message):
+        prepare(tmp_path, source, marked, context=allowed)
+
+
+def test_bad_rows_end_a_preparation_before_the_rest_is_tokenised(
+    tmp_path: Path, marked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_chunks, "CHUNK_ROWS", 2)
+    source = tmp_path / "rows.jsonl"
+    source.write_text('no json\n{"text": "a b"}\n' + '{"text": "a b"}\n' * 10)
+    with pytest.raises(ConfigError, match="rows that cannot be used: 1, where"):
+        prepare(tmp_path, source, marked)
+    state = tmp_path / "data" / ".prepare"
+    assert [path.name for path in sorted(state.glob("all-*.json"))] == ["all-00000.json"]
+
+
+def test_chunks_have_a_bounded_size(
+    tmp_path: Path, marked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"text": "a b c " * 20}] * 12
+    whole = documents(prepare(tmp_path, write_lines(tmp_path / "rows.jsonl", rows), marked))
+    monkeypatch.setattr(token_chunks, "CHUNK_BYTES", 300)
+    for write in (_as_lines, _as_parquet, _as_list):
+        folder = tmp_path / write.__name__
+        folder.mkdir()
+        chunks: list[int] = []
+        context = PrepareContext(
+            owns_destination=True,
+            show=lambda stage, done, total, seen=chunks: seen.append(done),  # type: ignore[misc]
+        )
+        assert documents(prepare(folder, write(folder, rows), marked, context=context)) == whole
+        assert len([done for done in chunks if done <= 12]) >= 3
+
+
+def test_prepared_data_of_another_kind_are_refused(tmp_path: Path, marked: str) -> None:
+    source = write_lines(tmp_path / "rows.jsonl", [{"text": "a b c"}] * 10)
+    prepare(tmp_path, source, marked)
+    folder = RunFolder.open(str(tmp_path), "run")
+    known: dict[str, Any] = {"storage_endpoint": None, "say": print}
+    data = Data(source=str(tmp_path / "data"))
+    with pytest.raises(ConfigError, match="holds tokens, which only recipe causal_lm"):
+        open_data(data, folder, form={}, **known)
+    found = open_data(data, folder, form={"tokens": form_of(marked)}, **known)
+    assert isinstance(found.info, TokenInfo)
+    images = made_sources.write_idx(
+        tmp_path / "idx", "train", made_sources.pixels(20), made_sources.labels(20)
+    ).parent
+    open_data(Data(source=str(images)), folder, form={}, **known)
+    with pytest.raises(ConfigError, match="holds images, and recipe causal_lm trains on tokens"):
+        open_data(Data(source=folder.data), folder, form={"tokens": form_of(marked)}, **known)
 
 
 def test_too_many_tokens_are_refused_where_the_run_says_so(tmp_path: Path, marked: str) -> None:

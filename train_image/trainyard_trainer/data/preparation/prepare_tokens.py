@@ -104,7 +104,6 @@ def prepare_tokens(options: TokenOptions, dest: RunFolder, context: PrepareConte
     settle_plan(dest, wanted, stamps, dict, context)
     writer = ChunkWriter(dest, options.form, tokenizer)
     chunks = _tokenise(options, sources, writer, context)
-    _refuse_bad(options, chunks, context.max_bad_samples)
     splits = _divide(options, chunks)
     row_tokens = options.form.context_length
     if not options.form.packing:
@@ -152,7 +151,10 @@ def _tokenise(
     writer: ChunkWriter,
     context: PrepareContext,
 ) -> dict[str, list[Chunk]]:
-    """Return the chunks by the part of the data: `train` and `valid`, or `all` if they are not divided."""
+    """Return the chunks by the part of the data: `train` and `valid`, or `all` if they are not divided.
+
+    Raises ConfigError as soon as more rows than allowed cannot be used.
+    """
     source = sources["source"]
     rows = {"all": source.rows(None)}
     if "valid-source" in sources:
@@ -169,6 +171,7 @@ def _tokenise(
         done = 0
         for chunk in writer.write(name, part):
             chunks[name].append(chunk)
+            _refuse_bad(options, chunks, context.max_bad_samples)
             done += chunk.source_rows + len(chunk.bad)
             context.show(f"tokenising {name}", done, done)
     return chunks

@@ -14,7 +14,7 @@ from trainyard_trainer.data.preparation.context import PrepareContext
 from trainyard_trainer.data.preparation.plan import Options
 from trainyard_trainer.data.preparation.prepare import prepare
 from trainyard_trainer.data.preparation.prepare_tokens import TokenOptions, prepare_tokens
-from trainyard_trainer.data.prepared import Prepared, is_prepared, read_prepared
+from trainyard_trainer.data.prepared import Prepared, TokenInfo, is_prepared, read_prepared
 from trainyard_trainer.data.sources.chats.token_format import TokenFormat
 from trainyard_trainer.data.sources.find import open_prepared
 from trainyard_trainer.errors import ConfigError
@@ -48,7 +48,9 @@ def open_data(
                 f"data.valid_source = {data.valid_source} cannot be added to {data.source}, which is a "
                 "prepared data set. Prepare both together: trainyard data prepare --valid."
             )
-        return read_prepared(in_place, path=data.source, endpoint=endpoint)
+        found = read_prepared(in_place, path=data.source, endpoint=endpoint)
+        _require_kind(found, wants_tokens="tokens" in form)
+        return found
     dest = RunFolder(folder.filesystem, folder.data)
     if not is_prepared(dest):
         context = PrepareContext(
@@ -73,6 +75,19 @@ def open_data(
         )
         prepare(options, dest, context)
     return read_prepared(dest, path=folder.show(folder.data), endpoint=storage_endpoint)
+
+
+def _require_kind(found: Prepared, *, wants_tokens: bool) -> None:
+    """Raise ConfigError for a prepared data set that recipes of another kind train on."""
+    if wants_tokens and not isinstance(found.info, TokenInfo):
+        raise ConfigError(
+            f"data.source = {found.path} holds {found.info.kind}, and recipe causal_lm trains on tokens. "
+            "Name chats, or the data folder of another run of causal_lm."
+        )
+    if not wants_tokens and isinstance(found.info, TokenInfo):
+        raise ConfigError(
+            f"data.source = {found.path} holds tokens, which only recipe causal_lm trains on."
+        )
 
 
 def _token_options(data: Data, form: TokenFormat) -> TokenOptions:

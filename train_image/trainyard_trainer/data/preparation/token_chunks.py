@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,10 @@ from trainyard_trainer.data.sources.chats.tokenizer import ChatTokenizer, Tokens
 from trainyard_trainer.run_folder.folder import RunFolder
 
 CHUNK_ROWS = 2000
-"""The number of source rows of a chunk."""
+"""The largest number of source rows of a chunk."""
+
+CHUNK_BYTES = 4 * 2**20
+"""The size of the source rows after which a chunk ends. Their tokens need about ten times as much memory."""
 
 TOKEN_BYTES = 4
 """The size of a token in a chunk's file; a byte for each token follows, which says whether it is learnt."""
@@ -62,11 +64,8 @@ class ChunkWriter:
 
         A chunk with bad rows is made again: they may have been repaired.
         """
-        rows = iter(rows)
-        number = 0
-        while part := list(islice(rows, CHUNK_ROWS)):
+        for number, part in enumerate(_parts_of(rows)):
             yield self._finish_once(f"{name}-{number:05}", part)
-            number += 1
 
     def _finish_once(self, name: str, rows: list[SourceRow]) -> Chunk:
         record, file = state_path(self._dest, f"{name}.json"), chunk_path(self._dest, name)
@@ -131,6 +130,20 @@ class ChunkWriter:
             chunk.learnt.append(learnt)
             chunk.rows.append(number)
         return kept
+
+
+def _parts_of(rows: Iterable[SourceRow]) -> Iterator[list[SourceRow]]:
+    """Yield the rows of one chunk after the other."""
+    part: list[SourceRow] = []
+    size = 0
+    for row in rows:
+        part.append(row)
+        size += row.size
+        if len(part) == CHUNK_ROWS or size >= CHUNK_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
 
 
 def _sha256(dest: RunFolder, path: str) -> str | None:

@@ -38,6 +38,8 @@ class SourceRow:
     """The row as JSON has it; None if it cannot be read."""
     problem: str | None = None
     """Why it cannot be read."""
+    size: int = 0
+    """About how many bytes it has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,9 +60,10 @@ class ChatFiles:
         return bool(self.found.splits)
 
     def stamp(self) -> str:
-        """Return a fingerprint of the files: of their names and sizes."""
-        infos = self.found.filesystem.get_file_info(self.found.files)
-        return stamp_of([(info.path, info.size) for info in infos])
+        """Return a fingerprint of the files: of their names, sizes and times."""
+        with explained_errors(self.found.shown(self.found.files[0])):
+            infos = self.found.filesystem.get_file_info(self.found.files)
+        return stamp_of([(info.path, info.size, info.mtime_ns) for info in infos])
 
     def rows(self, split: SplitName | None) -> Iterator[SourceRow]:
         """Yield the rows of the files of a split, or of all files. Raises ConfigError."""
@@ -74,12 +77,20 @@ class ChatFiles:
             with self.found.filesystem.open_input_stream(path) as stream:
                 yield from _json_lines(stream, shown)
             return
-        rows: Iterator[Any] = (row for batch in self._batches(path) for row in batch.to_pylist())
+        for number, (row, size) in enumerate(self._values_of(path, shown), 1):
+            yield SourceRow(location=SampleLocation(shown, number, "row"), row=row, size=size)
+
+    def _values_of(self, path: str, shown: str) -> Iterator[tuple[Any, int]]:
+        """Yield the values of each row, and about how many bytes they have."""
         if self.found.form is JSON_LIST:
             with self.found.filesystem.open_input_stream(path) as stream:
-                rows = iter(_json_list(stream.read(), shown))
-        for number, row in enumerate(rows, 1):
-            yield SourceRow(location=SampleLocation(shown, number, "row"), row=row)
+                content = stream.read()
+            rows = _json_list(content, shown)
+            yield from ((row, len(content) // len(rows)) for row in rows)
+            return
+        for batch in self._batches(path):
+            size = batch.nbytes // max(len(batch), 1)
+            yield from ((row, size) for row in batch.to_pylist())
 
     def _batches(self, path: str) -> Iterator[pa.RecordBatch]:
         with self.found.filesystem.open_input_file(path) as stream:
@@ -118,7 +129,7 @@ def _json_lines(stream: Any, shown: str) -> Iterator[SourceRow]:
             continue
         location = SampleLocation(shown, number, "line")
         try:
-            yield SourceRow(location=location, row=json.loads(line))
+            yield SourceRow(location=location, row=json.loads(line), size=len(line))
         except (ValueError, RecursionError) as error:
             yield SourceRow(location=location, row=None, problem=f"it is no JSON: {error}")
 

@@ -81,7 +81,15 @@ def example_of(row: object) -> Example:
     """
     if not isinstance(row, Mapping):
         raise WrongRow(f"it is no object with keys, but {_kind(row)}")
-    values = without_nulls(row)
+    try:
+        values = without_nulls(row)
+        json.dumps(values, ensure_ascii=False, default=str).encode()
+    except RecursionError:
+        raise WrongRow("its values are nested too deeply") from None
+    except UnicodeEncodeError as error:
+        raise WrongRow(
+            f"it has {error.object[error.start]!a}, half of a character: write the whole one"
+        ) from None
     layout = next((keys for keys in LAYOUTS if all(key in values for key in keys)), None)
     if layout is None:
         raise WrongRow(f"it has the keys {', '.join(map(str, values)) or 'none'}; {wanted_keys()}")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from trainyard_trainer.data.sources.chats.examples import (
     ChatExample,
@@ -17,8 +20,8 @@ from trainyard_trainer.data.sources.chats.examples import (
 from trainyard_trainer.data.sources.chats.token_format import tokenizer_files
 from trainyard_trainer.errors import ConfigError
 
-MARK = "generation %}"
-"""The end of the block by which a chat template marks the assistant's words."""
+MARK = re.compile(r"{%-?\s*generation\s*-?%}")
+"""The beginning of the block by which a chat template marks the assistant's words."""
 
 
 class Tokens(NamedTuple):
@@ -46,6 +49,8 @@ class ChatTokenizer:
             raise ConfigError(
                 f"train.model.path = {folder}: its tokenizer cannot be loaded: {reason}"
             ) from error
+        # It cuts nothing here, and only causes a warning for longer rows.
+        self._tokenizer.model_max_length = 2**62
         self._folder = folder
         self._loss_on = loss_on
         self._end: str = self._tokenizer.eos_token or ""
@@ -93,7 +98,8 @@ class ChatTokenizer:
         if self._loss_on == "all":
             ids = self._ids(self._render(messages, tools))
             return Tokens(ids, [1] * len(ids))
-        if MARK in self._template():
+        self._require_places()
+        if MARK.search(self._template(tools)):
             encoded = self._apply(
                 messages, tools, return_dict=True, return_assistant_tokens_mask=True
             )
@@ -104,7 +110,9 @@ class ChatTokenizer:
         """Learn what the template adds with each of the assistant's turns, without white space behind it."""
         whole = self._render(messages, tools)
         encoded = self._tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
-        learnt = [0] * len(encoded.input_ids)
+        places: np.ndarray = np.asarray(encoded.offset_mapping, np.int64).reshape(-1, 2)
+        first, last = places[:, 0], places[:, 1]
+        is_learnt = np.zeros(len(places), bool)
         for number, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
@@ -117,10 +125,17 @@ class ChatTokenizer:
                     "{% generation %}, or use train.loss_on: all"
                 )
             end = len(after.rstrip())
-            for place, (first, last) in enumerate(encoded.offset_mapping):
-                if len(before) <= first < last <= end:
-                    learnt[place] = 1
-        return Tokens(encoded.input_ids, learnt)
+            is_learnt |= (first >= len(before)) & (first < last) & (last <= end)
+        return Tokens(encoded.input_ids, is_learnt.astype(int).tolist())
+
+    def _require_places(self) -> None:
+        """Raise ConfigError if the tokenizer does not tell which characters a token stands for."""
+        if not self._tokenizer.is_fast:
+            raise ConfigError(
+                f"train.model.path = {self._folder}: its tokenizer does not tell the place of a token in the "
+                "text, so the answers of chats cannot be found.\n       Add a tokenizer.json, or use "
+                "train.loss_on: all."
+            )
 
     def _render(self, messages: list[Message], tools: list[Any] | None, **options: Any) -> str:
         text: str = self._apply(messages, tools, tokenize=False, **options)
@@ -128,21 +143,27 @@ class ChatTokenizer:
 
     def _apply(self, messages: list[Message], tools: list[Any] | None, **options: Any) -> Any:
         """Apply the chat template. What goes wrong in it is the row's fault, or the template's."""
-        self._template()
+        self._template(tools)
         try:
             return self._tokenizer.apply_chat_template(messages, tools=tools, **options)
         except Exception as error:  # a template is a program of others
             raise WrongRow(f"the chat template fails: {type(error).__name__}: {error}") from error
 
-    def _template(self) -> str:
-        template = self._tokenizer.chat_template
-        if not template:
+    def _template(self, tools: list[Any] | None) -> str:
+        """Return the chat template; a tokenizer may have another one for chats with tools."""
+        if not self._tokenizer.chat_template:
             raise ConfigError(
                 f"train.model.path = {self._folder}: its tokenizer has no chat template, and the data are "
                 "chats.\n       Put one into the folder (chat_template.jinja), or use data with prompt and "
                 "completion, or text."
             )
-        return str(template)
+        try:
+            return str(self._tokenizer.get_chat_template(tools=tools))
+        except ValueError as error:
+            raise ConfigError(
+                f"train.model.path = {self._folder}: its tokenizer has several chat templates, and none of "
+                "them is named default."
+            ) from error
 
     def _ids(self, text: str) -> list[int]:
         """Return the tokens of a rendered chat, in which the template has put the special tokens."""
