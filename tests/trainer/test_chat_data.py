@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import made_sources
@@ -26,6 +26,7 @@ from tests.support.tiny_models import (
     PLAIN_TEMPLATE,
     TEMPLATE,
     TOOL_TEMPLATE,
+    make_folder,
     make_tokenizer_folder,
 )
 from trainyard_trainer.config.data import Data
@@ -176,6 +177,49 @@ def test_of_a_prompt_the_completion_is_learnt_and_of_text_everything(marked: str
     text = tokenizer.tokens_of(example_of({"text": "some text"}))
     assert own.decode(text.ids) == "some text<|im_end|>"
     assert set(text.is_learnt) == {1}
+
+
+TRL_ROWS: dict[str, list[dict[str, Any]]] = {
+    "messages": [{"messages": messages} for messages in CHATS.values()],
+    "prompts of text": [
+        {"prompt": "1 + 2 =", "completion": " 3"},
+        {"prompt": "def add(a, b", "completion": "):\n    return a + b"},
+        {"prompt": "Grüße ", "completion": "你好"},
+    ],
+    "prompts of messages": [
+        {"prompt": messages[:-1], "completion": messages[-1:]} for messages in CHATS.values()
+    ],
+    "text": [{"text": "some text"}, {"text": "ends by itself<|im_end|>"}, {"text": LONG}],
+}
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("loss_on", ["answers", "all"])
+@pytest.mark.parametrize("layout", TRL_ROWS)
+def test_tokens_and_what_is_learnt_are_those_of_trl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, loss_on: Literal["answers", "all"]
+) -> None:
+    trl = pytest.importorskip("trl")
+    from datasets import Dataset
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+    folder = str(make_folder(tmp_path / "model"))
+    rows = TRL_ROWS[layout]
+    # An own option of each layout: what TRL may be told depends on the columns.
+    own: dict[str, Any] = {"assistant_only_loss": loss_on == "answers" and layout == "messages"}
+    if "prompts" in layout:
+        own["completion_only_loss"] = loss_on == "answers"
+    settings = trl.SFTConfig(
+        output_dir=str(tmp_path / "out"), use_cpu=True, bf16=False, max_length=None, **own
+    )
+    trainer = trl.SFTTrainer(model=folder, args=settings, train_dataset=Dataset.from_list(rows))
+    tokenizer = ChatTokenizer(folder, loss_on)
+    for number, (row, wanted) in enumerate(zip(rows, trainer.train_dataset, strict=True)):
+        found = tokenizer.tokens_of(example_of(row))
+        assert list(found.ids) == wanted["input_ids"], number
+        labels = [token if is_learnt else -100 for token, is_learnt in zip(*found, strict=True)]
+        assert labels == wanted["labels"], number
 
 
 # Packing.

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,8 @@ from trainyard_trainer.data.loading.torch_loader import (
     ValidationBatches,
     decode_workers,
 )
-from trainyard_trainer.data.prepared import Prepared
+from trainyard_trainer.data.prepared import Prepared, Split, TokenCounts, TokenInfo
+from trainyard_trainer.data.stored_rows import write_token_part
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.run_folder.progress import Length, Trained
@@ -342,6 +343,86 @@ def test_ray_gives_the_batches_of_torch_where_the_images_fit(tmp_path: Path, shu
     assert global_batches(begun.epochs[0]) == given[0][0]
     assert global_batches(begun.epochs[1]) + global_batches(rest.epochs[1]) == given[1][0]
     assert global_batches(rest.epochs[2]) == given[2][0]
+
+
+def tokens_of(folder: Path, count: int, row_tokens: int = 16) -> Prepared:
+    """Rows of tokens that show their own id, in several files."""
+    ids = np.arange(count, dtype=np.int32)
+    tokens = ids[:, None] * row_tokens + np.arange(row_tokens, dtype=np.int32)
+    flags = (tokens % 7).astype(np.uint8)
+    files = {}
+    for first in range(0, count, 40):
+        path, rows = folder / f"part-{first:05}.parquet", slice(first, first + 40)
+        path.write_bytes(write_token_part({}, path.name, first, tokens[rows], flags[rows]))
+        files[str(path)] = len(tokens[rows])
+    numbers = {field.name: 0 for field in fields(TokenCounts) if field.name != "lengths"}
+    counts = TokenCounts(**numbers, lengths=())
+    info = TokenInfo(
+        source="test",
+        row_tokens=row_tokens,
+        context_length=row_tokens,
+        vocab_size=count * row_tokens,
+        pad_id=0,
+        tokenizer="none",
+        tokenizer_sha256="none",
+        loss_on="all",
+        packing=True,
+        too_long="truncate",
+        train=counts,
+        valid=counts,
+    )
+    split = Split(files=tuple(files), rows=tuple(files.values()))
+    return Prepared(info=info, train=split, valid=split, path=str(folder), endpoint=None)
+
+
+def check_tokens(batch: Batch) -> None:
+    """The tokens and flags of a batch are those of its ids."""
+    tokens = batch.ids.to(torch.int32)[:, None] * 16 + torch.arange(16, dtype=torch.int32)
+    assert batch["tokens"].dtype == torch.int32
+    assert torch.equal(batch["tokens"], tokens)
+    assert torch.equal(batch["flags"], (tokens % 7).to(torch.uint8))
+
+
+def batches_of(make: Make, world_size: int, epochs: int) -> list[list[list[int]]]:
+    """The ids of each batch of each worker, whose tokens must be those of the ids."""
+
+    def work(worker: ThreadWorker) -> list[list[int]]:
+        batches, given = make(Trained(), {}, worker), []
+        for epoch in range(epochs):
+            for batch in batches.epoch(epoch):
+                check_tokens(batch)
+                given.append(batch.ids.tolist())
+        return given
+
+    return Group(world_size).run(work)
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_ray_gives_the_batches_of_tokens_of_torch(tmp_path: Path) -> None:
+    prepared = tokens_of(tmp_path, 97)
+    config = config_of(tmp_path, 12, data__drop_last=False, train__epochs=2)
+    length = Length.of(config, 97)
+    held = ray_by_hand(prepared, length, config, is_held=True)
+    for world_size in (1, 2):
+        torch_given = batches_of(torch_loader(prepared, length, config), world_size, 2)
+        assert batches_of(held, world_size, 2) == torch_given
+        # A stream has its own order, and the same samples.
+        streamed = batches_of(ray_by_hand(prepared, length, config), world_size, 2)
+        given = [each for batches in streamed for batch in batches for each in batch]
+        assert sorted(given) == sorted([*range(97)] * 2)
+
+
+@pytest.mark.ci
+@pytest.mark.usefixtures("ray_here")
+def test_tasks_of_ray_read_tokens(tmp_path: Path) -> None:
+    prepared = tokens_of(tmp_path, 97)
+    config = config_of(tmp_path, 12, data__drop_last=False, train__epochs=1)
+    length = Length.of(config, 97)
+    for held_share in (0.0, 1.0):
+        given = batches_of(ray_by_threads(prepared, length, config, held_share), 2, 1)
+        assert sorted(each for batches in given for batch in batches for each in batch) == [
+            *range(97)
+        ]
 
 
 @pytest.mark.usefixtures("without_ray")
