@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -259,7 +260,8 @@ class Learner:
                 shown = self.recipe.demonstrate(forward)
         network.train()
         self.strategy.reshard(network)
-        return sums.compute(shown)
+        found = sums.compute()
+        return replace(found, details=found.details | shown)
 
     def is_finite(self) -> bool:
         """Whether all weights on all workers are finite. All workers must call it."""

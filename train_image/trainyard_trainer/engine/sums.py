@@ -153,11 +153,8 @@ class EvaluationSums:
                 self._details.get(name), detail if num_samples else nothing_of(detail)
             )
 
-    def compute(self, shown: dict[str, Any]) -> Validation:
-        """Return the result over all workers, with what the recipe shows beside its details.
-
-        All workers must call it.
-        """
+    def compute(self) -> Validation:
+        """Return the result over all workers. All workers must call it."""
         worker = self._worker
         loss, metrics = self._sums.compute(self._sums.over_workers(worker))
         count = worker.sum(torch.tensor(self._num_samples, device=worker.device))
@@ -172,5 +169,5 @@ class EvaluationSums:
             num_samples=int(count),
             loss=loss,
             metrics=metrics,
-            details=self._recipe.summarize(details) | shown,
+            details=self._recipe.summarize(details),
         )
