@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.bench.rounds import BUILD, ROOT, say
+from tests.support.settings import set_all
 from trainyard_trainer.config.trainer_config import (
     CONFIG_VARIABLE,
     BuiltInConfig,
@@ -74,12 +75,7 @@ def config(name: str, data: Path | Mapping[str, Any], **changes: Any) -> Trainer
         "scaling": {"num_workers": 2, "use_gpu": False, "cpus_per_worker": 1},
         "storage": {"path": str(BUILD / "runs")},
     }
-    for path, value in changes.items():
-        *names, key = path.split("__")
-        section = sections
-        for part in names:
-            section = section.setdefault(part, {})
-        section[key] = value
+    set_all(sections, changes)
     kind = OwnRecipeConfig if isinstance(data, Mapping) else BuiltInConfig
     return kind.model_validate(sections)
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from tests.support.settings import set_all
+
 if TYPE_CHECKING:
     from bucket import Bucket
 
@@ -116,12 +118,7 @@ class Team:
     def install(self, tmp_path: Path, **changes: Any) -> None:
         """Run `make platform` with the small values of the test cluster and the given changes."""
         values = yaml.safe_load(VALUES.read_text())
-        for path, value in changes.items():
-            *sections, key = path.split("__")
-            section = values
-            for name in sections:
-                section = section.setdefault(name, {})
-            section[key] = value
+        set_all(values, changes)
         file = tmp_path / "values.yaml"
         file.write_text(yaml.safe_dump(values))
         ended = self.make("platform", f"VALUES={file}", f"IMAGE={self.image}")

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.support.settings import set_all
 from trainyard_trainer.config.trainer_config import BuiltInConfig
 
 LORA = {"kind": "lora", "rank": 4, "alpha": 8, "dropout": 0.1}
@@ -46,10 +47,4 @@ def causal_config(storage: Path, model: Path, chats: Path, **changes: Any) -> Bu
         },
         "scaling": {"num_workers": 1, "use_gpu": False, "cpus_per_worker": 1},
     }
-    for path, value in changes.items():
-        *sections, key = path.split("__")
-        section = config
-        for name in sections:
-            section = section.setdefault(name, {})
-        section[key] = value
-    return BuiltInConfig.model_validate(config)
+    return BuiltInConfig.model_validate(set_all(config, changes))

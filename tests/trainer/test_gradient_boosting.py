@@ -20,6 +20,7 @@ import xgboost
 from attempts import Attempts, committed, read_json, read_records, wait_for
 from pydantic import ValidationError
 
+from tests.support.settings import set_all
 from trainyard_trainer.boosting.attempt import run, with_absolute_path
 from trainyard_trainer.boosting.libraries import LIBRARIES
 from trainyard_trainer.boosting.rounds import BoostingTask, work
@@ -59,13 +60,7 @@ BOTH = pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
 def trees(storage: Path, **changes: Any) -> BoostingConfig:
     """A run of moments; `train__rounds=3` changes one value."""
     document = json.loads(json.dumps(SOME)) | {"storage": {"path": str(storage)}}
-    for path, value in changes.items():
-        *sections, key = path.split("__")
-        section = document
-        for name in sections:
-            section = section.setdefault(name, {})
-        section[key] = value
-    return BoostingConfig.model_validate(document)
+    return BoostingConfig.model_validate(set_all(document, changes))
 
 
 def folder_of(config: BoostingConfig) -> RunFolder:

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import distributed, multiprocessing
 
+from tests.support.settings import set_all
 from trainyard_trainer.attempt.attempt import open_data
 from trainyard_trainer.checkpointing.checkpoint import (
     MODEL,
@@ -67,13 +68,7 @@ def small_config(storage: Path, **changes: Any) -> TrainerConfig:
     }
     config["train"]["model"] = dict(SMALL["train"]["model"])
     config["storage"] = {"path": str(storage)}
-    for path, value in changes.items():
-        *sections, key = path.split("__")
-        section = config
-        for name in sections:
-            section = section.setdefault(name, {})
-        section[key] = value
-    return BuiltInConfig.model_validate(config)
+    return BuiltInConfig.model_validate(set_all(config, changes))
 
 
 def open_folder(config: TrainerConfig) -> RunFolder:
