@@ -203,6 +203,12 @@ class StorageFolder:
             read(len(chunk))
         return digest.hexdigest()
 
+    def upload(self, local: Path, path: str) -> None:
+        """Copy a file of this machine into the storage. Raises StorageError."""
+        with local.open("rb") as stream, self.writing(path) as output:
+            while chunk := stream.read(CHUNK_BYTES):
+                output.write(chunk)
+
     def write(self, path: str, data: bytes | str, *, is_durable: bool = True) -> None:
         with self.writing(path, is_durable=is_durable) as stream:
             stream.write(data.encode() if isinstance(data, str) else data)

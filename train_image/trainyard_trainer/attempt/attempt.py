@@ -31,7 +31,7 @@ from trainyard_trainer.config.data_sources import absolute
 from trainyard_trainer.config.metric import LOSS, VALIDATION_PREFIX
 from trainyard_trainer.config.own_recipe import OwnData, OwnRecipe
 from trainyard_trainer.config.recipes import best_goal, metrics_of
-from trainyard_trainer.config.train import CausalLm, Train, require_goals
+from trainyard_trainer.config.train import Train, require_goals
 from trainyard_trainer.config.trainer_config import (
     BoostingConfig,
     RecipeConfig,
@@ -164,13 +164,7 @@ def with_absolute_path(config: AnyRecipe) -> AnyRecipe:
         data = data.model_copy(update=found)
     elif isinstance(data, OwnData) and data.source is not None:
         data = data.model_copy(update={"source": absolute(data.source)})
-    train = config.train
-    if isinstance(train, Train) and train.init:
-        init = train.init.model_copy(update={"path": absolute(train.init.path)})
-        train = train.model_copy(update={"init": init})
-    elif isinstance(train, CausalLm):
-        model = train.model.model_copy(update={"path": absolute(train.model.path)})
-        train = train.model_copy(update={"model": model})
+    train = config.train.absolute() if isinstance(config.train, Train) else config.train
     changes = {"storage": config.storage.absolute(), "data": data, "train": train}
     return config.model_copy(update=changes)
 
@@ -247,11 +241,9 @@ def check(config: TrainerConfig, folder: RunFolder) -> int:
 
 def check_start(config: TrainerConfig) -> str:
     """Describe with which weights a new run starts. Raises ConfigError if the file does not fit the model."""
-    init, train = config.train.init, config.train
-    if isinstance(train, CausalLm) and train.model.init == "pretrained":
-        return f"start: the weights of {train.model.path}"
+    init = config.train.init
     if init is None:
-        return "start: from scratch"
+        return f"start: {recipe_of(config).first_weights()}"
     with torch.device("meta"):
         model = recipe_of(config).build_model()
     fit = check_initial_weights(init, config.storage.endpoint, model)

@@ -56,6 +56,10 @@ BOOSTING = recipe_of(Boosting)
 """The recipe without a network. Its runs have other `data`, `train` and `checkpoint` sections."""
 
 
+CAUSAL_LM = recipe_of(CausalLm)
+"""The recipe that fine-tunes language models of Transformers, whose models are exported as folders."""
+
+
 OWN_METRICS: dict[str, tuple[Metric, ...]] = {}
 """The metrics of the user's recipes that this process has imported, by `train.recipe`."""
 

@@ -7,9 +7,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 from pydantic_core import PydanticCustomError
+from typing_extensions import Self
 
 from trainyard_trainer.config.checkpoint import CheckpointConfig
 from trainyard_trainer.config.data import Data, require_known
+from trainyard_trainer.config.data_sources import absolute
 from trainyard_trainer.config.metric import ACCURACY, Metric, goals_of
 from trainyard_trainer.config.models import CausalModel, Gpt, Model
 from trainyard_trainer.config.optimizers import AdamW, Constant, Cosine, Optimizer, Sgd, Steps
@@ -122,6 +124,13 @@ class Train(Section):
     early_stopping: EarlyStopping | None = None
     """Settings to end the run before its last epoch."""
 
+    def absolute(self) -> Self:
+        """Return the same with absolute paths, so that it does not depend on the working directory."""
+        if self.init is None:
+            return self
+        init = self.init.model_copy(update={"path": absolute(self.init.path)})
+        return self.model_copy(update={"init": init})
+
     @model_validator(mode="after")
     def _fits_its_strategy(self) -> Train:
         for name in ("fsdp2", "deepspeed"):
@@ -208,6 +217,10 @@ class CausalLm(Train):
     template, a prompt is a turn of the user."""
 
     optimizer: Optimizer = AdamW(name="adamw")
+
+    def absolute(self) -> Self:
+        model = self.model.model_copy(update={"path": absolute(self.model.path)})
+        return super().absolute().model_copy(update={"model": model})
 
     @model_validator(mode="after")
     def _starts_from_its_folder(self) -> CausalLm:

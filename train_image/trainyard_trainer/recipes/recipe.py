@@ -119,6 +119,10 @@ class Recipe(Generic[Config]):
         ConfigError.
         """
 
+    def first_weights(self) -> str:
+        """Say in a few words with which weights `build_model` begins, for the log of a run."""
+        return "from scratch"
+
     def load_weights(self, network: nn.Module) -> None:
         """Read the first weights of a network that `build_model` has built without storage.
 

@@ -15,6 +15,16 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f"<table>{top}<tbody>{body}</tbody></table>"
 
 
+def written(cards: Iterable[tuple[str, str, str]]) -> str:
+    """Show texts of a language model: of each a title, the prompt in soft letters, and what follows it."""
+    shown = "".join(
+        f'<div class="card"><h3>{escape(title)}</h3>'
+        f"<pre><span>{escape(prompt)}</span>{escape(text)}</pre></div>"
+        for title, prompt, text in cards
+    )
+    return f'<div class="written">{shown}</div>'
+
+
 def note(text: str) -> str:
     return f'<p class="card note">{escape(text)}</p>'
 

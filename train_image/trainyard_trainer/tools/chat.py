@@ -9,13 +9,12 @@ from typing import Any, TextIO
 
 import torch
 
+from trainyard_trainer.config.recipes import CAUSAL_LM
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.causal_lm.generation import generated
 from trainyard_trainer.recipes.causal_lm.network import CausalNetwork
 from trainyard_trainer.recipes.causal_lm.prompts import Message, Prompts
 from trainyard_trainer.recipes.saved_model import Saved
-
-RECIPE = "causal_lm"
 
 
 class Assistant:
@@ -87,9 +86,9 @@ def with_base_model(saved: Saved, path: str | None) -> Saved:
     """Return the saved model with its base model at another path, where the run's own is not reachable."""
     if path is None:
         return saved
-    if saved.facts["recipe"] != RECIPE:
+    if saved.facts["recipe"] != CAUSAL_LM:
         raise ConfigError(
-            f"--base-model is for runs of train.recipe = {RECIPE}, and {saved.facts['run']} is one of "
+            f"--base-model is for runs of train.recipe = {CAUSAL_LM}, and {saved.facts['run']} is one of "
             f"{saved.facts['recipe']}"
         )
     model = {**saved.facts["model"], "path": path}

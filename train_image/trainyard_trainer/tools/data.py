@@ -77,24 +77,27 @@ def _prepare(wanted: argparse.Namespace) -> int:
 
 
 def _inspect(wanted: argparse.Namespace) -> int:
-    folder = open_prepared(wanted.source, wanted.endpoint)
+    folder, prepared = open_prepared(wanted.source, wanted.endpoint), None
     if folder is not None:
         prepared = read_prepared(folder, path=wanted.source, endpoint=wanted.endpoint)
         if isinstance(prepared.info, TokenInfo):
             return _inspect_tokens(wanted, prepared, prepared.info)
     # matplotlib comes with it.
-    from trainyard_trainer.tools.inspection import describe, look_at, write_grid
+    from trainyard_trainer.tools import inspection
 
-    facts = look_at(
-        wanted.source,
-        endpoint=wanted.endpoint,
-        image_column=wanted.image_column,
-        label_column=wanted.label_column,
-        say=_say,
-    )
-    print(json.dumps(facts.known, indent=1) if wanted.json else describe(facts.known))
+    if folder is not None and prepared is not None:
+        facts = inspection.look_at_prepared(folder, prepared)
+    else:
+        facts = inspection.look_at_source(
+            wanted.source,
+            endpoint=wanted.endpoint,
+            image_column=wanted.image_column,
+            label_column=wanted.label_column,
+            say=_say,
+        )
+    print(json.dumps(facts.known, indent=1) if wanted.json else inspection.describe(facts.known))
     if wanted.grid:
-        write_grid(facts, wanted.grid)
+        inspection.write_grid(facts, wanted.grid)
         _say(f"drawn: {wanted.grid}")
     return 0
 

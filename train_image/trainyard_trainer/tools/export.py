@@ -21,7 +21,7 @@ from pyarrow import fs
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from trainyard_trainer.config.recipes import recipe_named
+from trainyard_trainer.config.recipes import CAUSAL_LM, recipe_named
 from trainyard_trainer.config.tool_arguments import CHECKPOINTS_EXPORT
 from trainyard_trainer.errors import ConfigError, RunError
 from trainyard_trainer.recipes.example_inputs import ExampleInputs
@@ -29,7 +29,7 @@ from trainyard_trainer.recipes.saved_model import Saved, read_saved
 from trainyard_trainer.run_files.standard_streams import run_with_safe_streams
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.storage import open_filesystem
-from trainyard_trainer.tools.chat import RECIPE, with_base_model
+from trainyard_trainer.tools.chat import with_base_model
 from trainyard_trainer.tools.command_line import exit_code_of, open_run, parse
 from trainyard_trainer.tools.hub_export import export_hub_folder
 
@@ -72,9 +72,7 @@ def export(
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / Path(path).name
         write(saved, file, kind)
-        with file.open("rb") as stream, target.writing(path) as output:
-            while chunk := stream.read(2**24):
-                output.write(chunk)
+        target.upload(file, path)
     target.write(f"{path}.json", json.dumps({"format": kind, **facts}, indent=2) + "\n")
     return target.show(path)
 
@@ -201,7 +199,7 @@ def is_hub_folder(wanted: argparse.Namespace, folder: RunFolder) -> bool:
         return wanted.merge or wanted.format == "huggingface"
     if not folder.exists(folder.run):
         return False
-    return recipe_named(json.loads(folder.read(folder.run)).get("train")) == RECIPE
+    return recipe_named(json.loads(folder.read(folder.run)).get("train")) == CAUSAL_LM
 
 
 def main(arguments: list[str] | None = None) -> int:

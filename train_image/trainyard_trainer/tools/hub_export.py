@@ -7,14 +7,12 @@ from pathlib import Path
 
 from pyarrow import fs
 
+from trainyard_trainer.config.recipes import CAUSAL_LM
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.causal_lm.hub_folder import write_adapter, write_model
 from trainyard_trainer.recipes.saved_model import Saved
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.storage import open_filesystem
-from trainyard_trainer.tools.chat import RECIPE
-
-CHUNK_BYTES = 2**24
 
 
 def export_hub_folder(
@@ -25,10 +23,10 @@ def export_hub_folder(
     The default is a folder in the run's folder, below export/. Raises ConfigError if it is not empty.
     """
     facts = saved.facts
-    if facts["recipe"] != RECIPE:
+    if facts["recipe"] != CAUSAL_LM:
         raise ConfigError(
-            f"--format huggingface and --merge are for runs of train.recipe = {RECIPE}, and {facts['run']} "
-            f"is one of {facts['recipe']}"
+            f"--format huggingface and --merge are for runs of train.recipe = {CAUSAL_LM}, and "
+            f"{facts['run']} is one of {facts['recipe']}"
         )
     filesystem = folder.filesystem
     path = f"{folder.root}/export/{facts['run']}-{facts['checkpoint']}{'-merged' if merges else ''}"
@@ -47,7 +45,5 @@ def export_hub_folder(
         else:
             write_model(made, saved.config, saved.build(), facts)
         for file in sorted(made.iterdir()):
-            with file.open("rb") as stream, target.writing(f"{path}/{file.name}") as output:
-                while chunk := stream.read(CHUNK_BYTES):
-                    output.write(chunk)
+            target.upload(file, f"{path}/{file.name}")
     return target.show(path)

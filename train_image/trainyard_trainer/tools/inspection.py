@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 from trainyard_trainer.data.preparation.labels import Numbered, number_labels
 from trainyard_trainer.data.preparation.plan import detect_format
 from trainyard_trainer.data.preparation.run_data import default_threads
-from trainyard_trainer.data.prepared import read_dataset_json, read_prepared
-from trainyard_trainer.data.sources.find import open_prepared, open_source
+from trainyard_trainer.data.prepared import Prepared, read_dataset_json
+from trainyard_trainer.data.sources.find import open_source
 from trainyard_trainer.data.sources.listing import explained_errors
 from trainyard_trainer.data.sources.samples import ALL, TRAIN, Samples
 from trainyard_trainer.data.stored_rows import decode
@@ -51,24 +51,9 @@ class Facts:
     """A function that returns a few images of each class, (C, H, W), each with its label."""
 
 
-def look_at(
-    path: str,
-    *,
-    endpoint: str | None,
-    image_column: str,
-    label_column: str,
-    say: Callable[[str], None],
-) -> Facts:
-    """Return the description of a data set. Raises ConfigError if there is none at the path."""
-    prepared = open_prepared(path, endpoint)
-    if prepared is not None:
-        return _look_at_prepared(prepared, path, endpoint)
-    return _look_at_source(path, endpoint, image_column, label_column, say)
-
-
-def _look_at_prepared(folder: RunFolder, path: str, endpoint: str | None) -> Facts:
-    prepared = read_prepared(folder, path=path, endpoint=endpoint)
-    info = prepared.images
+def look_at_prepared(folder: RunFolder, prepared: Prepared) -> Facts:
+    """Return the description of a prepared data set. Raises ConfigError if it has no images."""
+    path, info = prepared.path, prepared.images
     if info.kind == "text":
         raise ConfigError(
             f"{path} contains text, not images: {prepared.num_train:,} training rows and "
@@ -119,13 +104,15 @@ def _look_at_prepared(folder: RunFolder, path: str, endpoint: str | None) -> Fac
     return Facts(known=facts, pick=pick)
 
 
-def _look_at_source(
+def look_at_source(
     path: str,
+    *,
     endpoint: str | None,
     image_column: str,
     label_column: str,
     say: Callable[[str], None],
 ) -> Facts:
+    """Return the description of images that are not prepared. Raises ConfigError if there are none."""
     source = open_source(
         path, endpoint=endpoint, image_column=image_column, label_column=label_column, say=say
     )

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from trainyard_trainer.config.recipes import CAUSAL_LM
 from trainyard_trainer.config.tool_arguments import PREDICT
 from trainyard_trainer.data.sources.text import SEPARATOR
 from trainyard_trainer.errors import ConfigError
@@ -24,7 +25,7 @@ from trainyard_trainer.recipes.language_model.generation import continued
 from trainyard_trainer.recipes.saved_model import Saved, read_saved
 from trainyard_trainer.run_files.standard_streams import run_with_safe_streams
 from trainyard_trainer.terminal import table_text
-from trainyard_trainer.tools.chat import RECIPE, Assistant, chat_on_terminal, with_base_model
+from trainyard_trainer.tools.chat import Assistant, chat_on_terminal, with_base_model
 from trainyard_trainer.tools.classifier import LabelledFile, classify_files, require_recipe
 from trainyard_trainer.tools.command_line import exit_code_of, open_run, parse
 
@@ -79,7 +80,7 @@ def _print_labels(wanted: argparse.Namespace) -> None:
 
 def _print_continuation(wanted: argparse.Namespace) -> None:
     saved = _saved(wanted)
-    if saved.facts["recipe"] == RECIPE:
+    if saved.facts["recipe"] == CAUSAL_LM:
         answer = _assistant(wanted, saved).answer(wanted.prompt)
         record = {"prompt": wanted.prompt, "text": answer}
         print(json.dumps(record, indent=2) if wanted.json else answer)
@@ -97,7 +98,7 @@ def _print_continuation(wanted: argparse.Namespace) -> None:
 
 
 def _assistant(wanted: argparse.Namespace, saved: Saved) -> Assistant:
-    require_recipe(saved, RECIPE)
+    require_recipe(saved, CAUSAL_LM)
     return Assistant(
         with_base_model(saved, wanted.base_model),
         _device(),

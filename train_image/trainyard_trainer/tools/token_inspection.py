@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from trainyard_trainer.data.prepared import LEARNT, PADDING, STARTS_DOCUMENT, Prepared, TokenInfo
+from trainyard_trainer.data.sources.chats.tokenizer import load_tokenizer
 from trainyard_trainer.data.stored_rows import read_validation
-from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.causal_lm.token_counts import count_rows
 from trainyard_trainer.terminal import table_text
 
@@ -98,10 +98,4 @@ def _decoder(info: TokenInfo) -> Any:
     """Return a function that turns tokens into text."""
     if not Path(info.tokenizer).is_dir():
         return lambda tokens: f"{' '.join(map(str, tokens))} "
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(info.tokenizer, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the tokenizer of {info.tokenizer} cannot be loaded: {error}") from error
-    return tokenizer.decode
+    return load_tokenizer(info.tokenizer).decode

@@ -16,6 +16,7 @@ from dataclasses import asdict
 
 import numpy as np
 
+from trainyard_trainer.data.preparation.bad_samples import BadSamples
 from trainyard_trainer.data.preparation.context import PrepareContext
 from trainyard_trainer.data.preparation.destination import (
     clear_state,
@@ -26,7 +27,6 @@ from trainyard_trainer.data.preparation.destination import (
 from trainyard_trainer.data.preparation.plan import Options, PreparationPlan, make_plan
 from trainyard_trainer.data.preparation.split_writer import FinishedFile, SplitWriter, WrittenSplit
 from trainyard_trainer.data.preparation.splits import (
-    BadSamples,
     open_sources,
     plan_splits,
     with_random_access,

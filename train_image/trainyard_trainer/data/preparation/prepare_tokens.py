@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from trainyard_trainer.data.preparation.bad_samples import require_few
 from trainyard_trainer.data.preparation.context import PrepareContext
 from trainyard_trainer.data.preparation.destination import (
     clear_state,
@@ -27,7 +28,6 @@ from trainyard_trainer.data.preparation.destination import (
     refuse_nested,
     settle_plan,
 )
-from trainyard_trainer.data.preparation.splits import SHOWN
 from trainyard_trainer.data.preparation.token_chunks import (
     TOKEN_BYTES,
     Chunk,
@@ -130,13 +130,12 @@ def prepare_tokens(options: TokenOptions, dest: RunFolder, context: PrepareConte
         train=_with_padding(splits["train"].counts, stored["train"]),
         valid=_with_padding(splits["valid"].counts, stored["valid"]),
     )
-    bad = [each for parts in chunks.values() for chunk in parts for each in chunk.bad]
     document = {
         "format": FORMAT,
         "options": wanted,
         "tokens": asdict(info),
         "splits": {name: {"files": files[name]} for name in SPLITS},
-        "bad_samples": bad,
+        "bad_samples": _bad_rows(chunks),
     }
     dest.write(f"{dest.root}/{DATASET}", json.dumps(document, indent=1))
     clear_state(dest)
@@ -171,22 +170,15 @@ def _tokenise(
         done = 0
         for chunk in writer.write(name, part):
             chunks[name].append(chunk)
-            _refuse_bad(options, chunks, context.max_bad_samples)
+            require_few(options.source, _bad_rows(chunks), context.max_bad_samples, what="rows")
             done += chunk.source_rows + len(chunk.bad)
             context.show(f"tokenising {name}", done, done)
     return chunks
 
 
-def _refuse_bad(options: TokenOptions, chunks: dict[str, list[Chunk]], allowed: int) -> None:
-    bad = [each for parts in chunks.values() for chunk in parts for each in chunk.bad]
-    if len(bad) <= allowed:
-        return
-    lines = "".join(f"\n       {each['place']}: {each['reason']}" for each in bad[:SHOWN])
-    more = f"\n       and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
-    raise ConfigError(
-        f"{options.source}: rows that cannot be used: {len(bad)}, where data.max_bad_samples allows "
-        f"{allowed}:{lines}{more}\n       Repair them, or set data.max_bad_samples to leave so many out."
-    )
+def _bad_rows(chunks: dict[str, list[Chunk]]) -> list[dict[str, Any]]:
+    """Return the records of the rows that cannot be used."""
+    return [each for parts in chunks.values() for chunk in parts for each in chunk.bad]
 
 
 # Splits.

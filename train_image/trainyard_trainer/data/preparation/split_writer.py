@@ -189,7 +189,7 @@ class SplitWriter:
             return True
         if self._dest.size(path) != finished.bytes:
             return False
-        return hashlib.sha256(self._dest.read(path)).hexdigest() == finished.sha256
+        return self._dest.sha256(path) == finished.sha256
 
     def _add_up(self, found: list[FinishedFile]) -> PixelSums:
         total = self._no_sums()

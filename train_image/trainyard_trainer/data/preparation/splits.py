@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from concurrent.futures import Executor
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
+from trainyard_trainer.data.preparation.bad_samples import BadSamples
 from trainyard_trainer.data.preparation.context import PrepareContext
 from trainyard_trainer.data.preparation.labels import Numbered, number_labels
 from trainyard_trainer.data.preparation.plan import Options, PlannedSplit, PreparationPlan
@@ -16,15 +16,11 @@ from trainyard_trainer.data.sources.samples import (
     TRAIN,
     VALID,
     Cached,
-    SampleLocation,
     Samples,
     Source,
 )
 from trainyard_trainer.data.sources.text import open_text
 from trainyard_trainer.errors import ConfigError
-
-SHOWN = 5
-"""The largest number of bad samples that an error message lists."""
 
 
 def open_sources(options: Options, context: PrepareContext) -> dict[str, Source]:
@@ -128,39 +124,6 @@ def _explain_empty(options: Options, name: str, count: int) -> str:
             "validation. Use a larger valid_share, or a source for validation."
         )
     return f"{path}: its {name} split has no usable sample."
-
-
-class BadSamples:
-    """The samples that cannot be used. More of them than allowed end the preparation."""
-
-    def __init__(self, source: str, allowed: int) -> None:
-        self.found: list[dict[str, Any]] = []
-        self._source = source
-        self._allowed = allowed
-
-    def add(self, split: str, found: list[tuple[SampleLocation, str]]) -> None:
-        """Add samples, with the reason for each. Raises ConfigError if there are more than allowed."""
-        self.found += [
-            {
-                "split": split,
-                "file": place.file,
-                "row": place.row,
-                "place": str(place),
-                "reason": reason,
-            }
-            for place, reason in found
-        ]
-        if len(self.found) <= self._allowed:
-            return
-        lines = "".join(f"\n       {bad['place']}: {bad['reason']}" for bad in self.found[:SHOWN])
-        more = len(self.found) - SHOWN
-        raise ConfigError(
-            f"{self._source}: samples that cannot be used: {len(self.found)}, where max_bad_samples "
-            f"allows {self._allowed}:{lines}"
-            + (f"\n       and {more} more" if more > 0 else "")
-            + "\n"
-            "       Repair them, or set data.max_bad_samples (--max-bad-samples) to leave so many out."
-        )
 
 
 def with_random_access(

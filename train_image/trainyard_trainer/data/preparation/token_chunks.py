@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from trainyard_trainer.data.preparation.bad_samples import bad_record
 from trainyard_trainer.data.preparation.destination import state_path
 from trainyard_trainer.data.sources.chats.chat_files import SourceRow
 from trainyard_trainer.data.sources.chats.examples import WrongRow, example_of
@@ -71,7 +72,8 @@ class ChunkWriter:
         record, file = state_path(self._dest, f"{name}.json"), chunk_path(self._dest, name)
         if self._dest.exists(record):
             found = Chunk(**json.loads(self._dest.read(record)))
-            if not found.bad and _sha256(self._dest, file) == found.sha256:
+            is_whole = self._dest.exists(file) and self._dest.sha256(file) == found.sha256
+            if is_whole and not found.bad:
                 return found
         chunk, content = self._tokenise(name, rows)
         self._dest.write(file, content)
@@ -87,15 +89,7 @@ class ChunkWriter:
                     raise WrongRow(row.problem)
                 samples += self._samples_of(row.row, chunk)
             except WrongRow as reason:
-                place = row.location
-                chunk.bad.append(
-                    {
-                        "file": place.file,
-                        "row": place.row,
-                        "place": str(place),
-                        "reason": str(reason),
-                    }
-                )
+                chunk.bad.append(bad_record(row.location, str(reason)))
         ids = [np.asarray(each.ids, "<i4") for each in samples]
         learnt = [np.asarray(each.is_learnt, np.uint8) for each in samples]
         content = b"".join(each.tobytes() for each in (*ids, *learnt))
@@ -144,11 +138,6 @@ def _parts_of(rows: Iterable[SourceRow]) -> Iterator[list[SourceRow]]:
             part, size = [], 0
     if part:
         yield part
-
-
-def _sha256(dest: RunFolder, path: str) -> str | None:
-    """Return the SHA-256 of a file; None if there is none."""
-    return hashlib.sha256(dest.read(path)).hexdigest() if dest.exists(path) else None
 
 
 def chunk_path(dest: RunFolder, name: str) -> str:

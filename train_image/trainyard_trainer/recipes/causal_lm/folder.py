@@ -10,7 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyarrow import fs
+
 from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.storage import StorageFolder
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -18,9 +21,6 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-
-CHUNK_BYTES = 2**24
-"""How much of a file is hashed at once."""
 
 
 def read_config(path: str) -> PretrainedConfig:
@@ -85,18 +85,11 @@ def weight_files(path: str) -> dict[str, Path]:
 def fingerprint(path: str) -> str:
     """Return a SHA-256 of the names and contents of the config and of all files with weights."""
     files = sorted({Path(path) / CONFIG, *weight_files(path).values()})
+    folder = StorageFolder(fs.LocalFileSystem(), path)
     with ThreadPoolExecutor() as pool:
-        hashes = list(pool.map(_sha256, files))
+        hashes = list(pool.map(folder.sha256, map(str, files)))
     lines = [f"{file.name} {found}\n" for file, found in zip(files, hashes, strict=True)]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-def _sha256(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while chunk := stream.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 @contextmanager

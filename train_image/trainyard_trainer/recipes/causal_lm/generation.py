@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainyard_trainer.recipes.sampling import chosen
+
 Scores = Callable[[Tensor], Tensor]
 """Returns the scores (N, T, vocabulary) of tokens (N, T)."""
 
@@ -43,16 +45,6 @@ def continued(
         until_end(row[len(prompt) : len(prompt) + length].tolist(), ends)
         for row, prompt in zip(tokens, prompts, strict=True)
     ]
-
-
-def chosen(scores: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
-    """Choose a token for each row of scores (N, vocabulary): int64 (N,)."""
-    if temperature == 0:
-        return scores.argmax(dim=1)
-    # The largest score stays at 0, however small the temperature.
-    below = scores - scores.max(dim=1, keepdim=True).values
-    shares = (below / temperature).softmax(dim=1)
-    return torch.multinomial(shares, 1, generator=generator)[:, 0]
 
 
 def until_end(tokens: list[int], ends: Collection[int]) -> list[int]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-from trainyard_trainer.recipes.causal_lm.folder import explained, require_folder
+from trainyard_trainer.data.sources.chats.tokenizer import load_tokenizer, padding_of
 
 TEXTS = "texts"
 """The key of validation.json with what the model has written behind the prompts of the run file."""
@@ -21,19 +20,16 @@ class Prompts:
 
     def __init__(self, path: str) -> None:
         """Load the tokenizer of a model's folder. Raises ConfigError if there is none."""
-        from transformers import AutoTokenizer, GenerationConfig
+        from transformers import GenerationConfig
 
-        require_folder(path)
-        with explained(path):
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        self._tokenizer = load_tokenizer(path)
         ends = [self._tokenizer.eos_token_id]
         if (Path(path) / "generation_config.json").is_file():
             found = GenerationConfig.from_pretrained(path).eos_token_id
             ends += found if isinstance(found, list) else [found]
         self.ends = frozenset(token for token in ends if token is not None)
         """The tokens that end a text."""
-        pad = self._tokenizer.pad_token_id
-        self.padding: int = pad if pad is not None else min(self.ends, default=0)
+        self.padding = padding_of(self._tokenizer)
         """The token that fills rows of a batch."""
 
     @property

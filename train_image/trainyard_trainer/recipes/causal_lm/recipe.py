@@ -78,6 +78,11 @@ class CausalLanguage(Recipe[CausalModel]):
             is_sharded=train is not None and train.strategy == "fsdp2",
         )
 
+    def first_weights(self) -> str:
+        if self.config.init == "random":
+            return super().first_weights()
+        return f"the weights of {self.config.path}"
+
     def load_weights(self, network: nn.Module) -> None:
         assert self._train is not None
         load_shards(network, self.config, self._train.seed)  # type: ignore[arg-type]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from html import escape
 from typing import Any
 
 from trainyard_trainer.checkpointing.checkpoint import VALIDATION, Checkpoints
 from trainyard_trainer.data.prepared import Prepared, TokenInfo
 from trainyard_trainer.recipes.causal_lm.prompts import TEXTS
 from trainyard_trainer.recipes.causal_lm.token_counts import count_rows
-from trainyard_trainer.report.elements import count, table
+from trainyard_trainer.report.elements import count, table, written
 from trainyard_trainer.report.page import RecipeReport, Tile
 from trainyard_trainer.run_folder.folder import RunFolder
 
@@ -29,8 +28,8 @@ def make_report(
     seen = summary["samples_seen"] * info.row_tokens
     loss = validation["loss"]
     sections = [("Tokens", table(("", "training", "validation"), count_rows(info)))]
-    if written := texts_by_epoch(folder):
-        sections.insert(0, ("What it writes", texts(written)))
+    if found := texts_by_epoch(folder):
+        sections.insert(0, ("What it writes", written(cards_of(found))))
     return RecipeReport(
         title=title,
         result=Tile(
@@ -62,21 +61,17 @@ def texts_by_epoch(folder: RunFolder) -> list[tuple[int, list[Mapping[str, Any]]
     found = []
     for checkpoint in checkpoints.committed():
         if VALIDATION in checkpoint.files:
-            written = checkpoints.load(checkpoint.name, VALIDATION).get(TEXTS)
-            if written:
-                found.append((checkpoint.trained.epoch, written))
+            texts = checkpoints.load(checkpoint.name, VALIDATION).get(TEXTS)
+            if texts:
+                found.append((checkpoint.trained.epoch, texts))
     return found
 
 
-def texts(found: Iterable[tuple[int, Iterable[Mapping[str, Any]]]]) -> str:
-    """Show each prompt in soft letters, and behind it what the model has written."""
-    return f'<div class="written">{"".join(_cards(found))}</div>'
-
-
-def _cards(found: Iterable[tuple[int, Iterable[Mapping[str, Any]]]]) -> Iterator[str]:
-    for epoch, written in found:
-        for each in written:
-            yield (
-                f'<div class="card"><h3>epoch {epoch}, temperature {each["temperature"]:g}</h3>'
-                f"<pre><span>{escape(each['prompt'])}</span>\n{escape(each['text'])}</pre></div>"
-            )
+def cards_of(
+    found: Iterable[tuple[int, Iterable[Mapping[str, Any]]]],
+) -> Iterator[tuple[str, str, str]]:
+    """Yield the title, the prompt and the text of each card."""
+    for epoch, texts in found:
+        for each in texts:
+            title = f"epoch {epoch}, temperature {each['temperature']:g}"
+            yield title, each["prompt"], f"\n{each['text']}"

@@ -50,14 +50,11 @@ def build_network(config: CausalModel, *, seed: int, is_sharded: bool) -> Causal
     Raises ConfigError if the folder holds no such model.
     """
     is_meta = torch.get_default_device().type == "meta"
-    if config.init == "pretrained" and not is_meta:
-        if is_sharded and has_loadable_shards(config):
-            with meta_parameters():
-                model = _from_config(config)
-        else:
-            model = _from_folder(config)
-    else:
+    if config.init == "random" or is_meta:
         model = _from_config(config)
+    else:
+        empty = _without_weights(config) if is_sharded else None
+        model = _from_folder(config) if empty is None else empty
     model.train()
     if config.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
@@ -185,18 +182,19 @@ def init_adapter(network: nn.Module, seed: int) -> None:
 # Shards.
 
 
-def has_loadable_shards(config: CausalModel) -> bool:
-    """Whether each weight of the model has its own place in the files, so that a part of it can be read.
+def _without_weights(config: CausalModel) -> nn.Module | None:
+    """Build the model without its weights, for `load_shards`; None if its weights have to be read in whole.
 
-    That is not so of models whose weights Transformers joins while it reads them, nor of DoRA, which begins
-    with the lengths of whole rows.
+    That is so of models whose weights Transformers joins while it reads them, so that they have no place of
+    their own in the files, and of DoRA, which begins with the lengths of whole rows.
     """
     if config.adapter is not None and config.adapter.dora:
-        return False
-    with torch.device("meta"):
+        return None
+    with meta_parameters():
         model = _from_config(config)
     stored = weight_files(config.path)
-    return all(any(name in stored for name in names) for names, _ in _parameters_of(model))
+    is_loadable = all(any(name in stored for name in names) for names, _ in _parameters_of(model))
+    return model if is_loadable else None
 
 
 def load_shards(network: CausalNetwork, config: CausalModel, seed: int) -> None:

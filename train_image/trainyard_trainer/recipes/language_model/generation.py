@@ -7,6 +7,7 @@ from torch import nn
 
 from trainyard_trainer.data.sources.text import SEPARATOR
 from trainyard_trainer.recipes.language_model.model import Memory
+from trainyard_trainer.recipes.sampling import chosen
 
 
 def continued(
@@ -35,13 +36,7 @@ def continued(
             if memory.length + unread.shape[1] > context_length:
                 memory, unread = Memory(), written[:, -(context_length // 2) :]
             scores = network(unread.to(device), memory)[:, -1].float().cpu()
-            if temperature == 0:
-                unread = scores.argmax(dim=1, keepdim=True)
-            else:
-                # The likeliest stays at 0, however small the temperature.
-                below = scores - scores.max(dim=1, keepdim=True).values
-                shares = (below / temperature).softmax(dim=1)
-                unread = torch.multinomial(shares, 1, generator=random)
+            unread = chosen(scores, temperature, random)[:, None]
             written = torch.cat([written, unread], dim=1)
             if (written[:, begun:] == SEPARATOR).any(dim=1).all():
                 break

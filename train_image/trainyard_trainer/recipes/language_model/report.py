@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
 from trainyard_trainer.checkpointing.files import load_tensors
@@ -15,7 +14,7 @@ from trainyard_trainer.data.sources.text import SEPARATOR
 from trainyard_trainer.data.stored_rows import read_validation
 from trainyard_trainer.recipes.language_model.generation import continued
 from trainyard_trainer.recipes.language_model.model import Transformer, title_of
-from trainyard_trainer.report.elements import count
+from trainyard_trainer.report import elements
 from trainyard_trainer.report.page import RecipeReport, Tile
 from trainyard_trainer.run_folder.folder import RunFolder
 
@@ -71,7 +70,7 @@ def find(
         ),
         speed=(
             Tile("tokens per second", f"{tokens:,.0f}", f"{mfu:.1%} MFU" if mfu else ""),
-            Tile("tokens seen", f"{seen:,}", f"in {count(summary['steps'], 'step')}"),
+            Tile("tokens seen", f"{seen:,}", f"in {elements.count(summary['steps'], 'step')}"),
         ),
         sections=(("What it writes", texts(prompt, written)),),
         facts=(
@@ -95,14 +94,12 @@ def prompt_of(row: bytes, length: int) -> bytes:
 
 def texts(prompt: bytes, written: Sequence[tuple[float, Sequence[bytes]]]) -> str:
     """The prompt from validation text in soft letters, and what the model has put behind it."""
-    shown = escape(prompt.decode(errors="replace"))
-    cards = "".join(
-        f'<div class="card"><h3>temperature {temperature:g}</h3>'
-        f"<pre><span>{shown}</span>{escape(readable(text))}</pre></div>"
+    shown = prompt.decode(errors="replace")
+    return elements.written(
+        (f"temperature {temperature:g}", shown, readable(text))
         for temperature, found in written
         for text in found
     )
-    return f'<div class="written">{cards}</div>'
 
 
 def readable(text: bytes) -> str:

@@ -32,23 +32,34 @@ class Tokens(NamedTuple):
     """1 for each token that is learnt, else 0."""
 
 
+def load_tokenizer(folder: str) -> Any:
+    """Load the tokenizer of a model's folder. Raises ConfigError if the folder has none that works."""
+    tokenizer_files(folder)
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(
+            f"train.model.path = {folder}: its tokenizer cannot be loaded: {reason}"
+        ) from error
+
+
+def padding_of(tokenizer: Any) -> int:
+    """Return the token that fills rows: the tokenizer's own, or the one that ends a text, or the first."""
+    tokens = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    return next(token for token in tokens if token is not None)
+
+
 class ChatTokenizer:
     """Makes tokens of examples, as Transformers' tokenizer and its chat template say."""
 
     def __init__(self, folder: str, loss_on: Literal["answers", "all"]) -> None:
         """Load the tokenizer. Raises ConfigError if the folder has none that works."""
-        tokenizer_files(folder)
         # One row at a time needs no threads of the tokenizer's own.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        from transformers import AutoTokenizer
-
-        try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError, KeyError, ImportError) as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ConfigError(
-                f"train.model.path = {folder}: its tokenizer cannot be loaded: {reason}"
-            ) from error
+        self._tokenizer = load_tokenizer(folder)
         # It cuts nothing here, and only causes a warning for longer rows.
         self._tokenizer.model_max_length = 2**62
         self._folder = folder
@@ -62,9 +73,8 @@ class ChatTokenizer:
 
     @property
     def pad_id(self) -> int:
-        """The token that fills rows: the tokenizer's own, or the one that ends a text, or the first."""
-        tokens = (self._tokenizer.pad_token_id, self._tokenizer.eos_token_id, 0)
-        return next(token for token in tokens if token is not None)
+        """The token that fills rows."""
+        return padding_of(self._tokenizer)
 
     def tokens_of(self, example: Example) -> Tokens:
         """Return the tokens of an example. Raises WrongRow if the chat template fails, and ConfigError."""

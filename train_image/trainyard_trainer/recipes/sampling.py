@@ -1,0 +1,19 @@
+"""The choice of the next token from the scores of a language model."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def chosen(scores: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+    """Choose a token for each row of scores (N, vocabulary) in host memory: int64 (N,).
+
+    At temperature 0 it is the most likely one; below 1 likely ones become more likely.
+    """
+    if temperature == 0:
+        return scores.argmax(dim=1)
+    # The largest score stays at 0, however small the temperature.
+    below = scores - scores.max(dim=1, keepdim=True).values
+    shares = (below / temperature).softmax(dim=1)
+    return torch.multinomial(shares, 1, generator=generator)[:, 0]
