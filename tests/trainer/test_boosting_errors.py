@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -164,6 +165,7 @@ def test_a_worker_that_loses_the_other_one_may_be_started_again(
 ) -> None:
     ended = subprocess.run(
         [sys.executable, str(TWO_WORKERS), library, str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,
         timeout=120,
