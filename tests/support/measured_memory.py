@@ -1,0 +1,73 @@
+"""The memory that a training step of `causal_lm` needs on the CPU, counted from PyTorch's allocations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from trainyard_trainer.config.train import CausalLm
+from trainyard_trainer.data.prepared import LEARNT, STARTS_DOCUMENT
+from trainyard_trainer.engine.optimizers import build_optimizer
+from trainyard_trainer.recipes.causal_lm.documents import documents_of
+from trainyard_trainer.recipes.causal_lm.weights import build_network
+
+
+def measured_peak(folder: Path, config: Mapping[str, Any], train: CausalLm) -> int:
+    """Return the largest memory of weights, gradients, optimizer and activations at once, in bytes.
+
+    Trains a model with random weights on random tokens. `folder` is that of `train.model.path`.
+    """
+    (folder / "config.json").write_text(json.dumps(config))
+    network = build_network(train.model, seed=0, is_sharded=False)
+    trained = [each for each in network.parameters() if each.requires_grad]
+    optimizer = build_optimizer(trained, train, torch.device("cpu"))
+    rows = train.micro_batch_size or train.global_batch_size
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        for _ in range(train.global_batch_size // rows):
+            tokens, flags = random_rows(rows, train, config["vocab_size"])
+            with torch.autocast("cpu", torch.bfloat16, enabled=train.precision == "bf16"):
+                loss = network(tokens, documents_of(tokens, flags))
+            (loss / 1000).backward()
+        optimizer.step()
+
+    step()
+    optimizer.zero_grad(set_to_none=True)
+    tensors = [value for each in optimizer.state.values() for value in each.values()]
+    resident = [*network.parameters(), *filter(torch.is_tensor, tensors)]
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    return sum(each.nbytes for each in resident) + highest_sum(profiler)
+
+
+def random_rows(rows: int, train: CausalLm, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return random tokens, all of them learnt, in rows of two documents if they are packed, else of one."""
+    length = train.context_length
+    tokens = torch.randint(0, vocab_size, (rows, length), dtype=torch.int32)
+    flags = torch.full((rows, length), LEARNT, dtype=torch.uint8)
+    flags[:, 0] |= STARTS_DOCUMENT
+    if train.packing:
+        flags[:, length // 3] |= STARTS_DOCUMENT
+    return tokens, flags
+
+
+def highest_sum(profiler: profile) -> int:
+    """Return the largest number of bytes that was allocated at once while a profiler watched."""
+    assert profiler.profiler is not None
+    assert profiler.profiler.kineto_results is not None
+    events = [
+        (event.start_ns(), event.nbytes())
+        for event in profiler.profiler.kineto_results.events()
+        if event.name() == "[memory]"
+    ]
+    in_use = highest = 0
+    for _, change in sorted(events, key=lambda event: event[0]):
+        in_use += change
+        highest = max(highest, in_use)
+    return highest
