@@ -91,6 +91,9 @@ class Pool(PlatformSection):
     gpu_resource: str | None = None
     """The extended resource of the GPUs, such as `nvidia.com/gpu`."""
 
+    gpu_memory_gib: PositiveInt | None = None
+    """The memory of one GPU, if the platform's values name it."""
+
     workers_per_node: PositiveInt | None = None
     """The number of CPU workers of a node. A GPU pool has one worker per GPU."""
 
@@ -115,6 +118,8 @@ class Pool(PlatformSection):
             raise PydanticCustomError("one_of", "a GPU pool has gpuResource and no workersPerNode")
         if not self.gpus_per_node and (self.gpu_resource or self.workers_per_node is None):
             raise PydanticCustomError("one_of", "a CPU pool has workersPerNode and no gpuResource")
+        if not self.gpus_per_node and self.gpu_memory_gib:
+            raise PydanticCustomError("one_of", "a CPU pool has no gpuMemoryGib")
         return self
 
     @property

@@ -54,7 +54,9 @@ EVERYTHING = {
     "prePull": {"enabled": True},
     "test": {"gpus": True},
     "disruptionBudget": {"heads": True},
-    "pools": {"gpu": {"network": {"preset": "efa"}, "ephemeralStorageGib": 100}},
+    "pools": {
+        "gpu": {"network": {"preset": "efa"}, "ephemeralStorageGib": 100, "gpuMemoryGib": 80}
+    },
     "queue": {"system": "kueue", "name": "a", "kueue": {"clusterQueue": "b", "nodes": {"gpu": 1}}},
     "quotas": {"hard": {"pods": "9"}, "limitRange": {"max": {"cpu": "9"}}},
     "job": {"separateAttempts": True},

@@ -36,7 +36,16 @@ FACTORS: dict[str, tuple[Values, ...]] = {
     ),
     "pools": (
         {},
-        {"pools": {"gpu": {**PLACE, "network": {"preset": "efa"}, "ephemeralStorageGib": 9}}},
+        {
+            "pools": {
+                "gpu": {
+                    **PLACE,
+                    "network": {"preset": "efa"},
+                    "ephemeralStorageGib": 9,
+                    "gpuMemoryGib": 80,
+                }
+            }
+        },
         {"pools": {"gpu": {"gpuResource": "nvidia.com/mig-1g.5gb"}, "cpu": {"cpuRequest": 0.25}}},
         {"pools": {"gpu": {**PLACE, "spot": True, "topologyKey": "a.b/zone"}}, "spot": SPOT},
     ),

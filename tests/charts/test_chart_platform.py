@@ -136,7 +136,7 @@ def test_the_operator_the_queue_and_a_pools_disk_and_network_are_published():
         {
             "operator": {"version": "1.7"},
             "queue": {"system": "volcano", "name": "vision"},
-            "pools": {"gpu": {"ephemeralStorageGib": 500, "network": efa}},
+            "pools": {"gpu": {"ephemeralStorageGib": 500, "gpuMemoryGib": 80, "network": efa}},
             "elastic": {"enabled": False},
         }
     )
@@ -145,7 +145,8 @@ def test_the_operator_the_queue_and_a_pools_disk_and_network_are_published():
     assert platform.kuberay == "1.7"
     assert (platform.queue.system, platform.queue.name) == ("volcano", "vision")
     pool = platform.pool("gpu")
-    assert pool.ephemeral_storage_gib == 500
+    assert (pool.ephemeral_storage_gib, pool.gpu_memory_gib) == (500, 80)
+    assert platform.pool("cpu").gpu_memory_gib is None
     assert pool.network.model_dump(by_alias=True, exclude_none=True) == efa
     assert platform.autoscaler is None
     resources = standing_of("gpu", pools={"gpu": {"ephemeralStorageGib": 500}})["gpu"]

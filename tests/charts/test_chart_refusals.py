@@ -239,6 +239,11 @@ REFUSALS = {
         ),
         put_right={"pools": {"gpu": {"workersPerNode": 0}}},
     ),
+    "a pool without GPUs that have memory": Refusal(
+        values={"pools": {"cpu": {"gpuMemoryGib": 80}}},
+        says="pools.cpu has gpuMemoryGib, but no GPUs. Remove gpuMemoryGib.",
+        put_right={"pools": {"gpu": {"gpuMemoryGib": 80}}},
+    ),
     "pool that reserves more than its limit": Refusal(
         values={"pools": {"cpu": {"cpuRequest": 2.5}}},
         says=(

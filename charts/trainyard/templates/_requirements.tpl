@@ -49,6 +49,8 @@ what the cluster must serve. Each message gives the value, the rule and the reme
     {{- $problems = append $problems (printf "pools.%s has no number of workers per node. Set gpusPerNode (one worker per GPU), or workersPerNode for nodes without GPUs." $name) -}}
   {{- else if and $gpus $workers -}}
     {{- $problems = append $problems (printf "pools.%s has gpusPerNode %d and workersPerNode %d, but a pool with GPUs has one worker per GPU. Remove workersPerNode." $name $gpus $workers) -}}
+  {{- else if and $workers $pool.gpuMemoryGib -}}
+    {{- $problems = append $problems (printf "pools.%s has gpuMemoryGib, but no GPUs. Remove gpuMemoryGib." $name) -}}
   {{- end -}}
   {{- with $pool.network -}}
     {{- if and (has .preset (list "infiniband" "roce")) (not .resource) -}}

@@ -8,6 +8,9 @@ computes the sizes of a run's pods itself, from the numbers in the ConfigMap.
 gpusPerNode: {{ int .gpusPerNode }}
 {{- if .gpusPerNode }}
 gpuResource: {{ .gpuResource | default "nvidia.com/gpu" | quote }}
+{{- with .gpuMemoryGib }}
+gpuMemoryGib: {{ int . }}
+{{- end }}
 {{- else }}
 workersPerNode: {{ int .workersPerNode }}
 {{- end }}

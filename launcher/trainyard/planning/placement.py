@@ -53,8 +53,10 @@ def require_alike(pools: Sequence[Pool], platform: Platform) -> None:
 
 def _differences(one: Pool, other: Pool, platform: Platform) -> Iterator[tuple[str, Any, Any]]:
     """Yield path and values of what differs between two pools, beside their names and their nodes."""
+    # The memory of a GPU changes nothing about the pods.
+    own = {"name", "gpu_memory_gib"}
     first, second = (
-        pool.model_dump(mode="json", by_alias=True, exclude={"name"}) for pool in (one, other)
+        pool.model_dump(mode="json", by_alias=True, exclude=own) for pool in (one, other)
     )
     yield from differences(first, second)
     groups = [copy.deepcopy(platform.worker_group(pool.name)) for pool in (one, other)]

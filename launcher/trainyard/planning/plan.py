@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from trainyard.planning.model_memory import require_memory
 from trainyard.planning.permissions import require_permissions
 from trainyard.planning.requirements import (
     choose_data_nodes,
@@ -133,6 +134,7 @@ def plan_run(
         require_data_nodes(run, pool, platform)
     data = choose_data_nodes(run, platform)
     low, high = layout_range(run, pool, platform)
+    require_memory(run, pools, low.nodes * low.per_node)
     network = choose_network(run, pool)
     uses_gpus = pool.gpus_per_node > 0
     limits = run.limits

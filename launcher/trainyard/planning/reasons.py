@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass
 
 from trainyard.labels import QUEUE_LABELS
+from trainyard.planning.model_memory import memory_row
 from trainyard.planning.node_affinity import shown_terms
 from trainyard.planning.placement import packing_label
 from trainyard.planning.plan import Plan
@@ -40,6 +41,11 @@ def explain_plan(plan: Plan, run: RunConfig, platform: Platform) -> tuple[Reason
         *_head_rows(plan, platform),
         *_data_rows(plan, run, platform),
         *_training_rows(plan, run),
+        *memory_row(
+            run,
+            [platform.pool(name) for name in plan.pools],
+            plan.min_nodes * plan.workers_per_node,
+        ),
         ("attempts", f"{run.faults.retries + 1}", f"1 + faults.retries {run.faults.retries}"),
         *_limit_rows(plan, run),
         *_cluster_rows(plan, run, platform.pool(plan.pool)),
