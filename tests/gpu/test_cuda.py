@@ -26,9 +26,13 @@ from tests.gpu.gpu_runs import (
     own_run,
     text_run,
 )
+from tests.support.measured_memory import measured_peak
 from trainyard_trainer.attempt.attempt import open_data
 from trainyard_trainer.checkpointing.checkpoint import MODEL, STATE
 from trainyard_trainer.checkpointing.saver import on_host
+from trainyard_trainer.config.model_memory import worker_memory
+from trainyard_trainer.config.model_shape import model_shape
+from trainyard_trainer.config.train import CausalLm
 from trainyard_trainer.config.trainer_config import (
     TrainerConfig,
 )
@@ -94,6 +98,50 @@ def test_a_compiled_model_trains_as_the_plain_one(
     # Batch norm amplifies differences in rounding from step to step.
     assert losses_of(compiled, batch, 2) == pytest.approx(losses_of(plain, batch, 2), rel=1e-2)
     assert compiled.network.state_dict().keys() == plain.network.state_dict().keys()
+
+
+# Memory.
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "model",
+    [
+        {},
+        {"gradient_checkpointing": True},
+        {"adapter": {"kind": "lora"}},
+        {"adapter": {"kind": "lora", "dropout": 0.1}, "gradient_checkpointing": True},
+    ],
+    ids=["full", "checkpointing", "adapter", "adapter, checkpointing"],
+)
+def test_the_estimated_memory_of_a_language_model_is_near_the_peak(
+    model: dict[str, Any], tmp_path: Path
+) -> None:
+    config = {
+        "model_type": "llama",
+        "vocab_size": 32000,
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+    }
+    train = CausalLm.model_validate(
+        {
+            "recipe": "causal_lm",
+            "model": {"path": str(tmp_path), "init": "random", **model},
+            "context_length": 2048,
+            "epochs": 1,
+            "global_batch_size": 4,
+            "precision": "bf16",
+        }
+    )
+    measured = measured_peak(tmp_path, config, train, torch.device("cuda"))
+    estimate = worker_memory(model_shape(config), train, num_workers=1, use_gpu=True)
+    assert estimate.total == pytest.approx(measured, rel=0.15), estimate
 
 
 # FSDP2.

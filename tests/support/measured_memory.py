@@ -1,9 +1,9 @@
-"""The memory that a training step of `causal_lm` needs on the CPU, counted from PyTorch's allocations."""
+"""The memory that a training step of `causal_lm` needs, counted from PyTorch's allocations."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +17,26 @@ from trainyard_trainer.recipes.causal_lm.documents import documents_of
 from trainyard_trainer.recipes.causal_lm.weights import build_network
 
 
-def measured_peak(folder: Path, config: Mapping[str, Any], train: CausalLm) -> int:
+def measured_peak(
+    folder: Path, config: Mapping[str, Any], train: CausalLm, device: torch.device
+) -> int:
     """Return the largest memory of weights, gradients, optimizer and activations at once, in bytes.
 
     Trains a model with random weights on random tokens. `folder` is that of `train.model.path`.
     """
     (folder / "config.json").write_text(json.dumps(config))
-    network = build_network(train.model, seed=0, is_sharded=False)
+    network = build_network(train.model, seed=0, is_sharded=False).to(device)
     trained = [each for each in network.parameters() if each.requires_grad]
-    optimizer = build_optimizer(trained, train, torch.device("cpu"))
+    optimizer = build_optimizer(trained, train, device)
     rows = train.micro_batch_size or train.global_batch_size
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         for _ in range(train.global_batch_size // rows):
-            tokens, flags = random_rows(rows, train, config["vocab_size"])
-            with torch.autocast("cpu", torch.bfloat16, enabled=train.precision == "bf16"):
+            tokens, flags = (
+                each.to(device) for each in random_rows(rows, train, config["vocab_size"])
+            )
+            with torch.autocast(device.type, torch.bfloat16, enabled=train.precision == "bf16"):
                 loss = network(tokens, documents_of(tokens, flags))
             (loss / 1000).backward()
         optimizer.step()
@@ -40,10 +44,25 @@ def measured_peak(folder: Path, config: Mapping[str, Any], train: CausalLm) -> i
     step()
     optimizer.zero_grad(set_to_none=True)
     tensors = [value for each in optimizer.state.values() for value in each.values()]
-    resident = [*network.parameters(), *filter(torch.is_tensor, tensors)]
+    resident = sum(
+        each.nbytes for each in (*network.parameters(), *filter(torch.is_tensor, tensors))
+    )
+    return resident + (peak_on_gpu(step) if device.type == "cuda" else peak_on_cpu(step))
+
+
+def peak_on_gpu(step: Callable[[], None]) -> int:
+    """Return the largest number of bytes that a step allocates at once on a GPU."""
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def peak_on_cpu(step: Callable[[], None]) -> int:
+    """Return the largest number of bytes that a step allocates at once on the CPU."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
-    return sum(each.nbytes for each in resident) + highest_sum(profiler)
+    return highest_sum(profiler)
 
 
 def random_rows(rows: int, train: CausalLm, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:

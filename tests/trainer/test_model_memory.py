@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support.measured_memory import measured_peak
 from trainyard_trainer.config.model_memory import (
@@ -19,6 +20,8 @@ from trainyard_trainer.config.train import CausalLm
 from trainyard_trainer.parallel import strategy
 
 TOLERANCE = 0.15
+SLOW = pytest.mark.slow
+GUIDE = Path(__file__).parents[2] / "docs/guides/lora-and-memory.md"
 
 SIZES: dict[str, Any] = {
     "vocab_size": 8000,
@@ -60,32 +63,38 @@ def train_section(model: dict[str, Any] | None = None, **changes: Any) -> Causal
     ("config", "model", "changes"),
     [
         pytest.param(LLAMA, {}, {"global_batch_size": 1}, id="one row"),
-        pytest.param(LLAMA, {}, {}, id="four rows"),
-        pytest.param(LLAMA, {}, {"micro_batch_size": 1}, id="four passes"),
-        pytest.param(LLAMA, {}, {"packing": False}, id="without packing"),
+        pytest.param(LLAMA, {}, {}, id="four rows", marks=SLOW),
+        pytest.param(LLAMA, {}, {"micro_batch_size": 1}, id="four passes", marks=SLOW),
+        pytest.param(LLAMA, {}, {"packing": False}, id="without packing", marks=SLOW),
         pytest.param(LLAMA, {}, {"precision": "bf16"}, id="bf16"),
-        pytest.param(LLAMA, {}, {"optimizer": {"name": "sgd"}}, id="sgd"),
+        pytest.param(LLAMA, {}, {"optimizer": {"name": "sgd"}}, id="sgd", marks=SLOW),
         pytest.param(LLAMA, CHECKPOINTED, {}, id="checkpointing"),
-        pytest.param(LLAMA, CHECKPOINTED, {"global_batch_size": 1}, id="checkpointing, one row"),
-        pytest.param(LLAMA, CHECKPOINTED, {"precision": "bf16"}, id="checkpointing, bf16"),
-        pytest.param(LLAMA, {"attention": "eager"}, {}, id="eager attention"),
+        pytest.param(
+            LLAMA, CHECKPOINTED, {"global_batch_size": 1}, id="checkpointing, one row", marks=SLOW
+        ),
+        pytest.param(
+            LLAMA, CHECKPOINTED, {"precision": "bf16"}, id="checkpointing, bf16", marks=SLOW
+        ),
+        pytest.param(LLAMA, {"attention": "eager"}, {}, id="eager attention", marks=SLOW),
         pytest.param(LLAMA, LORA, {}, id="adapter"),
-        pytest.param(LLAMA, LORA, {"global_batch_size": 1}, id="adapter, one row"),
-        pytest.param(LLAMA, LORA | CHECKPOINTED, {}, id="adapter, checkpointing"),
-        pytest.param(LLAMA, DROPOUT, {}, id="adapter with dropout"),
-        pytest.param(HALF, LORA, {}, id="adapter of a model in bf16"),
-        pytest.param(HALF, LORA, {"precision": "bf16"}, id="adapter of a model in bf16, bf16"),
-        pytest.param(TIED, {}, {"global_batch_size": 1}, id="large vocabulary"),
-        pytest.param(QWEN3, {}, {}, id="qwen3"),
+        pytest.param(LLAMA, LORA, {"global_batch_size": 1}, id="adapter, one row", marks=SLOW),
+        pytest.param(LLAMA, LORA | CHECKPOINTED, {}, id="adapter, checkpointing", marks=SLOW),
+        pytest.param(LLAMA, DROPOUT, {}, id="adapter with dropout", marks=SLOW),
+        pytest.param(HALF, LORA, {}, id="adapter of a model in bf16", marks=SLOW),
+        pytest.param(
+            HALF, LORA, {"precision": "bf16"}, id="adapter of a model in bf16, bf16", marks=SLOW
+        ),
+        pytest.param(TIED, {}, {"global_batch_size": 1}, id="large vocabulary", marks=SLOW),
+        pytest.param(QWEN3, {}, {}, id="qwen3", marks=SLOW),
         pytest.param(GPT2, {}, {}, id="gpt2"),
-        pytest.param(GPT2, CHECKPOINTED, {}, id="gpt2, checkpointing"),
+        pytest.param(GPT2, CHECKPOINTED, {}, id="gpt2, checkpointing", marks=SLOW),
     ],
 )
 def test_the_estimate_is_near_the_measured_peak(
     config: dict[str, Any], model: dict[str, Any], changes: dict[str, Any], tmp_path: Path
 ) -> None:
     train = train_section({"path": str(tmp_path), "init": "random", **model}, **changes)
-    measured = measured_peak(tmp_path, config, train)
+    measured = measured_peak(tmp_path, config, train, torch.device("cpu"))
     estimate = memory_of(config, train)
     assert estimate.total == pytest.approx(measured, rel=TOLERANCE), estimate
 
@@ -160,3 +169,41 @@ def test_less_memory_by_checkpointing_smaller_micro_batches_and_fused_attention(
     assert memory_of(LLAMA, eager, use_gpu=True).activations > plain
     flash = train_section({"attention": "flash"})
     assert memory_of(LLAMA, flash, use_gpu=True).activations < plain
+
+
+LLAMA_8B: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "tie_word_embeddings": False,
+    "dtype": "bfloat16",
+}
+RANK_16 = {"adapter": {"kind": "lora", "rank": 16}}
+FSDP2 = {"strategy": "fsdp2"}
+
+
+@pytest.mark.parametrize(
+    ("run", "model", "changes"),
+    [
+        ("all weights, `ddp`", CHECKPOINTED, {}),
+        ("all weights, `fsdp2`", CHECKPOINTED, FSDP2),
+        ("all weights, `fsdp2`, without gradient checkpointing", {}, FSDP2),
+        ("LoRA, `ddp`", RANK_16 | CHECKPOINTED, {}),
+        ("LoRA, `ddp`, without gradient checkpointing", RANK_16, {}),
+        ("LoRA, `ddp`, `micro_batch_size: 8`", RANK_16 | CHECKPOINTED, {"micro_batch_size": 8}),
+        ("LoRA, `fsdp2`", RANK_16 | CHECKPOINTED, FSDP2),
+    ],
+)
+def test_the_table_of_the_guide_is_computed(
+    run: str, model: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    settings = {"context_length": 4096, "global_batch_size": 64, "micro_batch_size": 1}
+    train = train_section(model, **settings | {"precision": "auto"} | changes)
+    found = memory_of(LLAMA_8B, train, num_workers=8, use_gpu=True)
+    parts = found.parameters, found.gradients, found.optimizer, found.activations, found.total
+    row = " | ".join([run, *(f"{each / 2**30:.1f}" for each in parts)])
+    assert f"| {row} |\n" in GUIDE.read_text()

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from typing_extensions import Self
 
 from trainyard_trainer.config.models import CausalModel
@@ -24,6 +24,7 @@ from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.causal_lm.documents import IGNORED, documents_of
 from trainyard_trainer.recipes.causal_lm.folder import fingerprint, read_config, weight_files
 from trainyard_trainer.recipes.causal_lm.generation import continued
+from trainyard_trainer.recipes.causal_lm.memory import require_memory
 from trainyard_trainer.recipes.causal_lm.prompts import TEXTS, prompts_of
 from trainyard_trainer.recipes.causal_lm.weights import build_network, load_shards
 from trainyard_trainer.recipes.loss import Loss
@@ -68,7 +69,12 @@ class CausalLanguage(Recipe[CausalModel]):
         return self.config.adapter is None
 
     def build_model(self) -> nn.Module:
+        """Build the network. In a training worker, raise ConfigError if its GPU has too little memory."""
         train, config = self._train, self.config
+        if train and self._use_gpu and distributed.is_initialized():
+            gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
+            workers = distributed.get_world_size()
+            require_memory(train, num_workers=workers, gpu_bytes=gpu.total_memory)
         if train is None and config.adapter is None:
             # All weights come from the checkpoint.
             config = config.model_copy(update={"init": "random"})
