@@ -18,6 +18,7 @@ BENCHES = (
     "scale",
     "step",
     "training",
+    "fine_tuning",
     "ingest",
     "checkpoint",
     "startup",

@@ -186,7 +186,7 @@ def samples_per_s(
         environment=environment,
     )
     speed = steady(ran.metrics, size, skip_s).samples_per_s
-    say(f"  {config.name}, {way}: {speed:.1f} images/s")
+    say(f"  {config.name}, {way}: {speed:.1f} samples/s")
     return speed
 
 
@@ -204,5 +204,5 @@ def samples_per_s_by_hand(config: TrainerConfig, *, seconds: float, skip_s: floa
         text=True,
     )
     speed = float(done.stdout.splitlines()[-1])
-    say(f"  {config.name}: {speed:.1f} images/s")
+    say(f"  {config.name}: {speed:.1f} samples/s")
     return speed

@@ -11,19 +11,18 @@ import torch
 
 pytest.importorskip("trl")
 
-from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-from trl import SFTConfig, SFTTrainer
 
 from tests.support.tiny_models import Kind, make_folder
+from tests.support.trl_trainer import ENVIRONMENT, trl_trainer
 from tests.trainer.causal_runs import causal_config, write_chats
 from tests.trainer.training import open_folder
 from trainyard_trainer.attempt.attempt import check_data, open_data
 from trainyard_trainer.config.trainer_config import BuiltInConfig
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.local_copy import LocalCopy
-from trainyard_trainer.data.prepared import LEARNT, PADDING, STARTS_DOCUMENT, Prepared
+from trainyard_trainer.data.prepared import Prepared
 from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.parallel.strategy import Worker
 
@@ -51,13 +50,6 @@ def our_losses(
     return losses, start
 
 
-class InOrder(SFTTrainer):
-    """TRL's trainer, which takes its rows in their order and notes the loss of each step."""
-
-    def _get_train_sampler(self, *_: Any) -> Any:
-        return torch.utils.data.SequentialSampler(self.train_dataset)
-
-
 class Losses(TrainerCallback):
     """The losses that a trainer logs."""
 
@@ -73,47 +65,22 @@ def losses_of_trl(
     model: Any, rows: Batch, tokenizer: Any, out: Path, *, packing: bool
 ) -> list[float]:
     losses = Losses()
-    arguments = SFTConfig(
-        output_dir=str(out),
+    trl_trainer(
+        model,
+        rows,
+        tokenizer,
+        out,
+        packing=packing,
+        callback=losses,
         per_device_train_batch_size=PASS,
         gradient_accumulation_steps=BATCH // PASS,
         learning_rate=PEAK,
         weight_decay=DECAY,
         max_grad_norm=CLIP,
-        lr_scheduler_type="constant",
         max_steps=STEPS,
         logging_steps=1,
-        padding_free=packing,
-        max_length=None,
-        dataset_kwargs={"skip_prepare_dataset": True},
-        remove_unused_columns=False,
-        bf16=False,
-        gradient_checkpointing=False,
-        use_cpu=True,
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-    )
-    InOrder(
-        model=model,
-        args=arguments,
-        train_dataset=Dataset.from_list([*map(row_of_trl, rows["tokens"], rows["flags"])]),
-        processing_class=tokenizer,
-        callbacks=[losses],
     ).train()
     return losses.found
-
-
-def row_of_trl(tokens: torch.Tensor, flags: torch.Tensor) -> dict[str, list[int]]:
-    """A prepared row as TRL has it: without padding, and with the lengths of its documents."""
-    kept = (flags & PADDING) == 0
-    tokens, flags = tokens[kept], flags[kept]
-    starts = torch.nonzero(flags & STARTS_DOCUMENT)[:, 0].tolist()
-    return {
-        "input_ids": tokens.tolist(),
-        "labels": torch.where((flags & LEARNT).bool(), tokens, -100).tolist(),
-        "seq_lengths": np.diff([*starts, len(tokens)]).tolist(),
-    }
 
 
 @pytest.mark.ci
@@ -133,8 +100,8 @@ def test_fifty_steps_have_the_losses_of_trl(
     packing: bool,
     has_adapter: bool,
 ) -> None:
-    for name in ("HF_HUB_OFFLINE", "DO_NOT_TRACK", "ACCELERATE_USE_CPU"):
-        monkeypatch.setenv(name, "1")
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
     folder = make_folder(tmp_path / "model", kind)
     config = causal_config(
         tmp_path,
