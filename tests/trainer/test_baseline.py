@@ -317,3 +317,16 @@ def test_rank_0_says_nothing_more_when_it_was_torn_from_the_work(
     with pytest.raises(RunError, match="of a step"):
         without_ray.Leader(worker).run(small_config(tmp_path), Output())
     assert worker.told == [Told()]
+
+
+ONLY_FOR_FINE_TUNING = {"transformers", "peft", "tokenizers", "accelerate", "safetensors"}
+
+
+def test_a_run_of_another_recipe_imports_nothing_of_transformers(tmp_path: Path) -> None:
+    command = (sys.executable, "-X", "importtime", *ALONE[1:])
+    with started(command, small_config(tmp_path)) as process:
+        output, _ = process.communicate()
+    assert process.returncode == 0, output
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in output.splitlines()}
+    assert "torch" in imported
+    assert not imported & ONLY_FOR_FINE_TUNING
