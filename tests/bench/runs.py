@@ -31,11 +31,6 @@ LOOK_S = 0.5
 PATIENCE_S = 60.0
 """How long a run may take to leave once it was asked to."""
 
-FAIR = {
-    # Ray's workers would stand behind every other process of the machine (niceness 15), torchrun's would not.
-    "RAY_worker_niceness": "0",
-}
-
 RESNET18 = {"name": "resnet18", "in_channels": 1, "num_classes": 10, "image_size": 28}
 
 
@@ -99,9 +94,7 @@ def run(
     folder = Path(config.storage.path) / config.name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    variables = (
-        os.environ | FAIR | (environment or {}) | {CONFIG_VARIABLE: config.model_dump_json()}
-    )
+    variables = os.environ | dict(environment or {}) | {CONFIG_VARIABLE: config.model_dump_json()}
     is_left = False
     with (folder / "bench.log").open("wb") as log:
         process = subprocess.Popen(

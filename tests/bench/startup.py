@@ -43,6 +43,7 @@ RAY = {
     "RAY_API_SERVER_ADDRESS": "http://127.0.0.1:9",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+    "RAY_worker_niceness": "0",
 }
 """What the trainer says to Ray, too: the same Ray is to be started."""
 
@@ -76,7 +77,7 @@ def start_bare() -> dict[str, float]:
             check=True,
             capture_output=True,
             text=True,
-            env=os.environ | runs.FAIR | RAY,
+            env=os.environ | RAY,
         )
     found = json.loads(done.stdout.splitlines()[-1])
     say("  bare: " + told(found))
@@ -90,7 +91,7 @@ def start_ours(path: Path) -> dict[str, float]:
     command = [TRAINYARD, "train", str(run_file), "--storage", str(BUILD / "runs")]
     began, program_began = time.time(), None
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | runs.FAIR)
+        process = subprocess.Popen(command, stdout=log, stderr=log)
         while process.poll() is None:
             if program_began is None:
                 program_began = program_start(process.pid)

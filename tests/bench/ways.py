@@ -28,7 +28,6 @@ import torch
 
 from tests.bench.processes import descendants
 from tests.bench.rounds import BUILD, ROOT, Options, Row, Section, main, say
-from tests.bench.runs import FAIR
 from trainyard_trainer.config.trainer_config import RUN_NAME_LIMIT
 
 TRAINYARD = str(ROOT / ".venv/bin/trainyard")
@@ -326,7 +325,7 @@ def started(way: Way, epochs: int) -> Iterator[tuple[subprocess.Popen[str], Seen
     seen = Seen(began=time.monotonic())
     process = subprocess.Popen(
         command,
-        env={**os.environ, **FAIR, **way.environment},
+        env={**os.environ, **way.environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

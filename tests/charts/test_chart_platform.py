@@ -206,6 +206,17 @@ def test_drains_end_before_the_pods_do(objects):
         assert (drain_s, grace_s) == ((0, 60) if place.endswith("head") else (60, 90)), place
 
 
+def test_pods_of_ray_are_asked_each_second_whether_they_are_ready(objects):
+    for place, pod in pods_of(objects).items():
+        if not place.startswith(("platform", "standing")):
+            continue
+        probe = pod["spec"]["containers"][0]["readinessProbe"]
+        assert probe["httpGet"] == {"path": "/api/healthz", "port": 52365}, place
+        assert (probe["initialDelaySeconds"], probe["periodSeconds"]) == (1, 1), place
+        # The operator's own probe permits 50 s of silence.
+        assert probe["periodSeconds"] * probe["failureThreshold"] == 50, place
+
+
 def test_the_reader_pod_is_small_and_never_restarted(platform):
     reader = platform["readerPod"]
     assert "name" not in reader["metadata"]

@@ -91,7 +91,9 @@ def test_a_run_survives_the_loss_of_a_worker_and_then_of_its_driver(attempts: At
 
     # A worker dies after the first checkpoint: the same attempt goes on.
     assert wait_for(lambda: committed(config), 120)
-    os.kill(attempts.processes("RayTrainWorker")[0], signal.SIGKILL)
+    workers = attempts.processes("RayTrainWorker")
+    assert {os.getpriority(os.PRIO_PROCESS, each) for each in workers} == {0}
+    os.kill(workers[0], signal.SIGKILL)
     before = len(committed(config))
     assert wait_for(lambda: len(committed(config)) > before, 120)
     assert driver.poll() is None

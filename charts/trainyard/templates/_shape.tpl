@@ -58,6 +58,7 @@ spec:
       resources:
         {{- include "trainyard.sizes.resources" .chart.Values.head | nindent 8 }}
       {{- end }}
+      {{- include "trainyard.shape.readiness" . | nindent 6 }}
       lifecycle:
         preStop:
           exec:
@@ -108,12 +109,26 @@ spec:
       resources:
         {{- include "trainyard.sizes.resources" (include "trainyard.sizes.pool" .pool | fromYaml) | nindent 8 }}
       {{- end }}
+      {{- include "trainyard.shape.readiness" . | nindent 6 }}
       env:
         {{- include "trainyard.shape.rayEnv" .chart | nindent 8 }}
         - {name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, value: "60"}
         {{- /* Keep idle worker processes for the data tasks of the next epoch, because a new process needs seconds to
         import its modules. Ray's default is 1 s. */}}
         - {name: RAY_idle_worker_killing_time_threshold_ms, value: "600000"}
+{{- end }}
+
+{{/*
+When a pod of Ray is ready. A run starts once all of its pods are. The operator's own probe asks the same agent of Ray, but
+first after 10 s and then each 5 s.
+*/}}
+{{- define "trainyard.shape.readiness" -}}
+readinessProbe:
+  httpGet: {path: /api/healthz, port: 52365}
+  initialDelaySeconds: 1
+  periodSeconds: 1
+  timeoutSeconds: 5
+  failureThreshold: 50
 {{- end }}
 
 {{/*

@@ -31,6 +31,8 @@ RAY_ENVIRONMENT = {
     # Keep idle processes for the data tasks of the next epoch: the imports of a new process take seconds.
     # The default is 1 s. The value is read where Ray is started, which on a cluster is in the pods.
     "RAY_idle_worker_killing_time_threshold_ms": "600000",
+    # Training processes are as important as other programs here. Ray's default is 15.
+    "RAY_worker_niceness": "0",
     # A long validation may pause a data set for longer than the default of half an hour.
     "RAY_DATA_EXECUTION_NO_PROGRESS_TIMEOUT_S": "-1",
     # The delay until the end of training or a lost worker is noticed; the default is 2.
