@@ -7,7 +7,8 @@ Files in the run's folder:
 
 A driver that has failed is the end of the run if a retry cannot cure the error, or if KubeRay starts no more
 retries. The driver cannot ask KubeRay, so it counts the drivers of its submission that have failed. A driver
-that was killed is not counted: the count may be too low, never too high.
+that was killed is not counted, so the count may be too low. It is too high only if a RayJob of the same name
+is created again within an hour, and the drivers of the one before were killed.
 
 The notice is created before the message is sent, and of several processes one succeeds in that. So a message
 is never sent twice. A process that is killed while it sends leaves a notice in the state `sending`.

@@ -37,7 +37,8 @@ def message_of(
     `summary` is that of the last attempt, empty if it has none.
     """
     words = {"succeeded": "has succeeded", "failed": "has failed", "stopped": "was stopped"}
-    lines = [f"Run {run} {words[outcome]}{f': {error}' if error else ''}."]
+    cause = f": {error.rstrip('.')}" if error else ""
+    lines = [f"Run {run} {words[outcome]}{cause}."]
     told = {
         key: summary[key] for key in ("attempts", "epochs", "steps") if summary.get(key) is not None
     }
