@@ -199,16 +199,16 @@ def _upload(
 
 
 def forget_failure(cluster: Cluster, platform: Platform, run: str) -> None:
-    """Reset two records in the run's folder that apply to the retries of a RayJob that has ended.
+    """Reset three records in the run's folder that apply to the retries of a RayJob that has ended.
 
-    They are the final error that a retry repeats, and the start of the time that `limits.max_run_s` counts.
-    The next attempt then tries again, with all of its time.
+    They are the final error that a retry repeats, the start of the time that `limits.max_run_s` counts, and
+    the number of attempts that have failed. The next attempt then tries again, with all of its time.
     """
     from trainyard.submission.reader_pod import open_folder
 
     nothing = b"{}"
     with open_folder(cluster, platform, run) as folder:
-        for record in (names.FINAL_FAILURE, names.RUN_LIMIT):
+        for record in (names.FINAL_FAILURE, names.RUN_LIMIT, names.LAST_END):
             folder.put(record, nothing, hashlib.sha256(nothing).hexdigest())
 
 

@@ -28,6 +28,7 @@ from trainyard.run_file.network import RDMA_PRESETS, Network, NetworkPreset
 from trainyard.run_file.queue import QueueName, System
 from trainyard.run_file.validation import validate
 from trainyard.run_file.yaml_text import parse_mapping, read_yaml
+from trainyard_trainer.config.notify import Notify
 from trainyard_trainer.config.storage import Storage
 
 FORMAT_VERSION = 1
@@ -290,6 +291,9 @@ class Platform(PlatformSection):
 
     queue: PlatformQueue = PlatformQueue()
     """The queue system of the cluster."""
+
+    notify: Notify | None = None
+    """The receiver of a message at the end of each run whose run file has no `notify`."""
 
     ray_cluster_spec: dict[str, Any]
     """The shape of a run's RayCluster: a complete spec with one worker group per pool."""

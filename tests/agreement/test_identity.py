@@ -71,6 +71,7 @@ OTHERS: dict[str, Any] = {
     "env.OMP_NUM_THREADS": "2",
     "limits.max_run_s": 3600,
     "secrets.TOKEN": {"name": "hub", "key": "token"},
+    "notify": {"url": "https://hooks.example.com/runs"},
     "scaling.num_workers": 4,
     "scaling.cpus_per_worker": 4,
 }

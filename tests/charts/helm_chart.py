@@ -128,6 +128,8 @@ def pods_of(objects: list[Object]) -> dict[str, Object]:
     pods |= of_kind(objects, "Pod")
     for name, daemons in of_kind(objects, "DaemonSet").items():
         pods[name] = daemons["spec"]["template"]
+    for name, cron in of_kind(objects, "CronJob").items():
+        pods[name] = cron["spec"]["jobTemplate"]["spec"]["template"]
     for place, spec in specs.items():
         pods[f"{place} head"] = spec["headGroupSpec"]["template"]
         for group in spec["workerGroupSpecs"]:

@@ -60,10 +60,20 @@ FACTORS: dict[str, tuple[Values, ...]] = {
         {"security": {"networkPolicy": {"enabled": True, "apiServerCidrs": ["10.0.0.1/32"]}}},
         {
             "security": {
-                "networkPolicy": {"enabled": True, "storageCidrs": ["10.1.0.0/16"], **RULES}
+                "networkPolicy": {
+                    "enabled": True,
+                    "storageCidrs": ["10.1.0.0/16"],
+                    "apiServerCidrs": ["10.0.0.1/32"],
+                    **RULES,
+                }
             },
             "elastic": {"enabled": False},
         },
+    ),
+    "notify": (
+        {},
+        {"notify": {"secret": {"name": "chat", "key": "url"}, "watch": {"enabled": True}}},
+        {"notify": {"url": "https://hooks.example.com/runs", "outcomes": ["failed"]}},
     ),
     "monitoring": (
         {},
@@ -159,8 +169,8 @@ def test_the_mixtures_hold_every_pair_of_choices():
 
 def test_every_kind_of_the_chart_is_in_a_mixture(distinct):
     assert {one["kind"] for one in distinct} == {
-        "ClusterQueue", "ClusterRole", "ClusterRoleBinding", "ConfigMap", "DaemonSet", "LimitRange",
-        "LocalQueue", "NetworkPolicy", "PersistentVolumeClaim", "Pod", "PodDisruptionBudget",
+        "ClusterQueue", "ClusterRole", "ClusterRoleBinding", "ConfigMap", "CronJob", "DaemonSet",
+        "LimitRange", "LocalQueue", "NetworkPolicy", "PersistentVolumeClaim", "Pod", "PodDisruptionBudget",
         "PodMonitor", "PriorityClass", "PrometheusRule", "RayCluster", "ResourceFlavor",
         "ResourceQuota", "Role", "RoleBinding", "ServiceAccount", "Topology", "WorkloadPriorityClass",
     }  # fmt: skip

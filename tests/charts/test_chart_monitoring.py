@@ -25,7 +25,7 @@ from tests.charts.helm_chart import (
     platform_of,
     render,
 )
-from trainyard_trainer.run_folder.metrics import GAUGE_LABELS, METRICS
+from trainyard_trainer.run_folder.metrics import GAUGE_LABELS, METRICS, STEP_AGE
 
 NAMESPACE = "team-vision"
 DASHBOARDS = sorted((CHART / "dashboards").glob("*.json"))
@@ -34,7 +34,7 @@ LABELS_OF_PODS = {"namespace", "pod", "ray_io_cluster", "ray_io_node_type", "tra
 """What Prometheus adds to each metric of a pod: its own two, and those of our PodMonitor."""
 LABELS_OF_RAYJOBS = {"namespace", "exported_namespace", "name", "deployment_status"}
 
-GAUGES = [metric.gauge for metric in METRICS if metric.gauge]
+GAUGES = [*(metric.gauge for metric in METRICS if metric.gauge), STEP_AGE]
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def test_limits_of_alerts_are_values():
     made = only(render(values), "PrometheusRule")
     assert made["metadata"]["labels"]["team"] == "a"
     rules = {rule["alert"]: rule for rule in made["spec"]["groups"][0]["rules"]}
-    assert rules["TrainyardRunStuck"]["for"] == "7m"
+    assert rules["TrainyardRunStuck"]["expr"].endswith("> 420")
     assert rules["TrainyardRunNotStarting"]["for"] == "41m"
     assert "< 0.3 *" in rules["TrainyardRunSlow"]["expr"]
     assert rules["TrainyardRunWaitsForData"]["expr"].endswith("> 0.7")
@@ -154,7 +154,7 @@ def test_limits_of_alerts_are_values():
 
 
 STEP = 'ray_trainyard_step{namespace="team-vision",run="digits",attempt="1"}'
-PROGRESS = STEP.replace("step", "progress_ratio")
+AGE = STEP.replace("step", "step_age_seconds")
 SPEED = STEP.replace("step", "samples_per_second")
 WAIT = STEP.replace("step", "data_wait_seconds")
 BUSY = STEP.replace("step", "step_seconds")
@@ -172,17 +172,18 @@ def attempt(number: int, values: str) -> dict[str, str]:
 ALERTS: dict[str, tuple[str, dict[str, str], str, bool]] = {
     # what happens: (alert, series by minute, when one looks, whether it sounds)
     "no step for half an hour": (
-        "TrainyardRunStuck", {STEP: "1+1x10 11x40", PROGRESS: "0.5x60"}, "35m", True,
+        "TrainyardRunStuck", {STEP: "1+1x10 11x40", AGE: "5x10 0+60x40"}, "35m", True,
     ),
-    "a step each minute": ("TrainyardRunStuck", {STEP: "1+1x60", PROGRESS: "0.5x60"}, "35m", False),
-    "a step each four minutes": (
-        "TrainyardRunStuck", {STEP: "1x3 2x3 3x3 4x3 5x3 6x3 7x3 8x3 9x3", PROGRESS: "0.5x60"}, "34m",
-        False,
+    "no step for half an hour, and no worker that publishes anything": (
+        "TrainyardRunStuck", {STEP: "1+1x10 _x40", AGE: "5x10 0+60x40"}, "35m", True,
     ),
-    "done, and its pods still there": (
-        "TrainyardRunStuck", {STEP: "1+1x10 11x40", PROGRESS: "1x60"}, "35m", False,
+    "a step each minute": ("TrainyardRunStuck", {STEP: "1+1x60", AGE: "5x60"}, "35m", False),
+    "no step for ten minutes": (
+        "TrainyardRunStuck", {STEP: "1+1x20 21x10 22x30", AGE: "5x20 0+60x10 5x30"}, "31m", False,
     ),
-    "only just begun": ("TrainyardRunStuck", {STEP: "_x20 1x3", PROGRESS: "_x20 0x3"}, "22m", False),
+    "ended in the middle, and its head still there": (
+        "TrainyardRunStuck", {STEP: "1+1x10 _x40", AGE: "5x10 _x40"}, "35m", False,
+    ),
     "pods do not start": ("TrainyardRunNotStarting", {JOB % "Initializing": "1x60"}, "40m", True),
     "pods do not start, by a ServiceMonitor that renames": (
         "TrainyardRunNotStarting", {FOREIGN % "Initializing": "1x60"}, "40m", True,
@@ -194,7 +195,10 @@ ALERTS: dict[str, tuple[str, dict[str, str], str, bool]] = {
     "waiting in Kueue": ("TrainyardRunNotStarting", {JOB % "Suspended": "1x60"}, "40m", False),
     "under way without a step": ("TrainyardRunSilent", {JOB % "Running": "1x60"}, "40m", True),
     "under way with steps": (
-        "TrainyardRunSilent", {JOB % "Running": "1x60", STEP: "1+1x60"}, "40m", False,
+        "TrainyardRunSilent", {JOB % "Running": "1x60", AGE: "_x2 5x60"}, "40m", False,
+    ),
+    "under way with steps, and now stuck": (
+        "TrainyardRunSilent", {JOB % "Running": "1x90", AGE: "5x10 0+60x80"}, "60m", False,
     ),
     "a third of its speed": ("TrainyardRunSlow", {SPEED: "900x30 300x60"}, "60m", True),
     "a dip of five minutes": ("TrainyardRunSlow", {SPEED: "900x30 300x5 900x40"}, "60m", False),

@@ -153,6 +153,16 @@ def test_the_operator_the_queue_and_a_pools_disk_and_network_are_published():
     assert [resources[key]["ephemeral-storage"] for key in ("requests", "limits")] == ["500Gi"] * 2
 
 
+def test_the_receiver_of_messages_is_published():
+    secret = {"name": "chat", "key": "url"}
+    told = platform_of(render({"notify": {"secret": secret, "outcomes": ["failed"]}}))
+    assert told["notify"] == {"secret": secret, "outcomes": ["failed"]}
+    hook = "https://hooks.example.com/runs"
+    published = parse_platform(yaml.safe_dump(platform_of(render({"notify": {"url": hook}}))), "it")
+    assert published.notify is not None
+    assert (published.notify.url, len(published.notify.outcomes)) == (hook, 3)
+
+
 def test_a_pool_may_count_slices_of_gpus():
     slices = {"gpusPerNode": 56, "gpuResource": "nvidia.com/mig-1g.5gb"}
     pools = {"gpu": slices}

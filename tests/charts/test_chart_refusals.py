@@ -29,6 +29,7 @@ class Refusal:
     """Its version; where that is the problem, `put_right` keeps the values."""
 
 
+CHAT = {"name": "chat", "key": "url"}
 KUEUE = {"system": "kueue", "name": "runs", "kueue": {"clusterQueue": "vision"}}
 PRIORITIES = [{"name": "urgent", "value": 1, "description": "Deadlines."}]
 DISK: dict[str, Any] = {"name": "disk", "emptyDir": {}}
@@ -72,6 +73,23 @@ def on_s3(endpoint: str) -> dict[str, Any]:
 
 
 REFUSALS = {
+    "ends of runs that are watched behind a NetworkPolicy": Refusal(
+        values={
+            "security": {"networkPolicy": {"enabled": True}},
+            "elastic": {"enabled": False},
+            "notify": {"watch": {"enabled": True}},
+        },
+        says="security.networkPolicy.enabled would block the API server for the CronJob of notify.watch. Set"
+        " security.networkPolicy.apiServerCidrs (`kubectl get endpointslices -n default` shows its"
+        " addresses), or set notify.watch.enabled to false.",
+        put_right={"security": {"networkPolicy": {"apiServerCidrs": ["10.0.0.1/32"]}}},
+    ),
+    "two receivers": Refusal(
+        values={"notify": {"url": "https://hooks.example.com/", "secret": CHAT}},
+        says="notify.url and notify.secret are both set, but a message has one receiver. Set notify.url to"
+        ' "", or notify.secret to {}. A Secret may hold several addresses.',
+        put_right={"notify": {"url": ""}},
+    ),
     "image without a tag": Refusal(
         values={"image": "127.0.0.1:5000/trainyard"},
         says=(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.charts.helm_chart import only, pods_of, render
+from tests.charts.helm_chart import environment, of_kind, only, pods_of, render
 from tests.charts.pod_security import violations
 from trainyard.cluster.kinds import kind_of
 from trainyard.diagnosis.preflight.facts import RIGHTS
@@ -40,6 +40,26 @@ def test_no_pod_mounts_a_token(objects):
     for place, pod in pods_of(objects).items():
         assert pod["spec"]["automountServiceAccountToken"] is False, place
         assert "projected" not in str(pod["spec"]["volumes"]), place
+
+
+def test_the_cronjob_of_messages_may_list_rayjobs_and_nothing_else():
+    values = {"notify": {"secret": {"name": "chat", "key": "url"}, "watch": {"enabled": True}}}
+    objects = render(values)
+    name = "trainyard-notices"
+    assert of_kind(objects, "Role")[name]["rules"] == [
+        {"apiGroups": ["ray.io"], "resources": ["rayjobs"], "verbs": ["list"]}
+    ]
+    (subject,) = of_kind(objects, "RoleBinding")[name]["subjects"]
+    assert (subject["kind"], subject["name"]) == ("ServiceAccount", name)
+    pods = pods_of(objects)
+    assert violations(pods[name]["spec"]) == []
+    with_token = [key for key, pod in pods.items() if pod["spec"]["automountServiceAccountToken"]]
+    assert with_token == [name]
+    assert pods[name]["spec"]["serviceAccountName"] == name
+    reference = {"secretKeyRef": {"name": "chat", "key": "url", "optional": True}}
+    assert environment(pods[name])["TRAINYARD_NOTIFY_URL"] == reference
+    (container,) = pods[name]["spec"]["containers"]
+    assert container["args"] == ["--secret=chat/url"]
 
 
 def test_root_file_systems_are_read_only_with_room_in_tmp_and_home(objects):

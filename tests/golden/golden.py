@@ -74,6 +74,7 @@ CASES: dict[str, tuple[dict[str, str], dict[str, Any], tuple[str, ...]]] = {
         (
             "env.OMP_NUM_THREADS='4'",
             "secrets.HF_TOKEN={name: hub, key: token}",
+            "notify={secret: {name: hub, key: chat}, outcomes: [failed]}",
             "labels={example.com/team: vision}",
             "annotations={example.com/note: nightly}",
         ),

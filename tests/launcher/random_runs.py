@@ -152,6 +152,7 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "volumes": st.lists(st.sampled_from(["imagenet", "texts", "missing"]), max_size=2),
     "limits": st.builds(dict, max_run_s=st.integers(0, 9), max_start_s=st.integers(1, 9)),
     "secrets": st.sampled_from([{}, {"TOKEN": {"name": "hub", "key": "token"}}]),
+    "notify": st.sampled_from([None, {"outcomes": []}, {"url": "https://hooks.example.com/runs"}]),
     "labels": st.dictionaries(METADATA_KEYS, st.sampled_from(["", "a", "a.b"]), max_size=2),
     "annotations": st.dictionaries(METADATA_KEYS, st.text(max_size=5), max_size=2),
     "image": st.sampled_from([None, "registry:5000/a/b:1", f"b@sha256:{64 * 'a'}"]),

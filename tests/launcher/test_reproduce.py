@@ -217,7 +217,8 @@ def test_what_the_trainer_is_told_already_is_not_told_twice(platform: Platform) 
     environment = environment_of(rendered(run, platform))
     told = json.loads(environment[submission.VARIABLE])
     assert told["launch"].keys() == LAUNCH_KEYS
-    assert not told["launch"].keys() & json.loads(environment[CONFIG_VARIABLE]).keys()
+    # The trainer's receiver of messages may be the platform's.
+    assert told["launch"].keys() & json.loads(environment[CONFIG_VARIABLE]).keys() == {"notify"}
     assert len(environment[submission.VARIABLE]) < 2**10
 
 

@@ -144,7 +144,7 @@ def test_of_many_that_start_at_once_one_gets_the_run(storage: Storage) -> None:
             one.tell()
         answers = sorted(one.answer() for one in every)
     assert answers[-1] == "attempt 2"
-    refusal = "RunError: the run small is being trained already: by attempt 2"
+    refusal = "RunIsLive: the run small is being trained already: by attempt 2"
     assert [answer.partition(",")[0] for answer in answers[:-1]] == [refusal] * 5
 
 

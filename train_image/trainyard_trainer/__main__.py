@@ -24,6 +24,7 @@ from trainyard_trainer.config.trainer_config import (
 )
 from trainyard_trainer.environment import set_variables
 from trainyard_trainer.errors import ConfigError, TrainerError
+from trainyard_trainer.notices.reporting import reported_end
 from trainyard_trainer.on_ray import leaving
 from trainyard_trainer.run_files.driver_output import FINAL_FAILURE, record_line
 from trainyard_trainer.run_folder import final_failure
@@ -52,26 +53,8 @@ def main(arguments: list[str] | None = None, environment: Mapping[str, str] = os
         try:
             config = _config(environment)
             set_variables(config.env)
-            raise_final_failure_again(config, environment)
-            # Only now: torch and Ray take seconds, and a wrong config needs neither.
-            if isinstance(config, UserCodeConfig):
-                if wanted.without_ray:
-                    raise ConfigError("--without-ray is for built-in recipes: own code runs alone")
-                from trainyard_trainer.user_code import command
-
-                command.run(config, output)
-            elif isinstance(config, BoostingConfig):
-                from trainyard_trainer.boosting import attempt
-
-                attempt.run(config, output, environment, without_ray=wanted.without_ray)
-            elif wanted.without_ray:
-                from trainyard_trainer.attempt import without_ray
-
-                without_ray.run(config, output, environment)
-            else:
-                from trainyard_trainer.on_ray import driver
-
-                driver.run(config, output)
+            with reported_end(config, environment):
+                run_attempt(config, output, environment, without_ray=wanted.without_ray)
         except Leaving as error:
             print(error, flush=True)
             raise
@@ -84,6 +67,32 @@ def main(arguments: list[str] | None = None, environment: Mapping[str, str] = os
             traceback.print_exc()
             return 1
     return 0
+
+
+def run_attempt(
+    config: AnyConfig, output: Output, environment: Mapping[str, str], *, without_ray: bool
+) -> None:
+    """Run one attempt to its end. Raises TrainerError."""
+    raise_final_failure_again(config, environment)
+    # Only now: torch and Ray take seconds, and a wrong config needs neither.
+    if isinstance(config, UserCodeConfig):
+        if without_ray:
+            raise ConfigError("--without-ray is for built-in recipes: own code runs alone")
+        from trainyard_trainer.user_code import command
+
+        command.run(config, output)
+    elif isinstance(config, BoostingConfig):
+        from trainyard_trainer.boosting import attempt
+
+        attempt.run(config, output, environment, without_ray=without_ray)
+    elif without_ray:
+        from trainyard_trainer.attempt import without_ray as alone
+
+        alone.run(config, output, environment)
+    else:
+        from trainyard_trainer.on_ray import driver
+
+        driver.run(config, output)
 
 
 def raise_final_failure_again(config: AnyConfig, environment: Mapping[str, str]) -> None:

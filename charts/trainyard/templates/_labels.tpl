@@ -25,6 +25,11 @@ ray.io/node-type: head
 {{ include "trainyard.selectorLabels" . }}
 {{- end }}
 
+{{/* The label of the pods of the CronJob that reports the ends of runs. */}}
+{{- define "trainyard.noticesSelectorLabels" -}}
+trainyard.io/notices: "true"
+{{- end }}
+
 {{/* The label by which a prePull DaemonSet selects its pods. The argument is the name of the pool. */}}
 {{- define "trainyard.prePullSelectorLabels" -}}
 trainyard.io/prepull: {{ . | quote }}

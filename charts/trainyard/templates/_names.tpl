@@ -65,6 +65,10 @@ trainyard-runs
 trainyard-runs
 {{- end }}
 
+{{- define "trainyard.names.notices" -}}
+trainyard-notices
+{{- end }}
+
 {{- define "trainyard.names.storageProbe" -}}
 trainyard-probe-storage
 {{- end }}

@@ -39,6 +39,12 @@ what the cluster must serve. Each message gives the value, the rule and the reme
 
 {{- $problems = concat $problems (include "trainyard.data.requirements" . | fromYamlArray) -}}
 
+{{- with $values.notify -}}
+  {{- if and .url .secret -}}
+    {{- $problems = append $problems "notify.url and notify.secret are both set, but a message has one receiver. Set notify.url to \"\", or notify.secret to {}. A Secret may hold several addresses." -}}
+  {{- end -}}
+{{- end -}}
+
 {{- range $name, $pool := $values.pools -}}
   {{- $gpus := int $pool.gpusPerNode -}}
   {{- $workers := int $pool.workersPerNode -}}
@@ -126,6 +132,9 @@ what the cluster must serve. Each message gives the value, the rule and the reme
 {{- $network := $values.security.networkPolicy -}}
 {{- if and $network.enabled $values.elastic.enabled (not $network.apiServerCidrs) -}}
   {{- $problems = append $problems "security.networkPolicy.enabled would block the API server for the autoscaler of elastic runs. Set security.networkPolicy.apiServerCidrs (`kubectl get endpointslices -n default` shows its addresses), or set elastic.enabled to false." -}}
+{{- end -}}
+{{- if and $network.enabled $values.notify.watch.enabled (not $values.elastic.enabled) (not $network.apiServerCidrs) -}}
+  {{- $problems = append $problems "security.networkPolicy.enabled would block the API server for the CronJob of notify.watch. Set security.networkPolicy.apiServerCidrs (`kubectl get endpointslices -n default` shows its addresses), or set notify.watch.enabled to false." -}}
 {{- end -}}
 {{- range $direction := list "ingress" "egress" -}}
   {{- range $number, $rule := get $network $direction -}}

@@ -18,6 +18,7 @@ from trainyard.planning.sizing.pod_sizes import DataGroup, PodSize
 from trainyard.platform import DataVolume, Platform
 from trainyard.run_file.network import NetworkRequirements
 from trainyard.run_file.source import GitState
+from trainyard_trainer.config.notify import NOTIFY_VARIABLE, Notify
 from trainyard_trainer.config.scaling import DATA_LABELS, WORKER_RESOURCE
 from trainyard_trainer.config.trainer_config import CODE_VARIABLE, CONFIG_VARIABLE
 from trainyard_trainer.config.variables import SecretKey
@@ -55,6 +56,8 @@ def merge(rendered: RenderedTemplate, platform: Platform, plan: Plan) -> Object:
     if plan.is_elastic:
         _add_autoscaler(shape, platform)
 
+    if plan.trainer.notify is not None:
+        _add_receiver(head, plan.trainer.notify)
     variables = {CONFIG_VARIABLE: _escaped(plan.trainer.model_dump_json())}
     if plan.code is not None and not plan.code.is_uploaded:
         variables[CODE_VARIABLE] = plan.code.text
@@ -144,6 +147,19 @@ def _add_secrets(group: Object, secrets: Mapping[str, SecretKey]) -> None:
             )
         reference = {"secretKeyRef": {"name": secret.name, "key": secret.key}}
         container.setdefault("env", []).append({"name": name, "valueFrom": reference})
+
+
+def _add_receiver(head: Object, notify: Notify) -> None:
+    """Append the variable with the address of `notify.secret` to the head, as a reference.
+
+    Without the Secret the head starts all the same, and the driver says that it has no address.
+    """
+    if notify.secret is not None:
+        reference = {"name": notify.secret.name, "key": notify.secret.key, "optional": True}
+        container = head["template"]["spec"]["containers"][0]
+        container.setdefault("env", []).append(
+            {"name": NOTIFY_VARIABLE, "valueFrom": {"secretKeyRef": reference}}
+        )
 
 
 def _worker_group(platform: Platform, plan: Plan) -> Object:

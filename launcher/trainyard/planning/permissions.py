@@ -42,6 +42,14 @@ def _secrets(run: RunConfig, platform: Platform) -> Iterator[str]:
             yield f"secrets.{variable}.name = {secret.name}: runs.secrets {_listed(permitted)}"
 
 
+def _receiver(run: RunConfig, platform: Platform) -> Iterator[str]:
+    """Yield the Secret of `notify` if the platform does not offer it; its own is permitted."""
+    secret, permitted = run.notify and run.notify.secret, platform.runs.secrets
+    its = platform.notify and platform.notify.secret
+    if secret and secret != its and not _matching(secret.name, permitted):
+        yield f"notify.secret.name = {secret.name}: runs.secrets {_listed(permitted)}"
+
+
 def _metadata(run: RunConfig, platform: Platform) -> Iterator[str]:
     """Yield labels and annotations that the platform does not permit, or that its pods already have."""
     permitted = platform.runs.labels
@@ -82,6 +90,7 @@ def _listed(patterns: Sequence[str]) -> str:
 CHECKS: tuple[Callable[[RunConfig, Platform], Iterator[str]], ...] = (
     _variables,
     _secrets,
+    _receiver,
     _volumes,
     _metadata,
 )

@@ -18,7 +18,12 @@ from trainyard.planning.requirements import (
 )
 from trainyard.planning.sizing.pod_sizes import DataGroup, PodSize, head_size
 from trainyard.planning.sizing.size_range import layout_range
-from trainyard.planning.trainer_input import launch_of, trainer_config, with_data_nodes
+from trainyard.planning.trainer_input import (
+    launch_of,
+    trainer_config,
+    with_data_nodes,
+    with_receiver,
+)
 from trainyard.platform import DataVolume, Platform
 from trainyard.run_file.code_archive import Overlay
 from trainyard.run_file.models import (
@@ -169,7 +174,10 @@ def plan_run(
         code=code,
         launch=launch_of(run, run.image or platform.image, pools, data),
         trainer=trainer_config(
-            with_data_nodes(run) if isinstance(run, RecipeRun) and data is not None else run,
+            with_receiver(
+                with_data_nodes(run) if isinstance(run, RecipeRun) and data is not None else run,
+                platform,
+            ),
             Scaling(
                 num_workers=high.nodes * high.per_node,
                 min_workers=low.nodes * low.per_node if run.resources.is_elastic else None,

@@ -49,7 +49,7 @@ def explain_plan(plan: Plan, run: RunConfig, platform: Platform) -> tuple[Reason
         ("attempts", f"{run.faults.retries + 1}", f"1 + faults.retries {run.faults.retries}"),
         *_limit_rows(plan, run),
         *_cluster_rows(plan, run, platform.pool(plan.pool)),
-        *_pod_rows(run),
+        *_pod_rows(run, plan),
         *_volume_rows(plan),
         ("image", plan.image, "from the run file" if run.image else "the platform's default"),
         (
@@ -332,7 +332,7 @@ def _volume_rows(plan: Plan) -> list[Row]:
     ]
 
 
-def _pod_rows(run: RunConfig) -> list[Row]:
+def _pod_rows(run: RunConfig, plan: Plan) -> list[Row]:
     """Return the rows of variables, secrets, labels and annotations that the run file sets.
 
     Names are in the last column, because a long value would widen the column of values.
@@ -347,6 +347,11 @@ def _pod_rows(run: RunConfig) -> list[Row]:
         rows.append(
             ("secrets", f"{len(run.secrets)}", f"variables by reference: {', '.join(sources)}")
         )
+    if (notify := plan.trainer.notify) is not None:
+        source = "from the platform" if run.notify is None else "from the run file"
+        address = notify.url or (notify.secret and f"{notify.secret.name}/{notify.secret.key}")
+        told = f"a message to {address} when it has ended" if notify.outcomes else "no messages"
+        rows.append(("notify", ", ".join(notify.outcomes) or "nothing", f"{told}; {source}"))
     for name, pairs in (("labels", run.labels), ("annotations", run.annotations)):
         if pairs:
             keys = ", ".join(pairs)

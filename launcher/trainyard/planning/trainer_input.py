@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from trainyard.planning.sizing.layout import batch_share
 from trainyard.planning.sizing.pod_sizes import DataGroup
-from trainyard.platform import Pool
+from trainyard.platform import Platform, Pool
 from trainyard.run_file.code_archive import Overlay
 from trainyard.run_file.models import (
     BoostingRun,
@@ -29,8 +29,19 @@ from trainyard_trainer.config.trainer_config import (
     OwnRecipeConfig,
 )
 
-LAUNCH_KEYS = {"image", "resources", "queue", "network", "volumes", "labels", "annotations"}
-"""Keys of a run file that only the launcher reads."""
+AnyRun = TypeVar("AnyRun", bound=RunConfig)
+
+LAUNCH_KEYS = {
+    "image",
+    "resources",
+    "queue",
+    "network",
+    "volumes",
+    "labels",
+    "annotations",
+    "notify",
+}
+"""Keys of a run file that only the launcher reads, and `notify`, for which the platform has a default."""
 
 
 def trainer_config(
@@ -61,6 +72,7 @@ def _common(run: RunConfig, scaling: Scaling, storage: Storage) -> dict[str, Any
         "storage": storage,
         "env": run.env,
         "secrets": run.secrets,
+        "notify": run.notify,
     }
 
 
@@ -87,7 +99,7 @@ def _user_code_config(
 def launch_of(
     run: RunConfig, image: str, pools: Sequence[Pool], data: DataGroup | None
 ) -> dict[str, Any]:
-    """Return the keys of the run file that the trainer's config lacks; see `LAUNCH_KEYS`.
+    """Return the keys of the run file that the trainer's config lacks or may replace; see `LAUNCH_KEYS`.
 
     Image and pools are those that were chosen. Together with the trainer's config they make a run file that
     gives the same plan again (`trainyard reproduce`).
@@ -100,6 +112,11 @@ def launch_of(
     resources = run.resources.model_copy(update={"pool": pool, "data": nodes})
     chosen = run.model_copy(update={"image": image, "resources": resources})
     return chosen.model_dump(mode="json", include=LAUNCH_KEYS)
+
+
+def with_receiver(run: AnyRun, platform: Platform) -> AnyRun:
+    """Return the run with the platform's receiver of messages, if the run file names none."""
+    return run if run.notify is not None else run.model_copy(update={"notify": platform.notify})
 
 
 def with_data_nodes(run: RecipeRun) -> RecipeRun:

@@ -28,6 +28,7 @@ from trainyard_trainer.config.boosting import Boosting, require_boosting_fit
 from trainyard_trainer.config.checkpoint import BoostingCheckpoint, CheckpointConfig
 from trainyard_trainer.config.data import Data, Table
 from trainyard_trainer.config.limits import Limits
+from trainyard_trainer.config.notify import Notify
 from trainyard_trainer.config.own_recipe import OWN_RECIPE, OwnData, OwnRecipe
 from trainyard_trainer.config.recipes import BOOSTING, AnyTrain
 from trainyard_trainer.config.scaling import Faults
@@ -260,6 +261,9 @@ class RunConfig(Section):
     secrets: Secrets = Field(default_factory=dict)
     """Environment variables whose values come from Secrets, such as `{HF_TOKEN: {name: hub, key: token}}`. On
     this machine a value is taken from the environment variable of the same name."""
+
+    notify: Notify | None = None
+    """Who gets a message when the run has ended. Default: the platform's receiver, if it has one."""
 
     labels: Labels = Field(default_factory=dict)
     """Labels of the RayJob and of the run's pods, such as `{example.com/team: vision}`. No effect on this

@@ -153,6 +153,8 @@ def run_file(run: RunConfig, code: str | None) -> Object:
     document["resources"] = _said(document["resources"])
     if limits := _said(document.pop("limits")):
         document["limits"] = limits
+    if "notify" in document:
+        document["notify"] = _said(document["notify"])
     if isinstance(run, UserCodeRun):
         document["faults"] = _without(document["faults"], "collective_timeout_s")
     return document if code is None else document | {"code": code}

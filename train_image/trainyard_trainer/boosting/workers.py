@@ -20,6 +20,7 @@ from typing_extensions import assert_never
 
 from trainyard_trainer.boosting.rounds import BoostingTask, work
 from trainyard_trainer.engine.worker import Outcome
+from trainyard_trainer.on_ray.gauges import published_gauges
 from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.lease import Lease
@@ -49,13 +50,13 @@ def make_trainer(task: BoostingTask, **common: Any) -> Any:
 def train_worker(config: dict[str, BoostingTask]) -> Any:
     """Train on one Ray Train worker, and return its outcome as plain data."""
     task = config["task"]
-    with joined_group(task) as worker:
+    with joined_group(task) as worker, published_gauges(task, worker.rank) as gauges:
         outcome = work(
             task,
             worker,
             network=network_of_lightgbm,
             drain_s=driver.seconds_until_drain,
-            gauges=driver.Gauges(task) if worker.rank == 0 else lambda record: None,
+            gauges=gauges,
             place=driver.ray_place(),
         )
     return outcome.to_plain()

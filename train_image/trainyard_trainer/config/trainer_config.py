@@ -18,6 +18,7 @@ from trainyard_trainer.config.boosting import Boosting, require_boosting_fit
 from trainyard_trainer.config.checkpoint import BoostingCheckpoint, CheckpointConfig
 from trainyard_trainer.config.data import Data, Loading, Table
 from trainyard_trainer.config.limits import Limits
+from trainyard_trainer.config.notify import Notify
 from trainyard_trainer.config.own_recipe import OWN_RECIPE, OwnData, OwnRecipe
 from trainyard_trainer.config.recipes import BOOSTING, AnyTrain, recipe_named
 from trainyard_trainer.config.scaling import Faults, Scaling
@@ -67,6 +68,9 @@ class AttemptConfig(Section):
 
     secrets: Secrets = Field(default_factory=dict)
     """Further ones, which these processes already have: where the values come from, never the values."""
+
+    notify: Notify | None = None
+    """Who is told when the run has ended."""
 
 
 class TrainerConfig(AttemptConfig):

@@ -1,7 +1,7 @@
 """Run the workers of a built-in recipe with Ray Train.
 
 The module connects to Ray, starts worker groups until the run ends, passes Ray's drain notices on to the
-workers, and publishes metrics as gauges of Ray.
+workers, and publishes how long ago the newest step was.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -30,12 +29,10 @@ import ray
 import ray.exceptions
 import ray.train
 import ray.train.torch
-import ray.util.metrics
 from typing_extensions import assert_never
 
 from trainyard_trainer.attempt import attempt
 from trainyard_trainer.checkpointing.resume import Start
-from trainyard_trainer.config.recipes import metrics_of
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batches
 from trainyard_trainer.data.loading.ray_loader import RayBatches
@@ -46,6 +43,7 @@ from trainyard_trainer.engine.worker import MakeBatches, Outcome, torch_batches,
 from trainyard_trainer.errors import RunError, StorageError
 from trainyard_trainer.on_ray.coordinator import start_coordinator
 from trainyard_trainer.on_ray.final_errors import EndOnFinalError, final_error
+from trainyard_trainer.on_ray.gauges import published_gauges, published_step_age
 from trainyard_trainer.on_ray.placement_groups import GiveBackPlaces
 from trainyard_trainer.on_ray.replacement import START_VARIABLE, NotReplaced, ReplacementLimit
 from trainyard_trainer.on_ray.resize import SaveBeforeResize
@@ -56,7 +54,6 @@ from trainyard_trainer.run_folder.attempt_scope import StoppedBySignal
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.lease import Lease
 from trainyard_trainer.run_folder.log import Output
-from trainyard_trainer.run_folder.metrics import GAUGE_LABELS, RunMetric, gauge_values, run_metrics
 from trainyard_trainer.run_folder.progress import Length
 
 T = TypeVar("T")
@@ -100,7 +97,7 @@ def fit(
     task: AnyTask, folder: RunFolder, lease: Lease, make_trainer: MakeTrainer = torch_trainer
 ) -> Outcome:
     """Train on Ray with `scaling.num_workers` workers."""
-    with ray_running(task.config.scaling) as scratch:
+    with ray_running(task.config.scaling) as scratch, published_step_age(task, folder):
         task.startup.reach("ray")
         return run_in_thread(
             lambda: run_workers(task, folder, scratch, make_trainer),
@@ -275,14 +272,15 @@ def train_worker(config: dict[str, TrainingTask]) -> Any:
         world_size=context.get_world_size(),
         device=ray.train.torch.get_device(),
     )
-    outcome = work(
-        task,
-        worker,
-        make_batches=batches_of_loader(task.config.data.loader),
-        drain_s=seconds_until_drain,
-        gauges=Gauges(task) if worker.rank == 0 else lambda record: None,
-        place=ray_place(),
-    )
+    with published_gauges(task, worker.rank) as gauges:
+        outcome = work(
+            task,
+            worker,
+            make_batches=batches_of_loader(task.config.data.loader),
+            drain_s=seconds_until_drain,
+            gauges=gauges,
+            place=ray_place(),
+        )
     return outcome.to_plain()
 
 
@@ -319,33 +317,3 @@ def seconds_until_drain() -> float | None:
     if info is None:
         return None
     return max(info.deadline_ms / 1000 - time.time(), 0.0) if info.deadline_ms else 0.0
-
-
-class Gauges:
-    """Publishes the metrics of a record on Ray's endpoint for Prometheus. Rank 0 has an object of it."""
-
-    def __init__(self, task: AnyTask) -> None:
-        self.train = task.config.train
-        self.labels = {"run": task.config.name, "attempt": str(task.attempt)}
-
-    @cached_property
-    def metrics(self) -> tuple[RunMetric, ...]:
-        """The metrics of the run. Those of the user's recipe are known once its class is imported."""
-        return run_metrics(metrics_of(self.train))
-
-    @cached_property
-    def gauges(self) -> dict[str, ray.util.metrics.Gauge]:
-        """The gauges by their names."""
-        gauges = {}
-        for metric in self.metrics:
-            if metric.gauge:
-                gauge = ray.util.metrics.Gauge(
-                    metric.gauge.name, metric.description, tag_keys=GAUGE_LABELS
-                )
-                gauge.set_default_tags(self.labels)
-                gauges[metric.gauge.name] = gauge
-        return gauges
-
-    def __call__(self, record: dict[str, Any]) -> None:
-        for name, value in gauge_values(record, self.metrics).items():
-            self.gauges[name].set(value)

@@ -49,6 +49,12 @@ FINAL_FAILURE = "final-failure.json"
 RUN_LIMIT = "run-limit.json"
 """When the first driver of a submission with `limits.max_run_s` started, for the retries."""
 
+LAST_END = "last-end.json"
+"""How the newest driver of a submission with `notify` has ended, for the drivers of its retries."""
+
+NOTICES = "notices"
+"""The folder with a notice for each end of a driver: whether the run has ended, and what was reported."""
+
 REPORT = "report.html"
 """The report of a run that succeeded."""
 

@@ -45,6 +45,11 @@ from trainyard_trainer.run_folder.fence import Fence, Fenced, claims_of, make_cl
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.progress import read_lines
 
+
+class RunIsLive(RunError):
+    """Another attempt trains the run: this one has nothing to do with how it ends."""
+
+
 Say = Callable[[str], None]
 """Prints one line."""
 
@@ -97,7 +102,7 @@ class Lease:
     ) -> Lease:
         """Claim the run for a new attempt, as soon as the attempt before it has ended.
 
-        Raises RunError if that attempt lives on: at once if it is a process of this machine, else after
+        Raises RunIsLive if that attempt lives on: at once if it is a process of this machine, else after
         `wait_s`.
         """
         times, holder = times or LeaseTimes(), holder or ClaimHolder.current()
@@ -176,14 +181,14 @@ class Lease:
 
 
 def refuse_if_live(folder: RunFolder, say: Say = print) -> None:
-    """Raise RunError if an attempt is alive; on another machine that shows at its next heartbeat."""
+    """Raise RunIsLive if an attempt is alive; on another machine that shows at its next heartbeat."""
     newest = max((attempt for attempt, _ in claims_of(folder)), default=0)
     if newest:
         _await_end(folder, newest, say, LeaseTimes(wait_s=0.0))
 
 
 def _await_end(folder: RunFolder, attempt: int, say: Say, times: LeaseTimes) -> None:
-    """Return when the attempt has ended or is dead. Raises RunError if it lives on."""
+    """Return when the attempt has ended or is dead. Raises RunIsLive if it lives on."""
     if folder.exists(f"{folder.root}/{ended_file(attempt)}"):
         return
     holder = _read_holder(folder, attempt)
@@ -191,7 +196,7 @@ def _await_end(folder: RunFolder, attempt: int, say: Say, times: LeaseTimes) -> 
         if holder.is_orphaned():
             _await_orphan(folder, attempt, holder, say, times)
         if holder.is_alive() and not folder.exists(f"{folder.root}/{ended_file(attempt)}"):
-            raise RunError(
+            raise RunIsLive(
                 f"the run {folder.name} is being trained already: by attempt {attempt}, "
                 f"{holder}.\n       Wait for its end, or stop it (kill {holder.pid}), and start again: "
                 "the run goes on where it stopped."
@@ -237,7 +242,7 @@ def _await_silence(
             say(f"lease: {who} gave no sign of life for {now - seen:.0f} s: it is taken for dead")
             return
         if latest != beat and beat is not None and now >= deadline:
-            raise RunError(
+            raise RunIsLive(
                 f"the run {folder.name} is being trained already: {who} still gives signs of life "
                 f"after {now - began:.0f} s.\n       Wait for its end, or stop it there (on a cluster: "
                 f"trainyard stop {folder.name}), and start again: the run goes on where it stopped."

@@ -78,6 +78,11 @@ def _both(tag: str) -> dict[Kind, str]:
 GAUGE_LABELS = ("run", "attempt")
 """The labels of each Prometheus gauge."""
 
+STEP_AGE = Gauge(name="trainyard_step_age_seconds")
+"""The gauge that the driver publishes, beside the gauges of metrics."""
+
+STEP_AGE_MEANING = "Seconds since the driver saw the newest step of this attempt."
+
 ENGINE_METRICS = (
     RunMetric(
         name="percent",
@@ -324,6 +329,14 @@ def metrics_page(metrics: Iterable[RunMetric] = METRICS) -> str:
     return "\n".join([*_page_lines(metrics), ""])
 
 
+STEP_AGE_SECTION = f"""
+## Time since the last step
+
+`ray_{STEP_AGE.name}`: {STEP_AGE_MEANING} The driver publishes this gauge, also while
+workers hang or are being replaced. It begins with the first step of an attempt, and ends with the attempt."""
+"""The end of the documentation's list of metrics."""
+
+
 def _page_lines(metrics: Iterable[RunMetric]) -> Iterator[str]:
     yield INTRODUCTION
     for metric in metrics:
@@ -341,3 +354,4 @@ def _page_lines(metrics: Iterable[RunMetric]) -> Iterator[str]:
             metric.curve.chart if metric.curve else "",
         )
         yield f"| {' | '.join(cells)} |"
+    yield STEP_AGE_SECTION

@@ -32,6 +32,10 @@ OPERATOR_S = 20.0
 """Seconds within which the operator must set the status of a new RayJob; it needs less than one."""
 
 
+RECEIVER = "notify.secret"
+"""Stands for a variable, for the Secret with the address of `notify`."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
     """One condition for a run, and whether it is met."""
@@ -93,7 +97,7 @@ class ClusterFacts:
     claims: Mapping[str, Object | None] = field(default_factory=dict)
     """Their PersistentVolumeClaims by name; None for one that does not exist, none that could not be read."""
     secrets: Mapping[str, SecretKey] = field(default_factory=dict)
-    """The keys of Secrets that the run file refers to, by variable."""
+    """The keys of Secrets that the run refers to, by variable; that of `notify` by RECEIVER."""
     secret_keys: Mapping[str, frozenset[str] | None] = field(default_factory=dict)
     """The names of the keys of each of these Secrets, without values; None for one that does not exist, none
     that could not be read."""

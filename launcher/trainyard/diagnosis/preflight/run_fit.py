@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainyard.diagnosis.preflight.facts import Check, ClusterFacts
+from trainyard.diagnosis.preflight.facts import RECEIVER, Check, ClusterFacts
 from trainyard.planning.capacity.fit import capacity_rows, fit_groups
 from trainyard.planning.capacity.nodes import nodes_of
 from trainyard.planning.capacity.quota import over_quota
@@ -92,6 +92,7 @@ def check_secrets(facts: ClusterFacts) -> Iterator[Check]:
 
 def _check_secret(facts: ClusterFacts, variable: str, secret: SecretKey) -> Check:
     name = f"secret {variable}"
+    path = variable if variable == RECEIVER else f"secrets.{variable}"
     if secret.name not in facts.secret_keys:
         seen = f"no permission to read Secret {secret.name}"
         return Check(name=name, state="not known", seen=seen)
@@ -101,8 +102,7 @@ def _check_secret(facts: ClusterFacts, variable: str, secret: SecretKey) -> Chec
             name=name,
             state="failed",
             seen=f"Secret {secret.name} does not exist in namespace {facts.namespace}",
-            remedy=f"Create it with the key {secret.key}, or correct secrets.{variable}.name of the run "
-            "file.",
+            remedy=f"Create it with the key {secret.key}, or correct {path}.name of the run file.",
         )
     if secret.key not in keys:
         known = ", ".join(sorted(keys)) or "none"
@@ -110,7 +110,7 @@ def _check_secret(facts: ClusterFacts, variable: str, secret: SecretKey) -> Chec
             name=name,
             state="failed",
             seen=f"Secret {secret.name} has no key {secret.key}; its keys: {known}",
-            remedy=f"Add the key to the Secret, or correct secrets.{variable}.key of the run file.",
+            remedy=f"Add the key to the Secret, or correct {path}.key of the run file.",
         )
     return Check(name=name, state="ok", seen=f"Secret {secret.name} has the key {secret.key}")
 

@@ -27,6 +27,7 @@ AFFECTED = {
     "defaultPools": "later runs that name no pool",
     "job": "later runs",
     "queue": "later runs",
+    "notify": "later runs whose run file has no notify",
     "dataVolumes": "later runs that mount that volume; the standing cluster, which is recreated",
     "runs": "which run files the launcher accepts from now on",
     "autoscaler": "later elastic runs",

@@ -33,6 +33,7 @@ def stop(
     """Save a checkpoint, stop a run and delete its RayJob. Its folder stays, and `submit` resumes it."""
     from trainyard.cli import show
     from trainyard.cluster.kuberay import RayjobApi
+    from trainyard.planning.gitops import git_tool_of
     from trainyard.submission.control import live_jobs, stop_job
     from trainyard.submission.submit import delete_and_wait
 
@@ -41,6 +42,11 @@ def stop(
     rayjobs = RayjobApi(cluster)
     live = live_jobs(rayjobs, name)
     for job in live:
+        if tool := git_tool_of(job):
+            show.say(
+                f"warning: {tool} has made this RayJob from Git and creates it again: remove its file "
+                "from Git first"
+            )
         submission = job["metadata"]["name"]
         if now:
             delete_and_wait(rayjobs, submission)
@@ -65,6 +71,7 @@ def suspend(name: RunName, namespace: Namespace = NAMESPACE, context: Context = 
     """Delete the RayCluster of a run so that its nodes are free, until `resume`."""
     from trainyard.cli import show
     from trainyard.cluster.kuberay import RayjobApi
+    from trainyard.planning.gitops import git_tool_of, is_created_once
     from trainyard.submission.control import live_jobs, suspend_job
     from trainyard.submission.status import phase_of
 
@@ -78,6 +85,11 @@ def suspend(name: RunName, namespace: Namespace = NAMESPACE, context: Context = 
         if phase_of(job.get("status", {})) == "suspended":
             show.say(f"RayJob {namespace}/{submission} is suspended already")
             continue
+        if (tool := git_tool_of(job)) and not is_created_once(job):
+            show.say(
+                f"warning: {tool} has made this RayJob from Git and may set back fields that are "
+                f"changed now: pause {tool} for it first"
+            )
         suspend_job(cluster, job)
         show.say(f"RayJob {namespace}/{submission} is being suspended: its nodes become free")
     show.say(f"`trainyard resume {name} {cluster.options}` resumes it from its last checkpoint")

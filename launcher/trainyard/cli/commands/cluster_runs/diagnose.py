@@ -104,6 +104,7 @@ def _facts(cluster: Cluster, run: RunConfig | None, platform_file: Path | None) 
     """Gather what the checks need. Raises ConfigError if the platform cannot run the run file."""
     from dataclasses import replace
 
+    from trainyard.diagnosis.preflight.facts import RECEIVER
     from trainyard.diagnosis.probe import (
         claims_of_volumes,
         keys_of_secrets,
@@ -131,7 +132,10 @@ def _facts(cluster: Cluster, run: RunConfig | None, platform_file: Path | None) 
         image = objects.plan.image
         refused = "" if facts.missing_kinds else would_refuse(cluster, objects.job)
         volumes = objects.plan.volumes
-        secrets = objects.plan.trainer.secrets
+        secrets = dict(objects.plan.trainer.secrets)
+        notify = objects.plan.trainer.notify
+        if notify is not None and notify.secret is not None:
+            secrets[RECEIVER] = notify.secret
         facts = replace(
             facts,
             job=objects.job,

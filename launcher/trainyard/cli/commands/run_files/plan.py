@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
 import typer
 
@@ -91,12 +91,19 @@ def render(
     from_cluster: FromCluster = False,
     namespace: Namespace = NAMESPACE,
     context: Context = None,
+    gitops: Annotated[
+        Optional[Literal["flux", "argocd"]],
+        typer.Option(
+            "--gitops", help="Render for a tool that applies Git again and again: flux or argocd."
+        ),
+    ] = None,
 ) -> None:
     """Print the RayJob of a run as YAML for `kubectl apply -f`: the same that `submit` creates."""
+    from trainyard.planning.gitops import for_git
     from trainyard.run_file.code_archive import require_to_travel
 
     run = load_run_with_options(run_file, settings, gpus, workers, name)
     platform = platform_of(platform_file, from_cluster, namespace, context=context)
     objects = objects_with_warnings(run, platform, namespace)
     require_to_travel(objects.plan.code)
-    typer.echo(yaml_text(objects.job), nl=False)
+    typer.echo(yaml_text(for_git(objects.job, gitops)), nl=False)
