@@ -83,6 +83,7 @@ TEXT_OTHERS: dict[str, Any] = {
     "train.model.width": 64,
     "train.model.context_length": 64,
     "train.model.dropout": 0.1,
+    "train.model.tokenizer": "/mnt/tokenizer",
     "train.strategy": "fsdp2",
     "train.optimizer.learning_rate": 0.5,
     "train.micro_batch_size": 16,

@@ -364,7 +364,7 @@ PREDICT = Tool(
             name="--length",
             metavar="N",
             kind=POSITIVE,
-            help="The largest number of bytes of the continuation, or of tokens of a fine-tuned model.",
+            help="The largest number of tokens of the continuation; without a tokenizer, of bytes.",
             default=200,
         ),
         Argument(

@@ -16,7 +16,7 @@ from trainyard_trainer.data.preparation.destination import is_finished
 from trainyard_trainer.data.preparation.plan import Options
 from trainyard_trainer.data.preparation.prepare import prepare
 from trainyard_trainer.data.preparation.run_data import default_threads
-from trainyard_trainer.data.prepared import Prepared, TokenInfo, read_prepared
+from trainyard_trainer.data.prepared import Prepared, TokenInfo, TokenStreamInfo, read_prepared
 from trainyard_trainer.data.sources.find import open_prepared
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_files.sizes import size_text
@@ -80,7 +80,7 @@ def _inspect(wanted: argparse.Namespace) -> int:
     folder, prepared = open_prepared(wanted.source, wanted.endpoint), None
     if folder is not None:
         prepared = read_prepared(folder, path=wanted.source, endpoint=wanted.endpoint)
-        if isinstance(prepared.info, TokenInfo):
+        if isinstance(prepared.info, TokenInfo | TokenStreamInfo):
             return _inspect_tokens(wanted, prepared, prepared.info)
     # matplotlib comes with it.
     from trainyard_trainer.tools import inspection
@@ -102,11 +102,15 @@ def _inspect(wanted: argparse.Namespace) -> int:
     return 0
 
 
-def _inspect_tokens(wanted: argparse.Namespace, prepared: Prepared, info: TokenInfo) -> int:
+def _inspect_tokens(
+    wanted: argparse.Namespace, prepared: Prepared, info: TokenInfo | TokenStreamInfo
+) -> int:
     if wanted.grid:
         raise ConfigError(f"--grid draws images, and {wanted.source} holds tokens: leave it out")
     if wanted.json:
         print(json.dumps(token_inspection.tokens_as_json(prepared, info), indent=1))
+    elif isinstance(info, TokenStreamInfo):
+        print(token_inspection.stream_as_text(prepared, info))
     else:
         has_colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         print(token_inspection.tokens_as_text(prepared, info, has_colour=has_colour))

@@ -25,8 +25,7 @@ from trainyard_trainer.data.loading.user_dataset import (
 from trainyard_trainer.data.prepared import (
     Prepared,
     PreparedInfo,
-    info_of_json,
-    token_info_of_json,
+    prepared_info_of_json,
 )
 from trainyard_trainer.data.stored_rows import decode
 
@@ -39,9 +38,8 @@ DataInfo = PreparedInfo | UserDataInfo
 
 def data_info_of_json(known: Mapping[str, Any]) -> DataInfo:
     """Return the info that a checkpoint's manifest holds."""
-    if "row_tokens" in known:
-        return token_info_of_json(dict(known))
-    return info_of_json(dict(known)) if "shape" in known else UserDataInfo(**known)
+    is_prepared = "row_tokens" in known or "shape" in known
+    return prepared_info_of_json(known) if is_prepared else UserDataInfo(**known)
 
 
 STAND_IN_SAMPLES = 2
