@@ -1,4 +1,7 @@
-"""Data sets by hand: `python -m trainyard_trainer.tools.data prepare SOURCE DEST` or `inspect SOURCE`."""
+"""Data sets and tokenizers by hand: `prepare SOURCE DEST`, `inspect SOURCE`, or `tokenizer SOURCE`.
+
+python -m trainyard_trainer.tools.data prepare|inspect|tokenizer ARGUMENT...
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,16 @@ import os
 import sys
 import time
 from dataclasses import asdict
+from pathlib import Path
 
 from trainyard_trainer.config.data_sources import absolute
-from trainyard_trainer.config.tool_arguments import DATA_INSPECT, DATA_PREPARE
+from trainyard_trainer.config.tool_arguments import DATA_INSPECT, DATA_PREPARE, DATA_TOKENIZER
 from trainyard_trainer.data.preparation.context import PrepareContext
 from trainyard_trainer.data.preparation.destination import is_finished
 from trainyard_trainer.data.preparation.plan import Options
 from trainyard_trainer.data.preparation.prepare import prepare
 from trainyard_trainer.data.preparation.run_data import default_threads
+from trainyard_trainer.data.preparation.train_tokenizer import train_tokenizer
 from trainyard_trainer.data.prepared import Prepared, TokenInfo, TokenStreamInfo, read_prepared
 from trainyard_trainer.data.sources.find import open_prepared
 from trainyard_trainer.errors import ConfigError
@@ -32,9 +37,8 @@ TELL_S = 5.0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    tool, wanted = parse(arguments, DATA_PREPARE, DATA_INSPECT)
-    run = _prepare if tool is DATA_PREPARE else _inspect
-    return exit_code_of(lambda: run(wanted))
+    tool, wanted = parse(arguments, *COMMANDS)
+    return exit_code_of(lambda: COMMANDS[tool](wanted))
 
 
 def _prepare(wanted: argparse.Namespace) -> int:
@@ -102,6 +106,19 @@ def _inspect(wanted: argparse.Namespace) -> int:
     return 0
 
 
+def _train_tokenizer(wanted: argparse.Namespace) -> int:
+    num_bytes = train_tokenizer(
+        absolute(wanted.source),
+        Path(wanted.out).resolve(),
+        vocab_size=wanted.vocab_size,
+        pattern=wanted.text_files,
+        endpoint=wanted.endpoint,
+        say=_say,
+    )
+    print(f"{wanted.vocab_size:,} tokens of {num_bytes:,} bytes of text: {wanted.out}")
+    return 0
+
+
 def _inspect_tokens(
     wanted: argparse.Namespace, prepared: Prepared, info: TokenInfo | TokenStreamInfo
 ) -> int:
@@ -115,6 +132,13 @@ def _inspect_tokens(
         has_colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         print(token_inspection.tokens_as_text(prepared, info, has_colour=has_colour))
     return 0
+
+
+COMMANDS = {
+    DATA_PREPARE: _prepare,
+    DATA_INSPECT: _inspect,
+    DATA_TOKENIZER: _train_tokenizer,
+}
 
 
 class Progress:
