@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, model_validator
 from pydantic_core import PydanticCustomError
 
 from trainyard_trainer.config.location import local_problem
@@ -63,6 +63,36 @@ class Gpt(Section):
     tokenizer: FolderPath | None = None
     """The folder of a tokenizer that Transformers loads, such as one of `trainyard data tokenizer`. Without
     it, each byte is a token."""
+
+    vocab_size: Annotated[int, Field(ge=2, le=2**24)] | None = None
+    """The number of tokens that the model knows: of files of tokens without a tokenizer, or more tokens than
+    the tokenizer has, such as a multiple of 64. The default is the number of the tokenizer."""
+
+    end_of_text: NonNegativeInt | None = None
+    """The token between documents in files of tokens without a tokenizer, such as 50256 of GPT-2. Without
+    one, documents see each other."""
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether it learns tokens, not bytes."""
+        return self.tokenizer is not None or self.vocab_size is not None
+
+    @model_validator(mode="after")
+    def _end_of_text_is_a_token(self) -> Gpt:
+        if self.end_of_text is None:
+            return self
+        if self.tokenizer is not None or self.vocab_size is None:
+            raise PydanticCustomError(
+                "one_of",
+                "end_of_text is for files of tokens: it needs vocab_size, and no tokenizer, which has "
+                "its own",
+            )
+        if self.end_of_text >= self.vocab_size:
+            raise PydanticCustomError(
+                "one_of",
+                f"end_of_text = {self.end_of_text} is no token of a vocab_size of {self.vocab_size}",
+            )
+        return self
 
     @model_validator(mode="after")
     def _heads_share_the_width(self) -> Gpt:

@@ -224,9 +224,10 @@ class StreamCounts:
 
     tokens: int
     """The tokens, with those that end documents and those that fill no whole row."""
-    documents: int
-    bytes: int
-    """The bytes of the text."""
+    documents: int | None = None
+    """None if it is not known, as of files of tokens."""
+    bytes: int | None = None
+    """The bytes of the text; None if they are not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -242,11 +243,11 @@ class TokenStreamInfo(StoredTokens):
     """The number of tokens of each row: one more than the context length."""
     vocab_size: int
     """One more than the highest id of a token."""
-    end_of_text: int
-    """The token behind each document."""
-    tokenizer: str
-    """The folder of the tokenizer, as it was given."""
-    tokenizer_sha256: str
+    end_of_text: int | None
+    """The token between documents; None if they are not separated."""
+    tokenizer: str | None
+    """The folder of the tokenizer, as it was given; None if there is none."""
+    tokenizer_sha256: str | None
     """The SHA-256 of the tokenizer's files."""
     train: StreamCounts
     valid: StreamCounts

@@ -123,6 +123,6 @@ def sample_texts(prepared: Prepared, info: TokenInfo, *, has_colour: bool) -> It
 
 def _decoder(info: TokenInfo | TokenStreamInfo) -> Any:
     """Return a function that turns tokens into text."""
-    if not Path(info.tokenizer).is_dir():
+    if info.tokenizer is None or not Path(info.tokenizer).is_dir():
         return lambda tokens: f"{' '.join(map(str, tokens))} "
     return load_tokenizer(info.tokenizer).decode

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainyard_trainer.config.data import Data
-from trainyard_trainer.config.data_sources import absolute
+from trainyard_trainer.config.data_sources import BUILT_IN, absolute
 from trainyard_trainer.data.preparation.context import PrepareContext
+from trainyard_trainer.data.preparation.open_shards import open_shards
 from trainyard_trainer.data.preparation.plan import Options
 from trainyard_trainer.data.preparation.prepare import prepare
 from trainyard_trainer.data.preparation.prepare_stream import StreamOptions, prepare_stream
@@ -25,6 +26,7 @@ from trainyard_trainer.data.prepared import (
     read_prepared,
 )
 from trainyard_trainer.data.sources.find import open_prepared
+from trainyard_trainer.data.sources.token_files import TokenShards, token_paths
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_folder.folder import RunFolder
 
@@ -42,13 +44,15 @@ def open_data(
     form: Mapping[str, Any],
     storage_endpoint: str | None,
     say: Callable[[str], None],
-) -> Prepared:
+) -> Prepared | TokenShards:
     """Return the run's data set; prepare it first if that has not been done, or not completely.
 
     `form` has the preparation options that the recipe decides. Raises ConfigError if the source cannot be
     read, or has more bad samples than allowed.
     """
     endpoint = data.endpoint or storage_endpoint
+    if paths := _token_paths(data.source, endpoint, form):
+        return open_shards(data, paths, form["stream"], folder, endpoint=endpoint, say=say)
     in_place = open_prepared(data.source, endpoint)
     if in_place is not None:
         if data.valid_source is not None:
@@ -79,6 +83,19 @@ def open_data(
         else:
             prepare(_options(data, form), dest, context)
     return read_prepared(dest, path=folder.show(folder.data), endpoint=storage_endpoint)
+
+
+def _token_paths(source: str, endpoint: str | None, form: Mapping[str, Any]) -> list[str]:
+    """Return the files of tokens of a source of text. Raises ConfigError for a model of bytes."""
+    if not form.keys() & {"stream", "row_bytes"} or source in BUILT_IN:
+        return []
+    paths = token_paths(source, endpoint)
+    if paths and "stream" not in form:
+        raise ConfigError(
+            f"data.source = {source} has files of tokens, such as {paths[0]}. Set train.model.vocab_size, or "
+            "train.model.tokenizer to the tokenizer that has made them."
+        )
+    return paths
 
 
 def _require_kind(found: Prepared, form: Mapping[str, Any]) -> None:

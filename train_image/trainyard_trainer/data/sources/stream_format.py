@@ -13,10 +13,14 @@ from trainyard_trainer.errors import ConfigError
 class StreamFormat:
     """What a run asks of a stream of tokens."""
 
-    tokenizer: str
-    """The folder of the tokenizer, on this machine."""
+    tokenizer: str | None
+    """The folder of the tokenizer, on this machine; None for files of tokens alone."""
     context_length: int
     """The number of tokens of a row that are learnt."""
+    vocab_size: int | None = None
+    """The number of tokens that the model knows, where there is no tokenizer."""
+    end_of_text: int | None = None
+    """The token between documents, where there is no tokenizer."""
     seed: int = 0
     """The seed of the order of the rows."""
 
@@ -28,6 +32,13 @@ def require_stream(info: TokenStreamInfo, form: StreamFormat) -> None:
         raise ConfigError(
             f"train.model.context_length = {form.context_length}, but {info.source} is prepared for {found}: "
             f"use {found}, or name the source itself (data.source) to prepare it again."
+        )
+    if info.tokenizer_sha256 is None:
+        return
+    if form.tokenizer is None:
+        raise ConfigError(
+            f"{info.source} was tokenised by {info.tokenizer}: set {TOKENIZER_KEY} to it, in place of "
+            "train.model.vocab_size alone."
         )
     sha256 = tokenizer_sha256(form.tokenizer, TOKENIZER_KEY)
     if info.tokenizer_sha256 != sha256:

@@ -98,9 +98,17 @@ def save_tokenizer(folder: RunFolder, path: str) -> None:
 
 
 def codec_of(folder: RunFolder, config: Gpt) -> Codec:
-    """Return the codec of a run's model, by the tokenizer in the run's folder. Raises RunError without it."""
-    if config.tokenizer is None:
+    """Return the codec of a run's model, by the tokenizer in the run's folder.
+
+    Raises RunError if that is missing, and ConfigError for a model of files of tokens without a tokenizer.
+    """
+    if not config.has_tokens:
         return ByteCodec()
+    if config.tokenizer is None:
+        raise ConfigError(
+            f"{folder.name} has learnt files of tokens without a tokenizer, so it can neither read nor write "
+            f"text. Train with {TOKENIZER_KEY}."
+        )
     names = folder.file_names(folder.tokenizer)
     if not names:
         raise RunError(

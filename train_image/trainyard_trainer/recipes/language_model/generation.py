@@ -21,13 +21,14 @@ def continued(
     context_length: int,
     temperature: float,
     seed: int,
-    separator: int = SEPARATOR,
+    separator: int | None = SEPARATOR,
 ) -> list[list[int]]:
     """What may follow the prompt: `count` texts of at most `length` tokens, the same for the same seed.
 
     A text ends where the model ends its document. Where it outgrows the context, the model goes on from the
     last half of that. At temperature 0 each token is the likeliest one; below 1 likely ones become likelier.
     """
+    assert separator is not None, "without a tokenizer there is no text"
     random = torch.Generator().manual_seed(seed)
     device = next(network.parameters()).device
     # A separator in front: the prompt is the beginning of a document.

@@ -16,8 +16,8 @@ class Vocabulary(NamedTuple):
     """The tokens that a network knows."""
 
     size: int
-    separator: int
-    """The token that stands between two documents."""
+    separator: int | None
+    """The token that stands between two documents; None if all tokens of a row are one document."""
 
 
 BYTES = Vocabulary(size=256, separator=SEPARATOR)
@@ -57,7 +57,8 @@ class Transformer(nn.Module):
 
     A separator begins a document, and one document knows nothing of another in its row: attention stays
     within it, and its positions count from its own start. With a memory the tokens go on after those that it
-    knows, all of one document. The embedding of tokens is called `bytes`, as checkpoints know it.
+    knows, all of one document. Without a separator a row is one document. The embedding of tokens is called
+    `bytes`, as checkpoints know it.
     """
 
     def __init__(self, config: Gpt, vocabulary: Vocabulary = BYTES) -> None:
@@ -77,14 +78,22 @@ class Transformer(nn.Module):
                 nn.init.normal_(last.weight, std=SPREAD / (2 * config.layers) ** 0.5)
 
     def forward(self, tokens_NT: torch.Tensor, memory: Memory | None = None) -> torch.Tensor:
-        places_NT, sees_NTT = (
-            layout(tokens_NT, self.separator) if memory is None else following(tokens_NT, memory)
-        )
+        places_NT, sees_NTT = self._layout(tokens_NT, memory)
         x_NTW = self.dropout(self.bytes(tokens_NT) + self.positions(places_NT))
         for block in self.blocks:
             x_NTW = block(x_NTW, sees_NTT, memory)
         # The same table tells tokens what they are and scores what they may be.
         return functional.linear(self.norm(x_NTW), self.bytes.weight)
+
+    def _layout(
+        self, tokens_NT: torch.Tensor, memory: Memory | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the place of each token, and which tokens it sees; None for all before it."""
+        if memory is not None:
+            return following(tokens_NT, memory)
+        if self.separator is not None:
+            return layout(tokens_NT, self.separator)
+        return torch.arange(tokens_NT.shape[1], device=tokens_NT.device)[None], None
 
 
 class Block(nn.Module):
@@ -100,7 +109,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
-        self, x_NTW: torch.Tensor, sees_NTT: torch.Tensor, memory: Memory | None = None
+        self, x_NTW: torch.Tensor, sees_NTT: torch.Tensor | None, memory: Memory | None = None
     ) -> torch.Tensor:
         found = self.attention(self.before_attention(x_NTW), sees_NTT, memory)
         x_NTW = x_NTW + self.dropout(found)
@@ -119,7 +128,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.width, config.width)
 
     def forward(
-        self, x_NTW: torch.Tensor, sees_NTT: torch.Tensor, memory: Memory | None = None
+        self, x_NTW: torch.Tensor, sees_NTT: torch.Tensor | None, memory: Memory | None = None
     ) -> torch.Tensor:
         count, length, width = x_NTW.shape
         parts = self.inward(x_NTW).view(count, length, 3, self.heads, width // self.heads)
@@ -130,7 +139,8 @@ class Attention(nn.Module):
             query,
             key,
             value,
-            attn_mask=sees_NTT.unsqueeze(1),
+            attn_mask=None if sees_NTT is None else sees_NTT.unsqueeze(1),
+            is_causal=sees_NTT is None,
             dropout_p=self.dropout if self.training else 0.0,
         )
         return self.out(found.transpose(1, 2).reshape(count, length, width))
@@ -168,5 +178,5 @@ def _init(module: nn.Module) -> None:
 
 def title_of(config: Gpt) -> str:
     """Return the size of the network in a few words, for titles."""
-    unit = "bytes" if config.tokenizer is None else "tokens"
+    unit = "tokens" if config.has_tokens else "bytes"
     return f"{config.layers} layers of width {config.width} over {config.context_length} {unit}"

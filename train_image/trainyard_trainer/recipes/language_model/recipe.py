@@ -18,7 +18,8 @@ from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.rows import RunData
 from trainyard_trainer.data.prepared import Prepared, TokenStreamInfo
 from trainyard_trainer.data.sources.stream_format import StreamFormat, require_stream
-from trainyard_trainer.data.sources.tokenizer_folder import TextTokenizer, text_tokenizer
+from trainyard_trainer.data.sources.token_files import TokenShards
+from trainyard_trainer.data.sources.tokenizer_folder import text_tokenizer
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.example_inputs import ExampleInputs
 from trainyard_trainer.recipes.language_model.codec import save_tokenizer
@@ -50,11 +51,17 @@ class Language(Recipe[Gpt]):
     @property
     def vocabulary(self) -> Vocabulary:
         """The tokens of the data, or before these are prepared those of the tokenizer's folder."""
-        if self.config.tokenizer is None:
+        config = self.config
+        if not config.has_tokens:
             return BYTES
-        info = self._info or text_tokenizer(self.config.tokenizer)
-        assert isinstance(info, TokenStreamInfo | TextTokenizer)
-        return Vocabulary(size=info.vocab_size, separator=info.end_of_text)
+        info = self._info
+        if isinstance(info, TokenStreamInfo):
+            return Vocabulary(config.vocab_size or info.vocab_size, info.end_of_text)
+        if config.tokenizer is not None:
+            tokenizer = text_tokenizer(config.tokenizer)
+            return Vocabulary(config.vocab_size or tokenizer.vocab_size, tokenizer.end_of_text)
+        assert config.vocab_size is not None
+        return Vocabulary(config.vocab_size, config.end_of_text)
 
     def build_model(self) -> nn.Module:
         return Transformer(self.config, self.vocabulary)
@@ -73,7 +80,7 @@ class Language(Recipe[Gpt]):
     @property
     def _column(self) -> str:
         """The column of a batch that has the rows."""
-        return "text" if self.config.tokenizer is None else "tokens"
+        return "tokens" if self.config.has_tokens else "text"
 
     def example_inputs(self, count: int) -> ExampleInputs:
         """Return rows of many short documents: without a tokenizer, bytes of 0 separate them."""
@@ -85,12 +92,19 @@ class Language(Recipe[Gpt]):
         )
 
     def prepare_options(self) -> dict[str, Any]:
-        if self.config.tokenizer is None:
+        if not self.config.has_tokens:
             return {"row_bytes": self.config.context_length + 1}
-        return {"stream": self._stream_format(self.config.tokenizer)}
+        return {"stream": self._stream_format}
 
-    def _stream_format(self, tokenizer: str) -> StreamFormat:
-        return StreamFormat(tokenizer=tokenizer, context_length=self.config.context_length)
+    @property
+    def _stream_format(self) -> StreamFormat:
+        config = self.config
+        return StreamFormat(
+            tokenizer=config.tokenizer,
+            context_length=config.context_length,
+            vocab_size=config.vocab_size if config.tokenizer is None else None,
+            end_of_text=config.end_of_text,
+        )
 
     def prepare(self, folder: RunFolder, say: Callable[[str], None]) -> None:
         """Copy the tokenizer into the run's folder, so that the model can be used without the original."""
@@ -101,8 +115,14 @@ class Language(Recipe[Gpt]):
         return parameters_of(self.config, self.vocabulary)
 
     def check_fit(self) -> None:
-        if self.config.tokenizer is not None:
-            require_stream(self.stream_info, self._stream_format(self.config.tokenizer))
+        if self.config.has_tokens:
+            require_stream(self.stream_info, self._stream_format)
+            known = self.stream_info.vocab_size
+            if self.vocabulary.size < known:
+                raise ConfigError(
+                    f"train.model.vocab_size = {self.vocabulary.size:,} is less than the {known:,} tokens of "
+                    f"{self.config.tokenizer}. Use {known} or more, or leave it out."
+                )
             return
         info, wanted = self.prepared_info, self.config.context_length
         if info.kind != "text":
@@ -127,7 +147,7 @@ class Language(Recipe[Gpt]):
         return self.info
 
     def describe(self) -> str:
-        if self.config.tokenizer is not None:
+        if self.config.has_tokens:
             return f"rows of {self.stream_info.row_tokens - 1:,} tokens"
         return f"rows of {self.prepared_info.bytes_per_sample - 1} bytes of text"
 
@@ -141,13 +161,17 @@ class Language(Recipe[Gpt]):
                 f"give up to {length} of them: scores at a place are of the next byte",
             ],
         }
-        if self.config.tokenizer is None:
+        if not self.config.has_tokens:
             return facts
+        tokenizer = f"the tokenizer in {TOKENIZER} of the run's folder"
+        if self.config.tokenizer is None:
+            tokenizer = "the tokenizer that has made the files of tokens"
+        separator = self.vocabulary.separator
+        begin = "" if separator is None else f"; {separator} begins a document"
         return facts | {
             "tokens": asdict(self.stream_info),
             "preprocessing": [
-                f"encode text with the tokenizer in {TOKENIZER} of the run's folder; "
-                f"{self.vocabulary.separator} begins a document",
+                f"encode text with {tokenizer}{begin}",
                 f"give up to {length} tokens: scores at a place are of the next token",
             ],
         }
@@ -167,7 +191,7 @@ class Language(Recipe[Gpt]):
         summary: dict[str, Any],
         validation: dict[str, Any],
     ) -> RecipeReport:
-        assert isinstance(data, Prepared)
+        assert isinstance(data, Prepared | TokenShards)
         from trainyard_trainer.recipes.language_model.report import find
 
         return find(folder, run, data, self.vocabulary, summary, validation)
