@@ -84,6 +84,8 @@ TEXT_OTHERS: dict[str, Any] = {
     "train.model.width": 64,
     "train.model.context_length": 64,
     "train.model.dropout": 0.1,
+    "train.model.tokenizer": "/mnt/tokenizer",
+    "train.model.vocab_size": 50304,
     "train.strategy": "fsdp2",
     "train.optimizer.learning_rate": 0.5,
     "train.micro_batch_size": 16,

@@ -21,6 +21,7 @@ COMMANDS = {
     "predict": tool_arguments.PREDICT,
     "data prepare": tool_arguments.DATA_PREPARE,
     "data inspect": tool_arguments.DATA_INSPECT,
+    "data tokenizer": tool_arguments.DATA_TOKENIZER,
 }
 ARGUMENTS = [
     pytest.param(command, argument, id=f"{command} {argument.name}")
@@ -72,6 +73,7 @@ def test_a_command_offers_nothing_else(command: str, tool: Tool) -> None:
         ("checkpoints export", ["--format", "h5"], "h5 is not one of state_dict, torchscript"),
         ("data prepare", ["dest", "--valid-share", "1"], "1 is not a number between 0 and 1"),
         ("data prepare", ["dest", "--channels", "2"], "2 is not one of 1, 3"),
+        ("data tokenizer", ["--vocab-size=257", "--out=t"], "257 is not a whole number from 258"),
         ("predict", ["--prompt=a", "--temperature=nan"], "nan is not a number of at least 0"),
         ("predict", ["--prompt=a", "--seed=-1"], "-1 is not a whole number of at least 0"),
         ("predict", [], "predict has no input"),

@@ -425,8 +425,8 @@ def test_tokens_that_were_prepared_otherwise_are_refused(
         ({"init": {"path": "/weights.pt"}}, "init means nothing to recipe causal_lm"),
         ({"ema_decay": 0.9, "model": {"path": "/m", "adapter": LORA}}, "does not fit an adapter"),
         ({"model": {"path": "/m", "adapter": {"kind": "prefix"}}}, "Input should be 'lora'"),
-        ({"model": {"path": "s3://bucket/model"}}, "is a URL: a model is read from a folder"),
-        ({"model": {"path": "hf://org/model"}}, "is a URL: a model is read from a folder"),
+        ({"model": {"path": "s3://bucket/model"}}, "is a URL: a model or a tokenizer is read from"),
+        ({"model": {"path": "hf://org/model"}}, "is a URL: a model or a tokenizer is read from"),
     ],
     ids=["init", "average", "adapter", "bucket", "hub"],
 )

@@ -53,6 +53,7 @@ from trainyard_trainer.engine.speed import speeds_in
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.hardware import peak_flops
 from trainyard_trainer.parallel.strategy import Worker, units
+from trainyard_trainer.recipes.language_model.codec import prompt_of
 from trainyard_trainer.recipes.language_model.generation import continued
 from trainyard_trainer.recipes.language_model.model import Memory, Transformer, layout
 from trainyard_trainer.recipes.language_model.recipe import (
@@ -60,7 +61,7 @@ from trainyard_trainer.recipes.language_model.recipe import (
     flops_per_token,
     parameters_of,
 )
-from trainyard_trainer.recipes.language_model.report import prompt_of, readable, texts
+from trainyard_trainer.recipes.language_model.report import readable, texts
 from trainyard_trainer.recipes.saved_model import read_saved
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.progress import Length
@@ -617,7 +618,7 @@ def test_torch_alone_loads_the_network_for_texts_of_any_number_and_length(
 
 
 def test_a_text_is_the_same_for_the_same_seed_and_another_for_another() -> None:
-    def write(seed: int, temperature: float = 1.0, length: int = 40) -> list[bytes]:
+    def write(seed: int, temperature: float = 1.0, length: int = 40) -> list[list[int]]:
         return continued(
             network_of(),
             b"the ",
@@ -652,10 +653,10 @@ def test_the_likeliest_text_is_that_of_the_network_itself() -> None:
         row.append(int(network(torch.tensor([row]))[0, -1].argmax()))
     options: dict[str, Any] = {"context_length": 16, "temperature": 0.0, "seed": 0}
     (found,) = continued(network, b"the ", length=12, **options)
-    assert found == bytes(row[5:])
+    assert found == row[5:]
     # Longer than the context: on from its last half.
     (longer,) = continued(network, b"the ", length=13, **options)
-    assert longer == found + bytes([int(network(torch.tensor([row[-8:]]))[0, -1].argmax())])
+    assert longer == [*found, int(network(torch.tensor([row[-8:]]))[0, -1].argmax())]
 
 
 def test_a_text_ends_where_its_document_does() -> None:
@@ -673,7 +674,7 @@ def test_a_text_ends_where_its_document_does() -> None:
             return scores
 
     options: dict[str, Any] = {"length": 9, "context_length": 16, "temperature": 1.0, "seed": 0}
-    assert continued(Ending(), b"ab", **options) == [b"xxx"]
+    assert continued(Ending(), b"ab", **options) == [[*b"xxx"]]
 
 
 def test_a_prompt_is_continued_by_the_delivered_weights(

@@ -72,9 +72,10 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
         "train": train.train,
         "verify": verify.verify,
         "data": _group(
-            "Prepare data sets as Parquet files, and inspect them.",
+            "Prepare data sets as Parquet files, inspect them, and train tokenizers.",
             prepare=tools.command_of(tool_arguments.DATA_PREPARE),
             inspect=tools.command_of(tool_arguments.DATA_INSPECT),
+            tokenizer=tools.command_of(tool_arguments.DATA_TOKENIZER),
         ),
         "checkpoints": _group(
             "List, verify, prune and export the checkpoints of a run.",

@@ -46,6 +46,11 @@ COUNT = ValueKind(read=int, rule="a whole number of at least 0", accepts=lambda 
 AT_LEAST_THREE = ValueKind(
     read=int, rule="a whole number of at least 3", accepts=lambda value: value >= 3
 )
+VOCABULARY = ValueKind(
+    read=int,
+    rule="a whole number from 258 (256 bytes and 2 special tokens) to 1,000,000",
+    accepts=lambda value: 258 <= value <= 1_000_000,
+)
 POSITIVE = ValueKind(
     read=int, rule="a whole number of at least 1", accepts=lambda value: value >= 1
 )

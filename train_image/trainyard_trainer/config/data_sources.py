@@ -115,6 +115,12 @@ DATA_SOURCES: tuple[DataSource, ...] = (
         recipes=(TEXT,),
     ),
     DataSource(
+        name="token files",
+        description="files of tokens (`.bin`) named `train` and `val`, as nanoGPT and llm.c write them",
+        example="/mnt/data/fineweb10B",
+        recipes=(TEXT,),
+    ),
+    DataSource(
         name="chats",
         description="JSON lines, a JSON list, Parquet files or a folder of `datasets` whose rows are chats "
         "(`messages`, or `conversations` of ShareGPT), prompts with completions, instructions of Alpaca, or "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, model_validator
 from pydantic_core import PydanticCustomError
 
 from trainyard_trainer.config.location import local_problem
@@ -15,11 +15,15 @@ def _require_folder_path(path: str) -> str:
     if local_problem(path) is not None:
         raise PydanticCustomError(
             "location",
-            "{path} is a URL: a model is read from a folder that all workers see. Copy it to the storage or "
-            "to a volume",
+            "{path} is a URL: a model or a tokenizer is read from a folder that all workers see. Copy it to "
+            "the storage or to a volume",
             {"path": path},
         )
     return path
+
+
+FolderPath = Annotated[str, AfterValidator(_require_folder_path)]
+"""The path of a folder with a model or a tokenizer."""
 
 
 class Model(Section):
@@ -39,7 +43,7 @@ class Model(Section):
 
 
 class Gpt(Section):
-    """The settings of a transformer that predicts the next byte of a text."""
+    """The settings of a transformer that predicts the next byte, or the next token, of a text."""
 
     layers: PositiveInt
     """Number of transformer blocks, each with attention and a two-layer network."""
@@ -48,13 +52,47 @@ class Gpt(Section):
     """Number of attention heads of each block; it must divide the width."""
 
     width: PositiveInt
-    """Embedding size: the number of values that represent each byte between blocks."""
+    """Embedding size: the number of values that represent each token between blocks."""
 
     context_length: Annotated[int, Field(ge=2, le=2**16)]
-    """Context length in bytes, which is also the length of a sample."""
+    """Context length in tokens, which is also the length of a sample."""
 
     dropout: Fraction = 0.0
     """Share of activations that are set to 0 at random during training."""
+
+    tokenizer: FolderPath | None = None
+    """The folder of a tokenizer that Transformers loads, such as one of `trainyard data tokenizer`. Without
+    it, each byte is a token."""
+
+    vocab_size: Annotated[int, Field(ge=2, le=2**24)] | None = None
+    """The number of tokens that the model knows: of files of tokens without a tokenizer, or more tokens than
+    the tokenizer has, such as a multiple of 64. The default is the number of the tokenizer."""
+
+    end_of_text: NonNegativeInt | None = None
+    """The token between documents in files of tokens without a tokenizer, such as 50256 of GPT-2. Without
+    one, documents see each other."""
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether it learns tokens, not bytes."""
+        return self.tokenizer is not None or self.vocab_size is not None
+
+    @model_validator(mode="after")
+    def _end_of_text_is_a_token(self) -> Gpt:
+        if self.end_of_text is None:
+            return self
+        if self.tokenizer is not None or self.vocab_size is None:
+            raise PydanticCustomError(
+                "one_of",
+                "end_of_text is for files of tokens: it needs vocab_size, and no tokenizer, which has "
+                "its own",
+            )
+        if self.end_of_text >= self.vocab_size:
+            raise PydanticCustomError(
+                "one_of",
+                f"end_of_text = {self.end_of_text} is no token of a vocab_size of {self.vocab_size}",
+            )
+        return self
 
     @model_validator(mode="after")
     def _heads_share_the_width(self) -> Gpt:
@@ -99,7 +137,7 @@ class Lora(Section):
 class CausalModel(Section):
     """The settings of a language model of Transformers."""
 
-    path: Annotated[str, AfterValidator(_require_folder_path)]
+    path: FolderPath
     """The model's folder, on the storage or on a volume, with `config.json`, files of safetensors, and its
     tokenizer."""
 

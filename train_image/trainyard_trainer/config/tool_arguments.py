@@ -19,6 +19,7 @@ from trainyard_trainer.config.arguments import (
     NOT_NEGATIVE,
     POSITIVE,
     SHARE,
+    VOCABULARY,
     Argument,
     Tool,
     one_of,
@@ -283,6 +284,43 @@ DATA_INSPECT = Tool(
     ),
 )
 
+DATA_TOKENIZER = Tool(
+    module="data",
+    command="tokenizer",
+    help="Train a byte-level BPE tokenizer on text, for `train.model.tokenizer` and Transformers.",
+    arguments=(
+        Argument(
+            name="source",
+            metavar="SOURCE",
+            kind=LOCATION,
+            help="A text file, a folder of text files, `stdlib`, or JSON lines, JSON or Parquet files whose "
+            "rows have `text`; s3:// URLs, too.",
+            is_required=True,
+        ),
+        Argument(
+            name="--vocab-size",
+            metavar="N",
+            kind=VOCABULARY,
+            help="The number of tokens: 256 bytes, `<|endoftext|>`, `<|pad|>`, and those that are learnt.",
+            is_required=True,
+        ),
+        Argument(
+            name="--out",
+            metavar="DIR",
+            kind=LOCAL,
+            help="The new folder to write, which AutoTokenizer of Transformers reads.",
+            is_required=True,
+        ),
+        Argument(
+            name="--text-files",
+            metavar="PATTERN",
+            help="The names of the text files of a folder, such as '*.md'.",
+            default_text="*.txt",
+        ),
+        ENDPOINT,
+    ),
+)
+
 # Predictions.
 
 _OF_TEXT = ("length", "temperature", "seed", "base_model")
@@ -364,7 +402,7 @@ PREDICT = Tool(
             name="--length",
             metavar="N",
             kind=POSITIVE,
-            help="The largest number of bytes of the continuation, or of tokens of a fine-tuned model.",
+            help="The largest number of tokens of the continuation; without a tokenizer, of bytes.",
             default=200,
         ),
         Argument(

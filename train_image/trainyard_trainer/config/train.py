@@ -172,18 +172,27 @@ class ImageClassification(Train):
 
 
 class LanguageModel(Train):
-    """Language modelling with a transformer on bytes."""
+    """Language modelling with a transformer on bytes, or on the tokens of a tokenizer."""
 
     no_use_for = ("augment", "image_column", "label_column", "max_bad_samples")
     metrics = (ACCURACY,)
 
     recipe: Literal["language_model"]
-    """The recipe: predict the next byte of a text."""
+    """The recipe: predict the next byte, or the next token, of a text."""
 
     model: Gpt
     """The architecture of the model."""
 
     optimizer: Optimizer = AdamW(name="adamw")
+
+    def absolute(self) -> Self:
+        found = super().absolute()
+        if self.model.tokenizer is None:
+            return found
+        tokenizer = absolute(self.model.tokenizer)
+        return found.model_copy(
+            update={"model": self.model.model_copy(update={"tokenizer": tokenizer})}
+        )
 
 
 class CausalLm(Train):

@@ -9,7 +9,8 @@ The files have a column `id` (int64), the row number of a sample in its split, a
 
 * images and text: `image`, bytes, and `label`, int64. `image` holds pixels (uint8, in the order channel, row,
   column) or a plain image file (see `image_codec.py`); for text the bytes of a row (see `sources/text.py`).
-* tokens: `tokens` and `flags`, bytes (see `TokenInfo`).
+* tokens of chats: `tokens` and `flags`, bytes (see `TokenInfo`).
+* tokens of text: `tokens`, bytes (see `TokenStreamInfo`).
 
 `stored_rows.py` writes and reads the rows.
 """
@@ -18,12 +19,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from pyarrow import fs
+from typing_extensions import Self, assert_never
 
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_folder.folder import RunFolder
@@ -147,8 +149,39 @@ class TokenCounts:
         return self.tokens / (self.tokens + self.padding_tokens)
 
 
+class StoredTokens:
+    """What the infos of data sets of tokens share: tokens are stored as they are."""
+
+    __slots__ = ()
+
+    @property
+    def columns(self) -> dict[str, DataColumn]:
+        """The columns of a batch by name."""
+        raise NotImplementedError
+
+    @property
+    def encoding(self) -> Literal["raw"]:
+        """How values are stored: tokens need no decoding."""
+        return "raw"
+
+    @property
+    def decoded(self) -> Self:
+        """The same data set: tokens are not encoded."""
+        return self
+
+    @property
+    def bytes_per_sample(self) -> int:
+        """The size of a row in memory."""
+        return sum(column.bytes for column in self.columns.values())
+
+    @property
+    def stored(self) -> list[str]:
+        """The columns of the Parquet files that a loader reads."""
+        return [ID, *(column.stored for column in self.columns.values())]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TokenInfo:
+class TokenInfo(StoredTokens):
     """The format and statistics of a prepared data set of tokens.
 
     Each stored row has `row_tokens` tokens: documents one after the other, then padding. `flags` has bits for
@@ -176,21 +209,6 @@ class TokenInfo:
     valid: TokenCounts
 
     @property
-    def encoding(self) -> Literal["raw"]:
-        """How values are stored: tokens need no decoding."""
-        return "raw"
-
-    @property
-    def decoded(self) -> TokenInfo:
-        """The same data set: tokens are not encoded."""
-        return self
-
-    @property
-    def bytes_per_sample(self) -> int:
-        """The size of a row in memory."""
-        return sum(column.bytes for column in self.columns.values())
-
-    @property
     def columns(self) -> dict[str, DataColumn]:
         """The columns of a batch by name: `tokens` and `flags`."""
         shape = (self.row_tokens,)
@@ -199,13 +217,48 @@ class TokenInfo:
             "flags": DataColumn(shape=shape, dtype="uint8", stored="flags"),
         }
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamCounts:
+    """The size of one split of a stream of tokens."""
+
+    tokens: int
+    """The tokens, with those that end documents and those that fill no whole row."""
+    documents: int | None = None
+    """None if it is not known, as of files of tokens."""
+    bytes: int | None = None
+    """The bytes of the text; None if they are not known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenStreamInfo(StoredTokens):
+    """The format and statistics of text as one stream of tokens, cut into rows that overlap by a token.
+
+    All tokens of a row but the first are learnt, so each token of the stream but the first is learnt once.
+    """
+
+    source: str
+    """The path of the source that was prepared."""
+    row_tokens: int
+    """The number of tokens of each row: one more than the context length."""
+    vocab_size: int
+    """One more than the highest id of a token."""
+    end_of_text: int | None
+    """The token between documents; None if they are not separated."""
+    tokenizer: str | None
+    """The folder of the tokenizer, as it was given; None if there is none."""
+    tokenizer_sha256: str | None
+    """The SHA-256 of the tokenizer's files."""
+    train: StreamCounts
+    valid: StreamCounts
+
     @property
-    def stored(self) -> list[str]:
-        """The columns of the Parquet files that a loader reads."""
-        return [ID, *(column.stored for column in self.columns.values())]
+    def columns(self) -> dict[str, DataColumn]:
+        """The only column of a batch: `tokens`."""
+        return {"tokens": DataColumn(shape=(self.row_tokens,), dtype="int32", stored="tokens")}
 
 
-PreparedInfo = DatasetInfo | TokenInfo
+PreparedInfo = DatasetInfo | TokenInfo | TokenStreamInfo
 """The format and statistics of a prepared data set of any kind."""
 
 
@@ -248,8 +301,8 @@ class Prepared:
     @property
     def images(self) -> DatasetInfo:
         """The info of a data set of images or text. Raises ConfigError for one of tokens."""
-        if isinstance(self.info, TokenInfo):
-            raise ConfigError(f"{self.path} holds tokens, which only recipe causal_lm trains on.")
+        if not isinstance(self.info, DatasetInfo):
+            raise ConfigError(f"{self.path} holds {kind_of(self.info)}.")
         return self.info
 
     def open_filesystem(self) -> fs.FileSystem:
@@ -288,9 +341,9 @@ def read_prepared(folder: RunFolder, *, path: str, endpoint: str | None) -> Prep
     files = {name: known["splits"][name]["files"] for name in ("train", "valid")}
     _check_files(folder, [file for part in files.values() for file in part])
     return Prepared(
-        info=token_info_of_json(known["tokens"])
-        if "tokens" in known
-        else info_of_json(known["images"]),
+        info=prepared_info_of_json(
+            next(known[key] for key in ("stream", "tokens", "images") if key in known)
+        ),
         **{
             name: Split(
                 files=tuple(f"{folder.root}/{file['file']}" for file in part),
@@ -304,7 +357,28 @@ def read_prepared(folder: RunFolder, *, path: str, endpoint: str | None) -> Prep
     )
 
 
-def info_of_json(known: dict[str, Any]) -> DatasetInfo:
+def kind_of(info: PreparedInfo) -> str:
+    """Return what a prepared data set holds, for messages."""
+    match info:
+        case TokenInfo():
+            return "tokens, which only recipe causal_lm trains on"
+        case TokenStreamInfo():
+            return "tokens of text, which only recipe language_model with a tokenizer trains on"
+        case DatasetInfo():
+            return info.kind
+        case _:
+            assert_never(info)
+
+
+def prepared_info_of_json(known: Mapping[str, Any]) -> PreparedInfo:
+    """Return the info of a prepared data set of any kind that a JSON object holds."""
+    if "end_of_text" in known:
+        counts = {name: StreamCounts(**known[name]) for name in ("train", "valid")}
+        return TokenStreamInfo(**{**known, **counts})
+    return token_info_of_json(known) if "row_tokens" in known else info_of_json(known)
+
+
+def info_of_json(known: Mapping[str, Any]) -> DatasetInfo:
     """Return the info that a JSON object holds, with tuples in place of lists."""
     values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in known.items()
@@ -312,13 +386,13 @@ def info_of_json(known: dict[str, Any]) -> DatasetInfo:
     return DatasetInfo(**values)
 
 
-def token_info_of_json(known: dict[str, Any]) -> TokenInfo:
+def token_info_of_json(known: Mapping[str, Any]) -> TokenInfo:
     """Return the info of a data set of tokens that a JSON object holds."""
     counts = {
         name: TokenCounts(**known[name] | {"lengths": tuple(known[name]["lengths"])})
         for name in ("train", "valid")
     }
-    return TokenInfo(**known | counts)
+    return TokenInfo(**{**known, **counts})
 
 
 def _check_files(folder: RunFolder, files: Sequence[dict[str, Any]]) -> None:

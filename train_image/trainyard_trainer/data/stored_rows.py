@@ -81,13 +81,16 @@ def write_part(
 
 
 def write_token_part(
-    header: dict[str, Any], file: str, first_id: int, tokens: np.ndarray, flags: np.ndarray
+    header: dict[str, Any],
+    file: str,
+    first_id: int,
+    tokens: np.ndarray,
+    flags: np.ndarray | None = None,
 ) -> bytes:
-    """Return the bytes of a Parquet file of tokens (N, T) and their flags; its first row has this id."""
-    columns = {
-        "tokens": bytes_of_rows(tokens.astype("<i4", copy=False)),
-        "flags": bytes_of_rows(flags),
-    }
+    """Return the bytes of a Parquet file of tokens (N, T), with flags or not; its first row has this id."""
+    columns = {"tokens": bytes_of_rows(tokens.astype("<i4", copy=False))}
+    if flags is not None:
+        columns["flags"] = bytes_of_rows(flags)
     return _write(header, file, first_id, columns, "zstd", statistics=["id"])
 
 

@@ -1,6 +1,8 @@
-"""The choice of the next token from the scores of a language model."""
+"""The choice of the next token from the scores of a language model, and the end of a text."""
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
@@ -17,3 +19,9 @@ def chosen(scores: Tensor, temperature: float, generator: torch.Generator) -> Te
     below = scores - scores.max(dim=1, keepdim=True).values
     shares = (below / temperature).softmax(dim=1)
     return torch.multinomial(shares, 1, generator=generator)[:, 0]
+
+
+def until_end(tokens: list[int], ends: Collection[int]) -> list[int]:
+    """Return the tokens before the first one that ends a text."""
+    places = [place for place, token in enumerate(tokens) if token in ends]
+    return tokens[: places[0]] if places else tokens

@@ -70,6 +70,9 @@ MODEL_METADATA = "model.json"
 DATA = "data"
 """The folder of the prepared data set, where the run had to prepare it."""
 
+TOKENIZER = "tokenizer"
+"""The folder with the tokenizer of a language model, where it has one."""
+
 CHECKPOINTS = "checkpoints"
 """The folder of all checkpoints, one folder for each."""
 

@@ -32,6 +32,11 @@ class RunFolder(StorageFolder):
         return f"{self.root}/{names.DATA}"
 
     @property
+    def tokenizer(self) -> str:
+        """The folder of the tokenizer with which a language model was trained."""
+        return f"{self.root}/{names.TOKENIZER}"
+
+    @property
     def run(self) -> str:
         return f"{self.root}/{names.RUN}"
 

@@ -1,4 +1,7 @@
-"""Data sets by hand: `python -m trainyard_trainer.tools.data prepare SOURCE DEST` or `inspect SOURCE`."""
+"""Data sets and tokenizers by hand: `prepare SOURCE DEST`, `inspect SOURCE`, or `tokenizer SOURCE`.
+
+python -m trainyard_trainer.tools.data prepare|inspect|tokenizer ARGUMENT...
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,17 @@ import os
 import sys
 import time
 from dataclasses import asdict
+from pathlib import Path
 
 from trainyard_trainer.config.data_sources import absolute
-from trainyard_trainer.config.tool_arguments import DATA_INSPECT, DATA_PREPARE
+from trainyard_trainer.config.tool_arguments import DATA_INSPECT, DATA_PREPARE, DATA_TOKENIZER
 from trainyard_trainer.data.preparation.context import PrepareContext
 from trainyard_trainer.data.preparation.destination import is_finished
 from trainyard_trainer.data.preparation.plan import Options
 from trainyard_trainer.data.preparation.prepare import prepare
 from trainyard_trainer.data.preparation.run_data import default_threads
-from trainyard_trainer.data.prepared import Prepared, TokenInfo, read_prepared
+from trainyard_trainer.data.preparation.train_tokenizer import train_tokenizer
+from trainyard_trainer.data.prepared import Prepared, TokenInfo, TokenStreamInfo, read_prepared
 from trainyard_trainer.data.sources.find import open_prepared
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_files.sizes import size_text
@@ -32,9 +37,8 @@ TELL_S = 5.0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    tool, wanted = parse(arguments, DATA_PREPARE, DATA_INSPECT)
-    run = _prepare if tool is DATA_PREPARE else _inspect
-    return exit_code_of(lambda: run(wanted))
+    tool, wanted = parse(arguments, *COMMANDS)
+    return exit_code_of(lambda: COMMANDS[tool](wanted))
 
 
 def _prepare(wanted: argparse.Namespace) -> int:
@@ -80,7 +84,7 @@ def _inspect(wanted: argparse.Namespace) -> int:
     folder, prepared = open_prepared(wanted.source, wanted.endpoint), None
     if folder is not None:
         prepared = read_prepared(folder, path=wanted.source, endpoint=wanted.endpoint)
-        if isinstance(prepared.info, TokenInfo):
+        if isinstance(prepared.info, TokenInfo | TokenStreamInfo):
             return _inspect_tokens(wanted, prepared, prepared.info)
     # matplotlib comes with it.
     from trainyard_trainer.tools import inspection
@@ -102,15 +106,39 @@ def _inspect(wanted: argparse.Namespace) -> int:
     return 0
 
 
-def _inspect_tokens(wanted: argparse.Namespace, prepared: Prepared, info: TokenInfo) -> int:
+def _train_tokenizer(wanted: argparse.Namespace) -> int:
+    num_bytes = train_tokenizer(
+        absolute(wanted.source),
+        Path(wanted.out).resolve(),
+        vocab_size=wanted.vocab_size,
+        pattern=wanted.text_files,
+        endpoint=wanted.endpoint,
+        say=_say,
+    )
+    print(f"{wanted.vocab_size:,} tokens of {num_bytes:,} bytes of text: {wanted.out}")
+    return 0
+
+
+def _inspect_tokens(
+    wanted: argparse.Namespace, prepared: Prepared, info: TokenInfo | TokenStreamInfo
+) -> int:
     if wanted.grid:
         raise ConfigError(f"--grid draws images, and {wanted.source} holds tokens: leave it out")
     if wanted.json:
         print(json.dumps(token_inspection.tokens_as_json(prepared, info), indent=1))
+    elif isinstance(info, TokenStreamInfo):
+        print(token_inspection.stream_as_text(prepared, info))
     else:
         has_colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         print(token_inspection.tokens_as_text(prepared, info, has_colour=has_colour))
     return 0
+
+
+COMMANDS = {
+    DATA_PREPARE: _prepare,
+    DATA_INSPECT: _inspect,
+    DATA_TOKENIZER: _train_tokenizer,
+}
 
 
 class Progress:

@@ -19,11 +19,13 @@ import torch
 
 from trainyard_trainer.config.recipes import CAUSAL_LM
 from trainyard_trainer.config.tool_arguments import PREDICT
-from trainyard_trainer.data.sources.text import SEPARATOR
 from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.recipes.language_model.codec import codec_of
 from trainyard_trainer.recipes.language_model.generation import continued
+from trainyard_trainer.recipes.language_model.recipe import Language
 from trainyard_trainer.recipes.saved_model import Saved, read_saved
 from trainyard_trainer.run_files.standard_streams import run_with_safe_streams
+from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.terminal import table_text
 from trainyard_trainer.tools.chat import Assistant, chat_on_terminal, with_base_model
 from trainyard_trainer.tools.classifier import LabelledFile, classify_files, require_recipe
@@ -79,13 +81,15 @@ def _print_labels(wanted: argparse.Namespace) -> None:
 
 
 def _print_continuation(wanted: argparse.Namespace) -> None:
-    saved = _saved(wanted)
+    folder = open_run(wanted.run, wanted.storage, wanted.endpoint)
+    saved = read_saved(folder, wanted.checkpoint)
     if saved.facts["recipe"] == CAUSAL_LM:
         answer = _assistant(wanted, saved).answer(wanted.prompt)
         record = {"prompt": wanted.prompt, "text": answer}
         print(json.dumps(record, indent=2) if wanted.json else answer)
         return
     text = continued_text(
+        folder,
         saved,
         wanted.prompt,
         length=wanted.length,
@@ -117,6 +121,7 @@ def _device() -> torch.device:
 
 
 def continued_text(
+    folder: RunFolder,
     saved: Saved,
     prompt: str,
     *,
@@ -125,24 +130,25 @@ def continued_text(
     seed: int,
     device: torch.device,
 ) -> str:
-    """Return the text that a language model writes after the prompt, at most `length` bytes of it.
+    """Return the text that a language model writes after the prompt, at most `length` bytes or tokens of it.
 
-    The same seed gives the same text. Raises ConfigError for a model of images, and for a prompt that holds
-    a byte 0.
+    The same seed gives the same text. The tokenizer is the one in the run's folder. Raises ConfigError for a
+    model of images, and for a prompt that holds the end of a document.
     """
     require_recipe(saved, "language_model")
-    prompt_bytes = prompt.encode()
-    if SEPARATOR in prompt_bytes:
-        raise ConfigError("--prompt has a byte 0, which ends a document. Leave it out.")
+    recipe = saved.recipe
+    assert isinstance(recipe, Language)
+    codec = codec_of(folder, recipe.config)
     (found,) = continued(
         saved.build().to(device),
-        prompt_bytes,
+        codec.encode(prompt),
         length=length,
-        context_length=saved.config.context_length,
+        context_length=recipe.config.context_length,
         temperature=temperature,
         seed=seed,
+        separator=recipe.vocabulary.separator,
     )
-    return found.decode(errors="replace")
+    return codec.decode(found).decode(errors="replace")
 
 
 def print_labels(labelled: Sequence[LabelledFile], *, as_json: bool) -> None:

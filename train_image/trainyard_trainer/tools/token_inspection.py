@@ -10,8 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from trainyard_trainer.data.prepared import LEARNT, PADDING, STARTS_DOCUMENT, Prepared, TokenInfo
-from trainyard_trainer.data.sources.chats.tokenizer import load_tokenizer
+from trainyard_trainer.data.prepared import (
+    LEARNT,
+    PADDING,
+    STARTS_DOCUMENT,
+    Prepared,
+    TokenInfo,
+    TokenStreamInfo,
+)
+from trainyard_trainer.data.sources.tokenizer_folder import load_tokenizer
 from trainyard_trainer.data.stored_rows import read_validation
 from trainyard_trainer.recipes.causal_lm.token_counts import count_rows
 from trainyard_trainer.terminal import table_text
@@ -25,7 +32,7 @@ SHOWN_TOKENS = 200
 GREEN, PLAIN = "\033[32m", "\033[0m"
 
 
-def tokens_as_json(prepared: Prepared, info: TokenInfo) -> dict[str, Any]:
+def tokens_as_json(prepared: Prepared, info: TokenInfo | TokenStreamInfo) -> dict[str, Any]:
     """Return the description of the data set, as `--json` prints it."""
     return {
         "path": prepared.path,
@@ -50,6 +57,26 @@ def tokens_as_text(prepared: Prepared, info: TokenInfo, *, has_colour: bool) -> 
     marks = "in green" if has_colour else "in [brackets]"
     samples = "\n\n".join(sample_texts(prepared, info, has_colour=has_colour))
     return f"{head}\n\n{counts}\n\n{lengths}\n\nvalidation samples, learnt tokens {marks}:\n\n{samples}"
+
+
+def stream_as_text(prepared: Prepared, info: TokenStreamInfo) -> str:
+    """Return the description of a stream of tokens for the terminal, with rows as text."""
+    head = (
+        f"{prepared.path}: rows of {info.row_tokens:,} tokens, from {info.source}\n"
+        f"tokenizer: {info.tokenizer}, {info.vocab_size:,} tokens, {info.end_of_text} ends a document"
+    )
+    rows = {"rows": (prepared.num_train, prepared.num_valid)} | {
+        key: (getattr(info.train, key), getattr(info.valid, key))
+        for key in ("documents", "tokens", "bytes")
+    }
+    counts = table_text(
+        ("", "training", "validation"),
+        [(key, *(f"{count:,}" for count in pair)) for key, pair in rows.items()],
+    )
+    shown = read_validation(prepared, list(range(min(SAMPLES, prepared.num_valid))), "tokens")
+    decode = _decoder(info)
+    samples = "\n\n".join(decode(row[:SHOWN_TOKENS].tolist()) for row in shown)
+    return f"{head}\n\n{counts}\n\nvalidation samples:\n\n{samples}"
 
 
 def length_rows(info: TokenInfo) -> list[tuple[str, str, str]]:
@@ -94,8 +121,8 @@ def sample_texts(prepared: Prepared, info: TokenInfo, *, has_colour: bool) -> It
         yield "\n".join(documents) + more
 
 
-def _decoder(info: TokenInfo) -> Any:
+def _decoder(info: TokenInfo | TokenStreamInfo) -> Any:
     """Return a function that turns tokens into text."""
-    if not Path(info.tokenizer).is_dir():
+    if info.tokenizer is None or not Path(info.tokenizer).is_dir():
         return lambda tokens: f"{' '.join(map(str, tokens))} "
     return load_tokenizer(info.tokenizer).decode

@@ -14,6 +14,7 @@ from trainyard_trainer.data.loading.batch import Batch, BatchRequest
 from trainyard_trainer.data.loading.chunks import copied
 from trainyard_trainer.data.loading.local_copy import LocalCopy
 from trainyard_trainer.data.loading.reading import read_sample
+from trainyard_trainer.data.loading.shard_rows import ShardRows
 from trainyard_trainer.data.loading.user_dataset import (
     Collate,
     SplitName,
@@ -25,12 +26,12 @@ from trainyard_trainer.data.loading.user_dataset import (
 from trainyard_trainer.data.prepared import (
     Prepared,
     PreparedInfo,
-    info_of_json,
-    token_info_of_json,
+    prepared_info_of_json,
 )
+from trainyard_trainer.data.sources.token_files import TokenShards
 from trainyard_trainer.data.stored_rows import decode
 
-RunData = Prepared | UserDataset
+RunData = Prepared | TokenShards | UserDataset
 """The data set of a run."""
 
 DataInfo = PreparedInfo | UserDataInfo
@@ -39,9 +40,8 @@ DataInfo = PreparedInfo | UserDataInfo
 
 def data_info_of_json(known: Mapping[str, Any]) -> DataInfo:
     """Return the info that a checkpoint's manifest holds."""
-    if "row_tokens" in known:
-        return token_info_of_json(dict(known))
-    return info_of_json(dict(known)) if "shape" in known else UserDataInfo(**known)
+    is_prepared = "row_tokens" in known or "shape" in known
+    return prepared_info_of_json(known) if is_prepared else UserDataInfo(**known)
 
 
 STAND_IN_SAMPLES = 2
@@ -57,6 +57,8 @@ def open_rows(
             return UserRows(data, split, seed=seed, collate=collate)
         case Prepared():
             return LocalCopy(data, getattr(data, split), is_pinned=is_pinned)
+        case TokenShards():
+            return ShardRows(data, split, is_pinned=is_pinned)
         case _:
             assert_never(data)
 
@@ -72,6 +74,8 @@ def read_stand_in(data: RunData, *, seed: int = 0, collate: Collate = stacked) -
             table = pa.concat_tables([read_sample(data, sample) for sample in range(count)])
             columns = decode(table, data.info.decoded)
             return copied(columns, np.arange(count), is_pinned=False)
+        case TokenShards():
+            return ShardRows(data, "train")[np.arange(count)]
         case _:
             assert_never(data)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -91,6 +92,13 @@ def settle_plan(
     plan = make()
     dest.write(path, json.dumps({"options": wanted, "plan": plan}, indent=1))
     return plan
+
+
+def write_file(dest: RunFolder, file: str, data: bytes, rows: int) -> dict[str, Any]:
+    """Write a Parquet file of the data set, and return its entry in dataset.json."""
+    dest.write(f"{dest.root}/{file}", data)
+    sha256 = hashlib.sha256(data).hexdigest()
+    return {"file": file, "rows": rows, "bytes": len(data), "sha256": sha256}
 
 
 def clear_state(dest: RunFolder) -> None:

@@ -10,7 +10,6 @@ A preparation that was killed resumes, and ends with the same bytes as one that 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import tempfile
 from collections.abc import Sequence
@@ -27,12 +26,14 @@ from trainyard_trainer.data.preparation.destination import (
     is_finished,
     refuse_nested,
     settle_plan,
+    write_file,
 )
 from trainyard_trainer.data.preparation.token_chunks import (
     TOKEN_BYTES,
     Chunk,
+    ChunkContent,
     ChunkWriter,
-    chunk_path,
+    RowTokenizer,
 )
 from trainyard_trainer.data.prepared import (
     DATASET,
@@ -43,11 +44,12 @@ from trainyard_trainer.data.prepared import (
     TokenCounts,
     TokenInfo,
 )
-from trainyard_trainer.data.sources.chats.chat_files import ChatFiles
+from trainyard_trainer.data.sources.chats.chat_files import ChatFiles, SourceRow
 from trainyard_trainer.data.sources.chats.packing import one_row_each, pack, padded_length
-from trainyard_trainer.data.sources.chats.token_format import TokenFormat, tokenizer_sha256
+from trainyard_trainer.data.sources.chats.token_format import TokenFormat
 from trainyard_trainer.data.sources.chats.tokenizer import ChatTokenizer
 from trainyard_trainer.data.sources.rows.split_files import SplitName
+from trainyard_trainer.data.sources.tokenizer_folder import tokenizer_sha256
 from trainyard_trainer.data.stored_rows import write_token_part
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_folder.folder import RunFolder
@@ -102,7 +104,7 @@ def prepare_tokens(options: TokenOptions, dest: RunFolder, context: PrepareConte
     tokenizer = ChatTokenizer(options.form.tokenizer, options.form.loss_on)
     stamps = {f"files of {name}": files.stamp() for name, files in sources.items()}
     settle_plan(dest, wanted, stamps, dict, context)
-    writer = ChunkWriter(dest, options.form, tokenizer)
+    writer = ChunkWriter(dest, RowTokenizer(options.form, tokenizer))
     chunks = _tokenise(options, sources, writer, context)
     splits = _divide(options, chunks)
     row_tokens = options.form.context_length
@@ -147,7 +149,7 @@ def prepare_tokens(options: TokenOptions, dest: RunFolder, context: PrepareConte
 def _tokenise(
     options: TokenOptions,
     sources: dict[str, ChatFiles],
-    writer: ChunkWriter,
+    writer: ChunkWriter[SourceRow],
     context: PrepareContext,
 ) -> dict[str, list[Chunk]]:
     """Return the chunks by the part of the data: `train` and `valid`, or `all` if they are not divided.
@@ -292,7 +294,7 @@ def _write_split(
     by_row = np.argsort(row_of, kind="stable")
     firsts = np.searchsorted(row_of[by_row], np.arange(num_rows + 1))
     order = np.random.default_rng([form.form.seed, SPLITS.index(name)]).permutation(num_rows)
-    contents = [_Content(dest, chunk, scratch) for chunk in split.chunks]
+    contents = [ChunkContent(dest, chunk, scratch) for chunk in split.chunks]
     rows_per_file = max(1, FILE_BYTES // (row_tokens * (TOKEN_BYTES + 1)))
     header = {"format": FORMAT, "tokenizer": form.form.tokenizer, "row_tokens": row_tokens}
     entries = []
@@ -312,31 +314,6 @@ def _write_split(
                 flags[place, end] |= STARTS_DOCUMENT
         file = f"{name}/part-{number:05}.parquet"
         data = write_token_part(header, file, start, tokens, flags)
-        dest.write(f"{dest.root}/{file}", data)
-        entries.append(
-            {
-                "file": file,
-                "rows": len(rows),
-                "bytes": len(data),
-                "sha256": hashlib.sha256(data).hexdigest(),
-            }
-        )
+        entries.append(write_file(dest, file, data, len(rows)))
         context.show(f"writing {name}", start + len(rows), num_rows)
     return entries
-
-
-class _Content:
-    """The tokens of a chunk, mapped into memory from its file or from a copy of it on this disk."""
-
-    def __init__(self, dest: RunFolder, chunk: Chunk, scratch: Path) -> None:
-        count = sum(chunk.lengths)
-        path = Path(chunk_path(dest, chunk.name))
-        if not dest.is_local:
-            path = scratch / f"{chunk.name}.tokens"
-            if not path.exists():
-                path.write_bytes(dest.read(chunk_path(dest, chunk.name)))
-        self.tokens: np.ndarray = np.empty(0, np.int32)
-        self.learnt: np.ndarray = np.empty(0, np.uint8)
-        if count:
-            self.tokens = np.memmap(path, "<i4", "r", shape=(count,))
-            self.learnt = np.memmap(path, np.uint8, "r", offset=count * TOKEN_BYTES, shape=(count,))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -25,7 +27,18 @@ CHUNK_BYTES = 4 * 2**20
 """The size of the source rows after which a chunk ends. Their tokens need about ten times as much memory."""
 
 TOKEN_BYTES = 4
-"""The size of a token in a chunk's file; a byte for each token follows, which says whether it is learnt."""
+"""The size of a token in a chunk's file. Of chats, a byte for each token follows: whether it is learnt."""
+
+
+class PartOfSource(Protocol):
+    """What chunks are made of: a row of a source, or a piece of a text."""
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it has."""
+
+
+Part = TypeVar("Part", bound=PartOfSource)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -52,35 +65,50 @@ class Chunk:
     """The rows that cannot be used, each with its place and the reason."""
 
 
-class ChunkWriter:
-    """Writes the missing chunks of a source into the state of a preparation."""
+class ChunkWriter(Generic[Part]):
+    """Writes the missing chunks of a source into the state of a preparation.
 
-    def __init__(self, dest: RunFolder, form: TokenFormat, tokenizer: ChatTokenizer) -> None:
+    `tokenise` makes the record of a chunk without its hash, and the content of its file, of its name and of
+    parts of the source.
+    """
+
+    def __init__(
+        self, dest: RunFolder, tokenise: Callable[[str, list[Part]], tuple[Chunk, bytes]]
+    ) -> None:
         self._dest = dest
-        self._form = form
-        self._tokenizer = tokenizer
+        self._tokenise = tokenise
 
-    def write(self, name: str, rows: Iterable[SourceRow]) -> Iterator[Chunk]:
+    def write(self, name: str, parts: Iterable[Part]) -> Iterator[Chunk]:
         """Yield the records of all chunks of a source. Chunks of an earlier attempt are not made again.
 
         A chunk with bad rows is made again: they may have been repaired.
         """
-        for number, part in enumerate(_parts_of(rows)):
-            yield self._finish_once(f"{name}-{number:05}", part)
+        for number, group in enumerate(_groups_of(parts)):
+            yield self._finish_once(f"{name}-{number:05}", group)
 
-    def _finish_once(self, name: str, rows: list[SourceRow]) -> Chunk:
+    def _finish_once(self, name: str, parts: list[Part]) -> Chunk:
         record, file = state_path(self._dest, f"{name}.json"), chunk_path(self._dest, name)
         if self._dest.exists(record):
             found = Chunk(**json.loads(self._dest.read(record)))
             is_whole = self._dest.exists(file) and self._dest.sha256(file) == found.sha256
             if is_whole and not found.bad:
                 return found
-        chunk, content = self._tokenise(name, rows)
+        chunk, content = self._tokenise(name, parts)
+        chunk.sha256 = hashlib.sha256(content).hexdigest()
         self._dest.write(file, content)
         self._dest.write(record, json.dumps(asdict(chunk)))
         return chunk
 
-    def _tokenise(self, name: str, rows: list[SourceRow]) -> tuple[Chunk, bytes]:
+
+class RowTokenizer:
+    """Makes chunks of the rows of chats, prompts and texts."""
+
+    def __init__(self, form: TokenFormat, tokenizer: ChatTokenizer) -> None:
+        self._form = form
+        self._tokenizer = tokenizer
+
+    def __call__(self, name: str, rows: list[SourceRow]) -> tuple[Chunk, bytes]:
+        """Return the record of a chunk of these rows, and the content of its file."""
         chunk = Chunk(name=name)
         samples: list[Tokens] = []
         for row in rows:
@@ -93,7 +121,6 @@ class ChunkWriter:
         ids = [np.asarray(each.ids, "<i4") for each in samples]
         learnt = [np.asarray(each.is_learnt, np.uint8) for each in samples]
         content = b"".join(each.tobytes() for each in (*ids, *learnt))
-        chunk.sha256 = hashlib.sha256(content).hexdigest()
         return chunk, content
 
     def _samples_of(self, row: object, chunk: Chunk) -> list[Tokens]:
@@ -126,18 +153,41 @@ class ChunkWriter:
         return kept
 
 
-def _parts_of(rows: Iterable[SourceRow]) -> Iterator[list[SourceRow]]:
-    """Yield the rows of one chunk after the other."""
-    part: list[SourceRow] = []
+def _groups_of(parts: Iterable[Part]) -> Iterator[list[Part]]:
+    """Yield the parts of one chunk after the other."""
+    group: list[Part] = []
     size = 0
-    for row in rows:
-        part.append(row)
-        size += row.size
-        if len(part) == CHUNK_ROWS or size >= CHUNK_BYTES:
-            yield part
-            part, size = [], 0
-    if part:
-        yield part
+    for part in parts:
+        group.append(part)
+        size += part.size
+        if len(group) == CHUNK_ROWS or size >= CHUNK_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+class ChunkContent:
+    """The tokens of a chunk, mapped into memory from its file or from a copy of it on this disk."""
+
+    def __init__(self, dest: RunFolder, chunk: Chunk, scratch: Path) -> None:
+        self._count = sum(chunk.lengths)
+        self._path = Path(chunk_path(dest, chunk.name))
+        if not dest.is_local:
+            self._path = scratch / f"{chunk.name}.tokens"
+            if not self._path.exists():
+                self._path.write_bytes(dest.read(chunk_path(dest, chunk.name)))
+        self.tokens: np.ndarray = np.empty(0, np.int32)
+        if self._count:
+            self.tokens = np.memmap(self._path, "<i4", "r", shape=(self._count,))
+
+    @cached_property
+    def learnt(self) -> np.ndarray:
+        """Return whether each token is learnt; only the files of rows of chats have it."""
+        if not self._count:
+            return np.empty(0, np.uint8)
+        offset = self._count * TOKEN_BYTES
+        return np.memmap(self._path, np.uint8, "r", offset=offset, shape=(self._count,))
 
 
 def chunk_path(dest: RunFolder, name: str) -> str:

@@ -149,32 +149,55 @@ def open_text(
     `valid_share` of each file, its end, is the part for validation; with 0 there is none. Raises ConfigError
     if there is no text, or too little for a row.
     """
-    filesystem, infos = (
-        _stdlib() if path in BUILT_IN else _find(path, endpoint, pattern or PATTERN, say)
-    )
-    cuts = {info.path: info.size - int(info.size * valid_share) for info in infos}
-    stretches = {
-        TRAIN if valid_share else ALL: [Document(info.path, 0, cuts[info.path]) for info in infos]
-    }
-    if valid_share:
-        stretches[VALID] = [Document(info.path, cuts[info.path], info.size) for info in infos]
+    files = find_text(path, endpoint=endpoint, pattern=pattern, say=say)
     splits = {}
-    for name, documents in stretches.items():
-        kept = [document for document in documents if document.end > document.begin]
-        splits[name] = TextRows.of(filesystem, kept, row_bytes)
+    for name, documents in files.documents(valid_share).items():
+        splits[name] = TextRows.of(files.filesystem, documents, row_bytes)
         if not splits[name].count:
             part = f"{valid_share} of each file, for validation" if name == VALID else "it"
             raise ConfigError(
                 f"{path}: {part} has {splits[name].starts[-1]:,} bytes, and a row takes {row_bytes:,}. "
                 "Use more text, or a smaller train.model.context_length."
             )
-    say(f"{path}: files of text: {len(infos):,}, bytes: {sum(info.size for info in infos):,}")
-    return Source(
-        path=path,
-        kind="text",
-        splits=splits,
-        stamp=stamp_of([(info.path, info.size) for info in infos]),
+    return Source(path=path, kind="text", splits=splits, stamp=files.stamp)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextFiles:
+    """The files of a source of text, in the order of their paths."""
+
+    filesystem: fs.FileSystem
+    infos: Sequence[fs.FileInfo]
+
+    @property
+    def stamp(self) -> str:
+        """Return a fingerprint of the files."""
+        return stamp_of([(info.path, info.size) for info in self.infos])
+
+    def documents(self, valid_share: float) -> dict[str, list[Document]]:
+        """Return the stretches for training, and the end of each file for validation; or all with 0."""
+        cuts = [info.size - int(info.size * valid_share) for info in self.infos]
+        pairs = list(zip(self.infos, cuts, strict=True))
+        found = {
+            TRAIN if valid_share else ALL: [Document(each.path, 0, cut) for each, cut in pairs]
+        }
+        if valid_share:
+            found[VALID] = [Document(each.path, cut, each.size) for each, cut in pairs]
+        return {
+            name: [document for document in documents if document.end > document.begin]
+            for name, documents in found.items()
+        }
+
+
+def find_text(
+    path: str, *, endpoint: str | None, pattern: str | None, say: Callable[[str], None]
+) -> TextFiles:
+    """Find a text file, or the files of a folder with such names. Raises ConfigError if there are none."""
+    filesystem, infos = (
+        _stdlib() if path in BUILT_IN else _find(path, endpoint, pattern or PATTERN, say)
     )
+    say(f"{path}: files of text: {len(infos):,}, bytes: {sum(info.size for info in infos):,}")
+    return TextFiles(filesystem=filesystem, infos=infos)
 
 
 def _find(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainyard_trainer.recipes.sampling import chosen
+from trainyard_trainer.recipes.sampling import chosen, until_end
 
 Scores = Callable[[Tensor], Tensor]
 """Returns the scores (N, T, vocabulary) of tokens (N, T)."""
@@ -45,12 +45,6 @@ def continued(
         until_end(row[len(prompt) : len(prompt) + length].tolist(), ends)
         for row, prompt in zip(tokens, prompts, strict=True)
     ]
-
-
-def until_end(tokens: list[int], ends: Collection[int]) -> list[int]:
-    """Return the tokens before the first one that ends a text."""
-    places = [place for place, token in enumerate(tokens) if token in ends]
-    return tokens[: places[0]] if places else tokens
 
 
 def generated(

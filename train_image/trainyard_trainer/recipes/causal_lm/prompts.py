@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from trainyard_trainer.data.sources.chats.tokenizer import load_tokenizer, padding_of
+from trainyard_trainer.data.sources.tokenizer_folder import load_tokenizer, padding_of
 
 TEXTS = "texts"
 """The key of validation.json with what the model has written behind the prompts of the run file."""

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
 from trainyard_trainer.data.sources.text import SEPARATOR
 from trainyard_trainer.recipes.language_model.model import Memory
-from trainyard_trainer.recipes.sampling import chosen
+from trainyard_trainer.recipes.sampling import chosen, until_end
 
 
 def continued(
     network: nn.Module,
-    prompt: bytes,
+    prompt: Sequence[int],
     *,
     count: int = 1,
     length: int,
     context_length: int,
     temperature: float,
     seed: int,
-) -> list[bytes]:
-    """What may follow the prompt: `count` texts of at most `length` bytes, the same for the same seed.
+    separator: int | None = SEPARATOR,
+) -> list[list[int]]:
+    """What may follow the prompt: `count` texts of at most `length` tokens, the same for the same seed.
 
     A text ends where the model ends its document. Where it outgrows the context, the model goes on from the
-    last half of that. At temperature 0 each byte is the likeliest one; below 1 likely ones become likelier.
+    last half of that. At temperature 0 each token is the likeliest one; below 1 likely ones become likelier.
     """
+    assert separator is not None, "without a tokenizer there is no text"
     random = torch.Generator().manual_seed(seed)
     device = next(network.parameters()).device
     # A separator in front: the prompt is the beginning of a document.
-    written = torch.tensor([[SEPARATOR, *prompt]] * count)
+    written = torch.tensor([[separator, *prompt]] * count)
     begun = written.shape[1]
     memory, unread = Memory(), written
     with torch.inference_mode():
@@ -38,6 +42,6 @@ def continued(
             scores = network(unread.to(device), memory)[:, -1].float().cpu()
             unread = chosen(scores, temperature, random)[:, None]
             written = torch.cat([written, unread], dim=1)
-            if (written[:, begun:] == SEPARATOR).any(dim=1).all():
+            if (written[:, begun:] == separator).any(dim=1).all():
                 break
-    return [bytes(row).split(bytes([SEPARATOR]))[0] for row in written[:, begun:].tolist()]
+    return [until_end(row, {separator}) for row in written[:, begun:].tolist()]

@@ -17,7 +17,7 @@ from trainyard_trainer.data.sources.chats.examples import (
     TextExample,
     WrongRow,
 )
-from trainyard_trainer.data.sources.chats.token_format import tokenizer_files
+from trainyard_trainer.data.sources.tokenizer_folder import load_tokenizer, padding_of
 from trainyard_trainer.errors import ConfigError
 
 MARK = re.compile(r"{%-?\s*generation\s*-?%}")
@@ -30,26 +30,6 @@ class Tokens(NamedTuple):
     ids: Sequence[int]
     is_learnt: Sequence[int]
     """1 for each token that is learnt, else 0."""
-
-
-def load_tokenizer(folder: str) -> Any:
-    """Load the tokenizer of a model's folder. Raises ConfigError if the folder has none that works."""
-    tokenizer_files(folder)
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ConfigError(
-            f"train.model.path = {folder}: its tokenizer cannot be loaded: {reason}"
-        ) from error
-
-
-def padding_of(tokenizer: Any) -> int:
-    """Return the token that fills rows: the tokenizer's own, or the one that ends a text, or the first."""
-    tokens = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
-    return next(token for token in tokens if token is not None)
 
 
 class ChatTokenizer:
