@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from trainyard_trainer.data.sources.chats.examples import Question, WrongRow
 from trainyard_trainer.data.sources.chats.tokenizer import load_tokenizer, padding_of
 
 TEXTS = "texts"
@@ -23,6 +24,8 @@ class Prompts:
         from transformers import GenerationConfig
 
         self._tokenizer = load_tokenizer(path)
+        # It cuts nothing here, and only causes a warning for longer prompts.
+        self._tokenizer.model_max_length = 2**62
         ends = [self._tokenizer.eos_token_id]
         if (Path(path) / "generation_config.json").is_file():
             found = GenerationConfig.from_pretrained(path).eos_token_id
@@ -54,6 +57,23 @@ class Prompts:
         if not self.has_template:
             return self.of_text(prompt)
         return self.of_chat([{"role": "user", "content": prompt}])
+
+    def of_question(self, question: Question) -> list[int]:
+        """Return the tokens of a question. Raises WrongRow if the chat template refuses it."""
+        if isinstance(question.prompt, str):
+            return self.of(question.prompt)
+        if not self.has_template:
+            raise WrongRow("it is a chat, and the model's tokenizer has no chat template")
+        try:
+            tokens: list[int] = self._tokenizer.apply_chat_template(
+                question.prompt,
+                tools=question.tools,
+                add_generation_prompt=True,
+                return_dict=False,
+            )
+        except Exception as error:  # a template is a program of others
+            raise WrongRow(f"the chat template fails: {type(error).__name__}: {error}") from error
+        return tokens
 
     def text_of(self, tokens: Sequence[int]) -> str:
         """Return tokens as text, without special tokens."""
