@@ -283,14 +283,22 @@ def test_prompts_are_continued_at_each_validation(tmp_path: Path, model: Path, c
 # Generation and export.
 
 
-def test_texts_are_the_same_with_and_without_the_cache_of_transformers(model: Path) -> None:
-    config = CausalModel.model_validate({"path": str(model)})
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_shared_model_writes_what_generate_of_transformers_writes(
+    tmp_path: Path, kind: Any, temperature: float
+) -> None:
+    folder = make_folder(tmp_path / "model", kind, tied=False)
+    config = CausalModel.model_validate({"path": str(folder)})
     network = build_network(config, seed=0, is_sharded=False).eval()
-    prompts = [[5, 6, 7, 8], [900, 901]]
-    options: dict[str, Any] = {"length": 6, "temperature": 0, "seed": 0, "ends": {2}}
+    prompts = [[5, 6, 7, 8], [900, 901], [17] * 9]
+    options: dict[str, Any] = {"length": 6, "temperature": temperature, "seed": 4, "padding": 3}
     with torch.no_grad():
-        slowly = continued(network, prompts, **options, device=CPU)
-    assert slowly == generated(network.model, prompts, rows=[0, 1], **options, padding=3)
+        first = generated(network.model, prompts, rows=[0, 1, 2], ends={2}, **options)
+        ends = {2, first[0][3]}
+        ours = continued(network, prompts, ends=ends, device=CPU, unfinished=int, **options)
+    assert ours == generated(network.model, prompts, rows=[0, 1, 2], ends=ends, **options)
+    assert ours[0] == first[0][:3]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from trainyard_trainer.engine.optimizers import (
     learning_rate,
     require_all_trained,
 )
-from trainyard_trainer.engine.sums import EvaluationSums, LossSums, Validation
+from trainyard_trainer.engine.sums import EvaluationSums, LossSums, Validation, of_batches
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.strategy import Worker, local_shard, strategy_of
 from trainyard_trainer.recipes.initial_weights import load_initial_weights
@@ -147,7 +147,7 @@ class Learner:
 
     def new_sums(self) -> LossSums:
         """Return empty sums of the loss and of the recipe's metrics."""
-        return LossSums(self.recipe.metrics, self.worker.device)
+        return LossSums(of_batches(self.recipe.metrics), self.worker.device)
 
     def step(self, batch: Batch, sums: LossSums, *, epoch: int, step_in_epoch: int) -> float:
         """Make one optimizer step; `batch` is this worker's share of a global batch.
@@ -254,6 +254,7 @@ class Learner:
                     sums.update(self.recipe.evaluate(forward, here), len(here))
                 elif self.strategy.is_sharded or sums.is_empty:
                     sums.update(self.recipe.evaluate(forward, self._stand_in), 0)
+            sums.measure(self.recipe.measure(forward, self.worker))
             # A sharded model needs all workers for each pass.
             shown = {}
             if self.strategy.is_sharded or self.worker.rank == 0:

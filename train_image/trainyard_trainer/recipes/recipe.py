@@ -17,9 +17,9 @@ from trainyard_trainer.data.loading.rows import DataInfo, RunData
 from trainyard_trainer.data.loading.user_dataset import stacked
 from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.errors import ConfigError
-from trainyard_trainer.parallel.strategy import units
+from trainyard_trainer.parallel.strategy import Worker, units
 from trainyard_trainer.recipes.example_inputs import ExampleInputs
-from trainyard_trainer.recipes.loss import Evaluation, Loss, Top
+from trainyard_trainer.recipes.loss import Evaluation, Loss, Sums, Top
 from trainyard_trainer.run_folder.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ class Recipe(Generic[Config]):
     """What a sample is called in messages, in the plural."""
 
     metrics: ClassVar[tuple[Metric, ...]] = ()
-    """The metrics beside the loss; `loss` and `evaluate` return the sums of each of them."""
+    """The metrics beside the loss; `loss` and `evaluate` return the sums of each of them, and `measure` those
+    of metrics that are for validations only."""
 
     saves_frozen_weights: bool = True
     """Whether checkpoints and model.pt hold the weights that are not trained (`requires_grad = False`).
@@ -130,6 +131,14 @@ class Recipe(Generic[Config]):
         each worker after the network is sharded, and fills the worker's shards.
         """
         raise NotImplementedError
+
+    def measure(self, model: Forward, worker: Worker) -> Mapping[str, Sums]:
+        """Return the sums of metrics that need other samples than the data set's, of this worker's share.
+
+        All workers call it at a validation, without gradients. With a sharded model they have to call
+        `model` equally often.
+        """
+        return {}
 
     def demonstrate(self, model: Forward) -> dict[str, Any]:
         """Show what the model produces at a validation, such as texts, as JSON for validation.json.

@@ -89,7 +89,7 @@ def _require_valid(recipe: Recipe[Any], found: Loss, name: str, method: str) -> 
             f"{where} weight = {found.weight!r}; it has to be the number of samples (or tokens, or pixels) "
             "in the sum: an int, or a scalar tensor"
         )
-    declared = {metric.name for metric in recipe.metrics}
+    declared = {metric.name for metric in recipe.metrics if not metric.is_validation_only}
     if {*found.metrics} != declared:
         raise ConfigError(
             f"{where} the metrics {sorted(found.metrics)}, and the class declares {sorted(declared)} in "
