@@ -280,6 +280,22 @@ def test_prompts_are_continued_at_each_validation(tmp_path: Path, model: Path, c
     ]
 
 
+def test_the_texts_of_each_validation_are_drawn_with_other_random_numbers(
+    tmp_path: Path, model: Path, chats: Path
+) -> None:
+    config = causal_config(tmp_path, model, chats, train__prompts=["What is 1 plus 1?"])
+    recipe = recipe_of(config)
+    network = recipe.build_model().eval()
+    with torch.no_grad():
+        first, again, later = (
+            [text["text"] for text in recipe.demonstrate(network, step=step)["texts"]]
+            for step in (4, 4, 8)
+        )
+    assert first == again
+    assert first[0] == later[0]
+    assert first[1] != later[1]
+
+
 # Generation and export.
 
 

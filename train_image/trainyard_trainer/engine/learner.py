@@ -238,9 +238,10 @@ class Learner:
 
     # Validation.
 
-    def validate(self, batches: Iterable[Batch]) -> Validation:
+    def validate(self, batches: Iterable[Batch], *, step: int = 0) -> Validation:
         """Validate on the samples of all workers, each counted once, and return the metrics over all workers.
 
+        `step` is the number of optimizer steps that are done.
         All workers must pass the same number of batches; some of the batches may be empty.
         """
         network = self.delivered().eval()
@@ -258,7 +259,7 @@ class Learner:
             # A sharded model needs all workers for each pass.
             shown = {}
             if self.strategy.is_sharded or self.worker.rank == 0:
-                shown = self.recipe.demonstrate(forward)
+                shown = self.recipe.demonstrate(forward, step=step)
         network.train()
         self.strategy.reshard(network)
         found = sums.compute()

@@ -140,9 +140,10 @@ class Recipe(Generic[Config]):
         """
         return {}
 
-    def demonstrate(self, model: Forward) -> dict[str, Any]:
+    def demonstrate(self, model: Forward, *, step: int) -> dict[str, Any]:
         """Show what the model produces at a validation, such as texts, as JSON for validation.json.
 
+        Random numbers should follow from the seed and `step`, the number of optimizer steps that are done.
         Gradients are off. With a sharded model all workers call it, and have to use `model` alike.
         """
         return {}

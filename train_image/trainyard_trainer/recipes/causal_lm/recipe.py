@@ -143,7 +143,7 @@ class CausalLanguage(Recipe[CausalModel]):
             endpoint=self._endpoint,
         )
 
-    def demonstrate(self, model: Forward) -> dict[str, Any]:
+    def demonstrate(self, model: Forward, *, step: int) -> dict[str, Any]:
         """Continue the prompts of the run file at each of `TEMPERATURES`."""
         train = self._train
         if train is None or not train.prompts:
@@ -159,7 +159,8 @@ class CausalLanguage(Recipe[CausalModel]):
                 tokens,
                 length=length,
                 temperature=temperature,
-                seed=train.seed,
+                # The texts of each validation are drawn with other random numbers.
+                seed=train.seed * 1_000_003 + step,
                 ends=prompts.ends,
                 padding=prompts.padding,
                 device=device,
