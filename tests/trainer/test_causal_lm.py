@@ -192,6 +192,27 @@ def test_two_workers_with_copies_or_with_shards_learn_what_one_worker_learns(
     assert found.keys() == final_weights(copied).keys()
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_passes_of_deepspeed_learn_what_one_pass_and_one_worker_learn(
+    tmp_path: Path, chats: Path, stage: int
+) -> None:
+    pytest.importorskip("deepspeed")
+    folder = make_folder(tmp_path / "model")
+    alone = causal_config(tmp_path / "one", folder, chats)
+    with step_losses(Worker(device=CPU)) as of_one:
+        train_here(alone)
+    two = {
+        "scaling__num_workers": 2,
+        "train__strategy": "deepspeed",
+        "train__deepspeed": {"stage": stage},
+    }
+    whole = causal_config(tmp_path / "whole", folder, chats, **two)
+    passes = causal_config(tmp_path / "passes", folder, chats, **two, train__micro_batch_size=1)
+    of_whole, of_passes = losses_of_steps(whole, passes)
+    assert of_whole == pytest.approx(of_one, rel=1e-4)
+    assert of_passes == pytest.approx(of_one, rel=1e-4)
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize("workers", [2, 1])
 def test_an_adapter_goes_on_from_its_shards_with_any_number_of_workers(

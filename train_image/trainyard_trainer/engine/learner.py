@@ -164,8 +164,9 @@ class Learner:
         seed_generators(worker.device, train.seed, samples, worker.rank)
 
         self.optimizer.zero_grad(set_to_none=True)
-        self.loss_scale.begin(global_samples)
-        parts = list(self._parts(batch.to(worker.device), global_samples))
+        batch = batch.to(worker.device)
+        self.loss_scale.begin(global_samples, self.recipe.loss_weight(batch))
+        parts = list(self._parts(batch, global_samples))
         for index, part in enumerate(parts):
             is_last = index == len(parts) - 1
             alone = nullcontext() if is_last else self.strategy.without_exchange(self.wrapped)

@@ -104,6 +104,13 @@ class Recipe(Generic[Config]):
         """Change a training batch on the device, at random: by `random_numbers` of seed, epoch and ids."""
         return batch
 
+    def loss_weight(self, batch: Batch) -> Tensor | None:
+        """Return the weight of a batch's loss before it is computed; None if it is not known until then.
+
+        `strategy: deepspeed` needs it where a step has several passes and `loss` returns a tensor as weight.
+        """
+        return None
+
     def evaluate(self, model: Forward, batch: Batch) -> Evaluation:
         """Compute loss, metrics and details of a validation batch, without gradients."""
         found = self.loss(model, batch)

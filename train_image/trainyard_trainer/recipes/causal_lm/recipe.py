@@ -110,6 +110,10 @@ class CausalLanguage(Recipe[CausalModel]):
             weight=(documents.targets != IGNORED).sum(),
         )
 
+    def loss_weight(self, batch: Batch) -> Tensor:
+        """Return the number of tokens that are learnt, a scalar."""
+        return (documents_of(batch["tokens"], batch["flags"]).targets != IGNORED).sum()
+
     def measure(self, model: Forward, worker: Worker) -> Mapping[str, Sums]:
         """Ask the questions of the run file: each worker a share of them, in batches of the validation."""
         train = self._train
