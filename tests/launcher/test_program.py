@@ -86,6 +86,10 @@ def trainyard(*arguments: str) -> subprocess.CompletedProcess[str]:
             "--data=s3://b/in --out=s3://b/out --image-column=photo --batch-size=8 -- digits",
         ),
         (
+            "predict chat prompts.jsonl --out answers.parquet --temperature 0 --length 9",
+            "--length=9 --temperature=0 --out=answers.parquet -- chat prompts.jsonl",
+        ),
+        (
             "data prepare in/ out --size 64 --valid-share 0.1 --encoding raw",
             "prepare --valid-share=0.1 --size=64 --encoding=raw -- in/ out",
         ),
@@ -112,9 +116,9 @@ def test_what_was_typed_is_passed_on(tools: Path, typed: str, passed_on: str) ->
             "Name image files, or give Parquet files with --data PATH and --out PATH",
         ),
         (["predict", "digits", "--data", "in"], "--data PATH needs --out PATH"),
-        (["predict", "digits", "a.png", "--data", "in", "--out", "x"], "IMAGE and --data exclude"),
+        (["predict", "digits", "a.png", "--data", "in", "--out", "x"], "FILE and --data exclude"),
         (["predict", "digits", "--data=in", "--out=x", "--seed=1"], "--data and --seed exclude"),
-        (["predict", "digits", "a.png", "--label-column", "x"], "IMAGE and --label-column exclude"),
+        (["predict", "digits", "a.png", "--label-column", "x"], "FILE and --label-column exclude"),
         (["data", "prepare", "in/"], "Missing argument"),
     ],
 )

@@ -192,6 +192,27 @@ def test_two_workers_with_copies_or_with_shards_learn_what_one_worker_learns(
     assert found.keys() == final_weights(copied).keys()
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_passes_of_deepspeed_learn_what_one_pass_and_one_worker_learn(
+    tmp_path: Path, chats: Path, stage: int
+) -> None:
+    pytest.importorskip("deepspeed")
+    folder = make_folder(tmp_path / "model")
+    alone = causal_config(tmp_path / "one", folder, chats)
+    with step_losses(Worker(device=CPU)) as of_one:
+        train_here(alone)
+    two = {
+        "scaling__num_workers": 2,
+        "train__strategy": "deepspeed",
+        "train__deepspeed": {"stage": stage},
+    }
+    whole = causal_config(tmp_path / "whole", folder, chats, **two)
+    passes = causal_config(tmp_path / "passes", folder, chats, **two, train__micro_batch_size=1)
+    of_whole, of_passes = losses_of_steps(whole, passes)
+    assert of_whole == pytest.approx(of_one, rel=1e-4)
+    assert of_passes == pytest.approx(of_one, rel=1e-4)
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize("workers", [2, 1])
 def test_an_adapter_goes_on_from_its_shards_with_any_number_of_workers(
@@ -280,17 +301,41 @@ def test_prompts_are_continued_at_each_validation(tmp_path: Path, model: Path, c
     ]
 
 
+def test_the_texts_of_each_validation_are_drawn_with_other_random_numbers(
+    tmp_path: Path, model: Path, chats: Path
+) -> None:
+    config = causal_config(tmp_path, model, chats, train__prompts=["What is 1 plus 1?"])
+    recipe = recipe_of(config)
+    network = recipe.build_model().eval()
+    with torch.no_grad():
+        first, again, later = (
+            [text["text"] for text in recipe.demonstrate(network, step=step)["texts"]]
+            for step in (4, 4, 8)
+        )
+    assert first == again
+    assert first[0] == later[0]
+    assert first[1] != later[1]
+
+
 # Generation and export.
 
 
-def test_texts_are_the_same_with_and_without_the_cache_of_transformers(model: Path) -> None:
-    config = CausalModel.model_validate({"path": str(model)})
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_shared_model_writes_what_generate_of_transformers_writes(
+    tmp_path: Path, kind: Any, temperature: float
+) -> None:
+    folder = make_folder(tmp_path / "model", kind, tied=False)
+    config = CausalModel.model_validate({"path": str(folder)})
     network = build_network(config, seed=0, is_sharded=False).eval()
-    prompts = [[5, 6, 7, 8], [900, 901]]
-    options: dict[str, Any] = {"length": 6, "temperature": 0, "seed": 0, "ends": {2}}
+    prompts = [[5, 6, 7, 8], [900, 901], [17] * 9]
+    options: dict[str, Any] = {"length": 6, "temperature": temperature, "seed": 4, "padding": 3}
     with torch.no_grad():
-        slowly = continued(network, prompts, **options, device=CPU)
-    assert slowly == generated(network.model, prompts, **options, padding=3)
+        first = generated(network.model, prompts, rows=[0, 1, 2], ends={2}, **options)
+        ends = {2, first[0][3]}
+        ours = continued(network, prompts, ends=ends, device=CPU, unfinished=int, **options)
+    assert ours == generated(network.model, prompts, rows=[0, 1, 2], ends=ends, **options)
+    assert ours[0] == first[0][:3]
 
 
 @pytest.mark.parametrize(

@@ -184,6 +184,13 @@ class Unused(Regression):
     def loss(self, model, batch):
         return Loss(sum=model(batch["features"]).sum(), weight=len(batch))
 
+class OtherWeight(Regression):
+    metrics = ()
+    def loss(self, model, batch):
+        return Loss(sum=model(batch["features"]).sum(), weight=torch.tensor(2))
+    def loss_weight(self, batch):
+        return torch.tensor(5)
+
 class NoModel(Regression):
     def build_model(self):
         return None
@@ -206,6 +213,7 @@ class NoModel(Regression):
         ("OtherShape", "mat1 and mat2 shapes cannot be multiplied (2x10 and 11x1)"),
         ("NoMetric", "the metrics [], and the class declares ['rmse']"),
         ("Unused", "1 parameters get no gradient: spare"),
+        ("OtherWeight", "loss_weight returned 5, and loss the weight 2 for the same batch"),
         ("NoModel", "build_model"),
     ],
 )

@@ -35,15 +35,17 @@ def progress_text(progress: Object) -> str:
 
 
 def _how_well(progress: Object) -> list[str]:
-    """Return the recipe's first metric, in training and validation."""
-    names = [name for name in progress if f"{VALIDATION_PREFIX}{name}" in progress][:1]
+    """Return the recipe's first metric, in training and validation, or in the latter alone."""
+    metric = next(filter(is_validation, progress), None)
+    if metric is None:
+        return []
+    name = metric.removeprefix(VALIDATION_PREFIX)
+    words = name.replace("_", " ")
+    if name not in progress:
+        return [_figure(f"validation {words}", progress[metric], "#.3g")]
     return [
-        text
-        for name in names
-        for text in (
-            _figure(name.replace("_", " "), progress[name], "#.3g"),
-            _figure("validation", progress[f"{VALIDATION_PREFIX}{name}"], "#.3g"),
-        )
+        _figure(words, progress[name], "#.3g"),
+        _figure("validation", progress[metric], "#.3g"),
     ]
 
 

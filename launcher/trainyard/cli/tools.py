@@ -87,8 +87,8 @@ def _run(tool: Tool, given: dict[Argument, Any]) -> None:
     problem = tool.problem({argument.key: value for argument, value in given.items()})
     if problem is not None:
         raise ConfigError(problem)
-    if tool is tool_arguments.PREDICT and tool_arguments.PREDICT_DATA in given:
-        require_packages(["ray", "obstore"], "`predict --data`")
+    if tool is tool_arguments.PREDICT and tool_arguments.uses_ray({each.key for each in given}):
+        require_packages(["ray", "obstore"], "`predict` with a data set")
     options: list[str] = []
     words: list[str] = []
     for argument, value in given.items():

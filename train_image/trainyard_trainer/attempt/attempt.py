@@ -526,8 +526,11 @@ def summary_of(
 
 def metrics_in(config: RecipeConfig, last: Trained, best: Trained) -> dict[str, float | None]:
     """Return loss and metrics at the end of training, and the validation metrics of the best checkpoint."""
-    names = [*(metric.name for metric in metrics_of(config.train)), LOSS]
-    validations = [f"{VALIDATION_PREFIX}{name}" for name in names]
+    metrics = metrics_of(config.train)
+    names = [*(metric.name for metric in metrics if not metric.is_validation_only), LOSS]
+    validations = [
+        f"{VALIDATION_PREFIX}{name}" for name in (*(each.name for each in metrics), LOSS)
+    ]
     return {
         **{name: last.metrics.get(name) for name in (*validations, *names)},
         **{f"best_{name}": best.metrics.get(name) for name in validations},

@@ -29,8 +29,8 @@ class CheckpointConfig(Section):
 
     best: MetricName | None = None
     """The metric by which the best checkpoint is chosen, which is always kept: `val_loss`, or a metric of the
-    recipe on the validation samples. The default is the recipe's first one, `val_accuracy` for images and
-    text."""
+    recipe on the validation samples. The default is the recipe's first one, `val_accuracy` for images, text
+    and `train.questions`."""
 
     deliver: Literal["last", "best"] = "last"
     """The checkpoint whose weights become model.pt at the end: the last one or the best one."""

@@ -7,7 +7,15 @@ from typing import Any
 
 MAY_CHANGE = {
     "data": {"decode_workers", "endpoint", "max_bad_samples", "ray_nodes"},
-    "train": {"channels_last", "compile", "epochs", "micro_batch_size", "prompts", "rounds"},
+    "train": {
+        "channels_last",
+        "compile",
+        "epochs",
+        "micro_batch_size",
+        "prompts",
+        "questions",
+        "rounds",
+    },
 }
 """Keys of the sections that make a run's identity, but do not belong to it themselves. Those of LENGTHS may
 only be raised. The number of workers belongs to it, too, where `has_fixed_workers`."""

@@ -45,6 +45,8 @@ class Metric:
     """The unit of the value."""
     shape: tuple[int, ...] = (2,)
     """The shape of the sums."""
+    is_validation_only: bool = False
+    """Whether it comes from `Recipe.measure` at each validation, and neither `loss` nor `evaluate` has it."""
     compute: Callable[[Any], float] = ratio
     """Computes the value from the sums, a float64 tensor of this shape in host memory."""
 
@@ -56,6 +58,15 @@ ACCURACY = Metric(
     unit=RATIO,
 )
 """Computed from the number of correct predictions and the number of targets."""
+
+ANSWERS = Metric(
+    name="accuracy",
+    direction="higher",
+    description="share of the questions that were answered correctly",
+    unit=RATIO,
+    is_validation_only=True,
+)
+"""Computed from the number of correct answers and the number of questions."""
 
 RMSE = Metric(
     name="rmse",

@@ -73,7 +73,7 @@ def metrics_of(train: Any) -> tuple[Metric, ...]:
         return OWN_METRICS[recipe_named(train)]
     model = MODELS[recipe_named(train)]
     if not issubclass(model, Boosting):
-        return model.metrics
+        return model.metrics_of(train)
     return OBJECTIVE_METRICS[train.objective if isinstance(train, Boosting) else train["objective"]]
 
 

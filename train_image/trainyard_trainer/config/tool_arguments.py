@@ -7,7 +7,7 @@ its own parser from the same table (`trainyard_trainer.tools.command_line.parse`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from trainyard_trainer.config.arguments import (
@@ -25,6 +25,7 @@ from trainyard_trainer.config.arguments import (
     one_of,
 )
 from trainyard_trainer.config.data_sources import describe_preparable_sources
+from trainyard_trainer.config.location import local_problem
 
 # Arguments that several tools have.
 
@@ -328,7 +329,7 @@ _OF_DATA = ("image_column", "label_column")
 
 
 _INPUTS = {
-    "images": "IMAGE",
+    "files": "FILE",
     "prompt": "--prompt",
     "chat": "--chat",
     "data": "--data",
@@ -337,7 +338,8 @@ _INPUTS = {
 """The inputs of `predict`, of which exactly one is given: what a user types for each key."""
 
 _EXCLUDED = {
-    "images": (*_OF_TEXT, *_OF_DATA, "out", "trust_code"),
+    "files": (*_OF_TEXT, *_OF_DATA, "trust_code"),
+    "prompts": ("image_column", "grid", "top", "trust_code"),
     "prompt": (*_OF_DATA, "out", "grid", "top", "batch_size", "trust_code"),
     "chat": (*_OF_DATA, "out", "grid", "top", "batch_size", "trust_code", "json"),
     "data": (*_OF_TEXT, "grid", "trust_code"),
@@ -352,38 +354,48 @@ def _predict_problem(given: Mapping[str, Any]) -> str | None:
     if not inputs:
         return (
             "predict has no input. Name image files, or give Parquet files with --data PATH and --out PATH, "
-            "or give a language model its --prompt TEXT or --chat with it, or name a --split of the data of "
-            "your own recipe"
+            "or give a language model its --prompt TEXT, a FILE of prompts with --out FILE, or --chat with "
+            "it, or name a --split of the data of your own recipe"
         )
     if len(inputs) > 1:
         names = [_INPUTS[key] for key in inputs]
         return f"{names[0]} and {names[1]} exclude each other: leave one out"
     (what,) = inputs
+    shown = _INPUTS[what]
+    if what == "files":
+        urls = [file for file in given["files"] if local_problem(file)]
+        if "out" in given:
+            what, shown = "prompts", "FILE with --out"
+            if len(given["files"]) > 1:
+                return f"--out takes one FILE with prompts, and {len(given['files'])} are named"
+            if not given["out"].endswith((".parquet", ".jsonl")):
+                return f"--out = {given['out']} has to end in .parquet or .jsonl"
+        elif urls:
+            return f"FILE {urls[0]} {local_problem(urls[0])}"
     if what == "data" and "out" not in given:
         return "--data PATH needs --out PATH: where the predictions are written"
     wrong = [f"--{key.replace('_', '-')}" for key in _EXCLUDED[what] if given.get(key)]
     if wrong:
-        return f"{_INPUTS[what]} and {wrong[0]} exclude each other: leave one out"
+        return f"{shown} and {wrong[0]} exclude each other: leave one out"
     return None
 
 
-PREDICT_DATA = Argument(
-    name="--data",
-    metavar="PATH",
-    kind=LOCATION,
-    help="Label all rows of Parquet files, as `data prepare` writes them or with a column of images; "
-    "s3://bucket/prefix, too.",
-)
+def uses_ray(given: Collection[str]) -> bool:
+    """Return whether `predict` with these arguments, by key, needs Ray Data."""
+    return "data" in given or ("files" in given and "out" in given)
+
+
 PREDICT = Tool(
     module="predict",
-    help="Print the labels and confidences that a run's model gives to images; or continue a text.",
+    help="Print the labels and confidences that a run's model gives to images; or answer prompts.",
     arguments=(
         RUN,
         Argument(
-            name="images",
-            metavar="IMAGE",
-            kind=LOCAL,
-            help="Image files, such as PNG or JPEG.",
+            name="files",
+            metavar="FILE",
+            kind=LOCATION,
+            help="Image files, such as PNG or JPEG; or, with --out, one file of prompts for a fine-tuned "
+            "model: JSON lines, a JSON list, Parquet or Arrow, also s3://bucket/file.",
             is_repeated=True,
         ),
         Argument(
@@ -419,7 +431,13 @@ PREDICT = Tool(
             help="The seed of the sampling: another seed gives another text.",
             default=0,
         ),
-        PREDICT_DATA,
+        Argument(
+            name="--data",
+            metavar="PATH",
+            kind=LOCATION,
+            help="Label all rows of Parquet files, as `data prepare` writes them or with a column of images; "
+            "s3://bucket/prefix, too.",
+        ),
         Argument(
             name="--split",
             metavar="train|valid",
@@ -431,7 +449,7 @@ PREDICT = Tool(
             metavar="PATH",
             kind=LOCATION,
             help="The folder or s3:// URL for the predictions of --data; or the .parquet or .jsonl file for "
-            "those of --split.",
+            "those of --split, and for the answers to a FILE of prompts.",
         ),
         Argument(
             name="--image-column",
@@ -442,8 +460,8 @@ PREDICT = Tool(
         Argument(
             name="--label-column",
             metavar="NAME",
-            help="The column of --data that predictions are compared with.",
-            default_text="label, if there is such a column",
+            help="The column of --data, or of a FILE of prompts, that predictions are compared with.",
+            default_text="label, or answer with prompts, if there is such a column",
         ),
         Argument(
             name="--top",
@@ -459,7 +477,7 @@ PREDICT = Tool(
             name="--batch-size",
             metavar="N",
             kind=POSITIVE,
-            help="The number of images or samples that the model gets at once.",
+            help="The number of images, samples or prompts that the model gets at once.",
             default=64,
         ),
         STORAGE,

@@ -12,7 +12,7 @@ from typing_extensions import Self
 from trainyard_trainer.config.checkpoint import CheckpointConfig
 from trainyard_trainer.config.data import Data, require_known
 from trainyard_trainer.config.data_sources import absolute
-from trainyard_trainer.config.metric import ACCURACY, Metric, goals_of
+from trainyard_trainer.config.metric import ACCURACY, ANSWERS, Metric, goals_of
 from trainyard_trainer.config.models import CausalModel, Gpt, Model
 from trainyard_trainer.config.optimizers import AdamW, Constant, Cosine, Optimizer, Sgd, Steps
 from trainyard_trainer.config.section import (
@@ -60,6 +60,25 @@ class InitialWeights(Section):
     skip: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Patterns of names such as `fc.*`. Tensors of the model with these names keep their random values, and
     those of the file are not read."""
+
+
+class Questions(Section):
+    """A file of questions with known answers, which the model is asked at each validation."""
+
+    path: Location
+    """JSON lines, a JSON list, Parquet or Arrow, with `prompt` or `messages` and `answer` in each row: its
+    path, or `s3://bucket/file`."""
+
+    endpoint: Endpoint | None = None
+    """The address of the S3 server of the file. The default is the endpoint of the storage, or AWS."""
+
+    match: Literal["exact", "regex", "choice"] = "exact"
+    """When an answer is correct: it is the text `answer`, without white space around it (`exact`); the
+    regular expression `answer` is found in it (`regex`); or the model gives the text `answer` the highest
+    probability of all `choices` of the row (`choice`), without writing anything."""
+
+    max_tokens: PositiveInt = 64
+    """The largest number of tokens that the model writes. `match: choice` does not need it."""
 
 
 class Train(Section):
@@ -123,6 +142,11 @@ class Train(Section):
 
     early_stopping: EarlyStopping | None = None
     """Settings to end the run before its last epoch."""
+
+    @classmethod
+    def metrics_of(cls, train: Any) -> tuple[Metric, ...]:
+        """Return the metrics of a `train` section of this recipe, read or as JSON."""
+        return cls.metrics
 
     def absolute(self) -> Self:
         """Return the same with absolute paths, so that it does not depend on the working directory."""
@@ -225,11 +249,23 @@ class CausalLm(Train):
     """Prompts that the model continues after each validation, for the report. Where the tokenizer has a chat
     template, a prompt is a turn of the user."""
 
+    questions: Questions | None = None
+    """Questions with known answers: `val_accuracy` is the share of them that the model answers correctly."""
+
     optimizer: Optimizer = AdamW(name="adamw")
 
     def absolute(self) -> Self:
         model = self.model.model_copy(update={"path": absolute(self.model.path)})
-        return super().absolute().model_copy(update={"model": model})
+        questions = self.questions and self.questions.model_copy(
+            update={"path": absolute(self.questions.path)}
+        )
+        return super().absolute().model_copy(update={"model": model, "questions": questions})
+
+    @classmethod
+    def metrics_of(cls, train: Any) -> tuple[Metric, ...]:
+        is_read = isinstance(train, CausalLm)
+        questions = train.questions if is_read else train.get("questions")
+        return cls.metrics if questions is None else (ANSWERS,)
 
     @model_validator(mode="after")
     def _starts_from_its_folder(self) -> CausalLm:
@@ -247,7 +283,7 @@ class CausalLm(Train):
 
 def require_fit(data: Data, train: Train, checkpoint: CheckpointConfig) -> None:
     """Raise PydanticCustomError if `data` sets keys that the recipe does not use, or for unknown metrics."""
-    require_goals(train, checkpoint, train.metrics)
+    require_goals(train, checkpoint, train.metrics_of(train))
     for key in train.no_use_for:
         if getattr(data, key) != Data.model_fields[key].get_default():
             raise PydanticCustomError(

@@ -24,7 +24,7 @@ from trainyard_trainer.engine.optimizers import (
     learning_rate,
     require_all_trained,
 )
-from trainyard_trainer.engine.sums import EvaluationSums, LossSums, Validation
+from trainyard_trainer.engine.sums import EvaluationSums, LossSums, Validation, of_batches
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.strategy import Worker, local_shard, strategy_of
 from trainyard_trainer.recipes.initial_weights import load_initial_weights
@@ -147,7 +147,7 @@ class Learner:
 
     def new_sums(self) -> LossSums:
         """Return empty sums of the loss and of the recipe's metrics."""
-        return LossSums(self.recipe.metrics, self.worker.device)
+        return LossSums(of_batches(self.recipe.metrics), self.worker.device)
 
     def step(self, batch: Batch, sums: LossSums, *, epoch: int, step_in_epoch: int) -> float:
         """Make one optimizer step; `batch` is this worker's share of a global batch.
@@ -164,8 +164,9 @@ class Learner:
         seed_generators(worker.device, train.seed, samples, worker.rank)
 
         self.optimizer.zero_grad(set_to_none=True)
-        self.loss_scale.begin(global_samples)
-        parts = list(self._parts(batch.to(worker.device), global_samples))
+        batch = batch.to(worker.device)
+        self.loss_scale.begin(global_samples, self.recipe.loss_weight(batch))
+        parts = list(self._parts(batch, global_samples))
         for index, part in enumerate(parts):
             is_last = index == len(parts) - 1
             alone = nullcontext() if is_last else self.strategy.without_exchange(self.wrapped)
@@ -238,9 +239,10 @@ class Learner:
 
     # Validation.
 
-    def validate(self, batches: Iterable[Batch]) -> Validation:
+    def validate(self, batches: Iterable[Batch], *, step: int = 0) -> Validation:
         """Validate on the samples of all workers, each counted once, and return the metrics over all workers.
 
+        `step` is the number of optimizer steps that are done.
         All workers must pass the same number of batches; some of the batches may be empty.
         """
         network = self.delivered().eval()
@@ -254,10 +256,11 @@ class Learner:
                     sums.update(self.recipe.evaluate(forward, here), len(here))
                 elif self.strategy.is_sharded or sums.is_empty:
                     sums.update(self.recipe.evaluate(forward, self._stand_in), 0)
+            sums.measure(self.recipe.measure(forward, self.worker))
             # A sharded model needs all workers for each pass.
             shown = {}
             if self.strategy.is_sharded or self.worker.rank == 0:
-                shown = self.recipe.demonstrate(forward)
+                shown = self.recipe.demonstrate(forward, step=step)
         network.train()
         self.strategy.reshard(network)
         found = sums.compute()

@@ -239,7 +239,7 @@ class TrainingLoop:
         if not math.isfinite(loss) or not self.learner.is_finite():
             raise diverged(epoch.interval.step, self._step())
         with self.spent.on("validation"):
-            validation = self.learner.validate(self.validation)
+            validation = self.learner.validate(self.validation, step=self._step())
         step_s = self.spent.since(epoch.time_before, "data", "compute", "communication")
         found = {LOSS: validation.loss, **validation.metrics}
         now = replace(

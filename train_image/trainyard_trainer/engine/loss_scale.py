@@ -21,11 +21,16 @@ class LossScale:
         self._per_sample: int | None = None
         self._global_samples = 0
         self._total: Tensor | None = None
+        self._known: Tensor | None = None
 
-    def begin(self, global_samples: int) -> None:
-        """Begin a step with a global batch of so many samples."""
+    def begin(self, global_samples: int, weight: Tensor | None = None) -> None:
+        """Begin a step with a global batch of so many samples.
+
+        `weight` is that of this worker's share of it, if it is known already. All workers must call it alike.
+        """
         self._global_samples = global_samples
         self._total = None
+        self._known = None if weight is None else self._inverse(weight.clone())
 
     def factor(self, weight: Tensor | int, num_samples: int, *, is_empty: bool) -> Tensor | float:
         """Return the factor for the loss of a pass; `weight` is that of `num_samples` samples.
@@ -36,6 +41,8 @@ class LossScale:
         if isinstance(weight, int):
             each = self._weight_per_sample(weight, num_samples)
             factor: Tensor | float = workers / (each * self._global_samples)
+        elif self._known is not None:
+            factor = self._known
         else:
             weight = torch.zeros_like(weight) if is_empty else weight.detach()
             if self._global_samples <= self._micro_batch_size * workers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,13 +130,20 @@ def nothing_of(detail: Tensor | Top) -> Tensor | Top:
     return torch.zeros_like(detail)
 
 
+def of_batches(metrics: Sequence[Metric]) -> list[Metric]:
+    """Return the metrics whose sums each batch has."""
+    return [metric for metric in metrics if not metric.is_validation_only]
+
+
 class EvaluationSums:
     """The sums, and the details, of one worker's share of the validation samples."""
 
     def __init__(self, recipe: Recipe[Any], worker: Worker) -> None:
         self._recipe = recipe
         self._worker = worker
-        self._sums = LossSums(recipe.metrics, worker.device)
+        self._sums = LossSums(of_batches(recipe.metrics), worker.device)
+        measured = [metric for metric in recipe.metrics if metric.is_validation_only]
+        self._measured = LossSums(measured, worker.device)
         self._details: dict[str, Tensor | Top] = {}
         self._num_samples = 0
         self.is_empty = True
@@ -153,10 +160,15 @@ class EvaluationSums:
                 self._details.get(name), detail if num_samples else nothing_of(detail)
             )
 
+    def measure(self, found: Mapping[str, Sums]) -> None:
+        """Add this worker's sums of the metrics that no batch has."""
+        self._measured.update(Loss(sum=torch.zeros(()), weight=0, metrics=found))
+
     def compute(self) -> Validation:
         """Return the result over all workers. All workers must call it."""
         worker = self._worker
         loss, metrics = self._sums.compute(self._sums.over_workers(worker))
+        metrics |= self._measured.compute(self._measured.over_workers(worker))[1]
         count = worker.sum(torch.tensor(self._num_samples, device=worker.device))
         details: dict[str, Tensor | Top] = {}
         for name, detail in self._details.items():

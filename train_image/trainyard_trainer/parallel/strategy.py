@@ -312,7 +312,7 @@ class ZeroStrategy(TorchStrategy):
         """Raise ConfigError: the engine has divided the gradients among the workers already."""
         raise ConfigError(
             "train.strategy = deepspeed with train.micro_batch_size cannot train a recipe whose loss has a "
-            "tensor as weight.\n       Remove micro_batch_size, or use strategy fsdp2."
+            "tensor as weight.\n       Remove micro_batch_size, use fsdp2, or define loss_weight in it."
         )
 
     def reshard(self, network: nn.Module) -> None: ...

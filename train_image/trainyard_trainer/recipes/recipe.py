@@ -17,9 +17,9 @@ from trainyard_trainer.data.loading.rows import DataInfo, RunData
 from trainyard_trainer.data.loading.user_dataset import stacked
 from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.errors import ConfigError
-from trainyard_trainer.parallel.strategy import units
+from trainyard_trainer.parallel.strategy import Worker, units
 from trainyard_trainer.recipes.example_inputs import ExampleInputs
-from trainyard_trainer.recipes.loss import Evaluation, Loss, Top
+from trainyard_trainer.recipes.loss import Evaluation, Loss, Sums, Top
 from trainyard_trainer.run_folder.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ class Recipe(Generic[Config]):
     """What a sample is called in messages, in the plural."""
 
     metrics: ClassVar[tuple[Metric, ...]] = ()
-    """The metrics beside the loss; `loss` and `evaluate` return the sums of each of them."""
+    """The metrics beside the loss; `loss` and `evaluate` return the sums of each of them, and `measure` those
+    of metrics that are for validations only."""
 
     saves_frozen_weights: bool = True
     """Whether checkpoints and model.pt hold the weights that are not trained (`requires_grad = False`).
@@ -103,6 +104,13 @@ class Recipe(Generic[Config]):
         """Change a training batch on the device, at random: by `random_numbers` of seed, epoch and ids."""
         return batch
 
+    def loss_weight(self, batch: Batch) -> Tensor | None:
+        """Return the weight of a batch's loss before it is computed; None if it is not known until then.
+
+        `strategy: deepspeed` needs it where a step has several passes and `loss` returns a tensor as weight.
+        """
+        return None
+
     def evaluate(self, model: Forward, batch: Batch) -> Evaluation:
         """Compute loss, metrics and details of a validation batch, without gradients."""
         found = self.loss(model, batch)
@@ -131,9 +139,18 @@ class Recipe(Generic[Config]):
         """
         raise NotImplementedError
 
-    def demonstrate(self, model: Forward) -> dict[str, Any]:
+    def measure(self, model: Forward, worker: Worker) -> Mapping[str, Sums]:
+        """Return the sums of metrics that need other samples than the data set's, of this worker's share.
+
+        All workers call it at a validation, without gradients. With a sharded model they have to call
+        `model` equally often.
+        """
+        return {}
+
+    def demonstrate(self, model: Forward, *, step: int) -> dict[str, Any]:
         """Show what the model produces at a validation, such as texts, as JSON for validation.json.
 
+        Random numbers should follow from the seed and `step`, the number of optimizer steps that are done.
         Gradients are off. With a sharded model all workers call it, and have to use `model` alike.
         """
         return {}

@@ -21,6 +21,19 @@ def chosen(scores: Tensor, temperature: float, generator: torch.Generator) -> Te
     return torch.multinomial(shares, 1, generator=generator)[:, 0]
 
 
+def chosen_by(scores: Tensor, temperature: float, numbers: Tensor) -> Tensor:
+    """Choose a token for each row of scores (N, vocabulary) by its number from 0 to 1: int64 (N,).
+
+    The choice of a row does not depend on the other rows. At temperature 0 it is the most likely token.
+    """
+    if temperature == 0:
+        return scores.argmax(dim=1)
+    below = scores.double() - scores.max(dim=1, keepdim=True).values
+    sums = (below / temperature).exp().cumsum(dim=1)
+    wanted = numbers[:, None].to(sums) * sums[:, -1:]
+    return torch.searchsorted(sums, wanted, right=True)[:, 0]
+
+
 def until_end(tokens: list[int], ends: Collection[int]) -> list[int]:
     """Return the tokens before the first one that ends a text."""
     places = [place for place, token in enumerate(tokens) if token in ends]

@@ -54,6 +54,13 @@ def _try_training(recipe: Recipe[Any], model: nn.Module, batch: Batch, name: str
     if not isinstance(loss, Loss):
         raise _wrong(name, "loss", loss, "a Loss")
     _require_valid(recipe, loss, name, "loss")
+    with user_errors(f"train.recipe = {name}: loss_weight"):
+        weight = recipe.loss_weight(batch)
+    if weight is not None and float(weight) != float(loss.weight):
+        raise ConfigError(
+            f"train.recipe = {name}: loss_weight returned {float(weight):g}, and loss the weight "
+            f"{float(loss.weight):g} for the same batch. Both have to be equal."
+        )
     with user_errors(f"train.recipe = {name}: the backward pass of its loss"):
         loss.sum.backward()
     without = [
@@ -89,7 +96,7 @@ def _require_valid(recipe: Recipe[Any], found: Loss, name: str, method: str) -> 
             f"{where} weight = {found.weight!r}; it has to be the number of samples (or tokens, or pixels) "
             "in the sum: an int, or a scalar tensor"
         )
-    declared = {metric.name for metric in recipe.metrics}
+    declared = {metric.name for metric in recipe.metrics if not metric.is_validation_only}
     if {*found.metrics} != declared:
         raise ConfigError(
             f"{where} the metrics {sorted(found.metrics)}, and the class declares {sorted(declared)} in "

@@ -231,12 +231,12 @@ ENGINE_METRICS = (
 """The metrics of every run, in the order in which charts and documentation show them."""
 
 
-def rows_of(metric: Metric) -> tuple[RunMetric, RunMetric]:
-    """Return the rows of a recipe's metric: of training and of validation."""
+def rows_of(metric: Metric) -> tuple[RunMetric, ...]:
+    """Return the rows of a recipe's metric: of training, if it has values there, and of validation."""
     title = metric.title or metric.name.replace("_", " ").capitalize()
     unit = "_ratio" if metric.unit == RATIO else ""
     is_log = metric.direction == "lower"
-    return (
+    rows = (
         RunMetric(
             name=metric.name,
             unit=metric.unit,
@@ -258,6 +258,7 @@ def rows_of(metric: Metric) -> tuple[RunMetric, RunMetric]:
             is_progress=True,
         ),
     )
+    return rows[1:] if metric.is_validation_only else rows
 
 
 def run_metrics(metrics: Sequence[Metric]) -> tuple[RunMetric, ...]:

@@ -62,8 +62,20 @@ def answers_to(classifier: Classifier, rows: pa.Table, *, top: int, batch_size: 
     )
 
 
-@dataclass(slots=True)
-class Writer:
+@dataclass(kw_only=True)
+class Counts:
+    """What a summary counts of the rows that were predicted."""
+
+    rows: int = 0
+    bad_rows: int = 0
+    labelled_rows: int = 0
+    """The number of rows with both a label and a prediction."""
+    agreeing_rows: int = 0
+    first_error: str = ""
+
+
+@dataclass(kw_only=True)
+class Writer(Counts):
     """Write the output files one after the other, from predictions that arrive in the order of the rows."""
 
     inputs: Sequence[Input]
@@ -74,12 +86,6 @@ class Writer:
     """The names of the model's classes."""
     top: int
     label_column: str
-    rows: int = 0
-    bad_rows: int = 0
-    labelled_rows: int = 0
-    """The number of rows with both a label and a prediction."""
-    agreeing_rows: int = 0
-    first_error: str = ""
     _held: list[pa.Table] = field(default_factory=list)
     _written: int = 0
     """The number of output files that are complete."""
@@ -165,17 +171,16 @@ def _names_of(
     ]
 
 
-def summary_of(writer: Writer, seconds: float) -> dict[str, Any]:
+def summary_of(counts: Counts, seconds: float) -> dict[str, Any]:
     """Return the counts and the speed as JSON. `agreement` is None if there are no labels."""
-    share = writer.agreeing_rows / writer.labelled_rows if writer.labelled_rows else None
+    share = counts.agreeing_rows / counts.labelled_rows if counts.labelled_rows else None
     return {
-        "files": len(writer.inputs),
-        "rows": writer.rows,
-        "rows_without_prediction": writer.bad_rows,
-        "labelled_rows": writer.labelled_rows,
+        "rows": counts.rows,
+        "rows_without_prediction": counts.bad_rows,
+        "labelled_rows": counts.labelled_rows,
         "agreement": None if share is None else round(share, 6),
         "seconds": round(seconds, 1),
-        "rows_per_second": round(writer.rows / seconds, 1) if seconds else None,
+        "rows_per_second": round(counts.rows / seconds, 1) if seconds else None,
     }
 
 

@@ -10,6 +10,7 @@ from typing import Any, TextIO
 import torch
 
 from trainyard_trainer.config.recipes import CAUSAL_LM
+from trainyard_trainer.data.sources.chats.examples import Question, WrongRow
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.causal_lm.generation import generated
 from trainyard_trainer.recipes.causal_lm.network import CausalNetwork
@@ -28,26 +29,42 @@ class Assistant:
         assert isinstance(network, CausalNetwork)
         self._model: Any = network.model
         self.prompts = Prompts(saved.config.path)
+        self._length = length
         self._options = {"length": length, "temperature": temperature, "seed": seed}
 
-    def answer(self, prompt: str) -> str:
-        """Return what the model writes behind a prompt, or answers where it has a chat template."""
-        return self._write(self.prompts.of(prompt))
+    def tokens_of(self, question: Question) -> list[int]:
+        """Return the tokens of a question. Raises WrongRow if the model cannot answer it."""
+        tokens = self.prompts.of_question(question)
+        positions = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
+        if not tokens:
+            raise WrongRow("it has no token")
+        if positions is not None and len(tokens) + self._length > positions:
+            raise WrongRow(
+                f"it has {len(tokens):,} tokens, and with --length {self._length} that is more than the "
+                f"{positions:,} positions of the model"
+            )
+        return tokens
 
-    def reply(self, messages: Sequence[Message]) -> str:
-        """Return the assistant's next turn of a chat."""
-        return self._write(self.prompts.of_chat(messages))
-
-    def _write(self, tokens: list[int]) -> str:
+    def answers(self, prompts: Sequence[Sequence[int]], rows: Sequence[int]) -> list[str]:
+        """Return what the model writes behind prompts, which it reads together; `rows` number them."""
         options: dict[str, Any] = self._options
-        (found,) = generated(
+        found = generated(
             self._model,
-            [tokens],
+            prompts,
+            rows=rows,
             ends=self.prompts.ends,
             padding=self.prompts.padding,
             **options,
         )
-        return self.prompts.text_of(found)
+        return [self.prompts.text_of(tokens) for tokens in found]
+
+    def answer(self, prompt: str) -> str:
+        """Return what the model writes behind a prompt, or answers where it has a chat template."""
+        return self.answers([self.prompts.of(prompt)], [0])[0]
+
+    def reply(self, messages: Sequence[Message]) -> str:
+        """Return the assistant's next turn of a chat."""
+        return self.answers([self.prompts.of_chat(messages)], [0])[0]
 
 
 def chat(assistant: Assistant, lines: TextIO, out: TextIO) -> None:

@@ -24,7 +24,7 @@ SHOWN_PROBLEMS = 20
 INPUT_OF_RECIPE = {
     "image_classification": "images: trainyard predict RUN IMAGE...",
     "language_model": "text: trainyard predict RUN --prompt TEXT",
-    "causal_lm": "text: trainyard predict RUN --prompt TEXT, or --chat",
+    "causal_lm": "text: trainyard predict RUN --prompt TEXT, --chat, or FILE --out ANSWERS",
 }
 """What the models of each recipe take as input, for an error message."""
 

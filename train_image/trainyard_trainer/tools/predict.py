@@ -1,6 +1,7 @@
-"""The command line of predictions: labels of images, columns of a user's recipe, or the rest of a text.
+"""The command line of predictions: labels of images, columns of a user's recipe, or texts.
 
 python -m trainyard_trainer.tools.predict RUN IMAGE... [--top K] [--grid FILE.png] [--checkpoint NAME]
+python -m trainyard_trainer.tools.predict RUN PROMPTS --out FILE [--length N] [--temperature T] [--seed N]
 python -m trainyard_trainer.tools.predict RUN --data PATH --out PATH [--top K] [--checkpoint NAME]
 python -m trainyard_trainer.tools.predict RUN --split train|valid [--out FILE] [--trust-code]
 python -m trainyard_trainer.tools.predict RUN --prompt TEXT [--length N] [--temperature T] [--seed N]
@@ -39,6 +40,11 @@ def main(arguments: list[str] | None = None) -> int:
         from trainyard_trainer.tools.predict_data import predict_data
 
         predict_data(wanted)
+    elif wanted.files and wanted.out:
+        # It imports Ray, too.
+        from trainyard_trainer.tools.predict_prompts import predict_prompts
+
+        predict_prompts(wanted)
     elif wanted.split is not None:
         _predict_split(wanted)
     elif wanted.chat:
@@ -73,7 +79,7 @@ def _predict_split(wanted: argparse.Namespace) -> None:
 def _print_labels(wanted: argparse.Namespace) -> None:
     saved = _saved(wanted)
     labelled = classify_files(
-        saved, wanted.images, top=wanted.top, batch_size=wanted.batch_size, device=_device()
+        saved, wanted.files, top=wanted.top, batch_size=wanted.batch_size, device=_device()
     )
     print_labels(labelled, as_json=wanted.json)
     if wanted.grid:

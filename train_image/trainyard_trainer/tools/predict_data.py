@@ -137,7 +137,8 @@ def predict_data(wanted: argparse.Namespace) -> None:
     inputs = open_inputs(wanted.data, wanted.endpoint, wanted.image_column, wanted.label_column)
     label_column = wanted.label_column or LABEL
     summary = {"run": saved.facts["run"], "checkpoint": saved.facts["checkpoint"]}
-    summary |= {"data": wanted.data, **_write(saved, inputs, out, label_column, wanted)}
+    summary |= {"data": wanted.data, "files": len(inputs)}
+    summary |= _write(saved, inputs, out, label_column, wanted)
     out.write(f"{out.root}/{SUMMARY}", json.dumps(summary, indent=2))
     print(json.dumps(summary, indent=2) if wanted.json else summary_text(summary, label_column))
 

@@ -23,14 +23,18 @@ def require_few(
     """Raise ConfigError if there are more bad samples than allowed; `what` is their name in the plural."""
     if len(found) <= allowed:
         return
-    lines = "".join(f"\n       {bad['place']}: {bad['reason']}" for bad in found[:SHOWN])
-    more = len(found) - SHOWN
     raise ConfigError(
-        f"{source}: {what} that cannot be used: {len(found)}, where max_bad_samples allows {allowed}:{lines}"
-        + (f"\n       and {more} more" if more > 0 else "")
-        + "\n"
+        f"{source}: {what} that cannot be used: {len(found)}, where max_bad_samples allows {allowed}:"
+        f"{listed(found)}\n"
         "       Repair them, or set data.max_bad_samples (--max-bad-samples) to leave so many out."
     )
+
+
+def listed(found: Sequence[Mapping[str, Any]]) -> str:
+    """Return the first bad samples, each with its place and reason in a line of an error message."""
+    lines = "".join(f"\n       {bad['place']}: {bad['reason']}" for bad in found[:SHOWN])
+    more = len(found) - SHOWN
+    return lines + (f"\n       and {more} more" if more > 0 else "")
 
 
 class BadSamples:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from trainyard_trainer.data.sources.chats.examples import Question, WrongRow
 from trainyard_trainer.data.sources.tokenizer_folder import load_tokenizer, padding_of
 
 TEXTS = "texts"
@@ -23,6 +24,8 @@ class Prompts:
         from transformers import GenerationConfig
 
         self._tokenizer = load_tokenizer(path)
+        # It cuts nothing here, and only causes a warning for longer prompts.
+        self._tokenizer.model_max_length = 2**62
         ends = [self._tokenizer.eos_token_id]
         if (Path(path) / "generation_config.json").is_file():
             found = GenerationConfig.from_pretrained(path).eos_token_id
@@ -54,6 +57,46 @@ class Prompts:
         if not self.has_template:
             return self.of_text(prompt)
         return self.of_chat([{"role": "user", "content": prompt}])
+
+    def of_question(self, question: Question) -> list[int]:
+        """Return the tokens of a question. Raises WrongRow if the chat template refuses it."""
+        return self._encode(*self._render(question))
+
+    def of_choice(self, question: Question, choice: str) -> tuple[list[int], int]:
+        """Return the tokens of a question with a choice behind it, and the number of those before the choice.
+
+        Raises WrongRow if the choice has no token of its own.
+        """
+        text, is_rendered = self._render(question)
+        before, whole = self._encode(text, is_rendered), self._encode(text + choice, is_rendered)
+        pairs = zip(before, whole)  # noqa: B905 - they differ in length
+        different = (place for place, (a, b) in enumerate(pairs) if a != b)
+        shared = next(different, min(len(before), len(whole)))
+        if not 0 < shared < len(whole):
+            raise WrongRow(f"the choice {choice!r} has no token behind those of the prompt")
+        return whole, shared
+
+    def _render(self, question: Question) -> tuple[str, bool]:
+        """Return a question as text, and whether the chat template has rendered it. Raises WrongRow."""
+        prompt = question.prompt
+        if isinstance(prompt, str):
+            if not self.has_template:
+                return prompt, False
+            prompt = [{"role": "user", "content": prompt}]
+        if not self.has_template:
+            raise WrongRow("it is a chat, and the model's tokenizer has no chat template")
+        try:
+            text = self._tokenizer.apply_chat_template(
+                prompt, tools=question.tools, add_generation_prompt=True, tokenize=False
+            )
+        except Exception as error:  # a template is a program of others
+            raise WrongRow(f"the chat template fails: {type(error).__name__}: {error}") from error
+        return text, True
+
+    def _encode(self, text: str, is_rendered: bool) -> list[int]:
+        """Return the tokens of a text; a rendered one has its special tokens already."""
+        tokens: list[int] = self._tokenizer(text, add_special_tokens=not is_rendered).input_ids
+        return tokens
 
     def text_of(self, tokens: Sequence[int]) -> str:
         """Return tokens as text, without special tokens."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from importlib.util import find_spec
@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, distributed, nn
 from typing_extensions import Self
 
+from trainyard_trainer.config.batch_share import share_batch
+from trainyard_trainer.config.metric import ANSWERS, Metric
 from trainyard_trainer.config.models import CausalModel
 from trainyard_trainer.config.train import CausalLm
 from trainyard_trainer.config.trainer_config import TrainerConfig
@@ -21,13 +23,19 @@ from trainyard_trainer.data.loading.rows import DataInfo, RunData
 from trainyard_trainer.data.prepared import Prepared, TokenInfo
 from trainyard_trainer.data.sources.chats.token_format import TokenFormat, require_fit
 from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.recipes.causal_lm.documents import IGNORED, documents_of
 from trainyard_trainer.recipes.causal_lm.folder import fingerprint, read_config, weight_files
 from trainyard_trainer.recipes.causal_lm.generation import continued
 from trainyard_trainer.recipes.causal_lm.memory import require_memory
 from trainyard_trainer.recipes.causal_lm.prompts import TEXTS, prompts_of
+from trainyard_trainer.recipes.causal_lm.questions import (
+    Examination,
+    KnownAnswer,
+    read_questions,
+)
 from trainyard_trainer.recipes.causal_lm.weights import build_network, load_shards
-from trainyard_trainer.recipes.loss import Loss
+from trainyard_trainer.recipes.loss import Loss, Sums
 from trainyard_trainer.recipes.recipe import Forward, Recipe
 from trainyard_trainer.run_folder.folder import RunFolder
 
@@ -53,6 +61,7 @@ class CausalLanguage(Recipe[CausalModel]):
     def __init__(self, config: CausalModel, info: DataInfo | None = None) -> None:
         super().__init__(config, info)
         self._train: CausalLm | None = None
+        self._endpoint: str | None = None
         self._use_gpu = torch.cuda.is_available()
 
     @classmethod
@@ -60,8 +69,14 @@ class CausalLanguage(Recipe[CausalModel]):
         assert isinstance(run.train, CausalLm)
         recipe = cls(run.train.model, info)
         recipe._train = run.train
+        recipe._endpoint = run.storage.endpoint
         recipe._use_gpu = run.scaling.use_gpu
         return recipe
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:  # type: ignore[override]
+        """With questions, the share of correct answers."""
+        return CausalLm.metrics_of(self._train) if self._train else ()
 
     @property
     def saves_frozen_weights(self) -> bool:  # type: ignore[override]
@@ -101,7 +116,44 @@ class CausalLanguage(Recipe[CausalModel]):
             weight=(documents.targets != IGNORED).sum(),
         )
 
-    def demonstrate(self, model: Forward) -> dict[str, Any]:
+    def loss_weight(self, batch: Batch) -> Tensor:
+        """Return the number of tokens that are learnt, a scalar."""
+        return (documents_of(batch["tokens"], batch["flags"]).targets != IGNORED).sum()
+
+    def measure(self, model: Forward, worker: Worker) -> Mapping[str, Sums]:
+        """Ask the questions of the run file: each worker a share of them, in batches of the validation."""
+        train = self._train
+        if train is None or train.questions is None:
+            return {}
+        share = share_batch(train, worker.world_size)
+        examination = Examination(
+            self._questions,
+            train.questions,
+            prompts_of(self.config.path),
+            # Without gradients, more samples fit into memory than in training.
+            batch_size=2 * share.micro_batch_size,
+        )
+        is_sharded = train.strategy != "ddp"
+        return {ANSWERS.name: examination.run(model, worker, is_sharded=is_sharded)}
+
+    @cached_property
+    def _questions(self) -> Sequence[KnownAnswer]:
+        """The questions of the run file."""
+        return self._read_questions()
+
+    def _read_questions(self) -> Sequence[KnownAnswer]:
+        """Read the questions of the run file. Raises ConfigError for rows that cannot be used."""
+        train = self._train
+        assert train is not None
+        assert train.questions is not None
+        return read_questions(
+            train.questions,
+            prompts_of(self.config.path),
+            context_length=train.context_length,
+            endpoint=self._endpoint,
+        )
+
+    def demonstrate(self, model: Forward, *, step: int) -> dict[str, Any]:
         """Continue the prompts of the run file at each of `TEMPERATURES`."""
         train = self._train
         if train is None or not train.prompts:
@@ -117,9 +169,13 @@ class CausalLanguage(Recipe[CausalModel]):
                 tokens,
                 length=length,
                 temperature=temperature,
-                seed=train.seed,
+                # The texts of each validation are drawn with other random numbers.
+                seed=train.seed * 1_000_003 + step,
                 ends=prompts.ends,
+                padding=prompts.padding,
                 device=device,
+                # Workers that share a model have to call it equally often.
+                unfinished=lambda count: count if train.strategy == "ddp" else 1,
             )
             texts += [
                 {"prompt": prompt, "temperature": temperature, "text": prompts.text_of(text)}
@@ -193,6 +249,8 @@ class CausalLanguage(Recipe[CausalModel]):
             )
         if config.init == "pretrained":
             weight_files(config.path)
+        if self._train and self._train.questions:
+            self._read_questions()
         return super().check()
 
     def check_fit(self) -> None:

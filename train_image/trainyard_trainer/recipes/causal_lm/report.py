@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from trainyard_trainer.checkpointing.checkpoint import VALIDATION, Checkpoints
+from trainyard_trainer.config.metric import ANSWERS
 from trainyard_trainer.data.prepared import Prepared, TokenInfo
 from trainyard_trainer.recipes.causal_lm.prompts import TEXTS
 from trainyard_trainer.recipes.causal_lm.token_counts import count_rows
@@ -30,11 +31,13 @@ def make_report(
     sections = [("Tokens", table(("", "training", "validation"), count_rows(info)))]
     if found := texts_by_epoch(folder):
         sections.insert(0, ("What it writes", written(cards_of(found))))
+    result = Tile("validation perplexity", f"{perplexity(loss):.4g}", f"loss {loss:.4f} per token")
+    if ANSWERS.name in validation:
+        right = validation[ANSWERS.name]
+        result = Tile("questions answered correctly", f"{right:.1%}", f"perplexity {result.value}")
     return RecipeReport(
         title=title,
-        result=Tile(
-            "validation perplexity", f"{perplexity(loss):.4g}", f"loss {loss:.4f} per token"
-        ),
+        result=result,
         speed=(
             Tile("tokens per second", f"{tokens:,.0f}", f"{mfu:.1%} MFU" if mfu else ""),
             Tile("tokens seen", f"{seen:,}", f"in {count(summary['steps'], 'step')}, with padding"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from pyarrow import parquet
+from pyarrow import fs, parquet
 
 from trainyard_trainer.data.sources.listing import explained_errors
 from trainyard_trainer.data.sources.rows.split_files import (
@@ -16,14 +16,18 @@ from trainyard_trainer.data.sources.rows.split_files import (
     SplitFiles,
     SplitName,
     find_files,
+    format_of,
 )
 from trainyard_trainer.data.sources.samples import SampleLocation, stamp_of
 from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.storage import open_filesystem
 
 JSON_LINES = FileFormat(name="JSON lines", description="JSON lines", suffixes=(".jsonl", ".ndjson"))
 JSON_LIST = FileFormat(name="JSON", description="a JSON list of rows", suffixes=(".json",))
 PARQUET = FileFormat(name="Parquet", description="Parquet", suffixes=(".parquet",))
 ARROW = FileFormat(name="Arrow", description="Arrow files of `datasets`", suffixes=(".arrow",))
+
+FORMATS = (JSON_LINES, JSON_LIST, PARQUET, ARROW)
 
 BATCH_ROWS = 1000
 """The number of rows that are read at once from Parquet and Arrow files."""
@@ -47,12 +51,29 @@ class ChatFiles:
     """The files of a source of chats."""
 
     found: SplitFiles
+    key: str = "data.source"
+    """What names the source, for messages."""
 
     @classmethod
     def open(cls, source: str, endpoint: str | None) -> ChatFiles:
         """Find the files of a source. Raises ConfigError if there are none."""
-        formats = (JSON_LINES, JSON_LIST, PARQUET, ARROW)
-        return cls(found=find_files(source, endpoint, formats, kind="source of chats"))
+        return cls(found=find_files(source, endpoint, FORMATS, kind="source of chats"))
+
+    @classmethod
+    def open_file(cls, path: str, endpoint: str | None, *, keys: tuple[str, str]) -> ChatFiles:
+        """Open one file; `keys` name it and its endpoint. Raises ConfigError if it is no file of rows."""
+        filesystem, root = open_filesystem(path, endpoint, names=keys)
+        with explained_errors(path, keys[0]):
+            info = filesystem.get_file_info(root)
+        if info.type != fs.FileType.File:
+            found = "does not exist" if info.type == fs.FileType.NotFound else "is no file"
+            raise ConfigError(f"{keys[0]} = {path} {found}.")
+        form = format_of(root, FORMATS)
+        if form is None:
+            endings = ", ".join(suffix for each in FORMATS for suffix in each.suffixes)
+            raise ConfigError(f"{keys[0]} = {path} has to end in one of {endings}")
+        split_files = SplitFiles(filesystem=filesystem, form=form, splits={}, files=[root])
+        return cls(found=split_files, key=keys[0])
 
     @property
     def is_split(self) -> bool:
@@ -61,7 +82,7 @@ class ChatFiles:
 
     def stamp(self) -> str:
         """Return a fingerprint of the files: of their names, sizes and times."""
-        with explained_errors(self.found.shown(self.found.files[0])):
+        with explained_errors(self.found.shown(self.found.files[0]), self.key):
             infos = self.found.filesystem.get_file_info(self.found.files)
         return stamp_of([(info.path, info.size, info.mtime_ns) for info in infos])
 
@@ -69,8 +90,21 @@ class ChatFiles:
         """Yield the rows of the files of a split, or of all files. Raises ConfigError."""
         for path in self.found.splits[split] if split else self.found.files:
             shown = self.found.shown(path)
-            with explained_errors(shown, kind=f"{self.found.form.name} file"):
+            with explained_errors(shown, self.key, kind=f"{self.found.form.name} file"):
                 yield from self._rows_of(path, shown)
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the files have columns with types: Parquet and Arrow."""
+        return self.found.form in (PARQUET, ARROW)
+
+    def table(self) -> pa.Table:
+        """Return all rows of files that have columns. Raises ConfigError."""
+        batches: list[pa.RecordBatch] = []
+        for path in self.found.files:
+            with explained_errors(self.found.shown(path), self.key):
+                batches += self._batches(path)
+        return pa.Table.from_batches(batches)
 
     def _rows_of(self, path: str, shown: str) -> Iterator[SourceRow]:
         if self.found.form is JSON_LINES:

@@ -74,22 +74,20 @@ class TextExample:
 Example = ChatExample | PromptExample | TextExample
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """What a model is asked: a text, or a chat whose next turn is the assistant's."""
+
+    prompt: str | list[Message]
+    tools: list[Any] | None = None
+
+
 def example_of(row: object) -> Example:
     """Return the example of a row. Raises WrongRow if it has no known layout, or a value of a wrong type.
 
     Keys without a value (null) are left out everywhere: Arrow adds them to the structs of all rows.
     """
-    if not isinstance(row, Mapping):
-        raise WrongRow(f"it is no object with keys, but {_kind(row)}")
-    try:
-        values = without_nulls(row)
-        json.dumps(values, ensure_ascii=False, default=str).encode()
-    except RecursionError:
-        raise WrongRow("its values are nested too deeply") from None
-    except UnicodeEncodeError as error:
-        raise WrongRow(
-            f"it has {error.object[error.start]!a}, half of a character: write the whole one"
-        ) from None
+    values = _values_of(row)
     layout = next((keys for keys in LAYOUTS if all(key in values for key in keys)), None)
     if layout is None:
         raise WrongRow(f"it has the keys {', '.join(map(str, values)) or 'none'}; {wanted_keys()}")
@@ -104,6 +102,43 @@ def example_of(row: object) -> Example:
             return _of_alpaca(values)
         case _:
             return TextExample(text=_text(values, "text"))
+
+
+def question_of(row: object) -> Question:
+    """Return what a row asks: its `prompt`, or its `messages`, the last one not the assistant's.
+
+    Raises WrongRow.
+    """
+    values = _values_of(row)
+    key = next((key for key in ("messages", "prompt") if key in values), None)
+    if key is None:
+        raise WrongRow(
+            f"it has the keys {', '.join(map(str, values)) or 'none'}; a row needs prompt, or messages"
+        )
+    if isinstance(values[key], str) and key == "prompt":
+        return Question(prompt=values[key])
+    if not isinstance(values[key], list) and key == "prompt":
+        raise WrongRow(f"prompt is {_kind(values[key])}; it has to be text, or a list of messages")
+    messages = _messages(values, key)
+    if messages[-1]["role"] == "assistant":
+        raise WrongRow(f"the last message of {key} is the assistant's, which leaves none to answer")
+    return Question(prompt=messages, tools=_tools(values))
+
+
+def _values_of(row: object) -> dict[str, Any]:
+    """Return the values of a row without those that are null. Raises WrongRow if it is no row."""
+    if not isinstance(row, Mapping):
+        raise WrongRow(f"it is no object with keys, but {_kind(row)}")
+    try:
+        values: dict[str, Any] = without_nulls(row)
+        json.dumps(values, ensure_ascii=False, default=str).encode()
+    except RecursionError:
+        raise WrongRow("its values are nested too deeply") from None
+    except UnicodeEncodeError as error:
+        raise WrongRow(
+            f"it has {error.object[error.start]!a}, half of a character: write the whole one"
+        ) from None
+    return values
 
 
 def wanted_keys() -> str:

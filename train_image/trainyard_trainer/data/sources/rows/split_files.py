@@ -77,12 +77,12 @@ def find_files(
         files = [
             path
             for path in found
-            if _format_of(path, formats)
+            if format_of(path, formats)
             and UNUSED not in _words(path, root)
             and not _is_of_datasets(path)
         ]
         hints = f"files: {', '.join(PurePosixPath(path).name for path in found[:5]) or 'none'}"
-    kinds_found = {_format_of(path, formats) for path in files}
+    kinds_found = {format_of(path, formats) for path in files}
     if not files or None in kinds_found:
         known = "; ".join(f"{each.description} ({', '.join(each.suffixes)})" for each in formats)
         raise ConfigError(
@@ -115,7 +115,8 @@ def _splits_of(source: str, root: str, files: Sequence[str]) -> dict[SplitName, 
     return splits
 
 
-def _format_of(path: str, formats: Sequence[FileFormat]) -> FileFormat | None:
+def format_of(path: str, formats: Sequence[FileFormat]) -> FileFormat | None:
+    """Return the format of a file by the ending of its name; None if it is none of these."""
     return next((each for each in formats if path.lower().endswith(each.suffixes)), None)
 
 
