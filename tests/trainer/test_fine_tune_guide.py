@@ -31,3 +31,13 @@ def test_a_reader_of_the_guide_trains_a_tiny_model_that_adds(tmp_path: Path) -> 
         outputs.append(ended.stdout)
     assert outputs[1].startswith("It is ")
     assert (tmp_path / "model/model.safetensors").is_file()
+    chat = subprocess.run(
+        [sys.executable, "-m", "trainyard", "predict", "adder", "--chat", "--temperature", "0"],
+        cwd=tmp_path,
+        input="What is 3 plus 4?\n\nWhat is 5 plus 6?\n",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    answers = chat.stdout.splitlines()
+    assert [each.partition("is")[0] for each in answers] == ["It ", "It "]

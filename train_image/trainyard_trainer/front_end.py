@@ -1,9 +1,10 @@
 """The front end of this program: the command on the same machine that started it and shows its output.
 
-A program whose front end is killed must not go on alone. The front end holds the only write end of a pipe,
-whose read end is this program's standard input: it is at its end as soon as the front end is gone, whatever
-ended it. This works on Linux and macOS and has no race, since a pipe that is at its end stays there.
-Processes that this program starts get /dev/null as standard input.
+A program whose front end is killed must not go on alone. The front end holds the only write end of a pipe:
+its read end is at its end as soon as the front end is gone, whatever ended it. This works on Linux and macOS
+and has no race, since a pipe that is at its end stays there. The read end is this program's standard input,
+and processes that it starts get /dev/null in its place; or it is another file descriptor, and the program
+may read its standard input.
 """
 
 from __future__ import annotations
@@ -38,9 +39,14 @@ def watch(
     value = environment.pop(FRONT_END_VARIABLE, None)
     if value is None:
         return None
-    _front_end_pid = int(value)
-    pipe = os.dup(sys.__stdin__.fileno() if sys.__stdin__ else 0)
-    _replace(0, os.devnull, os.O_RDONLY)
+    process, _, descriptor = value.partition(":")
+    _front_end_pid = int(process)
+    if descriptor:
+        pipe = int(descriptor)
+        os.set_inheritable(pipe, False)
+    else:
+        pipe = os.dup(sys.__stdin__.fileno() if sys.__stdin__ else 0)
+        _replace(0, os.devnull, os.O_RDONLY)
     thread = threading.Thread(target=_wait, args=(pipe, end), name="front-end", daemon=True)
     thread.start()
     return thread

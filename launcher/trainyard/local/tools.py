@@ -64,19 +64,20 @@ def run_tool(
 ) -> int:
     """Run the module `trainyard_trainer.tools.<module>` in this terminal and return its exit code.
 
-    Its output and its errors go directly to the user. `variables` are added to its environment. Raises
+    It reads from this terminal, and its output and its errors go directly to the user. `variables` are added to its environment. Raises
     ConfigError if packages are missing, and RunFailed if a signal ended it.
     """
     require_packages(NEEDED, f"`{module}`")
     environment, lines = own_environment()
     for line in lines:
         print(line, file=sys.stderr)
-    with stopped_like_ctrl_c():
+    with stopped_like_ctrl_c(), _read_end() as pipe:
+        # The pipe is at its end when this process is gone: the tool then ends as at Ctrl-C.
+        front_end = {FRONT_END_VARIABLE: f"{os.getpid()}:{pipe}"}
         process = subprocess.Popen(
             isolated(f"trainyard_trainer.tools.{module}", *arguments),
-            # A pipe that is at its end when this process is gone: the tool then ends as at Ctrl-C.
-            stdin=subprocess.PIPE,
-            env=environment | dict(variables or {}),
+            pass_fds=[pipe],
+            env=environment | front_end | dict(variables or {}),
             # Ctrl-C must reach the tool once: from `_end`, not from the terminal too.
             start_new_session=True,
         )
@@ -102,6 +103,17 @@ def stopped_like_ctrl_c() -> Iterator[None]:
     finally:
         for number, handler in zip(signals, before, strict=True):
             signal.signal(number, handler)
+
+
+@contextmanager
+def _read_end() -> Iterator[int]:
+    """Return the read end of a pipe whose write end is open until the end of the block."""
+    read_end, write_end = os.pipe()
+    try:
+        yield read_end
+    finally:
+        os.close(read_end)
+        os.close(write_end)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 FRONT_END_VARIABLE = "TRAINYARD_FRONT_END"
 """The environment variable with the process id of the command that started a program of the trainer on the
-same machine. The program's standard input is then a pipe that this command holds open while it lives."""
+same machine. While that command lives, it holds open a pipe, which is the program's standard input, or the
+file descriptor whose number follows a colon: `4711` or `4711:5`."""
 
 PROGRESS = "progress "
 """The beginning of a line with the newest progress report, as JSON."""
