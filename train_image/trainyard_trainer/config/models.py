@@ -7,18 +7,13 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, PositiveInt, model_validator
 from pydantic_core import PydanticCustomError
 
-from trainyard_trainer.config.location import local_problem
-from trainyard_trainer.config.section import Fraction, PositiveNumber, Section
+from trainyard_trainer.config.location import model_problem
+from trainyard_trainer.config.section import Endpoint, Fraction, PositiveNumber, Section
 
 
-def _require_folder_path(path: str) -> str:
-    if local_problem(path) is not None:
-        raise PydanticCustomError(
-            "location",
-            "{path} is a URL: a model is read from a folder that all workers see. Copy it to the storage or "
-            "to a volume",
-            {"path": path},
-        )
+def _require_model_location(path: str) -> str:
+    if (problem := model_problem(path)) is not None:
+        raise PydanticCustomError("location", "{problem}", {"problem": problem})
     return path
 
 
@@ -99,9 +94,13 @@ class Lora(Section):
 class CausalModel(Section):
     """The settings of a language model of Transformers."""
 
-    path: Annotated[str, AfterValidator(_require_folder_path)]
-    """The model's folder, on the storage or on a volume, with `config.json`, files of safetensors, and its
-    tokenizer."""
+    path: Annotated[str, AfterValidator(_require_model_location)]
+    """The model's folder with `config.json`, files of safetensors, and its tokenizer: a path on the storage
+    or on a volume, `s3://bucket/prefix`, or `hf://org/name@revision` of the Hugging Face Hub."""
+
+    endpoint: Endpoint | None = None
+    """The address of the S3 server of a folder in a bucket. The default is the endpoint of the storage, or
+    AWS."""
 
     init: Literal["pretrained", "random"] = "pretrained"
     """Start from the weights of the folder (`pretrained`), or from random weights (`random`)."""
