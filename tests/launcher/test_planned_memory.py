@@ -109,5 +109,5 @@ def test_a_plan_says_why_it_knows_no_memory(tmp_path: Path, platform_with: Platf
 def test_the_driver_refuses_by_the_memory_of_the_real_gpu(folder: Path) -> None:
     train: Any = run_of(folder).train
     with pytest.raises(TrainerConfigError, match=r"a GPU has 40\.0 GiB"):
-        require_memory(train, num_workers=8, gpu_bytes=40 * 2**30)
-    require_memory(train, num_workers=8, gpu_bytes=1000 * 2**30)
+        require_memory(train, str(folder), num_workers=8, gpu_bytes=40 * 2**30)
+    require_memory(train, str(folder), num_workers=8, gpu_bytes=1000 * 2**30)

@@ -250,7 +250,7 @@ def form_of(tokenizer: str, **settings: Any) -> TokenFormat:
         "loss_on": "answers",
         "too_long": "truncate",
     }
-    return TokenFormat(tokenizer=tokenizer, **known | settings)
+    return TokenFormat(tokenizer=tokenizer, folder=tokenizer, **known | settings)
 
 
 def prepare(

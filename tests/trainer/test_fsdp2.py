@@ -490,7 +490,7 @@ def test_cpu_offload_is_asked_of_each_block_and_of_the_whole(
 def test_cpu_offload_without_a_gpu_is_refused_before_anything_starts(tmp_path: Path) -> None:
     config = fsdp2(tmp_path, train__fsdp2={"cpu_offload": True})
     with pytest.raises(ConfigError, match="cpu_offload = true takes weights off a GPU"):
-        attempt.check(config, open_folder(config))
+        attempt.check(config)
 
 
 @pytest.mark.slow

@@ -116,7 +116,7 @@ def test_a_run_that_is_killed_goes_on_with_the_same_bits(attempts: Attempts) -> 
 
 def check_all(config: OwnRecipeConfig) -> None:
     """Do all checks that an attempt makes before it starts workers."""
-    check(config, open_folder(config))
+    check(config)
     try_own_recipe(config, open_data(config, open_folder(config)))
 
 
@@ -266,7 +266,7 @@ def test_an_error_in_training_names_file_line_and_method_and_a_mistake_is_final(
 def test_settings_are_as_strict_as_those_of_a_built_in_recipe(code: Path, tmp_path: Path) -> None:
     config = own_config(tmp_path, model={"width": "32", "wdith": 1})
     with pytest.raises(ConfigError) as refused:
-        check(config, open_folder(config))
+        check(config)
     assert "train.model.width = '32'" in str(refused.value)
     assert "train.model.wdith = 1" in str(refused.value)
     assert "Regression has the settings: width" in str(refused.value)
@@ -281,7 +281,7 @@ def test_a_metric_that_the_recipe_lacks_is_refused(
 ) -> None:
     config = own_config(tmp_path, **changes)
     with pytest.raises(ConfigError, match="val_accuracy is no metric of the recipe: use val_rmse"):
-        check(config, open_folder(config))
+        check(config)
 
 
 DATASETS = """

@@ -462,8 +462,12 @@ class StorageFolder:
 
     def sizes(self) -> dict[str, int]:
         """Bytes of each of its files, by their names relative to the folder."""
+        return {name: info.size for name, info in self.tree().items()}
+
+    def tree(self) -> dict[str, fs.FileInfo]:
+        """Return size and time of each of its files, by their names relative to the folder."""
         return {
-            info.path.removeprefix(f"{self.root}/"): info.size
+            info.path.removeprefix(f"{self.root}/"): info
             for info in self._list(self.root, is_recursive=True)
             if info.type == fs.FileType.File
         }

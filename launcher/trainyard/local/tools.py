@@ -64,8 +64,8 @@ def run_tool(
 ) -> int:
     """Run the module `trainyard_trainer.tools.<module>` in this terminal and return its exit code.
 
-    It reads from this terminal, and its output and its errors go directly to the user. `variables` are added to its environment. Raises
-    ConfigError if packages are missing, and RunFailed if a signal ended it.
+    It reads from this terminal, and its output and its errors go directly to the user. `variables` are added
+    to its environment. Raises ConfigError if packages are missing, and RunFailed if a signal ended it.
     """
     require_packages(NEEDED, f"`{module}`")
     environment, lines = own_environment()

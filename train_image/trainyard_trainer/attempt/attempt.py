@@ -92,14 +92,17 @@ def run(config: TrainerConfig, output: Output, fit: Fit) -> None:
     code = code_of(config)
     if code is not None:
         code_archive.make_importable(folder, code)
-    parameters = check(config, folder)
+    resume.check_identity(folder, config)
+    # The record in the run's folder keeps the address as the run file has it.
+    written, config = config, with_pinned_model(config, folder)
+    parameters = check(config)
     with Lease.acquire(folder, say) as lease:
         startup.reach("lease")
         attempt = lease.attempt
         failed = lambda error: summarise(  # noqa: E731
             config, folder, AttemptEnd.failed(attempt, folder, error)
         )
-        record = RunRecord(folder, config, lease, code_sha256=code)
+        record = RunRecord(folder, written, lease, code_sha256=code)
         retries = config.faults.retries
         with (
             running_attempt(folder, lease, output, failed, retries=retries, record=record),
@@ -169,6 +172,14 @@ def with_absolute_path(config: AnyRecipe) -> AnyRecipe:
     return config.model_copy(update=changes)
 
 
+def with_pinned_model(config: TrainerConfig, folder: RunFolder) -> TrainerConfig:
+    """Return the config with a version of the model that does not change while the run lasts."""
+    if isinstance(config.train, OwnRecipe):
+        return config
+    model = recipe_of(config).pinned_model(folder)
+    return config.model_copy(update={"train": config.train.model_copy(update={"model": model})})
+
+
 def train_what_is_left(
     start: SavedCheckpoint | None,
     recorder: Recorder,
@@ -193,6 +204,13 @@ def train_what_is_left(
     return outcome.resumed_from, outcome.startup
 
 
+def fetch_here(task: TrainingTask, folder: RunFolder) -> None:
+    """Fetch to this machine what workers read from elsewhere, and record it. Raises TrainerError."""
+    recipe = recipe_of(task.config, task.data.info)
+    if recipe.fetches_files:
+        recipe.note_fetched(folder, [recipe.fetch()])
+
+
 def fit_here(work: Callable[[], Outcome], folder: RunFolder, attempt: int) -> Outcome:
     """Train in this process. At the first SIGTERM, save a checkpoint and raise StoppedBySignal."""
     # From here on, SIGTERM only writes the file that asks the training loop to save and stop.
@@ -208,7 +226,7 @@ def fit_here(work: Callable[[], Outcome], folder: RunFolder, attempt: int) -> Ou
 # Checks.
 
 
-def check(config: TrainerConfig, folder: RunFolder) -> int:
+def check(config: TrainerConfig) -> int:
     """Check the config without its data, and return the number of the model's parameters.
 
     Raises ConfigError.
@@ -234,9 +252,7 @@ def check(config: TrainerConfig, folder: RunFolder) -> int:
             share_batch(config.train, workers)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    parameters = count_parameters(config)
-    resume.check_identity(folder, config)
-    return parameters
+    return count_parameters(config)
 
 
 def check_start(config: TrainerConfig) -> str:

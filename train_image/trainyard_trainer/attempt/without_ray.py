@@ -88,6 +88,7 @@ class Leader:
             self.is_working = False
             return outcome
 
+        attempt.fetch_here(task, folder)
         return attempt.fit_here(work_with_others, folder, task.attempt)
 
 

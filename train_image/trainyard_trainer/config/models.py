@@ -7,23 +7,25 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, model_validator
 from pydantic_core import PydanticCustomError
 
-from trainyard_trainer.config.location import local_problem
-from trainyard_trainer.config.section import Fraction, PositiveNumber, Section
+from trainyard_trainer.config.location import local_problem, model_problem
+from trainyard_trainer.config.section import Endpoint, Fraction, PositiveNumber, Section
+
+
+def _require_model_location(path: str) -> str:
+    if (problem := model_problem(path)) is not None:
+        raise PydanticCustomError("location", "{problem}", {"problem": problem})
+    return path
 
 
 def _require_folder_path(path: str) -> str:
     if local_problem(path) is not None:
         raise PydanticCustomError(
             "location",
-            "{path} is a URL: a model or a tokenizer is read from a folder that all workers see. Copy it to "
-            "the storage or to a volume",
+            "{path} is a URL: a tokenizer is read from a folder that all workers see. Copy it to the storage "
+            "or to a volume",
             {"path": path},
         )
     return path
-
-
-FolderPath = Annotated[str, AfterValidator(_require_folder_path)]
-"""The path of a folder with a model or a tokenizer."""
 
 
 class Model(Section):
@@ -60,7 +62,7 @@ class Gpt(Section):
     dropout: Fraction = 0.0
     """Share of activations that are set to 0 at random during training."""
 
-    tokenizer: FolderPath | None = None
+    tokenizer: Annotated[str, AfterValidator(_require_folder_path)] | None = None
     """The folder of a tokenizer that Transformers loads, such as one of `trainyard data tokenizer`. Without
     it, each byte is a token."""
 
@@ -137,9 +139,13 @@ class Lora(Section):
 class CausalModel(Section):
     """The settings of a language model of Transformers."""
 
-    path: FolderPath
-    """The model's folder, on the storage or on a volume, with `config.json`, files of safetensors, and its
-    tokenizer."""
+    path: Annotated[str, AfterValidator(_require_model_location)]
+    """The model's folder with `config.json`, files of safetensors, and its tokenizer: a path on the storage
+    or on a volume, `s3://bucket/prefix`, or `hf://org/name@revision` of the Hugging Face Hub."""
+
+    endpoint: Endpoint | None = None
+    """The address of the S3 server of a folder in a bucket. The default is the endpoint of the storage, or
+    AWS."""
 
     init: Literal["pretrained", "random"] = "pretrained"
     """Start from the weights of the folder (`pretrained`), or from random weights (`random`)."""

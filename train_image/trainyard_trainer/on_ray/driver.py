@@ -44,6 +44,7 @@ from trainyard_trainer.errors import RunError, StorageError
 from trainyard_trainer.on_ray.coordinator import start_coordinator
 from trainyard_trainer.on_ray.final_errors import EndOnFinalError, final_error
 from trainyard_trainer.on_ray.gauges import published_gauges, published_step_age
+from trainyard_trainer.on_ray.node_fetch import fetch_on_nodes
 from trainyard_trainer.on_ray.placement_groups import GiveBackPlaces
 from trainyard_trainer.on_ray.replacement import START_VARIABLE, NotReplaced, ReplacementLimit
 from trainyard_trainer.on_ray.resize import SaveBeforeResize
@@ -159,6 +160,8 @@ def run_workers(
     """
     scaling, restarts_left = task.config.scaling, task.config.faults.worker_failures
     require_room(scaling)
+    if isinstance(task, TrainingTask):
+        fetch_on_nodes(task, folder)
     logging.getLogger("ray.data").setLevel(logging.WARNING)
     if scaling.is_elastic:
         # The seconds after which an elastic worker group that does not start is planned again. Ray counts the

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -126,6 +126,28 @@ class Recipe(Generic[Config]):
         The driver calls it before workers start, with the run's folder; `say` prints a line. Raises
         ConfigError.
         """
+
+    def pinned_model(self, folder: RunFolder) -> Config:
+        """Return the settings of the model with a version that does not change while the run lasts.
+
+        The driver calls it first; `folder` is the run's. Raises TrainerError.
+        """
+        return self.config
+
+    @property
+    def fetches_files(self) -> bool:
+        """Whether workers read files that `fetch` has to bring to their machine."""
+        return False
+
+    def fetch(self) -> str:
+        """Copy to this machine what workers read from elsewhere, and return its SHA-256.
+
+        It is called once on each node, before workers start there. Raises TrainerError.
+        """
+        raise NotImplementedError
+
+    def note_fetched(self, folder: RunFolder, sha256: Collection[str]) -> None:
+        """Record what the nodes have fetched, in the run's folder. Raises TrainerError if it differs."""
 
     def first_weights(self) -> str:
         """Say in a few words with which weights `build_model` begins, for the log of a run."""

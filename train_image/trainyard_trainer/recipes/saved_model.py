@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from trainyard_trainer.checkpointing.inventory import (
     newest_name,
     result_of,
 )
-from trainyard_trainer.config.recipes import BOOSTING, recipe_named
+from trainyard_trainer.config.recipes import BOOSTING, CAUSAL_LM, recipe_named
 from trainyard_trainer.data.loading.rows import data_info_of_json
 from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.errors import ConfigError, RunError
@@ -108,6 +108,17 @@ def read_saved(folder: RunFolder, which: str, *, trusts_code: bool = False) -> S
     With `trusts_code` the code of a user's recipe is read from the run's folder, where anyone who may write
     there could have put it. Without it such a model has weights, and no network. Raises TrainerError.
     """
+    saved = _read(folder, which, trusts_code)
+    model = saved.facts["model"]
+    if saved.facts["recipe"] != CAUSAL_LM or model.get("endpoint") is not None:
+        return saved
+    # Without an endpoint of its own, the model lies on the server of the run's folder.
+    known = {**model, "endpoint": folder.endpoint}
+    return replace(saved, facts={**saved.facts, "model": known})
+
+
+def _read(folder: RunFolder, which: str, trusts_code: bool) -> Saved:
+    """Read the model as the run has saved it. Raises TrainerError."""
     if which == DELIVERED:
         return _delivered(folder, trusts_code)
     checkpoints = Checkpoints(folder)

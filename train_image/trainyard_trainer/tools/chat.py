@@ -15,6 +15,7 @@ from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.causal_lm.generation import generated
 from trainyard_trainer.recipes.causal_lm.network import CausalNetwork
 from trainyard_trainer.recipes.causal_lm.prompts import Message, Prompts
+from trainyard_trainer.recipes.causal_lm.recipe import CausalLanguage
 from trainyard_trainer.recipes.saved_model import Saved
 
 
@@ -28,7 +29,9 @@ class Assistant:
         network = saved.build().to(device)
         assert isinstance(network, CausalNetwork)
         self._model: Any = network.model
-        self.prompts = Prompts(saved.config.path)
+        recipe = saved.recipe
+        assert isinstance(recipe, CausalLanguage)
+        self.prompts = Prompts(recipe.model.without_weights())
         self._length = length
         self._options = {"length": length, "temperature": temperature, "seed": seed}
 

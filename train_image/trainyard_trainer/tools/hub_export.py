@@ -10,6 +10,7 @@ from pyarrow import fs
 from trainyard_trainer.config.recipes import CAUSAL_LM
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.causal_lm.hub_folder import write_adapter, write_model
+from trainyard_trainer.recipes.causal_lm.recipe import CausalLanguage
 from trainyard_trainer.recipes.saved_model import Saved
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.storage import open_filesystem
@@ -38,12 +39,14 @@ def export_hub_folder(
         raise ConfigError(
             f"{target.show(path)} exists already, and is not empty: name another folder with --out"
         )
+    recipe = saved.recipe
+    assert isinstance(recipe, CausalLanguage)
     with tempfile.TemporaryDirectory() as scratch:
         made = Path(scratch) / "model"
-        if saved.config.adapter is not None and not merges:
-            write_adapter(made, saved.config, saved.weights, facts)
+        if recipe.config.adapter is not None and not merges:
+            write_adapter(made, recipe, saved.weights, facts)
         else:
-            write_model(made, saved.config, saved.build(), facts)
+            write_model(made, recipe, saved.build(), facts)
         for file in sorted(made.iterdir()):
             target.upload(file, f"{path}/{file.name}")
     return target.show(path)

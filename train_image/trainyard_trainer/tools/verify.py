@@ -39,9 +39,11 @@ def verify(
         folder = RunFolder.open(config.storage.path, config.name)
         code_archive.make_importable(folder, code, environment)
     with tempfile.TemporaryDirectory(prefix="trainyard-verify-") as scratch:
-        own = config.model_copy(update={"storage": Storage(path=scratch)})
+        own = config.model_copy(
+            update={"storage": Storage(path=scratch, endpoint=config.storage.endpoint)}
+        )
         folder = RunFolder.open(scratch, own.name)
-        check(own, folder)
+        check(own)
         data = open_data(own, folder)
         try_own_recipe(own, data)
         bench = Bench(config=own, data=data, steps=steps, folder=scratch)

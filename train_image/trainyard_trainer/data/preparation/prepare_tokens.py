@@ -71,7 +71,9 @@ class TokenOptions:
 
     def to_json(self) -> dict[str, Any]:
         """Return the options with the hash of the tokenizer, which may change in its place."""
-        return {**asdict(self), "tokenizer_sha256": tokenizer_sha256(self.form.tokenizer)}
+        options = asdict(self)
+        options["form"].pop("folder")  # what was fetched lies elsewhere on another machine
+        return {**options, "tokenizer_sha256": tokenizer_sha256(self.form.folder)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +103,7 @@ def prepare_tokens(options: TokenOptions, dest: RunFolder, context: PrepareConte
     sources = {"source": ChatFiles.open(options.source, context.endpoint)}
     if options.valid_source is not None:
         sources["valid-source"] = ChatFiles.open(options.valid_source, context.endpoint)
-    tokenizer = ChatTokenizer(options.form.tokenizer, options.form.loss_on)
+    tokenizer = ChatTokenizer(options.form.folder, options.form.loss_on)
     stamps = {f"files of {name}": files.stamp() for name, files in sources.items()}
     settle_plan(dest, wanted, stamps, dict, context)
     writer = ChunkWriter(dest, RowTokenizer(options.form, tokenizer))

@@ -82,13 +82,18 @@ def weight_files(path: str) -> dict[str, Path]:
         ) from None
 
 
-def fingerprint(path: str) -> str:
-    """Return a SHA-256 of the names and contents of the config and of all files with weights."""
+def fingerprint(path: str, known: Mapping[str, str] | None = None) -> str:
+    """Return a SHA-256 of the names and contents of the config and of all files with weights.
+
+    `known` has the SHA-256 of each file by its name, where they need not be computed.
+    """
     files = sorted({Path(path) / CONFIG, *weight_files(path).values()})
-    folder = StorageFolder(fs.LocalFileSystem(), path)
-    with ThreadPoolExecutor() as pool:
-        hashes = list(pool.map(folder.sha256, map(str, files)))
-    lines = [f"{file.name} {found}\n" for file, found in zip(files, hashes, strict=True)]
+    if known is None:
+        folder = StorageFolder(fs.LocalFileSystem(), path)
+        with ThreadPoolExecutor() as pool:
+            found = pool.map(folder.sha256, map(str, files))
+            known = {file.name: sha256 for file, sha256 in zip(files, found, strict=True)}
+    lines = [f"{file.name} {known[file.name]}\n" for file in files]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from trainyard_trainer.config.models import CausalModel, Lora
+from trainyard_trainer.config.models import Lora
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.causal_lm.folder import without_progress_bars
+from trainyard_trainer.recipes.causal_lm.model_folder import ModelFolder
 from trainyard_trainer.recipes.causal_lm.network import CausalNetwork
+from trainyard_trainer.recipes.causal_lm.recipe import CausalLanguage
 from trainyard_trainer.recipes.causal_lm.weights import ADAPTER, lora_config
 from trainyard_trainer.versions import versions
 
@@ -45,27 +47,30 @@ NAME_IN_PEFT = "base_model.model."
 
 
 def write_adapter(
-    folder: Path, config: CausalModel, weights: Mapping[str, Tensor], facts: Mapping[str, Any]
+    folder: Path,
+    recipe: CausalLanguage,
+    weights: Mapping[str, Tensor],
+    facts: Mapping[str, Any],
 ) -> None:
     """Write the adapter as `PeftModel.from_pretrained` reads it. Raises ConfigError without an adapter."""
     from safetensors.torch import save_file
 
-    if config.adapter is None:
+    if recipe.config.adapter is None:
         raise ConfigError(
             f"{facts['run']} has trained all weights, and has no adapter: remove --adapter"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    _config_of_adapter(config.adapter, weights, config.path).save_pretrained(str(folder))
+    _config_of_adapter(recipe.config.adapter, weights, recipe.model).save_pretrained(str(folder))
     tensors = {_name_in_peft(name): each.contiguous() for name, each in weights.items()}
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    _finish(folder, config, facts, library="peft")
+    _finish(folder, recipe, facts, library="peft")
 
 
-def _config_of_adapter(lora: Lora, names: Iterable[str], base: str) -> LoraConfig:
+def _config_of_adapter(lora: Lora, names: Iterable[str], base: ModelFolder) -> LoraConfig:
     """Return the settings for PEFT, with the names of the modules that `all-linear` stands for."""
     ends = {name.partition(".lora_")[0].rpartition(".")[2] for name in names}
     found = lora_config(lora, sorted(ends) if isinstance(lora.targets, str) else lora.targets)
-    found.base_model_name_or_path = base
+    found.base_model_name_or_path, found.revision = base.hub_name or (base.path, None)
     found.inference_mode = True
     return found
 
@@ -75,7 +80,7 @@ def _name_in_peft(name: str) -> str:
 
 
 def write_model(
-    folder: Path, config: CausalModel, network: nn.Module, facts: Mapping[str, Any]
+    folder: Path, recipe: CausalLanguage, network: nn.Module, facts: Mapping[str, Any]
 ) -> None:
     """Write all weights, with the adapter merged into them, as `AutoModelForCausalLM` reads them."""
     from peft.tuners.tuners_utils import BaseTunerLayer
@@ -91,23 +96,26 @@ def write_model(
     # Transformers asks DeepSpeed about the model, which otherwise warns that there is no GPU.
     os.environ.setdefault("DS_ACCELERATOR", next(model.parameters()).device.type)
     model.save_pretrained(folder, max_shard_size=SHARD_SIZE)
-    _finish(folder, config, facts, library="transformers")
+    _finish(folder, recipe, facts, library="transformers")
 
 
-def _finish(folder: Path, config: CausalModel, facts: Mapping[str, Any], *, library: str) -> None:
+def _finish(
+    folder: Path, recipe: CausalLanguage, facts: Mapping[str, Any], *, library: str
+) -> None:
     """Copy the tokenizer and what else belongs to the model, write its card, and open all files for all."""
+    source = Path(recipe.model.without_weights())
     for pattern in COPIED:
-        for file in Path(config.path).glob(pattern):
+        for file in source.glob(pattern):
             if file.is_file():
                 shutil.copyfile(file, folder / file.name)
-    (folder / "README.md").write_text(model_card(config, facts, library=library), encoding="utf-8")
+    (folder / "README.md").write_text(model_card(recipe, facts, library=library), encoding="utf-8")
     for file in folder.iterdir():
         file.chmod(MODE)
 
 
-def model_card(config: CausalModel, facts: Mapping[str, Any], *, library: str) -> str:
+def model_card(recipe: CausalLanguage, facts: Mapping[str, Any], *, library: str) -> str:
     """Return a model card in the format of the Hugging Face Hub; the licence is left to the user."""
-    base = config.path.rstrip("/").rpartition("/")[2]
+    config, base = recipe.config, recipe.model.name
     trained, lora = facts["trained"], config.adapter
     rows = {
         "base model": f"{base} ({config.init} weights)",

@@ -8,16 +8,15 @@ from trainyard_trainer.config.train import CausalLm
 from trainyard_trainer.errors import ConfigError
 
 
-def require_memory(train: CausalLm, *, num_workers: int, gpu_bytes: int) -> None:
+def require_memory(train: CausalLm, folder: str, *, num_workers: int, gpu_bytes: int) -> None:
     """Raise ConfigError if a worker needs more than the memory of a GPU, with what would make it fit.
 
     `gpu_bytes` is the total memory of a GPU, such as `torch.cuda.get_device_properties(0).total_memory`.
-    `train.model.path` must be a folder with a config. A model whose memory cannot be estimated is not
-    refused.
+    `folder` has the model's config. A model whose memory cannot be estimated is not refused.
     """
     try:
         lines = shortage(
-            shape_of_folder(train.model.path), train, num_workers=num_workers, gpu_bytes=gpu_bytes
+            shape_of_folder(folder), train, num_workers=num_workers, gpu_bytes=gpu_bytes
         )
     except UnknownShape:
         return

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -22,12 +22,13 @@ from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.rows import DataInfo, RunData
 from trainyard_trainer.data.prepared import Prepared, TokenInfo
 from trainyard_trainer.data.sources.chats.token_format import TokenFormat, require_fit
-from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.errors import ConfigError, RunError
 from trainyard_trainer.parallel.strategy import Worker
 from trainyard_trainer.recipes.causal_lm.documents import IGNORED, documents_of
-from trainyard_trainer.recipes.causal_lm.folder import fingerprint, read_config, weight_files
+from trainyard_trainer.recipes.causal_lm.folder import read_config, weight_files
 from trainyard_trainer.recipes.causal_lm.generation import continued
 from trainyard_trainer.recipes.causal_lm.memory import require_memory
+from trainyard_trainer.recipes.causal_lm.model_folder import ModelFolder
 from trainyard_trainer.recipes.causal_lm.prompts import TEXTS, prompts_of
 from trainyard_trainer.recipes.causal_lm.questions import (
     Examination,
@@ -37,6 +38,7 @@ from trainyard_trainer.recipes.causal_lm.questions import (
 from trainyard_trainer.recipes.causal_lm.weights import build_network, load_shards
 from trainyard_trainer.recipes.loss import Loss, Sums
 from trainyard_trainer.recipes.recipe import Forward, Recipe
+from trainyard_trainer.run_folder.attempt_scope import say
 from trainyard_trainer.run_folder.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ class CausalLanguage(Recipe[CausalModel]):
         self._train: CausalLm | None = None
         self._endpoint: str | None = None
         self._use_gpu = torch.cuda.is_available()
+        self.model = ModelFolder(path=config.path, endpoint=config.endpoint)
 
     @classmethod
     def of_run(cls, run: TrainerConfig, info: DataInfo | None) -> Self:
@@ -71,6 +74,9 @@ class CausalLanguage(Recipe[CausalModel]):
         recipe._train = run.train
         recipe._endpoint = run.storage.endpoint
         recipe._use_gpu = run.scaling.use_gpu
+        recipe.model = replace(
+            recipe.model, endpoint=run.train.model.endpoint or run.storage.endpoint, say=say
+        )
         return recipe
 
     @property
@@ -89,12 +95,19 @@ class CausalLanguage(Recipe[CausalModel]):
         if train and self._use_gpu and distributed.is_initialized():
             gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
             workers = distributed.get_world_size()
-            require_memory(train, num_workers=workers, gpu_bytes=gpu.total_memory)
+            require_memory(
+                train,
+                self.model.without_weights(),
+                num_workers=workers,
+                gpu_bytes=gpu.total_memory,
+            )
         if train is None and config.adapter is None:
             # All weights come from the checkpoint.
             config = config.model_copy(update={"init": "random"})
+        needs_weights = config.init == "pretrained" and torch.get_default_device().type != "meta"
+        path = self.model.whole() if needs_weights else self.model.without_weights()
         return build_network(
-            config,
+            config.model_copy(update={"path": path}),
             seed=train.seed if train else 0,
             is_sharded=train is not None and train.strategy == "fsdp2",
         )
@@ -106,7 +119,7 @@ class CausalLanguage(Recipe[CausalModel]):
 
     def load_weights(self, network: nn.Module) -> None:
         assert self._train is not None
-        load_shards(network, self.config, self._train.seed)  # type: ignore[arg-type]
+        load_shards(network, self.model.whole(), self._train.seed)  # type: ignore[arg-type]
 
     def loss(self, model: Forward, batch: Batch) -> Loss:
         tokens, flags = batch["tokens"], batch["flags"]
@@ -129,7 +142,7 @@ class CausalLanguage(Recipe[CausalModel]):
         examination = Examination(
             self._questions,
             train.questions,
-            prompts_of(self.config.path),
+            prompts_of(self.model.without_weights()),
             # Without gradients, more samples fit into memory than in training.
             batch_size=2 * share.micro_batch_size,
         )
@@ -148,7 +161,7 @@ class CausalLanguage(Recipe[CausalModel]):
         assert train.questions is not None
         return read_questions(
             train.questions,
-            prompts_of(self.config.path),
+            prompts_of(self.model.without_weights()),
             context_length=train.context_length,
             endpoint=self._endpoint,
         )
@@ -158,7 +171,7 @@ class CausalLanguage(Recipe[CausalModel]):
         train = self._train
         if train is None or not train.prompts:
             return {}
-        prompts = prompts_of(self.config.path)
+        prompts = prompts_of(self.model.without_weights())
         length = min(PROMPT_TOKENS, train.context_length // 2)
         tokens = [prompts.of(each)[length - train.context_length :] for each in train.prompts]
         device = torch.device("cuda" if self._use_gpu else "cpu")
@@ -200,6 +213,7 @@ class CausalLanguage(Recipe[CausalModel]):
         return {
             "tokens": TokenFormat(
                 tokenizer=self.config.path,
+                folder=self.model.without_weights(),
                 context_length=train.context_length,
                 packing=train.packing,
                 loss_on=train.loss_on,
@@ -208,19 +222,53 @@ class CausalLanguage(Recipe[CausalModel]):
             )
         }
 
+    def pinned_model(self, folder: RunFolder) -> CausalModel:
+        """Return the settings with the commit of a model of the hub, that of the first start of the run."""
+        path = f"{folder.root}/{BASE}"
+        if self.model.is_remote and folder.exists(folder.run) and folder.exists(path):
+            pinned = json.loads(folder.read(path))["path"]
+        else:
+            pinned = self.model.pinned()
+        return self.config.model_copy(update={"path": pinned})
+
     def prepare(self, folder: RunFolder, say: Callable[[str], None]) -> None:
+        """Record the model from which the run starts, and its hash, which of a remote one follows later."""
+        if self.model.is_remote:
+            path = f"{folder.root}/{BASE}"
+            known = json.loads(folder.read(path)) if folder.exists(path) else {}
+            if known.get("path") != self.config.path:
+                folder.write(path, json.dumps({"path": self.config.path}, indent=2))
+        elif self.config.init == "pretrained":
+            self._record_hash(folder, self.model.sha256)
+
+    @property
+    def fetches_files(self) -> bool:
+        return self.model.is_remote and self.config.init == "pretrained"
+
+    def fetch(self) -> str:
+        return self.model.sha256()
+
+    def note_fetched(self, folder: RunFolder, sha256: Collection[str]) -> None:
+        """Record the hash of the model that all nodes have fetched."""
+        if len({*sha256}) > 1:
+            raise RunError(
+                f"train.model.path = {self.config.path}: nodes have fetched different files. It was changed "
+                "meanwhile: start again when nobody writes there."
+            )
+        if sha256:
+            self._record_hash(folder, lambda: next(iter(sha256)))
+
+    def _record_hash(self, folder: RunFolder, compute: Callable[[], str]) -> None:
         """Record the hash of the model from which the run starts.
 
         The checkpoints of an adapter are of use with that model alone. Raises ConfigError for another one.
         """
-        if self.config.init == "random":
-            return
         path = f"{folder.root}/{BASE}"
-        known = json.loads(folder.read(path)) if folder.exists(path) else None
-        if known is not None and self.saves_frozen_weights:
+        known = json.loads(folder.read(path)) if folder.exists(path) else {}
+        if "sha256" in known and self.saves_frozen_weights:
             return
-        found = {"path": self.config.path, "sha256": fingerprint(self.config.path)}
-        if known is None:
+        found = {"path": self.config.path, "sha256": compute()}
+        if "sha256" not in known:
             folder.write(path, json.dumps(found, indent=2))
         elif known["sha256"] != found["sha256"]:
             raise ConfigError(
@@ -230,7 +278,7 @@ class CausalLanguage(Recipe[CausalModel]):
             )
 
     def check(self) -> int:
-        config, known = self.config, read_config(self.config.path)
+        config, known = self.config, read_config(self.model.without_weights())
         if config.attention == "flash" and find_spec("flash_attn") is None:
             raise ConfigError(
                 "train.model.attention = flash needs the package flash-attn, which is not installed.\n"
@@ -247,7 +295,9 @@ class CausalLanguage(Recipe[CausalModel]):
                 f"train.context_length = {self._train.context_length:,} is more than the {longest:,} "
                 f"positions of {config.path}. Use {longest} or less."
             )
-        if config.init == "pretrained":
+        if config.init == "pretrained" and self.model.is_remote:
+            self.model.require_weights()
+        elif config.init == "pretrained":
             weight_files(config.path)
         if self._train and self._train.questions:
             self._read_questions()
@@ -255,7 +305,7 @@ class CausalLanguage(Recipe[CausalModel]):
 
     def check_fit(self) -> None:
         require_fit(self.token_info, self.prepare_options()["tokens"])
-        words = read_config(self.config.path).get_text_config().vocab_size
+        words = read_config(self.model.without_weights()).get_text_config().vocab_size
         if self.token_info.vocab_size > words:
             raise ConfigError(
                 f"train.model.path = {self.config.path}: its tokenizer has {self.token_info.vocab_size:,} "
@@ -271,8 +321,7 @@ class CausalLanguage(Recipe[CausalModel]):
         return self.info
 
     def title(self) -> str:
-        config = self.config
-        name = config.path.rstrip("/").rpartition("/")[2]
+        config, name = self.config, self.model.name
         if config.adapter is None:
             return f"{name}, {config.init} weights"
         return f"{name} with LoRA of rank {config.adapter.rank}"
@@ -306,7 +355,7 @@ class CausalLanguage(Recipe[CausalModel]):
 
         Frozen weights need no gradients (Chowdhery et al.: PaLM, 2022, appendix B, without these).
         """
-        known = read_config(self.config.path).get_text_config()
+        known = read_config(self.model.without_weights()).get_text_config()
         length = self.token_info.row_tokens
         attention = 12 * known.num_hidden_layers * known.hidden_size * length
         return float((self._products_per_token + attention) * length)

@@ -197,20 +197,20 @@ def _without_weights(config: CausalModel) -> nn.Module | None:
     return model if is_loadable else None
 
 
-def load_shards(network: CausalNetwork, config: CausalModel, seed: int) -> None:
+def load_shards(network: CausalNetwork, path: str, seed: int) -> None:
     """Read this worker's part of each weight into the network, whose parameters are on their device."""
     from safetensors import safe_open
 
-    stored = weight_files(config.path)
+    stored = weight_files(path)
     wanted: dict[str, Tensor] = {}
     for names, parameter in _parameters_of(network.model):
         if not any(".lora_" in name for name in names):
             wanted[next(name for name in names if name in stored)] = parameter
     with torch.no_grad():
-        for path in sorted({stored[name] for name in wanted}):
-            with safe_open(path, framework="pt") as file:
+        for file_path in sorted({stored[name] for name in wanted}):
+            with safe_open(file_path, framework="pt") as file:
                 for name, tensor in wanted.items():
-                    if stored[name] == path:
+                    if stored[name] == file_path:
                         _copy_shard(tensor, file.get_slice(name))
     init_adapter(network, seed)
 

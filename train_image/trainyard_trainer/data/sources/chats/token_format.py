@@ -15,7 +15,9 @@ class TokenFormat:
     """What a run asks of its tokens: the tokenizer, the length of rows, and the tokens that are learnt."""
 
     tokenizer: str
-    """The folder of the tokenizer, on this machine."""
+    """The folder of the tokenizer, or the address from which it was fetched."""
+    folder: str
+    """The folder of the tokenizer on this machine."""
     context_length: int
     """The largest number of tokens of a sample, and with packing the number of tokens of each row."""
     packing: bool
@@ -41,7 +43,7 @@ def require_fit(info: TokenInfo, form: TokenFormat) -> None:
         for key, (found, asked) in wanted.items()
         if found != asked
     ]
-    sha256 = tokenizer_sha256(form.tokenizer)
+    sha256 = tokenizer_sha256(form.folder)
     if info.tokenizer_sha256 != sha256:
         lines.append(
             f"\n       tokenizer: {info.tokenizer} (SHA-256 {info.tokenizer_sha256[:12]}) in the data, "
