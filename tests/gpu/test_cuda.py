@@ -103,7 +103,7 @@ def test_a_compiled_model_trains_as_the_plain_one(
 # Memory.
 
 
-@pytest.mark.gpu
+@CUDA_ONLY
 @pytest.mark.parametrize(
     "model",
     [
@@ -115,7 +115,7 @@ def test_a_compiled_model_trains_as_the_plain_one(
     ids=["full", "checkpointing", "adapter", "adapter, checkpointing"],
 )
 def test_the_estimated_memory_of_a_language_model_is_near_the_peak(
-    model: dict[str, Any], tmp_path: Path
+    model: dict[str, Any], tmp_path: Path, device: torch.device
 ) -> None:
     config = {
         "model_type": "llama",
@@ -139,7 +139,7 @@ def test_the_estimated_memory_of_a_language_model_is_near_the_peak(
             "precision": "bf16",
         }
     )
-    measured = measured_peak(tmp_path, config, train, torch.device("cuda"))
+    measured = measured_peak(tmp_path, config, train, device)
     estimate = worker_memory(model_shape(config), train, num_workers=1, use_gpu=True)
     assert estimate.total == pytest.approx(measured, rel=0.15), estimate
 
