@@ -97,7 +97,7 @@ def test_the_wanted_files_are_fetched_once_and_checked(
     assert found == names | {".fetched.json"}
     assert all((folder / name).read_bytes() == (model / name).read_bytes() for name in names)
     assert sha256_of_files(folder).keys() == names
-    assert "0.3 MB in 4 files" in said[0]
+    assert "298 KiB in 4 files" in said[0]
     assert fetch(*address) == (folder, [])
 
 
@@ -203,7 +203,7 @@ def test_no_room_is_told_before_the_fetch(
 ) -> None:
     usage = shutil.disk_usage("/")._replace(free=100_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(ConfigError, match=r"needs 0\.3 MB in .*, and 0\.1 MB are free"):
+    with pytest.raises(ConfigError, match=r"needs 298 KiB in .*, and 98 KiB are free"):
         fetch(*address)
 
 

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attempts import Attempts
 from s3_server import Bucket
 
 pytest.importorskip("transformers")
 
-from tests.support.hub_server import Hub, running_hub
+from tests.support.hub_server import TOKEN, Hub, running_hub
 from tests.support.tiny_models import make_folder
 from tests.trainer.causal_runs import LORA, causal_config, write_chats
 from tests.trainer.test_fetching import uploaded
@@ -212,3 +213,20 @@ def test_addresses_that_name_no_model_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         run_config(tmp_path, chats, {"path": path})
+
+
+@pytest.mark.ci
+def test_two_workers_of_a_node_share_one_fetch_on_ray(
+    tmp_path: Path, chats: Path, hub: Hub, attempts: Attempts
+) -> None:
+    hub.gated = True
+    config = run_config(tmp_path, chats, {"path": ADDRESS, "adapter": LORA}, scaling__num_workers=2)
+    refused = attempts.finish(config, code=2)
+    assert "is gated. Accept its terms" in refused
+    assert "cluster: 1 node" not in refused
+    output = attempts.finish(config, environment={"HF_TOKEN": TOKEN})
+    assert output.index("cluster: 1 node") < output.rindex("fetching ")
+    sent = [name for name in hub.fetched if name.endswith(".safetensors")]
+    assert len(sent) == len(set(sent)) > 1
+    assert "sha256" in attempts.read(config, "base_model.json")
+    assert TOKEN not in output

@@ -32,6 +32,7 @@ from trainyard_trainer.errors import ConfigError, RunError
 from trainyard_trainer.fetching.bucket import BucketSource
 from trainyard_trainer.fetching.hub import HubSource
 from trainyard_trainer.fetching.source import RemoteFile, RemoteSource
+from trainyard_trainer.run_files.sizes import size_text
 from trainyard_trainer.storage import NO_ROOM, StorageFolder
 
 RECORD = ".fetched.json"
@@ -46,6 +47,9 @@ PROGRESS_S = 5.0
 
 RECHECK_S = 600.0
 """Seconds for which a check of all SHA-256 counts, so that the workers of a node make one together."""
+
+PATIENCE_S, POLL_S = 2.0, 0.05
+"""Seconds before a process says that it waits for another one, and between two looks until then."""
 
 Say = Callable[[str], None]
 
@@ -84,12 +88,25 @@ def sha256_of_files(folder: Path) -> dict[str, str]:
 def _locked(path: Path, source: RemoteSource, say: Say) -> Iterator[None]:
     """Hold the lock of a folder in the block. The system releases it when the process ends."""
     with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"{source.address}: waiting for another process of this machine that fetches it")
-            fcntl.flock(file, fcntl.LOCK_EX)
+        deadline = time.monotonic() + PATIENCE_S
+        while not _is_taken(file.fileno()):
+            if time.monotonic() > deadline:
+                say(
+                    f"{source.address}: waiting for another process of this machine that fetches it"
+                )
+                fcntl.flock(file, fcntl.LOCK_EX)
+                break
+            time.sleep(POLL_S)
         yield
+
+
+def _is_taken(lock: int) -> bool:
+    """Take a lock without waiting. Return whether that worked."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 # A folder that is there.
@@ -150,8 +167,8 @@ def _fetch(source: RemoteSource, wanted: Sequence[str], folder: Path, say: Say) 
     total = sum(file.size for file in files)
     missing = sum(file.size for file in files if _size(part / file.name) != file.size)
     _require_room(source, missing, folder.parent)
-    is_here = f", {_bytes(total - missing)} of them are here already" if missing < total else ""
-    say(f"{source.address}: fetching {_bytes(total)} in {len(files)} files to {folder}{is_here}")
+    is_here = f", {size_text(total - missing)} of them are here already" if missing < total else ""
+    say(f"{source.address}: fetching {size_text(total)} in {len(files)} files to {folder}{is_here}")
     with _progress(source, part, total, say):
         pool = ThreadPoolExecutor(THREADS)
         try:
@@ -209,8 +226,8 @@ def _require_room(source: RemoteSource, missing: int, cache: Path, free: int | N
         free = shutil.disk_usage(cache).free
     if missing > free:
         raise ConfigError(
-            f"{source.address} needs {_bytes(missing)} in {cache}, and {_bytes(free)} are free. Delete older "
-            "models there, or set TMPDIR to a larger disk."
+            f"{source.address} needs {size_text(missing)} in {cache}, and {size_text(free)} are free. "
+            "Delete older models there, or set TMPDIR to a larger disk."
         )
 
 
@@ -223,7 +240,7 @@ def _progress(source: RemoteSource, part: Path, total: int, say: Say) -> Iterato
         while not ended.wait(PROGRESS_S):
             sizes = (_size(path) for path in part.rglob("*"))
             done = min(sum(size or 0 for size in sizes), total)
-            say(f"{source.address}: {_bytes(done)} of {_bytes(total)} fetched")
+            say(f"{source.address}: {size_text(done)} of {size_text(total)} fetched")
 
     thread = threading.Thread(target=report, name="fetch progress", daemon=True)
     thread.start()
@@ -232,10 +249,3 @@ def _progress(source: RemoteSource, part: Path, total: int, say: Say) -> Iterato
     finally:
         ended.set()
         thread.join()
-
-
-def _bytes(count: int) -> str:
-    """Return a number of bytes for messages."""
-    if count < 10**9:
-        return f"{count / 10**6:,.1f} MB"
-    return f"{count / 10**9:,.1f} GB"
