@@ -246,6 +246,7 @@ def pretend(
             raise error
 
     patch.setattr(attempt, "run", run)
+    patch.setattr(attempt, "fetch_here", lambda task, folder: None)
     patch.setattr(without_ray, "work", work)
     # Only a main thread can handle signals.
     patch.setattr(signal, "signal", lambda number, handler: None)

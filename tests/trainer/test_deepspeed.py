@@ -228,10 +228,10 @@ def test_what_is_missing_is_named_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigError, match="offload = all takes weights off a GPU"):
-        attempt.check(zero(tmp_path, offload="all"), open_folder(zero(tmp_path)))
+        attempt.check(zero(tmp_path, offload="all"))
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     with pytest.raises(ConfigError, match=r"pip install 'trainyard\[deepspeed\]'"):
-        attempt.check(zero(tmp_path), open_folder(zero(tmp_path)))
+        attempt.check(zero(tmp_path))
 
 
 @pytest.mark.parametrize("file", [ONE_FOR_ALL, OF_MODEL.format(0)])

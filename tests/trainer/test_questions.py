@@ -234,7 +234,7 @@ def test_a_bad_question_is_told_with_its_line_before_training(
         tmp_path, model, chats, train__questions={"path": str(file), "match": match}
     )
     with pytest.raises(ConfigError) as told:
-        check(config, open_folder(config))
+        check(config)
     assert "train.questions.path" in str(told.value)
     assert f"{file}, line 2: " in str(told.value)
     assert message in str(told.value)
