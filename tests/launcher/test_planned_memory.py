@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.measured_memory import LLAMA_8B
 from trainyard.errors import ConfigError
 from trainyard.planning.plan import plan_run
 from trainyard.planning.reasons import explain_plan
@@ -16,18 +17,6 @@ from trainyard.platform import Platform
 from trainyard.run_file.models import RecipeRun
 from trainyard_trainer.errors import ConfigError as TrainerConfigError
 from trainyard_trainer.recipes.causal_lm.memory import require_memory
-
-LLAMA_8B = {
-    "model_type": "llama",
-    "vocab_size": 128256,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-}
 
 Platforms = Callable[..., Platform]
 

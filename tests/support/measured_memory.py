@@ -16,6 +16,19 @@ from trainyard_trainer.engine.optimizers import build_optimizer
 from trainyard_trainer.recipes.causal_lm.documents import documents_of
 from trainyard_trainer.recipes.causal_lm.weights import build_network
 
+LLAMA_8B: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "tie_word_embeddings": False,
+    "dtype": "bfloat16",
+}
+"""The config of Llama 3 8B."""
+
 
 def measured_peak(
     folder: Path, config: Mapping[str, Any], train: CausalLm, device: torch.device

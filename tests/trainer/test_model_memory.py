@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.measured_memory import measured_peak
+from tests.support.measured_memory import LLAMA_8B, measured_peak
 from trainyard_trainer.config.model_memory import (
     BUCKET_PARAMETERS,
     WorkerMemory,
@@ -171,17 +171,6 @@ def test_less_memory_by_checkpointing_smaller_micro_batches_and_fused_attention(
     assert memory_of(LLAMA, flash, use_gpu=True).activations < plain
 
 
-LLAMA_8B: dict[str, Any] = {
-    "model_type": "llama",
-    "vocab_size": 128256,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "tie_word_embeddings": False,
-    "dtype": "bfloat16",
-}
 RANK_16 = {"adapter": {"kind": "lora", "rank": 16}}
 FSDP2 = {"strategy": "fsdp2"}
 
