@@ -6,18 +6,16 @@ One CPU worker with two threads. Both train in float32, without gradient checkpo
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.bench import runs
-from tests.bench.rounds import BUILD, ROOT, Options, Row, Section, alternate, main, ratios, say
+from tests.bench.rounds import BUILD, Options, Row, Section, alternate, main, ratios, say
 from tests.support.tiny_models import make_folder
-from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE, TrainerConfig
+from trainyard_trainer.config.trainer_config import TrainerConfig
 
 LORA = {"kind": "lora", "rank": 16, "alpha": 32}
 WAYS: dict[str, dict[str, Any]] = {
@@ -79,15 +77,8 @@ def config_of(name: str, options: Options) -> TrainerConfig:
 
 def rows_per_s_of_trl(config: TrainerConfig, *, seconds: float, skip_s: float) -> float:
     """The speed of TRL in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.bench.trl_speed", f"--seconds={seconds}", f"--skip={skip_s}"],
-        env=os.environ | {CONFIG_VARIABLE: config.model_dump_json()},
-        cwd=ROOT,
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    speed = float(done.stdout.splitlines()[-1])
+    command = [sys.executable, "-m", "tests.bench.trl_speed"]
+    speed = runs.printed_speed([*command, f"--seconds={seconds}", f"--skip={skip_s}"], config)
     say(f"  {config.name}, TRL: {speed:.1f} rows/s")
     return speed
 

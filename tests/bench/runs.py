@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -188,6 +188,13 @@ def samples_per_s_by_hand(config: TrainerConfig, *, seconds: float, skip_s: floa
     processes = f"--nproc-per-node={config.scaling.num_workers}"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", processes]
     command += ["-m", "tests.bench.plain", f"--seconds={seconds}", f"--skip={skip_s}"]
+    speed = printed_speed(command, config)
+    say(f"  {config.name}: {speed:.1f} samples/s")
+    return speed
+
+
+def printed_speed(command: Sequence[str], config: TrainerConfig) -> float:
+    """The number in the last line of a program that trains with the settings of a run."""
     done = subprocess.run(
         command,
         env=os.environ | {CONFIG_VARIABLE: config.model_dump_json()},
@@ -196,6 +203,4 @@ def samples_per_s_by_hand(config: TrainerConfig, *, seconds: float, skip_s: floa
         stdout=subprocess.PIPE,
         text=True,
     )
-    speed = float(done.stdout.splitlines()[-1])
-    say(f"  {config.name}: {speed:.1f} samples/s")
-    return speed
+    return float(done.stdout.splitlines()[-1])

@@ -13,7 +13,7 @@ from trainyard_trainer.config.memory_check import (
     has_config,
     memory_text,
     shape_of_folder,
-    shortage,
+    shortage_of_folder,
 )
 from trainyard_trainer.config.model_memory import worker_memory
 from trainyard_trainer.config.model_shape import UnknownShape
@@ -31,15 +31,9 @@ def require_memory(run: RunConfig, pools: Sequence[Pool], fewest_workers: int) -
     train, size = getattr(run, "train", None), gpu_memory_gib(pools)
     if not isinstance(train, CausalLm) or size is None or not has_config(train.model.path):
         return
-    try:
-        lines = shortage(
-            shape_of_folder(train.model.path),
-            train,
-            num_workers=fewest_workers,
-            gpu_bytes=size * GIB,
-        )
-    except UnknownShape:
-        return
+    lines = shortage_of_folder(
+        train.model.path, train, num_workers=fewest_workers, gpu_bytes=size * GIB
+    )
     if lines:
         raise ConfigError(*lines)
 

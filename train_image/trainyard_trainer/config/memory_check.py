@@ -73,6 +73,17 @@ def shortage(
     )
 
 
+def shortage_of_folder(
+    path: str, train: CausalLm, *, num_workers: int, gpu_bytes: int
+) -> tuple[str, ...]:
+    """Return the same for the model in a folder; () also if its memory cannot be estimated."""
+    try:
+        shape = shape_of_folder(path)
+        return shortage(shape, train, num_workers=num_workers, gpu_bytes=gpu_bytes)
+    except UnknownShape:
+        return ()
+
+
 def _remedies(train: CausalLm, num_workers: int) -> Iterator[tuple[str, CausalLm]]:
     """Yield changes of a run file that lower its memory, one by one and together with those before."""
     for index, (words, update) in enumerate(changes := [*_changes(train, num_workers)]):

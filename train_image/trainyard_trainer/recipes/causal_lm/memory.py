@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from trainyard_trainer.config.memory_check import shape_of_folder, shortage
-from trainyard_trainer.config.model_shape import UnknownShape
+from trainyard_trainer.config.memory_check import shortage_of_folder
 from trainyard_trainer.config.train import CausalLm
 from trainyard_trainer.errors import ConfigError
 
@@ -14,11 +13,6 @@ def require_memory(train: CausalLm, folder: str, *, num_workers: int, gpu_bytes:
     `gpu_bytes` is the total memory of a GPU, such as `torch.cuda.get_device_properties(0).total_memory`.
     `folder` has the model's config. A model whose memory cannot be estimated is not refused.
     """
-    try:
-        lines = shortage(
-            shape_of_folder(folder), train, num_workers=num_workers, gpu_bytes=gpu_bytes
-        )
-    except UnknownShape:
-        return
+    lines = shortage_of_folder(folder, train, num_workers=num_workers, gpu_bytes=gpu_bytes)
     if lines:
         raise ConfigError("\n       ".join(lines))
