@@ -19,7 +19,7 @@ from tests.bench import data, runs
 from tests.bench.loops import Settings, again_and_again, ours, same_batch
 from tests.bench.rounds import BUILD, Options, Row, Section, alternate, main, ratios, say
 from trainyard_trainer.engine.loop import NoRecords
-from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.progress import MetricsRecord, Recorder
 from trainyard_trainer.run_folder.tensorboard import TensorBoard

@@ -43,7 +43,7 @@ from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.engine.optimizers import build_optimizer
 from trainyard_trainer.hardware import peak_flops
-from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.image_classification.model import build_model
 from trainyard_trainer.recipes.language_model.recipe import flops_per_token
 from trainyard_trainer.recipes.registry import recipe_of

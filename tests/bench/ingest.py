@@ -40,7 +40,7 @@ from trainyard_trainer.data.prepared import DatasetInfo, Prepared, Split  # noqa
 from trainyard_trainer.data.loading.ray_loader import RayBatches  # noqa: E402
 from trainyard_trainer.data.loading.torch_loader import TorchBatches  # noqa: E402
 from trainyard_trainer.run_folder.progress import Length, Trained  # noqa: E402
-from trainyard_trainer.parallel.strategy import Worker  # noqa: E402
+from trainyard_trainer.parallel.worker import Worker  # noqa: E402
 
 WORKERS = 2
 DATA_CPUS = 2

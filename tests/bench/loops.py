@@ -20,7 +20,7 @@ from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.engine.loop import NoRecords, RunRecords
 from trainyard_trainer.engine.optimizers import build_optimizer
 from trainyard_trainer.engine.step_sync import Signals
-from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.run_folder.progress import Length, Trained
 

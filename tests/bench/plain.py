@@ -24,7 +24,7 @@ from tests.bench.loops import ByHand
 from trainyard_trainer.config.trainer_config import TrainerConfig, read_config
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.stored_rows import decode
-from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.parallel.worker import Worker
 
 AGREE_STEPS = 10
 """The ranks agree on the end every so many steps: each must make as many as the others."""

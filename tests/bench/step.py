@@ -19,7 +19,7 @@ from tests.bench.loops import Counted, Settings, again_and_again, by_hand, ours,
 from tests.bench.rounds import Options, Row, Section, alternate, main, ratios
 from trainyard_trainer.config.models import Model
 from trainyard_trainer.data.prepared import DatasetInfo
-from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.parallel.worker import Worker
 
 GREY = DatasetInfo(
     source="made", shape=(1, 28, 28), classes=tuple("0123456789"), mean=(0.5,), std=(0.25,)

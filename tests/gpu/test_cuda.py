@@ -42,7 +42,7 @@ from trainyard_trainer.data.prepared import Prepared
 from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.engine.optimizers import build_optimizer
 from trainyard_trainer.hardware import GpuFacts, driver_version, gpu_facts
-from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.progress import Length, Trained
 

@@ -28,10 +28,11 @@ from trainyard_trainer.checkpointing.checkpoint import (
 )
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.prepared import DatasetInfo, Prepared, Split
+from trainyard_trainer.engine.outcome import Outcome
 from trainyard_trainer.engine.task import TrainingTask
-from trainyard_trainer.engine.worker import Outcome, work
+from trainyard_trainer.engine.worker import work
 from trainyard_trainer.errors import ConfigError, Diverged, RunError, TrainerError
-from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.image_classification.model import build_model
 from trainyard_trainer.run_folder.attempt_scope import StoppedBySignal
 from trainyard_trainer.run_folder.fence import Fenced

@@ -25,9 +25,9 @@ from trainyard_trainer.checkpointing.checkpoint import (
     SavedCheckpoint,
 )
 from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE, TrainerConfig
-from trainyard_trainer.engine.worker import Outcome
+from trainyard_trainer.engine.outcome import Outcome
 from trainyard_trainer.errors import ConfigError, RunError, TrainerError
-from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder import attempt_scope
 from trainyard_trainer.run_folder.log import Output
 from trainyard_trainer.run_folder.progress import Trained

@@ -36,7 +36,7 @@ from trainyard_trainer.config.models import CausalModel
 from trainyard_trainer.config.train import CausalLm
 from trainyard_trainer.data.prepared import LEARNT, PADDING, STARTS_DOCUMENT
 from trainyard_trainer.errors import ConfigError
-from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.causal_lm.documents import IGNORED, documents_of
 from trainyard_trainer.recipes.causal_lm.generation import continued, generated
 from trainyard_trainer.recipes.causal_lm.hub_folder import write_adapter, write_model

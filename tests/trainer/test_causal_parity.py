@@ -24,7 +24,7 @@ from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.local_copy import LocalCopy
 from trainyard_trainer.data.prepared import Prepared
 from trainyard_trainer.engine.learner import Learner
-from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.parallel.worker import Worker
 
 STEPS, BATCH, PASS = 50, 8, 4
 PEAK, DECAY, CLIP = 1e-3, 0.01, 1.0

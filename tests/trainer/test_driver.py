@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -11,20 +12,24 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import ray.train
+from ray import cloudpickle
 from ray.exceptions import OutOfMemoryError, RayActorError
+from ray.train.v2.api import data_parallel_trainer
 from training import open_folder, small_config, task_of
 
 from trainyard_trainer import __main__
 from trainyard_trainer.config.scaling import WORKER_RESOURCE, Scaling
 from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE
+from trainyard_trainer.engine.outcome import Outcome
 from trainyard_trainer.engine.task import TrainingTask
-from trainyard_trainer.engine.worker import Outcome
 from trainyard_trainer.errors import RunError
-from trainyard_trainer.on_ray import driver
+from trainyard_trainer.on_ray import driver, worker
 from trainyard_trainer.on_ray.driver import run_in_thread
+from trainyard_trainer.on_ray.process_group import LeanTrainer
 from trainyard_trainer.on_ray.ray_cluster import missing_capacity
 from trainyard_trainer.run_folder.attempt_scope import StoppedBySignal, fail_on_sigterm
 from trainyard_trainer.run_folder.fence import Fenced
@@ -74,12 +79,55 @@ def test_a_cluster_that_is_too_small_is_refused_with_the_numbers(
 
 @pytest.mark.parametrize("use_gpu", [True, False])
 def test_what_a_gpu_s_worker_has_in_host_memory_is_exchanged_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use_gpu: bool
+    tmp_path: Path, use_gpu: bool
 ) -> None:
-    monkeypatch.setattr("ray.train.torch.TorchTrainer", lambda *_, torch_config, **__: torch_config)
-    task = task_of(small_config(tmp_path, scaling__use_gpu=use_gpu))
-    asked = driver.torch_trainer(task).backend
-    assert asked == ("cpu:gloo,cuda:nccl" if use_gpu else "gloo")
+    trainer = driver.torch_trainer(task_of(small_config(tmp_path, scaling__use_gpu=use_gpu)))
+    assert trainer.backend_config.backend == ("cpu:gloo,cuda:nccl" if use_gpu else "gloo")
+
+
+def test_what_ray_train_s_controller_loads_imports_no_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = task_of(small_config(tmp_path))
+    loaded: list[Any] = []
+
+    def controller(trainer: LeanTrainer, **arguments: Any) -> None:
+        loaded.append({**arguments, "train_fn_ref": None})
+        raise InterruptedError
+
+    monkeypatch.setattr(LeanTrainer, "_initialize_and_run_controller", controller)
+    monkeypatch.setattr(data_parallel_trainer, "ObjectRefWrapper", id)
+    with pytest.raises(InterruptedError):
+        driver.fit_workers(task, tmp_path, driver.torch_trainer)
+    pickled = tmp_path / "pickled"
+    pickled.write_bytes(cloudpickle.dumps(loaded[0]))
+    imported = subprocess.run(
+        [sys.executable, "-c", LOAD, str(pickled)], check=True, capture_output=True, text=True
+    )
+    assert "trainyard_trainer.on_ray.process_group" in imported.stdout
+    assert "'torch'" not in imported.stdout
+
+
+def test_the_driver_imports_nothing_that_only_workers_need() -> None:
+    imported = subprocess.run(
+        [sys.executable, "-c", "import sys, trainyard_trainer.on_ray.driver; print(*sys.modules)"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    assert "torch" in imported
+    # Each of these takes half a second or more.
+    heavy = {"torchvision", "torch._dynamo", "torch.distributed.checkpoint", "sympy", "sklearn"}
+    assert not heavy & {*imported}
+    assert "trainyard_trainer.engine.worker" not in imported
+
+
+LOAD = """
+import pickle, sys
+from pathlib import Path
+pickle.loads(Path(sys.argv[1]).read_bytes())
+print(list(sys.modules))
+"""
 
 
 def test_output_goes_to_three_places(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -276,7 +324,7 @@ def test_a_notice_of_ray_tells_how_long_the_node_stays(
 ) -> None:
     monkeypatch.setattr("ray.train.get_preemption_info", lambda: notice)
     monkeypatch.setattr(time, "time", lambda: 1_000_000.0)
-    assert driver.seconds_until_drain() == left_s
+    assert worker.seconds_until_drain() == left_s
 
 
 def test_an_outcome_survives_a_network_that_takes_plain_values_only() -> None:

@@ -47,7 +47,9 @@ from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.engine.optimizers import WeightAverage
 from trainyard_trainer.engine.sums import LossSums
 from trainyard_trainer.errors import ConfigError, RunError
-from trainyard_trainer.parallel.strategy import Worker, local_shard, strategy_of, units
+from trainyard_trainer.parallel.strategy import local_shard, strategy_of
+from trainyard_trainer.parallel.units import units
+from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.image_classification.model import build_model
 from trainyard_trainer.recipes.saved_model import LAST, deliver, read_saved
 from trainyard_trainer.run_folder.folder import RunFolder

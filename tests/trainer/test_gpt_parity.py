@@ -19,7 +19,7 @@ from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.shard_rows import ShardRows
 from trainyard_trainer.data.sources.token_files import TokenShards
 from trainyard_trainer.engine.learner import Learner
-from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.parallel.worker import Worker
 
 STEPS, BATCH, PASS = 50, 8, 4
 PEAK, DECAY, CLIP = 3e-3, 0.1, 1.0

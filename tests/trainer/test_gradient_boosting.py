@@ -30,9 +30,9 @@ from trainyard_trainer.checkpointing.checkpoint import (
     Checkpoints,
 )
 from trainyard_trainer.config.trainer_config import BoostingConfig
-from trainyard_trainer.engine.worker import Outcome
+from trainyard_trainer.engine.outcome import Outcome
 from trainyard_trainer.errors import ConfigError
-from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder.fence import Fence
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.log import Output

@@ -52,7 +52,8 @@ from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.engine.speed import speeds_in
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.hardware import peak_flops
-from trainyard_trainer.parallel.strategy import Worker, units
+from trainyard_trainer.parallel.units import units
+from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.language_model.codec import prompt_of
 from trainyard_trainer.recipes.language_model.generation import continued
 from trainyard_trainer.recipes.language_model.model import Memory, Transformer, layout

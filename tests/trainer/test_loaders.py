@@ -52,7 +52,7 @@ from trainyard_trainer.data.loading.torch_loader import (
 from trainyard_trainer.data.prepared import Prepared, Split, TokenCounts, TokenInfo
 from trainyard_trainer.data.stored_rows import write_token_part
 from trainyard_trainer.errors import RunError
-from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder.progress import Length, Trained
 
 SIZES = [(97, 12), (96, 12), (25, 24), (12, 12)]

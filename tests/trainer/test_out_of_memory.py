@@ -13,7 +13,7 @@ from training import small_config, train_here
 from trainyard_trainer.engine import out_of_memory
 from trainyard_trainer.engine.out_of_memory import explain, largest_divisor
 from trainyard_trainer.errors import OutOfMemory
-from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.image_classification import recipe
 
 CPU = torch.device("cpu")

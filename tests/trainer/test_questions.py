@@ -23,7 +23,7 @@ from trainyard_trainer.checkpointing import resume
 from trainyard_trainer.config.models import CausalModel
 from trainyard_trainer.config.train import Questions
 from trainyard_trainer.errors import ConfigError
-from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.causal_lm.prompts import Prompts
 from trainyard_trainer.recipes.causal_lm.questions import Examination, is_match, read_questions
 from trainyard_trainer.recipes.causal_lm.weights import build_network

@@ -33,7 +33,7 @@ from trainyard_trainer.data.loading.rows import read_stand_in
 from trainyard_trainer.data.prepared import Prepared
 from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.errors import ConfigError
-from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes import registry
 from trainyard_trainer.recipes.language_model.model import Transformer
 from trainyard_trainer.recipes.loss import Evaluation, Loss, Top

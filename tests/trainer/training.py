@@ -28,10 +28,11 @@ from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.prepared import Prepared
 from trainyard_trainer.engine import worker as engine
 from trainyard_trainer.engine.learner import Learner
+from trainyard_trainer.engine.outcome import Outcome
 from trainyard_trainer.engine.sums import LossSums
 from trainyard_trainer.engine.task import TrainingTask
-from trainyard_trainer.engine.worker import Outcome, work
-from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.engine.worker import work
+from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder.fence import Fence
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.progress import read_lines

@@ -22,7 +22,7 @@ from torch import distributed
 from trainyard_trainer.boosting.libraries import LIBRARIES, BoostingInput, Figures
 from trainyard_trainer.boosting.table import read_share
 from trainyard_trainer.errors import TrainerError
-from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.parallel.worker import Worker
 
 ROUNDS_BEFORE_THE_END = 3
 

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -19,10 +19,6 @@ from rich.table import Column as RichColumn
 from rich.table import Table
 
 from trainyard.cli.record_lines import clock_text, progress_text, with_percent
-from trainyard.drills.final_errors import FinalErrorReport
-from trainyard.drills.report import DrillReport
-from trainyard.drills.soak_report import SoakReport
-from trainyard.drills.timeline import Recovery
 from trainyard.planning.capacity.gpus import GpuNode
 from trainyard.planning.capacity.nodes import PodHolding
 from trainyard.planning.reasons import Reason
@@ -30,6 +26,12 @@ from trainyard.submission.overview import Column
 from trainyard.submission.status import ENDED, Phase, RunStatus
 from trainyard_trainer.run_files.record_text import HEADINGS, attempt_row
 from trainyard_trainer.run_files.sizes import size_text
+
+if TYPE_CHECKING:  # most commands need no drill, whose imports take a quarter of a second
+    from trainyard.drills.final_errors import FinalErrorReport
+    from trainyard.drills.report import DrillReport
+    from trainyard.drills.soak_report import SoakReport
+    from trainyard.drills.timeline import Recovery
 
 Object = dict[str, Any]
 

@@ -41,8 +41,8 @@ from trainyard_trainer.config.trainer_config import (
 from trainyard_trainer.data.loading.rows import RunData, read_stand_in
 from trainyard_trainer.data.loading.user_dataset import UserDataset
 from trainyard_trainer.data.preparation import run_data
+from trainyard_trainer.engine.outcome import Outcome
 from trainyard_trainer.engine.task import TrainingTask
-from trainyard_trainer.engine.worker import Outcome
 from trainyard_trainer.errors import ConfigError, Diverged, RunError
 from trainyard_trainer.recipes.initial_weights import check_initial_weights
 from trainyard_trainer.recipes.registry import recipe_of

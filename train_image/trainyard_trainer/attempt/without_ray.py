@@ -17,10 +17,11 @@ from torch import distributed
 
 from trainyard_trainer.attempt import attempt
 from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.engine.outcome import Outcome
 from trainyard_trainer.engine.task import TrainingTask
-from trainyard_trainer.engine.worker import Outcome, work
+from trainyard_trainer.engine.worker import work
 from trainyard_trainer.errors import ConfigError
-from trainyard_trainer.parallel.strategy import BACKENDS, Worker
+from trainyard_trainer.parallel.worker import BACKENDS, Worker
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.lease import Lease
 from trainyard_trainer.run_folder.log import Output

@@ -30,9 +30,9 @@ from trainyard_trainer.checkpointing.inventory import result_of
 from trainyard_trainer.checkpointing.retention import best_of
 from trainyard_trainer.config.recipes import best_goal
 from trainyard_trainer.config.trainer_config import BoostingConfig
-from trainyard_trainer.engine.worker import Outcome
+from trainyard_trainer.engine.outcome import Outcome
 from trainyard_trainer.errors import ConfigError
-from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_files.driver_output import SUMMARY, record_line
 from trainyard_trainer.run_folder.attempt_scope import (
     running_attempt,

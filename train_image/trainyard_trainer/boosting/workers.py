@@ -19,9 +19,10 @@ from torch import distributed
 from typing_extensions import assert_never
 
 from trainyard_trainer.boosting.rounds import BoostingTask, work
-from trainyard_trainer.engine.worker import Outcome
+from trainyard_trainer.engine.outcome import Outcome
 from trainyard_trainer.on_ray.gauges import published_gauges
-from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.on_ray.worker import ray_place, seconds_until_drain
+from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.lease import Lease
 
@@ -33,31 +34,34 @@ def fit(task: BoostingTask, folder: RunFolder, lease: Lease) -> Outcome:
 
 def make_trainer(task: BoostingTask, **common: Any) -> Any:
     """Return Ray Train's trainer for the library. It connects the library's workers with each other."""
-    arguments = {"train_loop_config": {"task": task}, **common}
+
+    # The controller does not load this function. As an argument of the trainer, it would load the task.
+    def train() -> Any:
+        return train_worker(task)
+
     match task.config.train.library:
         case "xgboost":
             from ray.train.xgboost import XGBoostTrainer
 
-            return XGBoostTrainer(train_worker, **arguments)
+            return XGBoostTrainer(train, **common)
         case "lightgbm":
             from ray.train.lightgbm import LightGBMTrainer
 
-            return LightGBMTrainer(train_worker, **arguments)
+            return LightGBMTrainer(train, **common)
         case _:
             assert_never(task.config.train.library)
 
 
-def train_worker(config: dict[str, BoostingTask]) -> Any:
+def train_worker(task: BoostingTask) -> dict[str, Any]:
     """Train on one Ray Train worker, and return its outcome as plain data."""
-    task = config["task"]
     with joined_group(task) as worker, published_gauges(task, worker.rank) as gauges:
         outcome = work(
             task,
             worker,
             network=network_of_lightgbm,
-            drain_s=driver.seconds_until_drain,
+            drain_s=seconds_until_drain,
             gauges=gauges,
-            place=driver.ray_place(),
+            place=ray_place(),
         )
     return outcome.to_plain()
 

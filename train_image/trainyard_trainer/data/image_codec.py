@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from PIL import Image, ImageOps
-from torchvision.io import ImageReadMode, decode_image
 
 EXTENSIONS = (
     *(".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff"),
@@ -78,6 +77,9 @@ def decode(data: bytes, shape: tuple[int, int, int]) -> np.ndarray:
 
     Raises UnreadableError.
     """
+    # Not at the top: the import takes more than a second, which text and tables would pay, too.
+    from torchvision.io import ImageReadMode, decode_image
+
     channels, height, width = shape
     mode = ImageReadMode.GRAY if channels == 1 else ImageReadMode.RGB
     try:

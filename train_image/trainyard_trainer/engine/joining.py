@@ -13,7 +13,7 @@ from trainyard_trainer.checkpointing import resume
 from trainyard_trainer.engine.task import AnyTask
 from trainyard_trainer.errors import StorageError
 from trainyard_trainer.hardware import gpu_facts
-from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder import failures
 from trainyard_trainer.run_folder.fence import Fence
 from trainyard_trainer.run_folder.folder import RunFolder

@@ -26,7 +26,8 @@ from trainyard_trainer.engine.optimizers import (
 )
 from trainyard_trainer.engine.sums import EvaluationSums, LossSums, Validation, of_batches
 from trainyard_trainer.errors import ConfigError
-from trainyard_trainer.parallel.strategy import Worker, local_shard, strategy_of
+from trainyard_trainer.parallel.strategy import local_shard, strategy_of
+from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.initial_weights import load_initial_weights
 from trainyard_trainer.recipes.recipe import Forward
 from trainyard_trainer.recipes.registry import recipe_of

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from trainyard_trainer.errors import ConfigError
-from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.parallel.worker import Worker
 
 
 class LossScale:

@@ -11,7 +11,7 @@ from trainyard_trainer.config.batch_share import BatchShare, share_batch
 from trainyard_trainer.config.train import Train
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.errors import OutOfMemory
-from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.parallel.worker import Worker
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.engine.speed import speeds_in
 from trainyard_trainer.engine.sums import Validation
 from trainyard_trainer.engine.task import TrainingTask
-from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.run_files.names import CheckpointName
 from trainyard_trainer.run_folder.fence import Fence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainyard_trainer.hardware import peak_flops
-from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.recipe import Recipe
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from trainyard_trainer.checkpointing.retention import RetentionRule
-from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder.progress import Length, Trained
 
 SYNC_INTERVAL_S = 1.0

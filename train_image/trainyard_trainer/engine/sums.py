@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trainyard_trainer.config.metric import Metric
 from trainyard_trainer.errors import ConfigError
-from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.loss import Evaluation, Loss, Sums, Top
 from trainyard_trainer.recipes.recipe import Recipe
 

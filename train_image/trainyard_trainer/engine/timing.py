@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 
 from trainyard_trainer.data.loading.batch import Batch
-from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder.progress import TIME_PHASES
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
 
 import torch
 from typing_extensions import assert_never
@@ -23,6 +22,7 @@ from trainyard_trainer.engine import loop
 from trainyard_trainer.engine.joining import WITHOUT_RAY, RayPlace, join_run, watch_for_stop
 from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.engine.out_of_memory import out_of_memory_explained
+from trainyard_trainer.engine.outcome import Outcome
 from trainyard_trainer.engine.recipe_errors import recipe_errors_explained
 from trainyard_trainer.engine.records import (
     Record,
@@ -34,35 +34,12 @@ from trainyard_trainer.engine.startup_batches import StartupBatches
 from trainyard_trainer.engine.step_sync import Signals
 from trainyard_trainer.engine.task import TrainingTask
 from trainyard_trainer.errors import Diverged
-from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.run_folder import code_archive
-from trainyard_trainer.run_folder.progress import Length, Trained
-from trainyard_trainer.run_folder.startup import Startup
+from trainyard_trainer.run_folder.progress import Length
 
 MakeBatches = Callable[["TrainingTask", Length, Start, Worker], Batches]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """How a worker's loop ended, when it did not fail."""
-
-    resumed_from: str | None
-    trained: Trained
-    startup: Startup
-    is_stopped: bool = False
-    """Saved and left before the end, because it was asked to."""
-    diverged: str | None = None
-    """Why going on would be of no use."""
-
-    def to_plain(self) -> Record:
-        """For a network that takes no classes of ours."""
-        return asdict(self)
-
-    @classmethod
-    def from_plain(cls, plain: Record) -> Outcome:
-        trained, startup = Trained(**plain["trained"]), Startup(**plain["startup"])
-        return cls(**plain | {"trained": trained, "startup": startup})
 
 
 def work(

@@ -10,14 +10,12 @@ import itertools
 import logging
 import os
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from trainyard_trainer.on_ray.ray_cluster import (  # first: Ray reads some variables when it is imported
-    NO_MODULES,
     ray_running,
     require_room,
     worker_resources,
@@ -28,34 +26,28 @@ from trainyard_trainer.run_files.driver_output import STOPPED
 import ray
 import ray.exceptions
 import ray.train
-import ray.train.torch
-from typing_extensions import assert_never
 
 from trainyard_trainer.attempt import attempt
-from trainyard_trainer.checkpointing.resume import Start
 from trainyard_trainer.config.trainer_config import TrainerConfig
-from trainyard_trainer.data.loading.batch import Batches
-from trainyard_trainer.data.loading.ray_loader import RayBatches
-from trainyard_trainer.data.prepared import Prepared
-from trainyard_trainer.engine.joining import RayPlace
+from trainyard_trainer.engine.outcome import Outcome
 from trainyard_trainer.engine.task import AnyTask, TrainingTask
-from trainyard_trainer.engine.worker import MakeBatches, Outcome, torch_batches, work
-from trainyard_trainer.errors import RunError, StorageError
+from trainyard_trainer.errors import RunError
 from trainyard_trainer.on_ray.coordinator import start_coordinator
 from trainyard_trainer.on_ray.final_errors import EndOnFinalError, final_error
-from trainyard_trainer.on_ray.gauges import published_gauges, published_step_age
+from trainyard_trainer.on_ray.gauges import published_step_age
 from trainyard_trainer.on_ray.node_fetch import fetch_on_nodes
 from trainyard_trainer.on_ray.placement_groups import GiveBackPlaces
+from trainyard_trainer.on_ray.process_group import LeanTrainer, ProcessGroup
 from trainyard_trainer.on_ray.replacement import START_VARIABLE, NotReplaced, ReplacementLimit
 from trainyard_trainer.on_ray.resize import SaveBeforeResize
+from trainyard_trainer.on_ray.worker_failures import RecordFailures
 from trainyard_trainer.on_ray.worker_logs import KeepWorkerLogs
-from trainyard_trainer.parallel.strategy import BACKENDS, Worker
+from trainyard_trainer.parallel.worker import BACKENDS
 from trainyard_trainer.run_folder import failures
 from trainyard_trainer.run_folder.attempt_scope import StoppedBySignal
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.lease import Lease
 from trainyard_trainer.run_folder.log import Output
-from trainyard_trainer.run_folder.progress import Length
 
 T = TypeVar("T")
 
@@ -79,16 +71,21 @@ MakeTrainer = Callable[..., Any]
 return `Outcome.to_plain()`."""
 
 
-def torch_trainer(task: TrainingTask, **common: Any) -> ray.train.torch.TorchTrainer:
-    """Return the TorchTrainer for a task; `common` are its scaling config and its run config."""
-    backend = BACKENDS["cuda" if task.config.scaling.use_gpu else "cpu"]
-    timeout_s = task.config.faults.collective_timeout_s
-    return ray.train.torch.TorchTrainer(
-        train_worker,
-        train_loop_config={"task": task},
-        torch_config=ray.train.torch.TorchConfig(
-            backend=backend,
-            timeout_s=timeout_s,  # type: ignore[arg-type]
+def torch_trainer(task: TrainingTask, **common: Any) -> LeanTrainer:
+    """Return the trainer of PyTorch workers for a task; `common` are its scaling and run config."""
+    config = task.config
+
+    # The controller does not load this function. As an argument of the trainer, it would load the task.
+    def train() -> Any:
+        from trainyard_trainer.on_ray.worker import train_worker
+
+        return train_worker(task)
+
+    return LeanTrainer(
+        train,
+        backend_config=ProcessGroup(
+            backend=BACKENDS["cuda" if config.scaling.use_gpu else "cpu"],
+            timeout_s=config.faults.collective_timeout_s,
         ),
         **common,
     )
@@ -202,7 +199,7 @@ def fit_workers(task: AnyTask, storage: Path, make_trainer: MakeTrainer) -> Outc
     """Run Ray Train until the run has ended, or the workers have stopped because their node goes away."""
     config, scaling = task.config, task.config.scaling
     callbacks: list[Any] = [
-        Failures(task),
+        RecordFailures(config.storage, config.name, task.attempt),
         GiveBackPlaces(),
         ReplacementLimit(config.faults.replacement_timeout_s),
         EndOnFinalError(),
@@ -242,81 +239,3 @@ def fit_workers(task: AnyTask, storage: Path, make_trainer: MakeTrainer) -> Outc
             f"{type(cause).__name__}: {cause}"
         ) from error
     return Outcome.from_plain(result.return_value)
-
-
-class Failures(ray.train.UserCallback):
-    """A callback of Ray Train's controller that records and prints the failures of workers."""
-
-    def __init__(self, task: AnyTask) -> None:
-        self.config = task.config
-        self.attempt = task.attempt
-
-    def after_exception(
-        self, run_context: Any, worker_exceptions: Mapping[int, BaseException]
-    ) -> None:
-        storage = self.config.storage
-        try:
-            folder = RunFolder.open(storage.path, self.config.name, storage.endpoint)
-            lines = failures.record(folder, self.attempt, worker_exceptions)
-        except StorageError as error:
-            # An exception in a callback would end the run.
-            lines = [f"a failure of workers could not be recorded: {error.problem}"]
-        print("\n".join(lines), flush=True)
-
-
-def train_worker(config: dict[str, TrainingTask]) -> Any:
-    """Train on one Ray Train worker, and return its outcome as plain data."""
-    # Processes that load data start with the current folder on their import path: it must have no modules.
-    os.chdir(NO_MODULES)
-    task = config["task"]
-    context = ray.train.get_context()
-    worker = Worker(
-        rank=context.get_world_rank(),
-        world_size=context.get_world_size(),
-        device=ray.train.torch.get_device(),
-    )
-    with published_gauges(task, worker.rank) as gauges:
-        outcome = work(
-            task,
-            worker,
-            make_batches=batches_of_loader(task.config.data.loader),
-            drain_s=seconds_until_drain,
-            gauges=gauges,
-            place=ray_place(),
-        )
-    return outcome.to_plain()
-
-
-def ray_place() -> RayPlace:
-    """Return Ray's ids of this worker and of its node."""
-    context = ray.get_runtime_context()
-    return RayPlace(worker=context.get_worker_id(), node=context.get_node_id())
-
-
-def ray_batches(task: TrainingTask, length: Length, start: Start, worker: Worker) -> Batches:
-    """Return the training batches of the Ray loader, from the position of the checkpoint on."""
-    saved = start.state["partial_epoch"].get("batches", {}) if start.state else {}
-    assert isinstance(task.data, Prepared)
-    return RayBatches(task.data, length, start.trained, saved, worker, task.config)
-
-
-def batches_of_loader(loader: Literal["torch", "ray"]) -> MakeBatches:
-    """Return the function that makes the training batches for a value of `data.loader`."""
-    match loader:
-        case "torch":
-            return torch_batches
-        case "ray":
-            return ray_batches
-        case _:
-            assert_never(loader)
-
-
-def seconds_until_drain() -> float | None:
-    """Return the seconds until a worker's node goes away; None if Ray has announced no such drain.
-
-    All workers call this function at the same step.
-    """
-    info = ray.train.get_preemption_info()
-    if info is None:
-        return None
-    return max(info.deadline_ms / 1000 - time.time(), 0.0) if info.deadline_ms else 0.0

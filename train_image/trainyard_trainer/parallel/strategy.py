@@ -1,12 +1,11 @@
-"""Distribute a model over workers with DDP, FSDP2 or DeepSpeed, and exchange values between workers."""
+"""Distribute a model over workers with DDP, FSDP2 or DeepSpeed."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any, Protocol, cast
 
@@ -27,54 +26,17 @@ from typing_extensions import assert_never
 from trainyard_trainer.config.strategies import DeepSpeedConfig, Fsdp2Config
 from trainyard_trainer.config.train import Train
 from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.parallel.units import UNIT_PARAMETERS
+from trainyard_trainer.parallel.worker import Worker
 
 EXCHANGE_SAMPLE_STEPS = 20
 """DDP measures the time of communication once in this number of steps."""
 
-UNIT_PARAMETERS = 10_000
-"""The smallest number of parameters of a unit. Smaller blocks are gathered together with the module around
-them, because each collective operation has a latency."""
-
 BUCKET_PARAMETERS = 2**23
 """The number of parameters that DeepSpeed exchanges or prefetches at once: 32 MiB of float32, as with DDP."""
 
-BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
-"""The backends of the process group, by the type of a worker's device. Workers with GPUs also exchange
-tensors in host memory: the norms of offloaded shards."""
-
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """The data types, by their names in the run file."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Worker:
-    """One process of a run. If there are several, the process group is initialised before the loop starts."""
-
-    rank: int = 0
-    world_size: int = 1
-    device: torch.device
-
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum a tensor over all workers, in place, and return it."""
-        if self.world_size > 1:
-            distributed.all_reduce(values)
-        return values
-
-    def from_rank_zero(self, value: Any) -> Any:
-        """Return on every worker the value that rank 0 has passed."""
-        if self.world_size == 1:
-            return value
-        box = [value]
-        distributed.broadcast_object_list(box, device=self.device)
-        return box[0]
-
-    def gathered(self, value: Any) -> list[Any]:
-        """Return on every worker the values that all workers have passed, by rank."""
-        if self.world_size == 1:
-            return [value]
-        values: list[Any] = [None] * self.world_size
-        distributed.all_gather_object(values, value)
-        return values
 
 
 class Strategy(Protocol):
@@ -395,19 +357,3 @@ def broadcast_buffers(network: nn.Module, worker: Worker) -> None:
     if worker.world_size > 1:
         for buffer in network.buffers():
             distributed.broadcast(buffer, src=0)
-
-
-def units(network: nn.Module) -> Iterator[nn.Module]:
-    """Yield the blocks that are gathered as units: the large items of `Sequential` and `ModuleList`."""
-    for name, module in network.named_children():
-        if _is_sequence(module):
-            yield from units(module)
-        elif _is_sequence(network) and name:
-            if sum(each.numel() for each in module.parameters()) >= UNIT_PARAMETERS:
-                yield module
-        else:
-            yield from units(module)
-
-
-def _is_sequence(module: nn.Module) -> bool:
-    return type(module) in (nn.Sequential, nn.ModuleList)

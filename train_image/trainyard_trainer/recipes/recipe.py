@@ -17,7 +17,8 @@ from trainyard_trainer.data.loading.rows import DataInfo, RunData
 from trainyard_trainer.data.loading.user_dataset import stacked
 from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.errors import ConfigError
-from trainyard_trainer.parallel.strategy import Worker, units
+from trainyard_trainer.parallel.units import units
+from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.example_inputs import ExampleInputs
 from trainyard_trainer.recipes.loss import Evaluation, Loss, Sums, Top
 from trainyard_trainer.run_folder.folder import RunFolder

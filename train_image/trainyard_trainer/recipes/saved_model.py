@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainyard_trainer.checkpointing import shards, zero
 from trainyard_trainer.checkpointing.checkpoint import (
     MODEL,
     STATE,
@@ -187,10 +186,15 @@ def _weights(checkpoints: Checkpoints, checkpoint: SavedCheckpoint) -> dict[str,
     """Those that were validated: their moving average, where the run has one."""
     is_averaged = checkpoint.config["train"]["ema_decay"]
     if MODEL not in checkpoint.files:
+        # The imports are here because PyTorch's formats of shards take seconds, which most runs need not pay.
         match checkpoint.config["train"]["strategy"]:
             case "deepspeed":
+                from trainyard_trainer.checkpointing import zero
+
                 return zero.whole(checkpoints, checkpoint.name)
             case "fsdp2":
+                from trainyard_trainer.checkpointing import shards
+
                 part = "average" if is_averaged else "model"
                 return shards.whole(checkpoints, checkpoint.name, part)
             case strategy:

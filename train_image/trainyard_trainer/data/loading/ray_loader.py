@@ -39,7 +39,7 @@ from trainyard_trainer.data.loading.reading import read_sample
 from trainyard_trainer.data.prepared import ID, Prepared, PreparedInfo
 from trainyard_trainer.data.stored_rows import decode
 from trainyard_trainer.errors import RunError
-from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder.progress import Length, Trained
 
 HANDED_OUT = "handed_out"

@@ -28,7 +28,7 @@ from trainyard_trainer.data.loading.user_dataset import (
     UserRows,
     stacked,
 )
-from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_files import exit_codes
 from trainyard_trainer.run_folder.progress import Length, Trained
 

@@ -15,7 +15,7 @@ from trainyard_trainer.data.preparation.bad_samples import bad_record, listed
 from trainyard_trainer.data.sources.chats.chat_files import ChatFiles
 from trainyard_trainer.data.sources.chats.examples import WrongRow, question_of
 from trainyard_trainer.errors import ConfigError
-from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.causal_lm.documents import IGNORED, Documents
 from trainyard_trainer.recipes.causal_lm.generation import continued
 from trainyard_trainer.recipes.causal_lm.prompts import Prompts

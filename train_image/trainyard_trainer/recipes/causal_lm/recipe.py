@@ -23,7 +23,7 @@ from trainyard_trainer.data.loading.rows import DataInfo, RunData
 from trainyard_trainer.data.prepared import Prepared, TokenInfo
 from trainyard_trainer.data.sources.chats.token_format import TokenFormat, require_fit
 from trainyard_trainer.errors import ConfigError, RunError
-from trainyard_trainer.parallel.strategy import Worker
+from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.causal_lm.documents import IGNORED, documents_of
 from trainyard_trainer.recipes.causal_lm.folder import read_config, weight_files
 from trainyard_trainer.recipes.causal_lm.generation import continued

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from trainyard_trainer.config.models import CausalModel, Lora
 from trainyard_trainer.errors import ConfigError
@@ -228,6 +226,10 @@ def _parameters_of(model: nn.Module) -> Iterator[tuple[list[str], nn.Parameter]]
 
 def _copy_shard(parameter: Tensor, whole: Tensor) -> None:
     """Copy this worker's part of a tensor, or of a tensor in a file, into a parameter."""
+    # Here, because these imports take a second, which the driver need not pay.
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
     if not isinstance(parameter, DTensor):
         parameter.copy_(whole[:])  # reads it, if it lies in a file
         return

@@ -6,7 +6,6 @@ import difflib
 from typing import Any
 
 import torch
-import torchvision
 from torch import nn
 
 from trainyard_trainer.config.models import Model
@@ -19,7 +18,11 @@ def build_model(config: Model) -> nn.Module:
 
     Raises ConfigError.
     """
-    model = torchvision.models.get_model(_known(config.name), weights=None, **_options(config))
+    from torchvision import (
+        models,  # here, because the import takes a second that other recipes need not pay
+    )
+
+    model = models.get_model(_known(config.name), weights=None, **_options(config))
     name, first = _first_convolution(model, config.name)
     if first.in_channels != config.in_channels:
         _replace(model, name, _with_channels(first, config.in_channels))
@@ -82,7 +85,9 @@ def check_fit(config: Model, images: DatasetInfo) -> None:
 
 def _known(name: str) -> str:
     """Raises ConfigError with the nearest right names."""
-    names = torchvision.models.list_models(module=torchvision.models)
+    from torchvision import models
+
+    names = models.list_models(module=models)
     if name in names:
         return name
     near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)

@@ -29,7 +29,7 @@ from trainyard_trainer.data.loading.torch_loader import TorchBatches
 from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.engine.recipe_errors import recipe_errors_explained
 from trainyard_trainer.errors import RunError
-from trainyard_trainer.parallel.strategy import BACKENDS, Worker
+from trainyard_trainer.parallel.worker import BACKENDS, Worker
 from trainyard_trainer.run_files import code_imports
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.progress import Length, Trained
