@@ -224,7 +224,7 @@ KEYS = {
     *("loss", "accuracy", "val_loss", "val_accuracy", "best_val_loss", "best_val_accuracy"),
     *("best_epoch", "checkpoint"),
     *("epochs", "steps", "samples_seen", "stopped_early", "bad_samples", "dropped_per_epoch"),
-    *("train_s", "samples_per_s", "seconds", "startup"),
+    *("train_s", "samples_per_s", "seconds", "goodput", "startup"),
     *("model", "metrics", "report"),
 }
 

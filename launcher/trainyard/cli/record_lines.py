@@ -106,10 +106,16 @@ def summary_text(summary: Object) -> str:
     result = _figure(f"validation {words}", summary[metric], "#.4g")
     return (
         f"succeeded: {result} after {summary['epochs']} {unit} "
-        f"in {clock_text(summary['train_s'])} ({_speed_text(summary)}{resumed}); "
+        f"in {clock_text(summary['train_s'])} ({_speed_text(summary)}{_goodput_text(summary)}{resumed}); "
         f"model {summary['model']}, metrics {summary['metrics']}, "
         f"report {summary['report']}"
     )
+
+
+def _goodput_text(summary: Object) -> str:
+    """Return the share of the run's time that went into steps that were kept; older images tell none."""
+    goodput = summary.get("goodput")
+    return f", goodput {goodput['share']:.0%}" if goodput else ""
 
 
 def log_line(line: str) -> str:

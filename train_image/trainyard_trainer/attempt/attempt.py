@@ -55,6 +55,7 @@ from trainyard_trainer.run_folder.attempt_scope import (
     say,
 )
 from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.goodput import measure
 from trainyard_trainer.run_folder.lease import Lease
 from trainyard_trainer.run_folder.log import Output, ProgressPrinter
 from trainyard_trainer.run_folder.progress import (
@@ -522,6 +523,7 @@ def summary_of(
     model: str,
 ) -> dict[str, Any]:
     """Return the content of summary.json for any recipe; `own` are the values of one recipe only."""
+    goodput = measure(folder, end.trained, time.time())
     summary = {
         "name": config.name,
         "outcome": "failed" if end.error else "succeeded",
@@ -531,6 +533,7 @@ def summary_of(
         "attempts": end.attempt,
         "resumed_from": end.resumed_from,
         **_training_time(config, end.trained),
+        "goodput": goodput.to_json() if goodput else None,
         "workers": workers,
         "model": folder.show(model),
         "metrics": folder.show(folder.metrics),

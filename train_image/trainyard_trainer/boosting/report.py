@@ -69,7 +69,7 @@ def write_report(
         section("Curves", charts(drawn)),
         section("Feature importance", importance_of(importance)),
         section("Data and outcome", facts(config, data, summary, delivered)),
-        section("Time", time_card(summary["seconds"])),
+        section("Time", time_card(summary)),
         section("Attempts", attempts(read_lines(folder, folder.attempts))),
         section("Where and with what", run_record(summary)),
         section("Settings", settings),

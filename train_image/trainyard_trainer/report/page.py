@@ -38,6 +38,15 @@ PARTS = {
 WITH_EXCHANGE = "training steps, including communication"
 """The meaning of `compute` in runs that do not measure `communication`."""
 
+REST = {
+    "starts": "into starts",
+    "data": "into waiting for data",
+    "validation": "into validation",
+    "checkpoint": "into waiting for checkpoints",
+    "lost": "into steps that were made again, faults and ends",
+}
+"""The words for the time that is not goodput, by the fields of `Goodput`."""
+
 
 class Tile(NamedTuple):
     """A value in large print at the top of the page."""
@@ -81,7 +90,7 @@ def render(config: TrainerConfig, data: RunData, findings: ReportContents) -> st
     summary, own = findings.summary, findings.own
     drawn = curves(MetricsLines(findings.metrics), summary["best_epoch"], metrics=findings.table)
     sections = (
-        section("What bounds it", verdict_card(findings.verdict) + time_card(summary["seconds"])),
+        section("What bounds it", verdict_card(findings.verdict) + time_card(summary)),
         section("Curves", charts(drawn)),
         *(section(title, content) for title, content in own.sections),
         section("Data and outcome", facts(config, own, summary)),
@@ -166,8 +175,9 @@ def verdict_card(verdict: Verdict) -> str:
     )
 
 
-def time_card(seconds: Mapping[str, float]) -> str:
-    """Return the time of each measured phase, as a bar and as a table."""
+def time_card(summary: Mapping[str, Any]) -> str:
+    """Return the time of each measured phase, as a bar and as a table, and the goodput of all attempts."""
+    seconds: Mapping[str, float] = summary["seconds"]
     whole = sum(seconds.values())
     shares = {part: seconds[part] / whole for part in PARTS if part in seconds}
     meanings = {part: meaning for part, (_, meaning) in PARTS.items()}
@@ -186,7 +196,23 @@ def time_card(seconds: Mapping[str, float]) -> str:
     )
     return (
         f'<div class="card time"><h3>Where the time went<em>{duration(whole)}, rank 0</em></h3>'
-        f'<div class="stack">{bar}</div><table><tbody>{rows}</tbody></table></div>'
+        f'<div class="stack">{bar}</div><table><tbody>{rows}</tbody></table>'
+        f"{goodput_line(summary['goodput'])}</div>"
+    )
+
+
+def goodput_line(goodput: Mapping[str, float] | None) -> str:
+    """Return the share of the time of all attempts that went into steps that were kept, and the rest."""
+    if goodput is None:
+        return ""
+    rest = ", ".join(
+        f"{duration(goodput[f'{part}_s'])} {words}"
+        for part, words in REST.items()
+        if goodput[f"{part}_s"]
+    )
+    return (
+        f'<p class="soft">Goodput {goodput["share"]:.1%}: of {duration(goodput["total_s"])} with workers, '
+        f"{duration(goodput['steps_s'])} went into steps that were kept{f'; {rest}' if rest else ''}.</p>"
     )
 
 
