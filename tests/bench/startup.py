@@ -122,7 +122,7 @@ def write_run(path: Path) -> Path:
 def program_start(pid: int) -> float | None:
     """When the launcher's training program started; None while it has not."""
     programs = [
-        process for process in descendants(pid) if "-m trainyard_trainer" in process.command
+        process for process in descendants(pid) if "start.py trainyard_trainer" in process.command
     ]
     return started_at(programs[0].pid) if programs else None
 

@@ -9,7 +9,7 @@ import site
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 # Ray reads most of these when it is imported. Values that are already in the environment win.
@@ -54,6 +54,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noq
 from trainyard_trainer.config.scaling import DATA_CPUS, WORKER_RESOURCE, Scaling  # noqa: E402
 from trainyard_trainer.errors import RunError  # noqa: E402
 from trainyard_trainer.hardware import GpuFacts  # noqa: E402
+from trainyard_trainer.on_ray.local_ray.mode import local_ray_mode  # noqa: E402
+from trainyard_trainer.on_ray.local_ray.small_node import small_node  # noqa: E402
 from trainyard_trainer.run_files.start import PACKAGES, has_installed_packages  # noqa: E402
 from trainyard_trainer.run_folder.attempt_scope import fail_on_sigterm  # noqa: E402
 from trainyard_trainer.run_folder.run_record import NodeFacts  # noqa: E402
@@ -138,12 +140,20 @@ def address() -> str:
 
 
 def start_local_ray(scaling: Scaling, scratch: Path) -> None:
-    """Start a Ray on this machine with as many logical CPUs as the run needs. Raises RunError."""
+    """Start a Ray on this machine with as many logical CPUs as the run needs.
+
+    Raises RunError, and ConfigError for a wrong TRAINYARD_LOCAL_RAY.
+    """
+    mode = local_ray_mode()
     # Otherwise Ray would require a token, and create one in the home folder.
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     # There is no dashboard. Without an address, Ray would search all processes of the machine for one each
     # second, and fail if it finds that of another Ray. No process listens on port 9.
     os.environ.setdefault("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:9")
+    if mode != "full":
+        # Ray would start a process per CPU when the driver connects. They have no runtime environment, so
+        # that Ray Train, whose actors have one, never uses them.
+        os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     # This machine receives no preemption notices.
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     # Ray's processes inherit PYTHONPATH. They must not import modules from the user's entries, but must find
@@ -155,13 +165,14 @@ def start_local_ray(scaling: Scaling, scratch: Path) -> None:
     if paths:
         os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     try:
-        ray.init(
-            address="local",
-            num_cpus=scaling.fewest * scaling.cpus_per_worker + DATA_CPUS,
-            include_dashboard=False,
-            logging_level=logging.WARNING,
-            _temp_dir=str(scratch / "ray"),
-        )
+        with nullcontext() if mode == "full" else small_node():
+            ray.init(
+                address="local",
+                num_cpus=scaling.fewest * scaling.cpus_per_worker + DATA_CPUS,
+                include_dashboard=False,
+                logging_level=logging.WARNING,
+                _temp_dir=str(scratch / "ray"),
+            )
     except (OSError, RuntimeError, ValueError) as error:
         raise RunError(
             f"a local Ray could not be started in {scratch}: {_first_line(error)}\n"

@@ -1,0 +1,95 @@
+"""Which processes the Ray of a run on this machine has, and how its workers start."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import json, os, sys
+from trainyard_trainer.on_ray.ray_cluster import ray_running
+from trainyard_trainer.config.scaling import Scaling
+import psutil, ray
+
+def work():
+    print("printed by a worker", flush=True)
+
+with ray_running(Scaling(num_workers=1, use_gpu=False, cpus_per_worker=1)):
+    children = psutil.Process().children(recursive=True)
+    commands = [" ".join(process.cmdline()) for process in children]
+    ray.get(ray.remote(work).remote())
+json.dump(commands, open(sys.argv[1], "w"))
+"""
+
+LEFT_OUT = ("dashboard/dashboard.py", "autoscaler/_private/monitor.py", "log_monitor.py")
+
+
+def local_ray(found: Path, mode: str | None = None) -> tuple[list[str], str]:
+    """Start a local Ray, run a task; return the command lines of its processes and what was printed."""
+    variables = {} if mode is None else {"TRAINYARD_LOCAL_RAY": mode}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(found)],
+        env={key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+        | variables,
+        capture_output=True,
+        text=True,
+    )
+    output = done.stdout + done.stderr
+    return (json.loads(found.read_text()) if found.exists() else []), output
+
+
+@pytest.mark.ci
+def test_a_small_ray_has_no_dashboard_and_no_monitors_and_still_shows_what_workers_print(
+    tmp_path: Path,
+) -> None:
+    commands, output = local_ray(tmp_path / "found")
+    # The command line of the raylet names all programs that it may start.
+    others = [each for each in commands if "raylet/raylet" not in each]
+    assert len(commands) == len(others) + 1, output
+    # Nor does it start workers that nothing has asked for.
+    left_out = (*LEFT_OUT, "ray::IDLE", "default_worker.py")
+    assert not [each for each in others if any(name in each for name in left_out)]
+    assert "printed by a worker" in output
+
+
+@pytest.mark.ci
+def test_a_full_ray_is_that_of_ray_init(tmp_path: Path) -> None:
+    commands, output = local_ray(tmp_path / "found", "full")
+    for name in LEFT_OUT:
+        assert any(name in each for each in commands), (name, output)
+    assert "printed by a worker" in output
+
+
+@pytest.mark.ci
+def test_an_unknown_mode_of_the_local_ray_is_refused(tmp_path: Path) -> None:
+    _, output = local_ray(tmp_path / "found", "tiny")
+    assert "TRAINYARD_LOCAL_RAY = tiny: must be one of" in output
+
+
+def test_ray_starts_the_processes_that_are_left_out_by_the_same_methods_as_before() -> None:
+    """If this fails, Ray has changed: read its `Node` and adapt `on_ray/local_ray/small_node.py`."""
+    from ray._private import node, worker
+    from ray._private.log_monitor import LogMonitor
+
+    from trainyard_trainer.on_ray.local_ray.small_node import SmallNode
+
+    for name in ("start_monitor", "start_api_server", "start_log_monitor"):
+        ours, theirs = getattr(SmallNode, name), getattr(node.Node, name)
+        assert (
+            inspect.signature(ours).parameters.keys() == inspect.signature(theirs).parameters.keys()
+        )
+    assert "ray._private.node.Node(" in inspect.getsource(worker.init)
+    # The thread repeats what the process of the log monitor does.
+    loop = inspect.getsource(LogMonitor.run)
+    for step in (
+        "update_log_filenames",
+        "open_closed_files",
+        "check_log_files_and_publish_updates",
+    ):
+        assert loop.count(f"self.{step}()") == 1

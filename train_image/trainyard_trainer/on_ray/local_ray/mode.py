@@ -1,0 +1,23 @@
+"""The environment variable that chooses how much of Ray a local Ray starts."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal, get_args
+
+from trainyard_trainer.errors import ConfigError
+
+VARIABLE = "TRAINYARD_LOCAL_RAY"
+"""The name of the environment variable; docs/explanation/performance.md describes its values."""
+
+LocalRayMode = Literal["small", "full"]
+"""`full` starts all processes that `ray.init` starts; `small` leaves out those that a run does not need."""
+
+
+def local_ray_mode() -> LocalRayMode:
+    """Return the mode that the environment asks for. Raises ConfigError if it names none."""
+    value = os.environ.get(VARIABLE, "small")
+    for mode in get_args(LocalRayMode):
+        if value == mode:
+            return mode
+    raise ConfigError(f"{VARIABLE} = {value}: must be one of {', '.join(get_args(LocalRayMode))}")
