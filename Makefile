@@ -123,7 +123,7 @@ stop: setup ## Stop RUN; it resumes with the next deploy
 
 ##@ A real Kubernetes on this machine (root, Linux)
 
-.PHONY: cluster cluster-build cluster-tools cluster-up cluster-down e2e e2e-full drills soak
+.PHONY: cluster cluster-build cluster-tools cluster-up cluster-down e2e e2e-full e2e-queue drills soak
 cluster: cluster-up ## Build and start it, with the operator, the image and the platform in it
 	@$(MAKE) --no-print-directory image push platform
 
@@ -149,6 +149,11 @@ e2e: setup ## Prove the whole way on a real cluster: this one, or the one of KUB
 	@$(if $(OTHER_CLUSTER),$(if $(filter 127.0.0.1:%,$(IMAGE)),$(error KUBECONFIG names a cluster of yours: say with IMAGE= where its nodes can pull the image)),$(MAKE) --no-print-directory cluster-up)
 	@$(MAKE) --no-print-directory image push
 	$(IN_CLUSTER) $(BIN)/pytest tests/e2e --e2e -m "$(E2E)" --timeout 900 --durations 0 --durations-min 5 --image $(IMAGE)
+
+e2e-queue: setup image ## Prove the queues with Kueue itself, which then is in this machine's cluster until it ends
+	python3 tests/cluster/cluster.py up --kueue
+	@$(MAKE) --no-print-directory push
+	$(IN_CLUSTER) $(BIN)/pytest tests/e2e/queue --e2e --suite queue --timeout 600 --durations 0 --durations-min 5 --image $(IMAGE)
 
 drills: setup cluster-tools cluster-up image push ## Strike small runs with every fault there; build/drills.json has what that cost
 	$(IN_CLUSTER) $(BIN)/pytest tests/e2e/test_drills.py tests/e2e/test_storage_drills.py tests/e2e/test_two_nodes.py --e2e --timeout 3600 --durations 0 --image $(IMAGE)

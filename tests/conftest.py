@@ -22,6 +22,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "quick")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--e2e", action="store_true", help="run tests/e2e on a real cluster")
+    parser.addoption("--suite", help="run tests/e2e/SUITE, on a cluster that was made for it")
     parser.addoption("--image", help="the image that the cluster's nodes can pull")
 
 
@@ -31,7 +32,9 @@ def pytest_configure() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """tests/e2e needs a cluster and runs by `make e2e` only."""
+    """tests/e2e needs a cluster and runs by `make e2e` only; a folder in it needs one of its own."""
     if collection_path.name == "e2e" and not config.getoption("--e2e"):
         return True
+    if collection_path.parent.name == "e2e" and collection_path.is_dir():
+        return collection_path.name != config.getoption("--suite") or None
     return None

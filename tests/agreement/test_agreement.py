@@ -129,7 +129,8 @@ def test_the_ray_version_is_one_number_everywhere() -> None:
 def test_the_tested_versions_are_those_of_the_documentation() -> None:
     page = (ROOT / "docs/explanation/dependencies.md").read_text()
     servers = "".join(file.read_text() for file in ROOT.glob("tests/cluster/tools/*/go.mod"))
-    (kuberay,) = set(re.findall(r"kuberay/ray-operator v(\S+)", servers))
+    operator = (ROOT / "tests/cluster/tools/operator/go.mod").read_text()
+    (kuberay,) = set(re.findall(r"kuberay/ray-operator v(\S+)", operator))
     (kubernetes,) = set(re.findall(r"k8s\.io/kubernetes v(\S+)", servers))
     ray, torch = pinned(PYPROJECT, "ray"), pinned(PYPROJECT, "torch")
     assert f"Ray {ray}, torch {torch}, KubeRay {kuberay}, Kubernetes {kubernetes}," in page

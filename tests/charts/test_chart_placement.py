@@ -76,7 +76,7 @@ def test_kueue_tries_spot_pools_before_others() -> None:
     objects = render({"pools": POOLS, "spot": SPOT, "queue": queue})
     (group,) = only(objects, "ClusterQueue")["spec"]["resourceGroups"]
     names = [flavor["name"] for flavor in group["flavors"]]
-    assert names == ["q-heads", "q-gpu-spot", "q-cpu", "q-gpu"]
+    assert names == ["q-cpu", "q-gpu-spot", "q-gpu"]
     flavor = of_kind(objects, "ResourceFlavor")["q-gpu-spot"]["spec"]
     assert flavor["nodeLabels"] == {**MACHINE, "capacity": "spot"}
     assert {"key": "capacity", "effect": "NoSchedule"} in flavor["nodeTaints"]

@@ -79,7 +79,7 @@ def test_a_cluster_queue_serves_this_namespace_and_prefers_the_more_urgent(queue
 
 def test_quotas_are_the_pools_numbers_times_their_nodes(queued):
     flavors = flavors_of(queued)
-    assert list(flavors) == ["vision-heads", "vision-cpu", "vision-gpu"]
+    assert list(flavors) == ["vision-cpu", "vision-gpu"]
     assert flavors["vision-gpu"] == {
         "cpu": 4 * 64,
         "memory": 4 * 480 * 2**30,
@@ -88,10 +88,39 @@ def test_quotas_are_the_pools_numbers_times_their_nodes(queued):
         "vpc.amazonaws.com/efa": 128,
         "hugepages-2Mi": 4 * 5120 * 2**20,
     }
-    # Six heads, and what 4 x 8 + 2 workers add to them.
-    assert flavors["vision-heads"]["memory"] == 6 * 4 * 2**30 + 34 * 8 * 2**20
-    assert flavors["vision-heads"]["cpu"] == 6
+    # Two nodes, six heads on nodes of the same pool, and what 4 x 8 + 2 workers add to heads.
+    assert flavors["vision-cpu"]["memory"] == (2 * 4 + 6 * 4) * 2**30 + 34 * 8 * 2**20
+    assert flavors["vision-cpu"]["cpu"] == 2 * 2 + 6
     assert flavors["vision-cpu"]["nvidia.com/gpu"] == 0
+
+
+def test_heads_and_workers_of_the_same_nodes_share_one_flavor() -> None:
+    """Kueue gives a group of pods the first flavor that fits, and could not tell two such flavors apart."""
+    quotas = KUEUE | {"kueue": KUEUE["kueue"] | {"nodes": {"cpu": 2}}}
+    labels = {"machine": "small"}
+    pools = {"cpu": {"nodeSelector": labels}}
+    for head in ({}, {"nodeSelector": labels}):
+        own = flavors_of(render({"queue": quotas, "pools": pools, "head": head}))
+        names = ["vision-cpu"] if head else ["vision-heads", "vision-cpu"]
+        assert list(own) == names
+        total = {name: sum(quota[name] for quota in own.values()) for name in ("cpu", "memory")}
+        shared = flavors_of(render({"queue": quotas}))
+        assert {name: shared["vision-cpu"][name] for name in total} == total
+
+
+def test_a_cohort_lends_and_borrows_as_the_values_say() -> None:
+    cohort = {"cohort": "all", "borrowing": False, "reclaim": "LowerPriority", "weight": 2}
+    queue = KUEUE | {"kueue": KUEUE["kueue"] | cohort}
+    old = [api for api in ALL_APIS if "v1beta2" not in api]
+    for apis, key in ((ALL_APIS, "cohortName"), (old, "cohort")):
+        spec = only(render({"queue": queue}, apis=apis), "ClusterQueue")["spec"]
+        assert spec[key] == "all"
+        assert spec["fairSharing"] == {"weight": "2"}
+        assert spec["preemption"]["reclaimWithinCohort"] == "LowerPriority"
+        (group,) = spec["resourceGroups"]
+        limits = {one["borrowingLimit"] for each in group["flavors"] for one in each["resources"]}
+        assert limits == {"0"}
+    assert "cohortName" not in only(render({"queue": KUEUE}), "ClusterQueue")["spec"]
 
 
 def requests_of(pod: Object) -> dict[str, float]:
@@ -137,17 +166,19 @@ def test_the_quota_is_exactly_what_a_run_that_fills_it_requests(
         for name, quota in flavors_of(objects).items()
     }
     workers = {name: group["replicas"] * amount for name, amount in requests_of(group).items()}
-    assert flavors == {
-        "vision-heads": requests_of(spec["headGroupSpec"]),
-        f"vision-{group['groupName']}": workers,
-    }
+    heads = requests_of(spec["headGroupSpec"])
+    if nodes:
+        assert flavors == {"vision-heads": heads, "vision-gpu": workers}
+    else:  # of the nodes of the pool
+        both = {name: heads.get(name, 0) + amount for name, amount in workers.items()}
+        assert flavors == {"vision-cpu": both}
 
 
 def test_a_flavor_is_its_pools_nodes(queued):
     gpu = of_kind(queued, "ResourceFlavor")["vision-gpu"]["spec"]
     assert gpu["nodeLabels"] == {"machine": "p5"}
     assert gpu["nodeTaints"] == [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]
-    assert len(of_kind(queued, "ResourceFlavor")) == 3
+    assert len(of_kind(queued, "ResourceFlavor")) == 2
 
 
 def test_the_version_of_kueue_is_one_that_the_cluster_serves():

@@ -366,6 +366,14 @@ REFUSALS = {
         ),
         put_right={"queue": KUEUE | {"kueue": {"clusterQueue": "vision", "nodes": {"gpu": 4}}}},
     ),
+    "a cohort for no ClusterQueue": Refusal(
+        values={"queue": KUEUE | {"kueue": {"clusterQueue": "vision", "cohort": "all"}}},
+        says=(
+            "queue.kueue.cohort all is set without queue.kueue.nodes: the ClusterQueue is created by "
+            'others. Set queue.kueue.nodes, or set queue.kueue.cohort to "".'
+        ),
+        put_right={"queue": KUEUE | {"kueue": {"clusterQueue": "vision"}}},
+    ),
     "nodes of a pool that does not exist": Refusal(
         values={"queue": KUEUE | {"kueue": {"clusterQueue": "vision", "nodes": {"a100": 4}}}},
         says=(

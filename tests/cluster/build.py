@@ -19,10 +19,11 @@ from machine import run
 SOURCES = Path(__file__).parent / "tools"
 """One Go module per set: its `tool` lines say what is built, its go.sum makes that one exact thing."""
 
-OPTIONAL = ("faultfs", "kwok")
+OPTIONAL = ("faultfs", "kueue", "kwok")
 """Sets that `up` does without."""
 
 OPERATOR_MODULE = "github.com/ray-project/kuberay/ray-operator"
+KUEUE_MODULE = "sigs.k8s.io/kueue"
 KWOK_MODULE = "sigs.k8s.io/kwok"
 
 PACKAGES = {
@@ -84,7 +85,13 @@ def tool_names(go_mod: str) -> list[str]:
 
 
 def version_flags(go_mod: str) -> list[str]:
-    """Kubernetes learns its own version from the linker; without it every server says 0.0.0."""
+    """Kubernetes and Kueue learn their own version from the linker; without it a server says 0.0.0."""
+    kueue = re.search(rf"\b{re.escape(KUEUE_MODULE)} (v\S+)", go_mod)
+    if kueue:
+        # In a pod its server for positions keeps its certificate in /visibility; here it is a folder of
+        # the directory in which it starts.
+        values = {"version.GitVersion": kueue.group(1), "visibility.certDir": "visibility"}
+        return [f"-X {KUEUE_MODULE}/pkg/{name}={value}" for name, value in values.items()]
     found = re.search(r"\bk8s\.io/kubernetes v(\d+)\.(\d+)\.\d+", go_mod)
     if not found or "k8s.io/kubernetes/cmd/" not in go_mod:
         return []
@@ -177,6 +184,17 @@ def _copy_stages(home: Home, tools: ToolSet) -> None:
     home.kwok_stages.write_text("---\n".join(file.read_text() for file in sorted(files)))
 
 
+def _copy_kueue_manifests(home: Home, tools: ToolSet) -> None:
+    """Kueue's module also holds its manifests, for kustomize, which refuses the module's own folder."""
+    source = _module_folder(tools, KUEUE_MODULE) / "config"
+    shutil.rmtree(home.kueue_manifests, ignore_errors=True)
+    for file in source.rglob("*"):
+        if file.is_file():
+            copy = home.kueue_manifests / file.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(file.read_bytes())
+
+
 def _module_folder(tools: ToolSet, module: str) -> Path:
     listed = run("go", "-C", str(tools.folder), "list", "-m", "-f", "{{.Dir}}", module)
     return Path(listed.strip())
@@ -188,6 +206,7 @@ def _make_pause_image(home: Home, tools: ToolSet) -> None:
 
 
 _AFTER: dict[str, Callable[[Home, ToolSet], None]] = {
+    "kueue": _copy_kueue_manifests,
     "kwok": _copy_stages,
     "operator": _copy_crds,
     "pause": _make_pause_image,

@@ -9,7 +9,7 @@ import subprocess
 
 from layout import Home
 from machine import run
-from parts import API, KUBERNETES_SERVICE, NODE_ADDRESS
+from parts import API, FRONT_PROXY, KUBERNETES_SERVICE, NODE_ADDRESS
 
 VALID_DAYS = 365
 RENEW_DAYS = 7
@@ -30,6 +30,13 @@ def make_certificates(home: Home) -> None:
         *("-CA", ca, "-CAkey", ca_key),
         *("-keyout", home.pki / "api.key", "-out", home.pki / "api.crt"),
         *("-subj", "/CN=kube-apiserver", "-addext", f"subjectAltName={alternatives}"),
+    )
+    # With it the API server passes requests on to servers of further APIs, such as Kueue's.
+    run(
+        *new,
+        *("-CA", ca, "-CAkey", ca_key),
+        *("-keyout", home.pki / "front-proxy.key", "-out", home.pki / "front-proxy.crt"),
+        *("-subj", f"/CN={FRONT_PROXY}"),
     )
     key = home.pki / "service-accounts.key"
     run("openssl", "ecparam", "-genkey", "-name", "prime256v1", "-noout", "-out", key)

@@ -7,6 +7,7 @@ Everything runs in one network namespace that has no way out. README.md beside t
 from __future__ import annotations
 
 import argparse
+import base64
 import fcntl
 import http.client
 import json
@@ -21,8 +22,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import build
+import kueue
 import machine
 import objects
 from certificates import expire_soon, make_administrator, make_certificates
@@ -56,13 +60,13 @@ def say(message: str) -> None:
 # --- up
 
 
-def up(home: Home) -> None:
+def up(home: Home, with_kueue: bool) -> None:
     """Build what is missing, then reuse the cluster that is there or start one."""
     build.build_all(home, say)
     _refuse_another_home(home)
     if not leftovers(home):
         start(home)
-    elif wrong := problems(home):
+    elif wrong := problems(home, with_kueue):
         say("the cluster that is there cannot be used; starting anew")
         for problem in wrong:
             say(f"  {problem}")
@@ -71,6 +75,8 @@ def up(home: Home) -> None:
     else:
         renew_storage(home)
         say("the cluster is up already")
+    if with_kueue:
+        start_kueue(home)
 
 
 def start(home: Home) -> None:
@@ -159,6 +165,61 @@ def apply_storage(home: Home) -> None:
     kubectl(home, "apply", "--filename", "-", stdin=json.dumps(objects.storage(home)))
 
 
+def start_kueue(home: Home) -> None:
+    """Have Kueue in the cluster, unless it is there. It stays until `down`, as its objects do."""
+    build.build_tools(home, say, [kueue.PART])
+    ledger, part = Ledger(home.ledger), kueue.kueue(home)
+    if (process := ledger.find(part.name)) and process.is_alive():
+        return
+    certificates = home.kueue / "certificates"
+    for folder in (certificates, home.kueue / "visibility"):
+        folder.mkdir(parents=True, exist_ok=True)
+    (home.kueue / "kueue.json").write_text(kueue.configuration())
+    with inside_namespace():
+        machine.route_services()
+        wanted = kueue.objects_for_process(_kueue_manifests(home))
+        everything = json.dumps({"apiVersion": "v1", "kind": "List", "items": wanted})
+        kubectl(home, "apply", "--server-side", "--filename", "-", stdin=everything)
+        wait_until(
+            lambda: are_established(home), 60, "Kueue's kinds are not there", home, "kube-apiserver"
+        )
+        ledger.start(part.name, part.command, home.log(part.name), home.root)
+        # It makes the certificate of its webhooks itself; in a pod the kubelet would bring it back.
+        wait_until(
+            lambda: _has_kueue_certificate(home, certificates),
+            60,
+            "Kueue has made no certificate",
+            home,
+            part.name,
+        )
+        wait_for_part(home, ledger, part, 90)
+    say("Kueue is in the cluster")
+
+
+def _kueue_manifests(home: Home) -> list[dict[str, Any]]:
+    """Its objects as the module's kustomization has them, in JSON by kubectl: Python alone reads no YAML."""
+    text = kubectl(home, "kustomize", str(home.kueue_manifests / "default"))
+    dry = ("--dry-run=client", "--validate=false", "--output=json", "--filename=-")
+    printed, decoder, found = kubectl(home, "create", *dry, stdin=text), json.JSONDecoder(), []
+    while printed := printed.lstrip():
+        manifest, length = decoder.raw_decode(printed)
+        found += manifest["items"] if manifest["kind"] == "List" else [manifest]
+        printed = printed[length:]
+    return found
+
+
+def _has_kueue_certificate(home: Home, folder: Path) -> bool:
+    """Copy the certificate of Kueue's webhooks to where it reads it; False before Kueue has made it."""
+    secret = json.loads(
+        kubectl(home, "get", "secret", kueue.CERTIFICATE, f"-n={kueue.NAMESPACE}", "--output=json")
+    )
+    content = secret.get("data") or {}
+    for name in ("tls.key", "tls.crt"):
+        if name in content:
+            (folder / name).write_bytes(base64.b64decode(content[name]))
+    return {"tls.key", "tls.crt"} <= content.keys()
+
+
 def renew_storage(home: Home) -> None:
     """Empty the volumes whose claims are gone, so that the next claim finds them available."""
     with inside_namespace():
@@ -179,11 +240,13 @@ def leftovers(home: Home) -> bool:
     return home.ledger.exists() or machine.NAMESPACE.exists() or home.root in marked()
 
 
-def problems(home: Home) -> list[str]:
+def problems(home: Home, with_kueue: bool) -> list[str]:
     """Why the cluster cannot be used as it is; empty if it can."""
     if not machine.NAMESPACE.exists() or not home.ledger.exists():
         return ["it is only half there"]
     ledger = Ledger(home.ledger)
+    if ledger.find(kueue.PART) and not with_kueue:
+        return ["Kueue is in it"]
     if ledger.fingerprint != fingerprint(home, build.built(home)):
         return ["its programs or settings are others than those of today"]
     wrong = [f"{part.name}: {state}" for part, state in states(home, ledger) if state != "ready"]
@@ -443,7 +506,7 @@ def start_part(home: Home, name: str) -> None:
 
 
 def _part(home: Home, name: str) -> Part:
-    every = {part.name: part for part in (*parts(home), *second_node(home))}
+    every = {part.name: part for part in (*parts(home), *second_node(home), kueue.kueue(home))}
     if name not in every:
         raise ClusterError(f"there is no part {name}\n       there are: {', '.join(every)}")
     return every[name]
@@ -551,7 +614,9 @@ def commands_parser() -> argparse.ArgumentParser:
     command(
         "up",
         "build what is missing, then start a cluster or reuse the one that is up",
-        lambda home, options: up(home),
+        lambda home, options: up(home, options.kueue),
+    ).add_argument(
+        "--kueue", action="store_true", help="with Kueue in it; without, no Kueue is left"
     )
     command(
         "down",

@@ -38,6 +38,11 @@ class Home:
         return self.root / "kwok-stages.yaml"
 
     @property
+    def kueue_manifests(self) -> Path:
+        """The folder `config` of Kueue's module."""
+        return self.root / "kueue-manifests"
+
+    @property
     def pause_image(self) -> Path:
         return self.root / "pause.tar"
 
@@ -79,6 +84,11 @@ class Home:
     @property
     def etcd(self) -> Path:
         return self.live / "etcd"
+
+    @property
+    def kueue(self) -> Path:
+        """Where Kueue runs: its configuration, and the certificates of its webhooks."""
+        return self.live / "kueue"
 
     @property
     def kwok_logs(self) -> Path:

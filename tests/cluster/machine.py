@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TextIO
 
 from layout import ClusterError
-from parts import CGROUP, NODE_NETWORK
+from parts import CGROUP, NODE_NETWORK, SERVICE_NETWORK
 
 NAMESPACE = Path("/run/netns/trainyard")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -75,6 +75,11 @@ def set_up_network() -> None:
 def add_address(network: str) -> None:
     """Call it inside the namespace: one more address of the machine, for one more node."""
     run("ip", "address", "replace", network, "dev", "node0")
+
+
+def route_services() -> None:
+    """Call it inside the namespace: the machine's own processes reach services, as those in pods do."""
+    run("ip", "route", "replace", SERVICE_NETWORK, "dev", "node0")
 
 
 def own_addresses(network: str) -> None:

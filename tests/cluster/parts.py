@@ -27,6 +27,8 @@ KUBERNETES_SERVICE = "198.19.0.1"
 # Clients use the loopback address: one that runs outside the namespace by mistake then finds
 # nothing, while 198.18.0.1 may be somebody else's machine out there.
 API = "https://127.0.0.1:6443"
+FRONT_PROXY = "front-proxy-client"
+"""The API server's own name towards servers of further APIs."""
 REGISTRY = "127.0.0.1:5000"
 KWOK_PORT = 10247
 MADE_UP = "trainyard.io/made-up"
@@ -98,6 +100,13 @@ def parts(home: Home) -> tuple[Part, ...]:
             "--authorization-mode=RBAC",
             "--allow-privileged=true",
             "--kubelet-preferred-address-types=InternalIP",
+            f"--requestheader-client-ca-file={pki / 'ca.crt'}",
+            f"--requestheader-allowed-names={FRONT_PROXY}",
+            "--requestheader-username-headers=X-Remote-User",
+            "--requestheader-group-headers=X-Remote-Group",
+            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+            f"--proxy-client-cert-file={pki / 'front-proxy.crt'}",
+            f"--proxy-client-key-file={pki / 'front-proxy.key'}",
         ),
         part(
             "kube-controller-manager",

@@ -10,6 +10,7 @@ from pathlib import Path
 import build
 import certificates
 import images
+import kueue
 import machine
 import objects
 import parts
@@ -56,6 +57,7 @@ def test_kubernetes_is_told_the_version_that_is_pinned() -> None:
     flags = {sets.name: sets.linker_flags() for sets in build.tool_sets()}
     assert "gitVersion=v1.34." in flags["kubernetes"]
     assert not [name for name in flags if name != "kubernetes" and "gitVersion" in flags[name]]
+    assert "version.GitVersion=v0.17." in flags["kueue"]
 
 
 def test_every_part_is_built_or_comes_from_a_debian_package() -> None:
@@ -82,6 +84,34 @@ def test_made_up_nodes_take_no_pod_that_does_not_ask_for_them() -> None:
 def test_what_is_optional_does_not_make_another_cluster() -> None:
     assert parts.kwok(HOME).name not in {part.name for part in parts.parts(HOME)}
     assert set(build.OPTIONAL) < {tools.name for tools in build.tool_sets()}
+
+
+def test_kueue_is_a_process_behind_its_services_and_refuses_no_pod() -> None:
+    service = {
+        "kind": "Service",
+        "metadata": {"name": "kueue-webhook-service"},
+        "spec": {"selector": {"app": "kueue"}, "ports": [{"port": 443, "targetPort": 8082}]},
+    }
+    webhooks = [
+        {"name": name, "rules": [{"resources": [name, f"{name}/status"]}]}
+        for name in ("pods", "rayjobs", "workloads")
+    ]
+    names = {"name": "any"}
+    found = kueue.objects_for_process(
+        [
+            {"kind": "Deployment", "metadata": names},
+            {"kind": "Service", "metadata": {"name": "kueue-metrics"}, "spec": {}},
+            service,
+            {"kind": "ValidatingWebhookConfiguration", "metadata": names, "webhooks": webhooks},
+        ]
+    )
+    assert [each["kind"] for each in found] == [
+        "Service", "EndpointSlice", "ValidatingWebhookConfiguration"
+    ]  # fmt: skip
+    assert found[0]["spec"] == {"ports": [{"port": 443, "targetPort": 9443}]}
+    assert found[1]["endpoints"][0]["addresses"] == [parts.NODE_ADDRESS]
+    assert [webhook["name"] for webhook in found[2]["webhooks"]] == ["rayjobs", "workloads"]
+    assert kueue.kueue(HOME).name not in {part.name for part in parts.parts(HOME)}
 
 
 def test_two_nodes_share_a_machine_and_nothing_else() -> None:

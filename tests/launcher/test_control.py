@@ -102,10 +102,10 @@ def test_suspending_takes_the_form_that_kuberay_allows() -> None:
     job["spec"] = {"shutdownAfterJobFinishes": False, "deletionStrategy": {"deletionRules": []}}
     suspend_job(cluster, job)
     assert job["spec"] == {"suspend": True, "shutdownAfterJobFinishes": True}
-    assert is_suspended(job)
+    assert is_suspended(cluster, job)
     resume_job(cluster, job)
     assert job["spec"] == {"suspend": False, "shutdownAfterJobFinishes": True}
-    assert not is_suspended(job)
+    assert not is_suspended(cluster, job)
 
 
 def queued() -> tuple[FakeCluster, dict[str, object]]:
@@ -123,11 +123,15 @@ def test_in_a_queue_of_kueue_its_workload_is_told() -> None:
         owners = [{"uid": number}]
         metadata = {"name": f"w-{number}", "ownerReferences": owners}
         cluster.objects["Workload", f"w-{number}"] = {"metadata": metadata, "spec": {}}
+    job["spec"] = {"suspend": True}
+    assert not is_suspended(cluster, job)  # it only waits
     suspend_job(cluster, job)
     assert cluster.calls == [("patch", "Workload", "w-u1")]
     assert cluster.objects["Workload", "w-u1"]["spec"] == {"active": False}
+    assert is_suspended(cluster, job)
     resume_job(cluster, job)
     assert cluster.objects["Workload", "w-u1"]["spec"] == {"active": True}
+    assert not is_suspended(cluster, job)
 
 
 def test_a_queue_without_a_workload_is_said() -> None:

@@ -158,7 +158,7 @@ def test_life_cycle_and_queue_are_told_by_when_kuberay_reads_them() -> None:
     assert changes.pop("metadata.labels[kueue.x-k8s.io/queue-name]") == "new submission"
     assert changes.pop("spec.deletionStrategy") == "at once"
     assert changes.pop("spec.shutdownAfterJobFinishes") == "at once"
-    assert changes == {"spec.ttlSecondsAfterFinished": "at once"}
+    assert changes == {}
 
 
 TEMPLATE = (ROOT / "manifests/rayjob.yaml.j2").read_text()

@@ -81,7 +81,7 @@ def test_kueue_lets_a_run_start_and_gets_the_clean_up_that_it_accepts(platform: 
     spec = job_of(queued(platform, "kueue"))["spec"]
     assert spec["suspend"] is True
     assert spec["shutdownAfterJobFinishes"] is True
-    assert spec["ttlSecondsAfterFinished"] == 600
+    assert spec["ttlSecondsAfterFinished"] == 0
     assert "deletionStrategy" not in spec
 
 
@@ -157,4 +157,4 @@ def test_the_plan_tells_queue_and_clean_up(platform: Platform) -> None:
     rows = {row.name: row for row in explain_plan(plan_run(run, kueue, "vision"), run, kueue)}
     assert rows["queue"].value == "own"
     assert "from the run file" in rows["queue"].why
-    assert rows["after the end"].value == "600 s"
+    assert rows["after the end"].value == "0 s"

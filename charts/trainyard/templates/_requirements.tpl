@@ -110,6 +110,9 @@ what the cluster must serve. Each message gives the value, the rule and the reme
 {{- else if $kueue.nodes -}}
   {{- $problems = append $problems "queue.kueue.nodes is set without queue.kueue.clusterQueue: there is no ClusterQueue for these quotas. Set queue.kueue.clusterQueue, or set queue.kueue.nodes to {}." -}}
 {{- end -}}
+{{- if and $kueue.cohort (not $kueue.nodes) -}}
+  {{- $problems = append $problems (printf "queue.kueue.cohort %s is set without queue.kueue.nodes: the ClusterQueue is created by others. Set queue.kueue.nodes, or set queue.kueue.cohort to \"\"." $kueue.cohort) -}}
+{{- end -}}
 {{- range $name, $_ := $kueue.nodes -}}
   {{- if not (hasKey $values.pools $name) -}}
     {{- $problems = append $problems (printf "queue.kueue.nodes contains %s, which is not a pool. Use one of the pools: %s." $name $pools) -}}

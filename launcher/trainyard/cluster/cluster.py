@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,6 +35,7 @@ class Cluster:
         self.namespace = namespace
         self.context = context
         self._connection = Connection(kubeconfig_file, context)
+        self._served: dict[str, set[str]] = {}
 
     @property
     def options(self) -> str:
@@ -266,7 +268,17 @@ class Cluster:
         return bool(answer["status"]["allowed"])
 
     def _path(self, kind: str, name: str = "", *, everywhere: bool = False) -> str:
-        return kind_of(kind).path("" if everywhere else self.namespace, name)
+        found = kind_of(kind)
+        if found.older_version and found.group_version not in self._served_versions(found.group):
+            found = replace(found, group_version=found.older_version)
+        return found.path("" if everywhere else self.namespace, name)
+
+    def _served_versions(self, group: str) -> set[str]:
+        """Return the versions of an API group that this cluster serves; it is asked once."""
+        if group not in self._served:
+            answer = self._connection.json("GET", f"/apis/{group}")
+            self._served[group] = {version["groupVersion"] for version in answer["versions"]}
+        return self._served[group]
 
 
 def _selectors(labels: Labels | None, fields: str) -> list[tuple[str, str]]:

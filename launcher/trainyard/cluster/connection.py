@@ -310,7 +310,7 @@ class Connection:
 
 
 def _missing_crd(path: str) -> str:
-    if "/kueue.x-k8s.io/" in path:
+    if "/kueue.x-k8s.io" in path:
         return (
             "The CRDs of Kueue are missing: install Kueue, or set the platform's queue otherwise."
         )

@@ -14,6 +14,8 @@ class Kind:
     group_version: str
     plural: str
     is_namespaced: bool = True
+    older_version: str = ""
+    """An API version of the same fields, for clusters that do not serve `group_version` yet."""
 
     @property
     def group(self) -> str:
@@ -28,7 +30,12 @@ class Kind:
 
 
 KINDS = {
-    "ClusterQueue": Kind("kueue.x-k8s.io/v1beta1", "clusterqueues", is_namespaced=False),
+    "ClusterQueue": Kind(
+        "kueue.x-k8s.io/v1beta2",
+        "clusterqueues",
+        is_namespaced=False,
+        older_version="kueue.x-k8s.io/v1beta1",
+    ),
     "ConfigMap": Kind("v1", "configmaps"),
     "CustomResourceDefinition": Kind(
         "apiextensions.k8s.io/v1", "customresourcedefinitions", is_namespaced=False
@@ -37,7 +44,11 @@ KINDS = {
     "Deployment": Kind("apps/v1", "deployments"),
     "Event": Kind("v1", "events"),
     "Lease": Kind("coordination.k8s.io/v1", "leases"),
-    "LocalQueue": Kind("kueue.x-k8s.io/v1beta1", "localqueues"),
+    "LocalQueue": Kind(
+        "kueue.x-k8s.io/v1beta2",
+        "localqueues",
+        older_version="kueue.x-k8s.io/v1beta1",
+    ),
     "Namespace": Kind("v1", "namespaces", is_namespaced=False),
     "Node": Kind("v1", "nodes", is_namespaced=False),
     "PendingWorkloads": Kind("visibility.kueue.x-k8s.io/v1beta1", "localqueues"),
@@ -50,7 +61,11 @@ KINDS = {
     "Secret": Kind("v1", "secrets"),
     "Service": Kind("v1", "services"),
     "StorageClass": Kind("storage.k8s.io/v1", "storageclasses", is_namespaced=False),
-    "Workload": Kind("kueue.x-k8s.io/v1beta1", "workloads"),
+    "Workload": Kind(
+        "kueue.x-k8s.io/v1beta2",
+        "workloads",
+        older_version="kueue.x-k8s.io/v1beta1",
+    ),
 }
 
 

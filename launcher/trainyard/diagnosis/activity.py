@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trainyard.diagnosis.snapshot import Object, Snapshot, condition, containers, is_ready, name_of
+from trainyard.submission.queue_wait import is_deactivated
 from trainyard.submission.status import attempts_of
 from trainyard_trainer.run_files.driver_output import (
     PROGRESS,
@@ -53,9 +54,11 @@ def current_activity(snapshot: Snapshot) -> str:
             return f"{number}: running for {spent}{_progress(snapshot)}{_failed_since(snapshot)}"
         case "retrying":
             return f"attempt {attempts - 1} has failed, the next one is coming"
-        case "suspended":
+        case "suspended" | "queued":
             created = snapshot.seconds_since(metadata.get("creationTimestamp"))
-            return f"suspended; submitted {duration(created)} ago"
+            is_waiting = snapshot.workload is not None and not is_deactivated(snapshot.workload)
+            what = "waiting in its queue" if is_waiting else "suspended"
+            return f"{what}; submitted {duration(created)} ago"
         case "succeeded":
             return f"succeeded{ended}"
         case "stopped":

@@ -31,6 +31,7 @@ from trainyard.diagnosis.symptoms import symptoms
 from trainyard.errors import ClusterError, ClusterUnreachable
 from trainyard.labels import OWNER_LABELS, RUN_LABEL
 from trainyard.submission.current_status import HEAD_CONTAINER
+from trainyard.submission.queue_wait import JOB_UID_LABEL, unfinished
 from trainyard_trainer.run_files import names
 
 LOG_LINES = 3000
@@ -40,7 +41,6 @@ INIT_LOG_LINES = 20
 
 OPERATOR_LABELS = {"app.kubernetes.io/name": "kuberay-operator"}
 OPERATOR_LEASE = "ray-operator-leader"
-JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
 
 
 class LogFolder(Protocol):
@@ -205,12 +205,13 @@ def _related_objects(queries: _Queries, snapshot: Snapshot) -> dict[str, Any]:
         found["operators"] = None if operators is None else tuple(map(trimmed_pod, operators))
     labels = snapshot.job["metadata"].get("labels", {}) if snapshot.job else {}
     if snapshot.job and snapshot.spec.get("suspend") and (queue := labels.get(QUEUE_LABEL)):
-        found |= _queue(queries, queue, str(snapshot.job["metadata"].get("uid", "")))
+        found |= _queue(queries, queue, snapshot.job)
     return found
 
 
-def _queue(queries: _Queries, queue: str, uid: str) -> dict[str, Any]:
-    workloads = queries.list("Workload", {JOB_UID_LABEL: uid}) or []
+def _queue(queries: _Queries, queue: str, job: Object) -> dict[str, Any]:
+    listed = queries.list("Workload", {JOB_UID_LABEL: str(job["metadata"].get("uid", ""))}) or []
+    workloads = unfinished(listed, job)
     found: dict[str, Any] = {"local_queue": queries.get(QUEUE_KIND, queue)}
     if workloads:
         found["workload"] = trimmed(workloads[-1])

@@ -169,7 +169,10 @@ def plan_run(
         annotations=run.annotations,
         pre_running_deadline_seconds=max_start_s,
         active_deadline_seconds=limits.max_run_s and limits.max_run_s + max_start_s,
-        ttl_seconds_after_finished=platform.job.ttl_seconds_after_finished,
+        # Kueue gives the quota of a run to the next one as soon as it has ended.
+        ttl_seconds_after_finished=(
+            0 if platform.queue.system == "kueue" else platform.job.ttl_seconds_after_finished
+        ),
         keep_head_seconds_after_failure=platform.job.keep_head_seconds_after_failure,
         code=code,
         launch=launch_of(run, run.image or platform.image, pools, data),

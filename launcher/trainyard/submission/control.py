@@ -9,13 +9,14 @@ from typing import Any, Literal, Protocol
 
 from trainyard.cluster.kuberay import RayjobApi
 from trainyard.errors import ClusterError
-from trainyard.labels import QUEUE_LABELS, RUN_LABEL
+from trainyard.labels import RUN_LABEL
 from trainyard.submission.current_status import (
     HEAD_CONTAINER,
     LOG_TAIL_LINES,
     StatusAccess,
     head_pod,
 )
+from trainyard.submission.queue_wait import is_deactivated, queue_of, unfinished
 from trainyard.submission.status import ENDED, phase_of
 from trainyard.submission.submit import delete_and_wait, is_live
 from trainyard_trainer.run_files.driver_output import STOPPED_STEP
@@ -115,8 +116,8 @@ def _has_ended(
 
 def suspend_job(cluster: ControlAccess, job: Object) -> None:
     """Delete the RayCluster of a submission until it is resumed; in a Kueue queue, Kueue does it."""
-    if workload := _workload(cluster, job):
-        cluster.patch("Workload", workload, {"spec": {"active": False}})
+    if queue_of(job):
+        _set_active(cluster, job, False)
         return
     # KubeRay allows `suspend` only beside this way of cleaning up.
     spec = {"suspend": True, "shutdownAfterJobFinishes": True, "deletionStrategy": None}
@@ -124,26 +125,32 @@ def suspend_job(cluster: ControlAccess, job: Object) -> None:
 
 
 def resume_job(cluster: ControlAccess, job: Object) -> None:
-    """Start a suspended submission again, from its last checkpoint."""
-    if workload := _workload(cluster, job):
-        cluster.patch("Workload", workload, {"spec": {"active": True}})
+    """Start a suspended submission again, from its last checkpoint; in a Kueue queue, when it is admitted."""
+    if queue_of(job):
+        _set_active(cluster, job, True)
         return
     cluster.patch("RayJob", job["metadata"]["name"], {"spec": {"suspend": False}})
 
 
-def is_suspended(job: Object) -> bool:
-    """Return whether a submission is suspended, or is being suspended."""
+def is_suspended(cluster: ControlAccess, job: Object) -> bool:
+    """Return whether a submission is suspended, or is being suspended, by a user.
+
+    A RayJob in a queue of Kueue is also suspended while it waits; only its Workload tells the difference.
+    """
+    if queue_of(job):
+        return all(map(is_deactivated, _workloads(cluster, job)))
     return bool(job["spec"].get("suspend")) or phase_of(job.get("status", {})) == "suspended"
 
 
-def _workload(cluster: ControlAccess, job: Object) -> str | None:
-    """Return the name of Kueue's Workload for a RayJob; None if the RayJob is in no Kueue queue."""
-    if QUEUE_LABELS["kueue"] not in job["metadata"].get("labels", {}):
-        return None
-    for workload in cluster.list("Workload"):
-        owners = workload["metadata"].get("ownerReferences", [])
-        if any(owner["uid"] == job["metadata"]["uid"] for owner in owners):
-            return str(workload["metadata"]["name"])
+def _set_active(cluster: ControlAccess, job: Object, is_active: bool) -> None:
+    for workload in _workloads(cluster, job):
+        cluster.patch("Workload", workload["metadata"]["name"], {"spec": {"active": is_active}})
+
+
+def _workloads(cluster: ControlAccess, job: Object) -> list[Object]:
+    """Return Kueue's Workloads for a RayJob. Raises ClusterError if there is none."""
+    if found := unfinished(cluster.list("Workload"), job):
+        return found
     raise ClusterError(
         f"RayJob {job['metadata']['name']} is in a Kueue queue, but Kueue has created no Workload for it",
         "Check that Kueue runs, and that its integration for RayJobs is enabled.",

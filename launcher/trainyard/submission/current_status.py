@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from trainyard.cluster.follow import WatchAccess
 from trainyard.errors import ClusterError
+from trainyard.submission.queue_wait import with_queue_waits
 from trainyard.submission.status import (
     ENDED,
     RunStatus,
@@ -36,6 +37,7 @@ class StatusAccess(WatchAccess, Protocol):
 
     @property
     def options(self) -> str: ...
+    def get(self, kind: str, name: str) -> Object | None: ...
     def list(
         self,
         kind: str,
@@ -61,7 +63,7 @@ def head_pod(cluster: StatusAccess, ray_cluster: str) -> str | None:
 
 def current_status(cluster: StatusAccess, job: Object) -> RunStatus:
     """Return how a submission stands now, with the driver's last records if its head pod is running."""
-    run_status = run_status_of(job)
+    (run_status,) = with_queue_waits(cluster, [job], [run_status_of(job)])
     ray_cluster = job.get("status", {}).get("rayClusterName", "")
     if ray_cluster and run_status.phase == "starting":
         pending = cluster.list(

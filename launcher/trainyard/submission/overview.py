@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, Literal, Protocol
 
 from trainyard.labels import RUN_LABEL
+from trainyard.submission.queue_wait import with_queue_waits
 from trainyard.submission.status import RunStatus, run_status_of, with_pending_reason
 
 Object = dict[str, Any]
@@ -23,8 +24,9 @@ PENDING_PODS_LIMIT = 500
 
 
 class PodLister(Protocol):
-    """The method of `Cluster` with which pending pods are listed."""
+    """The methods of `Cluster` with which pending pods and Kueue's objects are read."""
 
+    def get(self, kind: str, name: str) -> Object | None: ...
     def list(
         self,
         kind: str,
@@ -180,7 +182,7 @@ COLUMNS: tuple[Column, ...] = (
         name="message",
         meaning="why the submission waits or has failed",
         value=lambda facts: facts.run_status.message,
-        shown_by=("status",),
+        shown_by=("list", "status"),
     ),
     Column(
         name="progress",
@@ -210,11 +212,11 @@ def wide_columns_text(table: Table) -> str:
 
 
 def run_statuses_of(cluster: PodLister, jobs: list[Object]) -> list[RunStatus]:
-    """Return the status of each submission, with the reason why those that are starting wait.
+    """Return the status of each submission, with the reason why those that are starting or queued wait.
 
-    The reasons cost one request for all submissions together.
+    The reasons cost few requests for all submissions together.
     """
-    statuses = [run_status_of(job) for job in jobs]
+    statuses = with_queue_waits(cluster, jobs, map(run_status_of, jobs))
     if not any(run_status.phase == "starting" for run_status in statuses):
         return statuses
     pending = cluster.list(

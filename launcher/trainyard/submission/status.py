@@ -12,6 +12,7 @@ Object = dict[str, Any]
 
 Phase = Literal[
     "accepted",
+    "queued",
     "starting",
     "submitting",
     "running",

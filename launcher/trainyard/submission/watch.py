@@ -7,11 +7,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
 from trainyard.cluster.follow import ObjectsByName, follow, follow_log
-from trainyard.errors import ClusterError, RunFailed, TimedOut
+from trainyard.errors import ClusterError, ClusterUnreachable, RunFailed, TimedOut
 from trainyard.labels import RUN_LABEL
 from trainyard.submission.current_status import (
     HEAD_CONTAINER,
@@ -19,6 +20,7 @@ from trainyard.submission.current_status import (
     current_status,
     head_pod,
 )
+from trainyard.submission.queue_wait import QueueWait, is_held, waits_of, with_queue_wait
 from trainyard.submission.status import (
     ENDED,
     RunStatus,
@@ -32,6 +34,9 @@ Object = dict[str, Any]
 
 LOG_WINDOW_S = 60
 """How many seconds back the log of a running driver is read at first; it prints progress every second."""
+
+QUEUE_POLL_S = 5.0
+"""Seconds between two requests for the place of a submission in its queue."""
 
 HEAD_WAIT_S = 2.0
 """Seconds between two requests for the head pod of a driver that should be running."""
@@ -47,6 +52,7 @@ class StatusTracker:
         """The RayJob as it was last passed in."""
         self._run_status: RunStatus | None = None
         self._pending: list[Object] = []
+        self._wait: QueueWait | None = None
 
     @property
     def ray_cluster(self) -> str:
@@ -63,6 +69,8 @@ class StatusTracker:
                 "Submit the run again: it resumes from its last checkpoint.",
             )
         before, self._run_status = self._run_status, run_status_of(self.job)
+        if not is_held(self.job):
+            self._wait = None
         if before is not None and before.phase == self._run_status.phase == "running":
             self._run_status = replace(
                 self._run_status,
@@ -76,6 +84,13 @@ class StatusTracker:
         """Take the run's pods that are pending; return the status, or None before the first RayJob."""
         self._pending = list(pending.values())
         return None if self._run_status is None else self._complete()
+
+    def update_queue(self, wait: QueueWait | None) -> RunStatus | None:
+        """Take where the submission stands in its queue; return the status if that changes it, else None."""
+        if self.job is None or not is_held(self.job) or wait == self._wait:
+            return None
+        self._wait = wait
+        return self._complete()
 
     def read_log_line(self, line: str) -> RunStatus | None:
         """Take a line of the driver's log; return the status if the line changes it, else None."""
@@ -94,7 +109,8 @@ class StatusTracker:
     def _complete(self) -> RunStatus:
         assert self._run_status is not None
         assert self.job is not None
-        return with_pending_reason(self._run_status, self.job, self._pending)
+        known = with_queue_wait(self._run_status, self._wait)
+        return with_pending_reason(known, self.job, self._pending)
 
 
 def watch_submission(
@@ -108,9 +124,10 @@ def watch_submission(
 ) -> Iterator[RunStatus]:
     """Yield the status of a submission on each change; the last status is that of its end.
 
-    It reads three sources: a watch on the RayJob `name`, a watch on the pending pods of the run, and the
-    driver's log. Raises RunFailed if the RayJob is deleted, TimedOut if the submission has not ended after
-    `timeout_s` seconds, and ClusterUnreachable if the cluster does not answer for too long.
+    It reads four sources: a watch on the RayJob `name`, a watch on the pending pods of the run, the queue of
+    Kueue while the run is held in one, and the driver's log. Raises RunFailed if the RayJob is deleted,
+    TimedOut if the submission has not ended after `timeout_s` seconds, and ClusterUnreachable if the cluster
+    does not answer for too long.
     """
     tracker, sources = StatusTracker(name), _MergedSources()
     sources.add(
@@ -122,7 +139,7 @@ def watch_submission(
     sources.add("pods", pods)
     if timeout_s is not None:
         sources.add("time", _after(timeout_s, sleep))
-    logged_cluster = ""
+    logged_cluster, asks_queue = "", False
     for source, item in sources:
         if source == "time":
             raise TimedOut(
@@ -132,10 +149,12 @@ def watch_submission(
             )
         if source == "job":
             run_status: RunStatus | None = tracker.update_job(item)
+        elif source == "pods":
+            run_status = tracker.update_pods(item)
+        elif source == "queue":
+            run_status = tracker.update_queue(item)
         else:
-            run_status = (
-                tracker.update_pods(item) if source == "pods" else tracker.read_log_line(item)
-            )
+            run_status = tracker.read_log_line(item)
         if run_status is None:
             continue
         if run_status.phase in ENDED:
@@ -148,6 +167,9 @@ def watch_submission(
             )
             return
         yield run_status
+        if not asks_queue and tracker.job is not None and is_held(tracker.job):
+            asks_queue = True
+            sources.add("queue", queue_waits(cluster, tracker, sleep))
         if tracker.ray_cluster not in ("", logged_cluster):
             logged_cluster = tracker.ray_cluster
             sources.add("line", driver_lines(cluster, tracker, logged_cluster, clock, sleep))
@@ -177,6 +199,23 @@ def driver_lines(
                 cluster, pod, HEAD_CONTAINER, since_s=LOG_WINDOW_S, clock=clock, sleep=sleep
             )
         sleep(HEAD_WAIT_S)
+
+
+def queue_waits(
+    cluster: StatusAccess,
+    tracker: StatusTracker,
+    sleep: Callable[[float], None],
+) -> Iterator[QueueWait | None]:
+    """Yield where the submission stands in its queue, again and again: Kueue's API of positions has no watch.
+
+    A cluster that does not answer is asked again: the watch on the RayJob gives up when it is away for long.
+    """
+    while True:
+        job = tracker.job
+        if job is not None and is_held(job):
+            with suppress(ClusterUnreachable):
+                yield waits_of(cluster, [job]).get(str(job["metadata"].get("uid")))
+        sleep(QUEUE_POLL_S)
 
 
 class _MergedSources:

@@ -10,6 +10,7 @@ from trainyard.diagnosis.failure import Match, evidence, failure
 from trainyard.diagnosis.snapshot import Object, Snapshot, condition
 from trainyard.diagnosis.symptoms import Symptom, symptoms
 from trainyard.labels import QUEUE_LABELS
+from trainyard.submission.queue_wait import exceeds_all_quota, is_deactivated, shortened
 
 QUEUE_LABEL = QUEUE_LABELS["kueue"]
 QUEUE_KIND = "LocalQueue"
@@ -236,6 +237,42 @@ def kueue_inactive(snapshot: Snapshot) -> Match | None:
     return None
 
 
+def _waiting(snapshot: Snapshot) -> Object | None:
+    """Return the Workload of a run that waits for quota, else None."""
+    workload = snapshot.workload
+    if not _queue(snapshot) or not snapshot.spec.get("suspend") or workload is None:
+        return None
+    is_reserved = condition(workload, "QuotaReserved").get("status") == "True"
+    is_evicted = condition(workload, "Evicted").get("status") == "True"
+    return None if is_deactivated(workload) or (is_reserved and not is_evicted) else workload
+
+
+@failure(
+    "kueue-too-large",
+    seen="a Workload without quota, whose message names a `maximum capacity` that it exceeds",
+    remedy="Ask for less (--gpus, --workers), name a pool or queue with more quota, or raise the "
+    "ClusterQueue's quota: waiting does not help.",
+)
+def kueue_too_large(snapshot: Snapshot) -> Match | None:
+    """The run is larger than all of the quota that its Kueue queue can ever have."""
+    workload = _waiting(snapshot)
+    if workload is None:
+        return None
+    reserved = condition(workload, "QuotaReserved")
+    message = str(reserved.get("message") or "")
+    if not exceeds_all_quota(message):
+        return None
+    return Match(
+        cause=f"the run is larger than all quota of Kueue queue {_queue(snapshot)}: {shortened(message)}",
+        evidence=(
+            evidence(
+                f"Workload {workload['metadata']['name']}",
+                f"QuotaReserved {reserved.get('status', 'unset')}: {reserved.get('reason', '')}",
+            ),
+        ),
+    )
+
+
 @failure(
     "kueue-waiting",
     seen="a suspended RayJob whose Workload has no quota reserved",
@@ -245,41 +282,47 @@ def kueue_inactive(snapshot: Snapshot) -> Match | None:
 )
 def kueue_waiting(snapshot: Snapshot) -> Match | None:
     """The run waits in its Kueue queue for quota."""
-    queue = _queue(snapshot)
-    if not queue or not snapshot.spec.get("suspend") or snapshot.workload is None:
+    workload = _waiting(snapshot)
+    if workload is None:
         return None
-    name = f"Workload {snapshot.workload['metadata']['name']}"
-    reserved = condition(snapshot.workload, "QuotaReserved")
-    evicted = condition(snapshot.workload, "Evicted")
-    if reserved.get("status") == "True" and evicted.get("status") != "True":
-        return None
+    name = f"Workload {workload['metadata']['name']}"
+    reserved, evicted = condition(workload, "QuotaReserved"), condition(workload, "Evicted")
     place = (
         "" if snapshot.queue_position is None else f", at position {snapshot.queue_position + 1}"
     )
-    spent = duration(snapshot.seconds_since(snapshot.workload["metadata"].get("creationTimestamp")))
-    why = reserved.get("message") or "no quota reserved yet"
-    seen = [evidence(name, f"QuotaReserved {reserved.get('status', 'unset')}: {why}")]
+    spent = duration(snapshot.seconds_since(workload["metadata"].get("creationTimestamp")))
+    why = shortened(reserved.get("message") or "no quota reserved yet")
+    state = f"QuotaReserved {reserved.get('status', 'unset')}: {reserved.get('reason', '')}"
+    seen = [evidence(name, state)]
     what = "waits"
-    if evicted.get("status") == "True":
+    if evicted.get("status") == "True" and evicted.get("reason") != "Deactivated":
         what = f"was put back ({evicted.get('reason', '')}) and waits"
-        seen.append(evidence(name, f"Evicted: {evicted.get('message', '')}"))
+        seen.append(evidence(name, f"Evicted: {shortened(evicted.get('message') or '')}"))
     return Match(
-        cause=f"the run {what} in Kueue queue {queue} for {spent}{place}: {why}",
+        cause=f"the run {what} in Kueue queue {_queue(snapshot)} for {spent}{place}: {why}",
         evidence=tuple(seen),
     )
 
 
 @failure(
     "suspended",
-    seen="RayJob spec.suspend: true, without a Kueue queue",
+    seen="RayJob spec.suspend: true without a Kueue queue, or a Workload with spec.active: false",
     remedy="Resume it with `trainyard resume {run} -n {namespace}`; it starts from its last "
     "checkpoint.",
 )
 def suspended(snapshot: Snapshot) -> Match | None:
     """The RayJob of the run is suspended."""
     is_suspended = snapshot.spec.get("suspend") or snapshot.phase == "suspended"
-    if not is_suspended or _queue(snapshot) or snapshot.is_over:
+    if not is_suspended or snapshot.is_over:
         return None
+    if _queue(snapshot):
+        workload = snapshot.workload
+        if workload is None or not is_deactivated(workload):
+            return None
+        return Match(
+            cause=f"the run is suspended: Kueue queue {_queue(snapshot)} passes it over until it is resumed",
+            evidence=(evidence(f"Workload {workload['metadata']['name']}", "spec.active: false"),),
+        )
     return Match(
         cause="the run is suspended: it has no pods and waits to be resumed",
         evidence=(evidence(f"RayJob {snapshot.submission}", "spec.suspend: true"),),

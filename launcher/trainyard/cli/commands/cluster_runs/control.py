@@ -72,8 +72,8 @@ def suspend(name: RunName, namespace: Namespace = NAMESPACE, context: Context = 
     from trainyard.cli import show
     from trainyard.cluster.kuberay import RayjobApi
     from trainyard.planning.gitops import git_tool_of, is_created_once
-    from trainyard.submission.control import live_jobs, suspend_job
-    from trainyard.submission.status import phase_of
+    from trainyard.submission.control import is_suspended, live_jobs, suspend_job
+    from trainyard.submission.queue_wait import is_held
 
     name = run_name(name)
     cluster = open_cluster_to_change(namespace, context)
@@ -82,7 +82,7 @@ def suspend(name: RunName, namespace: Namespace = NAMESPACE, context: Context = 
         raise no_live_run(name, cluster)
     for job in live:
         submission = job["metadata"]["name"]
-        if phase_of(job.get("status", {})) == "suspended":
+        if is_suspended(cluster, job):
             show.say(f"RayJob {namespace}/{submission} is suspended already")
             continue
         if (tool := git_tool_of(job)) and not is_created_once(job):
@@ -91,7 +91,10 @@ def suspend(name: RunName, namespace: Namespace = NAMESPACE, context: Context = 
                 f"changed now: pause {tool} for it first"
             )
         suspend_job(cluster, job)
-        show.say(f"RayJob {namespace}/{submission} is being suspended: its nodes become free")
+        if is_held(job):
+            show.say(f"RayJob {namespace}/{submission} is suspended: its queue passes it over")
+        else:
+            show.say(f"RayJob {namespace}/{submission} is being suspended: its nodes become free")
     show.say(f"`trainyard resume {name} {cluster.options}` resumes it from its last checkpoint")
 
 
@@ -100,6 +103,7 @@ def resume(name: RunName, namespace: Namespace = NAMESPACE, context: Context = N
     from trainyard.cli import show
     from trainyard.cluster.kuberay import RayjobApi
     from trainyard.submission.control import is_suspended, live_jobs, resume_job
+    from trainyard.submission.queue_wait import queue_of
 
     name = run_name(name)
     cluster = open_cluster_to_change(namespace, context)
@@ -108,11 +112,12 @@ def resume(name: RunName, namespace: Namespace = NAMESPACE, context: Context = N
         raise no_live_run(name, cluster)
     for job in live:
         submission = job["metadata"]["name"]
-        if not is_suspended(job):
+        if not is_suspended(cluster, job):
             show.say(f"RayJob {namespace}/{submission} is not suspended: nothing to resume")
             continue
         resume_job(cluster, job)
-        show.say(f"RayJob {namespace}/{submission} is resumed")
+        queue = f": it waits in queue {queue_of(job)}" if queue_of(job) else ""
+        show.say(f"RayJob {namespace}/{submission} is resumed{queue}")
         show.say(f"`trainyard watch {name} {cluster.options}` shows its progress")
 
 

@@ -37,6 +37,7 @@ from trainyard.submission.overview import (
     run_statuses_of,
     wide_columns_text,
 )
+from trainyard.submission.queue_wait import with_queue_waits
 from trainyard.submission.status import ENDED, RunStatus, run_status_of
 from trainyard_trainer.run_files import names
 
@@ -132,13 +133,13 @@ def list_runs(
     from trainyard.cli import show
     from trainyard.cluster.kuberay import RayjobApi
 
-    jobs = newest_of_each_run(
-        RayjobApi(open_cluster(namespace, context)).list_jobs(
-            everywhere=all_namespaces, cached=True
-        )
-    )
+    cluster = open_cluster(namespace, context)
+    jobs = newest_of_each_run(RayjobApi(cluster).list_jobs(everywhere=all_namespaces, cached=True))
+    statuses = [run_status_of(job) for job in jobs]
+    if not all_namespaces:
+        statuses = with_queue_waits(cluster, jobs, statuses)
     now = datetime.now(timezone.utc)
-    rows = [row_of(job, run_status_of(job), now) for job in jobs]
+    rows = [row_of(job, run_status, now) for job, run_status in zip(jobs, statuses, strict=True)]
     output = "json" if as_json else output
     if output in ("json", "yaml"):
         _print(output, {"runs": rows})
