@@ -221,7 +221,9 @@ def test_the_report_shows_outcome_settings_and_attempts(report: str, words: str)
 
 def test_the_report_tells_the_goodput_and_where_the_rest_went(report: str) -> None:
     assert "Goodput 75.0%: of 1 min 40 s with workers, 1 min 15 s went into steps" in report
-    assert "9.0 s into starts, 1.0 s into validation, 15 s into steps that were made again" in report
+    assert (
+        "9.0 s into starts, 1.0 s into validation, 15 s into steps that were made again" in report
+    )
 
 
 def test_the_report_says_what_bounds_the_run_and_which_line_to_change(report: str) -> None:
