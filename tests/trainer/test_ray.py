@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import signal
 import socket
@@ -20,6 +21,9 @@ from attempts import (
     read_records,
     wait_for,
 )
+
+KEPT = {f"trainyard-data-{os.getuid()}", f"torchinductor_{getpass.getuser()}"}
+"""What stays in the folder for temporary files: the machine's copy of the data, and PyTorch's cache."""
 
 
 @pytest.mark.parametrize("loader", ["torch", pytest.param("ray", marks=pytest.mark.slow)])
@@ -69,8 +73,7 @@ def test_a_run_leaves_all_its_files(attempts: Attempts, loader: str) -> None:
         *("summary.json", "tensorboard", "workers.json"),
     }
     assert wait_for(lambda: not attempts.processes(), 60)
-    # The machine's copy of the data is there for whoever comes next.
-    assert {path.name for path in attempts.scratch.iterdir()} <= {f"trainyard-data-{os.getuid()}"}
+    assert {path.name for path in attempts.scratch.iterdir()} <= KEPT
 
     if loader == "torch":
         # Again: there is nothing to do, and Ray is not even started.
@@ -146,7 +149,7 @@ def test_sigterm_ends_an_attempt_in_good_order(attempts: Attempts) -> None:
     assert worker["process"] > 0
     assert len(worker["ray_worker"]) == 56
     assert wait_for(lambda: not attempts.processes(), 60)
-    assert {path.name for path in attempts.scratch.iterdir()} <= {f"trainyard-data-{os.getuid()}"}
+    assert {path.name for path in attempts.scratch.iterdir()} <= KEPT
 
 
 @pytest.mark.ci
