@@ -42,6 +42,7 @@ from trainyard.sweeps.outcomes import (
     table_of_rows,
 )
 from trainyard.sweeps.schedule import SweepSchedule
+from trainyard_trainer.attempt.attempt import with_absolute_path
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "examples/digits.yaml"
@@ -858,6 +859,56 @@ def test_here_runs_are_trained_one_after_the_other_and_none_twice(
     rows = [line.split() for line in table.splitlines()]
     assert rows[0] == ["run", "train.seed", "phase", "epochs", "steps", "val_accuracy"]
     assert rows[3] == [THREE, "3", "succeeded", "12", "9", "0.8", "(best)"]
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        {
+            "recipe": "causal_lm",
+            "model": {"path": "./tiny"},
+            "questions": {"path": "./questions.jsonl"},
+            "context_length": 8,
+        },
+        {
+            "recipe": "language_model",
+            "model": {
+                "layers": 1,
+                "heads": 1,
+                "width": 8,
+                "context_length": 8,
+                "tokenizer": "./words",
+            },
+        },
+    ],
+    ids=["model and questions", "tokenizer"],
+)
+def test_here_a_run_with_relative_paths_is_not_trained_twice(
+    here: Callable[[int], tuple[int, str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    train: dict[str, Any],
+) -> None:
+    trained = []
+
+    def record(config: Any, *_: Any) -> Iterator[str]:
+        trained.append(config.name)
+        folder = Path(config.storage.path) / config.name
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text(with_absolute_path(config).model_dump_json())
+        (folder / "summary.json").write_text(json.dumps({"outcome": "succeeded", "val_loss": 1.0}))
+        yield "done"
+
+    monkeypatch.setattr("trainyard.sweeps.on_this_machine.train_locally", record)
+    lengths = {"epochs": 1, "global_batch_size": 1}
+    run = {"name": "tune", "resources": {"workers": 1}, "data": {"source": "./data.jsonl"}}
+    (tmp_path / "run.yaml").write_text(json.dumps(run | {"train": train | lengths}))
+    command = ["sweep", "run.yaml", "train.seed=1,2", "--here", "--storage=runs"]
+    assert trainyard(command) == 0, capsys.readouterr().err
+    assert trainyard(command) == 0
+    assert len(trained) == 2
+    assert capsys.readouterr().err.count("succeeded before") == 2
 
 
 def test_ctrl_c_here_says_that_the_same_command_goes_on(

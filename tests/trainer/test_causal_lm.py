@@ -27,9 +27,9 @@ pytest.importorskip("transformers")
 
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, GraniteConfig
+from transformers import AutoConfig, AutoModelForCausalLM, CohereConfig, Gemma2Config, GraniteConfig
 
-from tests.support.tiny_models import make_folder
+from tests.support.tiny_models import make_folder, make_tokenizer
 from trainyard_trainer.attempt.attempt import check, check_data, open_data
 from trainyard_trainer.checkpointing.checkpoint import VALIDATION, Checkpoints
 from trainyard_trainer.config.models import CausalModel
@@ -38,6 +38,7 @@ from trainyard_trainer.data.prepared import LEARNT, PADDING, STARTS_DOCUMENT
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.causal_lm.documents import IGNORED, documents_of
+from trainyard_trainer.recipes.causal_lm.folder import require_separate_texts
 from trainyard_trainer.recipes.causal_lm.generation import continued, generated
 from trainyard_trainer.recipes.causal_lm.hub_folder import write_adapter, write_model
 from trainyard_trainer.recipes.causal_lm.network import CausalNetwork, has_plain_scores
@@ -114,6 +115,78 @@ def test_scores_that_a_model_changes_behind_its_output_layer_are_kept(
     found = CausalNetwork(language)(tokens, documents_of(tokens, flags))
     own = language(input_ids=tokens, labels=tokens).loss * 2 * 11
     torch.testing.assert_close(found, own, rtol=1e-5, atol=1e-5)
+
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"model_type": "llama"}, None),
+        ({"model_type": "mistral"}, None),
+        ({"model_type": "mixtral", "num_local_experts": 2}, None),
+        ({"model_type": "gemma2"}, None),
+        ({"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4}, None),
+        ({"model_type": "mamba", "state_size": 4}, "carry a state"),
+        ({"model_type": "recurrent_gemma", "lru_width": 32}, "carry a state"),
+        ({"model_type": "lfm2", "layer_types": ["conv", "full_attention"]}, "carry a state"),
+        ({"model_type": "gpt_oss", "num_local_experts": 4}, "without position ids"),
+        ({"model_type": "opt", "ffn_dim": 64, "word_embed_proj_dim": 32}, "without position ids"),
+        ({"model_type": "bloom", "n_layer": 2, "n_head": 4}, "without position ids"),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
+)
+def test_packing_is_refused_for_the_models_whose_texts_see_each_other_in_a_row(
+    tmp_path: Path, chats: Path, config: dict[str, Any], reason: str | None
+) -> None:
+    known = AutoConfig.for_model(**SIZES | config)
+    torch.manual_seed(0)
+    network = CausalNetwork(AutoModelForCausalLM.from_config(known)).eval()
+    tokens = torch.randint(1, 64, (2, 24))
+    tokens[1, 9:] = tokens[0, 9:]
+    flags = torch.full((2, 24), LEARNT, dtype=torch.uint8)
+    flags[:, :9] = 0
+    flags[:, 0] = flags[:, 9] = STARTS_DOCUMENT
+    with torch.no_grad():
+        # Only the first text of the rows differs, and nothing is learnt of it.
+        one, other = (
+            network(tokens[row : row + 1], documents_of(tokens[row : row + 1], flags[:1]))
+            for row in (0, 1)
+        )
+    assert bool(one != other) is (reason is not None)
+    if reason is None:
+        require_separate_texts(str(tmp_path), known)
+        return
+    known.save_pretrained(tmp_path)
+    refused = causal_config(tmp_path, tmp_path, chats, train__model__init="random")
+    with pytest.raises(ConfigError, match=f"{reason}.*\\n.*Set train.packing: false"):
+        check(refused)
+
+
+def test_a_recurrent_model_learns_rows_of_one_text_each(tmp_path: Path, chats: Path) -> None:
+    folder = tmp_path / "mamba"
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(folder)
+    ids = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
+    AutoConfig.for_model("mamba", **SIZES | {"state_size": 4} | ids).save_pretrained(folder)
+    changes = {"train__model__init": "random", "train__packing": False}
+    config = causal_config(tmp_path, folder, chats, **changes)
+    check(config)
+    train_here(config)
+    losses = [each["val_loss"] for each in metrics(config)]
+    assert losses[1] < losses[0]
 
 
 # Training.

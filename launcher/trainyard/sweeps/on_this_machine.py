@@ -18,6 +18,7 @@ from trainyard.run_file.source import GitState
 from trainyard.sweeps.combinations import Combination, naming
 from trainyard.sweeps.outcomes import Goal, SweepOutcome, completed, has_trained, outcome_text
 from trainyard_trainer.config.data_sources import absolute
+from trainyard_trainer.config.train import Train
 from trainyard_trainer.config.trainer_config import AttemptConfig
 
 Object = dict[str, Any]
@@ -43,7 +44,7 @@ def train_here(
     outcomes: dict[str, SweepOutcome] = {}
     for combination, config, code in attempts:
         folder = LocalFiles(storage / combination.name)
-        is_new = not has_trained(folder, _as_recorded(config.model_dump(mode="json")))
+        is_new = not has_trained(folder, _as_recorded(config))
         if is_new:
             say(f"{combination.name} ({combination}): running")
         outcome = (
@@ -54,19 +55,19 @@ def train_here(
     return outcomes
 
 
-def _as_recorded(config: Object) -> Object:
-    """Return a config as the trainer records it, with absolute paths of data and initial weights."""
-    train = config.get("train") or {}
-    if init := train.get("init"):
-        path = {"path": absolute(init["path"])}
-        config = config | {"train": train | {"init": init | path}}
-    data = config.get("data")
+def _as_recorded(config: AttemptConfig) -> Object:
+    """Return a config as the trainer records it, with absolute paths of data, models and other files."""
+    train = getattr(config, "train", None)
+    if isinstance(train, Train):
+        config = config.model_copy(update={"train": train.absolute()})
+    recorded = config.model_dump(mode="json")
+    data = recorded.get("data")
     if data is None:
-        return config
+        return recorded
     places = {
         key: absolute(source) for key in ("source", "valid_source") if (source := data.get(key))
     }
-    return config | {"data": data | places}
+    return recorded | {"data": data | places}
 
 
 def _train_one(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
+import re
+import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyarrow import fs
 
@@ -22,6 +25,14 @@ CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
+STATEFUL_LAYERS = frozenset({"conv", "linear_attention", "hybrid", "hybrid_sliding"})
+"""The types of layers in a config of Transformers that carry a state from token to token."""
+
+MASK_BY_POSITIONS = re.compile(
+    r'mask\w*\((?:[^()]|\([^()]*\))*?\bposition_ids=|"position_ids": \w*position_ids'
+)
+"""What the source of a model has where its masks follow position ids: the argument of a call, or of `**`."""
+
 
 def read_config(path: str) -> PretrainedConfig:
     """Read the config of a model's folder. Raises ConfigError if there is none that Transformers knows."""
@@ -31,6 +42,31 @@ def read_config(path: str) -> PretrainedConfig:
     with explained(path):
         found: PretrainedConfig = AutoConfig.from_pretrained(path, local_files_only=True)
     return found
+
+
+def require_separate_texts(path: str, known: PretrainedConfig) -> None:
+    """Raise ConfigError for a model whose texts would see each other where they share a packed row.
+
+    Only attention whose mask follows position ids keeps them apart.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    model: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(known), None)
+    if model is None:  # building it tells what is wrong
+        return
+    layers = STATEFUL_LAYERS.intersection(
+        getattr(known.get_text_config(), "layer_types", None) or ()
+    )
+    if model._is_stateful or layers:
+        reason = "has layers that carry a state from one text to the next"
+    elif not MASK_BY_POSITIONS.search(inspect.getsource(sys.modules[model.__module__])):
+        reason = "computes its attention masks without position ids, which tell texts apart"
+    else:
+        return
+    raise ConfigError(
+        f"train.packing puts several texts into a row, and the model in {path} ({model.__name__}) {reason}.\n"
+        "       Set train.packing: false."
+    )
 
 
 def require_folder(path: str) -> None:

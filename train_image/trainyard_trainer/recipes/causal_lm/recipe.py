@@ -25,7 +25,11 @@ from trainyard_trainer.data.sources.chats.token_format import TokenFormat, requi
 from trainyard_trainer.errors import ConfigError, RunError
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.causal_lm.documents import IGNORED, documents_of
-from trainyard_trainer.recipes.causal_lm.folder import read_config, weight_files
+from trainyard_trainer.recipes.causal_lm.folder import (
+    read_config,
+    require_separate_texts,
+    weight_files,
+)
 from trainyard_trainer.recipes.causal_lm.generation import continued
 from trainyard_trainer.recipes.causal_lm.memory import require_memory
 from trainyard_trainer.recipes.causal_lm.model_folder import ModelFolder
@@ -289,6 +293,8 @@ class CausalLanguage(Recipe[CausalModel]):
                 "train.model.attention = flex needs GPUs: PyTorch has no backward pass of it for CPUs. "
                 "Use sdpa."
             )
+        if self._train and self._train.packing:
+            require_separate_texts(config.path, known)
         longest = getattr(known, "max_position_embeddings", None)
         if self._train and longest and self._train.context_length > longest:
             raise ConfigError(
