@@ -74,3 +74,20 @@ def object_store_bytes(raylet: int) -> int:
                 status = descriptor.stat()
                 files[status.st_ino] = status.st_blocks * 512
     return sum(files.values())
+
+
+class CpuSeconds:
+    """CPU seconds of a process and of all that it has started, as far as they were seen in `look`."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._seen: dict[tuple[int, int], float] = {}
+
+    def look(self) -> float:
+        """Take the processes' accounts; return the sum, with the newest account of those that are gone."""
+        for pid in (self._pid, *(process.pid for process in descendants(self._pid))):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+                ticks = int(fields[11]) + int(fields[12])
+                self._seen[pid, int(fields[19])] = ticks / os.sysconf("SC_CLK_TCK")
+        return sum(self._seen.values())

@@ -15,8 +15,9 @@ from pathlib import Path
 import yaml
 
 from tests.bench import data, runs
-from tests.bench.processes import descendants, started_at
+from tests.bench.processes import CpuSeconds, descendants, started_at
 from tests.bench.rounds import BUILD, ROOT, Options, Row, Section, main, say
+from trainyard_trainer.on_ray.local_ray.mode import VARIABLE, LocalRayMode
 
 TRAINYARD = str(ROOT / ".venv/bin/trainyard")
 
@@ -24,6 +25,12 @@ MOST_S = 3.0
 """Above torch's import and Ray's start."""
 
 LOOK_S = 0.02
+
+CPU_LOOK_S = 0.2
+"""Seconds between two looks at the CPU time of all processes of a run."""
+
+CPU = "cpu"
+"""The key of the CPU seconds up to the first step, beside the phases."""
 
 PHASES = {
     "launcher": "`trainyard` until its program runs",
@@ -84,25 +91,34 @@ def start_bare() -> dict[str, float]:
     return found
 
 
-def start_ours(path: Path) -> dict[str, float]:
-    """Seconds of each phase of a run with two workers."""
+def start_ours(path: Path, mode: LocalRayMode) -> dict[str, float]:
+    """Seconds of each phase of a run with two workers, and CPU seconds up to the first step."""
     run_file = write_run(path)
     shutil.rmtree(BUILD / "runs" / "startup", ignore_errors=True)
     command = [TRAINYARD, "train", str(run_file), "--storage", str(BUILD / "runs")]
     began, program_began = time.time(), None
+    cpu: list[tuple[float, float]] = []
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
+        environment = os.environ | {VARIABLE: mode}
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        used = CpuSeconds(process.pid)
         while process.poll() is None:
             if program_began is None:
                 program_began = program_start(process.pid)
-            time.sleep(LOOK_S if program_began is None else runs.LOOK_S)
+                time.sleep(LOOK_S)
+            else:
+                cpu.append((time.time(), used.look()))
+                time.sleep(CPU_LOOK_S)
         if process.returncode or program_began is None:
             log.seek(0)
             raise RuntimeError(f"`trainyard train` failed:\n{log.read().decode()[-2000:]}")
     told_by_run = json.loads((BUILD / "runs" / "startup" / "summary.json").read_text())["startup"]
-    import_s = told_by_run.pop("began") - program_began
+    program_s = told_by_run.pop("began")
+    import_s = program_s - program_began
+    first_step = program_s + sum(told_by_run.values())
     found = {"launcher": program_began - began, "import": import_s} | told_by_run
-    say("  ours: " + told(found))
+    found[CPU] = next((seconds for at, seconds in cpu if at >= first_step), cpu[-1][1])
+    say(f"  {mode}: " + told(found))
     return found
 
 
@@ -133,19 +149,28 @@ def told(seconds: dict[str, float]) -> str:
 
 def measure(options: Options) -> list[Section]:
     path = data.grey_images(400)
-    found = [(start_ours(path), start_bare()) for _ in range(options.rounds_or(5))]
+    found = [
+        (start_ours(path, "forked"), start_ours(path, "full"), start_bare())
+        for _ in range(options.rounds_or(5))
+    ]
 
     def row(what: str, seconds: Callable[..., float], at_most: float | None = None) -> Row:
         values = tuple(seconds(*each) for each in found)
         return Row(what=what, unit="s", values=values, at_most=at_most)
 
     def bare(*names: str) -> Callable[..., float]:
-        return lambda ours, bare: sum(bare[name] for name in names)
+        return lambda ours, full, bare: sum(bare[name] for name in names)
+
+    def wall(ours: dict[str, float]) -> float:
+        return sum(ours[phase] for phase in PHASES)
 
     rows = (
-        row("to the end of the first step", lambda ours, bare: sum(ours.values())),
+        row("to the end of the first step", lambda ours, full, bare: wall(ours)),
+        row("- CPU seconds of all processes", lambda ours, full, bare: ours[CPU]),
+        row("with TRAINYARD_LOCAL_RAY=full", lambda ours, full, bare: wall(full)),
+        row("- CPU seconds of all its processes", lambda ours, full, bare: full[CPU]),
         *(
-            row(f"- {words}", lambda ours, bare, phase=phase: ours[phase])
+            row(f"- {words}", lambda ours, full, bare, phase=phase: ours[phase])
             for phase, words in PHASES.items()
         ),
         row("bare: `import torch`", bare("torch")),
@@ -156,16 +181,17 @@ def measure(options: Options) -> list[Section]:
         ),
         row(
             "above bare `import torch`, `import ray` and `ray.init`",
-            lambda ours, bare: sum(ours.values()) - bare["torch"] - bare["ray"] - bare["init"],
+            lambda ours, full, bare: wall(ours) - bare["torch"] - bare["ray"] - bare["init"],
             MOST_S,
         ),
         row(
             "above all of bare",
-            lambda ours, bare: sum(ours.values()) - sum(bare.values()),
+            lambda ours, full, bare: wall(ours) - sum(bare.values()),
         ),
     )
     notes = (
-        "2 CPU workers, ResNet-18, images of 28x28 that are prepared. Each round: ours, bare.",
+        "2 CPU workers, ResNet-18, images of 28x28 that are prepared. "
+        "Each round: ours with forked workers, ours with `full`, bare.",
     )
     return [Section(title="Start of a run on this machine", rows=rows, notes=notes)]
 

@@ -90,6 +90,9 @@ def run_attempt(
 
         alone.run(config, output, environment)
     else:
+        from trainyard_trainer.on_ray.local_ray import forked_workers
+
+        forked_workers.start(config.env)  # It imports PyTorch while this process imports Ray.
         from trainyard_trainer.on_ray import driver
 
         driver.run(config, output)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import site
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -54,9 +53,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noq
 from trainyard_trainer.config.scaling import DATA_CPUS, WORKER_RESOURCE, Scaling  # noqa: E402
 from trainyard_trainer.errors import RunError  # noqa: E402
 from trainyard_trainer.hardware import GpuFacts  # noqa: E402
+from trainyard_trainer.on_ray.local_ray import forked_workers  # noqa: E402
 from trainyard_trainer.on_ray.local_ray.mode import local_ray_mode  # noqa: E402
 from trainyard_trainer.on_ray.local_ray.small_node import small_node  # noqa: E402
-from trainyard_trainer.run_files.start import PACKAGES, has_installed_packages  # noqa: E402
 from trainyard_trainer.run_folder.attempt_scope import fail_on_sigterm  # noqa: E402
 from trainyard_trainer.run_folder.run_record import NodeFacts  # noqa: E402
 
@@ -91,18 +90,20 @@ def ray_running(scaling: Scaling, folder: Path = NO_MODULES) -> Iterator[Path]:
     base = tempfile.gettempdir() if len(tempfile.gettempdir()) <= 24 else "/tmp"
     scratch = Path(tempfile.mkdtemp(prefix="trainyard-", dir=base))
     is_local = "RAY_ADDRESS" not in os.environ
-    try:
-        # Ray adds the current folder to the import path of its workers.
-        with _current_folder(folder):
-            if is_local:
-                start_local_ray(scaling, scratch)
-            else:
-                join_ray(os.environ["RAY_ADDRESS"])
-        fail_on_sigterm()  # Ray has replaced the handler.
-        yield scratch
-    finally:
-        ray.shutdown()
-        shutil.rmtree(scratch, ignore_errors=True)
+    with forked_workers.forking() as worker_program:
+        try:
+            # Ray adds the current folder to the import path of its workers.
+            with _current_folder(folder):
+                if is_local:
+                    start_local_ray(scaling, scratch, worker_program)
+                    forked_workers.announce()
+                else:
+                    join_ray(os.environ["RAY_ADDRESS"])
+            fail_on_sigterm()  # Ray has replaced the handler.
+            yield scratch
+        finally:
+            ray.shutdown()
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def join_ray(address: str) -> None:
@@ -139,10 +140,11 @@ def address() -> str:
     return os.environ.get("RAY_ADDRESS") or str(ray.get_runtime_context().gcs_address)
 
 
-def start_local_ray(scaling: Scaling, scratch: Path) -> None:
+def start_local_ray(scaling: Scaling, scratch: Path, worker_program: str | None) -> None:
     """Start a Ray on this machine with as many logical CPUs as the run needs.
 
-    Raises RunError, and ConfigError for a wrong TRAINYARD_LOCAL_RAY.
+    `worker_program` is the program that the raylet starts in place of a worker; see `local_ray`. Raises
+    RunError, and ConfigError for a wrong TRAINYARD_LOCAL_RAY.
     """
     mode = local_ray_mode()
     # Otherwise Ray would require a token, and create one in the home folder.
@@ -156,16 +158,13 @@ def start_local_ray(scaling: Scaling, scratch: Path) -> None:
         os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     # This machine receives no preemption notices.
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
-    # Ray's processes inherit PYTHONPATH. They must not import modules from the user's entries, but must find
-    # this package even if it is not installed.
+    # Ray's processes inherit PYTHONPATH.
+    paths = forked_workers.import_path()
     before = os.environ.pop("PYTHONPATH", None)
-    paths = [*filter(has_installed_packages, (before or "").split(os.pathsep))]
-    if PACKAGES not in (*site.getsitepackages(), site.getusersitepackages()):
-        paths.append(PACKAGES)
     if paths:
-        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+        os.environ["PYTHONPATH"] = paths
     try:
-        with nullcontext() if mode == "full" else small_node():
+        with nullcontext() if mode == "full" else small_node(worker_program):
             ray.init(
                 address="local",
                 num_cpus=scaling.fewest * scaling.cpus_per_worker + DATA_CPUS,

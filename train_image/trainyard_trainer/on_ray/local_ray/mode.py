@@ -10,8 +10,9 @@ from trainyard_trainer.errors import ConfigError
 VARIABLE = "TRAINYARD_LOCAL_RAY"
 """The name of the environment variable; docs/explanation/performance.md describes its values."""
 
-LocalRayMode = Literal["small", "full"]
-"""`full` starts all processes that `ray.init` starts; `small` leaves out those that a run does not need."""
+LocalRayMode = Literal["forked", "small", "full"]
+"""`full` starts all processes that `ray.init` starts; `small` leaves out those that a run does not need; and
+`forked` also forks the workers of a recipe from a process that has imported PyTorch."""
 
 
 def local_ray_mode() -> LocalRayMode:

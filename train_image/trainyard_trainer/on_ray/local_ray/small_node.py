@@ -30,7 +30,16 @@ LOOK_S = 0.1
 class SmallNode(ray._private.node.Node):
     """Ray's node, without a dashboard, without an autoscaler, and with a thread as log monitor."""
 
+    worker_program: str | None = None
+    """The program that the raylet starts in place of Ray's worker; None for Ray's own."""
+
     _log_thread: threading.Thread | None = None
+
+    def __init__(self, ray_params: Any, **options: Any) -> None:
+        # It precedes `default_worker.py` in the command of a worker. The raylet leaves Ray's own program out
+        # for a worker without a runtime environment, which it recognises by the name `setup_worker.py`.
+        ray_params.update_if_absent(setup_worker_path=self.worker_program)
+        super().__init__(ray_params, **options)
 
     def start_monitor(self) -> None:
         """Start no autoscaler: a local Ray has one node."""
@@ -71,14 +80,15 @@ def _send_logs(monitor: LogMonitor, ended: threading.Event) -> None:
 
 
 @contextmanager
-def small_node() -> Iterator[None]:
-    """Let `ray.init` in this block start a SmallNode.
+def small_node(worker_program: str | None) -> Iterator[None]:
+    """Let `ray.init` in this block start a SmallNode, whose raylet starts workers by `worker_program`.
 
     `ray.init` creates its node by the name that this function replaces. If another version of Ray does not,
     the assertion fails, and the test of this module with it.
     """
     original = ray._private.node.Node
-    ray._private.node.Node = SmallNode  # type: ignore[misc]
+    SmallNode.worker_program = worker_program
+    ray._private.node.Node = SmallNode  # type: ignore[assignment, misc]
     try:
         yield
     finally:

@@ -1,0 +1,90 @@
+"""The program that the raylet starts as a worker: the worker itself is forked by `fork_server`.
+
+This process lasts as long as the worker. It passes signals on, and ends as the worker ends. If the fork
+server cannot be used, it says why and becomes the worker itself, as Ray starts it.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ADDRESS_VARIABLE = "TRAINYARD_FORK_SERVER"
+"""The environment variable with the name of the fork server's socket."""
+
+PASSED_ON = (
+    *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2),
+)
+"""The signals that the worker gets in place of this process."""
+
+
+def run_ray_worker(arguments: Sequence[str]) -> None:
+    """Replace this process by the one that Ray would have started."""
+    program = next(argument for argument in arguments if argument.endswith(".py"))
+    is_set_up = any("--serialized-runtime-env-context" in argument for argument in arguments)
+    setup = [str(Path(program).with_name("setup_worker.py"))] if is_set_up else []
+    os.execv(sys.executable, [sys.executable, *setup, *arguments])
+
+
+def ask(server: socket.socket, arguments: Sequence[str]) -> None:
+    """Send the server all that the worker is to get from this process."""
+    umask = os.umask(0)
+    os.umask(umask)
+    request = marshal.dumps(
+        {
+            "argv": [*arguments],
+            "environ": dict(os.environ),
+            "cwd": str(Path.cwd()),
+            "signal_mask": [int(each) for each in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
+            "umask": umask,
+        }
+    )
+    socket.send_fds(server, [struct.pack("I", len(request))], [0, 1, 2])
+    server.sendall(request)
+
+
+def end_as(status: int) -> None:
+    """End this process as another has ended whose `waitpid` status is given."""
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-code, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [-code])
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def main() -> None:
+    """Have the worker forked and wait for its end, or become the worker."""
+    arguments = sys.argv[1:]
+    server = socket.socket(socket.AF_UNIX)
+    try:
+        server.connect("\0" + os.environ[ADDRESS_VARIABLE])
+        ask(server, arguments)
+        answer = server.recv(4)
+        (pid,) = struct.unpack("i", answer) if answer else (0,)
+        cause = "" if pid else server.recv(4096).decode()
+    except OSError as error:
+        pid, cause = 0, f"the process that forks them has ended: {error}"
+    if not pid:
+        server.close()
+        print(f"a worker process is not forked: {cause or 'no answer'}", file=sys.stderr)
+        sys.stderr.flush()
+        run_ray_worker(arguments)
+    for number in PASSED_ON:
+        signal.signal(number, lambda number, frame: server.send(bytes([number])) and None)
+    status = server.recv(4)
+    # Without a status, the server is gone, and the kernel has killed the worker.
+    end_as(struct.unpack("i", status)[0] if status else int(signal.SIGKILL))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,356 @@
+"""A process that has imported PyTorch and forks Ray's worker processes, so that they need not import it.
+
+Started by `forked_workers` as a program of its own: it imports neither Ray, nor trainyard, nor the user's
+code. Ray reads its variables when it is imported, and a fork has the code as it was at the server's start.
+
+The raylet starts `fork_client` in place of a worker. The client sends its arguments, environment, working
+directory and standard streams through a socket. This process forks a child that runs Ray's
+`default_worker.py` with them:
+
+* The client sends each signal that it receives on, and ends with the exit status of the child.
+* If the client ends first, this process kills the child.
+* If this process ends, the kernel kills all children; and this process ends with the driver in the same way.
+
+A fork is safe only in a process with one thread that has not used CUDA. This is checked before each fork; if
+it does not hold, the answer is the reason, and the client runs Ray's own Python program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import importlib
+import json
+import marshal
+import os
+import re
+import resource
+import runpy
+import select
+import signal
+import socket
+import struct
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+
+READY = "ready"
+"""What the server tells the driver when it has imported its modules. Each further line tells why a worker was
+not forked."""
+
+READ_S = 10.0
+"""Seconds within which a client must have sent its whole request."""
+
+READ_AT_LOAD = re.compile(
+    r"(ARROW|ATEN|BLIS|GLIBC|GOMP|JE|KMP|LD|MALLOC|MIMALLOC|MKL|NPY|NUMPY|OMP|OPENBLAS|PYTHON|PYTORCH|TORCH"
+    r"|TORCHDYNAMO|TORCHINDUCTOR|TORCHVISION)_?.*"
+)
+"""Variables that Python or a library reads once, when it is loaded."""
+
+NOT_COMPARED = {
+    *("PYTHONPATH", "PYTHONUNBUFFERED"),  # applied to the child
+    "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S",  # read by Ray Train
+    "TORCHINDUCTOR_CACHE_DIR",  # set by PyTorch when the driver compiles; read when it is used
+    *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"),  # set by scikit-learn when the driver imports it
+}
+"""Variables of such names that may differ."""
+
+WITHOUT_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""With these variables, NumPy's OpenBLAS and Arrow's jemalloc start no threads when they are imported."""
+
+Request = dict[str, Any]
+
+
+class WorkerRequest:
+    """What a child needs to know to become the worker that a client stands for."""
+
+    def __init__(self, request: Request, streams: list[int], client: int) -> None:
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--serialized-runtime-env-context", default="{}")
+        parser.add_argument("--language", default="PYTHON")
+        known, arguments = parser.parse_known_args(request["argv"])
+        self.runtime_env: dict[str, Any] = json.loads(known.serialized_runtime_env_context)
+        self.language: str = known.language
+        self.flags = [each for each in arguments[:2] if re.fullmatch("-[sS]", each)]
+        self.arguments: list[str] = arguments[len(self.flags) :]
+        self.environment: dict[str, str] = request["environ"]
+        for name, value in (self.runtime_env.get("env_vars") or {}).items():
+            self.environment[name] = expanded(value, self.environment)
+        self.folder: str = request["cwd"]
+        self.signal_mask: list[int] = request["signal_mask"]
+        self.umask: int = request["umask"]
+        self.streams = streams
+        self.client = client
+
+
+def expanded(value: str, environment: dict[str, str]) -> str:
+    """Return a value in which `$NAME` is replaced, as `ray._private.utils.update_envs` does.
+
+    `${NAME}` without such a variable becomes empty.
+    """
+
+    def replace(match: re.Match[str]) -> str:
+        return environment.get(match[1] or match[2], match[0])
+
+    text = re.sub(r"\$(?:(\w+)|\{([^}]*)\})", replace, value)
+    return re.sub(r"\$\{[A-Z0-9_]+\}", "", text)
+
+
+def cause_not_to_fork() -> str | None:
+    """Return why a child of this process would not be safe, or None."""
+    threads = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    if len(threads) > 1:
+        return f"the process that forks them has {len(threads)} threads: {', '.join(threads)}"
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "CUDA is initialized in the process that forks them"
+    return None
+
+
+def cause_not_to_run(request: WorkerRequest, environment: dict[str, str]) -> str | None:
+    """Return why a child of this process would not be the worker that a client stands for, or None.
+
+    `environment` is the one with which this process has loaded its libraries.
+    """
+    for key in ("command_prefix", "override_worker_entrypoint", "java_jars"):
+        if request.runtime_env.get(key):
+            return f"its runtime environment has {key}"
+    if request.runtime_env.get("py_executable", sys.executable) != sys.executable:
+        return "its runtime environment has a Python of its own"
+    if request.language != "PYTHON" or not request.arguments[0].endswith("/default_worker.py"):
+        return f"it is no Python worker: {request.language} {request.arguments[0]}"
+    if request.flags != own_flags():
+        return f"it starts Python with {' '.join(request.flags)}"
+    names = {*environment, *request.environment} - NOT_COMPARED
+    for name in sorted(filter(READ_AT_LOAD.fullmatch, names)):
+        if environment.get(name) != request.environment.get(name):
+            return f"{name} is read when a library is loaded, and differs"
+    return cause_not_to_fork()
+
+
+def own_flags() -> list[str]:
+    """Return the options of this Python for site-packages, in Ray's order."""
+    return ["-S"] * sys.flags.no_site + ["-s"] * sys.flags.no_user_site
+
+
+class ForkServer:
+    """Answers the clients one after the other, and passes signals and exit statuses on."""
+
+    def __init__(self, listener: socket.socket, status: int, environment: dict[str, str]) -> None:
+        self._listener = listener
+        self._status = status
+        self._environment = environment
+        self._children: dict[int, socket.socket] = {}
+        self._pids: dict[int, int] = {}  # by the file descriptor of the client's socket
+        self._woken, self._wakes = socket.socketpair()
+        self._wakes.setblocking(False)
+
+    def serve(self) -> WorkerRequest:
+        """Serve for ever; return in each child, with what it is asked to do."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(self._wakes.fileno())
+        poll = select.poll()
+        poll.register(self._listener, select.POLLIN)
+        poll.register(self._woken, select.POLLIN)
+        while True:
+            for descriptor, _ in poll.poll():
+                if descriptor == self._listener.fileno():
+                    client, _ = self._listener.accept()
+                    if (request := self._answer(client)) is not None:
+                        return request
+                    if client.fileno() >= 0:
+                        poll.register(client, select.POLLIN)
+                elif descriptor == self._woken.fileno():
+                    self._woken.recv(4096)
+                    for ended in self._reap():
+                        with suppress(KeyError):  # its client was gone before
+                            poll.unregister(ended)
+                        ended.close()
+                elif descriptor in self._pids and not self._pass_on(descriptor):
+                    poll.unregister(descriptor)
+
+    def _answer(self, client: socket.socket) -> WorkerRequest | None:
+        """Fork a child for a client, or tell it why not. Return the request in the child."""
+        try:
+            request = receive(client)
+        except (OSError, EOFError, ValueError):
+            client.close()
+            return None
+        cause = cause_not_to_run(request, self._environment)
+        pid = 0
+        if cause is None:
+            server = os.getpid()
+            pid = os.fork()
+            if pid == 0:
+                self._leave(client)
+                die_with(server)
+                return request
+        for stream in request.streams:
+            os.close(stream)
+        with suppress(OSError):
+            client.sendall(struct.pack("i", pid) + (cause or "").encode())
+        if cause is None:
+            self._children[pid] = client
+            self._pids[client.fileno()] = pid
+        else:
+            client.close()
+            with suppress(BrokenPipeError):  # the driver ends
+                os.write(self._status, f"{cause}\n".encode())
+        return None
+
+    def _pass_on(self, descriptor: int) -> bool:
+        """Pass signals of a client on to its child; kill the child and return False if the client is gone."""
+        pid = self._pids[descriptor]
+        try:
+            numbers = self._children[pid].recv(64)
+        except OSError:
+            numbers = b""
+        # The child has not been waited for, so that its id is still its own.
+        for number in numbers or [signal.SIGKILL]:
+            os.kill(pid, number)
+        return bool(numbers)
+
+    def _reap(self) -> list[socket.socket]:
+        """Tell the clients of children that have ended how; return these clients' sockets."""
+        ended = []
+        with suppress(ChildProcessError):
+            while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, status = found
+                client = self._children.pop(pid)
+                del self._pids[client.fileno()]
+                with suppress(OSError):
+                    client.sendall(struct.pack("i", status))
+                ended.append(client)
+        return ended
+
+    def _leave(self, client: socket.socket) -> None:
+        """Close in a child what belongs to the server, and handle signals as Python does at its start."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for each in (self._listener, self._woken, self._wakes, client, *self._children.values()):
+            each.close()
+        os.close(self._status)
+
+
+def receive(client: socket.socket) -> WorkerRequest:
+    """Receive the request of a client, which must be a process of the same user."""
+    pid, uid, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if uid != os.getuid():
+        raise ValueError("the client belongs to another user")
+    client.settimeout(READ_S)
+    head, streams, _, _ = socket.recv_fds(client, 4, 3)
+    (left,) = struct.unpack("I", head)
+    parts = []
+    while left:
+        part = client.recv(left)
+        if not part:
+            raise EOFError
+        parts.append(part)
+        left -= len(part)
+    client.settimeout(None)
+    return WorkerRequest(marshal.loads(b"".join(parts)), streams, pid)
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends; end it at once if that is already so."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def become(request: WorkerRequest, base_path: list[str]) -> None:
+    """Give this child all that a process has which the raylet starts itself."""
+    for descriptor, stream in enumerate(request.streams):
+        os.dup2(stream, descriptor)
+        os.close(stream)
+    # The client has them from the raylet, which may have changed them.
+    with suppress(PermissionError, ProcessLookupError):
+        os.setpgid(0, os.getpgid(request.client))
+    with suppress(PermissionError, ProcessLookupError):
+        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, request.client))
+        for limit in (resource.RLIMIT_CORE, resource.RLIMIT_NOFILE):
+            resource.setrlimit(limit, resource.prlimit(request.client, limit))
+    with suppress(OSError):
+        score = Path(f"/proc/{request.client}/oom_score_adj").read_text()
+        if score != Path("/proc/self/oom_score_adj").read_text():
+            Path("/proc/self/oom_score_adj").write_text(score)
+    os.umask(request.umask)
+    os.chdir(request.folder)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    signal.pthread_sigmask(signal.SIG_SETMASK, request.signal_mask)
+    program = request.arguments[0]
+    folders = filter(None, request.environment.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:] = [str(Path(program).parent), *folders, *base_path]
+    sys.argv[:] = request.arguments
+    importlib.invalidate_caches()
+    gc.unfreeze()
+    separate_random_numbers()
+    restore_threads()
+
+
+def separate_random_numbers() -> None:
+    """Give this child its own random numbers; Python's module `random` does this itself."""
+    import multiprocessing
+
+    import numpy as np
+
+    np.random.seed()
+    multiprocessing.current_process().authkey = os.urandom(32)
+
+
+def restore_threads() -> None:
+    """Let the numeric libraries use as many threads as if they were loaded by this child.
+
+    Ray sets OMP_NUM_THREADS for a task when it begins, unless it is set already.
+    """
+    import threadpoolctl
+    import torch
+
+    if not {"OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"} & os.environ.keys():
+        threadpoolctl.threadpool_limits(len(os.sched_getaffinity(0)), user_api="blas")
+    import ray._private.utils
+
+    set_variable = ray._private.utils.set_omp_num_threads_if_unset
+
+    def set_threads() -> bool:
+        is_set = set_variable()
+        if is_set:
+            torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+        return is_set
+
+    ray._private.utils.set_omp_num_threads_if_unset = set_threads
+
+
+def main() -> None:
+    """Import the modules, tell the driver whether forking is safe, and serve."""
+    parent, listener, status = map(int, sys.argv[1:4])
+    modules = sys.argv[4:]
+    die_with(parent)
+    environment = dict(os.environ)
+    for name, value in WITHOUT_THREADS.items():
+        os.environ.setdefault(name, value)
+    folders = [*filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    del sys.path[0]  # the folder of this file
+    for module in modules:
+        importlib.import_module(module)
+    base_path = [folder for folder in sys.path if folder not in folders]
+    cause = cause_not_to_fork()
+    os.write(status, f"{cause or READY}\n".encode())
+    if cause is not None:
+        return
+    gc.collect()
+    gc.freeze()  # A collection in a child would write to, and so copy, all memory.
+    request = ForkServer(socket.socket(fileno=listener), status, environment).serve()
+    become(request, base_path)
+    runpy.run_path(request.arguments[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""The driver's side of forked worker processes: start the fork server, and say when there is none.
+
+This module does not import Ray: the fork server is started first, and imports PyTorch while the driver
+imports Ray.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import site
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+
+from trainyard_trainer.on_ray.local_ray.fork_client import ADDRESS_VARIABLE
+from trainyard_trainer.on_ray.local_ray.fork_server import (
+    NOT_COMPARED,
+    READ_AT_LOAD,
+    READY,
+    own_flags,
+)
+from trainyard_trainer.on_ray.local_ray.mode import local_ray_mode
+from trainyard_trainer.run_files.start import PACKAGES, has_installed_packages
+
+CLIENT = str(Path(__file__).with_name("fork_client.py"))
+"""The program that the raylet starts in place of a worker."""
+
+SERVER = str(Path(__file__).with_name("fork_server.py"))
+
+MODULES = (
+    *("numpy", "torch", "torch._dynamo", "torchvision", "pandas", "pyarrow", "pyarrow.dataset"),
+    *("PIL.Image", "safetensors.torch", "pydantic", "threadpoolctl"),
+)
+"""What the fork server imports. Not Ray, gRPC, aiohttp or OpenTelemetry: their children would not work."""
+
+READY_S = 60.0
+"""Seconds within which the fork server must have imported its modules."""
+
+_server: ForkServerProcess | None = None
+"""The fork server of this driver."""
+
+
+class ForkServerProcess:
+    """The process that forks Ray's workers; it ends with this one."""
+
+    def __init__(self) -> None:
+        self.address = f"trainyard-{os.getpid()}-{secrets.token_hex(8)}"
+        status, told = os.pipe()
+        with socket.socket(socket.AF_UNIX) as listener:
+            # A name in Linux' abstract namespace: there is no file that could stay.
+            listener.bind("\0" + self.address)
+            listener.listen(128)
+            descriptors = (listener.fileno(), told)
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, *own_flags(), SERVER),
+                    *(str(os.getpid()), *map(str, descriptors), *MODULES),
+                ],
+                env=os.environ | {"PYTHONPATH": import_path()},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=descriptors,
+            )
+        os.close(told)
+        self._status = os.fdopen(status, encoding="utf-8")
+
+    def cause_of_absence(self) -> str | None:
+        """Wait until the server has imported its modules; return why it cannot be used, or None."""
+        if not select.select([self._status], [], [], READY_S)[0]:
+            self.end()
+            return f"the process that forks them was not ready within {READY_S:g} s"
+        answer = self._status.readline().rstrip()
+        if not answer:
+            return f"the process that forks them has failed: exit code {self._process.wait()}"
+        return None if answer == READY else answer
+
+    def refusals(self) -> Iterator[str]:
+        """Yield why a worker was not forked, for each such worker, until the server ends."""
+        yield from map(str.rstrip, self._status)
+
+    def end(self) -> None:
+        """End the server, and with it the workers that are left."""
+        self._process.kill()
+        self._process.wait()
+
+
+def import_path() -> str:
+    """Return the PYTHONPATH of Ray's processes.
+
+    They must not import modules from the user's entries of PYTHONPATH, but must find this package even if it
+    is not installed.
+    """
+    before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    paths = [*filter(has_installed_packages, before)]
+    if PACKAGES not in (*site.getsitepackages(), site.getusersitepackages()):
+        paths.append(PACKAGES)
+    return os.pathsep.join(paths)
+
+
+def start(variables: Mapping[str, str]) -> None:
+    """Start the fork server of a run with these variables, unless workers cannot be forked here."""
+    global _server
+    if local_ray_mode() != "forked" or "RAY_ADDRESS" in os.environ or _server is not None:
+        return
+    if sys.platform != "linux":
+        say_why(f"this needs Linux, and this is {sys.platform}")
+    elif early := [*filter(READ_AT_LOAD.fullmatch, {*variables} - NOT_COMPARED)]:
+        say_why(f"a library reads {early[0]} of `env` when it is loaded")
+    else:
+        _server = ForkServerProcess()
+
+
+@contextmanager
+def forking() -> Iterator[str | None]:
+    """Yield the program that the raylet is to start in place of a worker; None without a fork server.
+
+    The fork server is ended after the block.
+    """
+    global _server
+    if _server is None:
+        yield None
+        return
+    os.environ[ADDRESS_VARIABLE] = _server.address
+    try:
+        yield CLIENT
+    finally:
+        del os.environ[ADDRESS_VARIABLE]
+        _server.end()
+        _server = None
+
+
+def announce() -> None:
+    """Print why workers are not forked, if the fork server that was started cannot be used.
+
+    Otherwise a thread prints why single workers are not forked, each cause once.
+    """
+    if _server is None:
+        return
+    if (cause := _server.cause_of_absence()) is not None:
+        say_why(cause)
+        return
+    refusals = _server.refusals()
+    Thread(target=_print_refusals, args=(refusals,), name="fork-refusals", daemon=True).start()
+
+
+def _print_refusals(refusals: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for cause in refusals:
+        if cause not in seen:
+            seen.add(cause)
+            print(f"a worker process is not forked: {cause}", flush=True)
+
+
+def say_why(cause: str) -> None:
+    """Print that the workers start without the fork server, which takes longer."""
+    print(f"worker processes are not forked: {cause}", flush=True)
