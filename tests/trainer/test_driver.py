@@ -28,8 +28,8 @@ from trainyard_trainer.engine.outcome import Outcome
 from trainyard_trainer.engine.task import TrainingTask
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.on_ray import driver, worker
+from trainyard_trainer.on_ray.controller.process_group import LeanTrainer
 from trainyard_trainer.on_ray.driver import run_in_thread
-from trainyard_trainer.on_ray.process_group import LeanTrainer
 from trainyard_trainer.on_ray.ray_cluster import missing_capacity
 from trainyard_trainer.run_folder.attempt_scope import StoppedBySignal, fail_on_sigterm
 from trainyard_trainer.run_folder.fence import Fenced
@@ -104,7 +104,7 @@ def test_what_ray_train_s_controller_loads_imports_no_torch(
     imported = subprocess.run(
         [sys.executable, "-c", LOAD, str(pickled)], check=True, capture_output=True, text=True
     )
-    assert "trainyard_trainer.on_ray.process_group" in imported.stdout
+    assert "trainyard_trainer.on_ray.controller.process_group" in imported.stdout
     assert "'torch'" not in imported.stdout
 
 

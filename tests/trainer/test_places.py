@@ -10,7 +10,7 @@ from ray.util.placement_group import placement_group
 
 from trainyard_trainer.config.scaling import Scaling
 from trainyard_trainer.errors import RunError
-from trainyard_trainer.on_ray.placement_groups import GiveBackPlaces, groups_of
+from trainyard_trainer.on_ray.controller.placement_groups import GiveBackPlaces, groups_of
 from trainyard_trainer.user_code.torchrun import reserve_workers
 
 ALL_CPUS = [{"CPU": 1.0}] * 2

@@ -14,7 +14,7 @@ from ray.train.v2._internal.execution.controller.state import (
 from ray.train.v2._internal.execution.scaling_policy import ResizeDecision
 from ray.train.v2.api.exceptions import ControllerError
 
-from trainyard_trainer.on_ray.replacement import NotReplaced, ReplacementLimit
+from trainyard_trainer.on_ray.controller.replacement import NotReplaced, ReplacementLimit
 
 LOST = ControllerError(RuntimeError("a worker was lost"))
 SCHEDULING = SchedulingState(ResizeDecision(num_workers=2, resources_per_worker={}))

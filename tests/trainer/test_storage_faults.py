@@ -17,7 +17,7 @@ from training import small_config
 from tests.trainer.s3_proxy import Fault, Proxy, running_proxy
 from tests.trainer.s3_server import ALL, CREDENTIALS, Server, running_server
 from trainyard_trainer.config.storage import Storage
-from trainyard_trainer.on_ray.resize import SaveBeforeResize
+from trainyard_trainer.on_ray.controller.resize import SaveBeforeResize
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.log import Output, ProgressPrinter
 from trainyard_trainer.tools import probe

@@ -32,16 +32,20 @@ from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.engine.outcome import Outcome
 from trainyard_trainer.engine.task import AnyTask, TrainingTask
 from trainyard_trainer.errors import RunError
+from trainyard_trainer.on_ray.controller.final_errors import EndOnFinalError, final_error
+from trainyard_trainer.on_ray.controller.placement_groups import GiveBackPlaces
+from trainyard_trainer.on_ray.controller.process_group import LeanTrainer, ProcessGroup
+from trainyard_trainer.on_ray.controller.replacement import (
+    START_VARIABLE,
+    NotReplaced,
+    ReplacementLimit,
+)
+from trainyard_trainer.on_ray.controller.resize import SaveBeforeResize
+from trainyard_trainer.on_ray.controller.worker_failures import RecordFailures
+from trainyard_trainer.on_ray.controller.worker_logs import KeepWorkerLogs
 from trainyard_trainer.on_ray.coordinator import start_coordinator
-from trainyard_trainer.on_ray.final_errors import EndOnFinalError, final_error
 from trainyard_trainer.on_ray.gauges import published_step_age
 from trainyard_trainer.on_ray.node_fetch import fetch_on_nodes
-from trainyard_trainer.on_ray.placement_groups import GiveBackPlaces
-from trainyard_trainer.on_ray.process_group import LeanTrainer, ProcessGroup
-from trainyard_trainer.on_ray.replacement import START_VARIABLE, NotReplaced, ReplacementLimit
-from trainyard_trainer.on_ray.resize import SaveBeforeResize
-from trainyard_trainer.on_ray.worker_failures import RecordFailures
-from trainyard_trainer.on_ray.worker_logs import KeepWorkerLogs
 from trainyard_trainer.parallel.worker import BACKENDS
 from trainyard_trainer.run_folder import failures
 from trainyard_trainer.run_folder.attempt_scope import StoppedBySignal

@@ -17,8 +17,8 @@ from typing import Any
 import ray.train
 
 from trainyard_trainer.config.storage import Storage
-from trainyard_trainer.on_ray.replacement import ReplacementLimit
-from trainyard_trainer.on_ray.worker_logs import KeepWorkerLogs
+from trainyard_trainer.on_ray.controller.replacement import ReplacementLimit
+from trainyard_trainer.on_ray.controller.worker_logs import KeepWorkerLogs
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.user_code.reported_metrics import to_json_values
 

@@ -1,4 +1,4 @@
-"""Record and print the failures of workers, in Ray Train's controller.
+"""Record and print the failures of workers.
 
 The controller imports this module, which must not import torch.
 """
