@@ -27,7 +27,14 @@ pytest.importorskip("transformers")
 
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, CohereConfig, Gemma2Config, GraniteConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    CohereConfig,
+    Gemma2Config,
+    GenerationConfig,
+    GraniteConfig,
+)
 
 from tests.support.tiny_models import make_folder, make_tokenizer
 from trainyard_trainer.attempt.attempt import check, check_data, open_data
@@ -399,8 +406,12 @@ def test_a_shared_model_writes_what_generate_of_transformers_writes(
     tmp_path: Path, kind: Any, temperature: float
 ) -> None:
     folder = make_folder(tmp_path / "model", kind, tied=False)
+    # Settings that the model's folder has for servers change nothing.
+    own = GenerationConfig(repetition_penalty=50.0, no_repeat_ngram_size=1, num_beams=2)
+    own.save_pretrained(folder)
     config = CausalModel.model_validate({"path": str(folder)})
     network = build_network(config, seed=0, is_sharded=False).eval()
+    assert network.model.generation_config.repetition_penalty == 50.0
     prompts = [[5, 6, 7, 8], [900, 901], [17] * 9]
     options: dict[str, Any] = {"length": 6, "temperature": temperature, "seed": 4, "padding": 3}
     with torch.no_grad():

@@ -70,8 +70,12 @@ def generated(
     `rows` are numbers of the prompts: the random numbers of a text follow from it, the seed and the place in
     the text alone, so the other prompts do not matter.
     """
+    from transformers import GenerationConfig
+
     tokens, mask = left_padded(prompts, padding)
     longest = tokens.shape[1]
+    # The folder's penalties and beams would give other texts than `continued`.
+    model.generation_config = GenerationConfig()
     sampling = _SamplingByRow(torch.tensor(rows), longest, temperature, seed)
     with torch.inference_mode():
         found = model.generate(
