@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -31,8 +32,8 @@ from tests.support.tiny_models import (
 )
 from trainyard_trainer.config.data import Data
 from trainyard_trainer.data.loading.local_copy import LocalCopy
+from trainyard_trainer.data.preparation import chunk_processes, token_chunks
 from trainyard_trainer.data.preparation import prepare_tokens as preparation
-from trainyard_trainer.data.preparation import token_chunks
 from trainyard_trainer.data.preparation.context import PrepareContext
 from trainyard_trainer.data.preparation.prepare_tokens import TokenOptions, prepare_tokens
 from trainyard_trainer.data.preparation.run_data import open_data
@@ -461,8 +462,6 @@ def test_a_preparation_that_was_killed_ends_with_the_same_bytes(
     source = write_lines(
         tmp_path / "rows.jsonl", [{"text": f"row {number} " * 5} for number in range(40)]
     )
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "cut").mkdir()
     prepare(tmp_path / "whole", source, marked)
     last = {
         "first chunk": "all-00000.json",
@@ -480,16 +479,34 @@ def test_a_preparation_that_was_killed_ends_with_the_same_bytes(
     with patch.object(RunFolder, "write", write_until_killed), pytest.raises(Killed):
         prepare(tmp_path / "cut", source, marked)
     prepare(tmp_path / "cut", source, marked)
-    whole, cut = (
-        {
-            file.relative_to(tmp_path / name): file.read_bytes()
-            for file in sorted((tmp_path / name).rglob("*"))
-            if file.is_file()
-        }
-        for name in ("whole", "cut")
-    )
+    whole = files_in(tmp_path / "whole")
     assert len(whole) > 3
-    assert cut == whole
+    assert files_in(tmp_path / "cut") == whole
+
+
+def files_in(folder: Path) -> dict[Path, bytes]:
+    return {
+        file.relative_to(folder): file.read_bytes() for file in folder.rglob("*") if file.is_file()
+    }
+
+
+@pytest.mark.ci
+def test_several_processes_make_the_bytes_that_one_makes(
+    tmp_path: Path, marked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_chunks, "CHUNK_ROWS", 4)
+    rows = [{"messages": CHATS["two turns"]}, {"text": "a row of text"}] * 20
+    source = write_lines(tmp_path / "rows.jsonl", rows)
+    prepare(tmp_path / "one", source, marked)
+    monkeypatch.setattr(chunk_processes, "MADE_HERE", 2)
+    monkeypatch.setattr(preparation, "usable_cpus", lambda: 2)
+    prepare(tmp_path / "several", source, marked)
+    assert files_in(tmp_path / "several") == files_in(tmp_path / "one")
+    # A bad row behind those of this process ends the preparation, and the processes with it.
+    write_lines(tmp_path / "bad.jsonl", [*rows, {"text": 3}, *rows])
+    with pytest.raises(ConfigError, match=r"line 41: "):
+        prepare(tmp_path / "bad", tmp_path / "bad.jsonl", marked)
+    assert not multiprocessing.active_children()
 
 
 # Bad input.

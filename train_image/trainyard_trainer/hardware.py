@@ -1,7 +1,8 @@
-"""The hardware of this process: its GPU, and the version of the NVIDIA driver of its machine."""
+"""The hardware of this process: its CPUs, its GPU, and the version of the NVIDIA driver of its machine."""
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,11 @@ DRIVER_FILE = Path("/proc/driver/nvidia/version")
 """The kernel module writes its version there."""
 
 DRIVER_VERSION = re.compile(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", re.MULTILINE)
+
+
+CPU_LIMITS = ("cpu.max", "cpu/cpu.cfs_quota_us cpu/cpu.cfs_period_us")
+"""The files in which a container finds its limit of CPU time, in microseconds, and the period for which it
+holds: one file with version 2 of cgroups, two with version 1."""
 
 
 PEAK_FLOPS = {
@@ -31,6 +37,22 @@ PEAK_FLOPS = {
 }
 """FLOPs per second in bf16 without sparsity, as NVIDIA's data sheets have them, by the first words of a GPU's
 name; the longest that fits counts."""
+
+
+def usable_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return how many CPUs this process can use at once, by its affinity and by the limit of its container.
+
+    https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files
+    """
+    cpus = len(os.sched_getaffinity(0))
+    for names in CPU_LIMITS:
+        files = [cgroup / name for name in names.split()]
+        if not all(file.is_file() for file in files):
+            continue
+        quota, period = " ".join(file.read_text() for file in files).split()
+        if quota not in ("max", "-1"):
+            return max(1, min(cpus, int(quota) // int(period)))
+    return cpus
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -47,6 +47,7 @@ from trainyard_trainer.data.sources.tokenizer_folder import (
 )
 from trainyard_trainer.data.stored_rows import write_token_part
 from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.hardware import usable_cpus
 from trainyard_trainer.run_folder.folder import RunFolder
 
 FILE_BYTES = 64 * 2**20
@@ -115,7 +116,7 @@ def prepare_stream(options: StreamOptions, dest: RunFolder, context: PrepareCont
     settle_plan(dest, wanted, stamps, dict, context)
     tokenizer = text_tokenizer(options.tokenizer)
     texts = _divide(files, options.valid_share)
-    writer = ChunkWriter(dest, PieceTokenizer(tokenizer))
+    writer = ChunkWriter(dest, PieceTokenizer(tokenizer), usable_cpus())
     chunks = {name: _tokenise(writer, name, texts[name], context) for name in SPLITS}
     counts = {name: _count(texts[name], chunks[name]) for name in SPLITS}
     for name in SPLITS:

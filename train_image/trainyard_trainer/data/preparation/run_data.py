@@ -3,7 +3,6 @@ folder."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,6 +27,7 @@ from trainyard_trainer.data.prepared import (
 from trainyard_trainer.data.sources.find import open_prepared
 from trainyard_trainer.data.sources.token_files import TokenShards, token_paths
 from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.hardware import usable_cpus
 from trainyard_trainer.run_folder.folder import RunFolder
 
 PROGRESS_S = 10.0
@@ -136,7 +136,7 @@ def _options(data: Data, form: Mapping[str, Any]) -> Options:
 
 def default_threads(source: str) -> int:
     """Return the number of threads that read and decode a source."""
-    cpus = len(os.sched_getaffinity(0))
+    cpus = usable_cpus()
     return cpus * REQUESTS_PER_CPU if source.startswith("s3://") else cpus
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from trainyard_trainer.data.preparation.bad_samples import bad_record
+from trainyard_trainer.data.preparation.chunk_processes import ChunkProcesses
 from trainyard_trainer.data.preparation.destination import state_path
 from trainyard_trainer.data.sources.chats.chat_files import SourceRow
 from trainyard_trainer.data.sources.chats.examples import WrongRow, example_of
@@ -69,35 +72,63 @@ class ChunkWriter(Generic[Part]):
     """Writes the missing chunks of a source into the state of a preparation.
 
     `tokenise` makes the record of a chunk without its hash, and the content of its file, of its name and of
-    parts of the source.
+    parts of the source. It must be picklable.
     """
 
     def __init__(
-        self, dest: RunFolder, tokenise: Callable[[str, list[Part]], tuple[Chunk, bytes]]
+        self,
+        dest: RunFolder,
+        tokenise: Callable[[str, list[Part]], tuple[Chunk, bytes]],
+        processes: int = 1,
     ) -> None:
+        """`processes` is the largest number of processes in which chunks of a large source are made."""
         self._dest = dest
         self._tokenise = tokenise
+        self._processes = processes
 
     def write(self, name: str, parts: Iterable[Part]) -> Iterator[Chunk]:
-        """Yield the records of all chunks of a source. Chunks of an earlier attempt are not made again.
+        """Yield the records of all chunks of a source, in its order.
 
-        A chunk with bad rows is made again: they may have been repaired.
+        Chunks of an earlier attempt are not made again, except those with bad rows: these may have been
+        repaired.
         """
-        for number, group in enumerate(_groups_of(parts)):
-            yield self._finish_once(f"{name}-{number:05}", group)
+        making: deque[Future[tuple[Chunk, bytes]]] = deque()
+        processes = ChunkProcesses(self._tokenise, self._processes)
+        try:
+            for number, group in enumerate(_groups_of(parts)):
+                chunk_name = f"{name}-{number:05}"
+                if (found := self._finished(chunk_name)) is not None:
+                    yield from map(self._finish, drained(making, 0))
+                    yield found
+                    continue
+                making.append(processes.submit(chunk_name, group))
+                yield from map(self._finish, drained(making, processes.ahead))
+            yield from map(self._finish, drained(making, 0))
+        finally:
+            processes.end()
 
-    def _finish_once(self, name: str, parts: list[Part]) -> Chunk:
+    def _finished(self, name: str) -> Chunk | None:
+        """Return the record of a chunk of an earlier attempt; None if it must be made."""
         record, file = state_path(self._dest, f"{name}.json"), chunk_path(self._dest, name)
-        if self._dest.exists(record):
-            found = Chunk(**json.loads(self._dest.read(record)))
-            is_whole = self._dest.exists(file) and self._dest.sha256(file) == found.sha256
-            if is_whole and not found.bad:
-                return found
-        chunk, content = self._tokenise(name, parts)
+        if not self._dest.exists(record):
+            return None
+        found = Chunk(**json.loads(self._dest.read(record)))
+        is_whole = self._dest.exists(file) and self._dest.sha256(file) == found.sha256
+        return found if is_whole and not found.bad else None
+
+    def _finish(self, made: Future[tuple[Chunk, bytes]]) -> Chunk:
+        """Write a chunk, once it is made, and return its record."""
+        chunk, content = made.result()
         chunk.sha256 = hashlib.sha256(content).hexdigest()
-        self._dest.write(file, content)
-        self._dest.write(record, json.dumps(asdict(chunk)))
+        self._dest.write(chunk_path(self._dest, chunk.name), content)
+        self._dest.write(state_path(self._dest, f"{chunk.name}.json"), json.dumps(asdict(chunk)))
         return chunk
+
+
+def drained(making: deque[Future[Any]], left: int) -> Iterator[Future[Any]]:
+    """Take the oldest from a queue, until no more than `left` are in it."""
+    while len(making) > left:
+        yield making.popleft()
 
 
 class RowTokenizer:
