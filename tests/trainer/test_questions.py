@@ -20,13 +20,21 @@ from tests.support.tiny_models import make_folder
 from trainyard.cli.record_lines import progress_text
 from trainyard_trainer.attempt.attempt import AttemptEnd, check, summarise
 from trainyard_trainer.checkpointing import resume
+from trainyard_trainer.checkpointing.checkpoint import VALIDATION, Checkpoints
 from trainyard_trainer.config.models import CausalModel
 from trainyard_trainer.config.train import Questions
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.causal_lm.prompts import Prompts
-from trainyard_trainer.recipes.causal_lm.questions import Examination, is_match, read_questions
+from trainyard_trainer.recipes.causal_lm.questions import (
+    GIVEN_ANSWERS,
+    Examination,
+    is_match,
+    read_questions,
+)
+from trainyard_trainer.recipes.causal_lm.report import ANSWER_COLUMNS, answer_rows
 from trainyard_trainer.recipes.causal_lm.weights import build_network
+from trainyard_trainer.report.elements import table
 
 CPU = torch.device("cpu")
 
@@ -101,10 +109,14 @@ def test_the_choice_with_the_highest_probability_counts(tmp_path: Path, kind: An
                 places = range(start, len(tokens))
                 of_choices.append(sum(scores[at - 1, tokens[at]].item() for at in places))
             is_best.append(max(of_choices) == of_choices[1])
-        found = Examination(questions, choice, Prompts(str(folder)), batch_size=6).run(
-            network, Worker(device=CPU), is_sharded=False
-        )
+        examination = Examination(questions, choice, Prompts(str(folder)), batch_size=6)
+        found = examination.run(network, Worker(device=CPU), is_sharded=False)
     assert found == (sum(is_best), 7)
+    # The answers are shown in the order of the file.
+    shown = [each.to_json() for each in examination.shown]
+    assert [each["question"] for each in shown] == [row["prompt"] for row in ROWS]
+    assert [each["is_right"] for each in shown] == [each["given"] == " no" for each in shown]
+    assert [each["is_right"] for each in shown] == is_best
 
 
 @pytest.mark.parametrize("match", ["regex", "choice"])
@@ -140,6 +152,12 @@ def test_workers_divide_the_questions_among_them(
         assert len(counts[0]) == len(counts[1])
 
 
+def test_the_report_shows_the_answers_as_text_and_no_tags() -> None:
+    shown = [{"question": "1 < 2?", "answer": "<b>yes</b>", "given": "no", "is_right": False}]
+    found = table(ANSWER_COLUMNS, answer_rows(shown))
+    assert "<td>1 &lt; 2?</td><td>&lt;b&gt;yes&lt;/b&gt;</td><td>no</td><td>wrong</td>" in found
+
+
 # Runs.
 
 
@@ -166,6 +184,12 @@ def test_questions_leave_the_weights_as_they_are(
     assert found == pytest.approx([4 / 7, 4 / 7], abs=1e-6)
     assert "accuracy" not in metrics(config)[-1]
     folder = open_folder(config)
+    checkpoint = resume.choose(folder)
+    assert checkpoint is not None
+    validation = Checkpoints(folder).load(checkpoint.name, VALIDATION)
+    answers = validation[GIVEN_ANSWERS]
+    assert [each["is_right"] for each in answers] == [True] * 4 + [False] * 3
+    assert (answers[4]["question"], answers[4]["answer"]) == (ROWS[4]["prompt"], "no such")
     end = AttemptEnd(attempt=1, resumed_from=None, last=resume.choose(folder), error=None)
     summary = summarise(config, folder, end)
     assert summary["val_accuracy"] == summary["best_val_accuracy"] == found[0]

@@ -21,6 +21,15 @@ from trainyard_trainer.recipes.causal_lm.generation import continued
 from trainyard_trainer.recipes.causal_lm.prompts import Prompts
 from trainyard_trainer.recipes.recipe import Forward
 
+SHOWN = 20
+"""The number of answers that the report shows, of the first questions that rank 0 has asked."""
+
+SHOWN_LETTERS = 500
+"""The number of letters of a question or an answer that the report shows."""
+
+GIVEN_ANSWERS = "answers"
+"""The key of validation.json with the answers that the report shows."""
+
 KEYS = ("train.questions.path", "train.questions.endpoint")
 """The keys of the run file that name the questions."""
 
@@ -29,14 +38,37 @@ KEYS = ("train.questions.path", "train.questions.endpoint")
 class KnownAnswer:
     """A question with its answer."""
 
+    number: int
+    """The place among the questions, from 0."""
+    question: str
+    """What is asked, as text; of a chat its last message."""
     prompt: Sequence[int]
     """The tokens of the question."""
     answer: str
     """The answer, or a regular expression for it."""
     choices: Sequence[tuple[Sequence[int], int]] = ()
     """With `match: choice`, for each choice the tokens of prompt and choice, and where the choice begins."""
+    choice_texts: Sequence[str] = ()
+    """The same choices as text."""
     right: int = 0
     """The number of the right choice."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GivenAnswer:
+    """The model's answer to a question."""
+
+    known: KnownAnswer
+    text: str
+    """What the model has written or chosen."""
+    is_right: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry of validation.json, whose texts are cut."""
+        texts = {"question": self.known.question, "answer": self.known.answer, "given": self.text}
+        return {name: text[:SHOWN_LETTERS] for name, text in texts.items()} | {
+            "is_right": self.is_right
+        }
 
 
 def read_questions(
@@ -50,7 +82,9 @@ def read_questions(
         try:
             if source.problem is not None:
                 raise WrongRow(source.problem)
-            found.append(_known_answer(source.row, asked, prompts, context_length))
+            found.append(
+                _known_answer(len(found), source.row, asked, prompts, context_length=context_length)
+            )
         except WrongRow as reason:
             bad.append(bad_record(source.location, str(reason)))
     if bad:
@@ -62,7 +96,9 @@ def read_questions(
     return found
 
 
-def _known_answer(row: Any, asked: Questions, prompts: Prompts, context_length: int) -> KnownAnswer:
+def _known_answer(
+    number: int, row: Any, asked: Questions, prompts: Prompts, *, context_length: int
+) -> KnownAnswer:
     """Return the question of a row. Raises WrongRow."""
     question = question_of(row)
     answer = row.get("answer")
@@ -71,6 +107,7 @@ def _known_answer(row: Any, asked: Questions, prompts: Prompts, context_length: 
     tokens = prompts.of_question(question)
     longest = len(tokens) + asked.max_tokens
     choices: list[tuple[Sequence[int], int]] = []
+    texts: Any = ()
     right = 0
     match asked.match:
         case "regex":
@@ -94,7 +131,16 @@ def _known_answer(row: Any, asked: Questions, prompts: Prompts, context_length: 
         raise WrongRow(
             f"it has {longest:,} tokens{rest}, and train.context_length is {context_length:,}"
         )
-    return KnownAnswer(prompt=tokens, answer=answer, choices=choices, right=right)
+    prompt = question.prompt
+    return KnownAnswer(
+        number=number,
+        question=prompt if isinstance(prompt, str) else str(prompt[-1]["content"]),
+        prompt=tokens,
+        answer=answer,
+        choices=choices,
+        choice_texts=texts,
+        right=right,
+    )
 
 
 class Examination:
@@ -114,6 +160,8 @@ class Examination:
         self._prompts = prompts
         widest = max(len(each.choices) for each in questions) or 1
         self._size = max(1, batch_size // widest)
+        self.shown: list[GivenAnswer] = []
+        """The answers to the first questions of this worker's share, once `run` has ended."""
 
     def run(self, model: Forward, worker: Worker, *, is_sharded: bool) -> tuple[int, int]:
         """Ask this worker's share of the questions, and return how many were answered correctly, and asked.
@@ -124,26 +172,27 @@ class Examination:
             self._questions[worker.rank :: worker.world_size], key=lambda each: len(each.prompt)
         )
         answer = self._choose if self._asked.match == "choice" else self._write
-        correct = 0
+        given: list[GivenAnswer] = []
         for start in range(0, -(-len(self._questions) // worker.world_size), self._size):
             batch = mine[start : start + self._size]
             if batch:
-                correct += sum(answer(model, batch, worker, is_sharded))
+                given += answer(model, batch, worker, is_sharded)
             elif is_sharded:
                 answer(model, self._questions[:1], worker, is_sharded)
-        return correct, len(mine)
+        self.shown = sorted(given, key=lambda each: each.known.number)[:SHOWN]
+        return sum(each.is_right for each in given), len(mine)
 
     def _write(
         self, model: Forward, batch: Sequence[KnownAnswer], worker: Worker, is_sharded: bool
-    ) -> list[bool]:
-        """Let the model write an answer to each question, and return which are correct."""
+    ) -> list[GivenAnswer]:
+        """Let the model write an answer to each question."""
 
         def unfinished(count: int) -> int:
             if not is_sharded:
                 return count
             return int(worker.sum(torch.tensor(count, device=worker.device)))
 
-        texts = continued(
+        written = continued(
             model,
             [each.prompt for each in batch],
             length=self._asked.max_tokens,
@@ -154,15 +203,18 @@ class Examination:
             device=worker.device,
             unfinished=unfinished,
         )
+        texts = map(self._prompts.text_of, written)
         return [
-            is_match(self._asked.match, self._prompts.text_of(text), each.answer)
+            GivenAnswer(
+                known=each, text=text, is_right=is_match(self._asked.match, text, each.answer)
+            )
             for text, each in zip(texts, batch, strict=True)
         ]
 
     def _choose(
         self, model: Forward, batch: Sequence[KnownAnswer], worker: Worker, is_sharded: bool
-    ) -> list[bool]:
-        """Return for which questions the model gives the right choice the highest probability."""
+    ) -> list[GivenAnswer]:
+        """Return for each question the choice to which the model gives the highest probability."""
         losses = iter(
             losses_of(
                 model, [each for question in batch for each in question.choices], worker.device
@@ -171,7 +223,9 @@ class Examination:
         found = []
         for question in batch:
             of_choices = [next(losses) for _ in question.choices]
-            found.append(of_choices.index(min(of_choices)) == question.right)
+            best = of_choices.index(min(of_choices))
+            text = question.choice_texts[best]
+            found.append(GivenAnswer(known=question, text=text, is_right=best == question.right))
         return found
 
 

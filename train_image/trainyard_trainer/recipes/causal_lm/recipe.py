@@ -35,6 +35,7 @@ from trainyard_trainer.recipes.causal_lm.memory import require_memory
 from trainyard_trainer.recipes.causal_lm.model_folder import ModelFolder
 from trainyard_trainer.recipes.causal_lm.prompts import TEXTS, prompts_of
 from trainyard_trainer.recipes.causal_lm.questions import (
+    GIVEN_ANSWERS,
     Examination,
     KnownAnswer,
     read_questions,
@@ -69,6 +70,7 @@ class CausalLanguage(Recipe[CausalModel]):
         self._train: CausalLm | None = None
         self._endpoint: str | None = None
         self._use_gpu = torch.cuda.is_available()
+        self._answers_to_show: list[dict[str, Any]] = []
         self.model = ModelFolder(path=config.path, endpoint=config.endpoint)
 
     @classmethod
@@ -151,7 +153,9 @@ class CausalLanguage(Recipe[CausalModel]):
             batch_size=2 * share.micro_batch_size,
         )
         is_sharded = train.strategy != "ddp"
-        return {ANSWERS.name: examination.run(model, worker, is_sharded=is_sharded)}
+        result = examination.run(model, worker, is_sharded=is_sharded)
+        self._answers_to_show = [each.to_json() for each in examination.shown]
+        return {ANSWERS.name: result}
 
     @cached_property
     def _questions(self) -> Sequence[KnownAnswer]:
@@ -171,10 +175,11 @@ class CausalLanguage(Recipe[CausalModel]):
         )
 
     def demonstrate(self, model: Forward, *, step: int) -> dict[str, Any]:
-        """Continue the prompts of the run file at each of `TEMPERATURES`."""
+        """Continue the prompts of the run file at each of `TEMPERATURES`; show answers to its questions."""
         train = self._train
+        answered = {GIVEN_ANSWERS: self._answers_to_show} if self._answers_to_show else {}
         if train is None or not train.prompts:
-            return {}
+            return answered
         prompts = prompts_of(self.model.without_weights())
         length = min(PROMPT_TOKENS, train.context_length // 2)
         tokens = [prompts.of(each)[length - train.context_length :] for each in train.prompts]
@@ -198,7 +203,7 @@ class CausalLanguage(Recipe[CausalModel]):
                 {"prompt": prompt, "temperature": temperature, "text": prompts.text_of(text)}
                 for prompt, text in zip(train.prompts, found, strict=True)
             ]
-        return {TEXTS: texts}
+        return {**answered, TEXTS: texts}
 
     def parameter_groups(self, model: nn.Module) -> Iterable[Tensor | dict[str, Any]]:
         """Leave biases and the weights of norms out of the decay, as Transformers and TRL do."""

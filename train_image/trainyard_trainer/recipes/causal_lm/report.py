@@ -10,10 +10,13 @@ from trainyard_trainer.checkpointing.checkpoint import VALIDATION, Checkpoints
 from trainyard_trainer.config.metric import ANSWERS
 from trainyard_trainer.data.prepared import Prepared, TokenInfo
 from trainyard_trainer.recipes.causal_lm.prompts import TEXTS
+from trainyard_trainer.recipes.causal_lm.questions import GIVEN_ANSWERS
 from trainyard_trainer.recipes.causal_lm.token_counts import count_rows
 from trainyard_trainer.report.elements import count, table, written
 from trainyard_trainer.report.page import RecipeReport, Tile
 from trainyard_trainer.run_folder.folder import RunFolder
+
+ANSWER_COLUMNS = ("question", "expected", "written or chosen", "")
 
 
 def make_report(
@@ -29,6 +32,8 @@ def make_report(
     seen = summary["samples_seen"] * info.row_tokens
     loss = validation["loss"]
     sections = [("Tokens", table(("", "training", "validation"), count_rows(info)))]
+    if answers := validation.get(GIVEN_ANSWERS):
+        sections.insert(0, ("Answers to questions", table(ANSWER_COLUMNS, answer_rows(answers))))
     if found := texts_by_epoch(folder):
         sections.insert(0, ("What it writes", written(cards_of(found))))
     result = Tile("validation perplexity", f"{perplexity(loss):.4g}", f"loss {loss:.4f} per token")
@@ -51,6 +56,13 @@ def make_report(
             ("tokenizer", info.tokenizer),
         ),
     )
+
+
+def answer_rows(answers: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the row of the table for each answer of the delivered checkpoint."""
+    for each in answers:
+        is_right = "right" if each["is_right"] else "wrong"
+        yield each["question"], each["answer"], each["given"], is_right
 
 
 def perplexity(loss: float) -> float:
