@@ -566,7 +566,7 @@ def test_speed_is_told_in_tokens_everywhere(ended: TrainerConfig, folder: RunFol
         assert "mfu" not in record
     assert re.search(r"  [\d,]+ tokens/s", progress_text(record))
     summary = json.loads(folder.read(folder.summary))
-    assert re.search(r" \([\d,]+ tokens/s\); model", summary_text(summary))
+    assert re.search(r" \([\d,]+ tokens/s, goodput \d+%\); model", summary_text(summary))
     assert summary["tokens_per_s"] == pytest.approx(16 * summary["samples_per_s"], rel=0.01)
 
 

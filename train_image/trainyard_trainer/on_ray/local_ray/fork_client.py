@@ -6,7 +6,7 @@ server cannot be used, it says why and becomes the worker itself, as Ray starts 
 
 from __future__ import annotations
 
-import marshal
+import json
 import os
 import resource
 import signal
@@ -37,7 +37,7 @@ def ask(server: socket.socket, arguments: Sequence[str]) -> None:
     """Send the server all that the worker is to get from this process."""
     umask = os.umask(0)
     os.umask(umask)
-    request = marshal.dumps(
+    request = json.dumps(
         {
             "argv": [*arguments],
             "environ": dict(os.environ),
@@ -45,7 +45,7 @@ def ask(server: socket.socket, arguments: Sequence[str]) -> None:
             "signal_mask": [int(each) for each in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
             "umask": umask,
         }
-    )
+    ).encode()
     socket.send_fds(server, [struct.pack("I", len(request))], [0, 1, 2])
     server.sendall(request)
 

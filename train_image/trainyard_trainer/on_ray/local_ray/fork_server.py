@@ -22,7 +22,6 @@ import ctypes
 import gc
 import importlib
 import json
-import marshal
 import os
 import re
 import resource
@@ -254,7 +253,7 @@ def receive(client: socket.socket) -> WorkerRequest:
         parts.append(part)
         left -= len(part)
     client.settimeout(None)
-    return WorkerRequest(marshal.loads(b"".join(parts)), streams, pid)
+    return WorkerRequest(json.loads(b"".join(parts)), streams, pid)
 
 
 def die_with(parent: int) -> None:
