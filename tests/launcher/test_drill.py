@@ -28,7 +28,7 @@ from trainyard.drills.drill_run import DrillRecorder
 from trainyard.drills.final_errors import FINAL_ERRORS, FinalErrorReport, missed_by, pod_seconds
 from trainyard.drills.report import TOO_SHORT, UNEVEN, DrillReport, missed
 from trainyard.drills.scenarios import SCENARIOS
-from trainyard.drills.soak import STRIKES, in_turn
+from trainyard.drills.soak import STRIKES, goodput_of, in_turn
 from trainyard.drills.soak_report import RunSize, SoakReport, SoakStrike, growth
 from trainyard.drills.strikes import FIND
 from trainyard.drills.timeline import (
@@ -512,11 +512,19 @@ def test_each_strike_has_its_turn_before_one_comes_again() -> None:
     assert rounds[0] != rounds[1]
 
 
+@pytest.mark.parametrize(
+    ("summary", "goodput"),
+    [(None, None), ('{"outcome": "failed"}', None), ('{"goodput": {"share": 0.9}}', 0.9)],
+)
+def test_a_soak_tells_the_goodput_of_its_run(summary: str | None, goodput: float | None) -> None:
+    assert goodput_of(summary) == goodput
+
+
 def a_soak(**changes: Any) -> SoakReport:
     landed = SoakStrike(after_s=70.0, step=30, scenario="worker-killed")
     facts: Object = {
         "run": "digits", "minutes": 5, "seed": 7, "epochs": 40, "steps": 880, "rounds": 2, "attempts": 3,
-        "worker_groups": 6, "strikes": [landed], "steps_lost": 40, "why_not": "",
+        "worker_groups": 6, "strikes": [landed], "steps_lost": 40, "goodput": 0.9, "why_not": "",
         "has_equal_weights": True, "has_even_epochs": True, "left_behind": [], "sizes": [], "grown": {},
     }  # fmt: skip
     return SoakReport(**facts | changes)

@@ -196,6 +196,7 @@ def soak_table(report: SoakReport) -> None:
         ("attempts", str(report.attempts)),
         ("worker groups", str(report.worker_groups)),
         ("steps made again", str(report.steps_lost)),
+        ("goodput", "-" if report.goodput is None else f"{report.goodput:.1%}"),
         ("weights as undisturbed", EQUAL[report.has_equal_weights]),
         ("steps, samples of each epoch", EQUAL[report.has_even_epochs]),
         *((f"growth of {what}", f"{by:.2f}-fold") for what, by in report.grown.items()),

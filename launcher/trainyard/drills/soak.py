@@ -7,6 +7,7 @@ faults: equal weights prove that all samples were used equally often and in the 
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -109,6 +110,7 @@ def soak_run(
         left += left_in_folder(folder)
         found = None if why_not else folder.sum(names.MODEL)
         is_even = has_even_epochs(folder.records(names.METRICS), rounds * epochs)
+        goodput = goodput_of(folder.read(names.SUMMARY))
     report = SoakReport(
         run=run,
         minutes=minutes,
@@ -120,6 +122,7 @@ def soak_run(
         worker_groups=records.worker_groups,
         strikes=soak.strikes,
         steps_lost=steps_lost(records, 0.0),
+        goodput=goodput,
         why_not=why_not,
         has_equal_weights=None,
         has_even_epochs=is_even,
@@ -136,6 +139,12 @@ def soak_run(
         with open_folder(cluster, platform, run) as folder:
             folder.delete()
     return report
+
+
+def goodput_of(summary: str | None) -> float | None:
+    """Return the goodput that summary.json tells, from 0 to 1; None without one."""
+    found = json.loads(summary or "{}").get("goodput")
+    return None if found is None else float(found["share"])
 
 
 def in_turn(chance: random.Random) -> Iterator[Scenario]:

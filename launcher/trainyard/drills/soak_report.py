@@ -58,6 +58,8 @@ class SoakReport:
     worker_groups: int
     strikes: Sequence[SoakStrike]
     steps_lost: int
+    goodput: float | None
+    """The share of the time with workers that went into kept steps; None before the end of the run."""
     why_not: str
     has_equal_weights: bool | None
     has_even_epochs: bool
