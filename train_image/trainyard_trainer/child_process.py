@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from trainyard_trainer.errors import ConfigError, TrainerError
+from trainyard_trainer.run_files import exit_codes
 
 STOP_WAIT_S = 20.0
 """Seconds that a program has to end after SIGTERM; a pod has 30 s by default."""
@@ -43,6 +45,21 @@ def killed_with_parent(command: Sequence[str], *, parent: int | None = None) -> 
     parent_id = os.getpid() if parent is None else parent
     # -I: in a folder of the user's code, `import ctypes` could find a file of it.
     return [sys.executable, "-I", "-c", WRAPPER, f"{signal.SIGKILL:d}", f"{parent_id}", *command]
+
+
+def end_with_parent() -> None:
+    """End this process of `multiprocessing` when the process that asked for it ends.
+
+    A process that is killed cannot end its children, and with `forkserver` they were forked from another.
+    """
+    threading.Thread(target=_await_parent, daemon=True).start()
+
+
+def _await_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(exit_codes.FAILED)
 
 
 def run_program(

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any, Protocol
 
-from trainyard.diagnosis.causes.admission import QUEUE_KIND, QUEUE_LABEL
+from trainyard.diagnosis.causes.admission import QUEUE_KIND
 from trainyard.diagnosis.causes.placement import SCHEDULING
 from trainyard.diagnosis.redact import (
     trimmed,
@@ -31,7 +31,7 @@ from trainyard.diagnosis.symptoms import symptoms
 from trainyard.errors import ClusterError, ClusterUnreachable
 from trainyard.labels import OWNER_LABELS, RUN_LABEL
 from trainyard.submission.current_status import HEAD_CONTAINER
-from trainyard.submission.queue_wait import JOB_UID_LABEL, unfinished
+from trainyard.submission.queue_wait import JOB_UID_LABEL, queue_of, unfinished
 from trainyard_trainer.run_files import names
 
 LOG_LINES = 3000
@@ -203,8 +203,7 @@ def _related_objects(queries: _Queries, snapshot: Snapshot) -> dict[str, Any]:
     if snapshot.phase in ("accepted", "starting", "submitting"):
         operators = queries.list("Pod", OPERATOR_LABELS, everywhere=True)
         found["operators"] = None if operators is None else tuple(map(trimmed_pod, operators))
-    labels = snapshot.job["metadata"].get("labels", {}) if snapshot.job else {}
-    if snapshot.job and snapshot.spec.get("suspend") and (queue := labels.get(QUEUE_LABEL)):
+    if snapshot.job and snapshot.spec.get("suspend") and (queue := queue_of(snapshot.job)):
         found |= _queue(queries, queue, snapshot.job)
     return found
 

@@ -10,7 +10,7 @@ from trainyard.diagnosis.failure import Match, evidence, failure
 from trainyard.diagnosis.snapshot import Object, Snapshot, condition
 from trainyard.diagnosis.symptoms import Symptom, symptoms
 from trainyard.labels import QUEUE_LABELS
-from trainyard.submission.queue_wait import exceeds_all_quota, is_deactivated, shortened
+from trainyard.submission.queue_wait import exceeds_all_quota, is_deactivated, queue_of, shortened
 
 QUEUE_LABEL = QUEUE_LABELS["kueue"]
 QUEUE_KIND = "LocalQueue"
@@ -185,9 +185,7 @@ def pods_refused(snapshot: Snapshot) -> Match | None:
 
 def _queue(snapshot: Snapshot) -> str:
     """Return the Kueue queue of the RayJob; empty if it has none."""
-    if snapshot.job is None:
-        return ""
-    return str(snapshot.job["metadata"].get("labels", {}).get(QUEUE_LABEL, ""))
+    return "" if snapshot.job is None else queue_of(snapshot.job)
 
 
 def _queue_conditions(snapshot: Snapshot) -> Iterator[tuple[str, Object]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Sampler
 
+from trainyard_trainer.child_process import end_with_parent
 from trainyard_trainer.config.batch_share import share_batch
 from trainyard_trainer.config.data import Loading
 from trainyard_trainer.config.scaling import Scaling
@@ -29,7 +29,6 @@ from trainyard_trainer.data.loading.user_dataset import (
     stacked,
 )
 from trainyard_trainer.parallel.worker import Worker
-from trainyard_trainer.run_files import exit_codes
 from trainyard_trainer.run_folder.progress import Length, Trained
 
 BATCHES_AHEAD = 4
@@ -188,11 +187,4 @@ def begin_decoding(number: int) -> None:
     """
     os.setpgrp()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    threading.Thread(target=end_with_worker, daemon=True).start()
-
-
-def end_with_worker() -> None:
-    worker = multiprocessing.parent_process()
-    assert worker is not None
-    worker.join()
-    os._exit(exit_codes.FAILED)
+    end_with_parent()

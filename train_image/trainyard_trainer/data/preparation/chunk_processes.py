@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any, Generic, TypeVar
 
-from trainyard_trainer.run_files import exit_codes
+from trainyard_trainer.child_process import end_with_parent
 
 Result = TypeVar("Result")
 
@@ -72,14 +71,7 @@ def _begin(make: Callable[..., Any]) -> None:
     global _make
     _make = make
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread in each process
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(exit_codes.FAILED)
+    end_with_parent()
 
 
 def _made(*arguments: Any) -> Any:
