@@ -35,8 +35,8 @@ from tests.bench.rounds import BUILD, Options, Row, Section, alternate, main, ra
 from tests.gpu import user_recipe
 from trainyard_trainer.checkpointing.checkpoint import MODEL, STATE, Checkpoints
 from trainyard_trainer.checkpointing.saver import Saver
-from trainyard_trainer.config.models import Gpt, Model
 from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.training.models import Gpt, Model
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.torch_loader import TorchBatches
 from trainyard_trainer.data.prepared import DatasetInfo

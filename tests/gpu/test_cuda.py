@@ -30,12 +30,12 @@ from tests.support.measured_memory import measured_peak
 from trainyard_trainer.attempt.attempt import open_data
 from trainyard_trainer.checkpointing.checkpoint import MODEL, STATE
 from trainyard_trainer.checkpointing.saver import on_host
-from trainyard_trainer.config.model_memory import worker_memory
-from trainyard_trainer.config.model_shape import model_shape
-from trainyard_trainer.config.train import CausalLm
+from trainyard_trainer.config.memory.model_memory import worker_memory
+from trainyard_trainer.config.memory.model_shape import model_shape
 from trainyard_trainer.config.trainer_config import (
     TrainerConfig,
 )
+from trainyard_trainer.config.training.train import CausalLm
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.torch_loader import TorchBatches
 from trainyard_trainer.data.prepared import Prepared

@@ -39,8 +39,8 @@ from training import (
 
 from trainyard.cli.record_lines import progress_text, summary_text
 from trainyard_trainer.attempt import attempt
-from trainyard_trainer.config.models import Gpt
 from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.training.models import Gpt
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.local_copy import LocalCopy
 from trainyard_trainer.data.preparation.context import PrepareContext

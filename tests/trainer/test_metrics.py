@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import pytest
 
-from trainyard_trainer.config.metric import RATIO, Metric
+from trainyard_trainer.config.training.metric import RATIO, Metric
 from trainyard_trainer.report.charts import MetricsLines, curves
 from trainyard_trainer.run_folder.metrics import (
     ENGINE_METRICS,

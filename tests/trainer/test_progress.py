@@ -15,8 +15,8 @@ from training import metrics, open_folder, small_config, train_here
 from trainyard_trainer.checkpointing.checkpoint import (
     Checkpoints,
 )
-from trainyard_trainer.config.metric import ACCURACY
 from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.training.metric import ACCURACY
 from trainyard_trainer.errors import ConfigError, StorageError
 from trainyard_trainer.run_folder.fence import Fence, Fenced
 from trainyard_trainer.run_folder.folder import RunFolder

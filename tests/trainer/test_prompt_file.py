@@ -20,7 +20,7 @@ pytest.importorskip("transformers")
 
 from tests.support.tiny_models import make_folder
 from trainyard_trainer.checkpointing.checkpoint import Checkpoints
-from trainyard_trainer.config.models import CausalModel
+from trainyard_trainer.config.training.models import CausalModel
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.causal_lm.weights import build_network
 from trainyard_trainer.recipes.sampling import chosen_by

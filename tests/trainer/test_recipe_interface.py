@@ -24,9 +24,9 @@ from training import (
     train_here,
 )
 
-from trainyard_trainer.config.metric import Metric
-from trainyard_trainer.config.models import Gpt, Model
 from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.training.metric import Metric
+from trainyard_trainer.config.training.models import Gpt, Model
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.local_copy import LocalCopy
 from trainyard_trainer.data.loading.rows import read_stand_in

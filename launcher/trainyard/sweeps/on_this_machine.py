@@ -18,8 +18,8 @@ from trainyard.run_file.source import GitState
 from trainyard.sweeps.combinations import Combination, naming
 from trainyard.sweeps.outcomes import Goal, SweepOutcome, completed, has_trained, outcome_text
 from trainyard_trainer.config.data_sources import absolute
-from trainyard_trainer.config.train import Train
 from trainyard_trainer.config.trainer_config import AttemptConfig
+from trainyard_trainer.config.training.train import Train
 
 Object = dict[str, Any]
 Say = Callable[[str], None]

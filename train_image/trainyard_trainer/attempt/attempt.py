@@ -25,19 +25,19 @@ from trainyard_trainer.checkpointing.checkpoint import (
     SavedCheckpoint,
 )
 from trainyard_trainer.checkpointing.retention import best_of
-from trainyard_trainer.config.batch_share import share_batch
 from trainyard_trainer.config.data import Data, Table
 from trainyard_trainer.config.data_sources import absolute
-from trainyard_trainer.config.metric import LOSS, VALIDATION_PREFIX
-from trainyard_trainer.config.own_recipe import OwnData, OwnRecipe
-from trainyard_trainer.config.recipes import best_goal, metrics_of
-from trainyard_trainer.config.train import Train, require_goals
 from trainyard_trainer.config.trainer_config import (
     BoostingConfig,
     RecipeConfig,
     TrainerConfig,
     code_of,
 )
+from trainyard_trainer.config.training.batch_share import share_batch
+from trainyard_trainer.config.training.metric import LOSS, VALIDATION_PREFIX
+from trainyard_trainer.config.training.own_recipe import OwnData, OwnRecipe
+from trainyard_trainer.config.training.recipes import best_goal, metrics_of
+from trainyard_trainer.config.training.train import Train, require_goals
 from trainyard_trainer.data.loading.rows import RunData, read_stand_in
 from trainyard_trainer.data.loading.user_dataset import UserDataset
 from trainyard_trainer.data.preparation import run_data

@@ -28,8 +28,8 @@ from trainyard_trainer.checkpointing.checkpoint import (
 )
 from trainyard_trainer.checkpointing.inventory import result_of
 from trainyard_trainer.checkpointing.retention import best_of
-from trainyard_trainer.config.recipes import best_goal
 from trainyard_trainer.config.trainer_config import BoostingConfig
+from trainyard_trainer.config.training.recipes import best_goal
 from trainyard_trainer.engine.outcome import Outcome
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.worker import Worker

@@ -20,9 +20,9 @@ from trainyard_trainer.checkpointing.checkpoint import (
 )
 from trainyard_trainer.checkpointing.resume import note_started
 from trainyard_trainer.checkpointing.saver import Saver
-from trainyard_trainer.config.metric import VALIDATION_PREFIX, is_validation
-from trainyard_trainer.config.recipes import metrics_of
 from trainyard_trainer.config.trainer_config import BoostingConfig
+from trainyard_trainer.config.training.metric import VALIDATION_PREFIX, is_validation
+from trainyard_trainer.config.training.recipes import metrics_of
 from trainyard_trainer.engine.joining import WITHOUT_RAY, RayPlace, join_run, watch_for_stop
 from trainyard_trainer.engine.loop import REPORT_INTERVAL_S
 from trainyard_trainer.engine.outcome import Outcome

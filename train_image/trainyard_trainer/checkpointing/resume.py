@@ -14,9 +14,9 @@ from trainyard_trainer.checkpointing.checkpoint import (
     Checkpoints,
     SavedCheckpoint,
 )
-from trainyard_trainer.config.identity import LENGTHS, identity_of
-from trainyard_trainer.config.train import has_fixed_workers
 from trainyard_trainer.config.trainer_config import RecipeConfig
+from trainyard_trainer.config.training.identity import LENGTHS, identity_of
+from trainyard_trainer.config.training.train import has_fixed_workers
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_files.names import CheckpointName
 from trainyard_trainer.run_folder.fence import Fence

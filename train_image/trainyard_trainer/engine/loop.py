@@ -10,15 +10,15 @@ from typing import Any, Protocol
 
 import torch
 
-from trainyard_trainer.config.metric import (
+from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.training.metric import (
     LOSS,
     VALIDATION_PREFIX,
     Metric,
     goals_of,
     is_validation,
 )
-from trainyard_trainer.config.train import EarlyStopping
-from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.training.train import EarlyStopping
 from trainyard_trainer.data.loading.batch import Batch, Batches
 from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.engine.step_sync import Signals, StepSync, SyncDecision

@@ -16,8 +16,8 @@ from trainyard_trainer.checkpointing.checkpoint import (
 from trainyard_trainer.checkpointing.files import FileEntry
 from trainyard_trainer.checkpointing.retention import prune
 from trainyard_trainer.checkpointing.saver import Saver
-from trainyard_trainer.config.recipes import best_goal
 from trainyard_trainer.config.trainer_config import RecipeConfig
+from trainyard_trainer.config.training.recipes import best_goal
 from trainyard_trainer.engine import loop
 from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.engine.speed import speeds_in

@@ -16,7 +16,7 @@ from typing import Any
 
 import ray.util.metrics
 
-from trainyard_trainer.config.recipes import metrics_of
+from trainyard_trainer.config.training.recipes import metrics_of
 from trainyard_trainer.engine.task import AnyTask
 from trainyard_trainer.errors import StorageError
 from trainyard_trainer.run_folder.folder import RunFolder

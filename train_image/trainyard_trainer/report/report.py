@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trainyard_trainer.config.metric import Metric
 from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.training.metric import Metric
 from trainyard_trainer.data.loading.rows import RunData
 from trainyard_trainer.report.page import RecipeReport, ReportContents, render
 from trainyard_trainer.report.verdict import judge

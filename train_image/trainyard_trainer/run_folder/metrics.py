@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal
 
-from trainyard_trainer.config.metric import LOSS, RATIO, VALIDATION_PREFIX, Metric
-from trainyard_trainer.config.recipes import BUILT_IN_METRICS
+from trainyard_trainer.config.training.metric import LOSS, RATIO, VALIDATION_PREFIX, Metric
+from trainyard_trainer.config.training.recipes import BUILT_IN_METRICS
 
 Kind = Literal["interval", "epoch"]
 """The kinds of lines in metrics.jsonl: about one per second, and one at the end of each epoch."""

@@ -10,8 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from trainyard_trainer.config.metric import LOSS, Metric, is_validation
 from trainyard_trainer.config.trainer_config import RecipeConfig, TrainerConfig
+from trainyard_trainer.config.training.metric import LOSS, Metric, is_validation
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.metrics import Kind, rows_of, run_metrics

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 import torch
 
-from trainyard_trainer.config.recipes import CAUSAL_LM
+from trainyard_trainer.config.training.recipes import CAUSAL_LM
 from trainyard_trainer.data.sources.chats.examples import Question, WrongRow
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.causal_lm.generation import generated

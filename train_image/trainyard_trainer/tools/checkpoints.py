@@ -22,12 +22,12 @@ from trainyard_trainer.checkpointing.inventory import (
     newest_name,
     result_of,
 )
-from trainyard_trainer.config.metric import is_validation
 from trainyard_trainer.config.tool_arguments import (
     CHECKPOINTS_LS,
     CHECKPOINTS_PRUNE,
     CHECKPOINTS_VERIFY,
 )
+from trainyard_trainer.config.training.metric import is_validation
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.run_files.names import CHECKPOINT_MANIFEST
 from trainyard_trainer.run_files.sizes import size_text

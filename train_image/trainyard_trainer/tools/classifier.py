@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trainyard_trainer.config.recipes import recipe_named
+from trainyard_trainer.config.training.recipes import recipe_named
 from trainyard_trainer.data.image_codec import UnreadableError, load
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.image_classification.on_device import ToInput

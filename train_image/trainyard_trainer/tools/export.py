@@ -21,8 +21,8 @@ from pyarrow import fs
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from trainyard_trainer.config.recipes import CAUSAL_LM, recipe_named
 from trainyard_trainer.config.tool_arguments import CHECKPOINTS_EXPORT
+from trainyard_trainer.config.training.recipes import CAUSAL_LM, recipe_named
 from trainyard_trainer.errors import ConfigError, RunError
 from trainyard_trainer.recipes.example_inputs import ExampleInputs
 from trainyard_trainer.recipes.saved_model import Saved, read_saved

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch
 
-from trainyard_trainer.config.recipes import CAUSAL_LM
 from trainyard_trainer.config.tool_arguments import PREDICT
+from trainyard_trainer.config.training.recipes import CAUSAL_LM
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.language_model.codec import codec_of
 from trainyard_trainer.recipes.language_model.generation import continued

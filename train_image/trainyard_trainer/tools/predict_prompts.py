@@ -22,8 +22,8 @@ import ray.data
 import torch
 from ray.data import ActorPoolStrategy, DataContext
 
-from trainyard_trainer.config.recipes import CAUSAL_LM
 from trainyard_trainer.config.scaling import Scaling
+from trainyard_trainer.config.training.recipes import CAUSAL_LM
 from trainyard_trainer.data.loading.ray_source import from_ray
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.saved_model import Saved, read_saved

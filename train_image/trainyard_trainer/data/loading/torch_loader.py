@@ -14,10 +14,10 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from trainyard_trainer.child_process import end_with_parent
-from trainyard_trainer.config.batch_share import share_batch
 from trainyard_trainer.config.data import Loading
 from trainyard_trainer.config.scaling import Scaling
 from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.training.batch_share import share_batch
 from trainyard_trainer.data.loading.batch import Batch, order_of_epoch, parts_of_epoch
 from trainyard_trainer.data.loading.chunks import Ahead
 from trainyard_trainer.data.loading.rows import DataInfo, IndexBatches, Requests, RunData, open_rows

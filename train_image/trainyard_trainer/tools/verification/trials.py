@@ -22,8 +22,8 @@ from torch.distributed.tensor import DTensor
 
 from trainyard_trainer.checkpointing.checkpoint import MODEL, STATE, Checkpoints
 from trainyard_trainer.checkpointing.resume import Start
-from trainyard_trainer.config.recipes import best_goal
 from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.training.recipes import best_goal
 from trainyard_trainer.data.loading.rows import RunData
 from trainyard_trainer.data.loading.torch_loader import TorchBatches
 from trainyard_trainer.engine.learner import Learner

@@ -10,9 +10,9 @@ from pydantic_core import PydanticCustomError
 
 from trainyard_trainer.config.checkpoint import BoostingCheckpoint
 from trainyard_trainer.config.data import Table, require_known
-from trainyard_trainer.config.metric import ACCURACY, RMSE, Metric
 from trainyard_trainer.config.section import NotNegative, PositiveNumber, Section, Share
-from trainyard_trainer.config.train import require_metric
+from trainyard_trainer.config.training.metric import ACCURACY, RMSE, Metric
+from trainyard_trainer.config.training.train import require_metric
 
 Objective = Literal["binary", "multiclass", "regression"]
 

@@ -12,9 +12,6 @@ from typing_extensions import Self
 from trainyard_trainer.config.checkpoint import CheckpointConfig
 from trainyard_trainer.config.data import Data, require_known
 from trainyard_trainer.config.data_sources import absolute
-from trainyard_trainer.config.metric import ACCURACY, ANSWERS, Metric, goals_of
-from trainyard_trainer.config.models import CausalModel, Gpt, Model
-from trainyard_trainer.config.optimizers import AdamW, Constant, Cosine, Optimizer, Sgd, Steps
 from trainyard_trainer.config.section import (
     Endpoint,
     Fraction,
@@ -24,7 +21,17 @@ from trainyard_trainer.config.section import (
     PositiveNumber,
     Section,
 )
-from trainyard_trainer.config.strategies import DeepSpeedConfig, Fsdp2Config
+from trainyard_trainer.config.training.metric import ACCURACY, ANSWERS, Metric, goals_of
+from trainyard_trainer.config.training.models import CausalModel, Gpt, Model
+from trainyard_trainer.config.training.optimizers import (
+    AdamW,
+    Constant,
+    Cosine,
+    Optimizer,
+    Sgd,
+    Steps,
+)
+from trainyard_trainer.config.training.strategies import DeepSpeedConfig, Fsdp2Config
 
 
 class EarlyStopping(Section):

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trainyard_trainer.config.batch_share import share_batch
-from trainyard_trainer.config.model_memory import RESERVE_BYTES, WorkerMemory, worker_memory
-from trainyard_trainer.config.model_shape import ModelShape, UnknownShape, model_shape
-from trainyard_trainer.config.models import Lora
-from trainyard_trainer.config.train import CausalLm
+from trainyard_trainer.config.memory.model_memory import RESERVE_BYTES, WorkerMemory, worker_memory
+from trainyard_trainer.config.memory.model_shape import ModelShape, UnknownShape, model_shape
+from trainyard_trainer.config.training.batch_share import share_batch
+from trainyard_trainer.config.training.models import Lora
+from trainyard_trainer.config.training.train import CausalLm
 
 GIB = 2**30
 

@@ -8,9 +8,9 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from trainyard_trainer.config.data import Loading
-from trainyard_trainer.config.optimizers import AdamW, Optimizer
 from trainyard_trainer.config.section import Endpoint, Location
-from trainyard_trainer.config.train import Train
+from trainyard_trainer.config.training.optimizers import AdamW, Optimizer
+from trainyard_trainer.config.training.train import Train
 from trainyard_trainer.config.user_code import Reference
 
 OWN_RECIPE = "own_recipe"

@@ -8,9 +8,14 @@ from typing import Annotated, Any, get_args
 
 from pydantic import Discriminator, Tag
 
-from trainyard_trainer.config.boosting import OBJECTIVE_METRICS, Boosting
-from trainyard_trainer.config.metric import Metric, ValidationGoal, goals_of
-from trainyard_trainer.config.train import CausalLm, ImageClassification, LanguageModel, Train
+from trainyard_trainer.config.training.boosting import OBJECTIVE_METRICS, Boosting
+from trainyard_trainer.config.training.metric import Metric, ValidationGoal, goals_of
+from trainyard_trainer.config.training.train import (
+    CausalLm,
+    ImageClassification,
+    LanguageModel,
+    Train,
+)
 
 
 def recipe_named(train: Any) -> str:

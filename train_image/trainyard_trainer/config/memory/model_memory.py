@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from trainyard_trainer.config.batch_share import share_batch
-from trainyard_trainer.config.model_shape import ModelShape, Projection, UnknownShape
-from trainyard_trainer.config.models import Lora
-from trainyard_trainer.config.optimizers import AdamW, Sgd
-from trainyard_trainer.config.strategies import DeepSpeedConfig, Fsdp2Config
-from trainyard_trainer.config.train import CausalLm
+from trainyard_trainer.config.memory.model_shape import ModelShape, Projection, UnknownShape
+from trainyard_trainer.config.training.batch_share import share_batch
+from trainyard_trainer.config.training.models import Lora
+from trainyard_trainer.config.training.optimizers import AdamW, Sgd
+from trainyard_trainer.config.training.strategies import DeepSpeedConfig, Fsdp2Config
+from trainyard_trainer.config.training.train import CausalLm
 
 FULL, HALF = 4, 2
 """The size of a number in float32, and in bf16 or fp16."""

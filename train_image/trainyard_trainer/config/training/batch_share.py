@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainyard_trainer.config.train import Train
+from trainyard_trainer.config.training.train import Train
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
