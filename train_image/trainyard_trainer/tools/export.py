@@ -29,9 +29,9 @@ from trainyard_trainer.recipes.saved_model import Saved, read_saved
 from trainyard_trainer.run_files.standard_streams import run_with_safe_streams
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.storage import open_filesystem
-from trainyard_trainer.tools.chat import with_base_model
 from trainyard_trainer.tools.command_line import exit_code_of, open_run, parse
 from trainyard_trainer.tools.hub_export import export_hub_folder
+from trainyard_trainer.tools.prediction.chat import with_base_model
 
 SUFFIXES = {"state_dict": "pt", "torchscript": "torchscript.pt", "pt2": "pt2", "onnx": "onnx"}
 """The suffix of the files of each format."""

@@ -27,8 +27,8 @@ from trainyard_trainer.data.sources.listing import explained_errors
 from trainyard_trainer.data.sources.pixel_columns import PixelLayout, to_pixels
 from trainyard_trainer.data.sources.tables import class_names_of
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.tools.classifier import Classifier
-from trainyard_trainer.tools.prediction_input import ANSWER, CLASS_PROBABILITY, Input
+from trainyard_trainer.tools.prediction.classifier import Classifier
+from trainyard_trainer.tools.prediction.prediction_input import ANSWER, CLASS_PROBABILITY, Input
 
 
 def answers_to(classifier: Classifier, rows: pa.Table, *, top: int, batch_size: int) -> pa.Table:

@@ -30,10 +30,15 @@ from trainyard_trainer.recipes.saved_model import Saved, read_saved
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.storage import open_filesystem
 from trainyard_trainer.terminal import Bar
-from trainyard_trainer.tools.batch_prediction import Writer, answers_to, summary_of, summary_text
-from trainyard_trainer.tools.classifier import Classifier, require_recipe
 from trainyard_trainer.tools.command_line import open_run
-from trainyard_trainer.tools.prediction_input import (
+from trainyard_trainer.tools.prediction.batch_prediction import (
+    Writer,
+    answers_to,
+    summary_of,
+    summary_text,
+)
+from trainyard_trainer.tools.prediction.classifier import Classifier, require_recipe
+from trainyard_trainer.tools.prediction.prediction_input import (
     Input,
     Stretch,
     open_inputs,

@@ -30,12 +30,12 @@ from trainyard_trainer.recipes.saved_model import Saved, read_saved
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.storage import open_filesystem
 from trainyard_trainer.terminal import Bar
-from trainyard_trainer.tools.batch_prediction import summary_of, summary_text
-from trainyard_trainer.tools.chat import Assistant, with_base_model
-from trainyard_trainer.tools.classifier import require_recipe
 from trainyard_trainer.tools.command_line import open_run
-from trainyard_trainer.tools.predict_data import actor_cpus, scaling_here
-from trainyard_trainer.tools.prompt_file import LABEL, PromptFile, answers_to
+from trainyard_trainer.tools.prediction.batch_prediction import summary_of, summary_text
+from trainyard_trainer.tools.prediction.chat import Assistant, with_base_model
+from trainyard_trainer.tools.prediction.classifier import require_recipe
+from trainyard_trainer.tools.prediction.predict_data import actor_cpus, scaling_here
+from trainyard_trainer.tools.prediction.prompt_file import LABEL, PromptFile, answers_to
 
 BATCHES = 8
 """The number of batches that an actor gets at once, so that it can sort their prompts by length."""

@@ -21,8 +21,8 @@ from trainyard_trainer.data.sources.chats.chat_files import ChatFiles, SourceRow
 from trainyard_trainer.data.sources.chats.examples import WrongRow, question_of
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.tools.batch_prediction import Counts
-from trainyard_trainer.tools.chat import Assistant
+from trainyard_trainer.tools.prediction.batch_prediction import Counts
+from trainyard_trainer.tools.prediction.chat import Assistant
 
 ANSWER = pa.schema([("predicted", pa.string()), ("error", pa.string())])
 """The columns that are added to a row."""
