@@ -48,7 +48,7 @@ from trainyard_trainer.recipes.image_classification.model import build_model
 from trainyard_trainer.recipes.language_model.recipe import flops_per_token
 from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.progress import Length, Trained
+from trainyard_trainer.run_folder.measurements.progress import Length, Trained
 
 LEAST_RATIO = 0.98
 """The trainer's speed, as a share of the plain loop's, that is asked for."""

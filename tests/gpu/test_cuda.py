@@ -44,7 +44,7 @@ from trainyard_trainer.engine.optimizers import build_optimizer
 from trainyard_trainer.hardware import GpuFacts, driver_version, gpu_facts
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.progress import Length, Trained
+from trainyard_trainer.run_folder.measurements.progress import Length, Trained
 
 
 def learner_of(images: Prepared, device: torch.device, **train: Any) -> Learner:

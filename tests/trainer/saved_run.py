@@ -19,7 +19,7 @@ from trainyard_trainer.config.training.metric import ValidationGoal
 from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.recipes.image_classification.model import build_model
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.progress import Trained
+from trainyard_trainer.run_folder.measurements.progress import Trained
 
 IMAGES = DatasetInfo(
     source="digits",

@@ -65,7 +65,7 @@ from trainyard_trainer.recipes.language_model.recipe import (
 from trainyard_trainer.recipes.language_model.report import readable, texts
 from trainyard_trainer.recipes.saved_model import read_saved
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.progress import Length
+from trainyard_trainer.run_folder.measurements.progress import Length
 from trainyard_trainer.storage import open_filesystem
 from trainyard_trainer.tools import predict
 

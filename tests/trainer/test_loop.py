@@ -38,7 +38,7 @@ from trainyard_trainer.data.stored_rows import decode
 from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.engine.loop import stopping
 from trainyard_trainer.parallel.worker import Worker
-from trainyard_trainer.run_folder.progress import Length, Trained
+from trainyard_trainer.run_folder.measurements.progress import Length, Trained
 
 ALL_STATE = {
     "train__optimizer": {"name": "adamw"},

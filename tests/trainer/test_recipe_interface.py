@@ -38,7 +38,7 @@ from trainyard_trainer.recipes import registry
 from trainyard_trainer.recipes.language_model.model import Transformer
 from trainyard_trainer.recipes.loss import Evaluation, Loss, Top
 from trainyard_trainer.recipes.recipe import Forward, Recipe
-from trainyard_trainer.run_folder.progress import Length
+from trainyard_trainer.run_folder.measurements.progress import Length
 
 CPU = torch.device("cpu")
 

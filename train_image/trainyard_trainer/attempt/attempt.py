@@ -55,10 +55,9 @@ from trainyard_trainer.run_folder.attempt_scope import (
     say,
 )
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.goodput import measure
-from trainyard_trainer.run_folder.lease import Lease
 from trainyard_trainer.run_folder.log import Output, ProgressPrinter
-from trainyard_trainer.run_folder.progress import (
+from trainyard_trainer.run_folder.measurements.goodput import measure
+from trainyard_trainer.run_folder.measurements.progress import (
     Length,
     Recorder,
     Trained,
@@ -66,9 +65,10 @@ from trainyard_trainer.run_folder.progress import (
     measured_phases,
     read_lines,
 )
+from trainyard_trainer.run_folder.measurements.startup import Startup, process_age_s
+from trainyard_trainer.run_folder.ownership.lease import Lease
 from trainyard_trainer.run_folder.run_limit import limited
 from trainyard_trainer.run_folder.run_record import RunRecord, without_record
-from trainyard_trainer.run_folder.startup import Startup, process_age_s
 from trainyard_trainer.run_folder.submission import record_submission
 from trainyard_trainer.user_import import user_errors
 from trainyard_trainer.versions import NETWORKS, versions

@@ -24,7 +24,7 @@ from trainyard_trainer.report.page import (
     time_card,
 )
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.progress import Trained, read_lines
+from trainyard_trainer.run_folder.measurements.progress import Trained, read_lines
 
 MOST_BARS = 30
 """The largest number of columns in the chart. The table below the chart has all columns."""

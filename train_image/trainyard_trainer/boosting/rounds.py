@@ -30,9 +30,8 @@ from trainyard_trainer.engine.records import commit_checkpoint, send_to_both
 from trainyard_trainer.engine.step_sync import Signals, StepSync
 from trainyard_trainer.engine.timing import Clock, TimeSpent, peak_memory_bytes
 from trainyard_trainer.parallel.worker import Worker
-from trainyard_trainer.run_folder.fence import Fence
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.progress import (
+from trainyard_trainer.run_folder.measurements.progress import (
     Length,
     MetricsRecord,
     Recorder,
@@ -40,8 +39,9 @@ from trainyard_trainer.run_folder.progress import (
     eta_s,
     per_second,
 )
-from trainyard_trainer.run_folder.startup import Startup
-from trainyard_trainer.run_folder.tensorboard import TensorBoard
+from trainyard_trainer.run_folder.measurements.startup import Startup
+from trainyard_trainer.run_folder.measurements.tensorboard import TensorBoard
+from trainyard_trainer.run_folder.ownership.fence import Fence
 
 Record = dict[str, Any]
 

@@ -18,7 +18,7 @@ from trainyard_trainer.config.training.metric import ValidationGoal
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.run_files.names import CHECKPOINT_MANIFEST, CheckpointName
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.progress import Trained
+from trainyard_trainer.run_folder.measurements.progress import Trained
 
 MODEL = "model.pt"
 STATE = "state.pt"

@@ -32,7 +32,7 @@ from trainyard_trainer.recipes.initial_weights import load_initial_weights
 from trainyard_trainer.recipes.recipe import Forward
 from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.recipes.trained_weights import load_weights, saved_weights
-from trainyard_trainer.run_folder.progress import Length
+from trainyard_trainer.run_folder.measurements.progress import Length
 
 
 class Learner:

@@ -20,7 +20,7 @@ from trainyard_trainer.config.training.recipes import metrics_of
 from trainyard_trainer.engine.task import AnyTask
 from trainyard_trainer.errors import StorageError
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.metrics import (
+from trainyard_trainer.run_folder.measurements.metrics import (
     GAUGE_LABELS,
     STEP_AGE,
     STEP_AGE_MEANING,

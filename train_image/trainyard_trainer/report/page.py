@@ -23,7 +23,7 @@ from trainyard_trainer.run_files.record_text import (
     attempt_row,
     node_rows,
 )
-from trainyard_trainer.run_folder.metrics import RunMetric
+from trainyard_trainer.run_folder.measurements.metrics import RunMetric
 
 PARTS = {
     "startup": ("Start-up", "from the start of an attempt to its first step"),

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainyard_trainer.run_files.driver_output import worker_failed
-from trainyard_trainer.run_folder.fence import newest_group
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.progress import read_lines
+from trainyard_trainer.run_folder.measurements.progress import read_lines
+from trainyard_trainer.run_folder.ownership.fence import newest_group
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 

@@ -18,7 +18,7 @@ from trainyard_trainer.config.trainer_config import RUN_NAME_LIMIT
 from trainyard_trainer.errors import ConfigError, TrainerError
 from trainyard_trainer.run_files.names import CODE
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.lease import Lease
+from trainyard_trainer.run_folder.ownership.lease import Lease
 from trainyard_trainer.storage import ASIDE
 
 

@@ -33,7 +33,7 @@ from trainyard_trainer.run_files.names import CHECKPOINT_MANIFEST
 from trainyard_trainer.run_files.sizes import size_text
 from trainyard_trainer.run_files.standard_streams import run_with_safe_streams
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.lease import refuse_if_live
+from trainyard_trainer.run_folder.ownership.lease import refuse_if_live
 from trainyard_trainer.terminal import table_text
 from trainyard_trainer.tools.command_line import exit_code_of, open_run, parse
 

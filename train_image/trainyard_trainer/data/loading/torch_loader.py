@@ -29,7 +29,7 @@ from trainyard_trainer.data.loading.user_dataset import (
     stacked,
 )
 from trainyard_trainer.parallel.worker import Worker
-from trainyard_trainer.run_folder.progress import Length, Trained
+from trainyard_trainer.run_folder.measurements.progress import Length, Trained
 
 BATCHES_AHEAD = 4
 """The number of batches that each decoding process prefetches."""

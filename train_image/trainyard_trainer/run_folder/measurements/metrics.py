@@ -290,7 +290,7 @@ epoch. Those marked in the column *progress* are also in `progress.json`. Gauges
 The metrics of the built-in recipes are among them. A recipe can have others: each is recorded by its name
 and with `val_` before it, and has a gauge, a curve and a chart too.
 
-`make golden` writes this page from `train_image/trainyard_trainer/run_folder/metrics.py`.
+`make golden` writes this page from `train_image/trainyard_trainer/run_folder/measurements/metrics.py`.
 
 | metric | unit | better | meaning | progress | Prometheus gauge | TensorBoard tag | report's chart |
 |---|---|---|---|---|---|---|---|"""

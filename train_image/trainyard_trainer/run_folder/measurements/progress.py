@@ -14,7 +14,7 @@ from trainyard_trainer.config.trainer_config import RecipeConfig, TrainerConfig
 from trainyard_trainer.config.training.metric import LOSS, Metric, is_validation
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.metrics import Kind, rows_of, run_metrics
+from trainyard_trainer.run_folder.measurements.metrics import Kind, rows_of, run_metrics
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

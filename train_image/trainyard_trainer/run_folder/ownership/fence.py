@@ -13,8 +13,8 @@ from datetime import datetime, timezone
 
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.run_files.lease import CLAIM, claim_file
-from trainyard_trainer.run_folder.claim_holder import ClaimHolder
 from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.ownership.claim_holder import ClaimHolder
 
 
 class Fenced(RunError):

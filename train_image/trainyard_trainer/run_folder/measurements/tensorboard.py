@@ -16,7 +16,7 @@ from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import masked_crc32c
 
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.metrics import METRICS, RunMetric, tensorboard_values
+from trainyard_trainer.run_folder.measurements.metrics import METRICS, RunMetric, tensorboard_values
 
 
 class TensorBoard:

@@ -40,10 +40,10 @@ from trainyard_trainer.run_files.lease import (
     ended_file,
     heartbeat_file,
 )
-from trainyard_trainer.run_folder.claim_holder import ClaimHolder
-from trainyard_trainer.run_folder.fence import Fence, Fenced, claims_of, make_claim
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.progress import read_lines
+from trainyard_trainer.run_folder.measurements.progress import read_lines
+from trainyard_trainer.run_folder.ownership.claim_holder import ClaimHolder
+from trainyard_trainer.run_folder.ownership.fence import Fence, Fenced, claims_of, make_claim
 
 
 class RunIsLive(RunError):

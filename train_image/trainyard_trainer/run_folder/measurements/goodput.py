@@ -14,7 +14,7 @@ from typing import Any
 
 from trainyard_trainer.run_files.names import RECORD
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.progress import Trained, read_lines
+from trainyard_trainer.run_folder.measurements.progress import Trained, read_lines
 
 KEPT = ("compute", "communication")
 """The phases of `Trained.seconds` that are steps."""
