@@ -15,8 +15,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from trainyard_trainer.data.preparation.bad_samples import bad_record
-from trainyard_trainer.data.preparation.chunk_processes import ChunkProcesses
 from trainyard_trainer.data.preparation.destination import state_path
+from trainyard_trainer.data.preparation.tokens.chunk_processes import ChunkProcesses
 from trainyard_trainer.data.sources.chats.chat_files import SourceRow
 from trainyard_trainer.data.sources.chats.examples import WrongRow, example_of
 from trainyard_trainer.data.sources.chats.token_format import TokenFormat

@@ -28,7 +28,7 @@ from trainyard_trainer.data.preparation.destination import (
     settle_plan,
     write_file,
 )
-from trainyard_trainer.data.preparation.token_chunks import (
+from trainyard_trainer.data.preparation.tokens.token_chunks import (
     TOKEN_BYTES,
     Chunk,
     ChunkContent,
