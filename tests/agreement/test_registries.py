@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 import yaml
 
-from trainyard.planning.schema import schema_of
+from trainyard.planning.authoring.schema import schema_of
 from trainyard_trainer.config import trainer_config
 from trainyard_trainer.config.data_sources import DATA_SOURCES, describe_preparable_sources
 from trainyard_trainer.config.training import recipes

@@ -29,7 +29,7 @@ def schema(
     """Print the JSON Schema of run files or platform files, with which editors check them."""
     import json
 
-    from trainyard.planning.schema import schema_of
+    from trainyard.planning.authoring.schema import schema_of
 
     typer.echo(json.dumps(schema_of(kind), indent=2))
 
@@ -86,7 +86,7 @@ def init(
     """Write a run file that explains every key; on a terminal, ask for what the options do not give."""
     from trainyard.cli import show
     from trainyard.errors import ConfigError
-    from trainyard.planning.init import (
+    from trainyard.planning.authoring.init import (
         check_text,
         default_batch,
         run_text,
@@ -151,7 +151,7 @@ def _init_recipe(file: Path, name: str | None, recipe: str, *, is_alone: bool) -
     """Write the skeleton of a recipe. `is_alone` is false if options for built-in recipes are given."""
     from trainyard.cli import show
     from trainyard.errors import ConfigError
-    from trainyard.planning.new_recipe import files_of, write_files
+    from trainyard.planning.authoring.new_recipe import files_of, write_files
 
     if not is_alone:
         raise ConfigError(

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from trainyard.errors import ConfigError
-from trainyard.planning.init import existing_file, write_run
+from trainyard.planning.authoring.init import existing_file, write_run
 from trainyard.run_file.validation import check_name
 from trainyard_trainer.run_files.code_imports import is_reserved
 
