@@ -24,9 +24,9 @@ from trainyard.planning.objects import pack_code, run_objects
 from trainyard.planning.plan import Plan
 from trainyard.platform import Platform, load_platform
 from trainyard.run import NAMESPACE, Run, check_namespace, local_storage, published_platform
-from trainyard.run_file.code_archive import Overlay, require_to_travel
+from trainyard.run_file.code.code_archive import Overlay, require_to_travel
+from trainyard.run_file.code.source import source_of
 from trainyard.run_file.models import RunConfig
-from trainyard.run_file.source import source_of
 from trainyard.submission.status import RunStatus
 from trainyard_trainer.run_files import names, submission
 

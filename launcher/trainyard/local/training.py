@@ -17,9 +17,9 @@ from typing_extensions import assert_never
 from trainyard.errors import ConfigError, RunFailed, RunStopped
 from trainyard.local.tools import own_environment, require_packages, stopped_like_ctrl_c
 from trainyard.planning.trainer_input import trainer_config
-from trainyard.run_file.code_archive import Overlay
+from trainyard.run_file.code.code_archive import Overlay
+from trainyard.run_file.code.source import GitState
 from trainyard.run_file.models import BoostingRun, RunConfig, UserCodeRun
-from trainyard.run_file.source import GitState
 from trainyard.submission.status import RunStatus, error_lines, has_error
 from trainyard_trainer.config.scaling import Scaling
 from trainyard_trainer.config.storage import Storage

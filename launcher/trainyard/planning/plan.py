@@ -25,7 +25,7 @@ from trainyard.planning.trainer_input import (
     with_receiver,
 )
 from trainyard.platform import DataVolume, Platform
-from trainyard.run_file.code_archive import Overlay
+from trainyard.run_file.code.code_archive import Overlay
 from trainyard.run_file.models import (
     BoostingRun,
     NetworkRun,

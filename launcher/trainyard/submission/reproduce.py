@@ -11,7 +11,7 @@ from typing import Any
 from trainyard.errors import ConfigError
 from trainyard.planning.objects import run_objects_with_code
 from trainyard.platform import Platform
-from trainyard.run_file.code_archive import Overlay
+from trainyard.run_file.code.code_archive import Overlay
 from trainyard.run_file.models import RUN_MODELS, RunConfig, UserCodeRun
 from trainyard.run_file.validation import validate
 from trainyard_trainer.config.section import Section

@@ -31,7 +31,7 @@ from trainyard_trainer.run_files import names
 if TYPE_CHECKING:
     from trainyard.cluster.cluster import Cluster
     from trainyard.platform import Platform
-    from trainyard.run_file.code_archive import Overlay
+    from trainyard.run_file.code.code_archive import Overlay
     from trainyard.submission.remote_folder import RemoteFolder
     from trainyard.submission.reproduce import RenderedAgain, Submission
 
@@ -96,7 +96,7 @@ def _render_again(
     platform_file: Path | None,
     submit: bool,
 ) -> None:
-    from trainyard.run_file.code_archive import require_to_travel
+    from trainyard.run_file.code.code_archive import require_to_travel
     from trainyard.submission.reader_pod import open_folder
     from trainyard.submission.reproduce import renamed, render_again
 

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from trainyard.errors import ConfigError
-from trainyard.run_file.code_files import files_of
+from trainyard.run_file.code.code_files import files_of
 from trainyard.run_file.credentials import credential_in_file
 from trainyard_trainer.run_files.sizes import size_text
 from trainyard_trainer.run_files.submission import unpacked_limit

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
 from trainyard.errors import ConfigError
-from trainyard.run_file.gitignore import IgnoreRule, parse_rules, verdict
+from trainyard.run_file.code.gitignore import IgnoreRule, parse_rules, verdict
 from trainyard_trainer.run_files import names
 
 NEVER = (
