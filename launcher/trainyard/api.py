@@ -190,7 +190,7 @@ def _upload(
 
     `on_arrival` is called with the number of bytes that have arrived, and with the number of all bytes.
     """
-    from trainyard.submission.reader_pod import open_folder
+    from trainyard.submission.run_folder.reader_pod import open_folder
 
     file, length = submission.code_file(code.sha256), len(code.archive)
     with open_folder(cluster, platform, run) as folder:
@@ -204,7 +204,7 @@ def forget_failure(cluster: Cluster, platform: Platform, run: str) -> None:
     They are the final error that a retry repeats, the start of the time that `limits.max_run_s` counts, and
     the number of attempts that have failed. The next attempt then tries again, with all of its time.
     """
-    from trainyard.submission.reader_pod import open_folder
+    from trainyard.submission.run_folder.reader_pod import open_folder
 
     nothing = b"{}"
     with open_folder(cluster, platform, run) as folder:
@@ -214,7 +214,7 @@ def forget_failure(cluster: Cluster, platform: Platform, run: str) -> None:
 
 def set_run_aside(cluster: Cluster, platform: Platform, run: str) -> str | None:
     """Rename the folder of a run on a cluster; return its new name, or None if there was no folder."""
-    from trainyard.submission.reader_pod import open_folder
+    from trainyard.submission.run_folder.reader_pod import open_folder
 
     with open_folder(cluster, platform, run) as folder:
         return folder.set_aside()

@@ -26,8 +26,8 @@ from trainyard.drills.timeline import (
 from trainyard.errors import ClusterError, ConfigError, RunFailed
 from trainyard.labels import RUN_LABEL
 from trainyard.platform import Platform
-from trainyard.submission.reader_pod import open_folder
-from trainyard.submission.remote_folder import RemoteFolder
+from trainyard.submission.run_folder.reader_pod import open_folder
+from trainyard.submission.run_folder.remote_folder import RemoteFolder
 from trainyard.submission.status import RunStatus
 from trainyard.submission.submit import delete_and_wait, submit_rayjob
 from trainyard.submission.watch import watch_submission

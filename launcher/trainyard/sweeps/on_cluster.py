@@ -20,7 +20,7 @@ from trainyard.platform import Platform
 from trainyard.run_file.code.code_archive import Overlay
 from trainyard.run_file.code.source import GitState
 from trainyard.submission.current_status import current_status, head_pod
-from trainyard.submission.reader_pod import open_folder
+from trainyard.submission.run_folder.reader_pod import open_folder
 from trainyard.submission.status import ENDED, phase_of, run_status_of
 from trainyard.submission.submit import find_same_submission, submit_rayjob
 from trainyard.sweeps.combinations import Combination, naming

@@ -13,7 +13,7 @@ from trainyard.errors import ClusterError
 from trainyard.labels import OWNER_LABELS, RUN_LABEL
 from trainyard.platform import Platform
 from trainyard.submission.current_status import HEAD_CONTAINER
-from trainyard.submission.remote_folder import PodAccess, RemoteFolder
+from trainyard.submission.run_folder.remote_folder import PodAccess, RemoteFolder
 
 Object = dict[str, Any]
 

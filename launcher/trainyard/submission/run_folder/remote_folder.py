@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from trainyard.errors import ClusterError, ConfigError
 from trainyard.platform import Platform
-from trainyard.submission.transfer import OutputStream, RemoteCommand, send, unpack
+from trainyard.submission.run_folder.transfer import OutputStream, RemoteCommand, send, unpack
 from trainyard_trainer.config.storage import Storage
 from trainyard_trainer.run_files import names
 from trainyard_trainer.run_files.driver_output import ERROR
