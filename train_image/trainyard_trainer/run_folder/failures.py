@@ -1,6 +1,6 @@
-"""What workers of a run failed of, and when that was noticed: a line for each in failures.jsonl.
+"""Record the failures of workers in failures.jsonl: a line for each, with the error and the time.
 
-A worker group that has saved all and left a machine that goes away has a line without rank and error.
+A worker group that saved its state and left a machine that is shut down has a line without rank and error.
 """
 
 from __future__ import annotations

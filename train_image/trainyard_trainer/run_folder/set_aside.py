@@ -1,4 +1,4 @@
-"""Begin a run anew: all that its folder holds goes to a name of its own, where every command still finds it.
+"""Begin a run anew: move the files of its folder to another name, under which every command finds them.
 
     python -m trainyard_trainer.run_folder.set_aside --path PATH [--endpoint URL] NAME
 

@@ -105,7 +105,7 @@ def delivered_name(folder: RunFolder) -> str | None:
 def record_of(
     checkpoints: Checkpoints, judged: CheckpointStatus, marks: list[str]
 ) -> dict[str, Any]:
-    """What `ls --json` tells of one checkpoint."""
+    """Return the fields of one checkpoint in the output of `ls --json`."""
     manifest = checkpoints.path(judged.name, CHECKPOINT_MANIFEST)
     time = checkpoints.folder.infos([manifest])[0].mtime
     return {

@@ -25,7 +25,7 @@ LENGTHS = ("epochs", "rounds")
 
 
 def identity_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides the weights, of a recipe's run.json; the rest may change between attempts."""
+    """Return the part of a recipe's run.json that decides the weights; the rest may change."""
     return {
         section: {key: value for key, value in config[section].items() if key not in free}
         for section, free in MAY_CHANGE.items()

@@ -1,4 +1,4 @@
-"""What a recipe says of a metric: its name, which values are better, and how it follows from sums."""
+"""The description of a metric: its name, which values are better, and how it is computed from sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a run has come: the numbers, and the files that show them."""
+"""The progress of a run in numbers, and the files in which these are recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the start of an attempt is made of. It goes with the task from the driver to rank 0.
+"""The time of each phase of an attempt's start. The driver sends it with the task to rank 0.
 
 A worker group that takes the place of another has a start of its own, from the moment at which the failure
 was noticed.

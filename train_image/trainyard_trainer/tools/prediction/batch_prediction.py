@@ -64,7 +64,7 @@ def answers_to(classifier: Classifier, rows: pa.Table, *, top: int, batch_size: 
 
 @dataclass(kw_only=True)
 class Counts:
-    """What a summary counts of the rows that were predicted."""
+    """The counts of a prediction over all rows, as the summary shows them."""
 
     rows: int = 0
     bad_rows: int = 0

@@ -1,4 +1,4 @@
-"""The labels that a saved image model gives to images, prepared as validation images are."""
+"""Label images with a saved model. The images are prepared in the same way as for validation."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ FEWEST_STEPS = SETTLED + 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """How a few steps are trained."""
+    """The settings of a trial, which trains a few steps."""
 
     workers: int = 1
     strategy: str = "ddp"
@@ -74,7 +74,7 @@ class Trial:
 
 @dataclass(kw_only=True, slots=True)
 class Observed:
-    """What a trial has done, over all of its workers."""
+    """The results of a trial, collected from all of its workers."""
 
     losses: list[float] = field(default_factory=list)
     """The mean loss of each step."""
