@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 from trainyard_trainer.config.data import Loading
 from trainyard_trainer.config.optimizers import AdamW, Optimizer
 from trainyard_trainer.config.section import Endpoint, Location
+from trainyard_trainer.config.streaming import require_streamed
 from trainyard_trainer.config.train import Train
 from trainyard_trainer.config.user_code import Reference
 
@@ -67,6 +68,13 @@ class OwnData(Loading):
         origin, others = (
             ("source", ("options",)) if self.source else ("dataset", ("columns", "endpoint"))
         )
+        if self.stream:
+            if self.source is None:
+                raise PydanticCustomError(
+                    "one_of",
+                    "stream is for a source. A dataset of yours reads what it likes: remove stream",
+                )
+            require_streamed(self.source)
         for key in others:
             if getattr(self, key):
                 raise PydanticCustomError(
