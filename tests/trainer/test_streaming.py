@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,9 @@ def write_table(folder: Path, *, group: int = 5) -> Path:
 def write_arrow(folder: Path) -> Path:
     folder.mkdir()
     table = pa.table({"number": np.arange(COUNT)})
-    with pa.OSFile(str(folder / "data.arrow"), "wb") as sink:
-        with pa.ipc.new_stream(sink, table.schema) as stream:
-            stream.write_table(table, max_chunksize=5)
+    file = str(folder / "data.arrow")
+    with pa.OSFile(file, "wb") as sink, pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table, max_chunksize=5)
     return folder
 
 
@@ -214,7 +215,7 @@ def worker_of(rank: int, world_size: int) -> Worker:
     return Worker(rank=rank, world_size=world_size, device=torch.device("cpu"))
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_any_number_of_workers_sees_each_sample_once_also_after_a_resume(
     line: Path, tmp_path: Path, world_size: int
 ) -> None:
@@ -228,17 +229,15 @@ def test_any_number_of_workers_sees_each_sample_once_also_after_a_resume(
             numbers(TorchBatches(data, length, trained, worker_of(rank, size), config).epoch(epoch))
             for rank in range(size)
         ]
-        return [sum(batch, []) for batch in zip(*parts, strict=True)]
+        return [list(chain(*batch)) for batch in zip(*parts, strict=True)]
 
     one = epoch_of(1, Trained(), 1)
     assert epoch_of(1, Trained(), world_size) == one
     begun = Trained(epoch=1, steps_in_epoch=2)
     assert epoch_of(1, begun, world_size) == one[2:]
-    valid = [
-        sum(numbers(ValidationBatches(data, worker_of(rank, world_size), config)), [])
-        for rank in range(world_size)
-    ]
-    assert sorted(sum(one, []) + sum(valid, [])) == [*range(COUNT)]
+    workers = [worker_of(rank, world_size) for rank in range(world_size)]
+    valid = [numbers(ValidationBatches(data, worker, config)) for worker in workers]
+    assert sorted(chain(*one, *chain(*valid))) == [*range(COUNT)]
 
 
 def test_the_log_says_how_much_a_stream_holds(line: Path, tmp_path: Path) -> None:
@@ -289,17 +288,17 @@ def test_a_streamed_run_of_images_resumes_with_the_same_bits(tmp_path: Path) -> 
 
 def test_an_image_that_cannot_be_decoded_ends_the_run_with_its_row(tmp_path: Path) -> None:
     pictures = [made_sources.png(image) for image in made_sources.pixels(COUNT)]
-    pictures[47] = b"no picture"
+    pictures[38] = b"no picture"  # behind those that are read when the stream is opened
     table = pa.table({"image": pictures, "label": made_sources.labels(COUNT)})
     (tmp_path / "data").mkdir()
     parquet.write_table(table, tmp_path / "data/images.parquet", row_group_size=40)
     config = image_run(tmp_path, tmp_path / "data", data__valid_share=0.5)
-    with pytest.raises((DatasetError, ConfigError), match="row 47: the image cannot be decoded"):
-        data = open_data(config, open_folder(config))
-        assert isinstance(data, ImageStream)
-        for split in ("train", "valid"):
-            rows = ImageRows(data, split)
-            rows[np.arange(len(rows))]
+    data = open_data(config, open_folder(config))
+    assert isinstance(data, ImageStream)
+    split: Any = "train" if 38 in data.open("train").indices else "valid"
+    rows = ImageRows(data, split)
+    with pytest.raises(DatasetError, match="row 38: the image cannot be decoded"):
+        rows[np.arange(len(rows))]
 
 
 # From a bucket.
