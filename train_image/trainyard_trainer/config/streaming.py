@@ -12,13 +12,7 @@ NOT_STREAMED = {
     (".csv", ".tsv", ".jsonl", ".ndjson"): "a text file has no index of its rows",
     (".npz", ".npy"): "arrays of NumPy are read as a whole",
     (".arrow",): "an Arrow file in an object store is read as a whole",
-    (
-        ".tar.gz",
-        ".tgz",
-        ".tar.zst",
-        ".gz",
-        ".zip",
-    ): "a compressed file is read only from its beginning",
+    (".tgz", ".gz", ".zst", ".bz2", ".zip"): "a compressed file is read only from its beginning",
 }
 """Why files with these endings cannot be read at random."""
 

@@ -95,7 +95,8 @@ def _open_stream(
     parts = [part for part in _open_parts(found, files) if len(part)]
     grouped = [part for part in parts if isinstance(part, GroupedRows)]
     if len(grouped) < len(parts):
-        raise ConfigError(f"data.source = {source} cannot be streamed: {why_not_streamed(source)}")
+        why = why_not_streamed(files[0])
+        raise ConfigError(f"data.source = {source} cannot be streamed: {why}")
     if not grouped:
         raise ConfigError(f"data.source = {source} has no rows")
     rows = StreamRows(source, grouped, groups_at_once)
