@@ -320,6 +320,22 @@ def test_a_table_and_images_in_a_bucket_are_streamed(tmp_path: Path, bucket: Buc
     assert len(ImageRows(data, "train")[np.arange(5)]) == 5
 
 
+# Patterns of names.
+
+
+def test_a_pattern_names_the_files_of_a_table(tmp_path: Path) -> None:
+    folder = write_table(tmp_path / "2024/data")
+    for pattern, rows in (("2024/data/part-*.parquet", 60), ("*/data/part-?0.parquet", 60)):
+        found = [stream_of_table(f"{tmp_path}/{pattern}", split) for split in ("train", "valid")]
+        assert sum(map(len, found)) == rows
+    (folder / "part-[x].parquet").write_bytes((folder / "part-00.parquet").read_bytes())
+    assert len(stream_of_table(f"{folder}/part-[x]*", valid_share=0.5)) == 10
+    with pytest.raises(ConfigError, match=r"is no table \(files: none\)"):
+        stream_of_table(f"{folder}/*.csv")
+    with pytest.raises(ConfigError, match="there is no"):
+        stream_of_table(f"{tmp_path}/2025/*.parquet")
+
+
 # What cannot be streamed.
 
 
