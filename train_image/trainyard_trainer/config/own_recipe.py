@@ -43,8 +43,8 @@ class OwnData(Loading):
 
     source: Location | None = None
     """The path or `s3://` URL of a table, in place of `dataset`: a file or a folder of CSV, JSON lines,
-    Parquet, NumPy, Arrow files of `datasets`, or tar shards of WebDataset. Files or folders named `train` and
-    `valid` are the splits."""
+    Parquet, NumPy, Arrow files of `datasets`, or tar shards of WebDataset. With `*` or `?` it is a pattern of
+    names, such as `/data/part-*.parquet`. Files or folders named `train` and `valid` are the splits."""
 
     columns: Annotated[tuple[str, ...], Field(min_length=1, strict=False)] | None = None
     """The columns of the table that a sample has. The default is all of them."""
