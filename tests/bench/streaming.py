@@ -36,7 +36,7 @@ FILES = 4
 BATCH = 64
 GROUPS_AT_ONCE = 4
 ROUNDS = 5
-LEAST_SHARE = 0.9
+LEAST_SHARE = 0.8
 
 OURS = "stream"
 BY_HAND = "DataLoader over row groups"
@@ -142,7 +142,7 @@ def rate(epoch: Callable) -> Callable[[], float]:
 
 def measure(options: Options) -> list[Section]:
     rounds = options.rounds_or(ROUNDS)
-    count = options.choose(6_144, 1_024)
+    count = options.choose(3_072, 1_024)
     torch.set_num_threads(1)
     sections = []
     with tempfile.TemporaryDirectory(prefix="ty", dir="/tmp") as scratch:

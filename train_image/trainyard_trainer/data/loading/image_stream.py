@@ -125,13 +125,13 @@ class ImageRows(Dataset[Batch]):
     def __getitem__(self, indices: np.ndarray) -> Batch:
         if self._table is None:
             self._table = self.data.open(self.split)
-        rows = self._table.__getitems__(indices.tolist()) if len(indices) else []
-        images = torch.empty((len(indices), *self.data.info.shape), dtype=torch.uint8)
-        labels = torch.empty(len(indices), dtype=torch.int64)
-        for place, (index, row) in enumerate(zip(indices.tolist(), rows, strict=True)):
-            images[place] = torch.from_numpy(self._image(row, index))
-            labels[place] = self._label(row, index)
         ids = torch.from_numpy(np.asarray(indices, np.int64))
+        if not len(ids):
+            images, labels = torch.empty((0, *self.data.info.shape), dtype=torch.uint8), ids
+            return Batch({"image": images, "label": labels}, ids)
+        samples = list(zip(ids.tolist(), self._table.__getitems__(ids.tolist()), strict=True))
+        images = torch.stack([torch.from_numpy(self._image(row, index)) for index, row in samples])
+        labels = torch.tensor([self._label(row, index) for index, row in samples])
         return Batch({"image": images, "label": labels}, ids)
 
     def _image(self, row: Row, index: int) -> np.ndarray:
