@@ -123,7 +123,13 @@ FREE = {
 }
 """What another one of is the same run."""
 LOWER = {"train.epochs": 1}
-TOGETHER = {"train.recipe", "train.fsdp2", "train.deepspeed"}
+TOGETHER = {
+    "data.stream",
+    "data.stream_groups",
+    "train.recipe",
+    "train.fsdp2",
+    "train.deepspeed",
+}
 """Fields that another one must change with."""
 
 

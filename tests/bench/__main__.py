@@ -20,6 +20,7 @@ BENCHES = (
     "training",
     "fine_tuning",
     "ingest",
+    "streaming",
     "checkpoint",
     "startup",
     "memory",

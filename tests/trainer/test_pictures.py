@@ -72,6 +72,21 @@ def test_any_format_gives_the_picture_in_colour_and_in_grey(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
+def test_a_plain_jpeg_is_known_by_its_first_bytes(name: str) -> None:
+    data, is_plain = FILES[name]
+    assert image_codec.is_plain_jpeg(data) == (is_plain and "JPEG" in name)
+    assert not any(image_codec.is_plain_jpeg(data[:end]) for end in range(12))
+
+
+def test_a_jpeg_with_an_orientation_is_left_to_pil() -> None:
+    notes = Image.Exif()
+    notes[image_codec.ORIENTATION] = 6
+    lying = file_of(smooth(), "JPEG", exif=notes)
+    assert not image_codec.is_plain_jpeg(lying)
+    assert image_codec.load(lying, (3, WIDTH, HEIGHT)).shape == (3, WIDTH, HEIGHT)
+
+
+@pytest.mark.parametrize("name", FILES)
 def test_what_is_kept_is_plain_and_shows_the_same(name: str) -> None:
     data, is_plain = FILES[name]
     header = image_codec.read_header(data)

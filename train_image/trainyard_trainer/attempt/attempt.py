@@ -37,8 +37,9 @@ from trainyard_trainer.config.training.batch_share import share_batch
 from trainyard_trainer.config.training.metric import LOSS, VALIDATION_PREFIX
 from trainyard_trainer.config.training.own_recipe import OwnData, OwnRecipe
 from trainyard_trainer.config.training.recipes import best_goal, metrics_of
-from trainyard_trainer.config.training.train import Train, require_goals
-from trainyard_trainer.data.loading.rows import RunData, read_stand_in
+from trainyard_trainer.config.training.train import ImageClassification, Train, require_goals
+from trainyard_trainer.data.loading.image_stream import open_image_stream
+from trainyard_trainer.data.loading.rows import RunData, read_stand_in, stream_of
 from trainyard_trainer.data.loading.user_dataset import UserDataset
 from trainyard_trainer.data.preparation import run_data
 from trainyard_trainer.engine.outcome import Outcome
@@ -150,6 +151,14 @@ def open_data(config: TrainerConfig, folder: RunFolder) -> RunData:
         endpoint, seed = config.storage.endpoint, config.train.seed
         return UserDataset.open_table(data, endpoint=endpoint, seed=seed)
     assert isinstance(data, Data)
+    if data.stream:
+        assert isinstance(config.train, ImageClassification)
+        return open_image_stream(
+            data,
+            storage_endpoint=config.storage.endpoint,
+            seed=config.train.seed,
+            model=config.train.model,
+        )
     return run_data.open_data(
         data,
         folder,
@@ -343,11 +352,13 @@ def describe(
         else ""
     )
     bad = f", {data.bad_samples} bad ones left out" if data.bad_samples else ""
+    stream = stream_of(data)
     lines = (
         f"run {config.name}, attempt {attempt}: {folder.show(folder.root)}",
         "versions: " + ", ".join(f"{name} {version}" for name, version in versions().items()),
         f"data: {data.info.source}, {data.num_train:,} training and {data.num_valid:,} validation "
         f"{recipe.describe()}{bad}, by the {config.data.loader} loader",
+        *([stream.describe()] if stream else []),
         f"model: {recipe.title()}, {parameters:,} parameters",
         f"plan: {length.epochs} epochs of {length.steps_per_epoch} steps of "
         f"{length.global_batch_size} {recipe.samples}, {share.samples} on each of {workers} workers{at_least}"

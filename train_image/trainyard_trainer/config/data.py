@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeInt, StringConstraints
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    StringConstraints,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
+from typing_extensions import Self
 
 from trainyard_trainer.config.data_sources import (
     BUILT_IN,
@@ -18,6 +26,10 @@ from trainyard_trainer.config.data_sources import (
 )
 from trainyard_trainer.config.location import location_problem
 from trainyard_trainer.config.section import Endpoint, Section
+from trainyard_trainer.config.streaming import require_streamed
+
+STREAM_GROUPS = 16
+"""The default number of groups of rows of a stream that are shuffled together."""
 
 
 def _require_source(source: str) -> str:
@@ -65,6 +77,25 @@ class Loading(Section):
     """Leave out the samples of each epoch that do not fill a global batch. Otherwise the last batch is
     smaller."""
 
+    stream: bool = False
+    """Read the source while the run trains, group of rows by group of rows, without preparing or copying it.
+    The source is Parquet, tar shards of WebDataset, or Arrow files of `datasets` on a disk."""
+
+    stream_groups: PositiveInt = STREAM_GROUPS
+    """The number of groups of rows of a stream that are shuffled together. Each process that reads samples
+    holds at most so many in memory. A group is a row group of Parquet, a record batch of Arrow, or 8 MiB of
+    a tar shard."""
+
+    @model_validator(mode="after")
+    def _stream_fits(self) -> Self:
+        if self.stream and self.loader == "ray":
+            raise PydanticCustomError(
+                "one_of", "stream is for loader: torch. Remove loader: ray, or stream"
+            )
+        if not self.stream and self.stream_groups != STREAM_GROUPS:
+            raise PydanticCustomError("one_of", "stream_groups means nothing without stream: true")
+        return self
+
 
 class Data(Loading):
     """The data set of a run, and the loader that makes batches of it."""
@@ -105,6 +136,23 @@ class Data(Loading):
 
     max_bad_samples: NonNegativeInt = 0
     """The largest number of samples that are left out because they cannot be read; more are an error."""
+
+
+def require_stream_fits(data: Data) -> None:
+    """Raise PydanticCustomError for a stream of what cannot be streamed."""
+    if not data.stream:
+        return
+    for source in filter(None, (data.source, data.valid_source)):
+        if source in BUILT_IN:
+            raise PydanticCustomError(
+                "one_of", f"stream: {source} comes with a package and is no file: remove stream"
+            )
+        require_streamed(source)
+    if data.max_bad_samples:
+        raise PydanticCustomError(
+            "one_of",
+            "max_bad_samples is counted by a preparation, and stream: true makes none: remove one of them",
+        )
 
 
 class Table(Section):

@@ -24,6 +24,14 @@ FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF
 
 JPEG_QUALITY = 95
 
+JPEG_START = b"\xff\xd8"
+JPEG_FRAMES = (0xC0, 0xC1, 0xC2)
+"""Markers of the segment with the bits and the number of colours: baseline, extended and progressive."""
+JPEG_EXIF = 0xE1
+"""The marker of the segment that can hold an orientation."""
+JPEG_WITHOUT_SIZE = (0x01, *range(0xD0, 0xDB), 0xFF)
+"""Markers that begin no segment with a size, or the pixels."""
+
 ORIENTATION = 0x0112
 """EXIF tag; 5 to 8 say that the picture lies on its side."""
 EXIF_NOTES = (b"eXIf", b"Raw profile type exif", b"com.adobe.xmp")
@@ -72,6 +80,26 @@ def read_header(data: bytes) -> Header:
         raise _unreadable(error) from error
 
 
+def is_plain_jpeg(data: bytes) -> bool:
+    """Return whether a file is a JPEG that `decode` can take as it is, without an orientation.
+
+    This reads the beginning of the file, in a tenth of the time of `read_header`. It is false for a file of
+    which only PIL knows.
+    """
+    place = 2
+    if data[:place] != JPEG_START:
+        return False
+    while place + 10 <= len(data) and data[place] == 0xFF:
+        marker = data[place + 1]
+        if marker in JPEG_FRAMES:
+            bits, components = data[place + 4], data[place + 9]
+            return bits == 8 and components in (1, 3)
+        if marker == JPEG_EXIF or marker in JPEG_WITHOUT_SIZE:
+            return False
+        place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+    return False
+
+
 def decode(data: bytes, shape: tuple[int, int, int]) -> np.ndarray:
     """Pixels (C, H, W) uint8 of a plain picture, the middle of it where its shape is another one.
 
@@ -93,7 +121,7 @@ def decode(data: bytes, shape: tuple[int, int, int]) -> np.ndarray:
 
 def load(data: bytes, shape: tuple[int, int, int], header: Header | None = None) -> np.ndarray:
     """Pixels (C, H, W) uint8 of any picture. Raises UnreadableError."""
-    if (header or read_header(data)).is_plain:
+    if is_plain_jpeg(data) or (header or read_header(data)).is_plain:
         return decode(data, shape)
     return _to_pixels(_draw(data, shape))
 
@@ -122,7 +150,7 @@ def to_png(pixels_CHW: np.ndarray) -> bytes:
 def resize(pixels_CHW: np.ndarray, height: int, width: int) -> np.ndarray:
     """The middle of an image in that size."""
     if pixels_CHW.shape[1:] == (height, width):
-        return np.ascontiguousarray(pixels_CHW)
+        return pixels_CHW
     return _to_pixels(_crop(_to_image(pixels_CHW), (width, height)))
 
 

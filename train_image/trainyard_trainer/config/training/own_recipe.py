@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from trainyard_trainer.config.data import Loading
 from trainyard_trainer.config.section import Endpoint, Location
+from trainyard_trainer.config.streaming import require_streamed
 from trainyard_trainer.config.training.optimizers import AdamW, Optimizer
 from trainyard_trainer.config.training.train import Train
 from trainyard_trainer.config.user_code import Reference
@@ -42,8 +43,8 @@ class OwnData(Loading):
 
     source: Location | None = None
     """The path or `s3://` URL of a table, in place of `dataset`: a file or a folder of CSV, JSON lines,
-    Parquet, NumPy, Arrow files of `datasets`, or tar shards of WebDataset. Files or folders named `train` and
-    `valid` are the splits."""
+    Parquet, NumPy, Arrow files of `datasets`, or tar shards of WebDataset. With `*` or `?` it is a pattern of
+    names, such as `/data/part-*.parquet`. Files or folders named `train` and `valid` are the splits."""
 
     columns: Annotated[tuple[str, ...], Field(min_length=1, strict=False)] | None = None
     """The columns of the table that a sample has. The default is all of them."""
@@ -67,6 +68,13 @@ class OwnData(Loading):
         origin, others = (
             ("source", ("options",)) if self.source else ("dataset", ("columns", "endpoint"))
         )
+        if self.stream:
+            if self.source is None:
+                raise PydanticCustomError(
+                    "one_of",
+                    "stream is for a source. A dataset of yours reads what it likes: remove stream",
+                )
+            require_streamed(self.source)
         for key in others:
             if getattr(self, key):
                 raise PydanticCustomError(

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import Self
 
 from trainyard_trainer.config.checkpoint import CheckpointConfig
-from trainyard_trainer.config.data import Data, require_known
+from trainyard_trainer.config.data import Data, require_known, require_stream_fits
 from trainyard_trainer.config.data_sources import absolute
 from trainyard_trainer.config.section import (
     Endpoint,
@@ -205,7 +205,7 @@ class ImageClassification(Train):
 class LanguageModel(Train):
     """Language modelling with a transformer on bytes, or on the tokens of a tokenizer."""
 
-    no_use_for = ("augment", "image_column", "label_column", "max_bad_samples")
+    no_use_for = ("augment", "image_column", "label_column", "max_bad_samples", "stream")
     metrics = (ACCURACY,)
 
     recipe: Literal["language_model"]
@@ -229,7 +229,7 @@ class LanguageModel(Train):
 class CausalLm(Train):
     """Fine-tuning of a language model of Transformers on chats, prompts or text."""
 
-    no_use_for = ("augment", "image_column", "label_column", "text_files")
+    no_use_for = ("augment", "image_column", "label_column", "stream", "text_files")
 
     recipe: Literal["causal_lm"]
     """The recipe: predict the next token of a chat or a text."""
@@ -297,6 +297,7 @@ def require_fit(data: Data, train: Train, checkpoint: CheckpointConfig) -> None:
                 "one_of", f"data.{key} means nothing to train.recipe = {train.recipe}: remove it"
             )
     require_known(data, train.recipe)
+    require_stream_fits(data)
 
 
 def require_goals(train: Train, checkpoint: CheckpointConfig, metrics: Sequence[Metric]) -> None:

@@ -12,9 +12,11 @@ from typing_extensions import assert_never
 
 from trainyard_trainer.data.loading.batch import Batch, BatchRequest
 from trainyard_trainer.data.loading.chunks import copied
+from trainyard_trainer.data.loading.image_stream import ImageRows, ImageStream
 from trainyard_trainer.data.loading.local_copy import LocalCopy
 from trainyard_trainer.data.loading.reading import read_sample
 from trainyard_trainer.data.loading.shard_rows import ShardRows
+from trainyard_trainer.data.loading.stream_order import StreamOrder
 from trainyard_trainer.data.loading.user_dataset import (
     Collate,
     SplitName,
@@ -31,7 +33,7 @@ from trainyard_trainer.data.prepared import (
 from trainyard_trainer.data.sources.token_files import TokenShards
 from trainyard_trainer.data.stored_rows import decode
 
-RunData = Prepared | TokenShards | UserDataset
+RunData = Prepared | TokenShards | ImageStream | UserDataset
 """The data set of a run."""
 
 DataInfo = PreparedInfo | UserDataInfo
@@ -59,6 +61,8 @@ def open_rows(
             return LocalCopy(data, getattr(data, split), is_pinned=is_pinned)
         case TokenShards():
             return ShardRows(data, split, is_pinned=is_pinned)
+        case ImageStream():
+            return ImageRows(data, split)
         case _:
             assert_never(data)
 
@@ -76,8 +80,15 @@ def read_stand_in(data: RunData, *, seed: int = 0, collate: Collate = stacked) -
             return copied(columns, np.arange(count), is_pinned=False)
         case TokenShards():
             return ShardRows(data, "train")[np.arange(count)]
+        case ImageStream():
+            return ImageRows(data, "train")[np.arange(count)]
         case _:
             assert_never(data)
+
+
+def stream_of(data: RunData) -> StreamOrder | None:
+    """Return the order of the training samples of a stream; None if the data are not streamed."""
+    return data.stream if isinstance(data, ImageStream | UserDataset) else None
 
 
 class IndexBatches(Protocol):

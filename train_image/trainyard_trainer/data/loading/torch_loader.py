@@ -20,7 +20,15 @@ from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.config.training.batch_share import share_batch
 from trainyard_trainer.data.loading.batch import Batch, order_of_epoch, parts_of_epoch
 from trainyard_trainer.data.loading.chunks import Ahead
-from trainyard_trainer.data.loading.rows import DataInfo, IndexBatches, Requests, RunData, open_rows
+from trainyard_trainer.data.loading.rows import (
+    DataInfo,
+    IndexBatches,
+    Requests,
+    RunData,
+    open_rows,
+    stream_of,
+)
+from trainyard_trainer.data.loading.stream_order import StreamOrder
 from trainyard_trainer.data.loading.user_dataset import (
     Collate,
     SplitName,
@@ -38,16 +46,25 @@ BATCHES_AHEAD = 4
 class GlobalBatches(Sampler[np.ndarray]):
     """The indices of a worker's part of each global batch.
 
-    Global batch i is a slice of one permutation, which depends on seed and epoch alone. Each worker takes its
+    Global batch i is a slice of one order, which depends on seed and epoch alone. Each worker takes its
     part of the slice; the first workers take one sample more if it cannot be divided evenly. So every step
     uses the same samples with any number of workers.
     """
 
-    def __init__(self, length: Length, worker: Worker, *, shuffle: bool, seed: int) -> None:
+    def __init__(
+        self,
+        length: Length,
+        worker: Worker,
+        *,
+        shuffle: bool,
+        seed: int,
+        stream: StreamOrder | None = None,
+    ) -> None:
         self.length = length
         self.worker = worker
         self.shuffle = shuffle
         self.seed = seed
+        self.stream = stream
         self.epoch = 0
         self.first_step = 0
 
@@ -55,9 +72,14 @@ class GlobalBatches(Sampler[np.ndarray]):
         return self.length.steps_per_epoch - self.first_step
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        order = order_of_epoch(
-            self.length.num_samples, self.epoch, seed=self.seed, shuffle=self.shuffle
-        )
+        if self.stream and self.shuffle:
+            order = self.stream.of_epoch(
+                self.epoch, seed=self.seed, batch_size=self.length.global_batch_size
+            )
+        else:
+            order = order_of_epoch(
+                self.length.num_samples, self.epoch, seed=self.seed, shuffle=self.shuffle
+            )
         rest = order[self.first_step * self.length.global_batch_size :]
         worker = self.worker
         return parts_of_epoch(rest, self.length, self.first_step, worker.rank, worker.world_size)
@@ -77,7 +99,11 @@ class TorchBatches:
     ) -> None:
         self.start = start
         self.sampler = GlobalBatches(
-            length, worker, shuffle=config.data.shuffle, seed=config.train.seed
+            length,
+            worker,
+            shuffle=config.data.shuffle,
+            seed=config.train.seed,
+            stream=stream_of(data),
         )
         self.loader = load(data, "train", self.sampler, worker, config, collate)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, default_collate
 
 from trainyard_trainer.config.training.own_recipe import OwnData
 from trainyard_trainer.data.loading.batch import Batch, BatchRequest
+from trainyard_trainer.data.loading.stream_order import StreamOrder
 from trainyard_trainer.data.sources.rows.find_rows import TableSplit
 from trainyard_trainer.errors import ConfigError, DatasetError, TrainerError
 from trainyard_trainer.run_files.code_imports import Imports
@@ -81,6 +82,8 @@ class UserDataset:
     bad_samples: int = 0
     table: str | None = None
     """The path of a table that trainyard reads; None for a data set of the user."""
+    stream: StreamOrder | None = None
+    """The order of the training samples if the table is streamed."""
 
     @property
     def info(self) -> UserDataInfo:
@@ -123,7 +126,13 @@ class UserDataset:
             "valid_share": data.valid_share,
             "seed": seed,
         }
-        return cls.open(TABLE, options, table=data.source)
+        if not data.stream:
+            return cls.open(TABLE, options, table=data.source)
+        options["groups_at_once"] = data.stream_groups
+        found = cls.open(TABLE, options, table=data.source)
+        train = found.samples("train")
+        assert isinstance(train, TableSplit)
+        return replace(found, stream=StreamOrder.of_table(train, data.stream_groups))
 
     def samples(self, split: SplitName) -> UserSamples:
         """Make the samples of a split in this process. Raises ConfigError."""

@@ -29,7 +29,8 @@ from trainyard_trainer.storage import open_filesystem
 
 UNDERSTOOD = (
     f"A data set of images is {describe_preparable_sources()} "
-    "Text is prepared by the runs that train on it (train.recipe: language_model)."
+    "Text is prepared by the runs that train on it (train.recipe: language_model). "
+    "Tar shards of WebDataset are read without preparation (data.stream: true)."
 )
 
 DIGITS = "digits"

@@ -14,6 +14,7 @@ import torch
 
 from trainyard_trainer.checkpointing.files import load_tensors
 from trainyard_trainer.config.training.models import Model
+from trainyard_trainer.data.loading.image_stream import ImageRows, ImageStream
 from trainyard_trainer.data.prepared import Prepared
 from trainyard_trainer.data.sources.listing import explained_errors
 from trainyard_trainer.data.stored_rows import read_validation
@@ -22,6 +23,9 @@ from trainyard_trainer.recipes.image_classification.on_device import ToInput
 from trainyard_trainer.run_folder.folder import RunFolder
 
 NUM_PREDICTIONS = 9
+
+STREAMED_LABELS = 256
+"""The number of validation images of a stream among which those to look at are chosen."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,11 +39,11 @@ class Prediction:
     confidence: float
 
 
-def predict(folder: RunFolder, model: Model, data: Prepared) -> list[Prediction]:
+def predict(folder: RunFolder, model: Model, data: Prepared | ImageStream) -> list[Prediction]:
     """The delivered model's answers for a few validation images, of as many classes as there are."""
     labels = read_labels(data)
     rows = varied(labels.tolist(), NUM_PREDICTIONS)
-    pixels = read_validation(data, rows, "image")
+    pixels = read_images(data, rows)
     network = build_model(model).eval()
     network.load_state_dict(load_tensors(folder, folder.model))
     with torch.inference_mode():
@@ -60,10 +64,12 @@ def predict(folder: RunFolder, model: Model, data: Prepared) -> list[Prediction]
     ]
 
 
-def find_mistakes(data: Prepared, worst: Sequence[dict[str, Any]]) -> list[Prediction]:
+def find_mistakes(
+    data: Prepared | ImageStream, worst: Sequence[dict[str, Any]]
+) -> list[Prediction]:
     """The pictures that belong to what a validation calls its worst mistakes."""
     classes = data.images.classes
-    pixels = read_validation(data, [mistake["id"] for mistake in worst], "image")
+    pixels = read_images(data, [mistake["id"] for mistake in worst])
     return [
         Prediction(
             pixels=image,
@@ -85,8 +91,18 @@ def varied(labels: Iterable[int], count: int) -> list[int]:
     return [index for _, index in sorted(rounds)[:count]]
 
 
-def read_labels(data: Prepared) -> np.ndarray:
-    """The labels of all validation images, (N,): one small column of the files."""
+def read_images(data: Prepared | ImageStream, rows: Sequence[int]) -> np.ndarray:
+    """Read the pixels of these validation images, (N, C, H, W) uint8."""
+    if isinstance(data, ImageStream):
+        return ImageRows(data, "valid")[np.asarray(rows, np.int64)]["image"].numpy()
+    return read_validation(data, rows, "image")
+
+
+def read_labels(data: Prepared | ImageStream) -> np.ndarray:
+    """Read the labels of all validation images, or of the first ones of a stream, (N,) int64."""
+    if isinstance(data, ImageStream):
+        count = min(data.num_valid, STREAMED_LABELS)
+        return ImageRows(data, "valid")[np.arange(count)]["label"].numpy()
     filesystem = data.open_filesystem()
     with explained_errors(data.path):
         tables = [

@@ -17,6 +17,7 @@ from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.config.training.models import Model
 from trainyard_trainer.config.training.train import ImageClassification
 from trainyard_trainer.data.loading.batch import Batch
+from trainyard_trainer.data.loading.image_stream import ImageStream
 from trainyard_trainer.data.loading.rows import DataInfo, RunData
 from trainyard_trainer.data.prepared import Prepared
 from trainyard_trainer.recipes.example_inputs import ExampleInputs
@@ -180,7 +181,7 @@ class Classification(Recipe[Model]):
         summary: dict[str, Any],
         validation: dict[str, Any],
     ) -> RecipeReport:
-        assert isinstance(data, Prepared)
+        assert isinstance(data, Prepared | ImageStream)
         from trainyard_trainer.recipes.image_classification.report import (
             find,  # matplotlib comes with it
         )

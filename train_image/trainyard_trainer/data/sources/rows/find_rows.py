@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
+from trainyard_trainer.config.streaming import why_not_streamed
 from trainyard_trainer.data.sources.listing import explained_errors
 from trainyard_trainer.data.sources.rows.readers import FORMATS, RowFormat
 from trainyard_trainer.data.sources.rows.row_source import JoinedRows, Row, RowSource
 from trainyard_trainer.data.sources.rows.split_files import SplitFiles, find_files
+from trainyard_trainer.data.sources.rows.stream_rows import GroupedRows, StreamRows
 from trainyard_trainer.errors import ConfigError
+
+OPENING_THREADS = 8
+"""The number of files that are opened at once: opening one is a request or two to an object store."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,10 @@ class TableSplit:
     columns: tuple[str, ...]
     indices: np.ndarray
     """The numbers of its rows in the table."""
+    group_rows: tuple[int, ...] = ()
+    """The number of rows of each group, if the table is streamed: groups follow one another in `indices`."""
+    largest_bytes: int = 0
+    """The size of the largest of these groups, about."""
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -42,13 +52,21 @@ def open_table(
     columns: Sequence[str] | None,
     valid_share: float,
     seed: int,
+    valid_source: str | None = None,
+    groups_at_once: int | None = None,
 ) -> TableSplit:
     """Open a split of the table at a path. Raises ConfigError if there is no table.
 
-    Files or folders named `train` and `valid` are the splits. Without them `valid_share` of the rows is for
-    validation, chosen by the seed.
+    Files or folders named `train` and `valid` are the splits, or `source` and `valid_source` are. Without
+    them `valid_share` of the rows is for validation, chosen by the seed. With `groups_at_once` the table is
+    streamed, with so many groups of rows in memory, and whole groups are for validation.
     """
+    if split == "valid" and valid_source is not None:
+        source = valid_source
     found = find_files(source, endpoint, FORMATS, kind="table")
+    if groups_at_once is not None:
+        share = None if valid_source is not None else valid_share
+        return _open_stream(split, source, found, columns, share, seed, groups_at_once)
     if found.splits:
         rows = _open(source, found, found.splits["valid" if split == "valid" else "train"])
         chosen: np.ndarray = np.arange(len(rows))
@@ -60,26 +78,83 @@ def open_table(
     return TableSplit(rows, _require_columns(rows, columns), chosen)
 
 
+def _open_stream(
+    split: str,
+    source: str,
+    found: SplitFiles,
+    columns: Sequence[str] | None,
+    valid_share: float | None,
+    seed: int,
+    groups_at_once: int,
+) -> TableSplit:
+    """Open a split of a table that is read group by group. Without `valid_share` the split is all of it."""
+    if found.splits and valid_share is not None:
+        files, valid_share = found.splits["valid" if split == "valid" else "train"], None
+    else:
+        files = found.files
+    parts = [part for part in _open_parts(found, files) if len(part)]
+    grouped = [part for part in parts if isinstance(part, GroupedRows)]
+    if len(grouped) < len(parts):
+        why = why_not_streamed(files[0])
+        raise ConfigError(f"data.source = {source} cannot be streamed: {why}")
+    if not grouped:
+        raise ConfigError(f"data.source = {source} has no rows")
+    rows = StreamRows(source, grouped, groups_at_once)
+    groups = np.arange(len(rows.group_rows))
+    if valid_share is not None:
+        held = _held_groups(source, len(groups), valid_share, seed)
+        groups = held if split == "valid" else np.setdiff1d(groups, held)
+    sizes = rows.group_rows[groups]
+    firsts = (np.cumsum(rows.group_rows) - rows.group_rows)[groups]
+    indices = np.repeat(firsts - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())
+    return TableSplit(
+        rows, _require_columns(rows, columns), indices, tuple(sizes.tolist()), rows.largest_bytes
+    )
+
+
+def _held_groups(source: str, count: int, share: float, seed: int) -> np.ndarray:
+    """Return the groups of rows that are for validation, in order. Raises ConfigError for a single group."""
+    if count < 2:
+        raise ConfigError(
+            f"data.source = {source} has a single group of rows, and data.stream keeps whole groups for "
+            "validation. Write Parquet with row groups of a few thousand rows, name files or folders train "
+            "and valid, or leave data.stream out."
+        )
+    held = min(max(1, round(share * count)), count - 1)
+    return np.sort(np.random.default_rng(seed).permutation(count)[:held])
+
+
 def _open(source: str, found: SplitFiles, files: Sequence[str], *, at_least: int = 1) -> RowSource:
-    """Open files of one kind with the same columns."""
-    assert isinstance(found.form, RowFormat)
-    parts: list[RowSource] = []
-    for path in files:
-        shown = found.shown(path)
-        with explained_errors(shown, kind=f"{found.form.name} file"):
-            part = found.form.open(found.filesystem, path, shown)
-        if parts and part.columns != parts[0].columns:
-            raise ConfigError(
-                f"{shown} has the columns {_shown(part)}, and {parts[0].path} has {_shown(parts[0])}. All "
-                "files of a table need the same columns with the same types."
-            )
-        parts.append(part)
+    """Open files of one kind with the same columns as one table."""
+    parts = _open_parts(found, files)
     rows = JoinedRows(source, parts) if len(parts) > 1 else parts[0]
     if len(rows) < at_least:
         raise ConfigError(
             f"data.source = {source} has {len(rows)} rows, and needs {at_least} or more"
         )
     return rows
+
+
+def _open_parts(found: SplitFiles, files: Sequence[str]) -> list[RowSource]:
+    """Open files of one kind, several at a time. Raises ConfigError if their columns differ."""
+    form = found.form
+    assert isinstance(form, RowFormat)
+
+    def open_file(path: str) -> RowSource:
+        shown = found.shown(path)
+        with explained_errors(shown, kind=f"{form.name} file"):
+            return form.open(found.filesystem, path, shown)
+
+    with ThreadPoolExecutor(OPENING_THREADS) as pool:
+        parts = list(pool.map(open_file, files))
+    first = parts[0]
+    for part in parts:
+        if part.columns != first.columns:
+            raise ConfigError(
+                f"{part.path} has the columns {_shown(part)}, and {first.path} has {_shown(first)}. All "
+                "files of a table need the same columns with the same types."
+            )
+    return parts
 
 
 def _shown(rows: RowSource) -> str:

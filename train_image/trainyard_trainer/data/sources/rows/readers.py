@@ -9,6 +9,7 @@ import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -20,6 +21,8 @@ from pyarrow import json as arrow_json
 from trainyard_trainer.data.sources.rows.row_source import (
     ArrayRows,
     ArrowRows,
+    MappedRows,
+    ReadRows,
     Row,
     RowSource,
     read_parts,
@@ -28,6 +31,9 @@ from trainyard_trainer.data.sources.rows.row_source import (
 )
 from trainyard_trainer.data.sources.rows.split_files import FileFormat
 from trainyard_trainer.errors import ConfigError, DatasetError
+
+TAR_GROUP_BYTES = 2**23
+"""The size of a group of neighbouring rows of a tar shard, about."""
 
 CACHED_BYTES = 2**28
 """The size up to which a process keeps row groups of a Parquet file in memory, at least one of them."""
@@ -80,13 +86,31 @@ class ParquetRows:
     def __len__(self) -> int:
         return int(self._file.metadata.num_rows)
 
+    @property
+    def group_ends(self) -> np.ndarray:
+        return self._ends
+
+    @property
+    def group_bytes(self) -> np.ndarray:
+        """The sizes of the row groups without compression, of all columns."""
+        metadata = self._file.metadata
+        groups = range(metadata.num_row_groups)
+        return np.array([metadata.row_group(group).total_byte_size for group in groups], np.int64)
+
+    def load_group(self, group: int, columns: tuple[str, ...]) -> ReadRows:
+        """Read a row group into memory."""
+        table = self._file.read_row_group(group, columns=list(columns))
+        return lambda rows: self._rows(table, group, rows)
+
     def read(self, indices: Sequence[int], columns: Sequence[str]) -> list[Row]:
         def read_group(group: int, rows: list[int]) -> list[Row]:
-            first = int(self._ends[group - 1]) if group else 0
-            table = self._group(group, tuple(columns)).take(pa.array(rows))
-            return rows_of(table, [first + row for row in rows], self.path)
+            return self._rows(self._group(group, tuple(columns)), group, rows)
 
         return read_parts(indices, self._ends, read_group)
+
+    def _rows(self, table: pa.Table, group: int, rows: list[int]) -> list[Row]:
+        first = int(self._ends[group - 1]) if group else 0
+        return rows_of(table.take(pa.array(rows)), [first + row for row in rows], self.path)
 
     def _group(self, group: int, columns: tuple[str, ...]) -> pa.Table:
         key = (group, columns)
@@ -127,7 +151,7 @@ def read_arrow(filesystem: fs.FileSystem, path: str, shown: str) -> RowSource:
     except pa.ArrowInvalid:
         source.seek(0)
         table = pa.ipc.open_file(source).read_all()
-    return ArrowRows(shown, table)
+    return MappedRows(shown, table) if local else ArrowRows(shown, table)
 
 
 class TarRows:
@@ -167,16 +191,57 @@ class TarRows:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def read(self, indices: Sequence[int], columns: Sequence[str]) -> list[Row]:
-        return [{column: self._value(index, column) for column in columns} for index in indices]
+    @cached_property
+    def group_ends(self) -> np.ndarray:
+        """The row behind each group: neighbouring rows whose files have about TAR_GROUP_BYTES together."""
+        starts = np.array([_span(row)[0] for row in self._rows])
+        last_of_group = np.flatnonzero(np.diff((starts - starts[0]) // TAR_GROUP_BYTES))
+        return np.append(last_of_group + 1, len(starts))
 
-    def _value(self, index: int, column: str) -> Any:
+    @property
+    def group_bytes(self) -> np.ndarray:
+        return np.array([end - start for start, end in self._spans], np.int64)
+
+    def load_group(self, group: int, columns: tuple[str, ...]) -> ReadRows:
+        """Read the files of a group of rows by one request."""
+        first = int(self.group_ends[group - 1]) if group else 0
+        start, end = self._spans[group]
+        self._file.seek(start)
+        data = memoryview(self._file.read(end - start))
+
+        def read_at(offset: int, size: int) -> bytes:
+            return bytes(data[offset - start : offset - start + size])
+
+        return lambda rows: [
+            {column: self._value(first + row, column, read_at) for column in columns}
+            for row in rows
+        ]
+
+    @cached_property
+    def _spans(self) -> list[tuple[int, int]]:
+        """Return where the files of each group begin and end."""
+        ends = self.group_ends.tolist()
+        return [
+            (_span(self._rows[first])[0], _span(self._rows[end - 1])[1])
+            for first, end in zip([0, *ends[:-1]], ends, strict=True)
+        ]
+
+    def read(self, indices: Sequence[int], columns: Sequence[str]) -> list[Row]:
+        return [
+            {column: self._value(index, column, self._read_at) for column in columns}
+            for index in indices
+        ]
+
+    def _read_at(self, offset: int, size: int) -> bytes:
+        self._file.seek(offset)
+        data: bytes = self._file.read(size)
+        return data
+
+    def _value(self, index: int, column: str, read_at: Callable[[int, int], bytes]) -> Any:
         place = self._rows[index].get(column)
         if place is None:
             raise DatasetError(f"{self.path}: row {index} has no file that ends in .{column}")
-        offset, size = place
-        self._file.seek(offset)
-        data = self._file.read(size)
+        data = read_at(*place)
         try:
             match column.rpartition(".")[2]:
                 case "cls":
@@ -193,6 +258,12 @@ class TarRows:
             raise DatasetError(
                 f"{self.path}: the file .{column} of row {index} cannot be read: {error}"
             ) from None
+
+
+def _span(row: dict[str, tuple[int, int]]) -> tuple[int, int]:
+    """Return where the files of a row of a tar shard begin and end."""
+    places = row.values()
+    return min(offset for offset, _ in places), max(offset + size for offset, size in places)
 
 
 FORMATS: tuple[RowFormat, ...] = (

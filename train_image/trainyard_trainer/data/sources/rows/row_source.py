@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +15,9 @@ from trainyard_trainer.errors import DatasetError
 
 Row = dict[str, Any]
 """The columns of one row: numbers, arrays, text or bytes."""
+
+ReadRows = Callable[[list[int]], list[Row]]
+"""Returns rows of a group of rows by their numbers in the group."""
 
 
 class RowSource(Protocol):
@@ -128,6 +132,23 @@ class ArrowRows:
         return rows_of(table, indices, self.path)
 
 
+class MappedRows(ArrowRows):
+    """A table in a file that is mapped into memory: its record batches are groups of rows."""
+
+    @cached_property
+    def group_ends(self) -> np.ndarray:
+        return np.cumsum([len(batch) for batch in self._table.to_batches()] or [0])
+
+    @property
+    def group_bytes(self) -> np.ndarray:
+        return np.array([batch.nbytes for batch in self._table.to_batches()], np.int64)
+
+    def load_group(self, group: int, columns: tuple[str, ...]) -> ReadRows:
+        """Return a reader of a record batch, which is in memory only as far as the system maps it."""
+        first = int(self.group_ends[group - 1]) if group else 0
+        return lambda rows: self.read([first + row for row in rows], columns)
+
+
 class ArrayRows:
     """NumPy arrays by name, whose first axis has the rows."""
 
@@ -165,14 +186,15 @@ class JoinedRows:
 def read_parts(
     indices: Sequence[int], ends: np.ndarray, read: Callable[[int, list[int]], list[Row]]
 ) -> list[Row]:
-    """Read rows of a table that consists of parts, each part once.
+    """Read rows of a table that consists of parts, each part once, in the order in which rows name them.
 
     `ends` has the number of the row behind each part. `read` reads rows of a part by their numbers in it.
     """
     wanted = np.asarray(indices)
     owners = np.searchsorted(ends, wanted, side="right")
     rows: list[Row] = [{}] * len(wanted)
-    for owner in np.unique(owners).tolist():
+    _, firsts = np.unique(owners, return_index=True)
+    for owner in owners[np.sort(firsts)].tolist():
         places = np.flatnonzero(owners == owner)
         first = int(ends[owner - 1]) if owner else 0
         for place, row in zip(places, read(owner, (wanted[places] - first).tolist()), strict=True):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import takewhile
 from pathlib import PurePosixPath
 from typing import Literal
 
@@ -28,6 +30,9 @@ SPLITS: dict[str, SplitName] = {
 
 DATASETS_FILES = ("state.json", "dataset_info.json", "dataset_dict.json")
 """Files with which the library `datasets` describes a data set."""
+
+WILDCARDS = {"*", "?"}
+"""The characters of a pattern of names: `*` stands for any characters, `?` for one."""
 
 UNUSED = "test"
 """The word at the beginning of the names of files and folders that are not read."""
@@ -64,16 +69,23 @@ def find_files(
 ) -> SplitFiles:
     """Find the files of a source. `kind` is what the source should be, for messages, such as `table`.
 
+    A path with `*` or `?` is a pattern: `part-*.parquet` are all files of a folder with such names.
+
     Raises ConfigError if there are none, if they are of several kinds, and if some of them belong to a split
     and others do not.
     """
-    filesystem, root = open_filesystem(source, endpoint, names=KEYS)
+    filesystem, path = open_filesystem(source, endpoint, names=KEYS)
+    root = folder_of(path)
     info = find_root(source, filesystem, root, endpoint)
     if info.type == fs.FileType.File:
         files, hints = [root], PurePosixPath(root).name
     else:
         infos = list_all(filesystem, root)
-        found = [each.path for each in infos if each.type == fs.FileType.File]
+        found = [
+            each.path
+            for each in infos
+            if each.type == fs.FileType.File and (root == path or matches(each.path, path))
+        ]
         files = [
             path
             for path in found
@@ -113,6 +125,19 @@ def _splits_of(source: str, root: str, files: Sequence[str]) -> dict[SplitName, 
             "train and valid. Rename it, or move it."
         )
     return splits
+
+
+def folder_of(pattern: str) -> str:
+    """Return the folder that holds all files of a pattern; a path without wildcards is its own."""
+    parts = pattern.split("/")
+    fixed = takewhile(lambda part: not WILDCARDS & {*part}, parts)
+    return "/".join(fixed)
+
+
+def matches(path: str, pattern: str) -> bool:
+    """Return whether the path of a file has as many parts as a pattern, and each matches its own."""
+    parts, patterns = path.split("/"), pattern.replace("[", "[[]").split("/")
+    return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
 
 
 def format_of(path: str, formats: Sequence[FileFormat]) -> FileFormat | None:
