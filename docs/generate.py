@@ -21,7 +21,7 @@ import typer
 import yaml
 
 from trainyard.cli.app import SECTIONS, app
-from trainyard.planning.schema import schema_of
+from trainyard.planning.authoring.schema import schema_of
 
 ROOT = Path(__file__).resolve().parents[1]
 CHART = ROOT / "charts/trainyard"

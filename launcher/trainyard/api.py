@@ -24,9 +24,9 @@ from trainyard.planning.objects import pack_code, run_objects
 from trainyard.planning.plan import Plan
 from trainyard.platform import Platform, load_platform
 from trainyard.run import NAMESPACE, Run, check_namespace, local_storage, published_platform
-from trainyard.run_file.code_archive import Overlay, require_to_travel
+from trainyard.run_file.code.code_archive import Overlay, require_to_travel
+from trainyard.run_file.code.source import source_of
 from trainyard.run_file.models import RunConfig
-from trainyard.run_file.source import source_of
 from trainyard.submission.status import RunStatus
 from trainyard_trainer.run_files import names, submission
 
@@ -190,7 +190,7 @@ def _upload(
 
     `on_arrival` is called with the number of bytes that have arrived, and with the number of all bytes.
     """
-    from trainyard.submission.reader_pod import open_folder
+    from trainyard.submission.run_folder.reader_pod import open_folder
 
     file, length = submission.code_file(code.sha256), len(code.archive)
     with open_folder(cluster, platform, run) as folder:
@@ -204,7 +204,7 @@ def forget_failure(cluster: Cluster, platform: Platform, run: str) -> None:
     They are the final error that a retry repeats, the start of the time that `limits.max_run_s` counts, and
     the number of attempts that have failed. The next attempt then tries again, with all of its time.
     """
-    from trainyard.submission.reader_pod import open_folder
+    from trainyard.submission.run_folder.reader_pod import open_folder
 
     nothing = b"{}"
     with open_folder(cluster, platform, run) as folder:
@@ -214,7 +214,7 @@ def forget_failure(cluster: Cluster, platform: Platform, run: str) -> None:
 
 def set_run_aside(cluster: Cluster, platform: Platform, run: str) -> str | None:
     """Rename the folder of a run on a cluster; return its new name, or None if there was no folder."""
-    from trainyard.submission.reader_pod import open_folder
+    from trainyard.submission.run_folder.reader_pod import open_folder
 
     with open_folder(cluster, platform, run) as folder:
         return folder.set_aside()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from trainyard.cluster.cluster import Cluster
     from trainyard.diagnosis.snapshot import Snapshot
     from trainyard.platform import Platform
-    from trainyard.submission.remote_folder import RemoteFolder
+    from trainyard.submission.run_folder.remote_folder import RemoteFolder
 
 Object = dict[str, Any]
 
@@ -299,7 +299,7 @@ def folder_of(
     cluster: Cluster, name: str, head: str | None = None
 ) -> AbstractContextManager[RemoteFolder]:
     """Open a run's folder, through its head pod if there is one."""
-    from trainyard.submission.reader_pod import open_folder
+    from trainyard.submission.run_folder.reader_pod import open_folder
 
     return open_folder(cluster, published_platform(cluster), name, head)
 

@@ -20,7 +20,7 @@ import yaml
 from trainyard.cli.app import app
 from trainyard.drills.final_errors import FINAL_ERRORS
 from trainyard.drills.scenarios import SCENARIOS
-from trainyard.planning.schema import schema_of
+from trainyard.planning.authoring.schema import schema_of
 from trainyard_trainer.run_files import exit_codes
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,12 +18,12 @@ OTHER_MEANINGS = {
     "data/loading/ray_source.py": {"label"},  # labels of Ray nodes
     "run_folder/code_archive.py": {"text"},  # an archive in base64
     "run_folder/log.py": {"text"},  # what a process prints
-    "run_folder/claim_holder.py": {"text"},  # Path.read_text
-    "run_folder/metrics.py": {
+    "run_folder/ownership/claim_holder.py": {"text"},  # Path.read_text
+    "run_folder/measurements/metrics.py": {
         "label",
         "image",
     },  # labels of gauges and curves; the folder train_image
-    "run_folder/startup.py": {"text"},  # Path.read_text
+    "run_folder/measurements/startup.py": {"text"},  # Path.read_text
     "run_folder/run_limit.py": {"text"},  # an argument of subprocess
     "run_folder/run_record.py": {"image"},  # container images
 }

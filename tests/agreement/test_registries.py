@@ -11,11 +11,12 @@ from types import ModuleType
 import pytest
 import yaml
 
-from trainyard.planning.schema import schema_of
-from trainyard_trainer.config import recipes, trainer_config
+from trainyard.planning.authoring.schema import schema_of
+from trainyard_trainer.config import trainer_config
 from trainyard_trainer.config.data_sources import DATA_SOURCES, describe_preparable_sources
-from trainyard_trainer.config.optimizers import OPTIMIZERS
-from trainyard_trainer.config.recipes import BOOSTING, RECIPES
+from trainyard_trainer.config.training import recipes
+from trainyard_trainer.config.training.optimizers import OPTIMIZERS
+from trainyard_trainer.config.training.recipes import BOOSTING, RECIPES
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(

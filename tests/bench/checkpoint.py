@@ -21,8 +21,8 @@ from tests.bench.rounds import BUILD, Options, Row, Section, alternate, main, ra
 from trainyard_trainer.engine.loop import NoRecords
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.progress import MetricsRecord, Recorder
-from trainyard_trainer.run_folder.tensorboard import TensorBoard
+from trainyard_trainer.run_folder.measurements.progress import MetricsRecord, Recorder
+from trainyard_trainer.run_folder.measurements.tensorboard import TensorBoard
 
 EVERY_S = 30.0
 MOST_PERCENT = 1.0

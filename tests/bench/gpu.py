@@ -35,8 +35,8 @@ from tests.bench.rounds import BUILD, Options, Row, Section, alternate, main, ra
 from tests.gpu import user_recipe
 from trainyard_trainer.checkpointing.checkpoint import MODEL, STATE, Checkpoints
 from trainyard_trainer.checkpointing.saver import Saver
-from trainyard_trainer.config.models import Gpt, Model
 from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.training.models import Gpt, Model
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.torch_loader import TorchBatches
 from trainyard_trainer.data.prepared import DatasetInfo
@@ -48,7 +48,7 @@ from trainyard_trainer.recipes.image_classification.model import build_model
 from trainyard_trainer.recipes.language_model.recipe import flops_per_token
 from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.progress import Length, Trained
+from trainyard_trainer.run_folder.measurements.progress import Length, Trained
 
 LEAST_RATIO = 0.98
 """The trainer's speed, as a share of the plain loop's, that is asked for."""

@@ -39,7 +39,7 @@ from trainyard_trainer.data import image_codec, stored_rows  # noqa: E402
 from trainyard_trainer.data.prepared import DatasetInfo, Prepared, Split  # noqa: E402
 from trainyard_trainer.data.loading.ray_loader import RayBatches  # noqa: E402
 from trainyard_trainer.data.loading.torch_loader import TorchBatches  # noqa: E402
-from trainyard_trainer.run_folder.progress import Length, Trained  # noqa: E402
+from trainyard_trainer.run_folder.measurements.progress import Length, Trained  # noqa: E402
 from trainyard_trainer.parallel.worker import Worker  # noqa: E402
 
 WORKERS = 2

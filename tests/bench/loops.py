@@ -22,7 +22,7 @@ from trainyard_trainer.engine.optimizers import build_optimizer
 from trainyard_trainer.engine.step_sync import Signals
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.registry import recipe_of
-from trainyard_trainer.run_folder.progress import Length, Trained
+from trainyard_trainer.run_folder.measurements.progress import Length, Trained
 
 Clock = Callable[[], float]
 

@@ -17,7 +17,7 @@ from torch import nn
 from tests.bench import runs
 from tests.bench.loops import Counted, Settings, again_and_again, by_hand, ours, same_batch
 from tests.bench.rounds import Options, Row, Section, alternate, main, ratios
-from trainyard_trainer.config.models import Model
+from trainyard_trainer.config.training.models import Model
 from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.parallel.worker import Worker
 

@@ -24,8 +24,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from trainyard_trainer.attempt.attempt import open_data
-from trainyard_trainer.config.train import CausalLm
 from trainyard_trainer.config.trainer_config import TrainerConfig, read_config
+from trainyard_trainer.config.training.train import CausalLm
 from trainyard_trainer.data.loading.local_copy import LocalCopy
 from trainyard_trainer.run_folder.folder import RunFolder
 

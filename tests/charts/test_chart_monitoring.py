@@ -25,7 +25,7 @@ from tests.charts.helm_chart import (
     platform_of,
     render,
 )
-from trainyard_trainer.run_folder.metrics import GAUGE_LABELS, METRICS, STEP_AGE
+from trainyard_trainer.run_folder.measurements.metrics import GAUGE_LABELS, METRICS, STEP_AGE
 
 NAMESPACE = "team-vision"
 DASHBOARDS = sorted((CHART / "dashboards").glob("*.json"))

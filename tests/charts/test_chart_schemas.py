@@ -27,7 +27,7 @@ from trainyard.planning.plan import plan_run
 from trainyard.planning.render import render_job
 from trainyard.platform import parse_platform
 from trainyard.run_file.load import load_run
-from trainyard.submission.reader_pod import reader_pod
+from trainyard.submission.run_folder.reader_pod import reader_pod
 
 DIGITS = CHART.parents[1] / "examples/digits.yaml"
 SUBJECTS = [{"kind": "Group", "name": "vision"}, {"kind": "ServiceAccount", "name": "ci"}]

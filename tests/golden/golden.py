@@ -21,15 +21,15 @@ import yaml
 from tests.charts.crd_schemas import OPERATOR, module_folder
 from tests.charts.kuberay_schema import kuberay_schema
 from trainyard.diagnosis.page import catalogue_page
+from trainyard.planning.authoring.schema import Kind, schema_of
 from trainyard.planning.merge import merge
 from trainyard.planning.plan import plan_run
 from trainyard.planning.render import render_job
-from trainyard.planning.schema import Kind, schema_of
 from trainyard.platform import CONFIG_MAP_KEY, parse_platform
 from trainyard.run_file.load import load_run
 from trainyard_trainer.config.data_sources import CHATS, IMAGES, TABLES, TEXT, sources_table
 from trainyard_trainer.data.sources.column_types import column_types_table
-from trainyard_trainer.run_folder.metrics import metrics_page
+from trainyard_trainer.run_folder.measurements.metrics import metrics_page
 from trainyard_trainer.user_code import library_variables
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,7 +21,7 @@ from golden import (
 from helm_chart import need_tool
 
 from trainyard.diagnosis.page import catalogue_page
-from trainyard_trainer.run_folder.metrics import metrics_page
+from trainyard_trainer.run_folder.measurements.metrics import metrics_page
 
 REPAIR = "If the change is meant, run `make golden` and read its diff."
 

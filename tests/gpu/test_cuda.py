@@ -30,12 +30,12 @@ from tests.support.measured_memory import measured_peak
 from trainyard_trainer.attempt.attempt import open_data
 from trainyard_trainer.checkpointing.checkpoint import MODEL, STATE
 from trainyard_trainer.checkpointing.saver import on_host
-from trainyard_trainer.config.model_memory import worker_memory
-from trainyard_trainer.config.model_shape import model_shape
-from trainyard_trainer.config.train import CausalLm
+from trainyard_trainer.config.memory.model_memory import worker_memory
+from trainyard_trainer.config.memory.model_shape import model_shape
 from trainyard_trainer.config.trainer_config import (
     TrainerConfig,
 )
+from trainyard_trainer.config.training.train import CausalLm
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.torch_loader import TorchBatches
 from trainyard_trainer.data.prepared import Prepared
@@ -44,7 +44,7 @@ from trainyard_trainer.engine.optimizers import build_optimizer
 from trainyard_trainer.hardware import GpuFacts, driver_version, gpu_facts
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.progress import Length, Trained
+from trainyard_trainer.run_folder.measurements.progress import Length, Trained
 
 
 def learner_of(images: Prepared, device: torch.device, **train: Any) -> Learner:

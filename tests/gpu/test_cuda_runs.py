@@ -27,9 +27,9 @@ from trainyard_trainer.data.loading.local_copy import LocalCopy
 from trainyard_trainer.data.prepared import Prepared
 from trainyard_trainer.recipes.saved_model import DELIVERED, read_saved
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.progress import read_lines
-from trainyard_trainer.tools.classifier import Classifier
-from trainyard_trainer.tools.own_prediction import predict_split
+from trainyard_trainer.run_folder.measurements.progress import read_lines
+from trainyard_trainer.tools.prediction.classifier import Classifier
+from trainyard_trainer.tools.prediction.own_prediction import predict_split
 
 
 @SLOW_ON_CPU

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainyard_trainer import Batch, Evaluation, Loss, Recipe
-from trainyard_trainer.config.models import Gpt
+from trainyard_trainer.config.training.models import Gpt
 from trainyard_trainer.recipes.language_model.model import Transformer
 
 RECIPE = "tests.gpu.user_recipe:NextLetter"

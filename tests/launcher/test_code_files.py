@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from trainyard.errors import ConfigError
-from trainyard.run_file.code_archive import pack
-from trainyard.run_file.code_files import files_of
+from trainyard.run_file.code.code_archive import pack
+from trainyard.run_file.code.code_files import files_of
 
 FILES = (
     "main.py", "a.txt", "b.txt", "c d.txt", "end ", "#hash", "!bang", "é.txt", "A.TXT", "deep/a.txt",

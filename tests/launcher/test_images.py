@@ -13,7 +13,7 @@ from fake_cluster import FakeCluster, LocalProcess
 from trainyard.errors import ClusterError
 from trainyard.platform import Platform
 from trainyard.submission.images import digests_of, recording_images
-from trainyard.submission.remote_folder import RemoteFolder
+from trainyard.submission.run_folder.remote_folder import RemoteFolder
 from trainyard.submission.status import RunStatus
 from trainyard_trainer.run_files.isolation import IN_PODS
 

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from trainyard.__main__ import run
-from trainyard.planning.init import default_batch, run_text
+from trainyard.planning.authoring.init import default_batch, run_text
 from trainyard.planning.plan import plan_run
 from trainyard.platform import Platform
 from trainyard.run_file.load import load_run

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainyard.errors import ConfigError
-from trainyard.submission.kept_logs import WantedLog, attempts_with_log
+from trainyard.submission.run_folder.kept_logs import WantedLog, attempts_with_log
 from trainyard_trainer.run_files.names import WorkerLogName
 
 FILES = [

@@ -13,7 +13,7 @@ from trainyard.errors import ConfigError
 from trainyard.planning.objects import run_objects
 from trainyard.planning.plan import plan_run
 from trainyard.platform import Platform
-from trainyard.submission.reproduce import environment_of, read_submission, run_file
+from trainyard.submission.run_folder.reproduce import environment_of, read_submission, run_file
 from trainyard_trainer.config.notify import NOTIFY_VARIABLE, Notify
 from trainyard_trainer.run_files import submission
 

@@ -23,7 +23,7 @@ from trainyard.planning.objects import pack_code, run_objects
 from trainyard.planning.plan import plan_run
 from trainyard.planning.reasons import explain_plan
 from trainyard.platform import load_platform
-from trainyard.run_file.code_archive import pack
+from trainyard.run_file.code.code_archive import pack
 from trainyard.run_file.load import load_run
 from trainyard.run_file.models import CommandRun, RunConfig
 from trainyard_trainer.config.trainer_config import (

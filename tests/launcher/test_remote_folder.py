@@ -27,9 +27,9 @@ from tests.random_archives import (
 )
 from trainyard.errors import ClusterError, ConfigError
 from trainyard.platform import Platform
-from trainyard.submission.reader_pod import open_folder, reader_pod
-from trainyard.submission.remote_folder import RemoteFolder
-from trainyard.submission.transfer import MAX_UNCONFIRMED_BYTES
+from trainyard.submission.run_folder.reader_pod import open_folder, reader_pod
+from trainyard.submission.run_folder.remote_folder import RemoteFolder
+from trainyard.submission.run_folder.transfer import MAX_UNCONFIRMED_BYTES
 from trainyard.submission.workers import locate_worker
 from trainyard_trainer.run_files.isolation import IN_PODS
 

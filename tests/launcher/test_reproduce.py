@@ -27,11 +27,11 @@ from trainyard.planning.objects import pack_code, run_objects
 from trainyard.planning.plan import plan_run
 from trainyard.planning.trainer_input import LAUNCH_KEYS
 from trainyard.platform import Platform, load_platform
-from trainyard.run_file.code_archive import pack
+from trainyard.run_file.code.code_archive import pack
 from trainyard.run_file.load import load_run
 from trainyard.run_file.models import RUN_MODELS, RunConfig
 from trainyard.run_file.validation import validate
-from trainyard.submission.reproduce import (
+from trainyard.submission.run_folder.reproduce import (
     changed_parts,
     code_of_archive,
     environment_of,

@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 import yaml
 
-from trainyard.planning.init import run_text
-from trainyard.planning.schema import Kind, schema_of
+from trainyard.planning.authoring.init import run_text
+from trainyard.planning.authoring.schema import Kind, schema_of
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))

@@ -12,9 +12,9 @@ from trainyard.planning.comparison.run_diff import diff_jobs
 from trainyard.planning.merge import with_source
 from trainyard.planning.objects import run_objects
 from trainyard.platform import load_platform
+from trainyard.run_file.code.source import GitState, git_state, source_of
 from trainyard.run_file.load import load_run
-from trainyard.run_file.source import GitState, git_state, source_of
-from trainyard.submission.reproduce import environment_of
+from trainyard.submission.run_folder.reproduce import environment_of
 from trainyard_trainer.run_files.submission import SOURCE_VARIABLE
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples/digits.yaml"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from trainyard_trainer.config.train import CausalLm
+from trainyard_trainer.config.training.train import CausalLm
 from trainyard_trainer.data.prepared import LEARNT, STARTS_DOCUMENT
 from trainyard_trainer.engine.optimizers import build_optimizer
 from trainyard_trainer.recipes.causal_lm.documents import documents_of

@@ -18,7 +18,7 @@ from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data import stored_rows
 from trainyard_trainer.data.loading.batch import Batch, Batches
 from trainyard_trainer.data.prepared import DatasetInfo, Prepared, Split
-from trainyard_trainer.run_folder.progress import Length, Trained
+from trainyard_trainer.run_folder.measurements.progress import Length, Trained
 
 Given = list[list[list[int]]]
 """Ids in an epoch: of each worker, of each of its batches."""

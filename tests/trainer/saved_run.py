@@ -14,12 +14,12 @@ from trainyard_trainer.checkpointing.checkpoint import (
     STATE,
     Checkpoints,
 )
-from trainyard_trainer.config.metric import ValidationGoal
 from trainyard_trainer.config.trainer_config import BuiltInConfig, TrainerConfig
+from trainyard_trainer.config.training.metric import ValidationGoal
 from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.recipes.image_classification.model import build_model
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.progress import Trained
+from trainyard_trainer.run_folder.measurements.progress import Trained
 
 IMAGES = DatasetInfo(
     source="digits",

@@ -30,8 +30,8 @@ from trainyard_trainer.errors import ConfigError, RunError, TrainerError
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder import attempt_scope
 from trainyard_trainer.run_folder.log import Output
-from trainyard_trainer.run_folder.progress import Trained
-from trainyard_trainer.run_folder.startup import Startup
+from trainyard_trainer.run_folder.measurements.progress import Trained
+from trainyard_trainer.run_folder.measurements.startup import Startup
 
 ALONE = (sys.executable, "-m", "trainyard_trainer", "--without-ray")
 

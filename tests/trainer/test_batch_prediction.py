@@ -26,8 +26,8 @@ from trainyard_trainer.data.stored_rows import header_of, pixels_to_values, writ
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.saved_model import deliver, read_saved
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.tools import batch_prediction, prediction_input
-from trainyard_trainer.tools.classifier import Classifier, classify_files
+from trainyard_trainer.tools.prediction import batch_prediction, prediction_input
+from trainyard_trainer.tools.prediction.classifier import Classifier, classify_files
 
 CPU = torch.device("cpu")
 COUNT = 23

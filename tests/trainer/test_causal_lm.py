@@ -39,8 +39,8 @@ from transformers import (
 from tests.support.tiny_models import make_folder, make_tokenizer
 from trainyard_trainer.attempt.attempt import check, check_data, open_data
 from trainyard_trainer.checkpointing.checkpoint import VALIDATION, Checkpoints
-from trainyard_trainer.config.models import CausalModel
-from trainyard_trainer.config.train import CausalLm
+from trainyard_trainer.config.training.models import CausalModel
+from trainyard_trainer.config.training.train import CausalLm
 from trainyard_trainer.data.prepared import LEARNT, PADDING, STARTS_DOCUMENT
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.worker import Worker

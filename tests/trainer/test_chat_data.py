@@ -32,11 +32,11 @@ from tests.support.tiny_models import (
 )
 from trainyard_trainer.config.data import Data
 from trainyard_trainer.data.loading.local_copy import LocalCopy
-from trainyard_trainer.data.preparation import chunk_processes, token_chunks
-from trainyard_trainer.data.preparation import prepare_tokens as preparation
 from trainyard_trainer.data.preparation.context import PrepareContext
-from trainyard_trainer.data.preparation.prepare_tokens import TokenOptions, prepare_tokens
 from trainyard_trainer.data.preparation.run_data import open_data
+from trainyard_trainer.data.preparation.tokens import chunk_processes, token_chunks
+from trainyard_trainer.data.preparation.tokens import prepare_tokens as preparation
+from trainyard_trainer.data.preparation.tokens.prepare_tokens import TokenOptions, prepare_tokens
 from trainyard_trainer.data.prepared import (
     PADDING,
     STARTS_DOCUMENT,

@@ -25,13 +25,13 @@ from trainyard_trainer.checkpointing.checkpoint import (
 )
 from trainyard_trainer.checkpointing.retention import best_of, prune
 from trainyard_trainer.config.checkpoint import CheckpointConfig as Rule
-from trainyard_trainer.config.recipes import best_goal
 from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.training.recipes import best_goal
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.run_files.names import CHECKPOINT_MANIFEST, CheckpointName
-from trainyard_trainer.run_folder.fence import Fence, Fenced
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.progress import Trained, read_lines
+from trainyard_trainer.run_folder.measurements.progress import Trained, read_lines
+from trainyard_trainer.run_folder.ownership.fence import Fence, Fenced
 
 
 class Killed(BaseException):

@@ -17,7 +17,7 @@ from trainyard_trainer.errors import ConfigError, RunError
 from trainyard_trainer.recipes.saved_model import deliver
 from trainyard_trainer.run_files.names import CHECKPOINT_MANIFEST
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.lease import Lease
+from trainyard_trainer.run_folder.ownership.lease import Lease
 from trainyard_trainer.tools.checkpoints import age_text, main
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from attempts import wait_for
 
-from trainyard_trainer.data.preparation.chunk_processes import MADE_HERE, ChunkProcesses
+from trainyard_trainer.data.preparation.tokens.chunk_processes import MADE_HERE, ChunkProcesses
 
 
 def process_of(number: int) -> tuple[int, int]:
@@ -42,7 +42,7 @@ def test_a_large_source_is_made_in_other_processes_in_its_order() -> None:
 WAITS = """
 import os, sys, time
 from pathlib import Path
-from trainyard_trainer.data.preparation.chunk_processes import MADE_HERE, ChunkProcesses
+from trainyard_trainer.data.preparation.tokens.chunk_processes import MADE_HERE, ChunkProcesses
 
 def make(number):
     if number >= MADE_HERE:

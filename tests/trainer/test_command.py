@@ -15,7 +15,7 @@ import pytest
 import torch
 from attempts import Attempts, lines, read_json, read_records, wait_for
 
-from trainyard.run_file.code_archive import pack
+from trainyard.run_file.code.code_archive import pack
 from trainyard_trainer.config.storage import Storage
 from trainyard_trainer.config.trainer_config import CODE_VARIABLE, CommandConfig, FunctionConfig
 from trainyard_trainer.run_files.names import RAY_SNAPSHOT

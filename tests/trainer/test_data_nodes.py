@@ -19,7 +19,7 @@ from ray.cluster_utils import Cluster
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading import ray_source
 from trainyard_trainer.data.loading.ray_source import STORE_SHARE, RemainingSamples
-from trainyard_trainer.run_folder.progress import Length, Trained
+from trainyard_trainer.run_folder.measurements.progress import Length, Trained
 
 LABELS = {"ray-subcluster": "data"}
 

@@ -32,10 +32,10 @@ from trainyard_trainer.on_ray.controller.process_group import LeanTrainer
 from trainyard_trainer.on_ray.driver import run_in_thread
 from trainyard_trainer.on_ray.ray_cluster import missing_capacity
 from trainyard_trainer.run_folder.attempt_scope import StoppedBySignal, fail_on_sigterm
-from trainyard_trainer.run_folder.fence import Fenced
 from trainyard_trainer.run_folder.log import Output
-from trainyard_trainer.run_folder.progress import Trained
-from trainyard_trainer.run_folder.startup import Startup
+from trainyard_trainer.run_folder.measurements.progress import Trained
+from trainyard_trainer.run_folder.measurements.startup import Startup
+from trainyard_trainer.run_folder.ownership.fence import Fenced
 
 LIMIT_S = 30.0
 

@@ -21,7 +21,7 @@ from trainyard_trainer.engine.worker import shards_of
 from trainyard_trainer.on_ray.worker import batches_of_loader
 from trainyard_trainer.parallel.strategy import strategy_of
 from trainyard_trainer.recipes.registry import recipe_of
-from trainyard_trainer.run_folder.progress import Trained
+from trainyard_trainer.run_folder.measurements.progress import Trained
 from trainyard_trainer.user_code.command import command_of
 
 CPU = torch.device("cpu")

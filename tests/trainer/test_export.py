@@ -13,7 +13,7 @@ from plain_torch import asked
 
 from tests.trainer.saved_run import config_of, damage, open_small, save, weights_of
 from trainyard_trainer.checkpointing.checkpoint import Checkpoints
-from trainyard_trainer.config.models import Model
+from trainyard_trainer.config.training.models import Model
 from trainyard_trainer.errors import ConfigError, RunError
 from trainyard_trainer.recipes.image_classification.model import build_model
 from trainyard_trainer.recipes.saved_model import deliver, read_saved

@@ -9,9 +9,9 @@ import pytest
 from training import open_folder, small_config
 
 from trainyard_trainer.run_folder import failures
-from trainyard_trainer.run_folder.fence import Fence
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.progress import read_lines
+from trainyard_trainer.run_folder.measurements.progress import read_lines
+from trainyard_trainer.run_folder.ownership.fence import Fence
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.image_classification.model import build_model
 from trainyard_trainer.recipes.saved_model import LAST, deliver, read_saved
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.progress import Length, Trained
+from trainyard_trainer.run_folder.measurements.progress import Length, Trained
 
 LIMIT_S = 60.0
 """A wait that takes longer has failed."""

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from training import open_folder, small_config, train_here
 
-from trainyard_trainer.run_folder.goodput import goodput_of, measure
-from trainyard_trainer.run_folder.progress import Trained
+from trainyard_trainer.run_folder.measurements.goodput import goodput_of, measure
+from trainyard_trainer.run_folder.measurements.progress import Trained
 
 BEGAN = "2026-11-26T12:00:00+00:00"
 BEGAN_S = 1795694400.0

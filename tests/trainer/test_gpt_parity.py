@@ -14,7 +14,7 @@ from torch.nn import functional
 from training import open_folder
 
 from trainyard_trainer.attempt.attempt import check_data, open_data
-from trainyard_trainer.config.models import Gpt
+from trainyard_trainer.config.training.models import Gpt
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.shard_rows import ShardRows
 from trainyard_trainer.data.sources.token_files import TokenShards

@@ -33,10 +33,10 @@ from trainyard_trainer.config.trainer_config import BoostingConfig
 from trainyard_trainer.engine.outcome import Outcome
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.worker import Worker
-from trainyard_trainer.run_folder.fence import Fence
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.log import Output
-from trainyard_trainer.run_folder.startup import Startup
+from trainyard_trainer.run_folder.measurements.startup import Startup
+from trainyard_trainer.run_folder.ownership.fence import Fence
 from trainyard_trainer.tools import checkpoints, export, predict
 
 SOME: dict[str, Any] = {

@@ -22,8 +22,8 @@ from training import (
 )
 
 from trainyard_trainer.attempt.attempt import check_start
-from trainyard_trainer.config.train import InitialWeights
 from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.training.train import InitialWeights
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.initial_weights import check_initial_weights, load_initial_weights
 from trainyard_trainer.recipes.registry import recipe_of

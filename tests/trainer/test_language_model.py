@@ -39,8 +39,8 @@ from training import (
 
 from trainyard.cli.record_lines import progress_text, summary_text
 from trainyard_trainer.attempt import attempt
-from trainyard_trainer.config.models import Gpt
 from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.training.models import Gpt
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.local_copy import LocalCopy
 from trainyard_trainer.data.preparation.context import PrepareContext
@@ -65,7 +65,7 @@ from trainyard_trainer.recipes.language_model.recipe import (
 from trainyard_trainer.recipes.language_model.report import readable, texts
 from trainyard_trainer.recipes.saved_model import read_saved
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.progress import Length
+from trainyard_trainer.run_folder.measurements.progress import Length
 from trainyard_trainer.storage import open_filesystem
 from trainyard_trainer.tools import predict
 

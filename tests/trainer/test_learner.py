@@ -23,7 +23,7 @@ from trainyard_trainer.data.stored_rows import decode
 from trainyard_trainer.engine.learner import Learner, seed_generators
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.image_classification.recipe import Classification
-from trainyard_trainer.run_folder.progress import Length
+from trainyard_trainer.run_folder.measurements.progress import Length
 
 CPU = torch.device("cpu")
 PLAIN_SGD = {"name": "sgd", "learning_rate": 1.0, "momentum": 0.0, "weight_decay": 0.0}

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from trainyard_trainer.errors import RunError, StorageError
-from trainyard_trainer.run_folder.claim_holder import ClaimHolder
-from trainyard_trainer.run_folder.fence import Fence, Fenced
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.lease import Lease, LeaseTimes, refuse_if_live
+from trainyard_trainer.run_folder.ownership.claim_holder import ClaimHolder
+from trainyard_trainer.run_folder.ownership.fence import Fence, Fenced
+from trainyard_trainer.run_folder.ownership.lease import Lease, LeaseTimes, refuse_if_live
 
 QUICK = LeaseTimes(heartbeat_s=0.05, stale_s=0.5, wait_s=0.5, say_s=0.1, poll_s=0.02)
 PATIENT = replace(QUICK, stale_s=1000, wait_s=1000)
@@ -29,8 +29,8 @@ DRIVER = """
 import dataclasses, json, sys
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.claim_holder import ClaimHolder
-from trainyard_trainer.run_folder.lease import Lease, LeaseTimes
+from trainyard_trainer.run_folder.ownership.claim_holder import ClaimHolder
+from trainyard_trainer.run_folder.ownership.lease import Lease, LeaseTimes
 
 def answer(text):
     print(text.splitlines()[0], flush=True)

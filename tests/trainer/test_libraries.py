@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from attempts import Attempts, read_json
 
-from trainyard.run_file.code_archive import pack
+from trainyard.run_file.code.code_archive import pack
 from trainyard_trainer.config.trainer_config import CODE_VARIABLE, CommandConfig
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.user_code.library_hook.complete import newest_transformers_checkpoint

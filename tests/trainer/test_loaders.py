@@ -53,7 +53,7 @@ from trainyard_trainer.data.prepared import Prepared, Split, TokenCounts, TokenI
 from trainyard_trainer.data.stored_rows import write_token_part
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.parallel.worker import Worker
-from trainyard_trainer.run_folder.progress import Length, Trained
+from trainyard_trainer.run_folder.measurements.progress import Length, Trained
 
 SIZES = [(97, 12), (96, 12), (25, 24), (12, 12)]
 """Samples, and how many of them are a global batch: with and without a rest."""

@@ -29,16 +29,16 @@ from training import (
 from trainyard_trainer.checkpointing.checkpoint import (
     Checkpoints,
 )
-from trainyard_trainer.config.metric import ACCURACY
-from trainyard_trainer.config.train import EarlyStopping
 from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.training.metric import ACCURACY
+from trainyard_trainer.config.training.train import EarlyStopping
 from trainyard_trainer.data.loading.chunks import copied
 from trainyard_trainer.data.loading.torch_loader import GlobalBatches
 from trainyard_trainer.data.stored_rows import decode
 from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.engine.loop import stopping
 from trainyard_trainer.parallel.worker import Worker
-from trainyard_trainer.run_folder.progress import Length, Trained
+from trainyard_trainer.run_folder.measurements.progress import Length, Trained
 
 ALL_STATE = {
     "train__optimizer": {"name": "adamw"},

@@ -7,9 +7,9 @@ from dataclasses import fields
 
 import pytest
 
-from trainyard_trainer.config.metric import RATIO, Metric
+from trainyard_trainer.config.training.metric import RATIO, Metric
 from trainyard_trainer.report.charts import MetricsLines, curves
-from trainyard_trainer.run_folder.metrics import (
+from trainyard_trainer.run_folder.measurements.metrics import (
     ENGINE_METRICS,
     METRICS,
     Curve,
@@ -21,7 +21,7 @@ from trainyard_trainer.run_folder.metrics import (
     run_metrics,
     tensorboard_values,
 )
-from trainyard_trainer.run_folder.progress import MetricsRecord
+from trainyard_trainer.run_folder.measurements.progress import MetricsRecord
 
 NOT_RECORDED = {"percent", "workers"}
 """Metrics of progress.json that the recorder computes itself."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainyard_trainer.config.models import Model
+from trainyard_trainer.config.training.models import Model
 from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.image_classification.model import (

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from tests.support.measured_memory import LLAMA_8B, measured_peak
-from trainyard_trainer.config.model_memory import (
+from trainyard_trainer.config.memory.model_memory import (
     BUCKET_PARAMETERS,
     WorkerMemory,
     trained_parameters,
     worker_memory,
 )
-from trainyard_trainer.config.model_shape import UnknownShape, model_shape
-from trainyard_trainer.config.train import CausalLm
+from trainyard_trainer.config.memory.model_shape import UnknownShape, model_shape
+from trainyard_trainer.config.training.train import CausalLm
 from trainyard_trainer.parallel import strategy
 
 TOLERANCE = 0.15

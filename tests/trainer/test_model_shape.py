@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from trainyard_trainer.config.model_shape import UnknownShape, model_shape
+from trainyard_trainer.config.memory.model_shape import UnknownShape, model_shape
 
 TINY = {
     "vocab_size": 1000,

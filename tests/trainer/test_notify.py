@@ -24,7 +24,7 @@ from trainyard_trainer.notices.reporting import reported_end
 from trainyard_trainer.notices.sender import send, webhook_address
 from trainyard_trainer.run_folder.attempt_scope import Leaving, StoppedBySignal
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.lease import RunIsLive
+from trainyard_trainer.run_folder.ownership.lease import RunIsLive
 
 ALONE = ["--without-ray"]
 MESSAGE = message_of("digits", "failed", error="no & data", summary={}, submission=None)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from training import small_config
 
-from trainyard_trainer.config.train import Train
+from trainyard_trainer.config.training.train import Train
 from trainyard_trainer.engine.optimizers import (
     Precision,
     WeightAverage,

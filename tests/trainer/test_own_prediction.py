@@ -22,7 +22,7 @@ from trainyard_trainer.recipes.saved_model import read_saved
 from trainyard_trainer.run_folder import code_archive
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.tools.export import export
-from trainyard_trainer.tools.own_prediction import predict_split, write_table
+from trainyard_trainer.tools.prediction.own_prediction import predict_split, write_table
 
 CPU = torch.device("cpu")
 

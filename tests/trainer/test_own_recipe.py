@@ -30,7 +30,7 @@ from trainyard_trainer.config.trainer_config import CODE_VARIABLE, OwnRecipeConf
 from trainyard_trainer.data.loading.batch import BatchRequest
 from trainyard_trainer.data.loading.user_dataset import UserDataset, UserRows, stacked
 from trainyard_trainer.errors import ConfigError, DatasetError, RecipeError, RunError
-from trainyard_trainer.run_folder.progress import read_lines
+from trainyard_trainer.run_folder.measurements.progress import read_lines
 
 
 @pytest.mark.parametrize("example", CLASSES)

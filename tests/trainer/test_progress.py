@@ -15,12 +15,11 @@ from training import metrics, open_folder, small_config, train_here
 from trainyard_trainer.checkpointing.checkpoint import (
     Checkpoints,
 )
-from trainyard_trainer.config.metric import ACCURACY
 from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.training.metric import ACCURACY
 from trainyard_trainer.errors import ConfigError, StorageError
-from trainyard_trainer.run_folder.fence import Fence, Fenced
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.progress import (
+from trainyard_trainer.run_folder.measurements.progress import (
     Length,
     MetricsRecord,
     Recorder,
@@ -31,6 +30,7 @@ from trainyard_trainer.run_folder.progress import (
     read_lines,
     to_json,
 )
+from trainyard_trainer.run_folder.ownership.fence import Fence, Fenced
 
 LENGTH = Length(epochs=4, num_samples=325, global_batch_size=32, drop_last=True)
 LIMIT_S = 30.0

@@ -20,15 +20,15 @@ pytest.importorskip("transformers")
 
 from tests.support.tiny_models import make_folder
 from trainyard_trainer.checkpointing.checkpoint import Checkpoints
-from trainyard_trainer.config.models import CausalModel
+from trainyard_trainer.config.training.models import CausalModel
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.causal_lm.weights import build_network
 from trainyard_trainer.recipes.sampling import chosen_by
 from trainyard_trainer.recipes.saved_model import Saved, deliver
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.tools.batch_prediction import Counts
-from trainyard_trainer.tools.chat import Assistant
-from trainyard_trainer.tools.prompt_file import PromptFile, answers_to
+from trainyard_trainer.tools.prediction.batch_prediction import Counts
+from trainyard_trainer.tools.prediction.chat import Assistant
+from trainyard_trainer.tools.prediction.prompt_file import PromptFile, answers_to
 
 CPU = torch.device("cpu")
 QUESTIONS = [f"What is {number} plus {'1' * (number % 4 + 1)}?" for number in range(9)]

@@ -21,8 +21,8 @@ from trainyard.cli.record_lines import progress_text
 from trainyard_trainer.attempt.attempt import AttemptEnd, check, summarise
 from trainyard_trainer.checkpointing import resume
 from trainyard_trainer.checkpointing.checkpoint import VALIDATION, Checkpoints
-from trainyard_trainer.config.models import CausalModel
-from trainyard_trainer.config.train import Questions
+from trainyard_trainer.config.training.models import CausalModel
+from trainyard_trainer.config.training.train import Questions
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.causal_lm.prompts import Prompts

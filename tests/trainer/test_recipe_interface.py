@@ -24,9 +24,9 @@ from training import (
     train_here,
 )
 
-from trainyard_trainer.config.metric import Metric
-from trainyard_trainer.config.models import Gpt, Model
 from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.training.metric import Metric
+from trainyard_trainer.config.training.models import Gpt, Model
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.local_copy import LocalCopy
 from trainyard_trainer.data.loading.rows import read_stand_in
@@ -38,7 +38,7 @@ from trainyard_trainer.recipes import registry
 from trainyard_trainer.recipes.language_model.model import Transformer
 from trainyard_trainer.recipes.loss import Evaluation, Loss, Top
 from trainyard_trainer.recipes.recipe import Forward, Recipe
-from trainyard_trainer.run_folder.progress import Length
+from trainyard_trainer.run_folder.measurements.progress import Length
 
 CPU = torch.device("cpu")
 

@@ -20,15 +20,15 @@ from trainyard_trainer.checkpointing.checkpoint import (
 )
 from trainyard_trainer.checkpointing.resume import Start
 from trainyard_trainer.config.data import Data
-from trainyard_trainer.config.identity import MAY_CHANGE
-from trainyard_trainer.config.recipes import RECIPE_MODELS
 from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.training.identity import MAY_CHANGE
+from trainyard_trainer.config.training.recipes import RECIPE_MODELS
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_files.names import CHECKPOINT_MANIFEST
-from trainyard_trainer.run_folder.fence import Fence
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.progress import Trained, read_lines
-from trainyard_trainer.run_folder.startup import Startup
+from trainyard_trainer.run_folder.measurements.progress import Trained, read_lines
+from trainyard_trainer.run_folder.measurements.startup import Startup
+from trainyard_trainer.run_folder.ownership.fence import Fence
 
 
 def save(config: TrainerConfig, samples: int, fence: Fence) -> str:

@@ -22,7 +22,7 @@ from trainyard_trainer.run_files.record_text import (
 )
 from trainyard_trainer.run_files.submission import SOURCE_VARIABLE, VARIABLE
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.lease import Lease
+from trainyard_trainer.run_folder.ownership.lease import Lease
 from trainyard_trainer.run_folder.run_record import (
     AttemptRecord,
     NodeFacts,

@@ -12,9 +12,9 @@ from trainyard_trainer.config.trainer_config import RUN_NAME_LIMIT
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.run_files.submission import code_file
 from trainyard_trainer.run_folder import set_aside
-from trainyard_trainer.run_folder.fence import Fenced
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.lease import Lease
+from trainyard_trainer.run_folder.ownership.fence import Fenced
+from trainyard_trainer.run_folder.ownership.lease import Lease
 
 pytestmark = pytest.mark.usefixtures("no_rest")
 

@@ -15,7 +15,7 @@ from trainyard_trainer.attempt import without_ray
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.engine.startup_batches import StartupBatches
 from trainyard_trainer.run_folder.log import Output
-from trainyard_trainer.run_folder.startup import Startup
+from trainyard_trainer.run_folder.measurements.startup import Startup
 
 BATCH = Batch({"image": torch.zeros(1, 1, 2, 2, dtype=torch.uint8)}, torch.zeros(1))
 

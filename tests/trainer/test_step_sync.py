@@ -16,7 +16,7 @@ from trainyard_trainer.config.checkpoint import CheckpointConfig
 from trainyard_trainer.engine import joining
 from trainyard_trainer.engine.step_sync import LEAVE_BEFORE_DRAIN_S, Signals, StepSync, SyncDecision
 from trainyard_trainer.parallel.worker import Worker
-from trainyard_trainer.run_folder.progress import Length, Trained
+from trainyard_trainer.run_folder.measurements.progress import Length, Trained
 
 CPU = torch.device("cpu")
 BATCH = 10

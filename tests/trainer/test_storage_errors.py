@@ -14,7 +14,7 @@ from s3_server import Bucket
 
 from trainyard_trainer.errors import MissingFileError, RunError, StorageError
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.lease import Lease
+from trainyard_trainer.run_folder.ownership.lease import Lease
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from pyarrow import parquet
 from training import final_weights, open_folder, same, train_here
 
 from trainyard_trainer.attempt.attempt import open_data
-from trainyard_trainer.config.own_recipe import OwnData
+from trainyard_trainer.config.training.own_recipe import OwnData
 from trainyard_trainer.data.loading.batch import BatchRequest
 from trainyard_trainer.data.loading.user_dataset import UserDataset, UserRows, stacked
 from trainyard_trainer.data.sources.rows.find_rows import TableSplit, open_table

@@ -9,7 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.tensorboard import TensorBoard
+from trainyard_trainer.run_folder.measurements.tensorboard import TensorBoard
 
 
 def record(samples: int, kind: str = "interval", **values: Any) -> dict[str, Any]:

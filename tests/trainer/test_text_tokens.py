@@ -23,9 +23,9 @@ from tests.support.tiny_models import make_tokenizer, make_tokenizer_folder
 from trainyard_trainer.attempt.attempt import check_data, open_data
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.local_copy import LocalCopy
-from trainyard_trainer.data.preparation import prepare_stream as preparation
-from trainyard_trainer.data.preparation import token_chunks
-from trainyard_trainer.data.preparation.prepare_stream import Windows
+from trainyard_trainer.data.preparation.tokens import prepare_stream as preparation
+from trainyard_trainer.data.preparation.tokens import token_chunks
+from trainyard_trainer.data.preparation.tokens.prepare_stream import Windows
 from trainyard_trainer.data.prepared import Prepared, TokenStreamInfo
 from trainyard_trainer.data.sources import text_pieces
 from trainyard_trainer.data.sources.text_pieces import cut_of

@@ -17,8 +17,8 @@ from test_loop import kill_after_saves
 from training import FORKSERVER, final_weights, metrics, open_folder, same, train_here
 
 from trainyard_trainer.attempt.attempt import check_data, open_data
-from trainyard_trainer.config.models import Gpt
 from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.training.models import Gpt
 from trainyard_trainer.data.loading.rows import read_stand_in
 from trainyard_trainer.data.loading.shard_rows import ShardRows
 from trainyard_trainer.data.sources import token_files

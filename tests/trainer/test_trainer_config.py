@@ -8,10 +8,10 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from trainyard_trainer.config.batch_share import share_batch
 from trainyard_trainer.config.data import Data
-from trainyard_trainer.config.models import Model
-from trainyard_trainer.config.train import ImageClassification
+from trainyard_trainer.config.training.batch_share import share_batch
+from trainyard_trainer.config.training.models import Model
+from trainyard_trainer.config.training.train import ImageClassification
 
 
 def test_config_imports_neither_torch_nor_ray() -> None:

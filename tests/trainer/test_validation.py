@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional
 from training import Group, small_config, task_of
 
-from trainyard_trainer.config.metric import ACCURACY
-from trainyard_trainer.config.models import Model
+from trainyard_trainer.config.training.metric import ACCURACY
+from trainyard_trainer.config.training.models import Model
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.torch_loader import ValidationBatches
 from trainyard_trainer.data.prepared import DatasetInfo

@@ -13,7 +13,7 @@ from trainyard_trainer.config.trainer_config import BuiltInConfig
 from trainyard_trainer.data.loading.user_dataset import UserDataInfo
 from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.report.verdict import Verdict, judge
-from trainyard_trainer.run_folder.progress import TIME_PHASES
+from trainyard_trainer.run_folder.measurements.progress import TIME_PHASES
 
 EPOCHS = 10
 GPU = {"scaling__use_gpu": True, "train__precision": "fp32"}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from attempts import Attempts, read_json, wait_for
 
-from trainyard.run_file.code_archive import pack
+from trainyard.run_file.code.code_archive import pack
 from trainyard_trainer.config.trainer_config import CODE_VARIABLE, FunctionConfig
 from trainyard_trainer.errors import StorageError
 from trainyard_trainer.run_files.names import WorkerLogName

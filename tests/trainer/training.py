@@ -33,10 +33,10 @@ from trainyard_trainer.engine.sums import LossSums
 from trainyard_trainer.engine.task import TrainingTask
 from trainyard_trainer.engine.worker import work
 from trainyard_trainer.parallel.worker import Worker
-from trainyard_trainer.run_folder.fence import Fence
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.progress import read_lines
-from trainyard_trainer.run_folder.startup import Startup
+from trainyard_trainer.run_folder.measurements.progress import read_lines
+from trainyard_trainer.run_folder.measurements.startup import Startup
+from trainyard_trainer.run_folder.ownership.fence import Fence
 
 T = TypeVar("T")
 

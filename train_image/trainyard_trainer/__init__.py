@@ -10,8 +10,8 @@ TYPE_CHECKING = False  # `typing.TYPE_CHECKING`, without importing typing
 if TYPE_CHECKING:
     from typing import Any
 
-    from trainyard_trainer.config.metric import Metric
     from trainyard_trainer.config.section import Settings
+    from trainyard_trainer.config.training.metric import Metric
     from trainyard_trainer.data.loading.batch import Batch
     from trainyard_trainer.recipes.example_inputs import ExampleInputs
     from trainyard_trainer.recipes.loss import Evaluation, Loss, Top
@@ -37,7 +37,7 @@ _MODULES = {
     "Evaluation": "trainyard_trainer.recipes.loss",
     "ExampleInputs": "trainyard_trainer.recipes.example_inputs",
     "Loss": "trainyard_trainer.recipes.loss",
-    "Metric": "trainyard_trainer.config.metric",
+    "Metric": "trainyard_trainer.config.training.metric",
     "Recipe": "trainyard_trainer.recipes.recipe",
     "Settings": "trainyard_trainer.config.section",
     "Top": "trainyard_trainer.recipes.loss",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trainyard.planning.objects import RunObjects
     from trainyard.platform import Platform
     from trainyard.run_file.models import RunConfig
-    from trainyard.submission.remote_folder import RemoteFolder
+    from trainyard.submission.run_folder.remote_folder import RemoteFolder
 
 
 def check_namespace_option(namespace: str) -> str:
@@ -190,7 +190,7 @@ def open_run_folder(
 
     It prints on standard error which platform tells where the folder is.
     """
-    from trainyard.submission.reader_pod import open_folder
+    from trainyard.submission.run_folder.reader_pod import open_folder
 
     platform = platform_of(None, True, cluster.namespace, cluster)
     return open_folder(cluster, platform, name, head)

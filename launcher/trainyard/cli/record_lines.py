@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainyard_trainer.config.metric import VALIDATION_PREFIX, is_validation
+from trainyard_trainer.config.training.metric import VALIDATION_PREFIX, is_validation
 from trainyard_trainer.run_files.driver_output import PROGRESS, SUMMARY, record_of
 
 Object = dict[str, Any]

@@ -20,8 +20,8 @@ from trainyard.diagnosis.snapshot import Snapshot, claims_of
 from trainyard.errors import ClusterError, ClusterUnreachable
 from trainyard.labels import OWNER_LABELS
 from trainyard.platform import DataVolume, Platform
-from trainyard.submission.reader_pod import READER_CONTAINER, storage_pod
-from trainyard.submission.remote_folder import storage_options
+from trainyard.submission.run_folder.reader_pod import READER_CONTAINER, storage_pod
+from trainyard.submission.run_folder.remote_folder import storage_options
 from trainyard_trainer.config.variables import SecretKey
 from trainyard_trainer.run_files.driver_output import PROBE, last_record
 from trainyard_trainer.run_files.isolation import IN_PODS

@@ -26,13 +26,13 @@ from trainyard.drills.timeline import (
 from trainyard.errors import ClusterError, ConfigError, RunFailed
 from trainyard.labels import RUN_LABEL
 from trainyard.platform import Platform
-from trainyard.submission.reader_pod import open_folder
-from trainyard.submission.remote_folder import RemoteFolder
+from trainyard.submission.run_folder.reader_pod import open_folder
+from trainyard.submission.run_folder.remote_folder import RemoteFolder
 from trainyard.submission.status import RunStatus
 from trainyard.submission.submit import delete_and_wait, submit_rayjob
 from trainyard.submission.watch import watch_submission
-from trainyard_trainer.config.identity import identity_of
 from trainyard_trainer.config.trainer_config import RUN_NAME_LIMIT, TrainerConfig
+from trainyard_trainer.config.training.identity import identity_of
 from trainyard_trainer.run_files import lease, names
 
 Object = dict[str, Any]

@@ -18,7 +18,7 @@ from trainyard.errors import ClusterError, RunFailed
 from trainyard.labels import RUN_LABEL
 from trainyard.platform import Platform
 from trainyard.submission.current_status import HEAD_CONTAINER, head_pod
-from trainyard.submission.remote_folder import RemoteFolder
+from trainyard.submission.run_folder.remote_folder import RemoteFolder
 from trainyard.submission.status import RunStatus
 from trainyard.submission.submit import submit_rayjob
 from trainyard.submission.watch import watch_submission

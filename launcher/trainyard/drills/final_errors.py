@@ -16,7 +16,7 @@ from trainyard.drills.drill import clear_folder, left_behind, left_in_folder
 from trainyard.drills.drill_run import DrillJob, DrillRecorder, Say
 from trainyard.drills.timeline import PodLife
 from trainyard.platform import Platform
-from trainyard.submission.reader_pod import open_folder
+from trainyard.submission.run_folder.reader_pod import open_folder
 from trainyard.submission.submit import delete_and_wait, submit_rayjob
 from trainyard.submission.watch import cancelling_retries, watch_submission
 from trainyard_trainer.run_files import names

@@ -33,8 +33,8 @@ from trainyard.drills.timeline import steps_lost
 from trainyard.errors import LauncherError
 from trainyard.platform import Platform
 from trainyard.submission.current_status import HEAD_CONTAINER
-from trainyard.submission.reader_pod import open_folder
-from trainyard.submission.remote_folder import RemoteFolder
+from trainyard.submission.run_folder.reader_pod import open_folder
+from trainyard.submission.run_folder.remote_folder import RemoteFolder
 from trainyard.submission.status import RunStatus
 from trainyard.submission.submit import delete_and_wait, submit_rayjob
 from trainyard_trainer.run_files import names

@@ -178,7 +178,7 @@ class Result:
             saved = self._saved
             files = [_file_of(image, number, Path(scratch)) for number, image in enumerate(images)]
             torch = import_module("torch")
-            answers = _trainer("tools.classifier").classify_files(
+            answers = _trainer("tools.prediction.classifier").classify_files(
                 saved,
                 files,
                 top=top,

@@ -17,9 +17,9 @@ from typing_extensions import assert_never
 from trainyard.errors import ConfigError, RunFailed, RunStopped
 from trainyard.local.tools import own_environment, require_packages, stopped_like_ctrl_c
 from trainyard.planning.trainer_input import trainer_config
-from trainyard.run_file.code_archive import Overlay
+from trainyard.run_file.code.code_archive import Overlay
+from trainyard.run_file.code.source import GitState
 from trainyard.run_file.models import BoostingRun, RunConfig, UserCodeRun
-from trainyard.run_file.source import GitState
 from trainyard.submission.status import RunStatus, error_lines, has_error
 from trainyard_trainer.config.scaling import Scaling
 from trainyard_trainer.config.storage import Storage
@@ -132,15 +132,7 @@ def train_locally(
     """
     library = (config.train.library,) if isinstance(config, BoostingConfig) else ()
     require_packages([*NEEDED, *library], "training")
-    folder = Path(config.storage.path) / config.name
-    noise = folder / RAY_LOG
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"the storage {config.storage.path} cannot be used: {error}",
-            "Name a folder that you may write to with --storage DIR.",
-        ) from error
+    noise = _made_folder(config) / RAY_LOG
     before = _change_of(noise)
     environment, lines = own_environment()
     environment |= variables_of(config, code)
@@ -175,22 +167,45 @@ def train_locally(
             _end(process)
         stderr.seek(0)
         output = stderr.read().decode(errors="replace")
-    if exit_code == 0:
-        return
-    is_started = _change_of(noise) != before
-    if is_started and not has_error(output):
-        output += noise.read_text(errors="replace")
+    if exit_code != 0:
+        ray_log = noise if _change_of(noise) != before else None
+        raise _error_of_end(config.name, exit_code, output, "".join(last_lines), ray_log)
+
+
+def _made_folder(config: AttemptConfig) -> Path:
+    """Create the run's folder, and return its path. Raises ConfigError if the storage does not permit it."""
+    folder = Path(config.storage.path) / config.name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"the storage {config.storage.path} cannot be used: {error}",
+            "Name a folder that you may write to with --storage DIR.",
+        ) from error
+    return folder
+
+
+def _error_of_end(
+    run: str, exit_code: int, output: str, printed: str, ray_log: Path | None
+) -> ConfigError | RunStopped | RunFailed:
+    """Return the error that tells why the training program failed.
+
+    `output` is its standard error, `printed` the last lines of its standard output, and `ray_log` the file
+    with Ray's own output if this program has written to it.
+    """
+    if ray_log is not None and not has_error(output):
+        output += ray_log.read_text(errors="replace")
     # On a full disk, the file with the program's standard error takes no error.
-    if not has_error(output) and has_error(printed := "".join(last_lines)):
+    if not has_error(output) and has_error(printed):
         output = printed
     details = error_of(output)
     if exit_code == exit_codes.WRONG_INPUT:
-        raise ConfigError(f"the training program refused run {config.name}", *details)
+        return ConfigError(f"the training program refused run {run}", *details)
     if any(line.startswith(STOPPING_ERRORS) for line in details):
-        raise RunStopped(f"run {config.name} was stopped", *details)
-    if is_started:
-        details.append(f"Ray's own output: {noise}")
-    raise RunFailed(f"run {config.name} failed (exit code {exit_code})", *details)
+        return RunStopped(f"run {run} was stopped", *details)
+    if ray_log is not None:
+        details.append(f"Ray's own output: {ray_log}")
+    return RunFailed(f"run {run} failed (exit code {exit_code})", *details)
 
 
 def variables_of(config: AttemptConfig, code: Overlay | None) -> dict[str, str]:

@@ -2,5 +2,5 @@
 
 `objects` is the entry: it plans (`plan`, `requirements`, `trainer_input`, `sizing/`) and renders (`render`,
 `merge`). `reasons` explains a plan. `capacity/` checks whether a run fits, `comparison/` compares plans and
-platforms, `schema` writes JSON Schemas, and `init` writes new run files.
+platforms, and `authoring/` writes new run files and JSON Schemas.
 """

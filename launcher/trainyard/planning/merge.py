@@ -16,8 +16,8 @@ from trainyard.planning.plan import Plan
 from trainyard.planning.render import RenderedTemplate
 from trainyard.planning.sizing.pod_sizes import DataGroup, PodSize
 from trainyard.platform import DataVolume, Platform
+from trainyard.run_file.code.source import GitState
 from trainyard.run_file.network import NetworkRequirements
-from trainyard.run_file.source import GitState
 from trainyard_trainer.config.notify import NOTIFY_VARIABLE, Notify
 from trainyard_trainer.config.scaling import DATA_LABELS, WORKER_RESOURCE
 from trainyard_trainer.config.trainer_config import CODE_VARIABLE, CONFIG_VARIABLE

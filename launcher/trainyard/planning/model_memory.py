@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from trainyard.errors import ConfigError
 from trainyard.platform import Pool
 from trainyard.run_file.models import RunConfig
-from trainyard_trainer.config.memory_check import (
+from trainyard_trainer.config.memory.memory_check import (
     GIB,
     gib,
     has_config,
@@ -15,9 +15,9 @@ from trainyard_trainer.config.memory_check import (
     shape_of_folder,
     shortage_of_folder,
 )
-from trainyard_trainer.config.model_memory import worker_memory
-from trainyard_trainer.config.model_shape import UnknownShape
-from trainyard_trainer.config.train import CausalLm
+from trainyard_trainer.config.memory.model_memory import worker_memory
+from trainyard_trainer.config.memory.model_shape import UnknownShape
+from trainyard_trainer.config.training.train import CausalLm
 
 
 def gpu_memory_gib(pools: Sequence[Pool]) -> int | None:

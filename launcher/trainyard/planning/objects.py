@@ -11,7 +11,7 @@ from trainyard.planning.plan import Plan, plan_run
 from trainyard.planning.render import render_job
 from trainyard.platform import Platform
 from trainyard.rules import check
-from trainyard.run_file.code_archive import UPLOAD_LIMIT_MIB, Overlay, pack
+from trainyard.run_file.code.code_archive import UPLOAD_LIMIT_MIB, Overlay, pack
 from trainyard.run_file.models import RunConfig, RunWithCode
 
 

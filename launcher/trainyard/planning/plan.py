@@ -16,6 +16,7 @@ from trainyard.planning.requirements import (
     require_shared_source,
     require_shared_weights,
 )
+from trainyard.planning.sizing.layout import Layout
 from trainyard.planning.sizing.pod_sizes import DataGroup, PodSize, head_size
 from trainyard.planning.sizing.size_range import layout_range
 from trainyard.planning.trainer_input import (
@@ -24,8 +25,8 @@ from trainyard.planning.trainer_input import (
     with_data_nodes,
     with_receiver,
 )
-from trainyard.platform import DataVolume, Platform
-from trainyard.run_file.code_archive import Overlay
+from trainyard.platform import DataVolume, Platform, Pool
+from trainyard.run_file.code.code_archive import Overlay
 from trainyard.run_file.models import (
     BoostingRun,
     NetworkRun,
@@ -129,19 +130,11 @@ def plan_run(
     """
     pools = choose_pools(run, platform)
     pool = pools[0]
-    require_separate_attempts(run, platform)
-    require_permissions(run, platform)
-    if isinstance(run, RecipeRun | OwnRecipeRun | BoostingRun):
-        require_shared_source(run)
-    if isinstance(run, NetworkRun):
-        require_shared_weights(run)
-    if isinstance(run, RecipeRun):
-        require_data_nodes(run, pool, platform)
+    _require_what_the_platform_has(run, pool, platform)
     data = choose_data_nodes(run, platform)
     low, high = layout_range(run, pool, platform)
     require_memory(run, pools, low.nodes * low.per_node)
     network = choose_network(run, pool)
-    uses_gpus = pool.gpus_per_node > 0
     limits = run.limits
     max_start_s = limits.max_start_s or platform.job.pre_running_deadline_seconds
     return Plan(
@@ -181,17 +174,36 @@ def plan_run(
                 with_data_nodes(run) if isinstance(run, RecipeRun) and data is not None else run,
                 platform,
             ),
-            Scaling(
-                num_workers=high.nodes * high.per_node,
-                min_workers=low.nodes * low.per_node if run.resources.is_elastic else None,
-                workers_per_node=high.per_node if run.resources.is_elastic else 1,
-                use_gpu=uses_gpus,
-                cpus_per_worker=high.cpus_per_worker,
-                # On a GPU node the GPUs limit the number of workers. On a CPU node the CPUs reserved for data
-                # would allow one worker more, for which there is no memory.
-                has_worker_places=not uses_gpus,
+            _scaling(
+                low, high, is_elastic=run.resources.is_elastic, uses_gpus=pool.gpus_per_node > 0
             ),
             platform.storage,
             code,
         ),
+    )
+
+
+def _require_what_the_platform_has(run: RunConfig, pool: Pool, platform: Platform) -> None:
+    """Raise ConfigError if the run asks for what the platform forbids or does not have."""
+    require_separate_attempts(run, platform)
+    require_permissions(run, platform)
+    if isinstance(run, RecipeRun | OwnRecipeRun | BoostingRun):
+        require_shared_source(run)
+    if isinstance(run, NetworkRun):
+        require_shared_weights(run)
+    if isinstance(run, RecipeRun):
+        require_data_nodes(run, pool, platform)
+
+
+def _scaling(low: Layout, high: Layout, *, is_elastic: bool, uses_gpus: bool) -> Scaling:
+    """Return the numbers of workers that Ray Train starts, from the smallest and the largest layout."""
+    return Scaling(
+        num_workers=high.nodes * high.per_node,
+        min_workers=low.nodes * low.per_node if is_elastic else None,
+        workers_per_node=high.per_node if is_elastic else 1,
+        use_gpu=uses_gpus,
+        cpus_per_worker=high.cpus_per_worker,
+        # On a GPU node the GPUs limit the number of workers. On a CPU node the CPUs reserved for data would
+        # allow one worker more, for which there is no memory.
+        has_worker_places=not uses_gpus,
     )

@@ -13,7 +13,7 @@ from trainyard.planning.plan import Plan
 from trainyard.planning.sizing.layout import batch_share, count
 from trainyard.planning.sizing.pod_sizes import MIB_PER_GIB, OBJECT_STORE_LIMIT_MIB, PodSize
 from trainyard.platform import Platform, Pool
-from trainyard.run_file.code_archive import LIMIT_KIB
+from trainyard.run_file.code.code_archive import LIMIT_KIB
 from trainyard.run_file.models import BoostingRun, NetworkRun, RunConfig
 from trainyard.run_file.network import Network
 from trainyard_trainer.config.limits import stop_after_s

@@ -22,7 +22,7 @@ from trainyard.run_file.network import (
     merge_networks,
 )
 from trainyard_trainer.config.location import S3
-from trainyard_trainer.config.own_recipe import OwnData
+from trainyard_trainer.config.training.own_recipe import OwnData
 
 SILENT_NODE_S = 30
 """How many seconds later than Ray Kubernetes may notice that a node is lost.

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from trainyard.planning.sizing.layout import batch_share
 from trainyard.planning.sizing.pod_sizes import DataGroup
 from trainyard.platform import Platform, Pool
-from trainyard.run_file.code_archive import Overlay
+from trainyard.run_file.code.code_archive import Overlay
 from trainyard.run_file.models import (
     BoostingRun,
     CommandRun,

@@ -24,17 +24,17 @@ from typing_extensions import Self
 from trainyard.run_file.metadata import Annotations, Labels
 from trainyard.run_file.network import Network
 from trainyard.run_file.queue import Queue
-from trainyard_trainer.config.boosting import Boosting, require_boosting_fit
 from trainyard_trainer.config.checkpoint import BoostingCheckpoint, CheckpointConfig
 from trainyard_trainer.config.data import Data, Table
 from trainyard_trainer.config.limits import Limits
 from trainyard_trainer.config.notify import Notify
-from trainyard_trainer.config.own_recipe import OWN_RECIPE, OwnData, OwnRecipe
-from trainyard_trainer.config.recipes import BOOSTING, AnyTrain
 from trainyard_trainer.config.scaling import Faults
 from trainyard_trainer.config.section import Section
-from trainyard_trainer.config.train import Train, require_fit, require_one_size
 from trainyard_trainer.config.trainer_config import RunName
+from trainyard_trainer.config.training.boosting import Boosting, require_boosting_fit
+from trainyard_trainer.config.training.own_recipe import OWN_RECIPE, OwnData, OwnRecipe
+from trainyard_trainer.config.training.recipes import BOOSTING, AnyTrain
+from trainyard_trainer.config.training.train import Train, require_fit, require_one_size
 from trainyard_trainer.config.user_code import Command, Reference, RunWith
 from trainyard_trainer.config.variables import Secrets, Variables
 

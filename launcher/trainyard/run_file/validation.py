@@ -16,8 +16,8 @@ from trainyard.errors import ConfigError
 from trainyard.run_file.models import LIST, NAME, NUMBER, RANGE
 from trainyard.run_file.values import how_to_quote
 from trainyard.run_file.yaml_text import StrictDumper
-from trainyard_trainer.config.recipes import RECIPES, recipe_named
 from trainyard_trainer.config.trainer_config import RUN_NAME_LIMIT, RunName
+from trainyard_trainer.config.training.recipes import RECIPES, recipe_named
 
 M = TypeVar("M", bound=BaseModel)
 

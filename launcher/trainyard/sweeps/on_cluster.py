@@ -17,10 +17,10 @@ from trainyard.labels import OWNER_LABELS, RUN_LABEL
 from trainyard.planning.merge import with_source
 from trainyard.planning.objects import run_objects
 from trainyard.platform import Platform
-from trainyard.run_file.code_archive import Overlay
-from trainyard.run_file.source import GitState
+from trainyard.run_file.code.code_archive import Overlay
+from trainyard.run_file.code.source import GitState
 from trainyard.submission.current_status import current_status, head_pod
-from trainyard.submission.reader_pod import open_folder
+from trainyard.submission.run_folder.reader_pod import open_folder
 from trainyard.submission.status import ENDED, phase_of, run_status_of
 from trainyard.submission.submit import find_same_submission, submit_rayjob
 from trainyard.sweeps.combinations import Combination, naming

@@ -13,13 +13,13 @@ from trainyard.local.results import LocalFiles
 from trainyard.local.tools import require_packages
 from trainyard.local.training import NEEDED, is_about_lease, local_config, train_locally
 from trainyard.planning.objects import pack_code
-from trainyard.run_file.code_archive import Overlay
-from trainyard.run_file.source import GitState
+from trainyard.run_file.code.code_archive import Overlay
+from trainyard.run_file.code.source import GitState
 from trainyard.sweeps.combinations import Combination, naming
 from trainyard.sweeps.outcomes import Goal, SweepOutcome, completed, has_trained, outcome_text
 from trainyard_trainer.config.data_sources import absolute
-from trainyard_trainer.config.train import Train
 from trainyard_trainer.config.trainer_config import AttemptConfig
+from trainyard_trainer.config.training.train import Train
 
 Object = dict[str, Any]
 Say = Callable[[str], None]

@@ -11,18 +11,18 @@ from trainyard.errors import ConfigError
 from trainyard.run_file.models import BoostingRun, RecipeRun, RunConfig
 from trainyard.submission.status import Phase
 from trainyard.sweeps.combinations import Combination
-from trainyard_trainer.config.boosting import Boosting
-from trainyard_trainer.config.identity import LENGTHS, identity_of
-from trainyard_trainer.config.metric import (
+from trainyard_trainer.config.trainer_config import AttemptConfig
+from trainyard_trainer.config.training.boosting import Boosting
+from trainyard_trainer.config.training.identity import LENGTHS, identity_of
+from trainyard_trainer.config.training.metric import (
     LOSS,
     VALIDATION_PREFIX,
     Direction,
     goals_of,
     is_validation,
 )
-from trainyard_trainer.config.recipes import metrics_of
-from trainyard_trainer.config.train import Train
-from trainyard_trainer.config.trainer_config import AttemptConfig
+from trainyard_trainer.config.training.recipes import metrics_of
+from trainyard_trainer.config.training.train import Train
 from trainyard_trainer.run_files import names
 from trainyard_trainer.run_files.driver_output import record_of
 

@@ -25,19 +25,19 @@ from trainyard_trainer.checkpointing.checkpoint import (
     SavedCheckpoint,
 )
 from trainyard_trainer.checkpointing.retention import best_of
-from trainyard_trainer.config.batch_share import share_batch
 from trainyard_trainer.config.data import Data, Table
 from trainyard_trainer.config.data_sources import absolute
-from trainyard_trainer.config.metric import LOSS, VALIDATION_PREFIX
-from trainyard_trainer.config.own_recipe import OwnData, OwnRecipe
-from trainyard_trainer.config.recipes import best_goal, metrics_of
-from trainyard_trainer.config.train import Train, require_goals
 from trainyard_trainer.config.trainer_config import (
     BoostingConfig,
     RecipeConfig,
     TrainerConfig,
     code_of,
 )
+from trainyard_trainer.config.training.batch_share import share_batch
+from trainyard_trainer.config.training.metric import LOSS, VALIDATION_PREFIX
+from trainyard_trainer.config.training.own_recipe import OwnData, OwnRecipe
+from trainyard_trainer.config.training.recipes import best_goal, metrics_of
+from trainyard_trainer.config.training.train import Train, require_goals
 from trainyard_trainer.data.loading.rows import RunData, read_stand_in
 from trainyard_trainer.data.loading.user_dataset import UserDataset
 from trainyard_trainer.data.preparation import run_data
@@ -55,10 +55,9 @@ from trainyard_trainer.run_folder.attempt_scope import (
     say,
 )
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.goodput import measure
-from trainyard_trainer.run_folder.lease import Lease
 from trainyard_trainer.run_folder.log import Output, ProgressPrinter
-from trainyard_trainer.run_folder.progress import (
+from trainyard_trainer.run_folder.measurements.goodput import measure
+from trainyard_trainer.run_folder.measurements.progress import (
     Length,
     Recorder,
     Trained,
@@ -66,9 +65,10 @@ from trainyard_trainer.run_folder.progress import (
     measured_phases,
     read_lines,
 )
+from trainyard_trainer.run_folder.measurements.startup import Startup, process_age_s
+from trainyard_trainer.run_folder.ownership.lease import Lease
 from trainyard_trainer.run_folder.run_limit import limited
 from trainyard_trainer.run_folder.run_record import RunRecord, without_record
-from trainyard_trainer.run_folder.startup import Startup, process_age_s
 from trainyard_trainer.run_folder.submission import record_submission
 from trainyard_trainer.user_import import user_errors
 from trainyard_trainer.versions import NETWORKS, versions

@@ -23,8 +23,8 @@ from trainyard_trainer.engine.worker import work
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.worker import BACKENDS, Worker
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.lease import Lease
 from trainyard_trainer.run_folder.log import Output
+from trainyard_trainer.run_folder.ownership.lease import Lease
 
 
 def run(config: TrainerConfig, output: Output, environment: Mapping[str, str] = os.environ) -> None:

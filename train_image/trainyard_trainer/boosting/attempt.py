@@ -28,8 +28,8 @@ from trainyard_trainer.checkpointing.checkpoint import (
 )
 from trainyard_trainer.checkpointing.inventory import result_of
 from trainyard_trainer.checkpointing.retention import best_of
-from trainyard_trainer.config.recipes import best_goal
 from trainyard_trainer.config.trainer_config import BoostingConfig
+from trainyard_trainer.config.training.recipes import best_goal
 from trainyard_trainer.engine.outcome import Outcome
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.worker import Worker
@@ -39,11 +39,11 @@ from trainyard_trainer.run_folder.attempt_scope import (
     say,
 )
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.lease import Lease
 from trainyard_trainer.run_folder.log import Output
+from trainyard_trainer.run_folder.measurements.startup import Startup
+from trainyard_trainer.run_folder.ownership.lease import Lease
 from trainyard_trainer.run_folder.run_limit import limited
 from trainyard_trainer.run_folder.run_record import RunRecord, without_record
-from trainyard_trainer.run_folder.startup import Startup
 from trainyard_trainer.versions import versions
 
 Fit = Callable[[BoostingTask, RunFolder, Lease], Outcome]

@@ -16,7 +16,7 @@ import torch
 
 from trainyard_trainer.boosting.library_errors import explained_errors
 from trainyard_trainer.boosting.table import PreparedTable, Rows
-from trainyard_trainer.config.boosting import Boosting
+from trainyard_trainer.config.training.boosting import Boosting
 from trainyard_trainer.parallel.worker import Worker
 
 Settings = dict[str, Any]

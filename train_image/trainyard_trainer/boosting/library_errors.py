@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from trainyard_trainer.config.boosting import Boosting
+from trainyard_trainer.config.training.boosting import Boosting
 from trainyard_trainer.errors import RunError, TrainerError
 
 COMMUNICATION = re.compile(

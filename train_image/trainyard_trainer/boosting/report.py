@@ -8,8 +8,8 @@ from typing import Any
 
 from trainyard_trainer.boosting.libraries import Importance
 from trainyard_trainer.boosting.table import PreparedTable
-from trainyard_trainer.config.recipes import best_goal
 from trainyard_trainer.config.trainer_config import BoostingConfig
+from trainyard_trainer.config.training.recipes import best_goal
 from trainyard_trainer.report.charts import MetricsLines, curves, draw_bars
 from trainyard_trainer.report.elements import count, table
 from trainyard_trainer.report.page import (
@@ -24,7 +24,7 @@ from trainyard_trainer.report.page import (
     time_card,
 )
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.progress import Trained, read_lines
+from trainyard_trainer.run_folder.measurements.progress import Trained, read_lines
 
 MOST_BARS = 30
 """The largest number of columns in the chart. The table below the chart has all columns."""

@@ -20,9 +20,9 @@ from trainyard_trainer.checkpointing.checkpoint import (
 )
 from trainyard_trainer.checkpointing.resume import note_started
 from trainyard_trainer.checkpointing.saver import Saver
-from trainyard_trainer.config.metric import VALIDATION_PREFIX, is_validation
-from trainyard_trainer.config.recipes import metrics_of
 from trainyard_trainer.config.trainer_config import BoostingConfig
+from trainyard_trainer.config.training.metric import VALIDATION_PREFIX, is_validation
+from trainyard_trainer.config.training.recipes import metrics_of
 from trainyard_trainer.engine.joining import WITHOUT_RAY, RayPlace, join_run, watch_for_stop
 from trainyard_trainer.engine.loop import REPORT_INTERVAL_S
 from trainyard_trainer.engine.outcome import Outcome
@@ -30,9 +30,8 @@ from trainyard_trainer.engine.records import commit_checkpoint, send_to_both
 from trainyard_trainer.engine.step_sync import Signals, StepSync
 from trainyard_trainer.engine.timing import Clock, TimeSpent, peak_memory_bytes
 from trainyard_trainer.parallel.worker import Worker
-from trainyard_trainer.run_folder.fence import Fence
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.progress import (
+from trainyard_trainer.run_folder.measurements.progress import (
     Length,
     MetricsRecord,
     Recorder,
@@ -40,8 +39,9 @@ from trainyard_trainer.run_folder.progress import (
     eta_s,
     per_second,
 )
-from trainyard_trainer.run_folder.startup import Startup
-from trainyard_trainer.run_folder.tensorboard import TensorBoard
+from trainyard_trainer.run_folder.measurements.startup import Startup
+from trainyard_trainer.run_folder.measurements.tensorboard import TensorBoard
+from trainyard_trainer.run_folder.ownership.fence import Fence
 
 Record = dict[str, Any]
 

@@ -24,7 +24,7 @@ from trainyard_trainer.on_ray.gauges import published_gauges
 from trainyard_trainer.on_ray.worker import ray_place, seconds_until_drain
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.lease import Lease
+from trainyard_trainer.run_folder.ownership.lease import Lease
 
 
 def fit(task: BoostingTask, folder: RunFolder, lease: Lease) -> Outcome:

@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass
 from typing import IO, Any, cast
 
 from trainyard_trainer.checkpointing.files import FileEntry, HashingWriter, load_tensors
-from trainyard_trainer.config.metric import ValidationGoal
+from trainyard_trainer.config.training.metric import ValidationGoal
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.run_files.names import CHECKPOINT_MANIFEST, CheckpointName
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.progress import Trained
+from trainyard_trainer.run_folder.measurements.progress import Trained
 
 MODEL = "model.pt"
 STATE = "state.pt"

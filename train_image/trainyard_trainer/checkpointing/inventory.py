@@ -13,9 +13,9 @@ from trainyard_trainer.checkpointing.checkpoint import (
 )
 from trainyard_trainer.checkpointing.resume import why_overtaken
 from trainyard_trainer.checkpointing.retention import best_of, of_every
-from trainyard_trainer.config.metric import is_validation
+from trainyard_trainer.config.training.metric import is_validation
 from trainyard_trainer.errors import RunError
-from trainyard_trainer.run_folder.progress import Trained, read_lines
+from trainyard_trainer.run_folder.measurements.progress import Trained, read_lines
 from trainyard_trainer.storage import StorageFolder
 from trainyard_trainer.terminal import Bar
 

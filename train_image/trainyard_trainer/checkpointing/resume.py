@@ -14,19 +14,19 @@ from trainyard_trainer.checkpointing.checkpoint import (
     Checkpoints,
     SavedCheckpoint,
 )
-from trainyard_trainer.config.identity import LENGTHS, identity_of
-from trainyard_trainer.config.train import has_fixed_workers
 from trainyard_trainer.config.trainer_config import RecipeConfig
+from trainyard_trainer.config.training.identity import LENGTHS, identity_of
+from trainyard_trainer.config.training.train import has_fixed_workers
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_files.names import CheckpointName
-from trainyard_trainer.run_folder.fence import Fence
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.progress import Trained, read_lines, to_json
+from trainyard_trainer.run_folder.measurements.progress import Trained, read_lines, to_json
+from trainyard_trainer.run_folder.ownership.fence import Fence
 
 if TYPE_CHECKING:
     import torch
 
-    from trainyard_trainer.run_folder.startup import Startup
+    from trainyard_trainer.run_folder.measurements.startup import Startup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,7 @@ from trainyard_trainer.checkpointing.checkpoint import (
     SavedCheckpoint,
 )
 from trainyard_trainer.config.checkpoint import BoostingCheckpoint, CheckpointConfig
-from trainyard_trainer.config.metric import ValidationGoal
+from trainyard_trainer.config.training.metric import ValidationGoal
 from trainyard_trainer.run_files.names import CheckpointName
 
 RetentionRule = CheckpointConfig | BoostingCheckpoint

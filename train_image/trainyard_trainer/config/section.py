@@ -1,4 +1,4 @@
-"""What the sections of a run file have in common."""
+"""The base class of all sections of a run file, and the types that several sections use."""
 
 from __future__ import annotations
 

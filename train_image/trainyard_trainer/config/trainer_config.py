@@ -14,17 +14,17 @@ from pydantic import Field, StringConstraints, model_validator
 from pydantic_core import from_json
 from typing_extensions import Self
 
-from trainyard_trainer.config.boosting import Boosting, require_boosting_fit
 from trainyard_trainer.config.checkpoint import BoostingCheckpoint, CheckpointConfig
 from trainyard_trainer.config.data import Data, Loading, Table
 from trainyard_trainer.config.limits import Limits
 from trainyard_trainer.config.notify import Notify
-from trainyard_trainer.config.own_recipe import OWN_RECIPE, OwnData, OwnRecipe
-from trainyard_trainer.config.recipes import BOOSTING, AnyTrain, recipe_named
 from trainyard_trainer.config.scaling import Faults, Scaling
 from trainyard_trainer.config.section import Section
 from trainyard_trainer.config.storage import Storage
-from trainyard_trainer.config.train import Train, require_fit, require_one_size
+from trainyard_trainer.config.training.boosting import Boosting, require_boosting_fit
+from trainyard_trainer.config.training.own_recipe import OWN_RECIPE, OwnData, OwnRecipe
+from trainyard_trainer.config.training.recipes import BOOSTING, AnyTrain, recipe_named
+from trainyard_trainer.config.training.train import Train, require_fit, require_one_size
 from trainyard_trainer.config.user_code import Command, Reference, RunWith
 from trainyard_trainer.config.variables import Secrets, Variables
 

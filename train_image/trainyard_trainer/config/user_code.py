@@ -1,4 +1,4 @@
-"""`command` and `function`: code of one's own."""
+"""The sections `command` and `function`: a run of the user's own code."""
 
 from __future__ import annotations
 

@@ -15,10 +15,10 @@ from trainyard_trainer.errors import StorageError
 from trainyard_trainer.hardware import gpu_facts
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder import failures
-from trainyard_trainer.run_folder.fence import Fence
 from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.measurements.startup import Startup
+from trainyard_trainer.run_folder.ownership.fence import Fence
 from trainyard_trainer.run_folder.run_record import WorkerFacts
-from trainyard_trainer.run_folder.startup import Startup
 
 STOP_POLL_S = 1.0
 """Rank 0 looks this often, in seconds, whether the run was asked to stop."""

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from trainyard_trainer.config.batch_share import share_batch
 from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.training.batch_share import share_batch
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.rows import RunData, read_stand_in
 from trainyard_trainer.engine.loss_scale import LossScale
@@ -32,7 +32,7 @@ from trainyard_trainer.recipes.initial_weights import load_initial_weights
 from trainyard_trainer.recipes.recipe import Forward
 from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.recipes.trained_weights import load_weights, saved_weights
-from trainyard_trainer.run_folder.progress import Length
+from trainyard_trainer.run_folder.measurements.progress import Length
 
 
 class Learner:

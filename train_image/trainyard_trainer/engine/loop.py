@@ -10,23 +10,28 @@ from typing import Any, Protocol
 
 import torch
 
-from trainyard_trainer.config.metric import (
+from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.training.metric import (
     LOSS,
     VALIDATION_PREFIX,
     Metric,
     goals_of,
     is_validation,
 )
-from trainyard_trainer.config.train import EarlyStopping
-from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.training.train import EarlyStopping
 from trainyard_trainer.data.loading.batch import Batch, Batches
 from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.engine.step_sync import Signals, StepSync, SyncDecision
 from trainyard_trainer.engine.sums import LossSums, Validation
 from trainyard_trainer.engine.timing import Clock, TimeSpent, peak_memory_bytes
 from trainyard_trainer.errors import Diverged
-from trainyard_trainer.run_folder.metrics import Kind
-from trainyard_trainer.run_folder.progress import MetricsRecord, Trained, eta_s, per_second
+from trainyard_trainer.run_folder.measurements.metrics import Kind
+from trainyard_trainer.run_folder.measurements.progress import (
+    MetricsRecord,
+    Trained,
+    eta_s,
+    per_second,
+)
 
 REPORT_INTERVAL_S = 1.0
 """Rank 0 records metrics about this often, in seconds."""

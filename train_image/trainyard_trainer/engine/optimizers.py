@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import assert_never
 
-from trainyard_trainer.config.optimizers import AdamW, Constant, Cosine, Sgd, Steps
-from trainyard_trainer.config.train import Train
+from trainyard_trainer.config.training.optimizers import AdamW, Constant, Cosine, Sgd, Steps
+from trainyard_trainer.config.training.train import Train
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.strategy import local_shard
 

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import torch
 
-from trainyard_trainer.config.batch_share import BatchShare, share_batch
-from trainyard_trainer.config.train import Train
 from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.training.batch_share import BatchShare, share_batch
+from trainyard_trainer.config.training.train import Train
 from trainyard_trainer.errors import OutOfMemory
 from trainyard_trainer.parallel.worker import Worker
 

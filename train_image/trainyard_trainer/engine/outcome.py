@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainyard_trainer.run_folder.progress import Trained
-from trainyard_trainer.run_folder.startup import Startup
+from trainyard_trainer.run_folder.measurements.progress import Trained
+from trainyard_trainer.run_folder.measurements.startup import Startup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

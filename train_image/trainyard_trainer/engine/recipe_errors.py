@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
-from trainyard_trainer.config.own_recipe import OwnRecipe
 from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.training.own_recipe import OwnRecipe
 from trainyard_trainer.errors import RecipeError, RunError, TrainerError
 from trainyard_trainer.user_import import described, place_in_user_code
 

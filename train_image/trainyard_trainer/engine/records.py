@@ -16,8 +16,8 @@ from trainyard_trainer.checkpointing.checkpoint import (
 from trainyard_trainer.checkpointing.files import FileEntry
 from trainyard_trainer.checkpointing.retention import prune
 from trainyard_trainer.checkpointing.saver import Saver
-from trainyard_trainer.config.recipes import best_goal
 from trainyard_trainer.config.trainer_config import RecipeConfig
+from trainyard_trainer.config.training.recipes import best_goal
 from trainyard_trainer.engine import loop
 from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.engine.speed import speeds_in
@@ -26,10 +26,15 @@ from trainyard_trainer.engine.task import TrainingTask
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.run_files.names import CheckpointName
-from trainyard_trainer.run_folder.fence import Fence
-from trainyard_trainer.run_folder.metrics import run_metrics
-from trainyard_trainer.run_folder.progress import Length, MetricsRecord, Recorder, Trained
-from trainyard_trainer.run_folder.tensorboard import TensorBoard
+from trainyard_trainer.run_folder.measurements.metrics import run_metrics
+from trainyard_trainer.run_folder.measurements.progress import (
+    Length,
+    MetricsRecord,
+    Recorder,
+    Trained,
+)
+from trainyard_trainer.run_folder.measurements.tensorboard import TensorBoard
+from trainyard_trainer.run_folder.ownership.fence import Fence
 
 Record = dict[str, Any]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from trainyard_trainer.data.loading.batch import Batch, Batches
-from trainyard_trainer.run_folder.startup import Startup
+from trainyard_trainer.run_folder.measurements.startup import Startup
 
 
 class StartupBatches:

@@ -11,7 +11,7 @@ import torch
 
 from trainyard_trainer.checkpointing.retention import RetentionRule
 from trainyard_trainer.parallel.worker import Worker
-from trainyard_trainer.run_folder.progress import Length, Trained
+from trainyard_trainer.run_folder.measurements.progress import Length, Trained
 
 SYNC_INTERVAL_S = 1.0
 """Seconds between two exchanges. Each is an all-reduce, and makes the host wait for its device."""

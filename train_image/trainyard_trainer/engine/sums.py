@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainyard_trainer.config.metric import Metric
+from trainyard_trainer.config.training.metric import Metric
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.loss import Evaluation, Loss, Sums, Top

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from trainyard_trainer.config.trainer_config import RecipeConfig, TrainerConfig
 from trainyard_trainer.data.loading.rows import RunData
-from trainyard_trainer.run_folder.startup import Startup
+from trainyard_trainer.run_folder.measurements.startup import Startup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

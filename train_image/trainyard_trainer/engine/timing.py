@@ -11,7 +11,7 @@ import torch
 
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.parallel.worker import Worker
-from trainyard_trainer.run_folder.progress import TIME_PHASES
+from trainyard_trainer.run_folder.measurements.progress import TIME_PHASES
 
 
 class Clock:

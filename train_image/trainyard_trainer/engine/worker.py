@@ -37,7 +37,7 @@ from trainyard_trainer.errors import Diverged
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.run_folder import code_archive
-from trainyard_trainer.run_folder.progress import Length
+from trainyard_trainer.run_folder.measurements.progress import Length
 
 MakeBatches = Callable[["TrainingTask", Length, Start, Worker], Batches]
 

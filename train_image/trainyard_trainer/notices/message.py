@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainyard_trainer.config.metric import VALIDATION_PREFIX
 from trainyard_trainer.config.notify import Outcome
+from trainyard_trainer.config.training.metric import VALIDATION_PREFIX
 
 SHOWN_METRICS = 4
 """The number of metrics in a message."""

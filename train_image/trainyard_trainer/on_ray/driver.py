@@ -50,8 +50,8 @@ from trainyard_trainer.parallel.worker import BACKENDS
 from trainyard_trainer.run_folder import failures
 from trainyard_trainer.run_folder.attempt_scope import StoppedBySignal
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.lease import Lease
 from trainyard_trainer.run_folder.log import Output
+from trainyard_trainer.run_folder.ownership.lease import Lease
 
 T = TypeVar("T")
 

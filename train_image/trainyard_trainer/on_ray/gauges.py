@@ -16,11 +16,11 @@ from typing import Any
 
 import ray.util.metrics
 
-from trainyard_trainer.config.recipes import metrics_of
+from trainyard_trainer.config.training.recipes import metrics_of
 from trainyard_trainer.engine.task import AnyTask
 from trainyard_trainer.errors import StorageError
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.metrics import (
+from trainyard_trainer.run_folder.measurements.metrics import (
     GAUGE_LABELS,
     STEP_AGE,
     STEP_AGE_MEANING,

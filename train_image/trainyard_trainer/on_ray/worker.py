@@ -25,7 +25,7 @@ from trainyard_trainer.engine.worker import MakeBatches, torch_batches, work
 from trainyard_trainer.on_ray.gauges import published_gauges
 from trainyard_trainer.on_ray.ray_cluster import NO_MODULES
 from trainyard_trainer.parallel.worker import Worker
-from trainyard_trainer.run_folder.progress import Length
+from trainyard_trainer.run_folder.measurements.progress import Length
 
 
 def train_worker(task: TrainingTask) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import assert_never
 
-from trainyard_trainer.config.strategies import DeepSpeedConfig, Fsdp2Config
-from trainyard_trainer.config.train import Train
+from trainyard_trainer.config.training.strategies import DeepSpeedConfig, Fsdp2Config
+from trainyard_trainer.config.training.train import Train
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.units import UNIT_PARAMETERS
 from trainyard_trainer.parallel.worker import Worker

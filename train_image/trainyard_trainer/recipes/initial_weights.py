@@ -16,7 +16,7 @@ import torch
 from pyarrow import fs
 from torch import Tensor, nn
 
-from trainyard_trainer.config.train import InitialWeights
+from trainyard_trainer.config.training.train import InitialWeights
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.storage import StorageFolder, open_filesystem, parent
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trainyard_trainer.config.recipes import OWN_METRICS
 from trainyard_trainer.config.section import Section
+from trainyard_trainer.config.training.recipes import OWN_METRICS
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.recipe import Recipe
 from trainyard_trainer.user_import import import_reference, user_errors

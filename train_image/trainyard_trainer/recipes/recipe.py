@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from trainyard_trainer.config.metric import Metric
 from trainyard_trainer.config.section import Section
 from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.training.metric import Metric
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.rows import DataInfo, RunData
 from trainyard_trainer.data.loading.user_dataset import stacked

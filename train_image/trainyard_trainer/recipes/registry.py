@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainyard_trainer.config.own_recipe import OwnRecipe
 from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.training.own_recipe import OwnRecipe
 from trainyard_trainer.data.loading.rows import DataInfo
 from trainyard_trainer.recipes.causal_lm.recipe import CausalLanguage
 from trainyard_trainer.recipes.image_classification.recipe import Classification

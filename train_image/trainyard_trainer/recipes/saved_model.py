@@ -23,7 +23,7 @@ from trainyard_trainer.checkpointing.inventory import (
     newest_name,
     result_of,
 )
-from trainyard_trainer.config.recipes import BOOSTING, CAUSAL_LM, recipe_named
+from trainyard_trainer.config.training.recipes import BOOSTING, CAUSAL_LM, recipe_named
 from trainyard_trainer.data.loading.rows import data_info_of_json
 from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.errors import ConfigError, RunError

@@ -13,7 +13,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from trainyard_trainer.run_folder.metrics import METRICS, RunMetric
+from trainyard_trainer.run_folder.measurements.metrics import METRICS, RunMetric
 
 BLUE, ORANGE, GREY = "#2563eb", "#d9640b", "#8b97a6"
 

@@ -10,8 +10,8 @@ from html import escape
 from importlib import resources
 from typing import Any, NamedTuple
 
-from trainyard_trainer.config.recipes import best_goal
 from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.training.recipes import best_goal
 from trainyard_trainer.data.loading.rows import RunData
 from trainyard_trainer.report.charts import Chart, MetricsLines, curves, draw
 from trainyard_trainer.report.elements import count, duration, table
@@ -23,7 +23,7 @@ from trainyard_trainer.run_files.record_text import (
     attempt_row,
     node_rows,
 )
-from trainyard_trainer.run_folder.metrics import RunMetric
+from trainyard_trainer.run_folder.measurements.metrics import RunMetric
 
 PARTS = {
     "startup": ("Start-up", "from the start of an attempt to its first step"),

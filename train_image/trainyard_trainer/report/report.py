@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trainyard_trainer.config.metric import Metric
 from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.training.metric import Metric
 from trainyard_trainer.data.loading.rows import RunData
 from trainyard_trainer.report.page import RecipeReport, ReportContents, render
 from trainyard_trainer.report.verdict import judge
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.metrics import run_metrics
-from trainyard_trainer.run_folder.progress import read_lines
+from trainyard_trainer.run_folder.measurements.metrics import run_metrics
+from trainyard_trainer.run_folder.measurements.progress import read_lines
 
 
 def write_report(

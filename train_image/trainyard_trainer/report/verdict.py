@@ -10,9 +10,9 @@ from typing import Literal
 from typing_extensions import assert_never
 
 from trainyard_trainer.config.data import Data
-from trainyard_trainer.config.own_recipe import OwnData
-from trainyard_trainer.config.train import ImageClassification
 from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.training.own_recipe import OwnData
+from trainyard_trainer.config.training.train import ImageClassification
 from trainyard_trainer.data.loading.rows import DataInfo
 from trainyard_trainer.data.loading.torch_loader import decode_workers
 

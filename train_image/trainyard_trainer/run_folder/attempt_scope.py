@@ -13,10 +13,10 @@ from trainyard_trainer.errors import RunError, StorageError, TrainerError
 from trainyard_trainer.run_files import names
 from trainyard_trainer.run_files.driver_output import BY_SIGNAL, INTERRUPTED
 from trainyard_trainer.run_folder import final_failure, set_aside
-from trainyard_trainer.run_folder.fence import Fenced
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.lease import Lease
 from trainyard_trainer.run_folder.log import Output
+from trainyard_trainer.run_folder.ownership.fence import Fenced
+from trainyard_trainer.run_folder.ownership.lease import Lease
 from trainyard_trainer.run_folder.run_record import RunRecord
 
 

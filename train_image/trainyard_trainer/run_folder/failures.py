@@ -1,6 +1,6 @@
-"""What workers of a run failed of, and when that was noticed: a line for each in failures.jsonl.
+"""Record the failures of workers in failures.jsonl: a line for each, with the error and the time.
 
-A worker group that has saved all and left a machine that goes away has a line without rank and error.
+A worker group that saved its state and left a machine that is shut down has a line without rank and error.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainyard_trainer.run_files.driver_output import worker_failed
-from trainyard_trainer.run_folder.fence import newest_group
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.progress import read_lines
+from trainyard_trainer.run_folder.measurements.progress import read_lines
+from trainyard_trainer.run_folder.ownership.fence import newest_group
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 

@@ -46,7 +46,7 @@ class RunFolder(StorageFolder):
 
     @property
     def starts(self) -> str:
-        """Where each group of workers has started from, and once more with how long it took."""
+        """The file with each start of a worker group: its checkpoint and, in a second line, its duration."""
         return f"{self.root}/{names.STARTS}"
 
     @property
@@ -56,7 +56,7 @@ class RunFolder(StorageFolder):
 
     @property
     def workers(self) -> str:
-        """Where each rank runs: in which pod, as which process."""
+        """The file that names the pod and the process of each rank."""
         return f"{self.root}/{names.WORKERS}"
 
     @property
@@ -85,7 +85,7 @@ class RunFolder(StorageFolder):
 
     @property
     def model_facts(self) -> str:
-        """What is known of the model: its network, and how samples become its input."""
+        """The file that describes the model: its network, and how a sample becomes its input."""
         return f"{self.root}/{names.MODEL_METADATA}"
 
     @property
@@ -94,7 +94,7 @@ class RunFolder(StorageFolder):
 
     @property
     def lease(self) -> str:
-        """Who may write: see `lease.py`."""
+        """The folder of the leases, which decide the attempt that may write: see `ownership/lease.py`."""
         return f"{self.root}/{names.LEASE}"
 
     @property

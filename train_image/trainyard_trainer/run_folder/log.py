@@ -1,4 +1,4 @@
-"""What the driver says, and the places where it can be read."""
+"""The log of the driver: copy its output to the head container's log and to a file of the run's folder."""
 
 from __future__ import annotations
 

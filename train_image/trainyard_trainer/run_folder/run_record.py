@@ -31,7 +31,7 @@ from trainyard_trainer.run_files import names, submission
 from trainyard_trainer.run_files.lease import heartbeat_file
 from trainyard_trainer.run_files.names import RECORD
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.lease import Lease
+from trainyard_trainer.run_folder.ownership.lease import Lease
 from trainyard_trainer.versions import LIBRARIES, NETWORKS, versions
 
 POLL_S = 10.0

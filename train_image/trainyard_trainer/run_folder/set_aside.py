@@ -1,4 +1,4 @@
-"""Begin a run anew: all that its folder holds goes to a name of its own, where every command still finds it.
+"""Begin a run anew: move the files of its folder to another name, under which every command finds them.
 
     python -m trainyard_trainer.run_folder.set_aside --path PATH [--endpoint URL] NAME
 
@@ -18,7 +18,7 @@ from trainyard_trainer.config.trainer_config import RUN_NAME_LIMIT
 from trainyard_trainer.errors import ConfigError, TrainerError
 from trainyard_trainer.run_files.names import CODE
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.lease import Lease
+from trainyard_trainer.run_folder.ownership.lease import Lease
 from trainyard_trainer.storage import ASIDE
 
 

@@ -22,18 +22,18 @@ from trainyard_trainer.checkpointing.inventory import (
     newest_name,
     result_of,
 )
-from trainyard_trainer.config.metric import is_validation
 from trainyard_trainer.config.tool_arguments import (
     CHECKPOINTS_LS,
     CHECKPOINTS_PRUNE,
     CHECKPOINTS_VERIFY,
 )
+from trainyard_trainer.config.training.metric import is_validation
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.run_files.names import CHECKPOINT_MANIFEST
 from trainyard_trainer.run_files.sizes import size_text
 from trainyard_trainer.run_files.standard_streams import run_with_safe_streams
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.lease import refuse_if_live
+from trainyard_trainer.run_folder.ownership.lease import refuse_if_live
 from trainyard_trainer.terminal import table_text
 from trainyard_trainer.tools.command_line import exit_code_of, open_run, parse
 
@@ -105,7 +105,7 @@ def delivered_name(folder: RunFolder) -> str | None:
 def record_of(
     checkpoints: Checkpoints, judged: CheckpointStatus, marks: list[str]
 ) -> dict[str, Any]:
-    """What `ls --json` tells of one checkpoint."""
+    """Return the fields of one checkpoint in the output of `ls --json`."""
     manifest = checkpoints.path(judged.name, CHECKPOINT_MANIFEST)
     time = checkpoints.folder.infos([manifest])[0].mtime
     return {

@@ -20,7 +20,7 @@ from trainyard_trainer.data.preparation.destination import is_finished
 from trainyard_trainer.data.preparation.plan import Options
 from trainyard_trainer.data.preparation.prepare import prepare
 from trainyard_trainer.data.preparation.run_data import default_threads
-from trainyard_trainer.data.preparation.train_tokenizer import train_tokenizer
+from trainyard_trainer.data.preparation.tokens.train_tokenizer import train_tokenizer
 from trainyard_trainer.data.prepared import Prepared, TokenInfo, TokenStreamInfo, read_prepared
 from trainyard_trainer.data.sources.find import open_prepared
 from trainyard_trainer.errors import ConfigError

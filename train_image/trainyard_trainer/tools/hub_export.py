@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pyarrow import fs
 
-from trainyard_trainer.config.recipes import CAUSAL_LM
+from trainyard_trainer.config.training.recipes import CAUSAL_LM
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.causal_lm.hub_folder import write_adapter, write_model
 from trainyard_trainer.recipes.causal_lm.recipe import CausalLanguage

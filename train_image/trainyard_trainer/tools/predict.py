@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch
 
-from trainyard_trainer.config.recipes import CAUSAL_LM
 from trainyard_trainer.config.tool_arguments import PREDICT
+from trainyard_trainer.config.training.recipes import CAUSAL_LM
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.language_model.codec import codec_of
 from trainyard_trainer.recipes.language_model.generation import continued
@@ -28,21 +28,25 @@ from trainyard_trainer.recipes.saved_model import Saved, read_saved
 from trainyard_trainer.run_files.standard_streams import run_with_safe_streams
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.terminal import table_text
-from trainyard_trainer.tools.chat import Assistant, chat_on_terminal, with_base_model
-from trainyard_trainer.tools.classifier import LabelledFile, classify_files, require_recipe
 from trainyard_trainer.tools.command_line import exit_code_of, open_run, parse
+from trainyard_trainer.tools.prediction.chat import Assistant, chat_on_terminal, with_base_model
+from trainyard_trainer.tools.prediction.classifier import (
+    LabelledFile,
+    classify_files,
+    require_recipe,
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
     _, wanted = parse(arguments, PREDICT)
     if wanted.data is not None:
         # It imports Ray, which the others do not need.
-        from trainyard_trainer.tools.predict_data import predict_data
+        from trainyard_trainer.tools.prediction.predict_data import predict_data
 
         predict_data(wanted)
     elif wanted.files and wanted.out:
         # It imports Ray, too.
-        from trainyard_trainer.tools.predict_prompts import predict_prompts
+        from trainyard_trainer.tools.prediction.predict_prompts import predict_prompts
 
         predict_prompts(wanted)
     elif wanted.split is not None:
@@ -57,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _predict_split(wanted: argparse.Namespace) -> None:
-    from trainyard_trainer.tools import own_prediction  # it imports the engine
+    from trainyard_trainer.tools.prediction import own_prediction  # it imports the engine
 
     if wanted.out and not wanted.out.endswith((".parquet", ".jsonl")):
         raise ConfigError(f"--out = {wanted.out}: has to end in .parquet or .jsonl")

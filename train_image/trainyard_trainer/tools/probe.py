@@ -1,4 +1,4 @@
-"""Whether a pod of this image can work: its programs, its versions, and the storage of the runs.
+"""Check that a pod of this image can run: its programs, its versions, and the storage of the runs.
 
     python -m trainyard_trainer.tools.probe --path PATH [--endpoint URL]
 

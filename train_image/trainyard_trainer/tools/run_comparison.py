@@ -12,8 +12,8 @@ from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_files import names
 from trainyard_trainer.run_files.record_text import FIELD_NAMES, ID_DIGITS, git_text, gpus_text
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.metrics import quality_of
-from trainyard_trainer.run_folder.progress import TIME_PHASES, per_second, read_lines
+from trainyard_trainer.run_folder.measurements.metrics import quality_of
+from trainyard_trainer.run_folder.measurements.progress import TIME_PHASES, per_second, read_lines
 from trainyard_trainer.storage import open_filesystem
 
 Record = dict[str, Any]

@@ -1,4 +1,4 @@
-"""Show a prepared data set of tokens: what became of its rows, and samples with the learnt tokens marked."""
+"""Show a prepared data set of tokens: counts of rows, and samples with the learnt tokens marked."""
 
 from __future__ import annotations
 

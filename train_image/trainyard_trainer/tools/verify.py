@@ -1,4 +1,4 @@
-"""Prove for the recipe of a run, on this machine, that it may be trusted to the engine.
+"""Check on this machine that a run's recipe keeps the engine's guarantees, such as exact resume.
 
 TRAINYARD_CONFIG=... python -m trainyard_trainer.tools.verify [--steps N] [--json]
 """

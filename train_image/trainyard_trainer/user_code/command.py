@@ -34,8 +34,8 @@ from trainyard_trainer.run_folder.attempt_scope import (
     say,
 )
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.lease import Lease
 from trainyard_trainer.run_folder.log import Output, ProgressPrinter
+from trainyard_trainer.run_folder.ownership.lease import Lease
 from trainyard_trainer.run_folder.run_limit import limited
 from trainyard_trainer.run_folder.run_record import RunRecord, without_record
 from trainyard_trainer.run_folder.submission import record_submission

@@ -16,6 +16,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError
@@ -50,6 +51,13 @@ def main(arguments: Sequence[str]) -> int:
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    return _wait_for_first_failure(*_start_torchrun(config, group, arguments))
+
+
+def _start_torchrun(
+    config: CommandConfig, group: PlacementGroup, arguments: Sequence[str]
+) -> tuple[list[Any], list[ray.ObjectRef[TorchrunResult]]]:
+    """Start torchrun on each node of the placement group; return the actors and the results to wait for."""
     table = placement_group_table(group)["bundles_to_node_id"]
     first = {node: bundle for bundle, node in sorted(table.items(), reverse=True)}
     workers = Counter(table.values())
@@ -96,6 +104,16 @@ def main(arguments: Sequence[str]) -> int:
         )
         for node, agent in agents.items()
     ]
+    return list(agents.values()), running
+
+
+def _wait_for_first_failure(
+    agents: Sequence[Any], running: list[ray.ObjectRef[TorchrunResult]]
+) -> int:
+    """Wait until torchrun has ended on every node or has failed on one; return the exit code of the program.
+
+    On SIGTERM, stop torchrun on all nodes.
+    """
     try:
         while running:
             # The first failure ends all: the others would wait for the failed one.
@@ -109,7 +127,7 @@ def main(arguments: Sequence[str]) -> int:
                 print("".join(result.last_lines), flush=True)
                 return result.code
     except SystemExit:
-        ray.get([agent.stop.remote() for agent in agents.values()])
+        ray.get([agent.stop.remote() for agent in agents])
         ray.wait(running, num_returns=len(running), timeout=STOP_S)
         raise
     return 0

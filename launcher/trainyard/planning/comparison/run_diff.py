@@ -23,9 +23,9 @@ from trainyard.labels import (
     RUN_LABEL,
 )
 from trainyard.quantities import SUFFIXES, quantity
-from trainyard_trainer.config.identity import LENGTHS, MAY_CHANGE
-from trainyard_trainer.config.train import has_fixed_workers
 from trainyard_trainer.config.trainer_config import CODE_VARIABLE, CONFIG_VARIABLE
+from trainyard_trainer.config.training.identity import LENGTHS, MAY_CHANGE
+from trainyard_trainer.config.training.train import has_fixed_workers
 from trainyard_trainer.run_files import submission
 
 Object = dict[str, Any]

@@ -11,8 +11,8 @@ from trainyard.run_file.models import (
     NetworkRun,
     RunConfig,
 )
-from trainyard_trainer.config.batch_share import BatchShare, share_batch
 from trainyard_trainer.config.scaling import DATA_CPUS
+from trainyard_trainer.config.training.batch_share import BatchShare, share_batch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

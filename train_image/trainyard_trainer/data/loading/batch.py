@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from trainyard_trainer.run_folder.progress import Length
+from trainyard_trainer.run_folder.measurements.progress import Length
 
 
 @dataclass(frozen=True, slots=True, eq=False)

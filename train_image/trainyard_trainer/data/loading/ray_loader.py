@@ -40,7 +40,7 @@ from trainyard_trainer.data.prepared import ID, Prepared, PreparedInfo
 from trainyard_trainer.data.stored_rows import decode
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.parallel.worker import Worker
-from trainyard_trainer.run_folder.progress import Length, Trained
+from trainyard_trainer.run_folder.measurements.progress import Length, Trained
 
 HANDED_OUT = "handed_out"
 """The name of the saved state: a bit per sample, set if the current epoch has used it."""

@@ -25,7 +25,7 @@ from trainyard_trainer.data.loading.reading import read_part
 from trainyard_trainer.data.prepared import ID, Prepared
 from trainyard_trainer.data.stored_rows import decode
 from trainyard_trainer.errors import ConfigError, RunError
-from trainyard_trainer.run_folder.progress import Length, Trained
+from trainyard_trainer.run_folder.measurements.progress import Length, Trained
 
 T = TypeVar("T")
 

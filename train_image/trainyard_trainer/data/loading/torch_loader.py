@@ -14,10 +14,10 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from trainyard_trainer.child_process import end_with_parent
-from trainyard_trainer.config.batch_share import share_batch
 from trainyard_trainer.config.data import Loading
 from trainyard_trainer.config.scaling import Scaling
 from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.training.batch_share import share_batch
 from trainyard_trainer.data.loading.batch import Batch, order_of_epoch, parts_of_epoch
 from trainyard_trainer.data.loading.chunks import Ahead
 from trainyard_trainer.data.loading.rows import DataInfo, IndexBatches, Requests, RunData, open_rows
@@ -29,7 +29,7 @@ from trainyard_trainer.data.loading.user_dataset import (
     stacked,
 )
 from trainyard_trainer.parallel.worker import Worker
-from trainyard_trainer.run_folder.progress import Length, Trained
+from trainyard_trainer.run_folder.measurements.progress import Length, Trained
 
 BATCHES_AHEAD = 4
 """The number of batches that each decoding process prefetches."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from trainyard_trainer.config.own_recipe import OwnData
+from trainyard_trainer.config.training.own_recipe import OwnData
 from trainyard_trainer.data.loading.batch import Batch, BatchRequest
 from trainyard_trainer.data.sources.rows.find_rows import TableSplit
 from trainyard_trainer.errors import ConfigError, DatasetError, TrainerError

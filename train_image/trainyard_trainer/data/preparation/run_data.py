@@ -10,11 +10,11 @@ from typing import Any
 from trainyard_trainer.config.data import Data
 from trainyard_trainer.config.data_sources import BUILT_IN, absolute
 from trainyard_trainer.data.preparation.context import PrepareContext
-from trainyard_trainer.data.preparation.open_shards import open_shards
 from trainyard_trainer.data.preparation.plan import Options
 from trainyard_trainer.data.preparation.prepare import prepare
-from trainyard_trainer.data.preparation.prepare_stream import StreamOptions, prepare_stream
-from trainyard_trainer.data.preparation.prepare_tokens import TokenOptions, prepare_tokens
+from trainyard_trainer.data.preparation.tokens.open_shards import open_shards
+from trainyard_trainer.data.preparation.tokens.prepare_stream import StreamOptions, prepare_stream
+from trainyard_trainer.data.preparation.tokens.prepare_tokens import TokenOptions, prepare_tokens
 from trainyard_trainer.data.prepared import (
     DatasetInfo,
     Prepared,

@@ -14,8 +14,8 @@ from ray.train.v2._internal.execution.controller.state import ResizingState
 from trainyard_trainer.config.storage import Storage
 from trainyard_trainer.errors import StorageError
 from trainyard_trainer.run_folder import failures
-from trainyard_trainer.run_folder.fence import newest_group
 from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.ownership.fence import newest_group
 
 POLL_S = 0.5
 """The interval in seconds at which the workers' status is polled."""

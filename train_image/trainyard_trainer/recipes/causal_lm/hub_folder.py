@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from trainyard_trainer.config.models import Lora
+from trainyard_trainer.config.training.models import Lora
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.causal_lm.folder import without_progress_bars
 from trainyard_trainer.recipes.causal_lm.model_folder import ModelFolder

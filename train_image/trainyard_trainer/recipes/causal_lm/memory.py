@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trainyard_trainer.config.memory_check import shortage_of_folder
-from trainyard_trainer.config.train import CausalLm
+from trainyard_trainer.config.memory.memory_check import shortage_of_folder
+from trainyard_trainer.config.training.train import CausalLm
 from trainyard_trainer.errors import ConfigError
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainyard_trainer.config.train import Questions
+from trainyard_trainer.config.training.train import Questions
 from trainyard_trainer.data.preparation.bad_samples import bad_record, listed
 from trainyard_trainer.data.sources.chats.chat_files import ChatFiles
 from trainyard_trainer.data.sources.chats.examples import WrongRow, question_of

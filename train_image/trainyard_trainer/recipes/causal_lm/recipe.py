@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, distributed, nn
 from typing_extensions import Self
 
-from trainyard_trainer.config.batch_share import share_batch
-from trainyard_trainer.config.metric import ANSWERS, Metric
-from trainyard_trainer.config.models import CausalModel
-from trainyard_trainer.config.train import CausalLm
 from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.training.batch_share import share_batch
+from trainyard_trainer.config.training.metric import ANSWERS, Metric
+from trainyard_trainer.config.training.models import CausalModel
+from trainyard_trainer.config.training.train import CausalLm
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.rows import DataInfo, RunData
 from trainyard_trainer.data.prepared import Prepared, TokenInfo

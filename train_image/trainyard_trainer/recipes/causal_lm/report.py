@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from trainyard_trainer.checkpointing.checkpoint import VALIDATION, Checkpoints
-from trainyard_trainer.config.metric import ANSWERS
+from trainyard_trainer.config.training.metric import ANSWERS
 from trainyard_trainer.data.prepared import Prepared, TokenInfo
 from trainyard_trainer.recipes.causal_lm.prompts import TEXTS
 from trainyard_trainer.recipes.causal_lm.questions import GIVEN_ANSWERS

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from trainyard_trainer.config.models import CausalModel, Lora
+from trainyard_trainer.config.training.models import CausalModel, Lora
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.causal_lm.folder import (
     explained,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainyard_trainer.config.models import Model
+from trainyard_trainer.config.training.models import Model
 from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.errors import ConfigError
 

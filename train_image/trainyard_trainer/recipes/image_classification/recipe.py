@@ -13,9 +13,9 @@ from torch.nn import functional
 from typing_extensions import Self
 
 from trainyard_trainer.config.data import Augment, Data
-from trainyard_trainer.config.models import Model
-from trainyard_trainer.config.train import ImageClassification
 from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.training.models import Model
+from trainyard_trainer.config.training.train import ImageClassification
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.rows import DataInfo, RunData
 from trainyard_trainer.data.prepared import Prepared

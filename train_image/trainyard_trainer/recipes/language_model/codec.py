@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Protocol
 
-from trainyard_trainer.config.models import Gpt
+from trainyard_trainer.config.training.models import Gpt
 from trainyard_trainer.data.sources.text import SEPARATOR
 from trainyard_trainer.data.sources.tokenizer_folder import (
     TOKENIZER_KEY,

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from trainyard_trainer.config.models import Gpt
+from trainyard_trainer.config.training.models import Gpt
 from trainyard_trainer.data.sources.text import SEPARATOR
 
 

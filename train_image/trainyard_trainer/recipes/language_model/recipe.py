@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from trainyard_trainer.config.models import Gpt
-from trainyard_trainer.config.train import LanguageModel
 from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.training.models import Gpt
+from trainyard_trainer.config.training.train import LanguageModel
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.rows import RunData
 from trainyard_trainer.data.prepared import Prepared, TokenStreamInfo

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from trainyard_trainer.checkpointing.files import load_tensors
-from trainyard_trainer.config.train import LanguageModel
 from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.training.train import LanguageModel
 from trainyard_trainer.data.loading.shard_rows import ShardRows
 from trainyard_trainer.data.prepared import Prepared, StreamCounts, TokenStreamInfo
 from trainyard_trainer.data.sources.token_files import TokenShards

@@ -22,8 +22,8 @@ from torch.distributed.tensor import DTensor
 
 from trainyard_trainer.checkpointing.checkpoint import MODEL, STATE, Checkpoints
 from trainyard_trainer.checkpointing.resume import Start
-from trainyard_trainer.config.recipes import best_goal
 from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.training.recipes import best_goal
 from trainyard_trainer.data.loading.rows import RunData
 from trainyard_trainer.data.loading.torch_loader import TorchBatches
 from trainyard_trainer.engine.learner import Learner
@@ -32,7 +32,7 @@ from trainyard_trainer.errors import RunError
 from trainyard_trainer.parallel.worker import BACKENDS, Worker
 from trainyard_trainer.run_files import code_imports
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.progress import Length, Trained
+from trainyard_trainer.run_folder.measurements.progress import Length, Trained
 from trainyard_trainer.tools.verification.hidden_state import bytes_of, changes, snapshot
 from trainyard_trainer.tools.verification.step_probe import StepFinding, StepProbe
 
@@ -53,7 +53,7 @@ FEWEST_STEPS = SETTLED + 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """How a few steps are trained."""
+    """The settings of a trial, which trains a few steps."""
 
     workers: int = 1
     strategy: str = "ddp"
@@ -74,7 +74,7 @@ class Trial:
 
 @dataclass(kw_only=True, slots=True)
 class Observed:
-    """What a trial has done, over all of its workers."""
+    """The results of a trial, collected from all of its workers."""
 
     losses: list[float] = field(default_factory=list)
     """The mean loss of each step."""

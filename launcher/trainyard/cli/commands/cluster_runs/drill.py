@@ -78,13 +78,7 @@ def drill(
         raise ConfigError(
             "SCENARIO and RUN.yaml are needed", "`trainyard drill --list` shows scenarios."
         )
-    known = [*SCENARIOS, *FINAL_ERRORS]
-    if scenario not in known:
-        raise ConfigError(f"there is no scenario {scenario}", f"There are: {', '.join(known)}.")
-    if at_step != RANDOM and not (at_step.isdecimal() and int(at_step) > 0):
-        raise ConfigError(f"--at-step = {at_step}: must be a step from 1 on, or {RANDOM}")
-    if scenario in FINAL_ERRORS and at_step != RANDOM:
-        raise ConfigError(f"--at-step = {at_step}: {scenario} injects no fault at a step")
+    _require_scenario(scenario, at_step)
     wanted = SCENARIOS.get(scenario) or FINAL_ERRORS[scenario]
     cluster = open_cluster_to_change(namespace, context)
     platform = platform_of(platform_file, platform_file is None, namespace, cluster)
@@ -120,6 +114,21 @@ def drill(
     else:
         show.drill_table(report)
     return 0 if report.is_passed else 1
+
+
+def _require_scenario(scenario: str, at_step: str) -> None:
+    """Raise ConfigError if there is no such scenario, or if it cannot inject its fault at that step."""
+    from trainyard.drills.final_errors import FINAL_ERRORS
+    from trainyard.drills.scenarios import SCENARIOS
+    from trainyard.errors import ConfigError
+
+    known = [*SCENARIOS, *FINAL_ERRORS]
+    if scenario not in known:
+        raise ConfigError(f"there is no scenario {scenario}", f"There are: {', '.join(known)}.")
+    if at_step != RANDOM and not (at_step.isdecimal() and int(at_step) > 0):
+        raise ConfigError(f"--at-step = {at_step}: must be a step from 1 on, or {RANDOM}")
+    if scenario in FINAL_ERRORS and at_step != RANDOM:
+        raise ConfigError(f"--at-step = {at_step}: {scenario} injects no fault at a step")
 
 
 def soak(

@@ -31,9 +31,9 @@ from trainyard_trainer.run_files import names
 if TYPE_CHECKING:
     from trainyard.cluster.cluster import Cluster
     from trainyard.platform import Platform
-    from trainyard.run_file.code_archive import Overlay
-    from trainyard.submission.remote_folder import RemoteFolder
-    from trainyard.submission.reproduce import RenderedAgain, Submission
+    from trainyard.run_file.code.code_archive import Overlay
+    from trainyard.submission.run_folder.remote_folder import RemoteFolder
+    from trainyard.submission.run_folder.reproduce import RenderedAgain, Submission
 
 NEEDED = ("obstore", "pyarrow")
 """Packages with which the trainer reads a run's folder."""
@@ -96,9 +96,9 @@ def _render_again(
     platform_file: Path | None,
     submit: bool,
 ) -> None:
-    from trainyard.run_file.code_archive import require_to_travel
-    from trainyard.submission.reader_pod import open_folder
-    from trainyard.submission.reproduce import renamed, render_again
+    from trainyard.run_file.code.code_archive import require_to_travel
+    from trainyard.submission.run_folder.reader_pod import open_folder
+    from trainyard.submission.run_folder.reproduce import renamed, render_again
 
     cluster = open_cluster_to_change(namespace, context)
     platform = platform_of(None, True, namespace, cluster)
@@ -123,7 +123,7 @@ def _render_again(
 def _left_in(folder: RemoteFolder, cluster: Cluster) -> tuple[Submission, Overlay | None]:
     """Read submission and code from the run's folder. Raises ConfigError if they are not there."""
     from trainyard.errors import ConfigError
-    from trainyard.submission.reproduce import code_of_archive, read_submission
+    from trainyard.submission.run_folder.reproduce import code_of_archive, read_submission
     from trainyard_trainer.run_files import submission
 
     text = folder.read(names.SUBMISSION)
@@ -145,7 +145,7 @@ def _left_in(folder: RemoteFolder, cluster: Cluster) -> tuple[Submission, Overla
 
 def _tell_changes(kept: Submission, rendered: RenderedAgain) -> None:
     from trainyard.cli import show
-    from trainyard.submission.reproduce import changed_parts
+    from trainyard.submission.run_folder.reproduce import changed_parts
 
     if changes := ", ".join(changed_parts(kept.parts, rendered.parts)):
         show.say(
@@ -176,7 +176,12 @@ def _submit(
 
 def _print_run_file(name: str, new_name: str | None, storage: str, endpoint: str | None) -> None:
     from trainyard.cli import show
-    from trainyard.submission.reproduce import read_config, read_submission, renamed, run_file
+    from trainyard.submission.run_folder.reproduce import (
+        read_config,
+        read_submission,
+        renamed,
+        run_file,
+    )
     from trainyard_trainer.run_files import submission
 
     if (text := _kept(storage, endpoint, name, names.SUBMISSION)) is not None:
@@ -197,7 +202,7 @@ def _kept(storage: str, endpoint: str | None, run: str, file: str) -> str | None
     """Return the text of a file in a run's folder on this machine or S3, or None if it does not exist."""
     from trainyard.errors import RunFailed
     from trainyard.local.tools import require_packages
-    from trainyard.submission.remote_folder import storage_options
+    from trainyard.submission.run_folder.remote_folder import storage_options
     from trainyard_trainer.config.storage import Storage
     from trainyard_trainer.run_files.exit_codes import NOT_FOUND
     from trainyard_trainer.run_files.isolation import isolated

@@ -78,7 +78,7 @@ def submit(
     from trainyard.errors import ConfigError
     from trainyard.planning.merge import with_source
     from trainyard.planning.reasons import explain_plan
-    from trainyard.run_file.source import source_of
+    from trainyard.run_file.code.source import source_of
     from trainyard.submission.submit import submit_rayjob
 
     if dry_run not in (None, "client", "server"):

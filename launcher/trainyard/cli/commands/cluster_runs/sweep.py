@@ -78,7 +78,7 @@ def sweep(
     """Train one run for each combination of values, and compare them. The same command resumes a sweep."""
     from trainyard.cli import show
     from trainyard.errors import ConfigError
-    from trainyard.run_file.source import source_of
+    from trainyard.run_file.code.source import source_of
     from trainyard.sweeps.combinations import load_sweep
     from trainyard.sweeps.outcomes import goal_of, rows_of, table_of_rows
 

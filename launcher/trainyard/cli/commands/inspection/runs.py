@@ -43,7 +43,7 @@ from trainyard_trainer.run_files import names
 
 if TYPE_CHECKING:
     from trainyard.cluster.cluster import Cluster
-    from trainyard.submission.kept_logs import WantedLog
+    from trainyard.submission.run_folder.kept_logs import WantedLog
 
 Object = dict[str, Any]
 Output = Literal["table", "wide", "json", "yaml"]
@@ -203,7 +203,7 @@ def logs(
     """Print the log of a run's driver or of a worker: of the pod or, if that is gone, of the run's folder."""
     from trainyard.errors import ConfigError
     from trainyard.local.results import LocalFiles
-    from trainyard.submission.kept_logs import WantedLog
+    from trainyard.submission.run_folder.kept_logs import WantedLog
 
     name = run_name(name)
     since_s = None if since is None else _seconds(since)
@@ -270,7 +270,7 @@ def _print_kept_log(
 ) -> None:
     """Print a log from the run's folder."""
     from trainyard.errors import ConfigError
-    from trainyard.submission.kept_logs import attempts_with_log
+    from trainyard.submission.run_folder.kept_logs import attempts_with_log
     from trainyard.submission.submit import is_live
 
     with open_run_folder(cluster, name, head) as folder:

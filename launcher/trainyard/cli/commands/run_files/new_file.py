@@ -29,7 +29,7 @@ def schema(
     """Print the JSON Schema of run files or platform files, with which editors check them."""
     import json
 
-    from trainyard.planning.schema import schema_of
+    from trainyard.planning.authoring.schema import schema_of
 
     typer.echo(json.dumps(schema_of(kind), indent=2))
 
@@ -86,14 +86,13 @@ def init(
     """Write a run file that explains every key; on a terminal, ask for what the options do not give."""
     from trainyard.cli import show
     from trainyard.errors import ConfigError
-    from trainyard.planning.init import (
+    from trainyard.planning.authoring.init import (
         check_text,
         default_batch,
         run_text,
         write_run,
     )
     from trainyard.run_file.overrides import parse_amount
-    from trainyard_trainer.config.data_sources import BUILT_IN
 
     if recipe is not None:
         others = (source, classes, channels, model, gpus, workers, epochs, batch_size)
@@ -108,18 +107,7 @@ def init(
     platform = platform_of(platform_file, from_cluster, namespace, context=context)
     name = _ask("The run's name", name, file.stem)
     source = _ask("Data: digits, a path, or s3://bucket/prefix", source, "digits")
-    built_in = BUILT_IN.get(source)
-    known_classes = built_in.num_classes if built_in else None
-    known_channels = built_in.num_channels if built_in else None
-    if known_classes is None and None in (classes, channels) and not sys.stdin.isatty():
-        raise ConfigError(
-            f"the numbers of classes and channels of {source} are not known",
-            "Use --classes N and --channels N; `trainyard data inspect` shows them.",
-        )
-    classes = _ask("Classes", classes, known_classes or 10, is_known=known_classes is not None)
-    channels = _ask(
-        "Channels of an image", channels, known_channels or 3, is_known=known_channels is not None
-    )
+    classes, channels = _ask_for_sizes(source, classes, channels)
     model = _ask("Model of torchvision", model, "resnet18")
     if gpus is None and workers is None:
         gpus = _ask("GPUs (a number, 8:16 for a range, 0 for none)", None, "0")
@@ -147,11 +135,38 @@ def init(
     show.say(f"{file} is written; `trainyard plan {file}` shows what it needs")
 
 
+def _ask_for_sizes(source: str, classes: int | None, channels: int | None) -> tuple[int, int]:
+    """Return the numbers of classes and channels: as given, else those of a built-in source, else ask.
+
+    Raises ConfigError if they are not known and there is no terminal.
+    """
+    from trainyard.errors import ConfigError
+    from trainyard_trainer.config.data_sources import BUILT_IN
+
+    built_in = BUILT_IN.get(source)
+    known_classes = built_in.num_classes if built_in else None
+    known_channels = built_in.num_channels if built_in else None
+    if known_classes is None and None in (classes, channels) and not sys.stdin.isatty():
+        raise ConfigError(
+            f"the numbers of classes and channels of {source} are not known",
+            "Use --classes N and --channels N; `trainyard data inspect` shows them.",
+        )
+    return (
+        _ask("Classes", classes, known_classes or 10, is_known=known_classes is not None),
+        _ask(
+            "Channels of an image",
+            channels,
+            known_channels or 3,
+            is_known=known_channels is not None,
+        ),
+    )
+
+
 def _init_recipe(file: Path, name: str | None, recipe: str, *, is_alone: bool) -> None:
     """Write the skeleton of a recipe. `is_alone` is false if options for built-in recipes are given."""
     from trainyard.cli import show
     from trainyard.errors import ConfigError
-    from trainyard.planning.new_recipe import files_of, write_files
+    from trainyard.planning.authoring.new_recipe import files_of, write_files
 
     if not is_alone:
         raise ConfigError(

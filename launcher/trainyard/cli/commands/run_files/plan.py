@@ -100,7 +100,7 @@ def render(
 ) -> None:
     """Print the RayJob of a run as YAML for `kubectl apply -f`: the same that `submit` creates."""
     from trainyard.planning.gitops import for_git
-    from trainyard.run_file.code_archive import require_to_travel
+    from trainyard.run_file.code.code_archive import require_to_travel
 
     run = load_run_with_options(run_file, settings, gpus, workers, name)
     platform = platform_of(platform_file, from_cluster, namespace, context=context)

@@ -58,7 +58,7 @@ def train(
         train_locally,
     )
     from trainyard.planning.objects import pack_code
-    from trainyard.run_file.source import source_of
+    from trainyard.run_file.code.source import source_of
 
     if without_ray and torchrun:
         raise ConfigError(
