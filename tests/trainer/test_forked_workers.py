@@ -28,6 +28,9 @@ FORKED = {VARIABLE: "forked"}
 WORKER = """
 import json, os, random, signal, sys, time
 import numpy as np
+def drawn():
+    import ray
+    return ray.NodeID.from_random().hex()
 folders = [each for each in sys.path if "site-packages" not in each]
 def told(number, frame):
     print("signal", number, flush=True)
@@ -36,7 +39,7 @@ signal.signal(signal.SIGTERM, told)
 print(json.dumps({
     "pid": os.getpid(), "argv": sys.argv, "folder": os.getcwd(), "path": folders[:2],
     "canary": os.environ.get("CANARY"), "name": __name__, "input": sys.stdin.readline(),
-    "numbers": [random.random(), np.random.random()], "is_ready": "torch" in sys.modules,
+    "numbers": [random.random(), np.random.random(), drawn()], "is_ready": "torch" in sys.modules,
     "group": os.getpgid(0), "mask": [int(each) for each in signal.pthread_sigmask(0, [])],
 }), flush=True)
 if "wait" in sys.argv:
@@ -58,7 +61,8 @@ class Clients:
     def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, CLIENT, str(self.program), *arguments],
-            env=os.environ | {ADDRESS_VARIABLE: self.server.address, **variables},
+            env=forked_workers.server_environment()
+            | {ADDRESS_VARIABLE: self.server.address, **variables},
             cwd=self.folder,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -166,13 +170,43 @@ def test_without_the_fork_server_workers_end_and_new_ones_start_as_ray_starts_th
 
 
 @pytest.mark.ci
-def test_a_worker_with_variables_that_a_library_has_read_is_not_forked(clients: Clients) -> None:
-    client = clients.start("4", OMP_STACKSIZE="3M")
+def test_a_worker_ends_with_the_raylet_that_has_started_it(clients: Clients) -> None:
+    raylet = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    client = clients.start("wait", "0", RAY_RAYLET_PID=str(raylet.pid))
+    worker = clients.worker(client)["pid"]
+    raylet.kill()
+    raylet.communicate()
+    assert client.wait(30) == -signal.SIGKILL
+    assert wait_for(lambda: not is_running(worker), 30)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("OMP_STACKSIZE", "3M"), ("RAY_JOB_ID", "02000000"), ("RAY_DEDUP_LOGS", "0")],
+)
+def test_a_worker_with_variables_that_a_library_has_read_is_not_forked(
+    clients: Clients, name: str, value: str
+) -> None:
+    client = clients.start("4", **{name: value})
     assert clients.worker(client)["pid"] == client.pid
     assert client.wait(30) == 4
-    cause = "OMP_STACKSIZE is read when a library is loaded, and differs"
+    cause = f"{name} is read when a library is loaded, and differs"
     assert f"not forked: {cause}" in client.communicate()[1]
     assert next(clients.server.refusals()) == cause
+
+
+DRAWN = """
+import ray
+from trainyard_trainer.on_ray.local_ray.fork_server import draw_same_ids
+assert not draw_same_ids()
+ray.NodeID.from_random()
+assert draw_same_ids()
+"""
+
+
+def test_a_process_that_has_drawn_an_id_of_ray_does_not_fork_workers() -> None:
+    subprocess.run([sys.executable, "-c", DRAWN], check=True)
 
 
 DRIVER = """

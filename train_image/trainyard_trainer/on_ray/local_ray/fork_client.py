@@ -1,7 +1,8 @@
 """The program that the raylet starts as a worker: the worker itself is forked by `fork_server`.
 
-This process lasts as long as the worker. It passes signals on, and ends as the worker ends. If the fork
-server cannot be used, it says why and becomes the worker itself, as Ray starts it.
+This process lasts as long as the worker. It passes signals on, and ends as the worker ends. If it ends first,
+or the raylet does, the worker ends too. If the fork server cannot be used, it says why and becomes the worker
+itself, as Ray starts it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import struct
@@ -18,6 +20,9 @@ from pathlib import Path
 
 ADDRESS_VARIABLE = "TRAINYARD_FORK_SERVER"
 """The environment variable with the name of the fork server's socket."""
+
+LOOK_S = 1.0
+"""Seconds between two looks whether the raylet runs; Ray's own value."""
 
 PASSED_ON = (
     *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2),
@@ -48,6 +53,19 @@ def ask(server: socket.socket, arguments: Sequence[str]) -> None:
     ).encode()
     socket.send_fds(server, [struct.pack("I", len(request))], [0, 1, 2])
     server.sendall(request)
+
+
+def await_status(server: socket.socket, raylet: int) -> bytes:
+    """Wait until the worker has ended, and return its status; empty if the server or the raylet has ended.
+
+    A worker that Ray starts looks itself whether its raylet runs.
+    """
+    while not select.select([server], [], [], LOOK_S)[0]:
+        try:
+            os.kill(raylet, 0)
+        except ProcessLookupError:
+            return b""
+    return server.recv(4)
 
 
 def end_as(status: int) -> None:
@@ -81,8 +99,8 @@ def main() -> None:
         run_ray_worker(arguments)
     for number in PASSED_ON:
         signal.signal(number, lambda number, frame: server.send(bytes([number])) and None)
-    status = server.recv(4)
-    # Without a status, the server is gone, and the kernel has killed the worker.
+    status = await_status(server, int(os.environ["RAY_RAYLET_PID"]))
+    # Without a status, the server kills the worker when this process ends, or the kernel has killed both.
     end_as(struct.unpack("i", status)[0] if status else int(signal.SIGKILL))
 
 

@@ -1,7 +1,7 @@
-"""A process that has imported PyTorch and forks Ray's worker processes, so that they need not import it.
+"""A process that has imported PyTorch and Ray and forks Ray's worker processes, so that they need not.
 
-Started by `forked_workers` as a program of its own: it imports neither Ray, nor trainyard, nor the user's
-code. Ray reads its variables when it is imported, and a fork has the code as it was at the server's start.
+Started by `forked_workers` as a program of its own. It imports none of the user's code: a fork has the code
+as it was at the server's start.
 
 The raylet starts `fork_client` in place of a worker. The client sends its arguments, environment, working
 directory and standard streams through a socket. This process forks a child that runs Ray's
@@ -12,7 +12,14 @@ directory and standard streams through a socket. This process forks a child that
 * If this process ends, the kernel kills all children; and this process ends with the driver in the same way.
 
 A fork is safe only in a process with one thread that has not used CUDA. This is checked before each fork; if
-it does not hold, the answer is the reason, and the client runs Ray's own Python program.
+it does not hold, the answer is the reason, and the client runs Ray's own Python program. Two things of Ray
+are meant for a process that is not forked:
+
+* Ray reads its variables once, when it is imported, also the job and the raylet of a worker. The first job of
+  a new Ray is known beforehand. A worker of another one is not forked. The raylet is not known: as long as
+  the worker runs, its client looks whether the raylet does.
+* Ray draws its ids by a generator that is seeded when the first id is drawn. After that, all children would
+  draw the same ids. So no id may be drawn before the fork, which `draw_same_ids` checks.
 """
 
 from __future__ import annotations
@@ -31,7 +38,8 @@ import signal
 import socket
 import struct
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +54,23 @@ READ_S = 10.0
 
 READ_AT_LOAD = re.compile(
     r"(ARROW|ATEN|BLIS|GLIBC|GOMP|JE|KMP|LD|MALLOC|MIMALLOC|MKL|NPY|NUMPY|OMP|OPENBLAS|PYTHON|PYTORCH|TORCH"
-    r"|TORCHDYNAMO|TORCHINDUCTOR|TORCHVISION)_?.*"
+    r"|RAY|TORCHDYNAMO|TORCHINDUCTOR|TORCHVISION)_?.*"
 )
 """Variables that Python or a library reads once, when it is loaded."""
+
+READ_WHEN_USED = re.compile(r"RAY_TRAIN_(?!V2_ENABLED).*|RAY_WARN_BLOCKING_GET_INSIDE_ASYNC")
+"""Variables that Ray Train reads later; it gives them to its workers."""
 
 NOT_COMPARED = {
     *("PYTHONPATH", "PYTHONUNBUFFERED"),  # applied to the child
     "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S",  # read by Ray Train
     "TORCHINDUCTOR_CACHE_DIR",  # set by PyTorch when the driver compiles; read when it is used
     *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"),  # set by scikit-learn when the driver imports it
+    *(
+        "RAY_CLIENT_MODE",
+        "RAY_LD_PRELOAD_ON_WORKERS",
+        "RAY_RAYLET_PID",
+    ),  # set by Ray for the raylet and its workers
 }
 """Variables of such names that may differ."""
 
@@ -126,9 +142,52 @@ def cause_not_to_run(request: WorkerRequest, environment: dict[str, str]) -> str
         return f"it starts Python with {' '.join(request.flags)}"
     names = {*environment, *request.environment} - NOT_COMPARED
     for name in sorted(filter(READ_AT_LOAD.fullmatch, names)):
+        if READ_WHEN_USED.fullmatch(name):
+            continue
         if environment.get(name) != request.environment.get(name):
             return f"{name} is read when a library is loaded, and differs"
     return cause_not_to_fork()
+
+
+@contextmanager
+def no_ids_drawn() -> Iterator[None]:
+    """Let the classes that `ray.remote` decorates in this block get ids that are not drawn by Ray."""
+    import ray.actor
+
+    actor: Any = ray.actor
+    original = actor.ActorClassID
+
+    class SystemIds:
+        @staticmethod
+        def from_random() -> Any:
+            return original(os.urandom(original.size()))
+
+    actor.ActorClassID = SystemIds
+    try:
+        yield
+    finally:
+        actor.ActorClassID = original
+
+
+def draw_same_ids() -> bool:
+    """Return whether two children of this process would draw the same ids of Ray."""
+    return _id_of_child() == _id_of_child()
+
+
+def _id_of_child() -> bytes:
+    """Return the id that a child of this process draws."""
+    from ray import NodeID
+
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(write, NodeID.from_random().binary())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as drawn:
+        found = drawn.read()
+    os.waitpid(pid, 0)
+    return found
 
 
 def own_flags() -> list[str]:
@@ -309,13 +368,12 @@ def restore_threads() -> None:
 
     Ray sets OMP_NUM_THREADS for a task when it begins, unless it is set already.
     """
+    import ray._private.utils
     import threadpoolctl
     import torch
 
     if not {"OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"} & os.environ.keys():
         threadpoolctl.threadpool_limits(len(os.sched_getaffinity(0)), user_api="blas")
-    import ray._private.utils
-
     set_variable = ray._private.utils.set_omp_num_threads_if_unset
 
     def set_threads() -> bool:
@@ -337,10 +395,15 @@ def main() -> None:
         os.environ.setdefault(name, value)
     folders = [*filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     del sys.path[0]  # the folder of this file
-    for module in modules:
-        importlib.import_module(module)
+    with no_ids_drawn():
+        for module in modules:
+            importlib.import_module(module)
     base_path = [folder for folder in sys.path if folder not in folders]
     cause = cause_not_to_fork()
+    if cause is None and draw_same_ids():
+        cause = (
+            "an id of Ray was drawn before the fork, so that all workers would draw the same ids"
+        )
     os.write(status, f"{cause or READY}\n".encode())
     if cause is not None:
         return

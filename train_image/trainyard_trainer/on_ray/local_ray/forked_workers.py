@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 
+from trainyard_trainer.on_ray.local_ray import ray_environment
 from trainyard_trainer.on_ray.local_ray.fork_client import ADDRESS_VARIABLE
 from trainyard_trainer.on_ray.local_ray.fork_server import (
     NOT_COMPARED,
@@ -36,8 +37,13 @@ SERVER = str(Path(__file__).with_name("fork_server.py"))
 MODULES = (
     *("numpy", "torch", "torch._dynamo", "torchvision", "pandas", "pyarrow", "pyarrow.dataset"),
     *("PIL.Image", "safetensors.torch", "pydantic", "threadpoolctl"),
+    *("ray", "ray.train.torch", "ray.train.v2._internal.execution.controller"),
+    *("trainyard_trainer.on_ray.driver", "trainyard_trainer.on_ray.worker"),
 )
-"""What the fork server imports. Not Ray, gRPC, aiohttp or OpenTelemetry: their children would not work."""
+"""What the fork server imports."""
+
+FIRST_JOB = "01000000"
+"""The id of the first job of a new Ray."""
 
 READY_S = 60.0
 """Seconds within which the fork server must have imported its modules."""
@@ -62,7 +68,7 @@ class ForkServerProcess:
                     *(sys.executable, *own_flags(), SERVER),
                     *(str(os.getpid()), *map(str, descriptors), *MODULES),
                 ],
-                env=os.environ | {"PYTHONPATH": import_path()},
+                env=server_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=descriptors,
@@ -90,6 +96,16 @@ class ForkServerProcess:
         self._process.wait()
 
 
+def server_environment() -> dict[str, str]:
+    """Return the variables with which the fork server imports its modules: those of the workers."""
+    return os.environ | {
+        "PYTHONPATH": import_path(),
+        "RAY_JOB_ID": FIRST_JOB,
+        # Ray ends a worker when the process of this id ends. The driver lasts as long as its raylet.
+        "RAY_RAYLET_PID": str(os.getpid()),
+    }
+
+
 def import_path() -> str:
     """Return the PYTHONPATH of Ray's processes.
 
@@ -113,6 +129,8 @@ def start(variables: Mapping[str, str]) -> None:
     elif early := [*filter(READ_AT_LOAD.fullmatch, {*variables} - NOT_COMPARED)]:
         say_why(f"a library reads {early[0]} of `env` when it is loaded")
     else:
+        ray_environment.set_defaults()
+        ray_environment.set_local_defaults("forked")
         _server = ForkServerProcess()
 
 

@@ -17,7 +17,7 @@ LocalRayMode = Literal["forked", "small", "full"]
 
 def local_ray_mode() -> LocalRayMode:
     """Return the mode that the environment asks for. Raises ConfigError if it names none."""
-    value = os.environ.get(VARIABLE, "small")
+    value = os.environ.get(VARIABLE, "forked")
     for mode in get_args(LocalRayMode):
         if value == mode:
             return mode
