@@ -198,10 +198,10 @@ def test_a_worker_with_variables_that_a_library_has_read_is_not_forked(
 
 DRAWN = """
 import ray
-from trainyard_trainer.on_ray.local_ray.fork_server import draw_same_ids
-assert not draw_same_ids()
+from trainyard_trainer.on_ray.local_ray.fork_server import cause_by_trial
+assert cause_by_trial() is None
 ray.NodeID.from_random()
-assert draw_same_ids()
+assert "the same ids" in cause_by_trial()
 """
 
 

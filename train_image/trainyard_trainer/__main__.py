@@ -92,7 +92,8 @@ def run_attempt(
     else:
         from trainyard_trainer.on_ray.local_ray import forked_workers
 
-        forked_workers.start(config.env)  # It imports PyTorch while this process imports Ray.
+        # The process that forks workers imports PyTorch while this process does, too.
+        forked_workers.start(config.env, use_gpu=config.scaling.use_gpu)
         from trainyard_trainer.on_ray import driver
 
         driver.run(config, output)

@@ -114,7 +114,7 @@ def start_local_ray(scaling: Scaling, scratch: Path, worker_program: str | None)
     `worker_program` is the program that the raylet starts in place of a worker; see `local_ray`. Raises
     RunError, and ConfigError for a wrong TRAINYARD_LOCAL_RAY.
     """
-    mode = local_ray_mode()
+    mode = local_ray_mode(use_gpu=scaling.use_gpu)
     ray_environment.set_local_defaults(mode)
     # Ray's processes inherit PYTHONPATH.
     paths = forked_workers.import_path()

@@ -19,7 +19,7 @@ are meant for a process that is not forked:
   a new Ray is known beforehand. A worker of another one is not forked. The raylet is not known: as long as
   the worker runs, its client looks whether the raylet does.
 * Ray draws its ids by a generator that is seeded when the first id is drawn. After that, all children would
-  draw the same ids. So no id may be drawn before the fork, which `draw_same_ids` checks.
+  draw the same ids. So no id may be drawn before the fork, which `cause_by_trial` checks.
 """
 
 from __future__ import annotations
@@ -169,25 +169,33 @@ def no_ids_drawn() -> Iterator[None]:
         actor.ActorClassID = original
 
 
-def draw_same_ids() -> bool:
-    """Return whether two children of this process would draw the same ids of Ray."""
-    return _id_of_child() == _id_of_child()
+def cause_by_trial() -> str | None:
+    """Fork two children, and return what shows in them that workers must not be forked, or None."""
+    (first, is_cuda_lost), (second, _) = _try_child(), _try_child()
+    if first == second:
+        return "an id of Ray was drawn before the fork, so that all workers would draw the same ids"
+    if is_cuda_lost:
+        return "CUDA was used in the process that forks them"
+    return None
 
 
-def _id_of_child() -> bytes:
-    """Return the id that a child of this process draws."""
+def _try_child() -> tuple[bytes, bool]:
+    """Return the id of Ray that a child of this process draws, and whether it cannot use CUDA."""
+    import torch
     from ray import NodeID
 
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.write(write, NodeID.from_random().binary())
+        # PyTorch builds without CUDA have no such function.
+        is_cuda_lost = getattr(torch._C, "_cuda_isInBadFork", lambda: False)()
+        os.write(write, bytes([is_cuda_lost]) + NodeID.from_random().binary())
         os._exit(0)
     os.close(write)
-    with os.fdopen(read, "rb") as drawn:
-        found = drawn.read()
+    with os.fdopen(read, "rb") as told:
+        found = told.read()
     os.waitpid(pid, 0)
-    return found
+    return found[1:], bool(found[0])
 
 
 def own_flags() -> list[str]:
@@ -399,11 +407,7 @@ def main() -> None:
         for module in modules:
             importlib.import_module(module)
     base_path = [folder for folder in sys.path if folder not in folders]
-    cause = cause_not_to_fork()
-    if cause is None and draw_same_ids():
-        cause = (
-            "an id of Ray was drawn before the fork, so that all workers would draw the same ids"
-        )
+    cause = cause_not_to_fork() or cause_by_trial()
     os.write(status, f"{cause or READY}\n".encode())
     if cause is not None:
         return

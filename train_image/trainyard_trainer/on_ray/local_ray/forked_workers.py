@@ -119,10 +119,11 @@ def import_path() -> str:
     return os.pathsep.join(paths)
 
 
-def start(variables: Mapping[str, str]) -> None:
+def start(variables: Mapping[str, str], *, use_gpu: bool) -> None:
     """Start the fork server of a run with these variables, unless workers cannot be forked here."""
     global _server
-    if local_ray_mode() != "forked" or "RAY_ADDRESS" in os.environ or _server is not None:
+    mode = local_ray_mode(use_gpu=use_gpu)
+    if mode != "forked" or "RAY_ADDRESS" in os.environ or _server is not None:
         return
     if sys.platform != "linux":
         say_why(f"this needs Linux, and this is {sys.platform}")
@@ -130,7 +131,7 @@ def start(variables: Mapping[str, str]) -> None:
         say_why(f"a library reads {early[0]} of `env` when it is loaded")
     else:
         ray_environment.set_defaults()
-        ray_environment.set_local_defaults("forked")
+        ray_environment.set_local_defaults(mode)
         _server = ForkServerProcess()
 
 

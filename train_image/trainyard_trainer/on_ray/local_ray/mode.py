@@ -15,9 +15,12 @@ LocalRayMode = Literal["forked", "small", "full"]
 `forked` also forks the workers of a recipe from a process that has imported PyTorch."""
 
 
-def local_ray_mode() -> LocalRayMode:
-    """Return the mode that the environment asks for. Raises ConfigError if it names none."""
-    value = os.environ.get(VARIABLE, "forked")
+def local_ray_mode(*, use_gpu: bool) -> LocalRayMode:
+    """Return the mode that the environment asks for; by default `forked` without and `small` with GPUs.
+
+    Raises ConfigError if the environment names no mode.
+    """
+    value = os.environ.get(VARIABLE, "small" if use_gpu else "forked")
     for mode in get_args(LocalRayMode):
         if value == mode:
             return mode
