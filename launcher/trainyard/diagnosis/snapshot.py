@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
 from typing import Any
 
-from trainyard.submission.status import ENDED, Phase, phase_of
+from trainyard.submission.status import ENDED, Phase, condition, phase_of
 
 Object = dict[str, Any]
 
@@ -163,14 +163,6 @@ def claims_of(pod_spec: Object) -> list[str]:
 
 def is_head(pod: Object) -> bool:
     return bool(pod["metadata"].get("labels", {}).get("ray.io/node-type") == "head")
-
-
-def condition(thing: Object, kind: str) -> Object:
-    """The status condition of a kind; empty where there is none."""
-    for found in thing.get("status", {}).get("conditions") or []:
-        if found["type"] == kind:
-            return dict(found)
-    return {}
 
 
 def is_ready(pod: Object) -> bool:

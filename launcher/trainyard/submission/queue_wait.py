@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from trainyard.errors import ClusterError
 from trainyard.labels import QUEUE_LABELS
-from trainyard.submission.status import ENDED, RunStatus, phase_of
+from trainyard.submission.status import ENDED, RunStatus, condition, phase_of
 
 Object = dict[str, Any]
 
@@ -79,7 +79,7 @@ def unfinished(workloads: Iterable[Object], job: Object) -> list[Object]:
             workload
             for workload in workloads
             if any(owner["uid"] == uid for owner in workload["metadata"].get("ownerReferences", []))
-            and not _condition_is_true(workload, "Finished")
+            and condition(workload, "Finished").get("status") != "True"
         ),
         key=lambda workload: str(workload["metadata"].get("creationTimestamp", "")),
     )
@@ -157,7 +157,7 @@ def with_queue_wait(run_status: RunStatus, wait: QueueWait | None) -> RunStatus:
 
 def reason_of(workload: Object) -> str:
     """Return why Kueue does not admit a Workload, shortened; empty before Kueue has looked at it."""
-    reserved = _condition(workload, "QuotaReserved")
+    reserved = condition(workload, "QuotaReserved")
     return "" if reserved.get("status") == "True" else shortened(reserved.get("message") or "")
 
 
@@ -193,12 +193,3 @@ def exceeds_all_quota(message: str) -> bool:
 def _never_fits(message: str) -> bool:
     too_small = {flavor for _, flavor, *_ in NEVER.findall(message)}
     return bool(too_small) and {flavor for _, flavor, _ in NOT_NOW.findall(message)} <= too_small
-
-
-def _condition(workload: Object, kind: str) -> Object:
-    conditions = workload.get("status", {}).get("conditions") or []
-    return next((dict(found) for found in conditions if found["type"] == kind), {})
-
-
-def _condition_is_true(workload: Object, kind: str) -> bool:
-    return bool(_condition(workload, kind).get("status") == "True")

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 from trainyard.diagnosis.activity import duration
 from trainyard.diagnosis.failure import Match, evidence, failure
-from trainyard.diagnosis.snapshot import Object, Snapshot, condition
+from trainyard.diagnosis.snapshot import Object, Snapshot
 from trainyard.diagnosis.symptoms import Symptom, symptoms
 from trainyard.labels import QUEUE_LABELS
 from trainyard.submission.queue_wait import exceeds_all_quota, is_deactivated, queue_of, shortened
+from trainyard.submission.status import condition
 
 QUEUE_LABEL = QUEUE_LABELS["kueue"]
 QUEUE_KIND = "LocalQueue"
