@@ -42,6 +42,8 @@ class Snapshot:
     """The Kueue queue that the RayJob names, where it exists."""
     queue_position: int | None = None
     """How many workloads wait before it in the queue."""
+    preemptor: str = ""
+    """The run of the namespace for which Kueue has preempted it; empty if there is none, or it is gone."""
     operators: tuple[Object, ...] | None = None
     """Pods of the KubeRay operator, in all namespaces."""
     leases: tuple[Object, ...] | None = None

@@ -23,6 +23,8 @@ NEVER = re.compile(
 )
 """The two reasons that Kueue gives for a resource of a flavor: not now, and not with all of the quota."""
 POD_SET = "couldn't assign flavors to pod set "
+PREEMPTOR = re.compile(r"JobUID: ([^)\s]+)\)")
+"""The UID of the job for which Kueue has evicted a Workload, in the message of the condition."""
 
 REASONS_SHOWN = 2
 LENGTH_SHOWN = 200
@@ -83,6 +85,14 @@ def unfinished(workloads: Iterable[Object], job: Object) -> list[Object]:
         ),
         key=lambda workload: str(workload["metadata"].get("creationTimestamp", "")),
     )
+
+
+def preemptor_of(workload: Object) -> str:
+    """Return the UID of the job for which Kueue has evicted a Workload; empty if it was not preempted."""
+    evicted = condition(workload, "Evicted")
+    is_preempted = evicted.get("status") == "True" and evicted.get("reason") == "Preempted"
+    found = PREEMPTOR.search(evicted.get("message") or "") if is_preempted else None
+    return found[1] if found else ""
 
 
 def is_deactivated(workload: Object) -> bool:

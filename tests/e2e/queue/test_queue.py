@@ -177,8 +177,7 @@ def test_a_run_that_gives_way_to_a_higher_priority_goes_on_later_and_loses_no_st
     await_admission(team, "urgent")
     await_phase(team, "low", "queued")
     explained = done(team, "explain", "low")
-    assert "was put back (Preempted) and waits in Kueue queue runs" in explained
-    assert "run urgent" in explained
+    assert "was put back (Preempted for run urgent) and waits in Kueue queue runs" in explained
     done(team, "stop", "urgent", "--now")
     wait_for("it goes on", lambda: trained(2), LIMIT_S)
     attempts, starts = (records(folder, file) for file in ("attempts.jsonl", "starts.jsonl"))

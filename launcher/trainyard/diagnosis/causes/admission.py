@@ -295,7 +295,8 @@ def kueue_waiting(snapshot: Snapshot) -> Match | None:
     seen = [evidence(name, state)]
     what = "waits"
     if evicted.get("status") == "True" and evicted.get("reason") != "Deactivated":
-        what = f"was put back ({evicted.get('reason', '')}) and waits"
+        whom = f" for run {snapshot.preemptor}" if snapshot.preemptor else ""
+        what = f"was put back ({evicted.get('reason', '')}{whom}) and waits"
         seen.append(evidence(name, f"Evicted: {shortened(evicted.get('message') or '')}"))
     return Match(
         cause=f"the run {what} in Kueue queue {_queue(snapshot)} for {spent}{place}: {why}",
