@@ -6,12 +6,14 @@ The queue has room for one run of one worker: the head and worker of a run fit, 
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Object, Team, get, kubectl, run, wait_for
+from conftest import ROOT, Object, Team, delete_runs, get, kubectl, wait_for
 from drilling import volume_of
 
 from trainyard.drills.timeline import RecordedRun, steps_lost
@@ -41,12 +43,9 @@ def team(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(autouse=True)
 def empty_queue(team: Team) -> Iterator[None]:
-    """Each test ends with an empty queue. Nobody waits for what the pods would save."""
+    """Each test ends with an empty queue."""
     yield
-    jobs = ("rayjobs.ray.io,rayclusters.ray.io", "--all", "-n", team.namespace)
-    kubectl("delete", *jobs, "--wait=false")
-    kubectl("delete", "pods", "--all", "-n", team.namespace, "--grace-period=1")
-    kubectl("delete", *jobs)
+    delete_runs(team.namespace)
 
 
 def submit(team: Team, name: str, *options: str, epochs: str = EPOCHS) -> None:
@@ -78,6 +77,22 @@ def done(team: Team, *command: str) -> str:
     ended = team.trainyard(*command)
     assert ended.returncode == 0, ended.stderr
     return " ".join((ended.stdout + ended.stderr).split())
+
+
+def watch_until(team: Team, name: str, words: str) -> None:
+    """Watch a run until a line of the output contains the words, and press Ctrl-C then."""
+    command = (ROOT / ".venv/bin/trainyard", "watch", name, "-n", team.namespace)
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as watch:
+        assert watch.stdout is not None
+        seen = ""
+        for line in watch.stdout:
+            seen += line
+            if words in " ".join(seen.split()):
+                watch.send_signal(signal.SIGINT)
+                return
+    raise AssertionError(seen)
 
 
 def is_leaving(pod: Object) -> bool:
@@ -125,9 +140,7 @@ def test_a_run_is_admitted_and_the_next_ones_wait_with_position_and_reason(team:
     listed = json.loads(team.trainyard("list", "--json").stdout)["runs"]
     assert {row["run"]: row["phase"] for row in listed}["second"] == "queued"
     assert "waits in Kueue queue runs at position 1" in done(team, "list")
-    program = (ROOT / ".venv/bin/trainyard", "watch", "third", "-n", team.namespace)
-    watched = run("timeout", "--signal=INT", "25", *program)
-    assert "at position 2" in " ".join((watched.stdout + watched.stderr).split())
+    watch_until(team, "third", "at position 2")
     explained = done(team, "explain", "third")
     assert "at position 2" in explained
     assert explained.count("insufficient unused quota") == 0
@@ -203,7 +216,7 @@ def test_the_pods_of_an_ended_run_go_at_once_and_the_next_run_starts(
     await_phase(team, "next", "queued")
     await_phase(team, "short", "succeeded")
     await_phase(team, "next", "running")
-    assert "SUCCEEDED" in done(team, "logs", "short")
+    assert "succeeded: validation accuracy" in done(team, "logs", "short")
 
 
 def test_a_run_larger_than_all_quota_is_told_so(team: Team) -> None:
