@@ -32,6 +32,8 @@ BENCH     ?=
 MINUTES   ?= 90
 # Which of the tests on a cluster: see the markers in pyproject.toml.
 E2E       ?= not drills and not full
+# Of the groups of tests/e2e/groups.py, the only one that `e2e` runs; empty for all.
+GROUP     ?=
 KUBERAY   := 1.6.2
 
 # helm and kubectl of one's own come first, then those that the test cluster built.
@@ -145,10 +147,11 @@ cluster-down: ## Stop exactly what `cluster` started
 e2e-full: E2E = not drills
 e2e-full: cluster-tools e2e ## The same, and all that takes minutes
 
-e2e: setup ## Prove the whole way on a real cluster: this one, or the one of KUBECONFIG
+e2e: setup ## Prove the whole way on a real cluster, this one or that of KUBECONFIG:  make e2e GROUP=sweep
 	@$(if $(OTHER_CLUSTER),$(if $(filter 127.0.0.1:%,$(IMAGE)),$(error KUBECONFIG names a cluster of yours: say with IMAGE= where its nodes can pull the image)),$(MAKE) --no-print-directory cluster-up)
 	@$(MAKE) --no-print-directory image push
-	$(IN_CLUSTER) $(BIN)/pytest tests/e2e --e2e -m "$(E2E)" --timeout 900 --durations 0 --durations-min 5 --image $(IMAGE)
+	$(IN_CLUSTER) $(BIN)/pytest tests/e2e --e2e -m "$(E2E)" --timeout 900 --durations 0 --durations-min 5 --image $(IMAGE) $(if $(GROUP),--group '$(GROUP)')
+	@$(if $(filter queue,$(GROUP)),$(MAKE) --no-print-directory e2e-queue)
 
 e2e-queue: setup image ## Prove the queues with Kueue itself, which then is in this machine's cluster until it ends
 	python3 tests/cluster/cluster.py up --kueue

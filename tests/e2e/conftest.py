@@ -173,15 +173,27 @@ def make_team(image: str) -> Iterator[Callable[[str], Team]]:
 
 
 def delete(namespace: str) -> None:
-    """Delete a namespace, after the objects with a finalizer of the operator, which needs the namespace.
-
-    Pods are deleted without their grace period of up to 90 s: they have nothing to save.
-    """
-    of_the_operator = ("rayjobs.ray.io,rayclusters.ray.io", "--all", "-n", namespace)
-    kubectl("delete", *of_the_operator, "--wait=false")
-    kubectl("delete", "pods", "--all", "-n", namespace, "--grace-period=1")
-    kubectl("delete", *of_the_operator)
+    """Delete a namespace, after the objects with a finalizer of the operator, which needs the namespace."""
+    delete_runs(namespace)
     kubectl("delete", "namespace", namespace, "--ignore-not-found")
+
+
+def delete_runs(namespace: str) -> None:
+    """Delete the pods of a namespace, and its RayJobs and RayClusters, and wait until those two are gone.
+
+    Pods are deleted without their grace period of up to 90 s: they have nothing to save. The operator may
+    create a pod while its RayCluster is being deleted, so pods are deleted until there is no RayCluster.
+    A worker whose init container still waits for the head takes 90 s to end even so: bash ignores SIGTERM.
+    """
+    kinds = "rayjobs.ray.io,rayclusters.ray.io"
+    kubectl("delete", kinds, "--all", "-n", namespace, "--wait=false")
+
+    def are_gone() -> bool:
+        have_gone = not get(kinds, namespace)["items"]
+        kubectl("delete", "pods", "--all", "-n", namespace, "--grace-period=1", "--wait=false")
+        return have_gone
+
+    wait_for(f"namespace {namespace} has no runs", are_gone)
 
 
 @pytest.fixture(scope="module")

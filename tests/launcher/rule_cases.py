@@ -837,6 +837,13 @@ QUEUEING = [
         at=f"{C}.workerGroupSpecs",
         given=KUEUE | {f"{C}.workerGroupSpecs": ("groups", 17)},
         broken={f"{C}.workerGroupSpecs": ("groups", 18)},
+        beside=("kueue-version",),
+    ),
+    Case(
+        rule="kueue-version",
+        at=f"{C}.workerGroupSpecs",
+        given=KUEUE | {f"{C}.workerGroupSpecs": ("groups", 7)},
+        broken={f"{C}.workerGroupSpecs": ("groups", 8)},
     ),
     Case(rule="kueue", at=f"{W}.groupName", given=KUEUE, broken={f"{W}.groupName": "head"}),
     Case(

@@ -9,6 +9,7 @@ from trainyard.cluster.kuberay import RayjobApi
 from trainyard.errors import ClusterError
 from trainyard.submission.control import (
     STOP_LIMIT_S,
+    WORKLOAD_LIMIT_S,
     StopResult,
     is_suspended,
     live_jobs,
@@ -117,12 +118,15 @@ def queued() -> tuple[FakeCluster, dict[str, object]]:
     return cluster, job
 
 
+def add_workload(cluster: FakeCluster, uid: str) -> None:
+    metadata = {"name": f"w-{uid}", "ownerReferences": [{"uid": uid}]}
+    cluster.objects["Workload", f"w-{uid}"] = {"metadata": metadata, "spec": {}}
+
+
 def test_in_a_queue_of_kueue_its_workload_is_told() -> None:
     cluster, job = queued()
-    for number in ("u0", "u1"):
-        owners = [{"uid": number}]
-        metadata = {"name": f"w-{number}", "ownerReferences": owners}
-        cluster.objects["Workload", f"w-{number}"] = {"metadata": metadata, "spec": {}}
+    for uid in ("u0", "u1"):
+        add_workload(cluster, uid)
     job["spec"] = {"suspend": True}
     assert not is_suspended(cluster, job)  # it only waits
     suspend_job(cluster, job)
@@ -134,7 +138,24 @@ def test_in_a_queue_of_kueue_its_workload_is_told() -> None:
     assert not is_suspended(cluster, job)
 
 
-def test_a_queue_without_a_workload_is_said() -> None:
+def test_a_new_rayjob_is_suspended_as_soon_as_kueue_has_created_its_workload() -> None:
     cluster, job = queued()
-    with pytest.raises(ClusterError, match="has created no Workload"):
-        suspend_job(cluster, job)
+    clock = Clock(cluster)
+
+    def sleep(seconds: float) -> None:
+        clock.sleep(seconds)
+        if clock.now == 3:
+            add_workload(cluster, "u1")
+
+    assert not is_suspended(cluster, job)
+    suspend_job(cluster, job, clock=clock, sleep=sleep)
+    assert clock.now == 3
+    assert is_suspended(cluster, job)
+
+
+def test_a_rayjob_for_which_kueue_creates_no_workload_is_an_error() -> None:
+    cluster, job = queued()
+    clock = Clock(cluster)
+    with pytest.raises(ClusterError, match="no Workload for it within 15 s"):
+        suspend_job(cluster, job, clock=clock, sleep=clock.sleep)
+    assert clock.now == WORKLOAD_LIMIT_S

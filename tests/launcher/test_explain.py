@@ -271,6 +271,24 @@ def test_few_questions_are_asked_and_none_about_a_queue_that_there_is_not() -> N
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("uid", "preemptor"), [("u2", "urgent"), ("of-another-namespace", "")])
+def test_the_run_for_which_kueue_has_preempted_another_is_named(uid: str, preemptor: str) -> None:
+    cluster = FakeCluster()
+    job = cluster.add_job("digits-1")
+    job["metadata"] |= {"uid": "u1", "creationTimestamp": "2026-11-21T16:00:00Z"}
+    job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "team"
+    job["spec"] = {"suspend": True}
+    cluster.add_job("urgent-1", run="urgent")["metadata"]["uid"] = "u2"
+    message = f"Preempted to accommodate a workload (UID: w2, JobUID: {uid}) due to prioritization"
+    evicted = {"type": "Evicted", "status": "True", "reason": "Preempted", "message": message}
+    labels, owners = {"kueue.x-k8s.io/job-uid": "u1"}, [{"uid": "u1"}]
+    cluster.objects["Workload", "w1"] = {
+        "metadata": {"name": "w1", "labels": labels, "ownerReferences": owners},
+        "status": {"conditions": [evicted]},
+    }
+    assert gather(cluster, "digits", now=NOW, open_folder=nothing).preemptor == preemptor
+
+
 def test_what_may_not_be_read_is_said_and_the_rest_is_explained() -> None:
     cluster = starting(("Node", "Event", "PersistentVolumeClaim"))
     snapshot = gather(cluster, "digits", now=NOW, open_folder=nothing)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from trainyard.diagnosis.snapshot import Object, Snapshot, condition, containers, is_ready, name_of
+from trainyard.diagnosis.snapshot import Object, Snapshot, containers, is_ready, name_of
 from trainyard.submission.queue_wait import is_deactivated
-from trainyard.submission.status import attempts_of
+from trainyard.submission.status import attempts_of, condition
 from trainyard_trainer.run_files.driver_output import (
     PROGRESS,
     WORKER_FAILED,

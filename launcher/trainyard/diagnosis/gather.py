@@ -31,7 +31,7 @@ from trainyard.diagnosis.symptoms import symptoms
 from trainyard.errors import ClusterError, ClusterUnreachable
 from trainyard.labels import OWNER_LABELS, RUN_LABEL
 from trainyard.submission.current_status import HEAD_CONTAINER
-from trainyard.submission.queue_wait import JOB_UID_LABEL, queue_of, unfinished
+from trainyard.submission.queue_wait import JOB_UID_LABEL, preemptor_of, queue_of, unfinished
 from trainyard_trainer.run_files import names
 
 LOG_LINES = 3000
@@ -218,7 +218,16 @@ def _queue(queries: _Queries, queue: str, job: Object) -> dict[str, Any]:
         for item in pending.get("items", []):
             if item["metadata"]["name"] == name_of(workloads[-1]):
                 found["queue_position"] = int(item.get("positionInLocalQueue", 0))
+        if uid := preemptor_of(workloads[-1]):
+            found["preemptor"] = _run_with_uid(queries, uid)
     return found
+
+
+def _run_with_uid(queries: _Queries, uid: str) -> str:
+    """Return the name of the run whose RayJob has a UID; empty if the namespace has none."""
+    jobs = queries.list("RayJob", OWNER_LABELS) or []
+    found = (job["metadata"]["labels"][RUN_LABEL] for job in jobs if job["metadata"]["uid"] == uid)
+    return str(next(found, ""))
 
 
 def _init_log(queries: _Queries, snapshot: Snapshot) -> str:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
 from typing import Any
 
-from trainyard.submission.status import ENDED, Phase, phase_of
+from trainyard.submission.status import ENDED, Phase, condition, phase_of
 
 Object = dict[str, Any]
 
@@ -42,6 +42,8 @@ class Snapshot:
     """The Kueue queue that the RayJob names, where it exists."""
     queue_position: int | None = None
     """How many workloads wait before it in the queue."""
+    preemptor: str = ""
+    """The run of the namespace for which Kueue has preempted it; empty if there is none, or it is gone."""
     operators: tuple[Object, ...] | None = None
     """Pods of the KubeRay operator, in all namespaces."""
     leases: tuple[Object, ...] | None = None
@@ -163,14 +165,6 @@ def claims_of(pod_spec: Object) -> list[str]:
 
 def is_head(pod: Object) -> bool:
     return bool(pod["metadata"].get("labels", {}).get("ray.io/node-type") == "head")
-
-
-def condition(thing: Object, kind: str) -> Object:
-    """The status condition of a kind; empty where there is none."""
-    for found in thing.get("status", {}).get("conditions") or []:
-        if found["type"] == kind:
-            return dict(found)
-    return {}
 
 
 def is_ready(pod: Object) -> bool:

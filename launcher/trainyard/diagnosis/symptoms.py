@@ -11,12 +11,12 @@ from trainyard.diagnosis.failure import Evidence, evidence
 from trainyard.diagnosis.snapshot import (
     Object,
     Snapshot,
-    condition,
     containers,
     event_time,
     is_ready,
     name_of,
 )
+from trainyard.submission.status import condition
 
 DEATHS = (
     "Evicted",

@@ -9,6 +9,8 @@ from trainyard.rules.field_path import FieldPath, Violation
 from trainyard.rules.subject import Subject
 
 KUEUE_GROUPS_LIMIT = 17
+KUEUE_GROUPS_SINCE = ((9, "0.19"), (7, "0.18"))
+"""The worker groups that Kueue takes of a RayJob before a version; from 0.19 on it takes 17."""
 ELASTIC_ANNOTATION = "kueue.x-k8s.io/elastic-job"
 TIER_LABEL = "volcano.sh/network-topology-highest-tier-allowed"
 
@@ -36,18 +38,33 @@ def suits_kueue(subject: Subject) -> Iterator[Violation]:
             "ElasticJobsViaWorkloadSlices",
             "Disable autoscaling, or add the annotation if the feature gate is enabled.",
         )
-    groups = subject.cluster.at("workerGroupSpecs")
-    if len(subject.workers) > KUEUE_GROUPS_LIMIT:
-        yield FieldPath(groups.path, len(subject.workers)).breaks(
-            "kueue",
-            f"is more than Kueue's limit of {KUEUE_GROUPS_LIMIT} groups",
-            "Use fewer groups.",
-        )
+    yield from _kueue_takes_groups(subject)
     for group in subject.workers:
         if group.place.at("groupName").text == "head":
             yield group.place.at("groupName").breaks(
                 "kueue", "is reserved: Kueue uses this name for the head", "Rename the group."
             )
+
+
+def _kueue_takes_groups(subject: Subject) -> Iterator[Violation]:
+    count = len(subject.workers)
+    groups = FieldPath(subject.cluster.at("workerGroupSpecs").path, count)
+    if count > KUEUE_GROUPS_LIMIT:
+        yield groups.breaks(
+            "kueue",
+            f"is more than Kueue's limit of {KUEUE_GROUPS_LIMIT} groups",
+            "Use fewer groups.",
+        )
+        return
+    for limit, version in KUEUE_GROUPS_SINCE:
+        if count > limit:
+            yield groups.breaks(
+                "kueue-version",
+                f"needs Kueue {version} or newer: older versions take {limit} groups",
+                f"Use at most {limit} groups if the cluster's Kueue is older.",
+                "warning",
+            )
+            return
 
 
 def suits_volcano(subject: Subject) -> Iterator[Violation]:

@@ -27,6 +27,8 @@ Ended = Literal["in good order", "killed", "not running"]
 
 STOP_LIMIT_S = 90.0
 """For how many seconds a driver may take to stop: its workers have 40 s to save a checkpoint."""
+WORKLOAD_LIMIT_S = 15.0
+"""For how many seconds Kueue may take to create the Workload of a new RayJob; normally it takes one."""
 POLL_S = 1.0
 DASHBOARD = "http://127.0.0.1:8265"
 
@@ -114,9 +116,19 @@ def _has_ended(
     return False
 
 
-def suspend_job(cluster: ControlAccess, job: Object) -> None:
-    """Delete the RayCluster of a submission until it is resumed; in a Kueue queue, Kueue does it."""
+def suspend_job(
+    cluster: ControlAccess,
+    job: Object,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Delete the RayCluster of a submission until it is resumed; in a Kueue queue, Kueue does it.
+
+    A RayJob that was created a moment ago may have no Workload yet, so this waits for one.
+    """
     if queue_of(job):
+        _await_workload(cluster, job, clock, sleep)
         _set_active(cluster, job, False)
         return
     # KubeRay allows `suspend` only beside this way of cleaning up.
@@ -138,7 +150,8 @@ def is_suspended(cluster: ControlAccess, job: Object) -> bool:
     A RayJob in a queue of Kueue is also suspended while it waits; only its Workload tells the difference.
     """
     if queue_of(job):
-        return all(map(is_deactivated, _workloads(cluster, job)))
+        workloads = _workloads(cluster, job)
+        return bool(workloads) and all(map(is_deactivated, workloads))
     return bool(job["spec"].get("suspend")) or phase_of(job.get("status", {})) == "suspended"
 
 
@@ -148,11 +161,19 @@ def _set_active(cluster: ControlAccess, job: Object, is_active: bool) -> None:
 
 
 def _workloads(cluster: ControlAccess, job: Object) -> list[Object]:
-    """Return Kueue's Workloads for a RayJob. Raises ClusterError if there is none."""
-    if found := unfinished(cluster.list("Workload"), job):
-        return found
-    raise ClusterError(
-        f"RayJob {job['metadata']['name']} is in a Kueue queue, but Kueue has created no Workload for it",
-        "Check that Kueue runs, and that its integration for RayJobs is enabled.",
-        reason="NotFound",
-    )
+    return unfinished(cluster.list("Workload"), job)
+
+
+def _await_workload(
+    cluster: ControlAccess, job: Object, clock: Callable[[], float], sleep: Callable[[float], None]
+) -> None:
+    deadline = clock() + WORKLOAD_LIMIT_S
+    while not _workloads(cluster, job):
+        if clock() >= deadline:
+            raise ClusterError(
+                f"RayJob {job['metadata']['name']} is in a Kueue queue, but Kueue has created no Workload "
+                f"for it within {WORKLOAD_LIMIT_S:g} s",
+                "Check that Kueue runs, and that its integration for RayJobs is enabled.",
+                reason="NotFound",
+            )
+        sleep(POLL_S)

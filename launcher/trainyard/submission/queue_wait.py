@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from trainyard.errors import ClusterError
 from trainyard.labels import QUEUE_LABELS
-from trainyard.submission.status import ENDED, RunStatus, phase_of
+from trainyard.submission.status import ENDED, RunStatus, condition, phase_of
 
 Object = dict[str, Any]
 
@@ -23,6 +23,8 @@ NEVER = re.compile(
 )
 """The two reasons that Kueue gives for a resource of a flavor: not now, and not with all of the quota."""
 POD_SET = "couldn't assign flavors to pod set "
+PREEMPTOR = re.compile(r"JobUID: ([^)\s]+)\)")
+"""The UID of the job for which Kueue has evicted a Workload, in the message of the condition."""
 
 REASONS_SHOWN = 2
 LENGTH_SHOWN = 200
@@ -79,10 +81,18 @@ def unfinished(workloads: Iterable[Object], job: Object) -> list[Object]:
             workload
             for workload in workloads
             if any(owner["uid"] == uid for owner in workload["metadata"].get("ownerReferences", []))
-            and not _condition_is_true(workload, "Finished")
+            and condition(workload, "Finished").get("status") != "True"
         ),
         key=lambda workload: str(workload["metadata"].get("creationTimestamp", "")),
     )
+
+
+def preemptor_of(workload: Object) -> str:
+    """Return the UID of the job for which Kueue has evicted a Workload; empty if it was not preempted."""
+    evicted = condition(workload, "Evicted")
+    is_preempted = evicted.get("status") == "True" and evicted.get("reason") == "Preempted"
+    found = PREEMPTOR.search(evicted.get("message") or "") if is_preempted else None
+    return found[1] if found else ""
 
 
 def is_deactivated(workload: Object) -> bool:
@@ -157,7 +167,7 @@ def with_queue_wait(run_status: RunStatus, wait: QueueWait | None) -> RunStatus:
 
 def reason_of(workload: Object) -> str:
     """Return why Kueue does not admit a Workload, shortened; empty before Kueue has looked at it."""
-    reserved = _condition(workload, "QuotaReserved")
+    reserved = condition(workload, "QuotaReserved")
     return "" if reserved.get("status") == "True" else shortened(reserved.get("message") or "")
 
 
@@ -193,12 +203,3 @@ def exceeds_all_quota(message: str) -> bool:
 def _never_fits(message: str) -> bool:
     too_small = {flavor for _, flavor, *_ in NEVER.findall(message)}
     return bool(too_small) and {flavor for _, flavor, _ in NOT_NOW.findall(message)} <= too_small
-
-
-def _condition(workload: Object, kind: str) -> Object:
-    conditions = workload.get("status", {}).get("conditions") or []
-    return next((dict(found) for found in conditions if found["type"] == kind), {})
-
-
-def _condition_is_true(workload: Object, kind: str) -> bool:
-    return bool(_condition(workload, kind).get("status") == "True")

@@ -112,13 +112,19 @@ def attempts_of(status: Object) -> int:
     return failed + (0 if phase_of(status) in ("failed", "accepted") and failed else 1)
 
 
+def condition(thing: Object, kind: str) -> Object:
+    """Return the condition of a kind in the status of an object; empty if it has none."""
+    conditions = thing.get("status", {}).get("conditions") or []
+    return next((dict(found) for found in conditions if found["type"] == kind), {})
+
+
 def pending_reason(pods: list[Object]) -> str:
     """Return why the first pod that waits does not start, as the scheduler or the kubelet reports it."""
     for pod in pods:
         name, status = pod["metadata"]["name"], pod.get("status", {})
-        for condition in status.get("conditions", []):
-            if condition["type"] == "PodScheduled" and condition["status"] == "False":
-                return f"{name} is not scheduled: {condition.get('message', '')}"
+        scheduled = condition(pod, "PodScheduled")
+        if scheduled.get("status") == "False":
+            return f"{name} is not scheduled: {scheduled.get('message', '')}"
         for container in [
             *status.get("initContainerStatuses", []),
             *status.get("containerStatuses", []),

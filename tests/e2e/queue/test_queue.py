@@ -1,4 +1,4 @@
-"""Runs in queues of Kueue itself: they wait, are admitted, suspended, and too large.
+"""Runs in queues of Kueue itself: they wait, are admitted, preempted, suspended and explained.
 
 The queue has room for one run of one worker: the head and worker of a run fit, and no second ones.
 """
@@ -6,24 +6,31 @@ The queue has room for one run of one worker: the head and worker of a run fit, 
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 import pytest
-from conftest import ROOT, Object, Team, get, kubectl, run, wait_for
+from conftest import ROOT, Object, Team, delete_runs, get, kubectl, wait_for
+from drilling import volume_of
+
+from trainyard.drills.timeline import RecordedRun, steps_lost
 
 LIMIT_S = 180.0
+CLUSTER_QUEUE = "e2e-queue"
 QUEUE = {
     "queue": {
         "system": "kueue",
         "name": "runs",
-        "kueue": {"clusterQueue": "e2e-queue", "nodes": {"cpu": 1}, "runs": 1},
+        "kueue": {"clusterQueue": CLUSTER_QUEUE, "nodes": {"cpu": 1}, "runs": 1},
     },
     "priorityClasses": [{"name": "e2e-urgent", "value": 1000, "description": "Preempts others."}],
 }
-LONG = (
-    *("examples/digits.yaml", "--workers", "1", "--detach"),
-    *("--set", "train.model.image_size=16", "--set", "train.epochs=100000"),
-)
+RUN = ("examples/digits.yaml", "--workers", "1", "--detach", "--set", "train.model.image_size=16")
+EPOCHS = "train.epochs=100000"
+"""A number with which no run ends before it is stopped."""
 WITH_CLASS = ("--set", "queue.priority=e2e-urgent")
 
 
@@ -36,16 +43,13 @@ def team(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(autouse=True)
 def empty_queue(team: Team) -> Iterator[None]:
-    """Each test ends with an empty queue. Nobody waits for what the pods would save."""
+    """Each test ends with an empty queue."""
     yield
-    jobs = ("rayjobs.ray.io,rayclusters.ray.io", "--all", "-n", team.namespace)
-    kubectl("delete", *jobs, "--wait=false")
-    kubectl("delete", "pods", "--all", "-n", team.namespace, "--grace-period=1")
-    kubectl("delete", *jobs)
+    delete_runs(team.namespace)
 
 
-def submit(team: Team, name: str, *options: str) -> None:
-    ended = team.trainyard("submit", *LONG, "--name", name, *options)
+def submit(team: Team, name: str, *options: str, epochs: str = EPOCHS) -> None:
+    ended = team.trainyard("submit", *RUN, "--name", name, "--set", epochs, *options)
     assert ended.returncode == 0, ended.stderr
 
 
@@ -64,10 +68,31 @@ def await_phase(team: Team, name: str, *phases: str) -> Object:
     return found
 
 
+def await_admission(team: Team, name: str) -> None:
+    await_phase(team, name, "starting", "submitting", "running")
+
+
 def done(team: Team, *command: str) -> str:
+    """Run a command that must succeed, and return its output without line breaks."""
     ended = team.trainyard(*command)
     assert ended.returncode == 0, ended.stderr
-    return ended.stdout + ended.stderr
+    return " ".join((ended.stdout + ended.stderr).split())
+
+
+def watch_until(team: Team, name: str, words: str) -> None:
+    """Watch a run until a line of the output contains the words, and press Ctrl-C then."""
+    command = (ROOT / ".venv/bin/trainyard", "watch", name, "-n", team.namespace)
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as watch:
+        assert watch.stdout is not None
+        seen = ""
+        for line in watch.stdout:
+            seen += line
+            if words in " ".join(seen.split()):
+                watch.send_signal(signal.SIGINT)
+                return
+    raise AssertionError(seen)
 
 
 def is_leaving(pod: Object) -> bool:
@@ -83,9 +108,17 @@ def workload(team: Team, name: str) -> Object:
     return dict(found)
 
 
+def records(folder: Path, file: str) -> list[Object]:
+    path = folder / file
+    return list(map(json.loads, path.read_text().splitlines())) if path.exists() else []
+
+
 def test_a_run_is_admitted_and_the_next_ones_wait_with_position_and_reason(team: Team) -> None:
     submit(team, "first")
-    await_phase(team, "first", "starting", "submitting", "running")
+    await_admission(team, "first")
+    # Heads and workers share the flavor of their nodes.
+    assigned = workload(team, "first")["status"]["admission"]["podSetAssignments"]
+    assert {flavor for each in assigned for flavor in each["flavors"].values()} == {"e2e-queue-cpu"}
     submit(team, "second")
     submit(team, "third")
 
@@ -104,22 +137,19 @@ def test_a_run_is_admitted_and_the_next_ones_wait_with_position_and_reason(team:
     assert "more memory needed in flavor e2e-queue-" in place("second", 1)
     assert len(place("third", 2)) < 250
     assert state(team, "third")["phase"] == "queued"
-    listed = json.loads(done(team, "list", "--json"))["runs"]
+    listed = json.loads(team.trainyard("list", "--json").stdout)["runs"]
     assert {row["run"]: row["phase"] for row in listed}["second"] == "queued"
-    assert "waits in Kueue queue runs at position 1" in " ".join(done(team, "list").split())
-    program = (ROOT / ".venv/bin/trainyard", "watch", "third", "-n", team.namespace)
-    watched = run("timeout", "--signal=INT", "25", *program)
-    assert "at position 2" in " ".join((watched.stdout + watched.stderr).split())
+    assert "waits in Kueue queue runs at position 1" in done(team, "list")
+    watch_until(team, "third", "at position 2")
     explained = done(team, "explain", "third")
     assert "at position 2" in explained
     assert explained.count("insufficient unused quota") == 0
 
 
-def test_a_queued_run_is_suspended_resumed_and_stopped(team: Team) -> None:
+def test_a_queued_run_is_suspended_at_once_resumed_and_stopped(team: Team) -> None:
     submit(team, "first")
-    await_phase(team, "first", "starting", "submitting", "running")
+    await_admission(team, "first")
     submit(team, "second")
-    await_phase(team, "second", "queued")
     assert "its queue passes it over" in done(team, "suspend", "second")
     await_phase(team, "second", "suspended")
     assert "is suspended already" in done(team, "suspend", "second")
@@ -127,7 +157,7 @@ def test_a_queued_run_is_suspended_resumed_and_stopped(team: Team) -> None:
     done(team, "stop", "first", "--now")
     assert state(team, "second")["phase"] == "suspended"
     assert "it waits in queue runs" in done(team, "resume", "second")
-    await_phase(team, "second", "starting", "submitting", "running")
+    await_admission(team, "second")
     submit(team, "third")
     await_phase(team, "third", "queued")
     assert "no driver was running" in done(team, "stop", "third")
@@ -136,20 +166,57 @@ def test_a_queued_run_is_suspended_resumed_and_stopped(team: Team) -> None:
 @pytest.mark.parametrize("options", [(), WITH_CLASS], ids=["without a class", "with a class"])
 def test_an_admitted_run_is_suspended_and_resumed(team: Team, options: tuple[str, ...]) -> None:
     submit(team, "first", *options)
-    await_phase(team, "first", "starting", "submitting", "running")
+    await_admission(team, "first")
     assert "its nodes become free" in done(team, "suspend", "first")
     await_phase(team, "first", "suspended")
     wait_for("its pods are leaving", lambda: all(map(is_leaving, team.pods())), LIMIT_S)
     done(team, "resume", "first")
-    await_phase(team, "first", "starting", "submitting", "running")
+    await_admission(team, "first")
 
 
-def test_heads_and_workers_share_the_flavor_of_their_nodes(team: Team) -> None:
-    submit(team, "first")
-    await_phase(team, "first", "starting", "submitting", "running")
-    assigned = workload(team, "first")["status"]["admission"]["podSetAssignments"]
-    flavors = {flavor for each in assigned for flavor in each["flavors"].values()}
-    assert flavors == {"e2e-queue-cpu"}
+def test_a_run_that_gives_way_to_a_higher_priority_goes_on_later_and_loses_no_step(
+    team: Team,
+) -> None:
+    submit(team, "low")
+    folder = volume_of(team.namespace) / "low"
+
+    def trained(attempt: int) -> list[Object]:
+        """Return the records of worker groups that have made their first step in an attempt."""
+        starts = records(folder, "starts.jsonl")
+        return [each for each in starts if each["attempt"] == attempt and "startup" in each]
+
+    wait_for("it trains", lambda: trained(1), LIMIT_S)
+    submit(team, "urgent", *WITH_CLASS)
+    await_admission(team, "urgent")
+    await_phase(team, "low", "queued")
+    explained = done(team, "explain", "low")
+    assert "was put back (Preempted for run urgent) and waits in Kueue queue runs" in explained
+    done(team, "stop", "urgent", "--now")
+    wait_for("it goes on", lambda: trained(2), LIMIT_S)
+    attempts, starts = (records(folder, file) for file in ("attempts.jsonl", "starts.jsonl"))
+    assert trained(2)[0]["step"] > 0
+    assert steps_lost(RecordedRun(attempts=attempts, starts=starts, failures=[]), 0) == 0
+
+
+@pytest.fixture
+def room_for_two_pods(team: Team) -> Iterator[None]:
+    """A quota like a node that is full with one run. It does not count pods with a deadline."""
+    quota = ("quota", "one-run", "-n", team.namespace)
+    kubectl("create", *quota, "--hard=pods=2", "--scopes=NotTerminating")
+    yield
+    kubectl("delete", *quota)
+
+
+def test_the_pods_of_an_ended_run_go_at_once_and_the_next_run_starts(
+    team: Team, room_for_two_pods: None
+) -> None:
+    submit(team, "short", epochs="train.epochs=1")
+    await_admission(team, "short")
+    submit(team, "next")
+    await_phase(team, "next", "queued")
+    await_phase(team, "short", "succeeded")
+    await_phase(team, "next", "running")
+    assert "succeeded: validation accuracy" in done(team, "logs", "short")
 
 
 def test_a_run_larger_than_all_quota_is_told_so(team: Team) -> None:
@@ -162,4 +229,49 @@ def test_a_run_larger_than_all_quota_is_told_so(team: Team) -> None:
     )
     explained = done(team, "explain", "large")
     assert "larger than all quota of Kueue queue runs" in explained
-    assert "waiting does not help" in " ".join(explained.split())
+    assert "waiting does not help" in explained
+
+
+@contextmanager
+def held(team: Team) -> Iterator[str]:
+    """The queue of the team, while an administrator holds its ClusterQueue."""
+
+    def stop_policy(value: str) -> None:
+        patch = json.dumps({"spec": {"stopPolicy": value}})
+        kubectl("patch", "clusterqueue", CLUSTER_QUEUE, "--type=merge", "-p", patch)
+
+    stop_policy("Hold")
+    yield "runs"
+    stop_policy("None")
+
+
+@contextmanager
+def leading_nowhere(team: Team) -> Iterator[str]:
+    """A LocalQueue whose ClusterQueue does not exist."""
+    body = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue"}
+    body |= {"metadata": {"name": "nowhere"}, "spec": {"clusterQueue": "e2e-nowhere"}}
+    kubectl("create", "-n", team.namespace, "-f", "-", stdin=json.dumps(body))
+    yield "nowhere"
+    kubectl("delete", "localqueue", "nowhere", "-n", team.namespace)
+
+
+@contextmanager
+def missing(_: Team) -> Iterator[str]:
+    """A queue that does not exist."""
+    yield "nosuch"
+
+
+@pytest.mark.parametrize(
+    ("queue", "cause"),
+    [
+        (held, "Kueue queue runs admits nothing: "),
+        (leading_nowhere, "Kueue queue nowhere admits nothing: "),
+        (missing, "LocalQueue nosuch doesn't exist"),
+    ],
+)
+def test_a_queue_that_admits_nothing_is_explained(
+    team: Team, queue: Callable[[Team], AbstractContextManager[str]], cause: str
+) -> None:
+    with queue(team) as name:
+        submit(team, "first", "--set", f"queue.name={name}")
+        wait_for("its cause is known", lambda: cause in done(team, "explain", "first"), 30)

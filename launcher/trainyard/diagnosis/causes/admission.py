@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 from trainyard.diagnosis.activity import duration
 from trainyard.diagnosis.failure import Match, evidence, failure
-from trainyard.diagnosis.snapshot import Object, Snapshot, condition
+from trainyard.diagnosis.snapshot import Object, Snapshot
 from trainyard.diagnosis.symptoms import Symptom, symptoms
 from trainyard.labels import QUEUE_LABELS
 from trainyard.submission.queue_wait import exceeds_all_quota, is_deactivated, queue_of, shortened
+from trainyard.submission.status import condition
 
 QUEUE_LABEL = QUEUE_LABELS["kueue"]
 QUEUE_KIND = "LocalQueue"
@@ -294,7 +295,8 @@ def kueue_waiting(snapshot: Snapshot) -> Match | None:
     seen = [evidence(name, state)]
     what = "waits"
     if evicted.get("status") == "True" and evicted.get("reason") != "Deactivated":
-        what = f"was put back ({evicted.get('reason', '')}) and waits"
+        whom = f" for run {snapshot.preemptor}" if snapshot.preemptor else ""
+        what = f"was put back ({evicted.get('reason', '')}{whom}) and waits"
         seen.append(evidence(name, f"Evicted: {shortened(evicted.get('message') or '')}"))
     return Match(
         cause=f"the run {what} in Kueue queue {_queue(snapshot)} for {spent}{place}: {why}",

@@ -9,7 +9,6 @@ from trainyard.diagnosis.failure import Match, evidence, failure
 from trainyard.diagnosis.snapshot import (
     INIT_CONTAINER,
     Snapshot,
-    condition,
     event_time,
     is_head,
     is_ready,
@@ -19,6 +18,7 @@ from trainyard.diagnosis.snapshot import (
 from trainyard.diagnosis.symptoms import find, symptoms
 from trainyard.rules import deletion, operator_messages, raycluster, rayjob
 from trainyard.rules.subject import Subject
+from trainyard.submission.status import condition
 
 SILENT_S = 60.0
 """After how many seconds without a status there is no operator; it normally needs one second."""
