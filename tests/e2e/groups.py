@@ -9,6 +9,7 @@ import subprocess
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "bucket": ("test_s3.py",),
+    "fine-tuning": ("test_finetune.py",),
     "own-code": ("test_own_code.py", "test_own_recipe_on_cluster.py", "test_final_failure.py"),
     "queue": ("queue",),
     "strategies": ("test_strategies.py", "test_elastic.py"),

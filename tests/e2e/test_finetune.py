@@ -62,7 +62,6 @@ def team(
     return team
 
 
-@pytest.mark.full
 def test_an_adapter_survives_the_head_and_is_exported_and_merged(
     team: Team, bucket: Bucket, base: Path, tmp_path: Path
 ) -> None:
