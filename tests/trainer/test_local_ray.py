@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from trainyard_trainer.on_ray.local_ray.mode import VARIABLE, local_ray_mode
+
 SCRIPT = """
 import json, os, sys
 from trainyard_trainer.on_ray.ray_cluster import ray_running
@@ -70,6 +72,20 @@ def test_a_full_ray_is_that_of_ray_init(tmp_path: Path) -> None:
 def test_an_unknown_mode_of_the_local_ray_is_refused(tmp_path: Path) -> None:
     _, output = local_ray(tmp_path / "found", "tiny")
     assert "TRAINYARD_LOCAL_RAY = tiny: must be one of" in output
+
+
+@pytest.mark.parametrize(
+    ("platform", "use_gpu", "mode"),
+    [("linux", False, "forked"), ("linux", True, "small"), ("darwin", False, "small")],
+)
+def test_workers_are_forked_on_linux_without_gpus_unless_the_environment_says_otherwise(
+    platform: str, use_gpu: bool, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert local_ray_mode(use_gpu=use_gpu) == mode
+    monkeypatch.setenv(VARIABLE, "full")
+    assert local_ray_mode(use_gpu=use_gpu) == "full"
 
 
 def test_ray_starts_the_processes_that_are_left_out_by_the_same_methods_as_before() -> None:

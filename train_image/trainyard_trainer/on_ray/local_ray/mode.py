@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Literal, get_args
 
 from trainyard_trainer.errors import ConfigError
@@ -16,11 +17,12 @@ LocalRayMode = Literal["forked", "small", "full"]
 
 
 def local_ray_mode(*, use_gpu: bool) -> LocalRayMode:
-    """Return the mode that the environment asks for; by default `forked` without and `small` with GPUs.
+    """Return the mode that the environment asks for; by default `forked` on Linux without GPUs, else `small`.
 
     Raises ConfigError if the environment names no mode.
     """
-    value = os.environ.get(VARIABLE, "small" if use_gpu else "forked")
+    can_fork = sys.platform == "linux" and not use_gpu
+    value = os.environ.get(VARIABLE, "forked" if can_fork else "small")
     for mode in get_args(LocalRayMode):
         if value == mode:
             return mode
