@@ -22,8 +22,8 @@ from training import final_weights, open_folder, same, small_config, train_here
 from trainyard_trainer.attempt.attempt import open_data
 from trainyard_trainer.config.data import Data
 from trainyard_trainer.config.training.own_recipe import OwnData
+from trainyard_trainer.data.image_stream import ImageRows, ImageStream
 from trainyard_trainer.data.loading.batch import Batch
-from trainyard_trainer.data.loading.image_stream import ImageRows, ImageStream
 from trainyard_trainer.data.loading.rows import stream_of
 from trainyard_trainer.data.loading.stream_order import StreamOrder
 from trainyard_trainer.data.loading.torch_loader import TorchBatches, ValidationBatches

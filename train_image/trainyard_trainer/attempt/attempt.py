@@ -38,7 +38,7 @@ from trainyard_trainer.config.training.metric import LOSS, VALIDATION_PREFIX
 from trainyard_trainer.config.training.own_recipe import OwnData, OwnRecipe
 from trainyard_trainer.config.training.recipes import best_goal, metrics_of
 from trainyard_trainer.config.training.train import ImageClassification, Train, require_goals
-from trainyard_trainer.data.loading.image_stream import open_image_stream
+from trainyard_trainer.data.image_stream import open_image_stream
 from trainyard_trainer.data.loading.rows import RunData, read_stand_in, stream_of
 from trainyard_trainer.data.loading.user_dataset import UserDataset
 from trainyard_trainer.data.preparation import run_data

@@ -12,11 +12,10 @@ from typing_extensions import assert_never
 
 from trainyard_trainer.data.loading.batch import Batch, BatchRequest
 from trainyard_trainer.data.loading.chunks import copied
-from trainyard_trainer.data.loading.image_stream import ImageRows, ImageStream
 from trainyard_trainer.data.loading.local_copy import LocalCopy
 from trainyard_trainer.data.loading.reading import read_sample
 from trainyard_trainer.data.loading.shard_rows import ShardRows
-from trainyard_trainer.data.loading.stream_order import StreamOrder
+from trainyard_trainer.data.loading.stream_order import Stream, StreamOrder
 from trainyard_trainer.data.loading.user_dataset import (
     Collate,
     SplitName,
@@ -33,7 +32,7 @@ from trainyard_trainer.data.prepared import (
 from trainyard_trainer.data.sources.token_files import TokenShards
 from trainyard_trainer.data.stored_rows import decode
 
-RunData = Prepared | TokenShards | ImageStream | UserDataset
+RunData = Prepared | TokenShards | Stream | UserDataset
 """The data set of a run."""
 
 DataInfo = PreparedInfo | UserDataInfo
@@ -61,8 +60,8 @@ def open_rows(
             return LocalCopy(data, getattr(data, split), is_pinned=is_pinned)
         case TokenShards():
             return ShardRows(data, split, is_pinned=is_pinned)
-        case ImageStream():
-            return ImageRows(data, split)
+        case Stream():
+            return data.open_rows(split)
         case _:
             assert_never(data)
 
@@ -80,15 +79,23 @@ def read_stand_in(data: RunData, *, seed: int = 0, collate: Collate = stacked) -
             return copied(columns, np.arange(count), is_pinned=False)
         case TokenShards():
             return ShardRows(data, "train")[np.arange(count)]
-        case ImageStream():
-            return ImageRows(data, "train")[np.arange(count)]
+        case Stream():
+            return data.open_rows("train")[np.arange(count)]
         case _:
             assert_never(data)
 
 
 def stream_of(data: RunData) -> StreamOrder | None:
     """Return the order of the training samples of a stream; None if the data are not streamed."""
-    return data.stream if isinstance(data, ImageStream | UserDataset) else None
+    match data:
+        case Stream():
+            return data.order
+        case UserDataset():
+            return data.stream
+        case Prepared() | TokenShards():
+            return None
+        case _:
+            assert_never(data)
 
 
 class IndexBatches(Protocol):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from torch.utils.data import Dataset
 
+from trainyard_trainer.data.loading.batch import Batch
+from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.data.sources.rows.find_rows import TableSplit
+from trainyard_trainer.data.sources.rows.split_files import SplitName
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,3 +75,20 @@ class StreamOrder:
             visits = before + np.repeat(np.arange(len(window)), sizes[window])
             yield np.concatenate(rows)[mixed], visits[mixed]
             before += len(window)
+
+
+class Stream(ABC):
+    """A data set that is read from its source while a run trains, without a preparation."""
+
+    __slots__ = ()
+
+    info: DatasetInfo
+    order: StreamOrder
+    """The order of the training samples."""
+    num_train: int
+    num_valid: int
+    bad_samples: int
+
+    @abstractmethod
+    def open_rows(self, split: SplitName) -> Dataset[Batch]:
+        """Return a split, whose items are whole batches; its files are opened where it is used."""

@@ -14,7 +14,7 @@ import torch
 
 from trainyard_trainer.checkpointing.files import load_tensors
 from trainyard_trainer.config.training.models import Model
-from trainyard_trainer.data.loading.image_stream import ImageRows, ImageStream
+from trainyard_trainer.data.image_stream import ImageRows, ImageStream
 from trainyard_trainer.data.prepared import Prepared
 from trainyard_trainer.data.sources.listing import explained_errors
 from trainyard_trainer.data.stored_rows import read_validation

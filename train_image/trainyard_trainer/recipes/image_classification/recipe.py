@@ -16,8 +16,8 @@ from trainyard_trainer.config.data import Augment, Data
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.config.training.models import Model
 from trainyard_trainer.config.training.train import ImageClassification
+from trainyard_trainer.data.image_stream import ImageStream
 from trainyard_trainer.data.loading.batch import Batch
-from trainyard_trainer.data.loading.image_stream import ImageStream
 from trainyard_trainer.data.loading.rows import DataInfo, RunData
 from trainyard_trainer.data.prepared import Prepared
 from trainyard_trainer.recipes.example_inputs import ExampleInputs

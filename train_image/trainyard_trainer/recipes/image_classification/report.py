@@ -6,7 +6,7 @@ from typing import Any
 
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.config.training.train import ImageClassification
-from trainyard_trainer.data.loading.image_stream import ImageStream
+from trainyard_trainer.data.image_stream import ImageStream
 from trainyard_trainer.data.prepared import Prepared
 from trainyard_trainer.recipes.image_classification.classes import class_table, confusion
 from trainyard_trainer.recipes.image_classification.confusion import per_class

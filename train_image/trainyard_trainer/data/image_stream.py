@@ -21,7 +21,7 @@ from trainyard_trainer.data.image_codec import (
     read_header,
 )
 from trainyard_trainer.data.loading.batch import Batch
-from trainyard_trainer.data.loading.stream_order import StreamOrder
+from trainyard_trainer.data.loading.stream_order import Stream, StreamOrder
 from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.data.sources.rows.find_rows import TableSplit, open_table
 from trainyard_trainer.data.sources.rows.row_source import Row
@@ -41,7 +41,7 @@ PROBED_IMAGES = 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ImageStream:
+class ImageStream(Stream):
     """A data set of images that is read from its source while a run trains."""
 
     info: DatasetInfo
@@ -51,7 +51,7 @@ class ImageStream:
     label_column: str
     num_train: int
     num_valid: int
-    stream: StreamOrder
+    order: StreamOrder
     bad_samples: int = 0
     """Always 0: an image that cannot be read ends the run."""
 
@@ -62,6 +62,9 @@ class ImageStream:
     def open(self, split: SplitName) -> TableSplit:
         """Open a split in this process."""
         return open_table(split=split, **self.options)
+
+    def open_rows(self, split: SplitName) -> ImageRows:
+        return ImageRows(self, split)
 
 
 def open_image_stream(
@@ -103,7 +106,7 @@ def open_image_stream(
         label_column=label,
         num_train=len(train),
         num_valid=len(valid),
-        stream=StreamOrder.of_table(train, data.stream_groups),
+        order=StreamOrder.of_table(train, data.stream_groups),
     )
 
 
