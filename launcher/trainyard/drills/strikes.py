@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from trainyard.errors import ClusterError
 from trainyard.labels import RUN_LABEL
 from trainyard.submission.control import resume_job, suspend_job
 from trainyard.submission.current_status import HEAD_CONTAINER
+from trainyard.submission.polling import comes_true
 from trainyard.submission.status import phase_of
 from trainyard.submission.submit import delete_and_wait
 from trainyard.submission.workers import WorkerLocation
@@ -317,11 +317,5 @@ def _hog(target: Target, pod: str, container: str, most: float, *victims: str) -
 
 
 def _wait_until(is_so: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + GONE_LIMIT_S
-    while not is_so():
-        if time.monotonic() > deadline:
-            raise ClusterError(
-                f"not within {GONE_LIMIT_S:g} s: {what}",
-                reason="Timeout",
-            )
-        time.sleep(POLL_S)
+    if not comes_true(is_so, limit_s=GONE_LIMIT_S, poll_s=POLL_S):
+        raise ClusterError(f"not within {GONE_LIMIT_S:g} s: {what}", reason="Timeout")

@@ -16,6 +16,7 @@ from trainyard.submission.current_status import (
     StatusAccess,
     head_pod,
 )
+from trainyard.submission.polling import comes_true
 from trainyard.submission.queue_wait import is_deactivated, queue_of, unfinished
 from trainyard.submission.status import ENDED, phase_of
 from trainyard.submission.submit import delete_and_wait, is_live
@@ -107,13 +108,11 @@ def _ask_to_stop(cluster: ControlAccess, job: Object) -> None:
 def _has_ended(
     rayjobs: RayjobApi, name: str, clock: Callable[[], float], sleep: Callable[[float], None]
 ) -> bool:
-    deadline = clock() + STOP_LIMIT_S
-    while clock() < deadline:
+    def has_ended() -> bool:
         job = rayjobs.get_job(name)
-        if job is None or phase_of(job.get("status", {})) in ENDED:
-            return True
-        sleep(POLL_S)
-    return False
+        return job is None or phase_of(job.get("status", {})) in ENDED
+
+    return comes_true(has_ended, limit_s=STOP_LIMIT_S, poll_s=POLL_S, clock=clock, sleep=sleep)
 
 
 def suspend_job(
@@ -167,13 +166,16 @@ def _workloads(cluster: ControlAccess, job: Object) -> list[Object]:
 def _await_workload(
     cluster: ControlAccess, job: Object, clock: Callable[[], float], sleep: Callable[[float], None]
 ) -> None:
-    deadline = clock() + WORKLOAD_LIMIT_S
-    while not _workloads(cluster, job):
-        if clock() >= deadline:
-            raise ClusterError(
-                f"RayJob {job['metadata']['name']} is in a Kueue queue, but Kueue has created no Workload "
-                f"for it within {WORKLOAD_LIMIT_S:g} s",
-                "Check that Kueue runs, and that its integration for RayJobs is enabled.",
-                reason="NotFound",
-            )
-        sleep(POLL_S)
+    if not comes_true(
+        lambda: bool(_workloads(cluster, job)),
+        limit_s=WORKLOAD_LIMIT_S,
+        poll_s=POLL_S,
+        clock=clock,
+        sleep=sleep,
+    ):
+        raise ClusterError(
+            f"RayJob {job['metadata']['name']} is in a Kueue queue, but Kueue has created no Workload "
+            f"for it within {WORKLOAD_LIMIT_S:g} s",
+            "Check that Kueue runs, and that its integration for RayJobs is enabled.",
+            reason="NotFound",
+        )

@@ -10,6 +10,7 @@ from trainyard.cluster.kuberay import RayjobApi
 from trainyard.errors import ClusterError
 from trainyard.labels import OWNER_LABELS, RUN_LABEL
 from trainyard.planning.comparison.run_diff import require_same_identity
+from trainyard.submission.polling import comes_true
 from trainyard.submission.status import ENDED, phase_of
 
 Object = dict[str, Any]
@@ -132,15 +133,18 @@ def delete_and_wait(
 ) -> None:
     """Delete a RayJob and wait until it does not exist any more."""
     rayjobs.delete_job(name)
-    deadline = clock() + GONE_LIMIT_S
-    while rayjobs.get_job(name) is not None:
-        if clock() > deadline:
-            raise ClusterError(
-                f"RayJob {name} is still being deleted after {GONE_LIMIT_S:g} s",
-                "Its finalizer is removed by the KubeRay operator: check that the operator runs.",
-                reason="Timeout",
-            )
-        sleep(POLL_S)
+    if not comes_true(
+        lambda: rayjobs.get_job(name) is None,
+        limit_s=GONE_LIMIT_S,
+        poll_s=POLL_S,
+        clock=clock,
+        sleep=sleep,
+    ):
+        raise ClusterError(
+            f"RayJob {name} is still being deleted after {GONE_LIMIT_S:g} s",
+            "Its finalizer is removed by the KubeRay operator: check that the operator runs.",
+            reason="Timeout",
+        )
 
 
 def _is_ours(job: Object, run: str) -> bool:

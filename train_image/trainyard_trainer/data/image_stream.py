@@ -84,10 +84,9 @@ def open_image_stream(
         "seed": seed,
         "groups_at_once": data.stream_groups,
     }
-    found = open_table(split="train", **options)
-    image, label = _columns_of(found, data)
-    options["columns"] = (image, label)
-    train, valid = (open_table(split=split, **options) for split in ("train", "valid"))
+    train = open_table(split="train", **options)
+    image, label = options["columns"] = _columns_of(train, data)
+    valid = open_table(split="valid", **options)
     classes = _classes_of(train, label, model.num_classes)
     images = _probe(train, image, seed)
     shape = (model.in_channels, *_size_of(images, model.image_size))

@@ -13,6 +13,7 @@ from trainyard.errors import ClusterError
 from trainyard.labels import OWNER_LABELS, RUN_LABEL
 from trainyard.platform import Platform
 from trainyard.submission.current_status import HEAD_CONTAINER
+from trainyard.submission.polling import comes_true
 from trainyard.submission.run_folder.remote_folder import PodAccess, RemoteFolder
 
 Object = dict[str, Any]
@@ -74,15 +75,18 @@ def open_folder(
     name = pod["metadata"]["name"]
     cluster.create(pod)
     try:
-        deadline = clock() + START_LIMIT_S
-        while not _is_running(name, cluster.get("Pod", name)):
-            if clock() > deadline:
-                raise ClusterError(
-                    f"reader pod {name} has not started after {START_LIMIT_S:g} s",
-                    f"Look at `kubectl describe pod {name} {cluster.options}`: image, storage claim, quota.",
-                    reason="Timeout",
-                )
-            sleep(POLL_S)
+        if not comes_true(
+            lambda: _is_running(name, cluster.get("Pod", name)),
+            limit_s=START_LIMIT_S,
+            poll_s=POLL_S,
+            clock=clock,
+            sleep=sleep,
+        ):
+            raise ClusterError(
+                f"reader pod {name} has not started after {START_LIMIT_S:g} s",
+                f"Look at `kubectl describe pod {name} {cluster.options}`: image, storage claim, quota.",
+                reason="Timeout",
+            )
         yield RemoteFolder(cluster, platform, run, name, READER_CONTAINER)
     finally:
         cluster.delete("Pod", name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -100,7 +100,7 @@ class UserDataset:
         cls, dataset: str, options: Mapping[str, Any], *, table: str | None = None
     ) -> UserDataset:
         """Make both splits once, to count their samples. Raises ConfigError."""
-        counts = {}
+        counts, stream = {}, None
         for split in ("train", "valid"):
             samples = make_samples(dataset, options, split)
             counts[split] = len(samples)
@@ -108,12 +108,15 @@ class UserDataset:
                 raise ConfigError(f"data.dataset = {dataset}: the split {split!r} has no samples")
             with user_errors(f"data.dataset = {dataset}: reading sample 0 of {split!r}"):
                 require_sample(samples[0], dataset)
+            if split == "train" and isinstance(samples, TableSplit) and samples.group_rows:
+                stream = StreamOrder.of_table(samples, options["groups_at_once"])
         return cls(
             dataset=dataset,
             options=options,
             num_train=counts["train"],
             num_valid=counts["valid"],
             table=table,
+            stream=stream,
         )
 
     @classmethod
@@ -126,13 +129,9 @@ class UserDataset:
             "valid_share": data.valid_share,
             "seed": seed,
         }
-        if not data.stream:
-            return cls.open(TABLE, options, table=data.source)
-        options["groups_at_once"] = data.stream_groups
-        found = cls.open(TABLE, options, table=data.source)
-        train = found.samples("train")
-        assert isinstance(train, TableSplit)
-        return replace(found, stream=StreamOrder.of_table(train, data.stream_groups))
+        if data.stream:
+            options["groups_at_once"] = data.stream_groups
+        return cls.open(TABLE, options, table=data.source)
 
     def samples(self, split: SplitName) -> UserSamples:
         """Make the samples of a split in this process. Raises ConfigError."""

@@ -13,7 +13,7 @@ VARIABLE = "TRAINYARD_LOCAL_RAY"
 
 LocalRayMode = Literal["forked", "small", "full"]
 """`full` starts all processes that `ray.init` starts; `small` leaves out those that a run does not need; and
-`forked` also forks the workers of a recipe from a process that has imported PyTorch."""
+`forked` also forks the workers of a recipe from a process that has imported PyTorch and Ray."""
 
 
 def local_ray_mode(*, use_gpu: bool) -> LocalRayMode:

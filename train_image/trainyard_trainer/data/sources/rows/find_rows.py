@@ -72,9 +72,7 @@ def open_table(
         chosen: np.ndarray = np.arange(len(rows))
     else:
         rows = _open(source, found, found.files, at_least=2)
-        order = np.random.default_rng(seed).permutation(len(rows))
-        held = min(max(1, round(valid_share * len(rows))), len(rows) - 1)
-        chosen = np.sort(order[:held] if split == "valid" else order[held:])
+        chosen = _of_split(split, len(rows), valid_share, seed)
     return TableSplit(rows, _require_columns(rows, columns), chosen)
 
 
@@ -100,10 +98,17 @@ def _open_stream(
     if not grouped:
         raise ConfigError(f"data.source = {source} has no rows")
     rows = StreamRows(source, grouped, groups_at_once)
-    groups = np.arange(len(rows.group_rows))
-    if valid_share is not None:
-        held = _held_groups(source, len(groups), valid_share, seed)
-        groups = held if split == "valid" else np.setdiff1d(groups, held)
+    count = len(rows.group_rows)
+    if valid_share is None:
+        groups = np.arange(count)
+    elif count > 1:
+        groups = _of_split(split, count, valid_share, seed)
+    else:
+        raise ConfigError(
+            f"data.source = {source} has a single group of rows, and data.stream keeps whole groups for "
+            "validation. Write Parquet with row groups of a few thousand rows, name files or folders train "
+            "and valid, or leave data.stream out."
+        )
     sizes = rows.group_rows[groups]
     firsts = (np.cumsum(rows.group_rows) - rows.group_rows)[groups]
     indices = np.repeat(firsts - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())
@@ -112,16 +117,11 @@ def _open_stream(
     )
 
 
-def _held_groups(source: str, count: int, share: float, seed: int) -> np.ndarray:
-    """Return the groups of rows that are for validation, in order. Raises ConfigError for a single group."""
-    if count < 2:
-        raise ConfigError(
-            f"data.source = {source} has a single group of rows, and data.stream keeps whole groups for "
-            "validation. Write Parquet with row groups of a few thousand rows, name files or folders train "
-            "and valid, or leave data.stream out."
-        )
-    held = min(max(1, round(share * count)), count - 1)
-    return np.sort(np.random.default_rng(seed).permutation(count)[:held])
+def _of_split(split: str, count: int, valid_share: float, seed: int) -> np.ndarray:
+    """Return which of `count` rows or groups are in a split, in order. Each split has at least one."""
+    held = min(max(1, round(valid_share * count)), count - 1)
+    order = np.random.default_rng(seed).permutation(count)
+    return np.sort(order[:held] if split == "valid" else order[held:])
 
 
 def _open(source: str, found: SplitFiles, files: Sequence[str], *, at_least: int = 1) -> RowSource:

@@ -25,6 +25,7 @@ from trainyard_trainer.data.sources.rows.row_source import (
     ReadRows,
     Row,
     RowSource,
+    first_row,
     read_parts,
     rows_of,
     types_of,
@@ -109,7 +110,7 @@ class ParquetRows:
         return read_parts(indices, self._ends, read_group)
 
     def _rows(self, table: pa.Table, group: int, rows: list[int]) -> list[Row]:
-        first = int(self._ends[group - 1]) if group else 0
+        first = first_row(self._ends, group)
         return rows_of(table.take(pa.array(rows)), [first + row for row in rows], self.path)
 
     def _group(self, group: int, columns: tuple[str, ...]) -> pa.Table:
@@ -204,7 +205,7 @@ class TarRows:
 
     def load_group(self, group: int, columns: tuple[str, ...]) -> ReadRows:
         """Read the files of a group of rows by one request."""
-        first = int(self.group_ends[group - 1]) if group else 0
+        first = first_row(self.group_ends, group)
         start, end = self._spans[group]
         self._file.seek(start)
         data = memoryview(self._file.read(end - start))

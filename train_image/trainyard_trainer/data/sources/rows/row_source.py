@@ -145,7 +145,7 @@ class MappedRows(ArrowRows):
 
     def load_group(self, group: int, columns: tuple[str, ...]) -> ReadRows:
         """Return a reader of a record batch, which is in memory only as far as the system maps it."""
-        first = int(self.group_ends[group - 1]) if group else 0
+        first = first_row(self.group_ends, group)
         return lambda rows: self.read([first + row for row in rows], columns)
 
 
@@ -183,6 +183,11 @@ class JoinedRows:
         )
 
 
+def first_row(ends: np.ndarray, part: int) -> int:
+    """Return the number of the first row of a part; `ends` has the number of the row behind each part."""
+    return int(ends[part - 1]) if part else 0
+
+
 def read_parts(
     indices: Sequence[int], ends: np.ndarray, read: Callable[[int, list[int]], list[Row]]
 ) -> list[Row]:
@@ -196,7 +201,7 @@ def read_parts(
     _, firsts = np.unique(owners, return_index=True)
     for owner in owners[np.sort(firsts)].tolist():
         places = np.flatnonzero(owners == owner)
-        first = int(ends[owner - 1]) if owner else 0
+        first = first_row(ends, owner)
         for place, row in zip(places, read(owner, (wanted[places] - first).tolist()), strict=True):
             rows[place] = row
     return rows
