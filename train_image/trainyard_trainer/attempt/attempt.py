@@ -46,6 +46,7 @@ from trainyard_trainer.engine.outcome import Outcome
 from trainyard_trainer.engine.task import TrainingTask
 from trainyard_trainer.errors import ConfigError, Diverged, RunError
 from trainyard_trainer.recipes.initial_weights import check_initial_weights
+from trainyard_trainer.recipes.networks import require_networks
 from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.recipes.saved_model import deliver
 from trainyard_trainer.recipes.trial import try_recipe
@@ -287,6 +288,9 @@ def count_parameters(config: TrainerConfig) -> int:
     except PydanticCustomError as error:
         raise ConfigError(str(error)) from None
     with user_errors(f"train.recipe = {config.train.recipe}: build_model"):
+        with torch.device("meta"):
+            model = recipe.build_model()
+        require_networks(recipe, config.train, model)
         return recipe.check()
 
 
