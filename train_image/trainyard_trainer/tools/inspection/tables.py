@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,8 +91,9 @@ def is_table(source: str, endpoint: str | None, image_column: str) -> bool:
 def look_at_table(source: str, endpoint: str | None) -> TableDescription:
     """Return the description of a table. Raises ConfigError if there is none."""
     found = find_files(source, endpoint, FORMATS, kind="table")
-    files: Mapping[str, list[str]] = found.splits or {"all": found.files}
-    parts = {name: open_files(found, of_split) for name, of_split in files.items()}
+    splits = found.splits
+    files = [(str(name), splits[name]) for name in splits] or [("all", found.files)]
+    parts = {name: open_files(found, of_split) for name, of_split in files}
     tables = [_first_rows(of_split, READ_ROWS) for of_split in parts.values()]
     table = pa.concat_tables(tables)
     types = next(iter(parts.values()))[0].columns
