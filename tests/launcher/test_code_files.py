@@ -6,6 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from trainyard.errors import ConfigError
 from trainyard.run_file.code.code_archive import pack
@@ -31,8 +33,22 @@ RULES: tuple[bytes, ...] = (
     b"\xff.txt\na.txt\n", b"*.TXT\n", b"***\n", b"**\n", b"**/\n", b"/**\n!main.py\n", b"a/**/b\n",
     b"deep/**\n!deep/a.txt\n", b"logs\n!logs/x.log\n", b"*.log\n!x.log\n", b"back\\\\slash\n",
     b"tab\tname\n", b"deep//a.txt\n", b"./a.txt\n", b"deep/./a.txt\n", b"[[:alpha:]].txt\n", b"x[1-2]\n",
-    b"x[^1]\n", b"*/a.txt\n", b"*/*/a.txt\n",
+    b"x[^1]\n", b"*/a.txt\n", b"*/*/a.txt\n", b"[!a].txt\n", b"?.txt\n", b"??.txt\n", b"/****/bar\n",
+    b"deep/***/a.txt\n", b"deep**/\n", b"deep**//\n", b"deep**/a.txt\n", b"d*p**/a.txt\n", b"[x-A]1\n",
 )  # fmt: skip
+
+WORDS = (
+    "*", "**", "***", "?", "/", "//", "a", "b", "x", "deep", "er", "data", "foo", "bar", ".txt", ".bin",
+    "logs", "1", "\u00e9", ".", "[a-c]", "[c-a]", "[!a]", "[]ab]", "[^x]", "[a\\]b]", "[--0]", "[x-]", "[!]]",
+    "[[:alnum:]]", "[[:upper:]x]", "[[:none:]]", "[a-[:digit:]]", "[a-", "\\", "\\*", "\\ ", " ", "#", "!",
+    "**/", "/**", "/**/",
+)  # fmt: skip
+LINES = st.builds(
+    lambda words, before, after: f"{before}{''.join(words)}{after}",
+    st.lists(st.sampled_from(WORDS), min_size=1, max_size=6),
+    st.sampled_from(("", "", "!")),
+    st.sampled_from(("", "", "/", " ")),
+)
 
 
 def tree(root: Path) -> Path:
@@ -71,6 +87,20 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("rules", RULES, ids=repr)
 def test_gitignore_is_read_as_git_reads_it(repository: Path, rules: bytes) -> None:
     (repository / ".gitignore").write_bytes(rules)
+    assert ours(repository) == files_of_git(repository)
+
+
+@pytest.mark.ci
+@settings(max_examples=300, deadline=None)
+@given(
+    lines=st.lists(LINES, min_size=1, max_size=4),
+    end=st.sampled_from(("\n", "\r\n")),
+    mark=st.sampled_from((b"", b"\xef\xbb\xbf")),
+)
+def test_made_up_rules_are_read_as_git_reads_them(
+    repository: Path, lines: list[str], end: str, mark: bytes
+) -> None:
+    (repository / ".gitignore").write_bytes(mark + "".join(line + end for line in lines).encode())
     assert ours(repository) == files_of_git(repository)
 
 
