@@ -176,6 +176,13 @@ LETTERS = "aB3dE6gH9jK2mN5pQ8sT"
         ("run.sh", "export AWS_SECRET_ACCESS_KEY=" + LETTERS * 2),
         ("config.yaml", "wandb_api_key: " + LETTERS * 2),
         ("db.py", "create_engine('postgresql://me:" + LETTERS + "@db/x')"),
+        ("kaggle.json", '{"username": "me", "key": "0123456789abcdef0123456789abcdef"}'),
+        ("train.py", "wandb.login(key='" + LETTERS * 2 + "')"), ("main.py", "k = 'nvapi-" + LETTERS + "'"),
+        ("main.py", 'headers = {"Authorization": "Bearer ' + LETTERS + '"}'), (".databrickscfg", ""),
+        (".streamlit/secrets.toml", ""), ("prod.env", "DB_PASSWORD=" + "hunter2"),
+        ("secrets.yaml", "db:\n  password: " + "hunter2"), ("deep/secrets.json", '{"token":"' + 'abc"}'),
+        ("main.py", 'AZURE_STORAGE_KEY = "' + LETTERS * 4 + '=="'),
+        ("main.py", "post('https://hooks.slack.com/services/T0/B0/" + LETTERS + "')"),
     ],
 )  # fmt: skip
 def test_code_with_a_credential_is_refused_with_its_file_and_the_remedy(
@@ -209,8 +216,22 @@ def test_code_with_a_credential_is_refused_with_its_file_and_the_remedy(
         ("tokenizer.json", '{"token": "hello", "eos_token": "</s>", "num_tokens": 50257}'),
         ("weights.bin", "\0 AKIA" + "ABCDEFGHIJKLMNOP"),
         (".npmrc", "registry=https://registry.example.com/"),
+        ("training.env", "OMP_NUM_THREADS=4\nHF_TOKEN=${HF_TOKEN}\nPAD_TOKEN=<pad>\nMAX_TOKENS=10"),
+        ("secrets.yaml", "password: $(PASSWORD)\ntoken: {{ token }}\nname: storage"),
+        (
+            "main.py",
+            "# the bearer authenticates_with_a_token\nstorage_key = 'primary_store_of_data'",
+        ),
+        ("secrets.py", "import secrets\ntoken = secrets.token_hex(16)"),
     ],
 )
 def test_ordinary_code_is_no_credential(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
     assert pack(tmp_path)
+
+
+def test_a_credential_in_utf_16_is_found(tmp_path: Path) -> None:
+    # PowerShell's `>` writes such files.
+    (tmp_path / "note.txt").write_bytes(f"hf_{LETTERS}".encode("utf-16"))
+    with pytest.raises(ConfigError, match=r"note\.txt: line 1 contains a Hugging Face token"):
+        pack(tmp_path)
