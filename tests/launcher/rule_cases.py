@@ -29,6 +29,14 @@ def rule(policy: str, ttl: int = 0, **condition: str) -> Object:
     }
 
 
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def to_nodes(**expression: str) -> Object:
+    """An affinity to nodes with one expression."""
+    return {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}}
+
+
 def env(name: str, value: str = "1") -> list[Object]:
     return [{"name": name, "value": value}]
 
@@ -305,6 +313,21 @@ POD = [
         rule="pod-required",
         at=f"{RAY}.lifecycle.preStop",
         broken={f"{RAY}.lifecycle": {"preStop": {}}},
+    ),
+    Case(
+        rule="node-label",
+        at=f"{HEAD}.affinity.nodeAffinity.{REQUIRED}.nodeSelectorTerms[0].matchExpressions[0].key",
+        broken={f"{HEAD}.affinity": to_nodes(key="-pool", operator="Exists")},
+    ),
+    Case(
+        rule="pod-required",
+        at=f"{HEAD}.affinity.nodeAffinity.{REQUIRED}.nodeSelectorTerms[0].matchExpressions[0].values",
+        broken={f"{HEAD}.affinity": to_nodes(key="pool", operator="In")},
+    ),
+    Case(
+        rule="resources",
+        at=f"{RAY}.resources.requests.cpu",
+        broken={f"{RAY}.resources.requests": {"cpu": 2.0}},
     ),
     Case(
         rule="pod-path",

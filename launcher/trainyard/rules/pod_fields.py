@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
 from trainyard.rules.field_path import FieldPath, Violation
+from trainyard.rules.pods import LABEL_KEY, LABEL_VALUE
 from trainyard.rules.subject import Subject
 
 T = TypeVar("T")
@@ -102,7 +103,7 @@ NAMES: Mapping[tuple[str, ...], tuple[re.Pattern[str], str]] = {
 
 USERS = ("runAsUser", "runAsGroup", "fsGroup")
 RANGES: Mapping[tuple[str, ...], tuple[int, int]] = {
-    ("activeDeadlineSeconds",): (1, INT32),
+    ("activeDeadlineSeconds", "topologySpreadConstraints[].maxSkew"): (1, INT32),
     (
         *(f"securityContext.{key}" for key in USERS),
         *of_containers(*(f"securityContext.{key}" for key in USERS)),
@@ -120,6 +121,7 @@ RANGES: Mapping[tuple[str, ...], tuple[int, int]] = {
 """The smallest and the largest number of a field."""
 
 REQUIRED: tuple[str, ...] = (
+    *of_containers("volumeMounts[].mountPath"),
     *of_containers("envFrom[].configMapRef.name", "envFrom[].secretRef.name"),
     *of_containers("env[].valueFrom.configMapKeyRef.name", "env[].valueFrom.secretKeyRef.name"),
     *of_containers(*(f"{probe}.exec.command" for probe in (*PROBES, *HANDLERS))),
@@ -171,13 +173,27 @@ def sets_what_is_required(subject: Subject) -> Iterator[Violation]:
             yield place.breaks(
                 "pod-required", f"must have exactly one of {', '.join(keys)}", "Keep one."
             )
-    for pattern in NODE_EXPRESSIONS:
-        for place in _places(subject, pattern):
-            is_list = place.at("operator").text in ("In", "NotIn")
-            if is_list and not place.at("values").value:
-                yield place.at("values").breaks(
+
+
+def selects_nodes_by_labels(subject: Subject) -> Iterator[Violation]:
+    for path in NODE_EXPRESSIONS:
+        for place in _places(subject, path):
+            key, operator, values = (place.at(one) for one in ("key", "operator", "values"))
+            if not LABEL_KEY.fullmatch(key.text):
+                yield key.breaks("node-label", "is not a valid key of a label", "Correct the key.")
+            if operator.text in ("In", "NotIn") and not values.value:
+                yield values.breaks(
                     "pod-required", "is required by the operators In and NotIn", "List values."
                 )
+            if operator.text in ("Exists", "DoesNotExist") and values.value:
+                yield values.breaks(
+                    "pod-required", "is not permitted by Exists and DoesNotExist", "Remove it."
+                )
+            for value in values.value if isinstance(values.value, list) else ():
+                if not LABEL_VALUE.fullmatch(str(value)):
+                    yield values.breaks(
+                        "node-label", f"has {value!r}, which no label can have", "Correct it."
+                    )
 
 
 def stays_in_its_volume(subject: Subject) -> Iterator[Violation]:
@@ -222,6 +238,7 @@ RULES = (
     names_things_as_kubernetes_does,
     stays_in_its_range,
     sets_what_is_required,
+    selects_nodes_by_labels,
     stays_in_its_volume,
     tolerates_for_a_time_what_evicts,
 )

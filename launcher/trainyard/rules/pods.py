@@ -78,13 +78,20 @@ def writes_quantities(subject: Subject) -> Iterator[Violation]:
 
     The rule of the schema reports those that it refuses itself.
     """
-    for container in _containers(subject):
-        for key in ("requests", "limits"):
-            for place, amount in _parsed(container.at("resources", key)):
-                if amount is None and FRACTION_OF_TEN.fullmatch(place.text):
-                    yield place.breaks(
-                        "quantity", "has an exponent that is no whole number", "Write 500m or 4Gi."
-                    )
+    quantities = [
+        *(
+            each.at("resources", key)
+            for each in _containers(subject)
+            for key in ("requests", "limits")
+        ),
+        *(each.at("emptyDir") for pod in _pods(subject) for each in pod.at("volumes").items()),
+    ]
+    for each in quantities:
+        for place, amount in _parsed(each):
+            if amount is None and FRACTION_OF_TEN.fullmatch(place.text):
+                yield place.breaks(
+                    "quantity", "has an exponent that is no whole number", "Write 500m or 4Gi."
+                )
 
 
 def requests_at_most_its_limits(subject: Subject) -> Iterator[Violation]:
@@ -291,9 +298,12 @@ def _amounts(quantities: FieldPath) -> Iterator[tuple[FieldPath, Fraction]]:
 def _parsed(quantities: FieldPath) -> Iterator[tuple[FieldPath, Fraction | None]]:
     """Yield the values of a mapping with their amounts, which are None for an invalid quantity."""
     for _, place in quantities.entries():
-        if isinstance(place.value, int | str) and not isinstance(place.value, bool):
+        value = place.value
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # The schema takes 2.0 for a whole number.
+        if isinstance(value, int | str) and not isinstance(value, bool):
             try:
-                yield place, quantity(place.value)
+                yield place, quantity(value)
             except ValueError:
                 yield place, None
 
