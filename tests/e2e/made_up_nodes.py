@@ -12,7 +12,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from conftest import Object, Team, cluster_py, get, kubectl, require_test_cluster, wait_for
+from conftest import (
+    Object,
+    Team,
+    cluster_py,
+    delete_runs,
+    get,
+    kubectl,
+    require_test_cluster,
+    wait_for,
+)
 
 MADE_UP = "trainyard.io/made-up"
 TOLERATION: Object = {"key": MADE_UP, "operator": "Exists"}
@@ -87,3 +96,13 @@ def placed(team: Team, run: str, workers: int) -> Placed:
         seen=lambda: get("events", team.namespace, "--field-selector=reason=FailedScheduling"),
     )
     return Placed(head=found["head"][0], workers=sorted(found["worker"]))
+
+
+def free_all_nodes(team: Team) -> None:
+    """Delete the runs of a team, and wait until their pods hold nothing of a node."""
+    delete_runs(team.namespace)
+    wait_for(
+        "no pod is left",
+        lambda: not get("pods", team.namespace, "-l", "trainyard.io/run")["items"],
+        PLACED_S,
+    )

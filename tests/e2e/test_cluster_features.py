@@ -21,8 +21,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import CLUSTER_HOME, Object, Team, delete_runs, get, kubectl, wait_for
-from made_up_nodes import MADE_UP, TOLERATION, MadeUpNode, made_up_nodes, placed, pods_of
+from conftest import CLUSTER_HOME, Object, Team, get, kubectl, wait_for
+from made_up_nodes import (
+    MADE_UP,
+    TOLERATION,
+    MadeUpNode,
+    free_all_nodes,
+    made_up_nodes,
+    placed,
+    pods_of,
+)
 
 NAME = "trainyard-e2e-features"
 """The name of the runtime class, the scheduler, the storage class and the priority of their objects."""
@@ -242,7 +250,7 @@ def test_a_worker_has_a_claim_for_the_disk_of_its_node_that_goes_with_it(
     claim = get("persistentvolumeclaims", team.namespace, f"--field-selector=metadata.name={name}")
     (found,) = claim["items"]
     assert found["spec"]["volumeName"] == f"{NAME}-made-up-1"
-    delete_runs(team.namespace)
+    free_all_nodes(team)
     wait_for(
         "the claim is gone with its pod",
         lambda: name not in kubectl("get", "pvc", "-n", team.namespace, "-o", "name"),
@@ -251,7 +259,7 @@ def test_a_worker_has_a_claim_for_the_disk_of_its_node_that_goes_with_it(
 
 
 def test_explain_names_a_device_that_no_node_has_left(team: Team, second_scheduler: None) -> None:
-    delete_runs(team.namespace)
+    free_all_nodes(team)
     for disk_name in WITH_DISK:
         kubectl("delete", "pv", f"{NAME}-{disk_name}", "--ignore-not-found")
         kubectl("apply", "-f", "-", stdin=json.dumps(disk(disk_name)))

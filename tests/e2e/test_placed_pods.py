@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from conftest import Object, Team, delete_runs, get, wait_for
+from conftest import Object, Team, get, set_options, wait_for
 from made_up_nodes import (
     MADE_UP,
     TAINT,
@@ -27,6 +27,7 @@ from made_up_nodes import (
     MadeUpNode,
     Placed,
     change_node,
+    free_all_nodes,
     made_up_nodes,
     placed,
 )
@@ -96,23 +97,28 @@ def team(
             **{f"pools__{name}": values for name, values in POOLS.items()},
         )
         yield team
-        delete_runs(team.namespace)
+        free_all_nodes(team)
 
 
 @pytest.fixture(autouse=True)
 def all_nodes(team: Team) -> Iterator[None]:
     """Each test ends with all nodes as they were, and free."""
     yield
-    delete_runs(team.namespace)
+    free_all_nodes(team)
     for name, node in zip(sorted(ON_SPOT | ON_DEMAND), NODES, strict=True):
         change_node(name, metadata={"labels": node.labels}, spec={"taints": [TAINT]})
         change_node(name, spec={"unschedulable": None})
 
 
+def options(pools: str, gpus: int) -> list[str]:
+    """The run file and its size. All numbers of GPUs in this file divide the batch."""
+    settings = (f"resources.pool={pools}", "train.global_batch_size=192")
+    return ["examples/digits.yaml", "--gpus", f"{gpus}", *set_options(settings)]
+
+
 def submit(team: Team, name: str, pools: str, gpus: int) -> None:
     """Submit a run and return at once."""
-    options = ("--name", name, "--gpus", f"{gpus}", "--set", f"resources.pool={pools}", "--detach")
-    ended = team.trainyard("submit", "examples/digits.yaml", *options)
+    ended = team.trainyard("submit", *options(pools, gpus), "--name", name, "--detach")
     assert ended.returncode == 0, ended.stderr
 
 
@@ -207,7 +213,7 @@ def racks(found: Placed) -> Counter[str | None]:
 def test_workers_are_packed_in_one_rack_and_without_a_label_they_are_not(team: Team) -> None:
     loose = racks(run_on(team, "loose", "half", 16, 4))
     assert len(loose) > 1
-    delete_runs(team.namespace)
+    free_all_nodes(team)
     assert sorted(racks(run_on(team, "packed", "packed", 16, 4)).values()) == [4]
 
 
@@ -228,10 +234,7 @@ def test_a_spread_constraint_of_a_pool_divides_the_workers_between_zones(team: T
 
 
 def test_the_plan_counts_the_nodes_of_all_pools_of_a_list(team: Team) -> None:
-    planned = team.trainyard(
-        *("plan", "examples/digits.yaml", "--from-cluster", "--json", "--gpus", "64"),
-        *("--set", f"resources.pool={BOTH}"),
-    )
+    planned = team.trainyard("plan", *options(BOTH, 64), "--from-cluster", "--json")
     assert planned.returncode == 0, planned.stderr
     rows = {row["name"]: row for row in json.loads(planned.stdout)}
     assert rows["free now: p5-spot"]["value"] == "8 of 8 pods"
