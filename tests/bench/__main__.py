@@ -17,6 +17,7 @@ BENCHES = (
     "launcher",
     "scale",
     "step",
+    "logs",
     "training",
     "fine_tuning",
     "ingest",

@@ -132,9 +132,13 @@ def gpu_tables(sums: Sequence[tuple[str, str, Counter[str]]], nodes: Sequence[Gp
 
 
 def holder_text(holder: PodHolding) -> str:
-    """Return the user of GPUs as text, such as `run digits (team/digits-abc-worker): 8`."""
+    """Return the user of GPUs as text, such as `run digits (team/digits-abc-worker): 8`.
+
+    `Pending` follows for a pod that does not run yet, for example because its node cannot mount a volume.
+    """
     pod = f"{holder.namespace}/{holder.pod}"
-    return f"{f'run {holder.run} ({pod})' if holder.run else pod}: {int(holder.amount)}"
+    user = f"run {holder.run} ({pod})" if holder.run else pod
+    return f"{user}: {int(holder.amount)}{'' if holder.phase == 'Running' else f' {holder.phase}'}"
 
 
 def drill_table(report: DrillReport) -> None:

@@ -145,7 +145,7 @@ def train_locally(
     environment, lines = own_environment()
     environment |= variables_of(config, code)
     if source is not None:
-        environment[SOURCE_VARIABLE] = source.json
+        environment[SOURCE_VARIABLE] = source.model_dump_json()
     last_lines: deque[str] = deque(maxlen=LAST_LINES)
     # Only the main thread may set signal handlers; a pipeline may train in another thread.
     is_main = threading.current_thread() is threading.main_thread()
