@@ -62,7 +62,14 @@ def join_run(task: AnyTask, worker: Worker, place: RayPlace) -> JoinedWorker:
         noticed = failures.noticed_at(folder, fence.attempt, fence.group - 1)
         startup = Startup(began=noticed or now)
     startup.reach("workers", now)
-    begun = (resume.begin(folder, config, fence, print), fence.group) if fence else None
+    begun = None
+    if fence:
+        begun = (
+            resume.begin(
+                folder, config, fence, print, began=startup.began, workers=worker.world_size
+            ),
+            fence.group,
+        )
     name, group = worker.from_rank_zero(begun)
     facts = WorkerFacts.here(
         worker.rank,

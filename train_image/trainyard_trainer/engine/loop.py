@@ -219,8 +219,8 @@ class TrainingLoop:
         with self.spent.on("compute"):
             if self.is_first and epoch.interval.clock.seconds() >= REPORT_INTERVAL_S:
                 is_diverged = not self._report_interval(epoch, now)
-        is_saving = self.is_first and self.records.is_saving()
-        decision = self.sync.exchange(now, is_saving=is_saving, is_diverged=is_diverged)
+            is_saving = self.is_first and self.records.is_saving()
+            decision = self.sync.exchange(now, is_saving=is_saving, is_diverged=is_diverged)
         if decision.is_diverged:
             raise diverged(epoch.interval.step, now.step)
         return decision
@@ -239,9 +239,11 @@ class TrainingLoop:
 
     def _end_epoch(self, epoch: Epoch) -> bool:
         """Validate, record the epoch's metrics and save; returns whether the run was stopped."""
-        loss, metrics = epoch.sums.compute(epoch.sums.over_workers(self.worker))
+        with self.spent.on("compute"):
+            loss, metrics = epoch.sums.compute(epoch.sums.over_workers(self.worker))
+            is_finite = math.isfinite(loss) and self.learner.is_finite()
         self._count_exchange(epoch.interval, self._step())
-        if not math.isfinite(loss) or not self.learner.is_finite():
+        if not is_finite:
             raise diverged(epoch.interval.step, self._step())
         with self.spent.on("validation"):
             validation = self.learner.validate(self.validation, step=self._step())
@@ -336,6 +338,7 @@ class TrainingLoop:
                 samples=now.samples,
                 learning_rate=self.learning_rate,
                 memory_bytes=peak_memory_bytes(self.worker),
+                seconds=now.seconds,
                 **measured,
             )
         )

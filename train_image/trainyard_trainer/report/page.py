@@ -43,7 +43,9 @@ REST = {
     "data": "into waiting for data",
     "validation": "into validation",
     "checkpoint": "into waiting for checkpoints",
-    "lost": "into steps that were made again, faults and ends",
+    "again": "into steps that were trained again",
+    "unnoticed": "until failures were noticed",
+    "ends": "into ends of attempts",
 }
 """The words for the time that is not goodput, by the fields of `Goodput`."""
 
@@ -201,8 +203,8 @@ def time_card(summary: Mapping[str, Any]) -> str:
     )
 
 
-def goodput_line(goodput: Mapping[str, float] | None) -> str:
-    """Return the share of the time of all attempts that went into steps that were kept, and the rest."""
+def goodput_line(goodput: Mapping[str, Any] | None) -> str:
+    """Return the share of the workers' time that went into steps that were kept, and where the rest went."""
     if goodput is None:
         return ""
     rest = ", ".join(
@@ -210,9 +212,12 @@ def goodput_line(goodput: Mapping[str, float] | None) -> str:
         for part, words in REST.items()
         if goodput[f"{part}_s"]
     )
+    between = goodput["between_attempts_s"]
+    beside = f" The run had no workers for {duration(between)} between attempts." if between else ""
     return (
-        f'<p class="soft">Goodput {goodput["share"]:.1%}: of {duration(goodput["total_s"])} with workers, '
-        f"{duration(goodput['steps_s'])} went into steps that were kept{f'; {rest}' if rest else ''}.</p>"
+        f'<p class="soft">Goodput {goodput["share"]:.1%}: of {duration(goodput["total_s"])} of all workers '
+        f"together, {duration(goodput['steps_s'])} went into steps that were kept"
+        f"{f'; {rest}' if rest else ''}.{beside}</p>"
     )
 
 

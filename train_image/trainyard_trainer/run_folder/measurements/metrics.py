@@ -221,6 +221,21 @@ ENGINE_METRICS = (
         curve=Curve(chart="Memory, MiB", label="memory", scale=2**-20),
     ),
     RunMetric(
+        name="loop_s",
+        unit="s",
+        description="Seconds of rank 0 in the training loop so far; those of lost steps are not counted.",
+        is_progress=True,
+    ),
+    RunMetric(
+        name="goodput",
+        unit="0 to 1",
+        description="Share of the workers' time so far that went into steps which were not lost.",
+        direction="higher",
+        gauge=Gauge(name="trainyard_goodput_ratio"),
+        tags=_both("speed/goodput"),
+        is_progress=True,
+    ),
+    RunMetric(
         name="workers",
         unit="workers",
         description="Workers of the current attempt.",
