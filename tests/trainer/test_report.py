@@ -222,8 +222,10 @@ def test_the_report_shows_outcome_settings_and_attempts(report: str, words: str)
 
 def test_the_report_tells_the_goodput_and_where_the_rest_went(report: str) -> None:
     assert "Goodput 75.0%: of 1 min 40 s of all workers together, 1 min 15 s went into" in report
-    assert "9.0 s into starts, 1.0 s into validation, 12 s into steps that were trained" in report
-    assert "3.0 s until failures were noticed. The run had no workers for 40 s" in report
+    assert (
+        "The rest: validation 1.0 s, starts 9.0 s, steps trained again 12 s, "
+        "faults until they were noticed 3.0 s. The run had no workers for 40 s between" in report
+    )
 
 
 def test_the_report_says_what_bounds_the_run_and_which_line_to_change(report: str) -> None:

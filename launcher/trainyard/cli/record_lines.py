@@ -27,6 +27,8 @@ def progress_text(progress: Object) -> str:
         *_how_well(progress),
         _speed_text(progress),
     ]
+    if "goodput" in progress:
+        parts.append(f"goodput {progress['goodput']:.0%}")
     if progress["eta_s"] is not None:
         parts.append(f"ETA {clock_text(progress['eta_s'])}")
     if progress.get("attempt", 1) > 1:
