@@ -144,6 +144,10 @@ class Learner:
         """Return the seconds per step of gradient exchange that the backward pass did not hide."""
         return self.strategy.exchange_s(self.wrapped)
 
+    def last_exchange_s(self) -> float:
+        """Return the same for the newest step that was measured, with the wait for slower workers."""
+        return self.strategy.last_exchange_s(self.wrapped)
+
     # A step.
 
     def new_sums(self) -> LossSums:
@@ -168,11 +172,12 @@ class Learner:
         batch = batch.to(worker.device)
         self.loss_scale.begin(global_samples, self.recipe.loss_weight(batch))
         parts = list(self._parts(batch, global_samples))
-        for index, part in enumerate(parts):
-            is_last = index == len(parts) - 1
-            alone = nullcontext() if is_last else self.strategy.without_exchange(self.wrapped)
-            with alone:
-                self._pass(part, sums, epoch)
+        with worker.waits.counted(worker.device) if self.strategy.is_sharded else nullcontext():
+            for index, part in enumerate(parts):
+                is_last = index == len(parts) - 1
+                alone = nullcontext() if is_last else self.strategy.without_exchange(self.wrapped)
+                with alone:
+                    self._pass(part, sums, epoch)
         self._optimizer_step()
         return rate
 

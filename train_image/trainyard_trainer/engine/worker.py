@@ -100,6 +100,7 @@ def work(
                     trained=start.trained,
                     epoch_sums=partial_epoch.get("loss_sums"),
                     attempt_began=startup.began,
+                    nodes=entered.nodes,
                 ),
                 batches=StartupBatches(
                     (make_batches or torch_batches)(task, length, start, worker),

@@ -130,6 +130,23 @@ def measured_phases(config: RecipeConfig) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SlowWorker:
+    """A worker that needed much longer for a step than the others: see `engine.slow_workers`."""
+
+    rank: int
+    node: str
+    """The name of its node: the pod on Kubernetes."""
+    step_s: float
+    """Its mean seconds per step by itself: with the wait for its batch, without that for other workers."""
+    median_s: float
+    """The median of all workers."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry of the key `slow_workers` of a record."""
+        return cleaned(asdict(self))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MetricsRecord:
     """One line of metrics.jsonl, written about every second and at the end of each epoch.
 
@@ -152,14 +169,22 @@ class MetricsRecord:
     memory_bytes: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Where rank 0's time went up to this step, over all attempts: keys of TIME_PHASES."""
+    slow_workers: tuple[SlowWorker, ...] = ()
+    """Those that were slow in the last minute."""
 
     def flat(self) -> dict[str, Any]:
         """Return the values as metrics.jsonl has them, without those of an earlier validation."""
         values = asdict(self)
         metrics, seconds = values.pop("metrics"), values.pop("seconds")
+        del values["slow_workers"]
         if self.kind == "interval":
             metrics = {name: value for name, value in metrics.items() if not is_validation(name)}
-        return metrics | values | {"loop_s": loop_s(seconds)}
+        return metrics | values | {"loop_s": loop_s(seconds)} | self.slow()
+
+    def slow(self) -> dict[str, Any]:
+        """Return the key `slow_workers` of a record; nothing if no worker is slow."""
+        slow = [worker.to_json() for worker in self.slow_workers]
+        return {"slow_workers": slow} if slow else {}
 
 
 def per_second(count: float, seconds: float) -> float:
@@ -326,6 +351,7 @@ class Recorder:
             "epochs": self.length.epochs,
             "steps": self.length.steps,
             "attempt": self.attempt,
+            **record.slow(),
         }
 
     def _derived(self, record: MetricsRecord) -> dict[str, float]:
