@@ -23,6 +23,7 @@ BENCHES = (
     "streaming",
     "checkpoint",
     "startup",
+    "goodput",
     "memory",
 )
 
