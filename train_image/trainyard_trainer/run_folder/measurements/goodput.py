@@ -181,7 +181,7 @@ def goodput_of(
     return Goodput(
         **{f"{name}_s": seconds for name, seconds in parts.items()},
         starts=dict(starts),
-        between_attempts_s=sum(max(b.began - a.ended, 0.0) for a, b in pairwise(attempts)),
+        between_attempts_s=sum((max(b.began - a.ended, 0.0) for a, b in pairwise(attempts)), 0.0),
     )
 
 
