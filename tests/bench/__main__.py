@@ -24,6 +24,7 @@ BENCHES = (
     "streaming",
     "checkpoint",
     "startup",
+    "goodput",
     "memory",
 )
 

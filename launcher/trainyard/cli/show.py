@@ -24,7 +24,12 @@ from trainyard.planning.capacity.nodes import PodHolding
 from trainyard.planning.reasons import Reason
 from trainyard.submission.overview import Column
 from trainyard.submission.status import ENDED, Phase, RunStatus
-from trainyard_trainer.run_files.record_text import HEADINGS, attempt_row
+from trainyard_trainer.run_files.record_text import (
+    GOODPUT_HEADINGS,
+    HEADINGS,
+    attempt_row,
+    goodput_rows,
+)
 from trainyard_trainer.run_files.sizes import size_text
 
 if TYPE_CHECKING:  # most commands need no drill, whose imports take a quarter of a second
@@ -94,6 +99,11 @@ def _cell(column: Column, value: Any) -> str:
 def record_table(record: Sequence[Object]) -> None:
     """Print where and with what each attempt of a run ran."""
     table(HEADINGS, [attempt_row(attempt) for attempt in record])
+
+
+def goodput_table(goodput: Object) -> None:
+    """Print where the time of a run's workers went."""
+    table(GOODPUT_HEADINGS, goodput_rows(goodput))
 
 
 def plan_table(reasons: Sequence[Reason]) -> None:

@@ -61,6 +61,7 @@ from trainyard_trainer.run_folder.log import Output, ProgressPrinter
 from trainyard_trainer.run_folder.measurements.goodput import measure
 from trainyard_trainer.run_folder.measurements.progress import (
     Length,
+    Reached,
     Recorder,
     Trained,
     cleaned,
@@ -387,7 +388,7 @@ def record_attempt(
         "began": round(startup.began, 3),
         "imports_s": round(process_age_s() - (time.time() - startup.began), 3),
         "lease_s": round(startup.seconds["lease"], 3),
-        "reached_step": resume.reached_step(folder),
+        **Reached.by(folder).to_json(),
         "resumed_from": start.name if start else None,
         "workers": config.scaling.num_workers,
         "versions": versions(packages),

@@ -181,6 +181,10 @@ class Learner:
         """Return the seconds per step of gradient exchange that the backward pass did not hide."""
         return sum(self.strategy.exchange_s(each.wrapped) for each in self.trained)
 
+    def last_exchange_s(self) -> float:
+        """Return the same for the newest step that was measured, with the wait for slower workers."""
+        return sum(self.strategy.last_exchange_s(each.wrapped) for each in self.trained)
+
     # A step.
 
     def new_sums(self) -> LossSums:
@@ -217,11 +221,14 @@ class Learner:
         weight = None if trained.name else self.recipe.loss_weight(batch)
         trained.loss_scale.begin(global_samples, weight)
         parts = list(self._parts(batch, global_samples))
-        for index, part in enumerate(parts):
-            is_last = index == len(parts) - 1
-            alone = nullcontext() if is_last else self.strategy.without_exchange(trained.wrapped)
-            with alone:
-                self._pass(trained, part, sums, epoch)
+        with worker.waits.counted(worker.device) if self.strategy.is_sharded else nullcontext():
+            for index, part in enumerate(parts):
+                is_last = index == len(parts) - 1
+                alone = (
+                    nullcontext() if is_last else self.strategy.without_exchange(trained.wrapped)
+                )
+                with alone:
+                    self._pass(trained, part, sums, epoch)
 
     def _pass(self, trained: TrainedNetwork, part: Batch, sums: LossSums, epoch: int) -> None:
         """Run a forward and a backward pass on a part of the batch.
