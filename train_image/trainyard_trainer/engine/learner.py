@@ -221,6 +221,7 @@ class Learner:
         weight = None if trained.name else self.recipe.loss_weight(batch)
         trained.loss_scale.begin(global_samples, weight)
         parts = list(self._parts(batch, global_samples))
+        worker = self.worker
         with worker.waits.counted(worker.device) if self.strategy.is_sharded else nullcontext():
             for index, part in enumerate(parts):
                 is_last = index == len(parts) - 1
