@@ -252,7 +252,7 @@ class Reached:
             records.append(json.loads(folder.read(folder.progress)))
         return cls(
             step=max([trained.step, *(each["step"] for each in records)]),
-            # Records of older images do not have it.
+            # Records of older versions do not have it.
             loop_s=max([loop_s(trained.seconds), *(each.get("loop_s", 0.0) for each in records)]),
         )
 
