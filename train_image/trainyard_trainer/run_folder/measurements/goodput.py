@@ -274,7 +274,8 @@ def _phases_of_start(group: GroupTime, start_s: float) -> dict[str, float]:
 def measure(folder: RunFolder, trained: Trained, now: float) -> Goodput | None:
     """Return the goodput of a run up to now.
 
-    None if its record has not begun, or if an older version of the trainer has begun the run, which did not record enough.
+    None if its record has not begun, or if a version of the trainer has begun the run that did not
+    record enough.
     `trained` is that of the newest checkpoint, and `now` is in seconds since 1970.
     """
     if not folder.exists(folder.run):
