@@ -311,6 +311,11 @@ POD = [
     ),
     Case(
         rule="pod-required",
+        at=f"{HEAD}.securityContext.seccompProfile.type",
+        broken={f"{HEAD}.securityContext": {"seccompProfile": {}}},
+    ),
+    Case(
+        rule="pod-required",
         at=f"{RAY}.lifecycle.preStop",
         broken={f"{RAY}.lifecycle": {"preStop": {}}},
     ),

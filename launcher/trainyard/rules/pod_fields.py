@@ -125,6 +125,9 @@ REQUIRED: tuple[str, ...] = (
     *of_containers("envFrom[].configMapRef.name", "envFrom[].secretRef.name"),
     *of_containers("env[].valueFrom.configMapKeyRef.name", "env[].valueFrom.secretKeyRef.name"),
     *of_containers(*(f"{probe}.exec.command" for probe in (*PROBES, *HANDLERS))),
+    "topologySpreadConstraints[].whenUnsatisfiable",
+    "securityContext.seccompProfile.type",
+    *of_containers("securityContext.seccompProfile.type"),
     NODE_TERMS,
 )
 """Fields that may not be absent or empty if what they belong to is there."""
