@@ -16,9 +16,8 @@ from pyarrow import fs
 
 from trainyard_trainer.data.sources.column_types import MISSING
 from trainyard_trainer.data.sources.columns import check_columns
-from trainyard_trainer.data.sources.image_files import ImageFiles
-from trainyard_trainer.data.sources.listing import explained_errors
-from trainyard_trainer.data.sources.samples import (
+from trainyard_trainer.data.sources.images.image_files import ImageFiles
+from trainyard_trainer.data.sources.images.samples import (
     ALL,
     SPLIT_COLUMN,
     Source,
@@ -26,6 +25,7 @@ from trainyard_trainer.data.sources.samples import (
     is_split_name,
     stamp_of,
 )
+from trainyard_trainer.data.sources.listing import explained_errors
 from trainyard_trainer.errors import ConfigError
 
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}

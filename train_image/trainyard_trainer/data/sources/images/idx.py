@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import fs
 
-from trainyard_trainer.data.sources.samples import (
+from trainyard_trainer.data.sources.images.samples import (
     ALL,
     HeldSamples,
     Source,

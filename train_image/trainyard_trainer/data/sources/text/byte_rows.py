@@ -20,9 +20,8 @@ import pyarrow as pa
 from pyarrow import fs
 
 from trainyard_trainer.config.data_sources import BUILT_IN
-from trainyard_trainer.data.sources.find import KEYS, find_root
-from trainyard_trainer.data.sources.listing import explained_errors, list_all
-from trainyard_trainer.data.sources.samples import (
+from trainyard_trainer.data.sources.images.find import KEYS, find_root
+from trainyard_trainer.data.sources.images.samples import (
     ALL,
     TRAIN,
     VALID,
@@ -31,6 +30,7 @@ from trainyard_trainer.data.sources.samples import (
     Source,
     stamp_of,
 )
+from trainyard_trainer.data.sources.listing import explained_errors, list_all
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.storage import open_filesystem
 

@@ -15,9 +15,7 @@ from pyarrow import fs
 from trainyard_trainer.data.image_codec import EXTENSIONS
 from trainyard_trainer.data.sources.column_types import MISSING
 from trainyard_trainer.data.sources.columns import check_columns
-from trainyard_trainer.data.sources.listing import broken_link_target
-from trainyard_trainer.data.sources.partitions import Value, columns_in_folders
-from trainyard_trainer.data.sources.samples import (
+from trainyard_trainer.data.sources.images.samples import (
     ALL,
     SPLIT_COLUMN,
     SPLIT_NAMES,
@@ -30,6 +28,8 @@ from trainyard_trainer.data.sources.samples import (
     is_split_name,
     stamp_of,
 )
+from trainyard_trainer.data.sources.listing import broken_link_target
+from trainyard_trainer.data.sources.partitions import Value, columns_in_folders
 from trainyard_trainer.errors import ConfigError, RunError
 
 NO_FILE = "there is no such file"
