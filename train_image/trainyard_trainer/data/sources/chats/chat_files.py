@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs, parquet
 
-from trainyard_trainer.data.sources.images.samples import SampleLocation, stamp_of
 from trainyard_trainer.data.sources.listing import explained_errors
+from trainyard_trainer.data.sources.parts import SampleLocation, stamp_of
 from trainyard_trainer.data.sources.rows.split_files import (
     FileFormat,
     SplitFiles,

@@ -17,15 +17,15 @@ from pyarrow import fs
 from trainyard_trainer.data.sources.column_types import MISSING
 from trainyard_trainer.data.sources.columns import check_columns
 from trainyard_trainer.data.sources.images.image_files import ImageFiles
-from trainyard_trainer.data.sources.images.samples import (
+from trainyard_trainer.data.sources.images.samples import Source
+from trainyard_trainer.data.sources.listing import explained_errors
+from trainyard_trainer.data.sources.parts import (
     ALL,
     SPLIT_COLUMN,
-    Source,
     choose_splits,
     is_split_name,
     stamp_of,
 )
-from trainyard_trainer.data.sources.listing import explained_errors
 from trainyard_trainer.errors import ConfigError
 
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}

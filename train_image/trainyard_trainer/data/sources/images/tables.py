@@ -22,19 +22,18 @@ from trainyard_trainer.data.sources.images.pixel_columns import (
     plain,
     to_pixels,
 )
-from trainyard_trainer.data.sources.images.samples import (
+from trainyard_trainer.data.sources.images.samples import ReadImages, Source
+from trainyard_trainer.data.sources.listing import explained_errors
+from trainyard_trainer.data.sources.parquet_files import opened
+from trainyard_trainer.data.sources.partitions import Value, columns_in_folders
+from trainyard_trainer.data.sources.parts import (
     ALL,
     SPLIT_COLUMN,
-    ReadImages,
     SampleLocation,
-    Source,
     choose_splits,
     is_split_name,
     stamp_of,
 )
-from trainyard_trainer.data.sources.listing import explained_errors
-from trainyard_trainer.data.sources.parquet_files import opened
-from trainyard_trainer.data.sources.partitions import Value, columns_in_folders
 from trainyard_trainer.errors import ConfigError
 
 BATCH_ROWS = 1024
