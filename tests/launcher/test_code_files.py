@@ -183,6 +183,14 @@ LETTERS = "aB3dE6gH9jK2mN5pQ8sT"
         ("secrets.yaml", "db:\n  password: " + "hunter2"), ("deep/secrets.json", '{"token":"' + 'abc"}'),
         ("main.py", 'AZURE_STORAGE_KEY = "' + LETTERS * 4 + '=="'),
         ("main.py", "post('https://hooks.slack.com/services/T0/B0/" + LETTERS + "')"),
+        ("main.py", 'os.environ["WANDB_API_KEY"] = "' + LETTERS * 2 + '"'),
+        ("note.ipynb", '{"source": ["os.environ[\\"WANDB_API_KEY\\"] = \\"' + LETTERS * 2 + '\\""]}'),
+        ("run.sh", "WANDB_API_KEY=" + LETTERS * 2 + " python train.py"),
+        ("run.sh", "wandb login --relogin " + LETTERS * 2), ("azure.json", '{"clientSecret": "' + LETTERS + '"}'),
+        ("netrc", "machine api.wandb.ai login user password " + "hunter2"),
+        ("config.json", '{"auths": {"registry": {"auth": "' + LETTERS + '=="}}}'),
+        ("key.asc", "-----BEGIN PGP " + "PRIVATE KEY BLOCK-----"),
+        ("cluster.yaml", "client-key-data: LS0tLS1CRUdJTiBSU0Eg" + "UFJJVkFURSBLRVktLS0tLQo="),
     ],
 )  # fmt: skip
 def test_code_with_a_credential_is_refused_with_its_file_and_the_remedy(
@@ -210,6 +218,8 @@ def test_code_with_a_credential_is_refused_with_its_file_and_the_remedy(
         ("main.py", "token = os.environ['HF_TOKEN']\ntoken = tokenizer.convert_ids_to_tokens(ids)"),
         ("main.py", 'tokenizer.pad_token = "<|endoftext|>"\nmask_token = "extra_id_0000000001"'),
         ("main.py", "api_key = config.api_key_of_the_service_2()"),
+        ("main.py", 'image_start_token = "image_of_the_scene_v1"\ntoken = "some_long_name_v1"'),
+        ("run.sh", "WANDB_API_KEY=$KEY python train.py\nwandb login"),
         ("main.py", "# see https://user:password@example.com\nmax_tokens = 1024"),
         ("main.py", "parser.add_argument('--password', help='the password of the user')"),
         ("sk-learn-contrib.md", "install sk-learn-contrib-something"),
