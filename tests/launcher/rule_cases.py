@@ -262,6 +262,12 @@ POD = [
         broken={f"{HEAD}.volumes": ABSENT},
     ),
     Case(
+        rule="dns",
+        at=f"{HEAD}.dnsConfig.nameservers",
+        given={f"{HEAD}.dnsPolicy": "None", f"{HEAD}.dnsConfig": {"nameservers": ["10.0.0.2"]}},
+        broken={f"{HEAD}.dnsConfig": ABSENT},
+    ),
+    Case(
         rule="port",
         at=f"{RAY}.ports[0].containerPort",
         given={f"{RAY}.ports": [{"name": "dashboard", "containerPort": 8265}]},

@@ -16,6 +16,9 @@ from trainyard.rules.subject import Subject
 
 CONTAINER_LISTS = ("initContainers", "containers")
 STANDARD_RESOURCES = ("cpu", "memory", "ephemeral-storage")
+SIZES = ("memory", "ephemeral-storage")
+"""The resources that are counted in bytes."""
+
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 RESOURCE_NAME = re.compile(
     r"(?=.{1,253}/)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
@@ -64,6 +67,13 @@ def asks_for_resources_that_exist(subject: Subject) -> Iterator[Violation]:
                     "resources",
                     "needs a request or limit of cpu or memory",
                     "Add a limit for memory.",
+                )
+            if name in SIZES and amount.denominator != 1:
+                yield place.breaks(
+                    "bytes",
+                    "is a fraction of a byte: the suffix m stands for a thousandth",
+                    "Write Mi or Gi.",
+                    "warning",
                 )
             if _is_extended(name) and amount.denominator != 1:
                 yield place.breaks(
@@ -239,6 +249,17 @@ def mounts_volumes_that_it_has(subject: Subject) -> Iterator[Violation]:
                 paths.add(path.text)
 
 
+def names_servers_for_names(subject: Subject) -> Iterator[Violation]:
+    for pod in _pods(subject):
+        servers = pod.at("dnsConfig", "nameservers")
+        if pod.at("dnsPolicy").text == "None" and not servers.value:
+            yield servers.breaks(
+                "dns",
+                "is required with dnsPolicy None",
+                "Name the servers, or leave dnsPolicy out.",
+            )
+
+
 def opens_ports_that_exist(subject: Subject) -> Iterator[Violation]:
     for container in _containers(subject):
         names: set[str] = set()
@@ -348,4 +369,5 @@ RULES = (
     probes_in_one_way,
     mounts_volumes_that_it_has,
     opens_ports_that_exist,
+    names_servers_for_names,
 )

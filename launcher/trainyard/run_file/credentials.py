@@ -15,7 +15,8 @@ from trainyard.errors import ConfigError
 
 SHAPES: dict[str, str] = {
     "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----",
-    "a private key in base64": r"LS0tLS1CRUdJTi[A-Za-z0-9+/]{0,20}(?:UFJJVkFURSBLRVk|BSSVZBVEUgS0VZ|QUklWQVRFIEtFW)",
+    "a private key in base64": r"LS0tLS1CRUdJTi[A-Za-z0-9+/]{0,20}"
+    r"(?:UFJJVkFURSBLRVk|BSSVZBVEUgS0VZ|QUklWQVRFIEtFW)",
     "a URL with a password": r"[A-Za-z][A-Za-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@",
     "a signed URL": r"[?&](?:X-Amz-Signature|X-Goog-Signature|sig|access_token|api_key)=[^&\s]{8,}",
     "an AWS access key": r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
@@ -25,7 +26,8 @@ SHAPES: dict[str, str] = {
     "an API key": r"\b(?:sk|gsk|xai|r8|nvapi)[-_](?=[A-Za-z_-]*[0-9])[A-Za-z0-9_-]{20,}",
     "a Databricks token": r"\bdapi[0-9a-f]{32}\b",
     "a PyPI token": r"\bpypi-[A-Za-z0-9_-]{32,}",
-    "a key of wandb.login": r"\bwandb(?:\.login\([^)]*key\s*=\s*[\"']| login (?:--?[a-z-]+ )*)[0-9A-Za-z_-]{16,}",
+    "a key of wandb.login": r"\bwandb(?:\.login\([^)]*key\s*=\s*[\"']| login (?:--?[a-z-]+ )*)"
+    r"[0-9A-Za-z_-]{16,}",
     "a password of a netrc file": r"\bmachine\s+\S+\s+login\s+\S+\s+password\s+[^\s<$]+",
     "a login of a registry": r"\"auth\"\s*:\s*\"[A-Za-z0-9+/]{12,}={0,2}\"",
     "a Slack webhook": r"https://hooks\.slack\.com/services/\w+/\w+/\w{12,}",

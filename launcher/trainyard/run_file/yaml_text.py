@@ -11,6 +11,9 @@ import yaml
 
 from trainyard.errors import ConfigError
 
+DEPTH_LIMIT = 100
+"""The largest number of mappings and lists that may be nested in a document."""
+
 TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 
@@ -70,12 +73,14 @@ def _construct_int(loader: StrictLoader, node: yaml.ScalarNode) -> int:
 
 
 def _construct_float(loader: StrictLoader, node: yaml.ScalarNode) -> float:
-    """Refuse a number that no float can hold, such as 1e400."""
+    """Refuse a number that no float can hold, such as 1e400 or 1e-400."""
     text = loader.construct_scalar(node)
     number = float(loader.construct_yaml_float(node))
-    if math.isinf(number) and "inf" not in text.lower():
+    is_too_small = number == 0 and re.match(r"[-+.0_]*[1-9]", text)
+    if is_too_small or (math.isinf(number) and "inf" not in text.lower()):
+        size = "small" if is_too_small else "large"
         raise yaml.constructor.ConstructorError(
-            None, None, f"{text} is too large for a number", node.start_mark
+            None, None, f"{text} is too {size} for a number", node.start_mark
         )
     return number
 
@@ -120,9 +125,10 @@ def read_documents(path: Path) -> list[Any]:
     file = Path("/dev/stdin") if path == Path("-") else path
     try:
         documents = list(yaml.load_all(file.read_text(encoding="utf-8"), Loader=KubernetesLoader))
+        _require_depth(documents)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid YAML", *str(error).splitlines()) from error
     single = []
     for document in documents:
@@ -149,6 +155,20 @@ def parse_value(text: str) -> Any:
     Raises YAMLError, also for values such as the date 2001-99-99, for which PyYAML raises ValueError.
     """
     try:
-        return yaml.load(text, Loader=StrictLoader)
-    except ValueError as error:
+        value = yaml.load(text, Loader=StrictLoader)
+    except (ValueError, RecursionError) as error:
         raise yaml.YAMLError(str(error)) from error
+    _require_depth(value)
+    return value
+
+
+def _require_depth(node: Any, levels: int = DEPTH_LIMIT) -> None:
+    """Raise YAMLError for mappings and lists that are nested too deep, also without end by an alias."""
+    if isinstance(node, dict | list):
+        if not levels:
+            raise yaml.YAMLError(
+                f"mappings and lists are nested more than {DEPTH_LIMIT} levels deep, or an alias leads to "
+                "one that contains it"
+            )
+        for each in node.values() if isinstance(node, dict) else node:
+            _require_depth(each, levels - 1)

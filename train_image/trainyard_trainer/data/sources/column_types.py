@@ -143,7 +143,7 @@ COLUMN_TYPES: tuple[ColumnType, ...] = (
         arrow="halffloat, float, double",
         matches=types.is_floating,
         feature="a 32-bit float; NaN is missing; infinite and larger than 3.4e38 are refused",
-        class_label="a class per number",
+        class_label="a class per number; infinite ones are refused",
         number_label="a 32-bit float; infinite and larger than 3.4e38 are refused",
     ),
     ColumnType(
@@ -276,7 +276,7 @@ def first_unusable(column: pa.ChunkedArray) -> int | None:
 
 
 def to_labels(column: pa.ChunkedArray, path: str, name: str) -> pa.ChunkedArray:
-    """Return labels as int64, float64 or large_string, with null for each missing one.
+    """Return labels as int64, float64 or large_string, with null for each missing or infinite one.
 
     The type of the column must be one that `require_use` lets pass. Raises ConfigError for bytes or text
     that are not UTF-8, and for integers of more than 63 bits.
@@ -295,7 +295,8 @@ def to_labels(column: pa.ChunkedArray, path: str, name: str) -> pa.ChunkedArray:
             ) from None
     if types.is_floating(kind) or types.is_decimal(kind):
         numbers = column.cast(pa.float64(), safe=False)
-        return pc.if_else(pc.is_nan(numbers), None, numbers)
+        # -0.0 and 0.0 are one class.
+        return pc.if_else(pc.is_finite(numbers), pc.add(numbers, 0.0), None)
     texts = _to_text(column, path, name)
     return pc.if_else(pc.is_in(texts, pa.array(MISSING, texts.type)), None, texts)
 

@@ -72,7 +72,9 @@ class ChatFiles:
         if form is None:
             endings = ", ".join(suffix for each in FORMATS for suffix in each.suffixes)
             raise ConfigError(f"{keys[0]} = {path} has to end in one of {endings}")
-        split_files = SplitFiles(filesystem=filesystem, form=form, splits={}, files=[root])
+        split_files = SplitFiles(
+            filesystem=filesystem, form=form, splits={}, files=[root], root=root
+        )
         return cls(found=split_files, key=keys[0])
 
     @property
