@@ -15,6 +15,8 @@ DEPTH_LIMIT = 100
 """The largest number of mappings and lists that may be nested in a document."""
 
 TIMESTAMP = "tag:yaml.org,2002:timestamp"
+VALUE, MERGE = "tag:yaml.org,2002:value", "tag:yaml.org,2002:merge"
+"""The types of the texts `=` and `<<` in YAML 1.1."""
 
 
 class StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -35,7 +37,7 @@ class StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: igno
 
 
 class KubernetesLoader(StrictLoader):
-    """A YAML loader for manifests: like kubectl, it reads a date as text."""
+    """A YAML loader for manifests and values of Helm: as for kubectl and Helm, dates and 1e400 are text."""
 
 
 FLOAT, INT = "tag:yaml.org,2002:float", "tag:yaml.org,2002:int"
@@ -85,6 +87,14 @@ def _construct_float(loader: StrictLoader, node: yaml.ScalarNode) -> float:
     return number
 
 
+def _construct_float_or_text(loader: StrictLoader, node: yaml.ScalarNode) -> float | str:
+    """Read a number that no float can hold as text, as kubectl and Helm do."""
+    try:
+        return _construct_float(loader, node)
+    except yaml.constructor.ConstructorError:
+        return str(loader.construct_scalar(node))
+
+
 def _construct_octal(loader: StrictLoader, node: yaml.ScalarNode) -> int:
     """Read 010 as kubectl does: as 8; and 08 as 8, too."""
     text = loader.construct_scalar(node).replace("_", "")
@@ -93,11 +103,13 @@ def _construct_octal(loader: StrictLoader, node: yaml.ScalarNode) -> int:
     return int(text) if re.fullmatch(r"[-+]?[0-9]+", text) else int(text, 0)
 
 
-_resolve_numbers(StrictLoader, ())
-_resolve_numbers(KubernetesLoader, (TIMESTAMP,))
+_resolve_numbers(StrictLoader, (VALUE,))
+_resolve_numbers(KubernetesLoader, (VALUE, TIMESTAMP))
+StrictLoader.add_constructor(MERGE, StrictLoader.construct_yaml_str)
 StrictLoader.add_constructor(INT, _construct_int)
 StrictLoader.add_constructor(FLOAT, _construct_float)
 KubernetesLoader.add_constructor(INT, _construct_octal)
+KubernetesLoader.add_constructor(FLOAT, _construct_float_or_text)
 
 
 class StrictDumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
@@ -108,13 +120,13 @@ for tag, rule in NUMBERS.items():
     StrictDumper.add_implicit_resolver(tag, rule, list("-+.0123456789"))
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path, *, of_helm: bool = False) -> dict[str, Any]:
     """Return the mapping in a YAML file. Raises ConfigError that names the file and the line."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
-    return parse_mapping(text, str(path))
+    return parse_mapping(text, str(path), of_helm=of_helm)
 
 
 def read_documents(path: Path) -> list[Any]:
@@ -137,10 +149,10 @@ def read_documents(path: Path) -> list[Any]:
     return single
 
 
-def parse_mapping(text: str, source: str) -> dict[str, Any]:
+def parse_mapping(text: str, source: str, *, of_helm: bool = False) -> dict[str, Any]:
     """Return the mapping in a YAML text. Raises ConfigError that names the source and the line."""
     try:
-        document = parse_value(text)
+        document = parse_value(text, of_helm=of_helm)
     except yaml.YAMLError as error:
         raise ConfigError(f"{source} is not valid YAML", *str(error).splitlines()) from error
     if not isinstance(document, dict):
@@ -149,17 +161,26 @@ def parse_mapping(text: str, source: str) -> dict[str, Any]:
     return document
 
 
-def parse_value(text: str) -> Any:
-    """Return the value of a YAML text.
+def parse_value(text: str, *, of_helm: bool = False) -> Any:
+    """Return the value of a YAML text; `of_helm` if Helm has written it, so that its rules hold.
 
     Raises YAMLError, also for values such as the date 2001-99-99, for which PyYAML raises ValueError.
     """
     try:
-        value = yaml.load(text, Loader=StrictLoader)
+        load = _load_of_helm if of_helm else _load
+        value = load(text)
     except (ValueError, RecursionError) as error:
         raise yaml.YAMLError(str(error)) from error
     _require_depth(value)
     return value
+
+
+def _load(text: str) -> Any:
+    return yaml.load(text, Loader=StrictLoader)
+
+
+def _load_of_helm(text: str) -> Any:
+    return yaml.load(text, Loader=KubernetesLoader)
 
 
 def _require_depth(node: Any, levels: int = DEPTH_LIMIT) -> None:
