@@ -347,6 +347,27 @@ def test_a_missing_label_is_no_class_of_images(kind: str, missing: Any, tmp_path
         images_of(source)
 
 
+@pytest.mark.parametrize(
+    "names", [("red", "red "), (" red", "red"), ("r\u00e9d", "re\u0301d"), ("red", "red\t")]
+)
+@pytest.mark.parametrize("kind", ["table", "folder", "manifest"])
+def test_classes_that_look_alike_are_refused(
+    kind: str, names: tuple[str, str], tmp_path: Path
+) -> None:
+    if kind == "table":
+        write_rows(tmp_path / "t.parquet", ROWS | {"label": [*names] * 6})
+    elif kind == "folder":
+        for name in names:
+            made.write_folder(tmp_path / "t" / name, PNGS[:2], LABELS[:2])
+    else:
+        pictures(tmp_path / "pics")
+        rows = [{"image": "pics/ant/000000.png", "label": name} for name in names]
+        made.write_manifest(tmp_path / "t.jsonl", rows)
+    source = tmp_path / {"table": "t.parquet", "folder": "t", "manifest": "t.jsonl"}[kind]
+    with pytest.raises(ConfigError, match="look alike"):
+        table_of(source, "binary") if kind == "table" else images_of(source)
+
+
 @pytest.mark.parametrize("label", ["0.0", "1.5", "1,5", "2e-1.0"][:3])
 def test_labels_with_a_fraction_are_no_names(label: str, tmp_path: Path) -> None:
     source = tmp_path / "all.csv"

@@ -6,7 +6,8 @@ understand another type, add or change its row here and the conversion below.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import unicodedata
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -299,6 +300,21 @@ def to_labels(column: pa.ChunkedArray, path: str, name: str) -> pa.ChunkedArray:
         return pc.if_else(pc.is_finite(numbers), pc.add(numbers, 0.0), None)
     texts = _to_text(column, path, name)
     return pc.if_else(pc.is_in(texts, pa.array(MISSING, texts.type)), None, texts)
+
+
+def refuse_lookalikes(classes: Iterable[str]) -> None:
+    """Raise ConfigError if two classes differ only in spaces around them or in the form of their letters.
+
+    Unicode has two forms of a letter with an accent: macOS writes names of files in the other one.
+    """
+    seen: dict[str, str] = {}
+    for name in classes:
+        other = seen.setdefault(unicodedata.normalize("NFC", name).strip(), name)
+        if other != name:
+            raise ConfigError(
+                f"the labels {other!a} and {name!a} look alike: they differ only in spaces around them, or in "
+                "how letters with accents are encoded. Use one of them."
+            )
 
 
 def _to_text(column: pa.ChunkedArray, path: str, name: str) -> pa.ChunkedArray:
