@@ -312,8 +312,8 @@ def refuse_lookalikes(classes: Iterable[str]) -> None:
         other = seen.setdefault(unicodedata.normalize("NFC", name).strip(), name)
         if other != name:
             raise ConfigError(
-                f"the labels {other!a} and {name!a} look alike: they differ only in spaces around them, or in "
-                "how letters with accents are encoded. Use one of them."
+                f"the labels {other!a} and {name!a} look alike: they differ only in spaces around them, or "
+                "in how letters with accents are encoded. Use one of them."
             )
 
 
