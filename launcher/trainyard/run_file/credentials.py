@@ -131,8 +131,8 @@ def refuse_credentials(document: Any, source: str) -> None:
             f"{source} has {count}",
             *found,
             "It would be readable in the RayJob, in the run's folder and in its report.",
-            "Put it into a Secret, and name its key in `secrets` of the run file; or grant access to the "
-            "identity of the pods' service account.",
+            "Put it into a Secret, and name its key in `secrets` of the run file, such as HF_TOKEN: "
+            "{name: hub, key: token}; or grant access to the identity of the pods' service account.",
         )
 
 
