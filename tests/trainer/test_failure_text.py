@@ -28,7 +28,7 @@ GROUP = "raise ExceptionGroup('two', [ValueError('first'), TypeError('second')])
         ),
         (
             "def load():\n    class E(Exception): pass\n    raise E('no rows')\nload()",
-            "__main__.load.<locals>.E: no rows ({file}:3 in load)",
+            "load.<locals>.E: no rows ({file}:3 in load)",
         ),
         ("x = (", "SyntaxError: '(' was never closed ({file}:1)"),
         (
