@@ -16,12 +16,6 @@ from pyarrow import fs
 
 from trainyard_trainer.data.sources.column_types import MISSING
 from trainyard_trainer.data.sources.columns import check_columns
-from trainyard_trainer.data.sources.csv_header import (
-    SEPARATORS,
-    read_header,
-    require_utf8_text,
-    usual_separator,
-)
 from trainyard_trainer.data.sources.image_files import ImageFiles
 from trainyard_trainer.data.sources.listing import explained_errors
 from trainyard_trainer.data.sources.samples import (
@@ -31,6 +25,12 @@ from trainyard_trainer.data.sources.samples import (
     choose_splits,
     is_split_name,
     stamp_of,
+)
+from trainyard_trainer.data.sources.text_header import (
+    SEPARATORS,
+    read_header,
+    require_utf8_text,
+    usual_separator,
 )
 from trainyard_trainer.errors import ConfigError
 

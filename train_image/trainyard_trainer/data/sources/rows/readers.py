@@ -19,7 +19,6 @@ from pyarrow import csv, fs, parquet
 from pyarrow import json as arrow_json
 
 from trainyard_trainer.data.sources.column_types import without_views
-from trainyard_trainer.data.sources.csv_header import read_header, require_utf8_text
 from trainyard_trainer.data.sources.rows.row_source import (
     ArrayRows,
     ArrowRows,
@@ -34,6 +33,7 @@ from trainyard_trainer.data.sources.rows.row_source import (
     types_of,
 )
 from trainyard_trainer.data.sources.rows.split_files import FileFormat
+from trainyard_trainer.data.sources.text_header import read_header, require_utf8_text
 from trainyard_trainer.errors import ConfigError, DatasetError
 
 TAR_GROUP_BYTES = 2**23
