@@ -376,15 +376,15 @@ class Platform(PlatformSection):
 
 def parse_platform(text: str, source: str) -> Platform:
     """Return the platform in a YAML text. Raises ConfigError that names the source."""
-    return _validate(parse_mapping(text, source), source)
+    return _validate(parse_mapping(text, source, of_helm=True), source)
 
 
 def load_platform(path: Path | None) -> Platform:
     """Return the platform in a file, or the packaged platform without a path."""
     if path is not None:
-        return _validate(read_yaml(path), str(path))
+        return _validate(read_yaml(path, of_helm=True), str(path))
     with as_file(files("trainyard") / "platform.yaml") as packaged:
-        return _validate(read_yaml(packaged), PACKAGED)
+        return _validate(read_yaml(packaged, of_helm=True), PACKAGED)
 
 
 def platform_of_config_map(config_map: dict[str, Any] | None, namespace: str) -> Platform:

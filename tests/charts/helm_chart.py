@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -72,7 +73,7 @@ def run_helm(
     for preset in presets:
         command += ["--values", str(preset)]
     return subprocess.run(
-        [*command, "--values", "-"], input=yaml.safe_dump(dict(values)), text=True,
+        [*command, "--values", "-"], input=json.dumps(dict(values)), text=True,
         capture_output=True, check=False,
     )  # fmt: skip
 

@@ -14,6 +14,7 @@ from tests.charts.helm_chart import (
     CHART,
     Object,
     environment,
+    of_kind,
     only,
     platform_of,
     pods_of,
@@ -30,6 +31,7 @@ from trainyard.rules.check import check
 from trainyard.rules.field_path import FieldPath
 from trainyard.rules.pods.pod_security import baseline, containers_of, restricted
 from trainyard.run_file.load import load_run
+from trainyard.run_file.yaml_text import KubernetesLoader
 
 ROOT = CHART.parents[1]
 TERM = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
@@ -100,6 +102,22 @@ def job_of(objects: list[Object], settings: Sequence[str] = (), **resources: str
         load_run(ROOT / "examples/digits.yaml", settings, **resources), platform, "team"
     )
     return merge(render_job(plan), platform, plan)
+
+
+TEXTS = (
+    "1e400", "1e-400", "1e5", "=", "<<", "010", "0o17", "0x_F", "1_000", "yes", "~", "2024-01-01", "12:30",
+    ".inf", "", " a", "a: b", "a #b", "'", "a\nb", "a\r\nb", "$(X)", "{{ x }}", "[a]", "!x", "*x", "%x",
+)  # fmt: skip
+
+
+def test_texts_of_values_reach_runs_as_they_are_written() -> None:
+    """Helm and the launcher read YAML by different libraries, which differ in what is a number."""
+    env = {f"V{number}": text for number, text in enumerate(TEXTS)}
+    rendered = yaml.load_all(run_helm({"pod": {"env": env}}).stdout, KubernetesLoader)
+    published = of_kind(filter(None, rendered), "ConfigMap")["trainyard-platform"]
+    platform = parse_platform(published["data"]["platform.yaml"], "test")
+    head = platform.ray_cluster_spec["headGroupSpec"]["template"]
+    assert {name: environment(head)[name] for name in env} == env
 
 
 def test_each_pod_gets_what_concerns_it(objects):

@@ -262,6 +262,26 @@ POD = [
         broken={f"{HEAD}.volumes": ABSENT},
     ),
     Case(
+        rule="dns",
+        at=f"{HEAD}.dnsConfig.nameservers",
+        given={f"{HEAD}.dnsPolicy": "None", f"{HEAD}.dnsConfig": {"nameservers": ["10.0.0.2"]}},
+        broken={f"{HEAD}.dnsConfig": ABSENT},
+    ),
+    *(
+        Case(
+            rule="dns",
+            at=f"{HEAD}.{place}",
+            given={f"{HEAD}.dnsConfig": {"nameservers": ["010.0.0.2", "::ffff:10.0.0.2", "::1"]}},
+            broken={f"{HEAD}.{key}": value},
+        )
+        for place, key, value in [
+            ("dnsConfig.nameservers[0]", "dnsConfig", {"nameservers": ["10.0.0"]}),
+            ("dnsConfig.nameservers", "dnsConfig", {"nameservers": ["10.0.0.1"] * 4}),
+            ("hostAliases[0].ip", "hostAliases", [{"ip": "fe80::1%eth0", "hostnames": ["a"]}]),
+            ("hostAliases[0].ip", "hostAliases", [{"ip": "10.0.0.256", "hostnames": ["a"]}]),
+        ]
+    ),
+    Case(
         rule="port",
         at=f"{RAY}.ports[0].containerPort",
         given={f"{RAY}.ports": [{"name": "dashboard", "containerPort": 8265}]},

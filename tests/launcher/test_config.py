@@ -188,6 +188,9 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str, problem
         ("train_loop_config: {x: !!binary aGk=}", "x: is a bytes"),
         ("train_loop_config: {x: [1, .nan]}", "train_loop_config.x.1: is not a number"),
         ("train_loop_config: {x: 1e400}", "1e400 is too large"),
+        ("train_loop_config: {x: 1e-400}", "1e-400 is too small"),
+        ("train_loop_config: &a {x: *a}", "an alias leads to one that contains it"),
+        (f"train_loop_config: {{x: {'[' * 200}{']' * 200}}}", "nested more than 100 levels deep"),
         ("train_loop_config: {x: 010}", "010 begins with 0"),
     ],
 )

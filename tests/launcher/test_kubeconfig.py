@@ -276,6 +276,7 @@ def test_a_cluster_that_cannot_be_used_is_named(cluster: str, tmp_path: Path) ->
         (("cluster: c-x\n", "cluster: other\n"), "names cluster 'other', which does not exist"),
         (("user: u-x\n", "user: other\n"), "names user 'other', which does not exist"),
         (("kind: Config", "kind: Pod"), "kind: "),
+        (("apiVersion: v1", "- apiVersion: v1\n---"), "it is no mapping, so it is no kubeconfig"),
         (
             ("clusters:", "clusters:\n- {name: c-x, cluster: {server: 'https://a'}}"),
             "names c-x twice",

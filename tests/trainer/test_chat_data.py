@@ -520,6 +520,7 @@ def test_several_processes_make_the_bytes_that_one_makes(
             r"line 3: it has the keys question, answer; a row needs",
         ),
         ("no json", r"line 3: it is no JSON"),
+        ('{"text": "a", "text": "b"}', r"line 3: it is no JSON: the key 'text' is there twice"),
         ('{"messages": []}', r"line 3: messages is empty"),
         (
             '{"messages": [{"role": "user"}]}',
@@ -533,7 +534,7 @@ def test_several_processes_make_the_bytes_that_one_makes(
         ('{"text": "a", "x": ' + "[" * 600 + "]" * 600 + "}", r"line 3: its values are nested"),
     ],
     ids=[
-        *("keys", "no JSON", "empty", "no content", "role", "types", "text", "list"),
+        *("keys", "no JSON", "repeated", "empty", "no content", "role", "types", "text", "list"),
         *("half a character", "nested"),
     ],
 )
@@ -569,6 +570,16 @@ def test_a_source_with_too_few_rows_is_refused(
     allowed = PrepareContext(owns_destination=True, max_bad_samples=1)
     with pytest.raises(ConfigError, match=message):
         prepare(tmp_path, source, marked, context=allowed)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
+def test_chats_in_another_encoding_are_refused_by_its_cause(
+    tmp_path: Path, marked: str, encoding: str
+) -> None:
+    source = tmp_path / "rows.jsonl"
+    source.write_bytes(('{"text": "a b"}\n' * 10).encode(encoding))
+    with pytest.raises(ConfigError, match="is no text in UTF-8"):
+        prepare(tmp_path, source, marked)
 
 
 def test_bad_rows_end_a_preparation_before_the_rest_is_tokenised(

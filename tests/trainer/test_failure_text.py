@@ -26,6 +26,10 @@ GROUP = "raise ExceptionGroup('two', [ValueError('first'), TypeError('second')])
             "import missing_module",
             "ModuleNotFoundError: No module named 'missing_module' ({file}:1",
         ),
+        (
+            "def load():\n    class E(Exception): pass\n    raise E('no rows')\nload()",
+            "load.<locals>.E: no rows ({file}:3 in load)",
+        ),
         ("x = (", "SyntaxError: '(' was never closed ({file}:1)"),
         (
             "try:\n    1 / 0\nexcept Exception as e:\n    raise OSError('on top') from e",

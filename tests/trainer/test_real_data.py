@@ -274,6 +274,37 @@ def test_files_of_a_split_beside_files_of_none_are_refused(tmp_path: Path) -> No
             read(tmp_path / ("tables" if read is table_of else "pics"))
 
 
+SPLITS = "image,label,split\nx.png,ant,{}\ny.png,bee,{}\n"
+
+
+@pytest.mark.parametrize("names", [("train", "Train"), ("train", "training"), ("val", "VAL")])
+@pytest.mark.parametrize("kind", ["tables", "folders", "manifest"])
+def test_two_names_of_one_split_are_refused(
+    kind: str, names: tuple[str, str], tmp_path: Path
+) -> None:
+    for name in {*names, "train"}:
+        if kind == "tables":
+            write_rows(tmp_path / f"t/{name}/a.parquet", ROWS)
+        elif kind == "folders":
+            made.write_folder(tmp_path / f"t/{name}", PNGS, LABELS)
+    if kind == "manifest":
+        (tmp_path / "t.csv").write_text(SPLITS.format(*names))
+    read = table_of if kind == "tables" else images_of
+    with pytest.raises(ConfigError, match=f"the splits .*{names[1]}.* cannot be known"):
+        read(tmp_path / ("t.csv" if kind == "manifest" else "t"))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl"])
+def test_a_manifest_in_another_encoding_is_refused_by_its_cause(
+    name: str, encoding: str, tmp_path: Path
+) -> None:
+    text = '{"image": "x"}' if name == "a.jsonl" else "image,label\nx.png,ant\n"
+    (tmp_path / name).write_bytes(text.encode(encoding))
+    with pytest.raises(ConfigError, match=r"is no text in UTF-8: .* Save it as UTF-8"):
+        images_of(tmp_path / name)
+
+
 # Missing labels.
 
 MISSING: list[Any] = [None, "", "nan", "NaN", "None", "<NA>", "NULL", "NaT"]
@@ -316,6 +347,27 @@ def test_a_missing_label_is_no_class_of_images(kind: str, missing: Any, tmp_path
         images_of(source)
 
 
+@pytest.mark.parametrize(
+    "names", [("red", "red "), (" red", "red"), ("r\u00e9d", "re\u0301d"), ("red", "red\t")]
+)
+@pytest.mark.parametrize("kind", ["table", "folder", "manifest"])
+def test_classes_that_look_alike_are_refused(
+    kind: str, names: tuple[str, str], tmp_path: Path
+) -> None:
+    if kind == "table":
+        write_rows(tmp_path / "t.parquet", ROWS | {"label": [*names] * 6})
+    elif kind == "folder":
+        for name in names:
+            made.write_folder(tmp_path / "t" / name, PNGS[:2], LABELS[:2])
+    else:
+        pictures(tmp_path / "pics")
+        rows = [{"image": "pics/ant/000000.png", "label": name} for name in names]
+        made.write_manifest(tmp_path / "t.jsonl", rows)
+    source = tmp_path / {"table": "t.parquet", "folder": "t", "manifest": "t.jsonl"}[kind]
+    with pytest.raises(ConfigError, match="look alike"):
+        table_of(source, "binary") if kind == "table" else images_of(source)
+
+
 @pytest.mark.parametrize("label", ["0.0", "1.5", "1,5", "2e-1.0"][:3])
 def test_labels_with_a_fraction_are_no_names(label: str, tmp_path: Path) -> None:
     source = tmp_path / "all.csv"
@@ -351,10 +403,17 @@ def test_the_index_of_a_data_frame_is_no_feature(name: Any, tmp_path: Path) -> N
         assert table_of(path, feature_columns=("id",)).columns == ("id",)
 
 
-@pytest.mark.parametrize("name", ["__index_level_0__", "Unnamed: 0", "Unnamed: 0.1", ""])
+@pytest.mark.parametrize(
+    "name", ["__index_level_0__", "Unnamed: 0", "Unnamed: 0.1", "", "index", "level_0"]
+)
 def test_an_index_is_known_by_its_name_alone(name: str, tmp_path: Path) -> None:
     path = write_rows(tmp_path / "a.parquet", {name: range(COUNT), **ROWS})
     assert table_of(path).columns == ("a",)
+
+
+def test_a_column_called_index_that_is_no_integer_is_a_feature(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "a.parquet", {"index": [0.5] * COUNT, **ROWS})
+    assert table_of(path).columns == ("index", "a")
 
 
 def test_a_range_index_takes_no_column_away(tmp_path: Path) -> None:
@@ -463,6 +522,30 @@ def test_a_number_that_no_float_holds_is_refused_with_its_row(
         write_rows(path, {"a": ROWS["a"], "label": values})
         with pytest.raises(ConfigError, match=rf"row {row} \(from 0\) has (the|no) label"):
             table_of(path, "regression")
+
+
+@pytest.mark.parametrize("value", [2**53 + 1, -(2**53) - 1])
+def test_a_number_in_the_name_of_a_folder_that_no_float_holds_is_refused(
+    value: int, tmp_path: Path
+) -> None:
+    write_rows(tmp_path / f"t/b={value}/a.parquet", ROWS)
+    with pytest.raises(ConfigError, match=f"in a folder for b = {value}, which is larger than 2"):
+        table_of(tmp_path / "t")
+    assert table_of(tmp_path / "t", feature_columns=("a",)).columns == ("a",)
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("objective", ["binary", "multiclass"])
+def test_an_infinite_label_is_no_class(objective: str, kind: type, tmp_path: Path) -> None:
+    labels = np.array([0.0, 1.0] * 5 + [0.0, np.inf], kind)
+    path = write_rows(tmp_path / "a.parquet", ROWS | {"label": labels})
+    with pytest.raises(ConfigError, match=r"row 11 \(from 0\) has the label inf, which should be"):
+        table_of(path, objective)
+
+
+def test_zero_and_minus_zero_are_one_class(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "a.parquet", ROWS | {"label": [-0.0, 0.0, 1.0] * 4})
+    assert str(table_of(path, "binary").classes) == "(0.0, 1.0)"
 
 
 def test_large_integers_that_are_rounded_are_named(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -206,12 +207,74 @@ def test_what_is_no_table_is_told(
         ("t.csv", b"a,b\n1\n", "t.csv is no intact CSV file"),
         ("t.csv", b"a\n1\n", "has 1 rows, and needs 2 or more"),
         ("t.csv", b"a\n\xff\n\xfe\n", "column a is not UTF-8"),
+        ("t.csv", "a,b\n1,2\n".encode("utf-16"), "t.csv is no text in UTF-8"),
+        ("t.jsonl", '{"a": 1}\n'.encode("utf-16"), "t.jsonl is no text in UTF-8"),
+        ("t.csv", b"a,a\n1,2\n3,4\n", "t.csv has the column a twice"),
     ],
 )
 def test_a_damaged_file_is_told(tmp_path: Path, name: str, content: bytes, told: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=told):
         split_of(tmp_path / name)
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("first", ["", "sep={0}{1}", "\ufeff"])
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv"])
+def test_a_csv_file_has_its_columns_whatever_separates_them(
+    separator: str, end: str, first: str, name: str, tmp_path: Path
+) -> None:
+    text = write_csv(tmp_path).read_text().replace(",", separator).replace("\n", end)
+    (tmp_path / name).write_text(first.format(separator, end) + text, newline="")
+    rows = split_of(tmp_path / name)
+    assert rows[0] == {"number": rows.indices[0], "text": TEXTS[rows.indices[0]]}
+
+
+def test_text_and_bytes_of_view_types_are_read(tmp_path: Path) -> None:
+    views = {
+        "text": pa.array(["x", "y"], pa.string_view()),
+        "data": pa.array([b"x", b"y"], pa.binary_view()),
+    }
+    parquet.write_table(pa.table(views), tmp_path / "t.parquet")
+    rows = split_of(tmp_path / "t.parquet", valid_share=0.5)
+    assert rows[0] == [{"text": "x", "data": b"x"}, {"text": "y", "data": b"y"}][rows.indices[0]]
+
+
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [
+        ("label=1/a.parquet", "has the column label in the names of its folders"),
+        ("split=train/label=1/a.parquet", "has the column label in the names of its folders"),
+        ("_delta_log/0.json", "in the format of Delta"),
+        ("metadata/v1.metadata.json", "in the format of Iceberg"),
+    ],
+)
+def test_rows_that_would_lack_or_have_too_much_are_refused(
+    place: str, told: str, tmp_path: Path
+) -> None:
+    parquet.write_table(arrow_table(), tmp_path / "a.parquet")
+    (tmp_path / place).parent.mkdir(parents=True)
+    shutil.copy(tmp_path / "a.parquet", tmp_path / place)
+    with pytest.raises(ConfigError, match=told):
+        split_of(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["_temporary/0/a.parquet", "_a.parquet", ".a.parquet"])
+def test_files_that_other_programs_have_not_finished_are_left_out(
+    name: str, tmp_path: Path
+) -> None:
+    write_parquet(tmp_path)
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(arrow_table(), tmp_path / name)
+    assert len(split_of(tmp_path)) == 32
+
+
+def test_folders_may_be_named_after_the_column_split(tmp_path: Path) -> None:
+    for name, rows in (("train", 20), ("validation", 12)):
+        (tmp_path / f"split={name}").mkdir()
+        parquet.write_table(arrow_table().slice(0, rows), tmp_path / f"split={name}/a.parquet")
+    assert (len(split_of(tmp_path)), len(split_of(tmp_path, "valid"))) == (20, 12)
 
 
 def test_a_tar_that_is_cut_between_two_files_is_told(tmp_path: Path) -> None:

@@ -209,6 +209,8 @@ def load_access(context: str | None = None, file: Path | None = None) -> Access:
     there = (
         f"Its contexts are: {', '.join(sorted(contexts))}." if contexts else "It has no contexts."
     )
+    if not paths:
+        raise unusable("KUBECONFIG", "it lists no file: it is only colons")
     if not found:
         raise unusable(files, "no such file")
     if context is not None and context not in contexts:
@@ -248,6 +250,8 @@ def unusable(files: str, *details: str) -> ClusterUnreachable:
 def _read(path: Path) -> _File:
     try:
         document = next(yaml.load_all(path.read_bytes(), Loader=_KubeconfigLoader), None)
+        if not isinstance(document, dict | None):
+            raise unusable(str(path), "it is no mapping, so it is no kubeconfig")
         parsed = _File.model_validate(_without_nulls(document))
     except OSError as error:
         raise unusable(str(path), str(error.strerror)) from error

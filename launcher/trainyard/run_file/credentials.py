@@ -14,7 +14,9 @@ from typing import Any
 from trainyard.errors import ConfigError
 
 SHAPES: dict[str, str] = {
-    "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----",
+    "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----",
+    "a private key in base64": r"LS0tLS1CRUdJTi[A-Za-z0-9+/]{0,20}"
+    r"(?:UFJJVkFURSBLRVk|BSSVZBVEUgS0VZ|QUklWQVRFIEtFW)",
     "a URL with a password": r"[A-Za-z][A-Za-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@",
     "a signed URL": r"[?&](?:X-Amz-Signature|X-Goog-Signature|sig|access_token|api_key)=[^&\s]{8,}",
     "an AWS access key": r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
@@ -24,7 +26,10 @@ SHAPES: dict[str, str] = {
     "an API key": r"\b(?:sk|gsk|xai|r8|nvapi)[-_](?=[A-Za-z_-]*[0-9])[A-Za-z0-9_-]{20,}",
     "a Databricks token": r"\bdapi[0-9a-f]{32}\b",
     "a PyPI token": r"\bpypi-[A-Za-z0-9_-]{32,}",
-    "a key of wandb.login": r"\bwandb\.login\([^)]*key\s*=\s*[\"'][0-9A-Za-z_-]{16,}[\"']",
+    "a key of wandb.login": r"\bwandb(?:\.login\([^)]*key\s*=\s*[\"']| login (?:--?[a-z-]+ )*)"
+    r"[0-9A-Za-z_-]{16,}",
+    "a password of a netrc file": r"\bmachine\s+\S+\s+login\s+\S+\s+password\s+[^\s<$]+",
+    "a login of a registry": r"\"auth\"\s*:\s*\"[A-Za-z0-9+/]{12,}={0,2}\"",
     "a Slack webhook": r"https://hooks\.slack\.com/services/\w+/\w+/\w{12,}",
     "a Google API key": r"\bAIza[A-Za-z0-9_-]{35}",
     "a Slack token": r"\bxox[abprs]-[A-Za-z0-9-]{10,}",
@@ -89,17 +94,27 @@ VAGUE = ("a bearer token",)
 """The kinds of credentials whose patterns also match ordinary text, which has no digits."""
 
 LITERAL = re.compile(
-    rf"(?i)(?P<key>(?<![\w-])(?:[\w-]*[_-])?_?{SECRET_WORD})[\"']?\s*(?:=|:)\s*"
+    rf"(?i)(?P<key>(?<![\w-])[\w-]*{SECRET_WORD})(?:\\?[\"'])?\]?\s*(?:=|:)\s*"
     r"(?:(?P<quote>\\?[\"'])(?P<quoted>[A-Za-z0-9_+/=.~-]{16,})(?P=quote)|(?P<bare>[A-Za-z0-9_+/=-]{16,})$)"
 )
-"""A pattern of an assigned secret, with its value in quotes or at the end of a line."""
+"""A pattern of an assigned secret, with its value in quotes or at the end of a line. The key may be a name,
+a key of JSON such as clientSecret, or that of an item such as os.environ["WANDB_API_KEY"]."""
+
+VARIABLE = re.compile(
+    rf"(?:^|\s)(?P<key>[A-Z0-9_]*(?i:{SECRET_WORD}))=(?P<value>[A-Za-z0-9_+/=.~-]{{16,}})(?=\s)"
+)
+"""A pattern of a variable that is set before a command: `WANDB_API_KEY=... python train.py`."""
+
+WORDS = re.compile(r"[A-Za-z]{1,12}\d{0,2}(?:[_.-](?:[A-Za-z]{1,12}\d{0,2}|\d{1,2}))+")
+"""A pattern of names such as `some_token_v1`, which no program draws at random."""
 
 PLACEHOLDER = re.compile(
     r"(?i)example\.|your|placeholder|changeme|xxxx|<|\$|\{|:password@|:pass@|:secret@"
 )
 HINT = re.compile(
     rf"(?i){SECRET_WORD}|-----BEGIN|://[^/\s]*@|AKIA|ASIA|gh[pousr]_|glpat-|hf_|sk-|AIza|xox|npm_|dckr_|eyJ|"
-    r"AccountKey|Signature=|sig=|gsk_|xai-|r8_|nvapi-|dapi|pypi-|wandb\.login|hooks\.slack|bearer"
+    r"AccountKey|Signature=|sig=|gsk_|xai-|r8_|nvapi-|dapi|pypi-|wandb|hooks\.slack|bearer|LS0tLS1CRUdJTi|"
+    r"\"auth\""
 )
 """A pattern that all files with a credential match. Other files are not searched line by line."""
 
@@ -116,8 +131,8 @@ def refuse_credentials(document: Any, source: str) -> None:
             f"{source} has {count}",
             *found,
             "It would be readable in the RayJob, in the run's folder and in its report.",
-            "Put it into a Secret, and name its key in `secrets` of the run file; or grant access to the "
-            "identity of the pods' service account.",
+            "Put it into a Secret, and name its key in `secrets` of the run file, such as HF_TOKEN: "
+            "{name: hub, key: token}; or grant access to the identity of the pods' service account.",
         )
 
 
@@ -186,13 +201,19 @@ def _credential_in_code(line: str) -> str | None:
         is_vague = what in VAGUE and found is not None and not re.search(r"\d", found[0])
         if found is not None and not is_vague and not PLACEHOLDER.search(found[0]):
             return what
-    for found in LITERAL.finditer(line):
-        value = found["quoted"] or found["bare"]
-        is_random = re.search(r"[0-9]", value) and re.search(r"[A-Za-z]", value)
-        is_tokenizer = SPECIAL_TOKEN.fullmatch(found["key"])
-        if is_random and not is_tokenizer and not PLACEHOLDER.search(value):
-            return f"the value of {found['key']}"
-    return None
+    assigned = [
+        *((found["key"], found["quoted"] or found["bare"]) for found in LITERAL.finditer(line)),
+        *((found["key"], found["value"]) for found in VARIABLE.finditer(line)),
+    ]
+    return next((f"the value of {key}" for key, value in assigned if _is_secret(key, value)), None)
+
+
+def _is_secret(key: str, value: str) -> bool:
+    """Return whether a value of code is random, and its key is not that of a token of a vocabulary."""
+    is_random = re.search(r"[0-9]", value) and re.search(r"[A-Za-z]", value)
+    is_name = key.lower().endswith("token") and WORDS.fullmatch(value)
+    is_tokenizer = SPECIAL_TOKEN.fullmatch(key) or is_name
+    return bool(is_random) and not is_tokenizer and not PLACEHOLDER.search(value)
 
 
 def _secret_entry(line: str) -> str | None:

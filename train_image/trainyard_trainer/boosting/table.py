@@ -31,6 +31,7 @@ from trainyard_trainer.data.sources.column_types import (
     MISSING,
     Use,
     first_unusable,
+    refuse_lookalikes,
     to_floats,
     to_labels,
 )
@@ -239,7 +240,7 @@ def _labels(block: RowBlock, column: pa.ChunkedArray, classes: Sequence[Label]) 
 def _classes(part: Part, label: str, objective: str, endpoint: str | None) -> tuple[Label, ...]:
     """Return the distinct labels of the training rows in sorted order.
 
-    Raises ConfigError if there are too many or too few.
+    Raises ConfigError if there are too many or too few, or if two look alike.
     """
     found: set[Label] = set()
     for block in read_blocks(part, [label], endpoint):
@@ -270,6 +271,7 @@ def _classes(part: Part, label: str, objective: str, endpoint: str | None) -> tu
     # 1 and 1.0 are the same class: some files may store integers and others floats.
     if any(isinstance(each, float) for each in found):
         return tuple(sorted(map(float, found)))
+    refuse_lookalikes(sorted(each for each in found if isinstance(each, str)))
     return tuple(sorted(found))
 
 

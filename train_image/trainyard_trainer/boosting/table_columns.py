@@ -104,6 +104,7 @@ class _Columns:
             for name in features:
                 if name in names:
                     self._check_values(file, filesystem, parquet.metadata, name, schema.field(name))
+            self._check_folders(file, features)
 
     def _check_schema(self, file: File, schema: pa.Schema) -> tuple[str, ...]:
         """Return the feature columns of a file. Raises ConfigError if it has other columns."""
@@ -192,6 +193,20 @@ class _Columns:
             if is_integer and limits and max(-limits[0], limits[1]) > EXACT_INTEGER:
                 self._rounded.add(name)
             start += rows.num_rows
+
+    def _check_folders(self, file: File, features: Sequence[str]) -> None:
+        """Raise ConfigError if a value in the name of a folder is too large."""
+        for name, value in file.in_folders:
+            if name not in features or not isinstance(value, int):
+                continue
+            if abs(value) > LARGEST_INTEGER:
+                raise ConfigError(
+                    f"{file.path} is in a folder for {name} = {value}, which is larger than 2^53, the "
+                    "largest integer that a float represents exactly. Rename the folder, or select other "
+                    "columns in data.feature_columns."
+                )
+            if abs(value) > EXACT_INTEGER:
+                self._rounded.add(name)
 
     def _scan(
         self, file: File, filesystem: fs.FileSystem, name: str, group: int, start: int

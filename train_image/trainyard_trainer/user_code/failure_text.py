@@ -24,8 +24,8 @@ GROUP_MARGIN = re.compile(r"^\s*(?:\+-[+-]*\s?|\|\s?|\+ (?=Exception Group Trace
 SUB_EXCEPTION = re.compile(r"\+-{8,} (?:\d+|\.\.\.) -{8,}$")
 START = re.compile(r"^\s*(?:Exception Group )?Traceback \(most recent call last\):$")
 FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>\S+))?')
-ERROR = re.compile(r"^[A-Za-z_][\w.]*(?:: .*|$)")
-"""The last line of a traceback, such as "ValueError: the message"."""
+ERROR = re.compile(r"^[A-Za-z_](?:[\w.]|<locals>)*(?:: .*|$)")
+"""The last line of a traceback: "ValueError: the message". A class in a function is `m.f.<locals>.E`."""
 
 INSTALLED = re.compile(
     r"/(?:site|dist)-packages/|/lib/python3[\d.]*/|/trainyard_trainer/|^<frozen |^<string>$"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from fractions import Fraction
+from ipaddress import ip_address
 
 from trainyard.quantities import quantity
 from trainyard.rules.field_path import FieldPath, Violation
@@ -16,12 +17,17 @@ from trainyard.rules.subject import Subject
 
 CONTAINER_LISTS = ("initContainers", "containers")
 STANDARD_RESOURCES = ("cpu", "memory", "ephemeral-storage")
+SIZES = ("memory", "ephemeral-storage")
+"""The resources that are counted in bytes."""
+
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 RESOURCE_NAME = re.compile(
     r"(?=.{1,253}/)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
     r"/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 )
 FRACTION_OF_TEN = re.compile(r"[+-]?[\d.]+[eE][+-]?(\d*\.\d*)")
+LEADING_ZEROS = re.compile(r"(?<![\da-fA-F:])0+(?=\d+(?:\.|$))")
+NAMESERVERS_LIMIT = 3
 PORT_LIMIT = 65535
 PORT_NAME = re.compile(r"(?=.{1,15}$)(?=.*[a-z])[a-z0-9]+(-[a-z0-9]+)*")
 LABEL_PART = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
@@ -64,6 +70,13 @@ def asks_for_resources_that_exist(subject: Subject) -> Iterator[Violation]:
                     "resources",
                     "needs a request or limit of cpu or memory",
                     "Add a limit for memory.",
+                )
+            if name in SIZES and amount.denominator != 1:
+                yield place.breaks(
+                    "bytes",
+                    "is a fraction of a byte: the suffix m stands for a thousandth",
+                    "Write Mi or Gi.",
+                    "warning",
                 )
             if _is_extended(name) and amount.denominator != 1:
                 yield place.breaks(
@@ -239,6 +252,34 @@ def mounts_volumes_that_it_has(subject: Subject) -> Iterator[Violation]:
                 paths.add(path.text)
 
 
+def names_hosts_by_addresses(subject: Subject) -> Iterator[Violation]:
+    for pod in _pods(subject):
+        servers = pod.at("dnsConfig", "nameservers")
+        listed = servers.value if isinstance(servers.value, list) else []
+        if pod.at("dnsPolicy").text == "None" and not listed:
+            yield servers.breaks(
+                "dns",
+                "is required with dnsPolicy None",
+                "Name the servers, or leave dnsPolicy out.",
+            )
+        if len(listed) > NAMESERVERS_LIMIT:
+            yield servers.breaks(
+                "dns", f"has more than {NAMESERVERS_LIMIT} servers", "Remove some."
+            )
+        places = [FieldPath(f"{servers.path}[{index}]", each) for index, each in enumerate(listed)]
+        for place in [*places, *(alias.at("ip") for alias in pod.at("hostAliases").items())]:
+            if not _is_address(place.text):
+                yield place.breaks("dns", "is no IP address", "Write one such as 10.9.8.7.")
+
+
+def _is_address(text: str) -> bool:
+    """Return whether Kubernetes reads a text as an IP address; it allows zeros before a number: 010.0.0.1."""
+    try:
+        return "%" not in text and bool(ip_address(LEADING_ZEROS.sub("", text)))
+    except ValueError:
+        return False
+
+
 def opens_ports_that_exist(subject: Subject) -> Iterator[Violation]:
     for container in _containers(subject):
         names: set[str] = set()
@@ -348,4 +389,5 @@ RULES = (
     probes_in_one_way,
     mounts_volumes_that_it_has,
     opens_ports_that_exist,
+    names_hosts_by_addresses,
 )

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trainyard_trainer.data.sources.column_types import refuse_lookalikes
 from trainyard_trainer.data.sources.images.samples import Samples
 from trainyard_trainer.data.sources.parts import TRAIN
 from trainyard_trainer.errors import ConfigError
@@ -41,7 +42,7 @@ def number_labels(
     """Return the names of the classes, and the numbered labels of each split.
 
     The classes are the sorted names of the training samples, or the numbers from 0 to the highest label.
-    Raises ConfigError if their number is not `num_classes`.
+    Raises ConfigError if their number is not `num_classes`, and if two of them look alike.
     """
     are_names = {name: _are_names(samples.labels) for name, samples in splits.items()}
     if len(set(are_names.values())) > 1:
@@ -68,7 +69,9 @@ def _are_names(labels: pa.Array) -> bool:
 
 
 def _names_in(labels: pa.Array) -> tuple[str, ...]:
-    return tuple(sorted(pc.drop_null(pc.unique(labels)).to_pylist()))
+    names = sorted(pc.drop_null(pc.unique(labels)).to_pylist())
+    refuse_lookalikes(names)
+    return tuple(names)
 
 
 def _count_numbers(splits: Iterable[Samples]) -> int:

@@ -6,7 +6,8 @@ understand another type, add or change its row here and the conversion below.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import unicodedata
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -143,7 +144,7 @@ COLUMN_TYPES: tuple[ColumnType, ...] = (
         arrow="halffloat, float, double",
         matches=types.is_floating,
         feature="a 32-bit float; NaN is missing; infinite and larger than 3.4e38 are refused",
-        class_label="a class per number",
+        class_label="a class per number; infinite ones are refused",
         number_label="a 32-bit float; infinite and larger than 3.4e38 are refused",
     ),
     ColumnType(
@@ -276,7 +277,7 @@ def first_unusable(column: pa.ChunkedArray) -> int | None:
 
 
 def to_labels(column: pa.ChunkedArray, path: str, name: str) -> pa.ChunkedArray:
-    """Return labels as int64, float64 or large_string, with null for each missing one.
+    """Return labels as int64, float64 or large_string, with null for each missing or infinite one.
 
     The type of the column must be one that `require_use` lets pass. Raises ConfigError for bytes or text
     that are not UTF-8, and for integers of more than 63 bits.
@@ -295,9 +296,25 @@ def to_labels(column: pa.ChunkedArray, path: str, name: str) -> pa.ChunkedArray:
             ) from None
     if types.is_floating(kind) or types.is_decimal(kind):
         numbers = column.cast(pa.float64(), safe=False)
-        return pc.if_else(pc.is_nan(numbers), None, numbers)
+        # -0.0 and 0.0 are one class.
+        return pc.if_else(pc.is_finite(numbers), pc.add(numbers, 0.0), None)
     texts = _to_text(column, path, name)
     return pc.if_else(pc.is_in(texts, pa.array(MISSING, texts.type)), None, texts)
+
+
+def refuse_lookalikes(classes: Iterable[str]) -> None:
+    """Raise ConfigError if two classes differ only in spaces around them or in the form of their letters.
+
+    Unicode has two forms of a letter with an accent: macOS writes names of files in the other one.
+    """
+    seen: dict[str, str] = {}
+    for name in classes:
+        other = seen.setdefault(unicodedata.normalize("NFC", name).strip(), name)
+        if other != name:
+            raise ConfigError(
+                f"the labels {other!a} and {name!a} look alike: they differ only in spaces around them, or "
+                "in how letters with accents are encoded. Use one of them."
+            )
 
 
 def _to_text(column: pa.ChunkedArray, path: str, name: str) -> pa.ChunkedArray:

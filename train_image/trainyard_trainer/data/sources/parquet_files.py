@@ -20,6 +20,9 @@ INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+(\.\d+)?|")
 """Names of columns that are the index of a data frame: pandas' own in Parquet, and those that an index
 without a name gets on the way through CSV, among them the empty name."""
 
+RESET_INDEX = re.compile(r"index|level_\d+")
+"""Names that `reset_index` of a data frame gives its index. Columns of integers with such names are one."""
+
 VERSIONED = {"_delta_log": "Delta", ".hoodie": "Hudi"}
 """Folders of table formats whose Parquet files hold rows that were deleted or replaced since."""
 
@@ -41,17 +44,21 @@ def parquet_files(
         for info in infos
         if info.type == fs.FileType.File
         and is_parquet(info.base_name)
-        and not any(
-            part.startswith("_") and "=" not in part
-            for part in info.path.removeprefix(f"{root}/").split("/")
-        )
+        and not is_left_out(info.path, root)
     ]
     if found:
-        _refuse_versioned(filesystem, root, infos)
+        refuse_versioned(filesystem, root, infos)
     return sorted(found, key=lambda info: info.path)
 
 
-def _refuse_versioned(filesystem: fs.FileSystem, root: str, infos: Sequence[fs.FileInfo]) -> None:
+def is_left_out(path: str, root: str) -> bool:
+    """Return whether a file, or a folder that it is in, has a name with `_` at the beginning."""
+    parts = path.removeprefix(f"{root}/").split("/")
+    return any(part.startswith("_") and "=" not in part for part in parts)
+
+
+def refuse_versioned(filesystem: fs.FileSystem, root: str, infos: Sequence[fs.FileInfo]) -> None:
+    """Raise ConfigError for a folder that is a table of Delta, Hudi or Iceberg."""
     names = {part for info in infos for part in info.path.removeprefix(f"{root}/").split("/")}
     formats = [name for folder, name in VERSIONED.items() if folder in names]
     hidden = filesystem.get_file_info([f"{root}/{folder}" for folder in VERSIONED])
@@ -86,4 +93,10 @@ def index_columns(schema: pa.Schema) -> set[str]:
     """Return the columns that are the index of the data frame that a file was written from."""
     noted = json.loads((schema.metadata or {}).get(b"pandas", b"{}")).get("index_columns", [])
     named = {name for name in noted if isinstance(name, str)}
-    return {name for name in schema.names if name in named or INDEX.fullmatch(name)}
+    return {
+        field.name
+        for field in schema
+        if field.name in named
+        or INDEX.fullmatch(field.name)
+        or (RESET_INDEX.fullmatch(field.name) and pa.types.is_integer(field.type))
+    }

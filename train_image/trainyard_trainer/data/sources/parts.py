@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from trainyard_trainer.errors import ConfigError
+
 TRAIN = "train"
 VALID = "valid"
 ALL = "all"
@@ -33,14 +35,28 @@ class SampleLocation(NamedTuple):
 
 
 def choose_splits(names: Iterable[str], path: str, say: Callable[[str], None]) -> dict[str, str]:
-    """Which of the names found stand for `train` and `valid`: `{"train": "training", "valid": "test"}`."""
-    found = {name.lower(): name for name in names}
-    chosen = {}
+    """Return the names that stand for `train` and `valid`: `{"train": "training", "valid": "test"}`.
+
+    Of several names for validation the first in SPLIT_NAMES counts, and `say` announces the others.
+    Raises ConfigError for two names of the training data, and for names that differ in case only.
+    """
+    found = sorted(names)
+    chosen: dict[str, str] = {}
     for split, known in SPLIT_NAMES.items():
-        match = next((found[name] for name in known if name in found), None)
-        if match is not None:
-            chosen[split] = match
-    others = sorted(set(found.values()) - set(chosen.values()))
+        fitting = sorted(
+            (name for name in found if name.lower() in known),
+            key=lambda name: known.index(name.lower()),
+        )
+        alike = [name for name in fitting if split == TRAIN or name.lower() == fitting[0].lower()]
+        if len(alike) > 1:
+            raise ConfigError(
+                f"{path} has the splits {' and '.join(alike)}, and which of them is for "
+                f"{'training' if split == TRAIN else 'validation'} cannot be known. Give both one name, or "
+                "remove one."
+            )
+        if fitting:
+            chosen[split] = fitting[0]
+    others = sorted(set(found) - set(chosen.values()))
     if others:
         say(f"{path}: {', '.join(others)} is left out; validation is on {chosen[VALID]}")
     return chosen

@@ -19,6 +19,7 @@ from trainyard_trainer.data.sources.rows.split_files import (
     find_files,
     format_of,
 )
+from trainyard_trainer.data.sources.text_header import require_utf8_text
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.storage import open_filesystem
 
@@ -72,7 +73,9 @@ class ChatFiles:
         if form is None:
             endings = ", ".join(suffix for each in FORMATS for suffix in each.suffixes)
             raise ConfigError(f"{keys[0]} = {path} has to end in one of {endings}")
-        split_files = SplitFiles(filesystem=filesystem, form=form, splits={}, files=[root])
+        split_files = SplitFiles(
+            filesystem=filesystem, form=form, splits={}, files=[root], root=root
+        )
         return cls(found=split_files, key=keys[0])
 
     @property
@@ -144,7 +147,7 @@ class ChatFiles:
 def _json_list(content: bytes, shown: str) -> list[Any]:
     """Return the rows of a whole JSON file. Raises ConfigError if it is no list."""
     try:
-        found = json.loads(content)
+        found = json.loads(content, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"{shown} is no JSON: {error}. If each line is a row, name it .jsonl."
@@ -157,15 +160,31 @@ def _json_list(content: bytes, shown: str) -> list[Any]:
 
 
 def _json_lines(stream: Any, shown: str) -> Iterator[SourceRow]:
-    """Yield the rows of a file of JSON lines; a line that is no JSON has a problem in place of a row."""
+    """Yield the rows of a file of JSON lines; a line that is no JSON has a problem in place of a row.
+
+    Raises ConfigError for a file in UTF-16.
+    """
     for number, line in enumerate(_lines(stream), 1):
+        if number == 1:
+            require_utf8_text(shown, line)
         if not line.strip():
             continue
         location = SampleLocation(shown, number, "line")
         try:
-            yield SourceRow(location=location, row=json.loads(line), size=len(line))
+            row = json.loads(line, object_pairs_hook=_unique)
+            yield SourceRow(location=location, row=row, size=len(line))
         except (ValueError, RecursionError) as error:
             yield SourceRow(location=location, row=None, problem=f"it is no JSON: {error}")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON. Raises ValueError for a repeated key: Python would keep its last value."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {repeated!r} is there twice")
+    return found
 
 
 def _lines(stream: Any) -> Iterator[bytes]:

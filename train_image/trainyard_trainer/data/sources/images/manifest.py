@@ -26,13 +26,13 @@ from trainyard_trainer.data.sources.parts import (
     is_split_name,
     stamp_of,
 )
+from trainyard_trainer.data.sources.text_header import (
+    SEPARATORS,
+    read_header,
+    require_utf8_text,
+    usual_separator,
+)
 from trainyard_trainer.errors import ConfigError
-
-SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
-"""The characters that may separate the columns of a CSV file."""
-
-SEPARATOR_LINE = re.compile(r"sep=.\r?\n")
-"""The line that Excel writes before the header."""
 
 FRACTION = re.compile(r"-?\d*[.,]\d+([eE][-+]?\d+)?")
 """A number with a fraction, with a decimal point or a decimal comma."""
@@ -139,6 +139,7 @@ def _gather_file(
     say: Callable[[str], None],
 ) -> None:
     """Add the lines of one file. Raises ConfigError."""
+    require_utf8_text(file, data)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -164,20 +165,12 @@ def _csv_lines(
     text: str, file: str, needed: tuple[str, str], say: Callable[[str], None]
 ) -> Iterator[ManifestLine]:
     """Read the lines of a CSV file. Its separator is the one that makes the needed columns of its header."""
-    usual = "\t" if file.lower().endswith(".tsv") else ","
-    noted = SEPARATOR_LINE.match(text)
-    start = noted.end() if noted else 0
-    header = text[start:].lstrip("\r\n").partition("\n")[0].rstrip("\r")
-    separators = sorted(SEPARATORS, key=lambda each: each != usual)
-    fitting = [each for each in separators if set(needed) <= set(_header(header, each))]
-    if not fitting:
-        # The header is reported as the separator with the most columns shows it.
-        fitting = [max(separators, key=lambda each: len(_header(header, each)))]
-    separator = fitting[0]
-    if separator != usual and set(needed) <= set(_header(header, separator)):
-        say(f"{file}: the columns are separated by {SEPARATORS[separator]}")
-    reader = csv.reader(io.StringIO(text[start:], newline=""), delimiter=separator, strict=True)
-    skipped = 1 if noted else 0
+    header = read_header(text, file, needed)
+    if header.separator != usual_separator(file) and set(needed) <= set(header.columns):
+        say(f"{file}: the columns are separated by {SEPARATORS[header.separator]}")
+    lines = io.StringIO(text[header.start :], newline="")
+    reader = csv.reader(lines, delimiter=header.separator, strict=True)
+    skipped = 1 if header.start else 0
     try:
         names: list[str] = []
         for values in reader:
@@ -196,10 +189,6 @@ def _csv_lines(
                 yield ManifestLine(number, {}, problem)
     except csv.Error as error:
         raise ConfigError(f"{file}, line {reader.line_num + skipped}: {error}.") from error
-
-
-def _header(line: str, separator: str) -> list[str]:
-    return next(csv.reader([line], delimiter=separator), [])
 
 
 def _refuse_repeated(file: str, names: Sequence[str], needed: tuple[str, str]) -> None:

@@ -10,6 +10,8 @@ import numpy as np
 
 from trainyard_trainer.config.streaming import why_not_streamed
 from trainyard_trainer.data.sources.listing import explained_errors
+from trainyard_trainer.data.sources.partitions import keys_of
+from trainyard_trainer.data.sources.parts import SPLIT_COLUMN
 from trainyard_trainer.data.sources.rows.readers import FORMATS, RowFormat
 from trainyard_trainer.data.sources.rows.row_source import FileRows, JoinedRows, Row, RowSource
 from trainyard_trainer.data.sources.rows.split_files import SplitFiles, find_files
@@ -136,9 +138,20 @@ def _open(source: str, found: SplitFiles, files: Sequence[str], *, at_least: int
 
 
 def open_files(found: SplitFiles, files: Sequence[str]) -> list[FileRows]:
-    """Open files of one kind, several at a time. Raises ConfigError if their columns differ."""
+    """Open files of one kind, several at a time.
+
+    Raises ConfigError if their columns differ, and if the names of their folders hold columns.
+    """
     form = found.form
     assert isinstance(form, RowFormat)
+    for path in files:
+        folders = path.removeprefix(found.root).strip("/").split("/")[:-1]
+        if columns := keys_of(folders).keys() - {SPLIT_COLUMN}:
+            raise ConfigError(
+                f"{found.shown(path)} has the column {', '.join(sorted(columns))} in the names of its "
+                "folders, which samples would lack. Write it into the files, or name the folder of one "
+                "value in data.source."
+            )
 
     def open_file(path: str) -> FileRows:
         shown = found.shown(path)

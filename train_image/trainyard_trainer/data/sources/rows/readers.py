@@ -18,6 +18,7 @@ import pyarrow as pa
 from pyarrow import csv, fs, parquet
 from pyarrow import json as arrow_json
 
+from trainyard_trainer.data.sources.column_types import without_views
 from trainyard_trainer.data.sources.rows.row_source import (
     ArrayRows,
     ArrowRows,
@@ -32,10 +33,14 @@ from trainyard_trainer.data.sources.rows.row_source import (
     types_of,
 )
 from trainyard_trainer.data.sources.rows.split_files import FileFormat
+from trainyard_trainer.data.sources.text_header import read_header, require_utf8_text
 from trainyard_trainer.errors import ConfigError, DatasetError
 
 TAR_GROUP_BYTES = 2**23
 """The size of a group of neighbouring rows of a tar shard, about."""
+
+HEADER_BYTES = 2**20
+"""The largest size of the first line of a CSV file."""
 
 CACHED_BYTES = 2**28
 """The size up to which a process keeps row groups of a Parquet file in memory, at least one of them."""
@@ -56,9 +61,14 @@ class RowFormat(FileFormat):
 
 def read_csv(filesystem: fs.FileSystem, path: str, shown: str) -> FileRows:
     """Read a whole CSV or TSV file into memory."""
-    options = csv.ParseOptions(delimiter="\t" if path.endswith(".tsv") else ",")
+    head = _first_bytes(filesystem, path, shown).decode("utf-8-sig", "replace")
+    header = read_header(head, path)
     with filesystem.open_input_stream(path) as stream:
-        table = csv.read_csv(stream, parse_options=options)
+        table = csv.read_csv(
+            stream,
+            parse_options=csv.ParseOptions(delimiter=header.separator),
+            read_options=csv.ReadOptions(skip_rows=1 if header.start else 0),
+        )
     for field in table.schema:
         if pa.types.is_binary(field.type):  # what pyarrow makes of a column that is no UTF-8
             raise ConfigError(
@@ -69,8 +79,17 @@ def read_csv(filesystem: fs.FileSystem, path: str, shown: str) -> FileRows:
 
 def read_json_lines(filesystem: fs.FileSystem, path: str, shown: str) -> FileRows:
     """Read a whole file of JSON lines into memory."""
+    _first_bytes(filesystem, path, shown)
     with filesystem.open_input_stream(path) as stream:
         return ArrowRows(shown, arrow_json.read_json(stream))
+
+
+def _first_bytes(filesystem: fs.FileSystem, path: str, shown: str) -> bytes:
+    """Return the beginning of a text file, with its first line. Raises ConfigError if it is not UTF-8."""
+    with filesystem.open_input_stream(path) as stream:
+        data: bytes = stream.read(HEADER_BYTES)
+    require_utf8_text(shown, data)
+    return data
 
 
 class ParquetRows:
@@ -79,7 +98,7 @@ class ParquetRows:
     def __init__(self, filesystem: fs.FileSystem, path: str, shown: str) -> None:
         self.path = shown
         self._file = parquet.ParquetFile(filesystem.open_input_file(path))
-        self.columns = types_of(self._file.schema_arrow)
+        self.columns = types_of(self._file.schema_arrow, shown)
         groups = range(self._file.num_row_groups)
         metadata = self._file.metadata
         self._ends = np.cumsum([metadata.row_group(each).num_rows for each in groups] or [0])
@@ -101,7 +120,7 @@ class ParquetRows:
 
     def load_group(self, group: int, columns: tuple[str, ...]) -> ReadRows:
         """Read a row group into memory."""
-        table = self._file.read_row_group(group, columns=list(columns))
+        table = self._read_groups([group], columns)
         return lambda rows: self._rows(table, group, rows)
 
     def read(self, indices: Sequence[int], columns: Sequence[str]) -> list[Row]:
@@ -112,7 +131,11 @@ class ParquetRows:
 
     def first(self, count: int) -> pa.Table:
         groups = range(int(np.searchsorted(self._ends, min(count, len(self)))) + 1)
-        return self._file.read_row_groups([*groups][: len(self._ends)]).slice(0, count)
+        return self._read_groups([*groups][: len(self._ends)], [*self.columns]).slice(0, count)
+
+    def _read_groups(self, groups: Sequence[int], columns: Sequence[str]) -> pa.Table:
+        table = self._file.read_row_groups(groups, columns=list(columns))
+        return pa.table([without_views(each) for each in table.columns], table.column_names)
 
     def _rows(self, table: pa.Table, group: int, rows: list[int]) -> list[Row]:
         first = first_row(self._ends, group)
@@ -121,7 +144,7 @@ class ParquetRows:
     def _group(self, group: int, columns: tuple[str, ...]) -> pa.Table:
         key = (group, columns)
         if key not in self._cached:
-            self._cached[key] = self._file.read_row_group(group, columns=list(columns))
+            self._cached[key] = self._read_groups([group], columns)
             while len(self._cached) > 1 and self._cached_bytes() > CACHED_BYTES:
                 self._cached.popitem(last=False)
         self._cached.move_to_end(key)

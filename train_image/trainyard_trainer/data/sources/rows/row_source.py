@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
+from trainyard_trainer.data.sources.columns import check_columns
 from trainyard_trainer.errors import DatasetError
 
 Row = dict[str, Any]
@@ -118,8 +119,10 @@ def _is_list(kind: pa.DataType) -> bool:
     return bool(kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind))
 
 
-def types_of(schema: pa.Schema) -> dict[str, str]:
-    """Return the types of the columns by their names."""
+def types_of(schema: pa.Schema, path: str) -> dict[str, str]:
+    """Return the types of the columns by their names. Raises ConfigError for a name that is there twice."""
+    repeated = [name for name in schema.names if schema.names.count(name) > 1]
+    check_columns(path, schema.names, *repeated)
     return {field.name: str(field.type) for field in schema}
 
 
@@ -128,7 +131,7 @@ class ArrowRows:
 
     def __init__(self, path: str, table: pa.Table) -> None:
         self.path = path
-        self.columns = types_of(table.schema)
+        self.columns = types_of(table.schema, path)
         self._table = table
 
     def __len__(self) -> int:

@@ -14,6 +14,8 @@ from pyarrow import fs
 
 from trainyard_trainer.data.sources.images.find import KEYS, find_root
 from trainyard_trainer.data.sources.listing import list_all
+from trainyard_trainer.data.sources.parquet_files import is_left_out, is_parquet, refuse_versioned
+from trainyard_trainer.data.sources.parts import SPLIT_COLUMN
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.storage import open_filesystem
 
@@ -58,6 +60,8 @@ class SplitFiles:
     """The files of both splits; empty if the source is not split."""
     files: list[str]
     """All files, in the order of their paths."""
+    root: str
+    """The folder of the files, or the only file."""
 
     def shown(self, path: str) -> str:
         """Return the path of a file as messages show it."""
@@ -91,6 +95,7 @@ def find_files(
             for path in found
             if format_of(path, formats)
             and UNUSED not in _words(path, root)
+            and not is_left_out(path, root)
             and not _is_of_datasets(path)
         ]
         hints = f"files: {', '.join(PurePosixPath(path).name for path in found[:5]) or 'none'}"
@@ -107,8 +112,10 @@ def find_files(
         )
     form = kinds_found.pop()
     assert form is not None
+    if info.type != fs.FileType.File and any(map(is_parquet, files)):
+        refuse_versioned(filesystem, root, infos)
     splits = _splits_of(source, root, files)
-    return SplitFiles(filesystem=filesystem, form=form, splits=splits, files=files)
+    return SplitFiles(filesystem=filesystem, form=form, splits=splits, files=files, root=root)
 
 
 def _splits_of(source: str, root: str, files: Sequence[str]) -> dict[SplitName, list[str]]:
@@ -148,7 +155,8 @@ def format_of(path: str, formats: Sequence[FileFormat]) -> FileFormat | None:
 def _words(path: str, root: str) -> list[str]:
     """Return the first word of each folder and of the name of a file below a root, in lower case."""
     below = path.removeprefix(root).strip("/") or PurePosixPath(path).name
-    return [re.split(r"[-_.]", part.lower())[0] for part in below.split("/")]
+    parts = [part.lower().removeprefix(f"{SPLIT_COLUMN}=") for part in below.split("/")]
+    return [re.split(r"[-_.]", part)[0] for part in parts]
 
 
 def _is_of_datasets(path: str) -> bool:
