@@ -1,7 +1,7 @@
 """Prometheus, its operator and Alertmanager as processes of the machine. Text only, no I/O.
 
-The operator finds PodMonitors, ServiceMonitors and PrometheusRules, and writes configuration and rules of Prometheus
-into a Secret and ConfigMaps. In a pod, the kubelet mounts these.
+Of PodMonitors, ServiceMonitors and PrometheusRules the operator makes configuration and rules for Prometheus, in a
+Secret and in ConfigMaps. In a pod, the kubelet mounts these.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Each alert of the chart fires by a real cause, and reaches a webhook through Prometheus and Alertmanager."""
+"""Each alert of the chart fires by a real cause, and reaches a webhook by Prometheus and Alertmanager."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Receiver:
             self._changed.notify_all()
 
     def wait_for(self, alert: str, run: str, status: str = "firing") -> Object:
-        """Return an alert about a run. Alerts about RayJobs name the submission, which begins with the run."""
+        """Return an alert about a run, or about its RayJob, whose name begins with that of the run."""
 
         def matching() -> Object | None:
             return next(
@@ -111,15 +111,17 @@ def receiver() -> Iterator[Receiver]:
 
     (route,) = json.loads(CONFIGURATION.read_text())["receivers"]
     address = urllib.parse.urlsplit(route["webhook_configs"][0]["url"])
-    assert address.hostname and address.port
-    with http.server.ThreadingHTTPServer((address.hostname, address.port), Handler) as server:
+    place = (address.hostname or "", address.port or 0)
+    with http.server.ThreadingHTTPServer(place, Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield receiver
         server.shutdown()
 
 
 @pytest.fixture(scope="module")
-def team(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
+def team(
+    make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Team]:
     """A team whose PodMonitor and alerts Prometheus has read."""
     team = make_team("alerts")
     team.install(tmp_path_factory.mktemp("values"), monitoring=MONITORING)
@@ -246,7 +248,9 @@ def limited_cpu(team: Team, cpu: str) -> Iterator[None]:
         changed = {"name": container["name"], "resources": {"limits": {"cpu": limit}}}
         patch = json.dumps({"spec": {"containers": [changed]}})
         name = pod["metadata"]["name"]
-        kubectl("patch", "pod", name, "-n", team.namespace, "--subresource=resize", "--patch", patch)
+        kubectl(
+            "patch", "pod", name, "-n", team.namespace, "--subresource=resize", "--patch", patch
+        )
 
     resize(cpu)
     yield
@@ -257,13 +261,13 @@ def test_a_run_that_is_slower_than_before_is_reported(
     team: Team, receiver: Receiver, run: str
 ) -> None:
     with limited_cpu(team, "200m"):
-        check(team, receiver.wait_for("TrainyardRunSlow", run), "less than 50 % of its own best speed")
+        check(
+            team, receiver.wait_for("TrainyardRunSlow", run), "less than 50 % of its own best speed"
+        )
     receiver.wait_for("TrainyardRunSlow", run, status="resolved")
 
 
-def test_a_run_that_starts_over_again_is_reported(
-    team: Team, receiver: Receiver, run: str
-) -> None:
+def test_a_run_that_starts_over_again_is_reported(team: Team, receiver: Receiver, run: str) -> None:
     (head,) = team.pods(node_type="head")
     kubectl("delete", "pod", head["metadata"]["name"], "-n", team.namespace, "--grace-period=1")
     check(team, receiver.wait_for("TrainyardRunStartsOverAgain", run), "2 attempts within an hour")
@@ -271,7 +275,10 @@ def test_a_run_that_starts_over_again_is_reported(
 
 def test_a_run_whose_worker_hangs_is_reported(team: Team, receiver: Receiver, run: str) -> None:
     attempt = progress(team, run)["attempt"]
-    (worker,) = wait_for_training(team, run, attempt)["workers"]
+    wait_for_training(team, run, attempt)
+    (worker,) = json.loads((volume_of(team.namespace) / run / "workers.json").read_text())[
+        "workers"
+    ]
     inside = (worker_pod(team)["metadata"]["name"], "-n", team.namespace, "--", "kill")
     kubectl("exec", *inside, "-STOP", str(worker["process"]))
     check(team, receiver.wait_for("TrainyardRunStuck", run), "has made no step for 1 minutes")
