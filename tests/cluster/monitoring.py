@@ -1,7 +1,7 @@
 """Prometheus, its operator and Alertmanager as processes of the machine. Text only, no I/O.
 
-Of PodMonitors, ServiceMonitors and PrometheusRules the operator makes configuration and rules for Prometheus, in a
-Secret and in ConfigMaps. In a pod, the kubelet mounts these.
+The operator writes configuration and rules of Prometheus into a Secret and ConfigMaps. It makes them of
+PodMonitors, ServiceMonitors and PrometheusRules. In a pod, the kubelet mounts them.
 """
 
 from __future__ import annotations
@@ -161,9 +161,12 @@ def _service(namespace: str, name: str, port: int) -> tuple[Object, Object]:
 
 
 def configuration(secret: Object, rules_folder: str) -> str:
-    """Return the configuration out of the operator's Secret, with the folder of rules on this machine."""
+    """Return the configuration out of the operator's Secret, for a Prometheus that is no pod.
+
+    The folder of rules is one of this machine. In a pod, the config reloader puts in the number of the shard.
+    """
     text = gzip.decompress(b64decode(secret["data"]["prometheus.yaml.gz"])).decode()
-    return text.replace(RULES_IN_POD, rules_folder)
+    return text.replace(RULES_IN_POD, rules_folder).replace("$(SHARD)", "0")
 
 
 def rule_files(config_maps: Iterable[Object]) -> dict[str, str]:
