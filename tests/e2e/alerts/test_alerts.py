@@ -14,7 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import CLUSTER_HOME, ROOT, Object, Team, cluster_py, delete_runs, kubectl, wait_for
+from conftest import (
+    CLUSTER_HOME,
+    ROOT,
+    Object,
+    Team,
+    cluster_py,
+    delete_runs,
+    get,
+    kubectl,
+    wait_for,
+)
 from drilling import volume_of
 
 PROMETHEUS = "http://127.0.0.1:9090"
@@ -218,7 +228,7 @@ def test_a_run_that_waits_for_data_is_reported(
     settings = (f"code={tmp_path}", "data.dataset=slow_data:SlowDigits", "data.decode_workers=0")
     submit(team, "hungry", *TRAINING, *(word for each in settings for word in ("--set", each)))
     alert = receiver.wait_for("TrainyardRunWaitsForData", "hungry")
-    check(team, alert, "waits for data for 9")
+    check(team, alert, "waits for data for")
     ended = team.trainyard("stop", "hungry", "--now")
     assert ended.returncode == 0, ended.stderr
 
@@ -231,17 +241,18 @@ def run(team: Team) -> str:
     return "busy"
 
 
-def worker_pod(team: Team) -> Object:
-    (pod,) = (
-        pod for pod in team.pods(node_type="worker") if "deletionTimestamp" not in pod["metadata"]
-    )
+def pod_of(team: Team, run: str, node_type: str) -> Object:
+    """Return the head or the only worker of a run."""
+    labels = f"trainyard.io/run={run},ray.io/node-type={node_type}"
+    pods = get("pods", team.namespace, "-l", labels)["items"]
+    (pod,) = (pod for pod in pods if "deletionTimestamp" not in pod["metadata"])
     return dict(pod)
 
 
 @contextmanager
-def limited_cpu(team: Team, cpu: str) -> Iterator[None]:
-    """Give the worker's container less CPU while it runs, as `kubectl` of a user does."""
-    pod = worker_pod(team)
+def limited_cpu(team: Team, run: str, cpu: str) -> Iterator[None]:
+    """Give the container of a run's worker less CPU while it runs."""
+    pod = pod_of(team, run, "worker")
     container = pod["spec"]["containers"][0]
 
     def resize(limit: str) -> None:
@@ -260,7 +271,7 @@ def limited_cpu(team: Team, cpu: str) -> Iterator[None]:
 def test_a_run_that_is_slower_than_before_is_reported(
     team: Team, receiver: Receiver, run: str
 ) -> None:
-    with limited_cpu(team, "200m"):
+    with limited_cpu(team, run, "200m"):
         check(
             team, receiver.wait_for("TrainyardRunSlow", run), "less than 50 % of its own best speed"
         )
@@ -268,8 +279,8 @@ def test_a_run_that_is_slower_than_before_is_reported(
 
 
 def test_a_run_that_starts_over_again_is_reported(team: Team, receiver: Receiver, run: str) -> None:
-    (head,) = team.pods(node_type="head")
-    kubectl("delete", "pod", head["metadata"]["name"], "-n", team.namespace, "--grace-period=1")
+    head = pod_of(team, run, "head")["metadata"]["name"]
+    kubectl("delete", "pod", head, "-n", team.namespace, "--grace-period=1")
     check(team, receiver.wait_for("TrainyardRunStartsOverAgain", run), "2 attempts within an hour")
 
 
@@ -279,8 +290,13 @@ def test_a_run_whose_worker_hangs_is_reported(team: Team, receiver: Receiver, ru
     (worker,) = json.loads((volume_of(team.namespace) / run / "workers.json").read_text())[
         "workers"
     ]
-    inside = (worker_pod(team)["metadata"]["name"], "-n", team.namespace, "--", "kill")
-    kubectl("exec", *inside, "-STOP", str(worker["process"]))
+    pod = pod_of(team, run, "worker")["metadata"]["name"]
+
+    def send(signal: str) -> None:
+        command = ("sh", "-c", f"kill -{signal} {worker['process']}")
+        kubectl("exec", pod, "-n", team.namespace, "--", *command)
+
+    send("STOP")
     check(team, receiver.wait_for("TrainyardRunStuck", run), "has made no step for 1 minutes")
-    kubectl("exec", *inside, "-CONT", str(worker["process"]))
+    send("CONT")
     receiver.wait_for("TrainyardRunStuck", run, status="resolved")
