@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from conftest import (
     CLUSTER_HOME,
     ROOT,
@@ -39,6 +40,7 @@ MONITORING = {
         "slowMinutes": 1,
         "attemptsPerHour": 2,
     },
+    "progress": {"enabled": True},
 }
 """The chart's values; the labels are those by which the Prometheus of tests/cluster selects."""
 LIMIT_S = 300.0
@@ -239,6 +241,17 @@ def run(team: Team) -> str:
     submit(team, "busy", *TRAINING)
     wait_for_training(team, "busy")
     return "busy"
+
+
+def test_the_progress_of_a_run_is_in_a_config_map(team: Team, run: str) -> None:
+    command = ("get", "configmap", "trainyard-progress", "-n", team.namespace, "-o", "yaml")
+
+    def line() -> str:
+        content = yaml.safe_load(kubectl(*command))
+        return str((content.get("data") or {}).get(run, ""))
+
+    parts = r"running, 0\.\d %, step \d+ of 22000000, loss \S+, \d+ d \d+ h left"
+    wait_for("the CronJob has written it", lambda: re.fullmatch(parts, line()), LIMIT_S, seen=line)
 
 
 def pod_of(team: Team, run: str, node_type: str) -> Object:
