@@ -34,6 +34,8 @@ MINUTES   ?= 90
 E2E       ?= not drills and not full
 # Of the groups of tests/e2e/groups.py, the only one that `e2e` runs; empty for all.
 GROUP     ?=
+# The groups that have a cluster of their own, with other systems in it.
+SUITES    := alerts git queue
 KUBERAY   := 1.6.2
 
 # helm and kubectl of one's own come first, then those that the test cluster built.
@@ -125,7 +127,7 @@ stop: setup ## Stop RUN; it resumes with the next deploy
 
 ##@ A real Kubernetes on this machine (root, Linux)
 
-.PHONY: cluster cluster-build cluster-tools cluster-up cluster-down e2e e2e-full e2e-queue drills soak
+.PHONY: cluster cluster-build cluster-tools cluster-up cluster-down e2e e2e-full $(SUITES:%=e2e-%) drills soak
 cluster: cluster-up ## Build and start it, with the operator, the image and the platform in it
 	@$(MAKE) --no-print-directory image push platform
 
@@ -151,12 +153,21 @@ e2e: setup ## Prove the whole way on a real cluster, this one or that of KUBECON
 	@$(if $(OTHER_CLUSTER),$(if $(filter 127.0.0.1:%,$(IMAGE)),$(error KUBECONFIG names a cluster of yours: say with IMAGE= where its nodes can pull the image)),$(MAKE) --no-print-directory cluster-up)
 	@$(MAKE) --no-print-directory image push
 	$(IN_CLUSTER) $(BIN)/pytest tests/e2e --e2e -m "$(E2E)" --timeout 900 --durations 0 --durations-min 5 --image $(IMAGE) $(if $(GROUP),--group '$(GROUP)')
-	@$(if $(filter queue,$(GROUP)),$(MAKE) --no-print-directory e2e-queue)
+	@$(if $(filter $(SUITES),$(GROUP)),$(MAKE) --no-print-directory e2e-$(GROUP))
 
-e2e-queue: setup image ## Prove the queues with Kueue itself, which then is in this machine's cluster until it ends
-	python3 tests/cluster/cluster.py up --kueue
+e2e-alerts: EXTRAS = --monitoring
+e2e-alerts: e2e-suite-alerts ## Prove the alerts with Prometheus and Alertmanager, which then are in this machine's cluster
+
+e2e-git: EXTRAS = --kueue --flux
+e2e-git: e2e-suite-git ## Prove runs that are kept in Git, with Flux and Kueue
+
+e2e-queue: EXTRAS = --kueue
+e2e-queue: e2e-suite-queue ## Prove the queues with Kueue
+
+e2e-suite-%: setup image
+	python3 tests/cluster/cluster.py up $(EXTRAS)
 	@$(MAKE) --no-print-directory push
-	$(IN_CLUSTER) $(BIN)/pytest tests/e2e/queue --e2e --suite queue --timeout 600 --durations 0 --durations-min 5 --image $(IMAGE)
+	$(IN_CLUSTER) $(BIN)/pytest tests/e2e/$* --e2e --suite $* --timeout 600 --durations 0 --durations-min 5 --image $(IMAGE)
 
 drills: setup cluster-tools cluster-up image push ## Strike small runs with every fault there; build/drills.json has what that cost
 	$(IN_CLUSTER) $(BIN)/pytest tests/e2e/test_drills.py tests/e2e/test_storage_drills.py tests/e2e/test_two_nodes.py --e2e --timeout 3600 --durations 0 --image $(IMAGE)

@@ -81,6 +81,7 @@ FACTORS: dict[str, tuple[Values, ...]] = {
             "monitoring": {
                 "podMonitor": {"enabled": True},
                 "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
+                "progress": {"enabled": True},
                 "dashboards": {"enabled": True},
             }
         },

@@ -141,6 +141,7 @@ def test_limits_of_alerts_are_values():
     limits = {
         "stuckMinutes": 7,
         "startMinutes": 41,
+        "slowMinutes": 9,
         "slowRatio": 0.3,
         "dataWaitRatio": 0.7,
         "attemptsPerHour": 5,
@@ -153,6 +154,10 @@ def test_limits_of_alerts_are_values():
     rules = {rule["alert"]: rule for rule in made["spec"]["groups"][0]["rules"]}
     assert rules["TrainyardRunStuck"]["expr"].endswith("> 420")
     assert rules["TrainyardRunNotStarting"]["for"] == "41m"
+    assert [rules[f"TrainyardRun{name}"]["for"] for name in ("Slow", "WaitsForData")] == [
+        "9m",
+        "9m",
+    ]
     assert "< 0.3 *" in rules["TrainyardRunSlow"]["expr"]
     assert rules["TrainyardRunWaitsForData"]["expr"].endswith("> 0.7")
     assert rules["TrainyardRunStartsOverAgain"]["expr"].endswith(">= 5")

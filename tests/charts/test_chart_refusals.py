@@ -84,6 +84,17 @@ REFUSALS = {
         " addresses), or set notify.watch.enabled to false.",
         put_right={"security": {"networkPolicy": {"apiServerCidrs": ["10.0.0.1/32"]}}},
     ),
+    "progress behind a NetworkPolicy": Refusal(
+        values={
+            "security": {"networkPolicy": {"enabled": True}},
+            "elastic": {"enabled": False},
+            "monitoring": {"progress": {"enabled": True}},
+        },
+        says="security.networkPolicy.enabled would block the API server for the CronJob of"
+        " monitoring.progress. Set security.networkPolicy.apiServerCidrs (`kubectl get endpointslices -n"
+        " default` shows its addresses), or set monitoring.progress.enabled to false.",
+        put_right={"security": {"networkPolicy": {"apiServerCidrs": ["10.0.0.1/32"]}}},
+    ),
     "two receivers": Refusal(
         values={"notify": {"url": "https://hooks.example.com/", "secret": CHAT}},
         says="notify.url and notify.secret are both set, but a message has one receiver. Set notify.url to"

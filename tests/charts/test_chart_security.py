@@ -62,6 +62,28 @@ def test_the_cronjob_of_messages_may_list_rayjobs_and_nothing_else():
     assert container["args"] == ["--secret=chat/url"]
 
 
+def test_the_cronjob_of_progress_may_list_rayjobs_and_change_one_config_map():
+    objects = render({"monitoring": {"progress": {"enabled": True}}})
+    name = "trainyard-progress"
+    assert of_kind(objects, "Role")[name]["rules"] == [
+        {"apiGroups": ["ray.io"], "resources": ["rayjobs"], "verbs": ["list"]},
+        {
+            "apiGroups": [""],
+            "resources": ["configmaps"],
+            "resourceNames": [name],
+            "verbs": ["patch"],
+        },
+    ]
+    pods = pods_of(objects)
+    assert violations(pods[name]["spec"]) == []
+    with_token = [key for key, pod in pods.items() if pod["spec"]["automountServiceAccountToken"]]
+    assert with_token == [name]
+    (container,) = pods[name]["spec"]["containers"]
+    assert container["args"] == [name]
+    # Helm leaves the data of the ConfigMap alone, which the CronJob writes.
+    assert "data" not in of_kind(objects, "ConfigMap")[name]
+
+
 def test_root_file_systems_are_read_only_with_room_in_tmp_and_home(objects):
     for place, pod in pods_of(objects).items():
         container = pod["spec"]["containers"][0]

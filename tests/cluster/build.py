@@ -19,12 +19,26 @@ from machine import run
 SOURCES = Path(__file__).parent / "tools"
 """One Go module per set: its `tool` lines say what is built, its go.sum makes that one exact thing."""
 
-OPTIONAL = ("faultfs", "kueue", "kwok")
+OPTIONAL = (
+    "alertmanager",
+    "faultfs",
+    "flux",
+    "kueue",
+    "kwok",
+    "prometheus",
+    "prometheus-operator",
+)
 """Sets that `up` does without."""
 
 OPERATOR_MODULE = "github.com/ray-project/kuberay/ray-operator"
 KUEUE_MODULE = "sigs.k8s.io/kueue"
 KWOK_MODULE = "sigs.k8s.io/kwok"
+PROMETHEUS_OPERATOR_MODULE = "github.com/prometheus-operator/prometheus-operator"
+KUSTOMIZE_CONTROLLER_MODULE = "github.com/fluxcd/kustomize-controller"
+SOURCE_CONTROLLER_MODULE = "github.com/fluxcd/source-controller"
+
+TAGS = {"prometheus": "remove_all_sd,enable_kubernetes_sd"}
+"""Build tags of a set: of Prometheus' many ways to discover targets, only the one that is used is built."""
 
 PACKAGES = {
     "buildah": "buildah",
@@ -62,6 +76,9 @@ class ToolSet:
     def linker_flags(self) -> str:
         return " ".join(["-s -w", *version_flags(self.go_mod)])
 
+    def tags(self) -> str:
+        return TAGS.get(self.name, "")
+
     def stamp(self, go_version: str) -> str:
         """Stands for everything that decides what comes out of the build."""
         sources = [
@@ -69,7 +86,7 @@ class ToolSet:
             for p in sorted(self.folder.iterdir())
             if p.suffix in (".mod", ".sum", ".go")
         ]
-        flags = self.linker_flags().encode()
+        flags = f"{self.linker_flags()}{self.tags()}".encode()
         return hashlib.sha256(b"\0".join([*sources, flags, go_version.encode()])).hexdigest()
 
 
@@ -162,7 +179,13 @@ def built(home: Home) -> str:
 def _compile(home: Home, tools: ToolSet) -> None:
     what = "tool" if tool_names(tools.go_mod) else "."
     command = ["go", "build", "-mod=readonly", "-trimpath", "-buildvcs=false"]
-    command += [f"-ldflags={tools.linker_flags()}", "-o", f"{home.bin}/", what]
+    command += [
+        f"-ldflags={tools.linker_flags()}",
+        f"-tags={tools.tags()}",
+        "-o",
+        f"{home.bin}/",
+        what,
+    ]
     environment = {**os.environ, "CGO_ENABLED": "0", "GOWORK": "off"}
     if subprocess.run(command, cwd=tools.folder, env=environment, stdout=2).returncode:
         raise ClusterError(f"go build failed in {tools.folder}; see above")
@@ -170,23 +193,42 @@ def _compile(home: Home, tools: ToolSet) -> None:
 
 def _copy_crds(home: Home, tools: ToolSet) -> None:
     """The operator's module also holds its custom resource definitions."""
-    source = _module_folder(tools, OPERATOR_MODULE)
-    shutil.rmtree(home.crds, ignore_errors=True)
-    home.crds.mkdir()
-    for definition in (source / "config/crd/bases").glob("*.yaml"):
-        (home.crds / definition.name).write_bytes(definition.read_bytes())
+    _copy_definitions(home.crds, _module_folder(tools.folder, OPERATOR_MODULE))
+
+
+def _copy_monitoring_crds(home: Home, tools: ToolSet) -> None:
+    module = _module_folder(tools.folder, PROMETHEUS_OPERATOR_MODULE)
+    _copy_definitions(home.monitoring_crds, module, folder="example/prometheus-operator-crd")
+
+
+def _copy_flux_crds(home: Home, tools: ToolSet) -> None:
+    """Flux's controllers read each other's kinds. Of source-controller, there is only the module itself."""
+    sources = tools.folder / "source-controller"
+    run("go", "-C", str(sources), "mod", "download")
+    modules = (
+        _module_folder(tools.folder, KUSTOMIZE_CONTROLLER_MODULE),
+        _module_folder(sources, SOURCE_CONTROLLER_MODULE),
+    )
+    _copy_definitions(home.flux_crds, *modules)
+
+
+def _copy_definitions(to: Path, *modules: Path, folder: str = "config/crd/bases") -> None:
+    shutil.rmtree(to, ignore_errors=True)
+    to.mkdir()
+    for definition in (file for module in modules for file in (module / folder).glob("*.yaml")):
+        (to / definition.name).write_bytes(definition.read_bytes())
 
 
 def _copy_stages(home: Home, tools: ToolSet) -> None:
     """What kwok does with a node and with a pod: its module's own quickest way."""
-    stages = _module_folder(tools, KWOK_MODULE) / "kustomize/stage"
+    stages = _module_folder(tools.folder, KWOK_MODULE) / "kustomize/stage"
     files = [*stages.glob("node/fast/node-*.yaml"), *stages.glob("pod/fast/pod-*.yaml")]
     home.kwok_stages.write_text("---\n".join(file.read_text() for file in sorted(files)))
 
 
 def _copy_kueue_manifests(home: Home, tools: ToolSet) -> None:
     """Kueue's module also holds its manifests, for kustomize, which refuses the module's own folder."""
-    source = _module_folder(tools, KUEUE_MODULE) / "config"
+    source = _module_folder(tools.folder, KUEUE_MODULE) / "config"
     shutil.rmtree(home.kueue_manifests, ignore_errors=True)
     for file in source.rglob("*"):
         if file.is_file():
@@ -195,8 +237,8 @@ def _copy_kueue_manifests(home: Home, tools: ToolSet) -> None:
             copy.write_bytes(file.read_bytes())
 
 
-def _module_folder(tools: ToolSet, module: str) -> Path:
-    listed = run("go", "-C", str(tools.folder), "list", "-m", "-f", "{{.Dir}}", module)
+def _module_folder(folder: Path, module: str) -> Path:
+    listed = run("go", "-C", str(folder), "list", "-m", "-f", "{{.Dir}}", module)
     return Path(listed.strip())
 
 
@@ -206,10 +248,12 @@ def _make_pause_image(home: Home, tools: ToolSet) -> None:
 
 
 _AFTER: dict[str, Callable[[Home, ToolSet], None]] = {
+    "flux": _copy_flux_crds,
     "kueue": _copy_kueue_manifests,
     "kwok": _copy_stages,
     "operator": _copy_crds,
     "pause": _make_pause_image,
+    "prometheus-operator": _copy_monitoring_crds,
 }
 
 

@@ -7,29 +7,30 @@ Everything runs in one network namespace that has no way out. README.md beside t
 from __future__ import annotations
 
 import argparse
-import base64
 import fcntl
-import http.client
 import json
 import os
 import shutil
-import socket
-import ssl
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import build
-import kueue
+import extras
 import machine
 import objects
 from certificates import expire_soon, make_administrator, make_certificates
+from checks import (
+    are_established,
+    health,
+    is_node_ready,
+    kubectl,
+    say,
+    wait_for_part,
+    wait_until,
+)
 from images import prune_containerd, prune_registry
 from layout import ClusterError, Home, home_of
 from machine import inside_namespace, run
@@ -52,21 +53,16 @@ from parts import (
 )
 from processes import Ledger, end_all, marked
 
-
-def say(message: str) -> None:
-    print(f"cluster: {message}", file=sys.stderr, flush=True)
-
-
 # --- up
 
 
-def up(home: Home, with_kueue: bool) -> None:
-    """Build what is missing, then reuse the cluster that is there or start one."""
+def up(home: Home, wanted: Sequence[str]) -> None:
+    """Build what is missing, then reuse the cluster that is there or start one, with these extras."""
     build.build_all(home, say)
     _refuse_another_home(home)
     if not leftovers(home):
         start(home)
-    elif wrong := problems(home, with_kueue):
+    elif wrong := problems(home, wanted):
         say("the cluster that is there cannot be used; starting anew")
         for problem in wrong:
             say(f"  {problem}")
@@ -75,8 +71,8 @@ def up(home: Home, with_kueue: bool) -> None:
     else:
         renew_storage(home)
         say("the cluster is up already")
-    if with_kueue:
-        start_kueue(home)
+    for name in wanted:
+        extras.add(home, name)
 
 
 def start(home: Home) -> None:
@@ -149,75 +145,8 @@ def apply_crds(home: Home) -> None:
     )
 
 
-def are_established(home: Home) -> bool:
-    """Whether the API server knows all kinds. `kubectl wait` fails on one that has no conditions yet."""
-    crds = json.loads(kubectl(home, "get", "customresourcedefinitions", "--output=json"))["items"]
-    return all(
-        any(
-            (condition["type"], condition["status"]) == ("Established", "True")
-            for condition in crd.get("status", {}).get("conditions") or ()
-        )
-        for crd in crds
-    )
-
-
 def apply_storage(home: Home) -> None:
     kubectl(home, "apply", "--filename", "-", stdin=json.dumps(objects.storage(home)))
-
-
-def start_kueue(home: Home) -> None:
-    """Have Kueue in the cluster, unless it is there. It stays until `down`, as its objects do."""
-    build.build_tools(home, say, [kueue.PART])
-    ledger, part = Ledger(home.ledger), kueue.kueue(home)
-    if (process := ledger.find(part.name)) and process.is_alive():
-        return
-    certificates = home.kueue / "certificates"
-    for folder in (certificates, home.kueue / "visibility"):
-        folder.mkdir(parents=True, exist_ok=True)
-    (home.kueue / "kueue.json").write_text(kueue.configuration())
-    with inside_namespace():
-        machine.route_services()
-        wanted = kueue.objects_for_process(_kueue_manifests(home))
-        everything = json.dumps({"apiVersion": "v1", "kind": "List", "items": wanted})
-        kubectl(home, "apply", "--server-side", "--filename", "-", stdin=everything)
-        wait_until(
-            lambda: are_established(home), 60, "Kueue's kinds are not there", home, "kube-apiserver"
-        )
-        ledger.start(part.name, part.command, home.log(part.name), home.root)
-        # It makes the certificate of its webhooks itself; in a pod the kubelet would bring it back.
-        wait_until(
-            lambda: _has_kueue_certificate(home, certificates),
-            60,
-            "Kueue has made no certificate",
-            home,
-            part.name,
-        )
-        wait_for_part(home, ledger, part, 90)
-    say("Kueue is in the cluster")
-
-
-def _kueue_manifests(home: Home) -> list[dict[str, Any]]:
-    """Its objects as the module's kustomization has them, in JSON by kubectl: Python alone reads no YAML."""
-    text = kubectl(home, "kustomize", str(home.kueue_manifests / "default"))
-    dry = ("--dry-run=client", "--validate=false", "--output=json", "--filename=-")
-    printed, decoder, found = kubectl(home, "create", *dry, stdin=text), json.JSONDecoder(), []
-    while printed := printed.lstrip():
-        manifest, length = decoder.raw_decode(printed)
-        found += manifest["items"] if manifest["kind"] == "List" else [manifest]
-        printed = printed[length:]
-    return found
-
-
-def _has_kueue_certificate(home: Home, folder: Path) -> bool:
-    """Copy the certificate of Kueue's webhooks to where it reads it; False before Kueue has made it."""
-    secret = json.loads(
-        kubectl(home, "get", "secret", kueue.CERTIFICATE, f"-n={kueue.NAMESPACE}", "--output=json")
-    )
-    content = secret.get("data") or {}
-    for name in ("tls.key", "tls.crt"):
-        if name in content:
-            (folder / name).write_bytes(base64.b64decode(content[name]))
-    return {"tls.key", "tls.crt"} <= content.keys()
 
 
 def renew_storage(home: Home) -> None:
@@ -240,13 +169,14 @@ def leftovers(home: Home) -> bool:
     return home.ledger.exists() or machine.NAMESPACE.exists() or home.root in marked()
 
 
-def problems(home: Home, with_kueue: bool) -> list[str]:
+def problems(home: Home, wanted: Sequence[str]) -> list[str]:
     """Why the cluster cannot be used as it is; empty if it can."""
     if not machine.NAMESPACE.exists() or not home.ledger.exists():
         return ["it is only half there"]
     ledger = Ledger(home.ledger)
-    if ledger.find(kueue.PART) and not with_kueue:
-        return ["Kueue is in it"]
+    for name, extra in extras.EXTRAS.items():
+        if name not in wanted and any(ledger.find(part.name) for part in extra.parts(home)):
+            return [f"{name} is in it"]
     if ledger.fingerprint != fingerprint(home, build.built(home)):
         return ["its programs or settings are others than those of today"]
     wrong = [f"{part.name}: {state}" for part, state in states(home, ledger) if state != "ready"]
@@ -275,57 +205,6 @@ def states(home: Home, ledger: Ledger) -> list[tuple[Part, str]]:
         return [(part, "not started") for part in parts(home)]
     with inside_namespace():
         return [(part, state(part)) for part in parts(home)]
-
-
-def health(address: str) -> str:
-    """Why it is not ready; empty if it is."""
-    try:
-        if address.startswith("unix:"):
-            with socket.socket(socket.AF_UNIX) as client:
-                client.connect(address.removeprefix("unix:"))
-        else:
-            _without_proxy().open(address, timeout=3).close()
-    except urllib.error.HTTPError as error:
-        return f"answers {error.code}"
-    except (OSError, http.client.HTTPException) as error:
-        return f"does not answer ({getattr(error, 'reason', error)})"
-    return ""
-
-
-def _without_proxy() -> urllib.request.OpenerDirector:
-    """Asks whether somebody answers, not who: in the namespace there is nobody else."""
-    unverified = urllib.request.HTTPSHandler(context=ssl._create_unverified_context())
-    return urllib.request.build_opener(urllib.request.ProxyHandler({}), unverified)
-
-
-def is_node_ready(home: Home, node: str) -> bool:
-    path = "jsonpath={.status.conditions[?(@.type=='Ready')].status}"
-    try:
-        return (
-            kubectl(home, "get", "node", node, f"--output={path}", "--request-timeout=5s") == "True"
-        )
-    except ClusterError:
-        return False
-
-
-def wait_for_part(home: Home, ledger: Ledger, part: Part, within_s: float) -> None:
-    def ready() -> bool:
-        process = ledger.find(part.name)
-        if not process or not process.is_alive():
-            raise ClusterError(f"{part.name} has ended\n{home.last_lines(part.name)}")
-        return not health(part.health)
-
-    wait_until(ready, within_s, f"{part.name} is not ready: {part.health}", home, part.name)
-
-
-def wait_until(
-    ready: Callable[[], bool], within_s: float, otherwise: str, home: Home, log: str
-) -> None:
-    deadline = time.monotonic() + within_s
-    while not ready():
-        if time.monotonic() > deadline:
-            raise ClusterError(f"{otherwise} after {within_s:.0f} s\n{home.last_lines(log)}")
-        time.sleep(0.2)
 
 
 # --- down
@@ -506,7 +385,8 @@ def start_part(home: Home, name: str) -> None:
 
 
 def _part(home: Home, name: str) -> Part:
-    every = {part.name: part for part in (*parts(home), *second_node(home), kueue.kueue(home))}
+    added = [part for extra in extras.EXTRAS.values() for part in extra.parts(home)]
+    every = {part.name: part for part in (*parts(home), *second_node(home), *added)}
     if name not in every:
         raise ClusterError(f"there is no part {name}\n       there are: {', '.join(every)}")
     return every[name]
@@ -548,10 +428,6 @@ def _require_up(home: Home) -> None:
         raise ClusterError(
             "the cluster is not up\n       start it: python tests/cluster/cluster.py up"
         )
-
-
-def kubectl(home: Home, *arguments: str, stdin: str | None = None) -> str:
-    return run(home.bin / "kubectl", f"--kubeconfig={home.kubeconfig}", *arguments, stdin=stdin)
 
 
 def _ctr(home: Home) -> tuple[str, ...]:
@@ -611,12 +487,20 @@ def commands_parser() -> argparse.ArgumentParser:
         metavar="SET",
         help="build only this folder of tools/, and install nothing",
     )
-    command(
+    up_command = command(
         "up",
         "build what is missing, then start a cluster or reuse the one that is up",
-        lambda home, options: up(home, options.kueue),
-    ).add_argument(
-        "--kueue", action="store_true", help="with Kueue in it; without, no Kueue is left"
+        lambda home, options: up(home, options.extras),
+    )
+    for name, extra in extras.EXTRAS.items():
+        text = f"with {extra.text} in it; a cluster that has it is replaced without this option"
+        up_command.add_argument(
+            f"--{name}", action="append_const", dest="extras", const=name, default=[], help=text
+        )
+    command(
+        "reload-prometheus",
+        "have Prometheus read the monitors and rules that are in the cluster",
+        lambda home, options: extras.reload_prometheus(home),
     )
     command(
         "down",

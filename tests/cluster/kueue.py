@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from layout import Home
-from parts import NODE_ADDRESS, Part
+from objects import endpoints
+from parts import Part
 
 PART = "kueue"
 NAMESPACE = "kueue-system"
@@ -75,20 +76,7 @@ def _service(manifest: Object) -> tuple[Object, Object]:
     port = PORTS[name]
     spec = {key: value for key, value in manifest["spec"].items() if key != "selector"}
     named = [{**each, "targetPort": port} for each in spec["ports"]]
-    endpoint = {
-        "apiVersion": "discovery.k8s.io/v1",
-        "kind": "EndpointSlice",
-        "metadata": {
-            "name": name,
-            "namespace": NAMESPACE,
-            "labels": {"kubernetes.io/service-name": name},
-        },
-        "addressType": "IPv4",
-        "endpoints": [{"addresses": [NODE_ADDRESS], "conditions": {"ready": True}}],
-        "ports": [
-            {"name": each.get("name", ""), "port": port, "protocol": "TCP"} for each in named
-        ],
-    }
+    endpoint = endpoints(NAMESPACE, name, {each.get("name", ""): port for each in named}, {})
     return manifest | {"spec": spec | {"ports": named}}, endpoint
 
 

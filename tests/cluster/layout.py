@@ -43,6 +43,16 @@ class Home:
         return self.root / "kueue-manifests"
 
     @property
+    def monitoring_crds(self) -> Path:
+        """The custom resource definitions of the Prometheus operator."""
+        return self.root / "monitoring-crds"
+
+    @property
+    def flux_crds(self) -> Path:
+        """The custom resource definitions of Flux's kustomize-controller and source-controller."""
+        return self.root / "flux-crds"
+
+    @property
     def pause_image(self) -> Path:
         return self.root / "pause.tar"
 
@@ -89,6 +99,11 @@ class Home:
     def kueue(self) -> Path:
         """Where Kueue runs: its configuration, and the certificates of its webhooks."""
         return self.live / "kueue"
+
+    @property
+    def monitoring(self) -> Path:
+        """Where Prometheus and Alertmanager run: their configuration, rules and data."""
+        return self.live / "monitoring"
 
     @property
     def kwok_logs(self) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from layout import Home
@@ -49,6 +49,27 @@ def gpu_patch(count: int) -> Object:
     """A merge patch of a node's status: it claims GPUs that nobody has to own."""
     amount = {"nvidia.com/gpu": str(count) if count else None}
     return {"status": {"capacity": amount, "allocatable": amount}}
+
+
+def endpoints(
+    namespace: str, name: str, ports: Mapping[str, int], labels: Mapping[str, str]
+) -> Object:
+    """The ports of a process of this machine, for a service that has no selector."""
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "labels": {**labels, "kubernetes.io/service-name": name},
+        },
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": [NODE_ADDRESS], "conditions": {"ready": True}}],
+        "ports": [
+            {"name": port_name, "port": port, "protocol": "TCP"}
+            for port_name, port in ports.items()
+        ],
+    }
 
 
 def made_up_nodes(numbers: Iterable[int]) -> Object | None:

@@ -30,6 +30,7 @@ API = "https://127.0.0.1:6443"
 FRONT_PROXY = "front-proxy-client"
 """The API server's own name towards servers of further APIs."""
 REGISTRY = "127.0.0.1:5000"
+OPERATOR_METRICS_PORT = 8081
 KWOK_PORT = 10247
 MADE_UP = "trainyard.io/made-up"
 """Label and taint of nodes that do not exist."""
@@ -152,7 +153,8 @@ def parts(home: Home) -> tuple[Part, ...]:
                 "http://127.0.0.1:8082/readyz",
                 f"-kubeconfig={home.kubeconfig}",
                 "-enable-leader-election=false",
-                "-metrics-addr=:8081",
+                f"-metrics-addr=:{OPERATOR_METRICS_PORT}",
+                "-enable-metrics=true",
             ),
         ),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import io
 import json
 import tarfile
@@ -9,9 +11,11 @@ from pathlib import Path
 
 import build
 import certificates
+import extras
 import images
 import kueue
 import machine
+import monitoring
 import objects
 import parts
 import processes
@@ -82,7 +86,9 @@ def test_made_up_nodes_take_no_pod_that_does_not_ask_for_them() -> None:
 
 
 def test_what_is_optional_does_not_make_another_cluster() -> None:
-    assert parts.kwok(HOME).name not in {part.name for part in parts.parts(HOME)}
+    added = [part for extra in extras.EXTRAS.values() for part in extra.parts(HOME)]
+    names = {part.name for part in (*added, parts.kwok(HOME))}
+    assert not names & {part.name for part in parts.parts(HOME)}
     assert set(build.OPTIONAL) < {tools.name for tools in build.tool_sets()}
 
 
@@ -111,7 +117,29 @@ def test_kueue_is_a_process_behind_its_services_and_refuses_no_pod() -> None:
     assert found[0]["spec"] == {"ports": [{"port": 443, "targetPort": 9443}]}
     assert found[1]["endpoints"][0]["addresses"] == [parts.NODE_ADDRESS]
     assert [webhook["name"] for webhook in found[2]["webhooks"]] == ["rayjobs", "workloads"]
-    assert kueue.kueue(HOME).name not in {part.name for part in parts.parts(HOME)}
+
+
+@pytest.mark.parametrize("name", extras.EXTRAS)
+def test_the_programs_of_an_extra_are_built_by_its_sets(name: str) -> None:
+    extra = extras.EXTRAS[name]
+    sets = {tools.name: tools for tools in build.tool_sets()}
+    built = {program for each in extra.sets for program in sets[each].programs()}
+    words = {Path(word) for part in extra.parts(HOME) for word in part.command}
+    assert {word.name for word in words if word.parent == HOME.bin} == built
+    assert set(extra.sets) <= set(build.OPTIONAL)
+
+
+def test_prometheus_gets_what_its_operator_has_made() -> None:
+    text = "rule_files: [/etc/prometheus/rules/prometheus-test-rulefiles-0/*.yaml] # $(SHARD)"
+    packed = base64.b64encode(gzip.compress(text.encode())).decode()
+    secret = {"data": {"prometheus.yaml.gz": packed}}
+    there = "rule_files: [/here/prometheus-test-rulefiles-0/*.yaml] # 0"
+    assert monitoring.configuration(secret, "/here") == there
+    maps = [
+        {"metadata": {"name": "prometheus-test-rulefiles-0"}, "data": {"team-runs.yaml": "groups"}},
+        {"metadata": {"name": "kube-root-ca.crt"}, "data": {"ca.crt": "-"}},
+    ]
+    assert monitoring.rule_files(maps) == {"prometheus-test-rulefiles-0/team-runs.yaml": "groups"}
 
 
 def test_two_nodes_share_a_machine_and_nothing_else() -> None:

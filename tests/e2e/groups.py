@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 
 GROUPS: dict[str, tuple[str, ...]] = {
+    "alerts": ("alerts",),
     "bucket": ("test_s3.py",),
     "fine-tuning": ("test_finetune.py",),
     "own-code": ("test_own_code.py", "test_own_recipe_on_cluster.py", "test_final_failure.py"),

@@ -273,6 +273,13 @@ def test_a_final_error_is_the_end_and_its_retries_repeat_it() -> None:
     assert not after(third, ray_cluster="c4", is_final=True).is_repeated, "a new submission"
 
 
+def test_a_rayjob_that_is_created_again_after_its_success_repeats_it() -> None:
+    first = after(FIRST, outcome="succeeded")
+    again = after(first, ray_cluster="c3", outcome="succeeded")
+    assert (first.is_repeated, again.is_repeated, again.is_end) == (False, True, True)
+    assert not after(first, submission="a-2", outcome="succeeded").is_repeated, "another submission"
+
+
 @pytest.mark.parametrize("outcome", ["succeeded", "stopped"])
 def test_an_end_that_is_no_failure_is_always_the_end(outcome: str) -> None:
     end = after(FIRST, outcome=outcome)

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import ssl
-import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pod_api import pod_api
 from test_notify import cluster, config_of, end_with
 from webhook import Webhook, webhook
 
 from trainyard_trainer.config.notify import Notify
 from trainyard_trainer.errors import Diverged, RunError
-from trainyard_trainer.notices.rayjobs import EndedRayJob, api_server, ended_rayjobs
+from trainyard_trainer.notices.api_server import ApiServer
+from trainyard_trainer.notices.rayjobs import EndedRayJob, ended_rayjobs
 from trainyard_trainer.run_folder.attempt_scope import StoppedBySignal
 from trainyard_trainer.tools.report_ends import RETRY_S, SETTLE_S, report_ends
 
@@ -163,61 +160,19 @@ def test_a_foreign_rayjob_is_passed_over(tmp_path: Path, hook: Webhook) -> None:
 
 
 def test_rayjobs_come_from_the_api_server_page_by_page(tmp_path: Path) -> None:
-    """A server with a certificate of its own, which the folder of the service account holds."""
-    certificate, key = tmp_path / "ca.crt", tmp_path / "tls.key"
-    subprocess.run(
-        [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:P-256",
-            "-nodes",
-        ]
-        + ["-keyout", key, "-out", certificate, "-days", "1", "-subj", "/CN=api"]
-        + ["-addext", "subjectAltName=IP:127.0.0.1"],
-        check=True,
-        capture_output=True,
-    )
-    (tmp_path / "token").write_text("t0ken\n")
-    (tmp_path / "namespace").write_text("team")
-    asked: list[tuple[str, str | None]] = []
-    pages = {
-        "2": {"items": [rayjob(tmp_path, CHAT, STOPPED, name="b-1")], "metadata": {}},
-        "": {
-            "items": [rayjob(tmp_path, CHAT, FAILED, name="a-1")],
-            "metadata": {"continue": "2"},
-        },
-    }
+    jobs = {"2": ("b-1", STOPPED), "": ("a-1", FAILED)}
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append((self.path, self.headers["Authorization"]))
-            self.send_response(200)
-            self.end_headers()
-            number = "2" if "continue=2" in self.path else ""
-            self.wfile.write(json.dumps(pages[number]).encode())
+    def page(path: str) -> dict[str, Any]:
+        number = "2" if "continue=2" in path else ""
+        name, status = jobs[number]
+        metadata = {} if number else {"continue": "2"}
+        return {"items": [rayjob(tmp_path, CHAT, status, name=name)], "metadata": metadata}
 
-        def log_message(self, *arguments: Any) -> None:
-            """Print nothing."""
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    environment = {
-        "KUBERNETES_SERVICE_HOST": "127.0.0.1",
-        "KUBERNETES_SERVICE_PORT": f"{server.server_port}",
-    }
-    get, namespace = api_server(environment, tmp_path)
-    found = [(job.name, job.outcome) for job in ended_rayjobs(get, namespace)]
-    server.shutdown()
-    server.server_close()
+    with pod_api(tmp_path, page) as api:
+        server = ApiServer.of(api.environment, api.account)
+        found = [(job.name, job.outcome) for job in ended_rayjobs(server.get, server.namespace)]
     assert found == [("a-1", "failed"), ("b-1", "stopped")]
-    assert {token for _, token in asked} == {"Bearer t0ken"}
-    assert asked[0][0].startswith(
+    assert api.tokens == {"Bearer t0ken"}
+    assert api.asked[0][1].startswith(
         "/apis/ray.io/v1/namespaces/team/rayjobs?labelSelector=trainyard.io"
     )

@@ -30,6 +30,11 @@ ray.io/node-type: head
 trainyard.io/notices: "true"
 {{- end }}
 
+{{/* The label of the pods of the CronJob that publishes the progress of runs. */}}
+{{- define "trainyard.progressSelectorLabels" -}}
+trainyard.io/progress: "true"
+{{- end }}
+
 {{/* The label by which a prePull DaemonSet selects its pods. The argument is the name of the pool. */}}
 {{- define "trainyard.prePullSelectorLabels" -}}
 trainyard.io/prepull: {{ . | quote }}

@@ -69,6 +69,10 @@ trainyard-runs
 trainyard-notices
 {{- end }}
 
+{{- define "trainyard.names.progress" -}}
+trainyard-progress
+{{- end }}
+
 {{- define "trainyard.names.storageProbe" -}}
 trainyard-probe-storage
 {{- end }}

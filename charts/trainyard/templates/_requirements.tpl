@@ -139,6 +139,9 @@ what the cluster must serve. Each message gives the value, the rule and the reme
 {{- if and $network.enabled $values.notify.watch.enabled (not $values.elastic.enabled) (not $network.apiServerCidrs) -}}
   {{- $problems = append $problems "security.networkPolicy.enabled would block the API server for the CronJob of notify.watch. Set security.networkPolicy.apiServerCidrs (`kubectl get endpointslices -n default` shows its addresses), or set notify.watch.enabled to false." -}}
 {{- end -}}
+{{- if and $network.enabled $values.monitoring.progress.enabled (not $values.elastic.enabled) (not $network.apiServerCidrs) -}}
+  {{- $problems = append $problems "security.networkPolicy.enabled would block the API server for the CronJob of monitoring.progress. Set security.networkPolicy.apiServerCidrs (`kubectl get endpointslices -n default` shows its addresses), or set monitoring.progress.enabled to false." -}}
+{{- end -}}
 {{- range $direction := list "ingress" "egress" -}}
   {{- range $number, $rule := get $network $direction -}}
     {{- if not (or $rule.cidrs $rule.namespaces) -}}

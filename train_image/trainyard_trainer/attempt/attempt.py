@@ -206,8 +206,9 @@ def train_what_is_left(
     """
     trained = start.trained if start else Trained()
     recorder.show_start(trained)
-    if trained.is_complete(recorder.length.epochs):
-        return start.name if start else None, startup
+    if start is not None and trained.is_complete(recorder.length.epochs):
+        say(f"the run is trained already: checkpoint {start.name} is its end")
+        return start.name, startup
     startup.reach("prepare")
     with ProgressPrinter(recorder.folder, output, recorder.attempt):
         outcome = fit()

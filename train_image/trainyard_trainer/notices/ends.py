@@ -84,7 +84,13 @@ def judge(
         and before.retries_left > 0
         and started - before.time <= RETRY_S
     )
-    failures, retries_left, is_repeated = 0, 0, False
+    # The same RayJob is created again where it is kept in Git: it finds the run trained, and ends at once.
+    is_repeated = (
+        before is not None
+        and before.submission == submission
+        and before.outcome == "succeeded" == outcome
+    )
+    failures, retries_left = 0, 0
     if outcome == "failed":
         failures = 1
         if before is not None and is_retry:

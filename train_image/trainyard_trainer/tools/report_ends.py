@@ -20,9 +20,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from trainyard_trainer.config.notify import NOTIFY_VARIABLE, Notify
 from trainyard_trainer.errors import StorageError
 from trainyard_trainer.notices import ends
+from trainyard_trainer.notices.api_server import ApiServer
 from trainyard_trainer.notices.ends import DriverEnd
 from trainyard_trainer.notices.message import message_of
-from trainyard_trainer.notices.rayjobs import EndedRayJob, api_server, ended_rayjobs
+from trainyard_trainer.notices.rayjobs import EndedRayJob, ended_rayjobs
 from trainyard_trainer.notices.sender import send
 from trainyard_trainer.run_folder.folder import RunFolder
 
@@ -130,9 +131,10 @@ def main(arguments: list[str] | None = None, environment: Mapping[str, str] = os
         "--secret", default="", metavar="NAME/KEY", help="where the address is from"
     )
     wanted = parser.parse_args(arguments)
-    get, namespace = api_server(environment)
+    server = ApiServer.of(environment)
     address = environment.get(NOTIFY_VARIABLE, "")
-    for line in report_ends(ended_rayjobs(get, namespace), address, wanted.secret):
+    jobs = ended_rayjobs(server.get, server.namespace)
+    for line in report_ends(jobs, address, wanted.secret):
         print(line, flush=True)
     return 0
 
