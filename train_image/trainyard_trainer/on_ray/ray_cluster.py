@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 from trainyard_trainer.on_ray.local_ray import ray_environment
@@ -22,7 +23,7 @@ from trainyard_trainer.config.scaling import DATA_CPUS, WORKER_RESOURCE, Scaling
 from trainyard_trainer.errors import RunError  # noqa: E402
 from trainyard_trainer.hardware import GpuFacts  # noqa: E402
 from trainyard_trainer.on_ray.local_ray import forked_workers  # noqa: E402
-from trainyard_trainer.on_ray.local_ray.mode import local_ray_mode  # noqa: E402
+from trainyard_trainer.on_ray.local_ray.mode import LocalRayMode, local_ray_mode  # noqa: E402
 from trainyard_trainer.on_ray.local_ray.small_node import small_node  # noqa: E402
 from trainyard_trainer.run_folder.attempt_scope import fail_on_sigterm  # noqa: E402
 from trainyard_trainer.run_folder.run_record import NodeFacts  # noqa: E402
@@ -52,8 +53,15 @@ def ray_running(scaling: Scaling, folder: Path = NO_MODULES) -> Iterator[Path]:
     """Connect to the cluster of RAY_ADDRESS, or start a local Ray with enough CPUs for the workers.
 
     Yields a temporary folder on this machine, which is deleted at the end. Ray's processes start in
-    `folder` and can import modules from it. Raises RunError.
+    `folder` and can import modules from it. A prepared Ray of this process is used. Raises RunError.
     """
+    with _take_prepared() or _ray_started(scaling.cpus, scaling.use_gpu, folder) as scratch:
+        fail_on_sigterm()  # Ray has replaced the handler.
+        yield scratch
+
+
+@contextmanager
+def _ray_started(num_cpus: int, use_gpu: bool, folder: Path) -> Iterator[Path]:
     # Ray creates sockets in it, whose paths may have at most 107 characters: some TMPDIRs are too long.
     base = tempfile.gettempdir() if len(tempfile.gettempdir()) <= 24 else "/tmp"
     scratch = Path(tempfile.mkdtemp(prefix="trainyard-", dir=base))
@@ -63,15 +71,58 @@ def ray_running(scaling: Scaling, folder: Path = NO_MODULES) -> Iterator[Path]:
             # Ray adds the current folder to the import path of its workers.
             with _current_folder(folder):
                 if is_local:
-                    start_local_ray(scaling, scratch, worker_program)
+                    start_local_ray(
+                        num_cpus, local_ray_mode(use_gpu=use_gpu), scratch, worker_program
+                    )
                     forked_workers.announce()
                 else:
                     join_ray(os.environ["RAY_ADDRESS"])
-            fail_on_sigterm()  # Ray has replaced the handler.
             yield scratch
         finally:
             ray.shutdown()
             shutil.rmtree(scratch, ignore_errors=True)
+
+
+class PreparedRay:
+    """A local Ray that was started before this process knows its run, and its environment."""
+
+    def __init__(self, num_cpus: int) -> None:
+        self._started = ExitStack()
+        self._scratch = self._started.enter_context(_ray_started(num_cpus, False, NO_MODULES))
+        with _environment_of_ray():
+            self._before = dict(os.environ)
+
+    @contextmanager
+    def used(self) -> Iterator[Path]:
+        """Give the environment of this process to the workers; end Ray after the block."""
+        with self._started:
+            with _environment_of_ray():
+                forked_workers.tell_environment(self._before)
+            for handler in logging.getLogger("ray").handlers:
+                if isinstance(handler, logging.StreamHandler):
+                    handler.setStream(sys.stderr)  # which `Output` has replaced meanwhile
+            yield self._scratch
+
+    def end(self) -> None:
+        """End this Ray."""
+        self._started.close()
+
+
+_prepared: PreparedRay | None = None
+
+
+def prepare(num_cpus: int) -> PreparedRay:
+    """Start a local Ray for the next `ray_running` of this process. Raises RunError."""
+    global _prepared
+    _prepared = PreparedRay(num_cpus)
+    return _prepared
+
+
+def _take_prepared() -> AbstractContextManager[Path] | None:
+    """Return the prepared Ray of this process, once."""
+    global _prepared
+    taken, _prepared = _prepared, None
+    return taken.used() if taken else None
 
 
 def join_ray(address: str) -> None:
@@ -108,24 +159,23 @@ def address() -> str:
     return os.environ.get("RAY_ADDRESS") or str(ray.get_runtime_context().gcs_address)
 
 
-def start_local_ray(scaling: Scaling, scratch: Path, worker_program: str | None) -> None:
-    """Start a Ray on this machine with as many logical CPUs as the run needs.
+def start_local_ray(
+    num_cpus: int, mode: LocalRayMode, scratch: Path, worker_program: str | None
+) -> None:
+    """Start a Ray on this machine with so many logical CPUs.
 
     `worker_program` is the program that the raylet starts in place of a worker; see `local_ray`. Raises
-    RunError, and ConfigError for a wrong TRAINYARD_LOCAL_RAY.
+    RunError.
     """
-    mode = local_ray_mode(use_gpu=scaling.use_gpu)
     ray_environment.set_local_defaults(mode)
-    # Ray's processes inherit PYTHONPATH.
-    paths = forked_workers.import_path()
-    before = os.environ.pop("PYTHONPATH", None)
-    if paths:
-        os.environ["PYTHONPATH"] = paths
     try:
-        with nullcontext() if mode == "full" else small_node(worker_program):
+        with (
+            _environment_of_ray(),
+            nullcontext() if mode == "full" else small_node(worker_program),
+        ):
             ray.init(
                 address="local",
-                num_cpus=scaling.fewest * scaling.cpus_per_worker + DATA_CPUS,
+                num_cpus=num_cpus,
                 include_dashboard=False,
                 logging_level=logging.WARNING,
                 _temp_dir=str(scratch / "ray"),
@@ -136,6 +186,17 @@ def start_local_ray(scaling: Scaling, scratch: Path, worker_program: str | None)
             f"       {scratch.parent} and /dev/shm must have free space, and the path must have at most "
             "about 45 characters. Set TMPDIR to a short path on a disk with free space."
         ) from error
+
+
+@contextmanager
+def _environment_of_ray() -> Iterator[None]:
+    """Have in this block the PYTHONPATH that Ray's processes are to inherit."""
+    paths = forked_workers.import_path()
+    before = os.environ.pop("PYTHONPATH", None)
+    if paths:
+        os.environ["PYTHONPATH"] = paths
+    try:
+        yield
     finally:
         os.environ.pop("PYTHONPATH", None)
         if before is not None:
@@ -191,7 +252,7 @@ def missing_capacity(nodes: list[Mapping[str, float]], scaling: Scaling) -> str:
         int(min(node.get(name, 0) // amount for name, amount in each.items())) for node in nodes
     )
     cpus = sum(node.get("CPU", 0) for node in nodes)
-    wanted_cpus = scaling.fewest * scaling.cpus_per_worker + DATA_CPUS
+    wanted_cpus = scaling.cpus
     if places >= scaling.fewest and cpus >= wanted_cpus:
         return ""
     gpus = sum(node.get("GPU", 0) for node in nodes)
