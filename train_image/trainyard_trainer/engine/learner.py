@@ -25,10 +25,13 @@ from trainyard_trainer.engine.optimizers import (
     require_all_trained,
 )
 from trainyard_trainer.engine.sums import EvaluationSums, LossSums, Validation, of_batches
+from trainyard_trainer.engine.trained_network import TrainedNetwork
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.strategy import local_shard, strategy_of
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.initial_weights import load_initial_weights
+from trainyard_trainer.recipes.loss import Loss
+from trainyard_trainer.recipes.networks import model_for, networks_of, without_gradients
 from trainyard_trainer.recipes.recipe import Forward
 from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.recipes.trained_weights import load_weights, saved_weights
@@ -56,7 +59,6 @@ class Learner:
         self.precision.set_for_process()
         self.data = data
         self.recipe = recipe_of(config, data.info)
-        self.loss_scale = LossScale(worker, self.micro_batch_size)
 
         torch.manual_seed(config.train.seed)
         self.network = self.recipe.build_model()
@@ -71,18 +73,49 @@ class Learner:
         # Spread the model over the workers.
         if self.average and self.strategy.is_sharded:
             self.strategy.wrap_model(self.average.network, worker)
-        wrapped = self.strategy.wrap_model(self.network, worker)
+        wrapped = {
+            name: self.strategy.wrap_model(module, worker)
+            for name, module in networks_of(self.recipe, self.network).items()
+        }
         self._read_first_weights(is_resumed)
-        groups = self.recipe.parameter_groups(self.network)
-        optimizer = build_optimizer(
-            groups, config.train, worker.device, is_sharded=self.strategy.is_sharded
-        )
-        require_all_trained(optimizer, self.network)
-        self.wrapped, self.optimizer = self.strategy.wrap_optimizer(wrapped, optimizer, worker)
-        self.model: nn.Module = (
-            cast(nn.Module, torch.compile(self.wrapped)) if config.train.compile else self.wrapped
-        )
+        self.trained = [self._with_optimizer(name, each) for name, each in wrapped.items()]
+        """The networks that are trained in each step, in this order: mostly one, the whole model."""
+        require_all_trained([each.optimizer for each in self.trained], self.network)
         self.scaler = torch.amp.GradScaler(worker.device.type, enabled=self.precision.is_scaled)
+
+    def _with_optimizer(self, name: str | None, wrapped: nn.Module) -> TrainedNetwork:
+        """Return a network with a new optimizer."""
+        module = networks_of(self.recipe, self.network)[name]
+        train, worker = self.train_config, self.worker
+        optimizer = build_optimizer(
+            self.recipe.parameter_groups(module),
+            train,
+            worker.device,
+            network=name,
+            is_sharded=self.strategy.is_sharded,
+        )
+        wrapped, optimizer = self.strategy.wrap_optimizer(wrapped, optimizer, worker)
+        return TrainedNetwork(
+            name=name,
+            module=module,
+            wrapped=wrapped,
+            model=cast(nn.Module, torch.compile(wrapped)) if train.compile else wrapped,
+            optimizer=optimizer,
+            loss_scale=LossScale(worker, self.micro_batch_size),
+            parameters=tuple(each for each in module.parameters() if each.requires_grad),
+        )
+
+    @property
+    def wrapped(self) -> nn.Module:
+        """The model as the strategy has wrapped it, if one optimizer trains all of it."""
+        (whole,) = self.trained
+        return whole.wrapped
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer of the model, if one optimizer trains all of it."""
+        (whole,) = self.trained
+        return whole.optimizer
 
     def _read_first_weights(self, is_resumed: bool) -> None:
         """Fill networks that were built without storage. A checkpoint may hold all of their weights."""
@@ -103,7 +136,9 @@ class Learner:
         if self.strategy.is_sharded:
             return beside_shares
         return beside_shares | {
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": {each.name: each.optimizer.state_dict() for each in self.trained}
+            if self.recipe.networks
+            else self.optimizer.state_dict(),
             "average": self.average.network.state_dict() if self.average else {},
         }
 
@@ -119,7 +154,9 @@ class Learner:
     def load(self, weights: dict[str, Any], state: dict[str, Any]) -> None:
         """Restore a checkpoint that rank 0 has saved."""
         load_weights(self.recipe, self.network, weights)
-        self.optimizer.load_state_dict(state["optimizer"])
+        for each in self.trained:
+            saved = state["optimizer"]
+            each.optimizer.load_state_dict(saved if each.name is None else saved[each.name])
         if self.average:
             self.average.network.load_state_dict(state["average"])
         self.load_beside_shares(state)
@@ -142,7 +179,11 @@ class Learner:
 
     def exchange_s(self) -> float:
         """Return the seconds per step of gradient exchange that the backward pass did not hide."""
-        return self.strategy.exchange_s(self.wrapped)
+        return sum(self.strategy.exchange_s(each.wrapped) for each in self.trained)
+
+    def last_exchange_s(self) -> float:
+        """Return the same for the newest step that was measured, with the wait for slower workers."""
+        return sum(self.strategy.last_exchange_s(each.wrapped) for each in self.trained)
 
     # A step.
 
@@ -151,32 +192,46 @@ class Learner:
         return LossSums(of_batches(self.recipe.metrics), self.worker.device)
 
     def step(self, batch: Batch, sums: LossSums, *, epoch: int, step_in_epoch: int) -> float:
-        """Make one optimizer step; `batch` is this worker's share of a global batch.
+        """Make one step of each optimizer; `batch` is this worker's share of a global batch.
 
-        Adds the losses to `sums`, and returns the learning rate of the step.
+        Adds the losses to `sums`, and returns the learning rate of the first optimizer.
         """
         train, worker = self.train_config, self.worker
         global_samples = self.length.batch_size(step_in_epoch)
         samples = self.length.samples_until(epoch, step_in_epoch)
-        rate = learning_rate(train, samples, self.length.samples)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate * group.get("lr_scale", 1.0)
         # Random numbers inside the model, such as dropout masks, depend on seed and step alone.
         seed_generators(worker.device, train.seed, samples, worker.rank)
 
-        self.optimizer.zero_grad(set_to_none=True)
         batch = batch.to(worker.device)
-        self.loss_scale.begin(global_samples, self.recipe.loss_weight(batch))
-        parts = list(self._parts(batch, global_samples))
-        for index, part in enumerate(parts):
-            is_last = index == len(parts) - 1
-            alone = nullcontext() if is_last else self.strategy.without_exchange(self.wrapped)
-            with alone:
-                self._pass(part, sums, epoch)
-        self._optimizer_step()
-        return rate
+        for trained in self.trained:
+            trained.begin(learning_rate(train, samples, self.length.samples, trained.name))
+            others = (each for each in self.trained if each is not trained)
+            with without_gradients(weight for each in others for weight in each.parameters):
+                self._passes(trained, batch, global_samples, sums, epoch)
+                self._optimizer_step(trained)
+        self.scaler.update()
+        if self.average:
+            self.average.update(self.network)
+        return learning_rate(train, samples, self.length.samples, self.trained[0].name)
 
-    def _pass(self, part: Batch, sums: LossSums, epoch: int) -> None:
+    def _passes(
+        self, trained: TrainedNetwork, batch: Batch, global_samples: int, sums: LossSums, epoch: int
+    ) -> None:
+        """Compute the gradients of a global batch for a network."""
+        weight = None if trained.name else self.recipe.loss_weight(batch)
+        trained.loss_scale.begin(global_samples, weight)
+        parts = list(self._parts(batch, global_samples))
+        worker = self.worker
+        with worker.waits.counted(worker.device) if self.strategy.is_sharded else nullcontext():
+            for index, part in enumerate(parts):
+                is_last = index == len(parts) - 1
+                alone = (
+                    nullcontext() if is_last else self.strategy.without_exchange(trained.wrapped)
+                )
+                with alone:
+                    self._pass(trained, part, sums, epoch)
+
+    def _pass(self, trained: TrainedNetwork, part: Batch, sums: LossSums, epoch: int) -> None:
         """Run a forward and a backward pass on a part of the batch.
 
         With an empty part the gradients are 0, so that this worker takes part in their exchange.
@@ -185,15 +240,28 @@ class Learner:
         part = self.recipe.augment(
             self._stand_in if is_empty else part, seed=self.train_config.seed, epoch=epoch
         )
-        found = self.recipe.loss(self._forward(self.model), part)
+        found = self._loss(trained, part)
         if found.sum.dim():
             raise ConfigError(
                 f"Recipe.loss returned a sum of shape {tuple(found.sum.shape)}; it has to be a scalar."
             )
         if not is_empty:
-            sums.update(found)
-        factor = self.loss_scale.factor(found.weight, len(part), is_empty=is_empty)
-        self.strategy.backward(self.wrapped, self.scaler.scale(found.sum * factor))
+            if trained.name is None:
+                sums.update(found)
+            else:
+                sums.update_part(found, has_loss=trained is self.trained[0])
+        factor = trained.loss_scale.factor(found.weight, len(part), is_empty=is_empty)
+        self.strategy.backward(trained.wrapped, self.scaler.scale(found.sum * factor))
+
+    def _loss(self, trained: TrainedNetwork, part: Batch) -> Loss:
+        """Return the loss of a network. Only its own forward pass exchanges gradients."""
+        if trained.name is None:
+            return self.recipe.loss(self._forward(trained.model), part)
+        models = {
+            name: self._forward(trained.model if name == trained.name else child)
+            for name, child in self.network.named_children()
+        }
+        return self.recipe.network_loss(trained.name, models, part)
 
     def _parts(self, batch: Batch, global_samples: int) -> Iterator[Batch]:
         """Split a batch into micro-batches: at least one, which may be empty.
@@ -225,18 +293,15 @@ class Learner:
         seed, collate = self.train_config.seed, self.recipe.collate
         return read_stand_in(self.data, seed=seed, collate=collate).to(self.worker.device)
 
-    def _optimizer_step(self) -> None:
-        """Clip the gradients, update the weights with the optimizer, and update the weight average."""
-        correction = self.loss_scale.correction()
+    def _optimizer_step(self, trained: TrainedNetwork) -> None:
+        """Clip the gradients of a network, and update its weights with its optimizer."""
+        correction = trained.loss_scale.correction()
         if correction is not None:
-            self.strategy.scale_gradients(self.network, correction)
+            self.strategy.scale_gradients(trained.module, correction)
         if self.train_config.clip_norm:
-            self.scaler.unscale_(self.optimizer)
-            self.strategy.clip(self.network, self.train_config.clip_norm)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        if self.average:
-            self.average.update(self.network)
+            self.scaler.unscale_(trained.optimizer)
+            self.strategy.clip(trained.module, self.train_config.clip_norm)
+        self.scaler.step(trained.optimizer)
 
     # Validation.
 
@@ -248,7 +313,8 @@ class Learner:
         """
         network = self.delivered().eval()
         self.strategy.sync_buffers(network, self.worker)
-        sums, forward = EvaluationSums(self.recipe, self.worker), self._forward(network)
+        sums = EvaluationSums(self.recipe, self.worker)
+        forward: Any = model_for(self.recipe, network, self._forward)
         # Not inference mode: weights that FSDP2 gathers in it cannot be used for training afterwards.
         with torch.no_grad():
             for batch in batches:

@@ -26,6 +26,7 @@ from trainyard_trainer.engine.task import TrainingTask
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.run_files.names import CheckpointName
+from trainyard_trainer.run_folder.measurements.goodput import RunningGoodput
 from trainyard_trainer.run_folder.measurements.metrics import run_metrics
 from trainyard_trainer.run_folder.measurements.progress import (
     Length,
@@ -208,6 +209,7 @@ def rank_zero_records(
             workers=worker.world_size,
             metrics=recipe.metrics,
             speeds=lambda samples_per_s: speeds_in(recipe, samples_per_s, worker),
+            goodput=RunningGoodput(checkpoints.folder, trained, worker.world_size),
             on_record=on_record,
             check_fence=fence.check,
         )

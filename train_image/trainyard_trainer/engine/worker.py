@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
@@ -91,6 +92,7 @@ def work(
             records = stack.enter_context(ShardRecords(shards, task.attempt, entered.group))
         try:
             partial_epoch = start.state["partial_epoch"] if start.state else {}
+            startup.loop_began = time.time()
             trained = loop.TrainingLoop(
                 config,
                 learner,
@@ -98,6 +100,7 @@ def work(
                     trained=start.trained,
                     epoch_sums=partial_epoch.get("loss_sums"),
                     attempt_began=startup.began,
+                    nodes=entered.nodes,
                 ),
                 batches=StartupBatches(
                     (make_batches or torch_batches)(task, length, start, worker),

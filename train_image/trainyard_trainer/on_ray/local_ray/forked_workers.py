@@ -136,7 +136,7 @@ def start(variables: Mapping[str, str], *, use_gpu: bool) -> None:
     """Start the fork server of a run with these variables, unless workers cannot be forked here."""
     global _server
     mode = local_ray_mode(use_gpu=use_gpu)
-    if mode != "forked" or "RAY_ADDRESS" in os.environ or _server is not None:
+    if mode != "forked" or ray_environment.existing_cluster() or _server is not None:
         return
     if sys.platform != "linux":
         say_why(f"this needs Linux, and this is {sys.platform}")
@@ -173,15 +173,15 @@ def forking() -> Iterator[str | None]:
         _server = None
 
 
-def tell_environment(before: Mapping[str, str]) -> None:
-    """Tell the fork server the environment that the workers are to have, which this process has now.
+def tell_environment(before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Tell the fork server the environment that workers are to have from now on.
 
-    `before` is the one with which this process has started Ray.
+    `before` is the one with which Ray was started. Raises RunError.
     """
     assert _server is not None
     with socket.socket(socket.AF_UNIX) as server:
         server.connect("\0" + _server.address)
-        message = json.dumps({"before": dict(before), "now": dict(os.environ)}).encode()
+        message = json.dumps({"before": dict(before), "now": dict(now)}).encode()
         server.sendall(struct.pack("I", len(message)) + message)
         if server.recv(1) != TAKEN:
             raise RunError("the process that forks the workers has not taken their environment")

@@ -45,23 +45,27 @@ class WarmForkServer:
 def wait_and_run(request: socket.socket, server: WarmForkServer, cpus: int) -> None:
     """Start a Ray with so many CPUs; then run the program that is asked for, or end if none will be."""
     from trainyard_trainer.on_ray import ray_cluster
+    from trainyard_trainer.on_ray.warm.prepared_ray import PreparedRay
 
     gc.unfreeze()
     fork_server.separate_random_numbers()
     for name in RESTORED:
         del os.environ[name]
     forked_workers.use(server)
-    prepared = ray_cluster.prepare(cpus)
+    prepared = PreparedRay(cpus)
     try:
         request.sendall(messages.READY)
         message, streams = messages.receive(request, 3)
     except (EOFError, OSError):
         prepared.end()
         return
+    ray_cluster.use_prepared(prepared.used())
     _become(message, streams)
     request.sendall(messages.STARTED)
     request.close()
-    sys.exit(import_module(message["program"]).main([]))
+    # Processes that `multiprocessing` starts look at the main module.
+    sys.modules["__main__"] = program = import_module(message["program"])
+    sys.exit(program.main([]))
 
 
 def _become(message: dict[str, object], streams: list[int]) -> None:
