@@ -38,6 +38,8 @@ def up(idle_s: float) -> WarmState:
             return _await_ready(None)
     down()
     folder = _made_folder()
+    if messages.is_locked(folder):
+        return _await_ready(None)  # another command has just started one
     with (folder / messages.LOG).open("wb") as log:
         process = subprocess.Popen(
             isolated(
@@ -108,17 +110,20 @@ def _made_folder() -> Path:
 
 
 def _await_ready(process: subprocess.Popen[bytes] | None) -> WarmState:
-    """Wait until the Ray of the warm process is ready. Raises RunFailed."""
+    """Wait until the Ray of the warm process is ready; `process` starts as one. Raises RunFailed."""
+    folder = messages.folder_path()
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         with greeted() as greeting:
             if greeting is not None and greeting.state.is_ready:
                 return greeting.state
-            has_failed = greeting is not None and not greeting.state.is_prepared
-        if has_failed or (process is not None and process.poll() is not None):
+        has_ended = process is None or process.poll() is not None
+        if greeting is None and has_ended and not messages.is_locked(folder):
+            break
+        if greeting is not None and not greeting.state.is_prepared:
             break
         time.sleep(LOOK_S)
-    log = messages.folder_path() / messages.LOG
+    log = folder / messages.LOG
     raise RunFailed(
         "the warm Ray did not start",
         *log.read_text(errors="replace").splitlines()[-5:],

@@ -76,5 +76,5 @@ def _read(connection: socket.socket) -> Greeting:
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         raise RunFailed(
             f"the warm process does not answer: {type(error).__name__} {error}",
-            "End it with `trainyard warm down`, or kill it.",
+            f"End it with `kill -9 {messages.require_own_peer(connection)}`, and start another.",
         ) from None

@@ -12,6 +12,7 @@ answer to RUN brings two sockets:
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -64,6 +65,18 @@ def require_own(folder: Path) -> None:
         raise WarmFolderError(f"{folder} may be used by other users: its mode is not 700")
 
 
+def is_locked(folder: Path) -> bool:
+    """Return whether a warm process has the folder, also one that still starts."""
+    try:
+        with (folder / LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
 def connect(folder: Path) -> socket.socket | None:
     """Return a connection to the warm process, or None if there is no such process.
 
@@ -89,13 +102,14 @@ def address(folder: Path) -> str:
     return str(folder / SOCKET)
 
 
-def require_own_peer(connection: socket.socket) -> None:
-    """Raise WarmFolderError if the process at the other end belongs to another user."""
-    _, uid, _ = struct.unpack(
+def require_own_peer(connection: socket.socket) -> int:
+    """Return the process at the other end. Raises WarmFolderError if it belongs to another user."""
+    pid, uid, _ = struct.unpack(
         "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     )
     if uid != os.getuid():
         raise WarmFolderError("the process at the other end of the socket belongs to another user")
+    return int(pid)
 
 
 def send(connection: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> None:
