@@ -50,11 +50,11 @@ class WarmProgram:
         return self._receive()
 
     def terminate(self) -> None:
-        """Send the program SIGTERM."""
+        """Ask the program to end, by SIGTERM."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send the program SIGKILL."""
+        """End the program at once, by SIGKILL."""
         self._signal(signal.SIGKILL)
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from importlib import import_module
 from typing import TextIO
 
@@ -52,20 +53,19 @@ def wait_and_run(request: socket.socket, server: WarmForkServer, cpus: int) -> N
     for name in RESTORED:
         del os.environ[name]
     forked_workers.use(server)
-    prepared = PreparedRay(cpus)
-    try:
-        request.sendall(messages.READY)
-        message, streams = messages.receive(request, 3)
-    except (EOFError, OSError):
-        prepared.end()
-        return
-    ray_cluster.use_prepared(prepared.used())
-    _become(message, streams)
-    request.sendall(messages.STARTED)
-    request.close()
-    # Processes that `multiprocessing` starts look at the main module.
-    sys.modules["__main__"] = program = import_module(message["program"])
-    sys.exit(program.main([]))
+    with closing(PreparedRay(cpus)) as prepared:
+        try:
+            request.sendall(messages.READY)
+            message, streams = messages.receive(request, 3)
+        except (EOFError, ConnectionError):
+            return
+        ray_cluster.use_prepared(prepared.used())
+        _become(message, streams)
+        request.sendall(messages.STARTED)
+        request.close()
+        # Processes that `multiprocessing` starts look at the main module.
+        sys.modules["__main__"] = program = import_module(message["program"])
+        sys.exit(program.main([]))
 
 
 def _become(message: dict[str, object], streams: list[int]) -> None:
@@ -89,7 +89,7 @@ def _become(message: dict[str, object], streams: list[int]) -> None:
     ray_environment.set_defaults()
     ray_environment.set_local_defaults("forked")
     time.tzset()
-    # Ray's handler of its start; the program sets its own.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Until the program has a handler of its own, SIGTERM ends it, and so its Ray.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     sys.argv[:] = [str(message["program"])]
     fork_server.restore_threads()

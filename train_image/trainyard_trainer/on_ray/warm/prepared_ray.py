@@ -37,6 +37,6 @@ class PreparedRay:
                     handler.setStream(sys.stderr)  # which `Output` has replaced meanwhile
             yield self._scratch
 
-    def end(self) -> None:
-        """End this Ray, which no run has used."""
+    def close(self) -> None:
+        """End this Ray, if it still runs."""
         self._started.close()

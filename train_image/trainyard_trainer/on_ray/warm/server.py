@@ -1,8 +1,8 @@
 """`python -m trainyard_trainer.on_ray.warm.server --idle-s S --cpus N`: the warm process.
 
-It has one thread, and runs no code of the user. For each run it forks a pair of processes, and hands the two
-sockets that lead to them to the command that has asked. One pair is always prepared: its driver has started
-a Ray. The next pair is prepared when a run has ended, so that this takes no CPU time from training.
+It has one thread, and runs no code of the user. For each run it forks two processes, and hands the two
+sockets that lead to them to the command that has asked. Those of the next run are always prepared: their
+driver has started a Ray. They are prepared when a run has ended, so that this takes no CPU time from training.
 
 It ends after S seconds without a run, at SIGTERM, or if a command asks for it. Runs that go on are not
 disturbed: they are no longer its own.
@@ -24,7 +24,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from trainyard_trainer.on_ray.local_ray import fork_server, forked_workers, ray_environment
-from trainyard_trainer.on_ray.warm.pair import Pair, Work, fork_pair
+from trainyard_trainer.on_ray.warm.run_processes import (
+    RunProcesses,
+    Work,
+    fork_run_processes,
+)
 from trainyard_trainer.run_files.start import python_path
 from trainyard_trainer.run_files.warm import messages
 from trainyard_trainer.run_files.warm.facts import Facts, facts
@@ -37,11 +41,14 @@ INIT = 1
 These end with their driver: the kernel ends them with the fork server, their parent."""
 
 END_S = 20.0
-"""Seconds within which the driver of a prepared pair ends its Ray."""
+"""Seconds within which the prepared driver ends its Ray."""
+
+END_LOOK_S = 0.05
+"""Seconds between two looks whether it has ended."""
 
 
 class WarmServer:
-    """Answers commands, and keeps one pair of processes prepared for the next run."""
+    """Answers commands, and keeps the processes of the next run prepared."""
 
     def __init__(
         self,
@@ -60,7 +67,7 @@ class WarmServer:
         self._base_path = [folder for folder in sys.path if folder not in python_path()]
         self._idle_s = idle_s
         self._cpus = cpus
-        self._prepared: Pair | None = None
+        self._prepared: RunProcesses | None = None
         self._is_ready = False
         self._running: set[int] = set()
         self._num_runs = 0
@@ -91,6 +98,7 @@ class WarmServer:
                 print(f"unused for {self._idle_s:g} s: ends", flush=True)
                 break
         if work is None:
+            Path(self._listener.getsockname()).unlink(missing_ok=True)
             self._listener.close()
             self._end_prepared()
         return work
@@ -112,25 +120,25 @@ class WarmServer:
         assert self._prepared is not None
         self._is_ready = self._prepared.request.recv(1) == messages.READY
         if not self._is_ready:
-            print("the driver of the prepared pair has ended", flush=True)
+            print("the prepared driver has ended", flush=True)
             self._forget_prepared()
 
     def _prepare(self) -> Work | None:
-        """Fork a pair for the next run. Return in its processes, with what they are to do."""
+        """Fork the processes of the next run. Return in them, with what they are to do."""
         cause = fork_server.cause_not_to_fork()
         if cause is not None:
             print(cause, flush=True)
             self._has_ended = True
             return None
         own = (self._listener, self._lock, self._woken, self._wakes)
-        forked = fork_pair(self._cpus, self._loaded, self._base_path, own)
-        if not isinstance(forked, Pair):
+        forked = fork_run_processes(self._cpus, self._loaded, self._base_path, own)
+        if not isinstance(forked, RunProcesses):
             return forked
         self._prepared, self._is_ready = forked, False
         return None
 
     def _reap(self) -> Work | None:
-        """Note which pairs have ended. Prepare the next one after a run."""
+        """Note which runs have ended, and prepare the next one after a run."""
         has_run = False
         with suppress(ChildProcessError):
             while pid := os.waitpid(-1, os.WNOHANG)[0]:
@@ -138,7 +146,7 @@ class WarmServer:
                     self._running.remove(pid)
                     has_run = True
                 elif self._prepared is not None and pid == self._prepared.pid:
-                    print("the prepared pair has ended", flush=True)
+                    print("the prepared processes have ended", flush=True)
                     self._forget_prepared()
         if has_run:
             self._unused_since = time.monotonic()
@@ -152,7 +160,7 @@ class WarmServer:
         self._prepared, self._is_ready = None, False
 
     def _answer(self) -> Work | None:
-        """Answer one connection."""
+        """Greet a command, and do what it asks for."""
         connection, _ = self._listener.accept()
         with connection, suppress(OSError, EOFError, ValueError, messages.WarmFolderError):
             connection.settimeout(messages.ANSWER_S)
@@ -180,7 +188,7 @@ class WarmServer:
         }
 
     def _hand_over(self, connection: socket.socket, cpus: int) -> Work | None:
-        """Hand the prepared pair to a command, or one that is made now if there is none that fits."""
+        """Hand the prepared processes to a command; if none fit, they are made now."""
         if self._prepared is not None and self._prepared.cpus != cpus:
             self._forget_prepared()  # its driver ends
         self._cpus = cpus
@@ -188,24 +196,23 @@ class WarmServer:
             return work
         if self._prepared is None:
             return None
-        pair = self._prepared
-        messages.send(connection, {}, [pair.request.fileno(), pair.status.fileno()])
-        self._running.add(pair.pid)
+        run = self._prepared
+        messages.send(connection, {}, [run.request.fileno(), run.status.fileno()])
+        self._running.add(run.pid)
         self._num_runs += 1
         self._forget_prepared()
         return None
 
     def _end_prepared(self) -> None:
-        """End the prepared pair, and wait until its Ray has ended."""
+        """End the prepared processes, and wait until their Ray has ended."""
         if self._prepared is None:
             return
         pid = self._prepared.pid
         self._forget_prepared()
         deadline = time.monotonic() + END_S
-        while time.monotonic() < deadline:
-            if os.waitpid(pid, os.WNOHANG)[0]:
-                return
-            select.select([self._woken], [], [], deadline - time.monotonic())
+        with suppress(ChildProcessError):
+            while not os.waitpid(pid, os.WNOHANG)[0] and time.monotonic() < deadline:
+                time.sleep(END_LOOK_S)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The two processes of a run: the fork server, a child of the warm process, and the driver, its child."""
+"""The processes of a run: a fork server, which is a child of the warm process, and the driver, its child."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Work = Callable[[], None]
 
 
 class Closable(Protocol):
-    """A file or a socket."""
+    """Something with a method `close`: a file or a socket."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pair:
+class RunProcesses:
     """The processes of a run as the warm process knows them."""
 
     pid: int
@@ -37,15 +37,15 @@ class Pair:
     """The CPUs of the driver's Ray."""
 
     def close(self) -> None:
-        """Close this process's sockets to the pair."""
+        """Close the sockets to these processes."""
         self.request.close()
         self.status.close()
 
 
-def fork_pair(
+def fork_run_processes(
     cpus: int, environment: dict[str, str], base_path: list[str], left: Iterable[Closable]
-) -> Pair | Work:
-    """Fork the processes of a run. Return the pair in this process, and what they are to do in the others.
+) -> RunProcesses | Work:
+    """Fork the processes of a run. Return what this process knows of them, and in them what they are to do.
 
     `environment` is the one with which this process has loaded its libraries, `base_path` the import path of
     workers, and `left` is what the others must not have open.
@@ -56,10 +56,10 @@ def fork_pair(
     if pid:
         of_driver.close()
         of_server.close()
-        return Pair(pid=pid, request=request, status=status, cpus=cpus)
+        return RunProcesses(pid=pid, request=request, status=status, cpus=cpus)
+    _handle_signals_as_at_start()
     for each in (*left, request, status):
         each.close()
-    _handle_signals_as_at_start()
     # Driver, Ray's processes and workers are a session of their own, without a terminal. Ray moves workers
     # to other process groups, which must be of the same session.
     os.setsid()
