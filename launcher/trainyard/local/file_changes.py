@@ -41,7 +41,7 @@ class Changes:
 
     @property
     def have_come(self) -> bool:
-        """Whether files have changed."""
+        """Whether files have changed since the start."""
         return self._changed.is_set()
 
     def wait(self) -> None:

@@ -31,7 +31,7 @@ class WarmState:
     running: int
     """The number of runs that go on."""
     left_s: float | None
-    """The seconds until it ends if no run begins; None while runs go on."""
+    """The seconds until it ends if no run begins; None while a run goes on or its Ray starts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,7 +2,7 @@
 
 It has one thread, and runs no code of the user. For each run it forks two processes, and hands the two
 sockets that lead to them to the command that has asked. Those of the next run are always prepared: their
-driver has started a Ray. They are prepared when a run has ended, so that this takes no CPU time from training.
+driver has started a Ray. They are prepared when a run has ended, so that training need not share its CPUs with this.
 
 It ends after S seconds without a run, at SIGTERM, or if a command asks for it. Runs that go on are not
 disturbed: they are no longer its own.
@@ -107,8 +107,8 @@ class WarmServer:
         self._has_ended = True
 
     def _left_s(self) -> float | None:
-        """Return the seconds until this process ends; None while it has runs."""
-        if self._running:
+        """Return the seconds until this process ends; None while a run goes on or a Ray starts."""
+        if self._running or self._unread():
             return None
         return max(self._unused_since + self._idle_s - time.monotonic(), 0.0)
 
@@ -119,6 +119,7 @@ class WarmServer:
     def _note_ready(self) -> None:
         assert self._prepared is not None
         self._is_ready = self._prepared.request.recv(1) == messages.READY
+        self._unused_since = time.monotonic()
         if not self._is_ready:
             print("the prepared driver has ended", flush=True)
             self._forget_prepared()
@@ -144,15 +145,12 @@ class WarmServer:
             while pid := os.waitpid(-1, os.WNOHANG)[0]:
                 if pid in self._running:
                     self._running.remove(pid)
+                    self._unused_since = time.monotonic()
                     has_run = True
                 elif self._prepared is not None and pid == self._prepared.pid:
                     print("the prepared processes have ended", flush=True)
                     self._forget_prepared()
-        if has_run:
-            self._unused_since = time.monotonic()
-            if self._prepared is None:
-                return self._prepare()
-        return None
+        return self._prepare() if has_run and self._prepared is None else None
 
     def _forget_prepared(self) -> None:
         if self._prepared is not None:
