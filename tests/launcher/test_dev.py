@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -151,11 +152,12 @@ def test_an_edit_ends_the_run_which_goes_on_from_its_checkpoint_and_ctrl_c_ends_
     is_edited = False
     for line in process.stdout:
         lines.append(line)
-        if "%" in line and "epoch 0/" not in line and not is_edited:
+        if re.search(r"step [1-9]", line) and not is_edited:
             is_edited = True
             code = tmp_path / "code" / "regression.py"
             code.write_text(code.read_text() + "\n# changed\n")
-        elif line.startswith("start: checkpoint"):
+        elif line.startswith("start: ") and is_edited:
             process.send_signal(signal.SIGINT)
     assert process.wait() == 130, lines
+    assert sum(line.startswith("start: checkpoint ") for line in lines) == 1, lines
     assert any("has changed: the run ends and starts again" in line for line in lines)

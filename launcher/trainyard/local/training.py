@@ -177,12 +177,10 @@ def _start(
     config: AttemptConfig, starter: Starter, environment: Mapping[str, str], stderr: int
 ) -> tuple[subprocess.Popen[str] | WarmProgram, str | None]:
     """Start the trainer, in the warm process if that is possible; return it with a line about that."""
-    if starter == "ray":
-        warm, line = warm_program.start(config, environment, stderr)
-        if warm is not None:
-            return warm, line
-    else:
-        line = None
+    use_warm = starter == "ray"
+    warm, line = warm_program.start(config, environment, stderr) if use_warm else (None, None)
+    if warm is not None:
+        return warm, line
     process = subprocess.Popen(
         program(config, starter),
         env=environment,

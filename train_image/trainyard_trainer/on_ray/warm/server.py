@@ -2,7 +2,7 @@
 
 It has one thread, and runs no code of the user. For each run it forks two processes, and hands the two
 sockets that lead to them to the command that has asked. Those of the next run are always prepared: their
-driver has started a Ray. They are prepared when a run has ended, so that training need not share its CPUs with this.
+driver has started a Ray. They are prepared after a run has ended, so that no run shares its CPUs with this.
 
 It ends after S seconds without a run, at SIGTERM, or if a command asks for it. Runs that go on are not
 disturbed: they are no longer its own.
@@ -24,11 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from trainyard_trainer.on_ray.local_ray import fork_server, forked_workers, ray_environment
-from trainyard_trainer.on_ray.warm.run_processes import (
-    RunProcesses,
-    Work,
-    fork_run_processes,
-)
+from trainyard_trainer.on_ray.warm.run_processes import RunProcesses, Work, fork_run_processes
 from trainyard_trainer.run_files.start import python_path
 from trainyard_trainer.run_files.warm import messages
 from trainyard_trainer.run_files.warm.facts import Facts, facts
