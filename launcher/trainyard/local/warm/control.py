@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +32,8 @@ def up(idle_s: float) -> WarmState:
     One that fits is left as it is. One that does not, since trainyard or the environment has changed, is
     replaced. Raises ConfigError and RunFailed.
     """
+    if sys.platform != "linux":
+        raise ConfigError(f"a warm Ray needs Linux, and this is {sys.platform}")
     environment, _ = own_environment()
     with greeted() as greeting:
         fits = greeting is not None and greeting.difference(environment) is None
