@@ -14,6 +14,9 @@ from tests.e2e.groups import GROUPS, is_left_out
 # Each test process computes with one thread, because one runs on each core. torch reads this at its import.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Runs under test do not use the developer's warm Ray, which is found by this folder.
+os.environ["XDG_RUNTIME_DIR"] = "/nonexistent"
+
 # A property test draws 20 examples, and 100 where CI is set. It has no time limit, because the machine may be
 # busy, and no database: an example that has failed once becomes a test of its own.
 ALWAYS = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
@@ -24,6 +25,8 @@ TRAINYARD = str(ROOT / ".venv/bin/trainyard")
 MOST_S = 3.0
 """Above torch's import and Ray's start."""
 
+MOST_WARM_S = 4.0
+
 LOOK_S = 0.02
 
 CPU_LOOK_S = 0.2
@@ -31,6 +34,9 @@ CPU_LOOK_S = 0.2
 
 CPU = "cpu"
 """The key of the CPU seconds up to the first step, beside the phases."""
+
+MEMORY = "memory"
+"""The key of the memory of the warm Ray before the run, in GiB."""
 
 PHASES = {
     "launcher": "`trainyard` until its program runs",
@@ -93,33 +99,80 @@ def start_bare() -> dict[str, float]:
 
 def start_ours(path: Path, mode: LocalRayMode) -> dict[str, float]:
     """Seconds of each phase of a run with two workers, and CPU seconds up to the first step."""
+    found, _ = start(path, {VARIABLE: mode, "XDG_RUNTIME_DIR": "/nonexistent"})
+    say(f"  {mode}: " + told(found))
+    return found
+
+
+@contextmanager
+def warm_ray() -> Iterator[dict[str, str]]:
+    """Yield the variables with which commands use a warm Ray of this bench alone."""
+    with tempfile.TemporaryDirectory(prefix="ty-warm-", dir="/tmp") as folder:
+        variables = {"XDG_RUNTIME_DIR": folder}
+        try:
+            yield variables
+        finally:
+            warm("down", variables)
+
+
+def warm(command: str, variables: dict[str, str]) -> str:
+    """The output of a command of `trainyard warm`."""
+    environment = os.environ | variables
+    return subprocess.check_output(
+        [TRAINYARD, "warm", *command.split()], env=environment, text=True
+    )
+
+
+def start_warm(path: Path, variables: dict[str, str]) -> dict[str, float]:
+    """The same for a run that uses the warm Ray once that is ready, and the memory of the warm Ray."""
+    warm("up", variables)
+    state = json.loads(warm("status --json", variables))
+    found, log = start(path, variables, CpuSeconds(state["pid"]))
+    if "this run uses the warm Ray" not in log:
+        raise RuntimeError(f"the warm Ray was not used:\n{log[-2000:]}")
+    found[MEMORY] = state["memory_bytes"] / 2**30
+    say("  warm: " + told(found))
+    return found
+
+
+def start(
+    path: Path, variables: dict[str, str], warm_cpu: CpuSeconds | None = None
+) -> tuple[dict[str, float], str]:
+    """Train, and return the phases with the CPU seconds, and the output.
+
+    `warm_cpu` are the CPU seconds of the warm process, if the run is to use it.
+    """
     run_file = write_run(path)
     shutil.rmtree(BUILD / "runs" / "startup", ignore_errors=True)
     command = [TRAINYARD, "train", str(run_file), "--storage", str(BUILD / "runs")]
+    before_s = warm_cpu.look() if warm_cpu else 0.0
     began, program_began = time.time(), None
     cpu: list[tuple[float, float]] = []
     with tempfile.TemporaryFile() as log:
-        environment = os.environ | {VARIABLE: mode}
+        environment = os.environ | variables
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
         used = CpuSeconds(process.pid)
         while process.poll() is None:
-            if program_began is None:
+            if program_began is None and not warm_cpu:
                 program_began = program_start(process.pid)
                 time.sleep(LOOK_S)
             else:
-                cpu.append((time.time(), used.look()))
+                cpu_s = used.look() + (warm_cpu.look() - before_s if warm_cpu else 0.0)
+                cpu.append((time.time(), cpu_s))
                 time.sleep(CPU_LOOK_S)
-        if process.returncode or program_began is None:
-            log.seek(0)
-            raise RuntimeError(f"`trainyard train` failed:\n{log.read().decode()[-2000:]}")
+        log.seek(0)
+        output = log.read().decode()
+    if process.returncode:
+        raise RuntimeError(f"`trainyard train` failed:\n{output[-2000:]}")
     told_by_run = json.loads((BUILD / "runs" / "startup" / "summary.json").read_text())["startup"]
     program_s = told_by_run.pop("began")
-    import_s = program_s - program_began
+    # The warm process has imported everything: its program begins with the attempt.
+    program_began = program_s if warm_cpu else program_began
+    assert program_began is not None
+    found = {"launcher": program_began - began, "import": program_s - program_began} | told_by_run
     first_step = program_s + sum(told_by_run.values())
-    found = {"launcher": program_began - began, "import": import_s} | told_by_run
     found[CPU] = next((seconds for at, seconds in cpu if at >= first_step), cpu[-1][1])
-    say(f"  {mode}: " + told(found))
-    return found
+    return found, output
 
 
 def write_run(path: Path) -> Path:
@@ -149,28 +202,38 @@ def told(seconds: dict[str, float]) -> str:
 
 def measure(options: Options) -> list[Section]:
     path = data.grey_images(400)
-    found = [
-        (start_ours(path, "forked"), start_ours(path, "full"), start_bare())
-        for _ in range(options.rounds_or(5))
-    ]
+    with warm_ray() as variables:
+        found = [
+            (
+                start_ours(path, "forked"),
+                start_warm(path, variables),
+                start_ours(path, "full"),
+                start_bare(),
+            )
+            for _ in range(options.rounds_or(5))
+        ]
 
     def row(what: str, seconds: Callable[..., float], at_most: float | None = None) -> Row:
         values = tuple(seconds(*each) for each in found)
         return Row(what=what, unit="s", values=values, at_most=at_most)
 
     def bare(*names: str) -> Callable[..., float]:
-        return lambda ours, full, bare: sum(bare[name] for name in names)
+        return lambda ours, warm, full, bare: sum(bare[name] for name in names)
 
     def wall(ours: dict[str, float]) -> float:
         return sum(ours[phase] for phase in PHASES)
 
     rows = (
-        row("to the end of the first step", lambda ours, full, bare: wall(ours)),
-        row("- CPU seconds of all processes", lambda ours, full, bare: ours[CPU]),
-        row("with TRAINYARD_LOCAL_RAY=full", lambda ours, full, bare: wall(full)),
-        row("- CPU seconds of all its processes", lambda ours, full, bare: full[CPU]),
+        row("to the end of the first step", lambda ours, warm, full, bare: wall(ours)),
+        row("- CPU seconds of all processes", lambda ours, warm, full, bare: ours[CPU]),
+        row("with a warm Ray", lambda ours, warm, full, bare: wall(warm), MOST_WARM_S),
+        row("- CPU seconds of all processes of that run", lambda ours, warm, full, bare: warm[CPU]),
+        row("- until its driver begins", lambda ours, warm, full, bare: warm["launcher"]),
+        row("- its worker group starts", lambda ours, warm, full, bare: warm["workers"]),
+        row("with TRAINYARD_LOCAL_RAY=full", lambda ours, warm, full, bare: wall(full)),
+        row("- CPU seconds of all its processes", lambda ours, warm, full, bare: full[CPU]),
         *(
-            row(f"- {words}", lambda ours, full, bare, phase=phase: ours[phase])
+            row(f"- {words}", lambda ours, warm, full, bare, phase=phase: ours[phase])
             for phase, words in PHASES.items()
         ),
         row("bare: `import torch`", bare("torch")),
@@ -181,19 +244,21 @@ def measure(options: Options) -> list[Section]:
         ),
         row(
             "above bare `import torch`, `import ray` and `ray.init`",
-            lambda ours, full, bare: wall(ours) - bare["torch"] - bare["ray"] - bare["init"],
+            lambda ours, warm, full, bare: wall(ours) - bare["torch"] - bare["ray"] - bare["init"],
             MOST_S,
         ),
         row(
             "above all of bare",
-            lambda ours, full, bare: wall(ours) - sum(bare.values()),
+            lambda ours, warm, full, bare: wall(ours) - sum(bare.values()),
         ),
     )
     notes = (
         "2 CPU workers, ResNet-18, images of 28x28 that are prepared. "
-        "Each round: ours with forked workers, ours with `full`, bare.",
+        "Each round: ours with forked workers, ours with a warm Ray, ours with `full`, bare.",
     )
-    return [Section(title="Start of a run on this machine", rows=rows, notes=notes)]
+    gib = tuple(warm[MEMORY] for _, warm, _, _ in found)
+    memory = Row(what="memory of a warm Ray that waits", unit="GiB", values=gib)
+    return [Section(title="Start of a run on this machine", rows=(*rows, memory), notes=notes)]
 
 
 if __name__ == "__main__":

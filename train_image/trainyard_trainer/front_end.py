@@ -91,14 +91,25 @@ def print_error(text: str) -> None:
 def _wait(pipe: int, end: Callable[[], None]) -> None:
     """Wait until the pipe is at its end, or the parent process is gone, and call `end`.
 
-    A process that the front end has forked may keep the pipe open. Under torchrun, the parent is torchrun.
+    A process that the front end has forked may keep the pipe open. The parent is another process under
+    torchrun, and for a driver of the warm process: on Linux, the pidfd of the front end tells its end.
     """
-    parent = os.getppid()
+    parent, front_end = os.getppid(), _pidfd(_front_end_pid)
     while os.getppid() == parent:
-        readable, _, _ = select.select([pipe], [], [], POLL_S)
-        if readable and not os.read(pipe, 1):
+        readable, _, _ = select.select([pipe, *front_end], [], [], POLL_S)
+        if not readable:
+            continue
+        if pipe not in readable or not os.read(pipe, 1):
             break
     end()
+
+
+def _pidfd(process: int | None) -> list[int]:
+    """Return the file descriptor that is readable when a process has ended, if the system has such."""
+    if sys.platform == "linux" and process is not None:
+        with suppress(OSError):
+            return [os.pidfd_open(process)]
+    return []
 
 
 def _replace(descriptor: int, path: str, flags: int) -> None:

@@ -12,7 +12,7 @@ from trainyard.cli import tools
 from trainyard.cli.commands.cluster_runs import control, diagnose, drill, reproduce, submit, sweep
 from trainyard.cli.commands.inspection import gpus, platform, pods, runs
 from trainyard.cli.commands.run_files import check, diff, new_file, plan, recipe
-from trainyard.cli.commands.this_machine import compare, train, verify
+from trainyard.cli.commands.this_machine import compare, dev, train, verify, warm
 from trainyard_trainer.config import tool_arguments
 
 
@@ -70,6 +70,13 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
     },
     "Work on this machine": {
         "train": train.train,
+        "dev": dev.dev,
+        "warm": _group(
+            "Keep a Ray ready on this machine, so that `train` starts within seconds.",
+            up=warm.up,
+            status=warm.status,
+            down=warm.down,
+        ),
         "verify": verify.verify,
         "data": _group(
             "Prepare data sets as Parquet files, inspect them, and train tokenizers.",

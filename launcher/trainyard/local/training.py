@@ -18,6 +18,8 @@ from typing_extensions import assert_never
 
 from trainyard.errors import ConfigError, RunFailed, RunStopped
 from trainyard.local.tools import own_environment, require_packages, stopped_like_ctrl_c
+from trainyard.local.warm import program as warm_program
+from trainyard.local.warm.program import WarmProgram
 from trainyard.planning.trainer_input import trainer_config
 from trainyard.run_file.code.code_archive import Overlay
 from trainyard.run_file.code.source import GitState
@@ -151,20 +153,11 @@ def train_locally(
     is_main = threading.current_thread() is threading.main_thread()
     # The program's standard error until it holds the run: the run's own file may be that of a live attempt.
     with TemporaryFile() as stderr, stopped_like_ctrl_c() if is_main else nullcontext():
-        process = subprocess.Popen(
-            program(config, starter),
-            env=environment,
-            # A pipe that is at its end when this process is gone: the trainer then saves and ends.
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            errors="replace",
-            # Ctrl-C must reach Ray's processes through the trainer, not from the terminal too.
-            start_new_session=True,
-        )
+        process, about_warm = _start(config, starter, environment, stderr.fileno())
         try:
             yield from lines
+            if about_warm is not None:
+                yield about_warm
             yield RunStatus(submission=config.name, phase="starting")
             assert process.stdout is not None
             for line in process.stdout:
@@ -178,6 +171,29 @@ def train_locally(
     if exit_code != 0:
         ray_log = noise if _change_of(noise) != before else None
         raise _error_of_end(config.name, exit_code, output, "".join(last_lines), ray_log)
+
+
+def _start(
+    config: AttemptConfig, starter: Starter, environment: Mapping[str, str], stderr: int
+) -> tuple[subprocess.Popen[str] | WarmProgram, str | None]:
+    """Start the trainer, in the warm process if that is possible; return it with a line about that."""
+    use_warm = starter == "ray"
+    warm, line = warm_program.start(config, environment, stderr) if use_warm else (None, None)
+    if warm is not None:
+        return warm, line
+    process = subprocess.Popen(
+        program(config, starter),
+        env=environment,
+        # A pipe that is at its end when this process is gone: the trainer then saves and ends.
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        errors="replace",
+        # Ctrl-C must reach Ray's processes through the trainer, not from the terminal too.
+        start_new_session=True,
+    )
+    return process, line
 
 
 def _made_folder(config: AttemptConfig) -> Path:
@@ -306,7 +322,7 @@ def _put(config: AttemptConfig, code: Overlay) -> None:
         )
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process: subprocess.Popen[str] | WarmProgram) -> None:
     """Terminate the trainer if it is still running and wait for it; a second Ctrl-C kills it."""
     if process.poll() is not None:
         return

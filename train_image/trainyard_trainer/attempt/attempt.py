@@ -68,7 +68,7 @@ from trainyard_trainer.run_folder.measurements.progress import (
     measured_phases,
     read_lines,
 )
-from trainyard_trainer.run_folder.measurements.startup import Startup, process_age_s
+from trainyard_trainer.run_folder.measurements.startup import Startup, program_age_s
 from trainyard_trainer.run_folder.ownership.lease import Lease
 from trainyard_trainer.run_folder.run_limit import limited
 from trainyard_trainer.run_folder.run_record import RunRecord, without_record
@@ -387,7 +387,7 @@ def record_attempt(
         "attempt": record.attempt.attempt,
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "began": round(startup.began, 3),
-        "imports_s": round(process_age_s() - (time.time() - startup.began), 3),
+        "imports_s": round(program_age_s() - (time.time() - startup.began), 3),
         "lease_s": round(startup.seconds["lease"], 3),
         **Reached.by(folder).to_json(),
         "resumed_from": start.name if start else None,

@@ -71,3 +71,8 @@ class Scaling(Section):
     def sizes(self) -> range:
         """All numbers of workers with which the run may train."""
         return range(self.fewest, self.num_workers + 1, self.workers_per_node)
+
+    @property
+    def cpus(self) -> int:
+        """The number of logical CPUs that a Ray needs for the workers and for data."""
+        return self.fewest * self.cpus_per_worker + DATA_CPUS

@@ -10,7 +10,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from trainyard_trainer.on_ray.local_ray import ray_environment
@@ -24,7 +24,7 @@ from trainyard_trainer.config.scaling import DATA_CPUS, WORKER_RESOURCE, Scaling
 from trainyard_trainer.errors import ConfigError, RunError  # noqa: E402
 from trainyard_trainer.hardware import GpuFacts  # noqa: E402
 from trainyard_trainer.on_ray.local_ray import forked_workers  # noqa: E402
-from trainyard_trainer.on_ray.local_ray.mode import local_ray_mode  # noqa: E402
+from trainyard_trainer.on_ray.local_ray.mode import LocalRayMode, local_ray_mode  # noqa: E402
 from trainyard_trainer.on_ray.local_ray.small_node import small_node  # noqa: E402
 from trainyard_trainer.on_ray.ray_errors import in_one_line  # noqa: E402
 from trainyard_trainer.run_folder.attempt_scope import fail_on_sigterm  # noqa: E402
@@ -63,13 +63,31 @@ def worker_resources(scaling: Scaling) -> dict[str, float]:
     return resources
 
 
+_prepared: AbstractContextManager[Path] | None = None
+"""A local Ray that was started before this process knew its run."""
+
+
+def use_prepared(prepared: AbstractContextManager[Path]) -> None:
+    """Let `ray_running` use a Ray that was started already; it can be used once."""
+    global _prepared
+    _prepared = prepared
+
+
 @contextmanager
 def ray_running(scaling: Scaling, folder: Path = NO_MODULES) -> Iterator[Path]:
     """Connect to the cluster of RAY_ADDRESS, or start a local Ray with enough CPUs for the workers.
 
     Yields a temporary folder on this machine, which is deleted at the end. Ray's processes start in
-    `folder` and can import modules from it. Raises RunError.
+    `folder` and can import modules from it. A prepared Ray of this process is used. Raises RunError.
     """
+    with _prepared or ray_started(scaling.cpus, folder, use_gpu=scaling.use_gpu) as scratch:
+        fail_on_sigterm()  # Ray has replaced the handler.
+        yield scratch
+
+
+@contextmanager
+def ray_started(num_cpus: int, folder: Path, *, use_gpu: bool) -> Iterator[Path]:
+    """Do as `ray_running`, for a Ray on this machine with so many CPUs."""
     # Ray creates sockets in it, whose paths may have at most 107 characters: some TMPDIRs are too long.
     base = tempfile.gettempdir() if len(tempfile.gettempdir()) <= 24 else "/tmp"
     scratch = Path(tempfile.mkdtemp(prefix="trainyard-", dir=base))
@@ -81,9 +99,9 @@ def ray_running(scaling: Scaling, folder: Path = NO_MODULES) -> Iterator[Path]:
                 if existing:
                     join_ray(existing)
                 else:
-                    start_local_ray(scaling, scratch, worker_program)
+                    mode = local_ray_mode(use_gpu=use_gpu)
+                    start_local_ray(num_cpus, mode, scratch, worker_program)
                     forked_workers.announce()
-            fail_on_sigterm()  # Ray has replaced the handler.
             yield scratch
         finally:
             ray.shutdown()
@@ -152,24 +170,23 @@ def address() -> str:
     return ray_environment.existing_cluster() or str(ray.get_runtime_context().gcs_address)
 
 
-def start_local_ray(scaling: Scaling, scratch: Path, worker_program: str | None) -> None:
-    """Start a Ray on this machine with as many logical CPUs as the run needs.
+def start_local_ray(
+    num_cpus: int, mode: LocalRayMode, scratch: Path, worker_program: str | None
+) -> None:
+    """Start a Ray on this machine with so many logical CPUs.
 
     `worker_program` is the program that the raylet starts in place of a worker; see `local_ray`. Raises
-    RunError, and ConfigError for a wrong TRAINYARD_LOCAL_RAY.
+    RunError.
     """
-    mode = local_ray_mode(use_gpu=scaling.use_gpu)
     ray_environment.set_local_defaults(mode)
-    # Ray's processes inherit PYTHONPATH.
-    paths = forked_workers.import_path()
-    before = os.environ.pop("PYTHONPATH", None)
-    if paths:
-        os.environ["PYTHONPATH"] = paths
     try:
-        with nullcontext() if mode == "full" else small_node(worker_program):
+        with (
+            environment_of_ray(),
+            nullcontext() if mode == "full" else small_node(worker_program),
+        ):
             ray.init(
                 address="local",
-                num_cpus=scaling.fewest * scaling.cpus_per_worker + DATA_CPUS,
+                num_cpus=num_cpus,
                 include_dashboard=False,
                 logging_level=logging.WARNING,
                 _temp_dir=str(scratch / "ray"),
@@ -183,6 +200,17 @@ def start_local_ray(scaling: Scaling, scratch: Path, worker_program: str | None)
             "(ulimit -n), and a path of at most about 45 characters. Set TMPDIR to a short path on a disk "
             "with free space."
         ) from error
+
+
+@contextmanager
+def environment_of_ray() -> Iterator[None]:
+    """Have in this block the PYTHONPATH that Ray's processes are to inherit."""
+    paths = forked_workers.import_path()
+    before = os.environ.pop("PYTHONPATH", None)
+    if paths:
+        os.environ["PYTHONPATH"] = paths
+    try:
+        yield
     finally:
         os.environ.pop("PYTHONPATH", None)
         if before is not None:
@@ -238,7 +266,7 @@ def missing_capacity(nodes: list[Mapping[str, float]], scaling: Scaling) -> str:
         int(min(node.get(name, 0) // amount for name, amount in each.items())) for node in nodes
     )
     cpus = sum(node.get("CPU", 0) for node in nodes)
-    wanted_cpus = scaling.fewest * scaling.cpus_per_worker + DATA_CPUS
+    wanted_cpus = scaling.cpus
     if places >= scaling.fewest and cpus >= wanted_cpus:
         return ""
     gpus = sum(node.get("GPU", 0) for node in nodes)

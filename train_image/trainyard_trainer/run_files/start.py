@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 WITH_CODE = "--with-code"
@@ -19,9 +20,9 @@ PACKAGES = str(Path(__file__).resolve().parents[2])
 """The folder of this package, which is not on the import path if it is not installed."""
 
 
-def python_path() -> list[str]:
+def python_path(environment: Mapping[str, str] = os.environ) -> list[str]:
     """Return the folders of PYTHONPATH."""
-    return [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return [*filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
 
 
 def has_installed_packages(folder: str) -> bool:

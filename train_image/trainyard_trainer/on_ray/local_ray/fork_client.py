@@ -55,6 +55,17 @@ def ask(server: socket.socket, arguments: Sequence[str]) -> None:
     server.sendall(request)
 
 
+def take_refusal(server: socket.socket) -> str:
+    """Return why the server does not fork the worker, and take the environment that the worker has then."""
+    text = server.makefile("rb").read()
+    if not text:
+        return ""
+    refusal = json.loads(text)
+    os.environ.clear()
+    os.environ.update(refusal["environ"])
+    return str(refusal["cause"])
+
+
 def await_status(server: socket.socket, raylet: int) -> bytes:
     """Wait until the worker has ended, and return its status; empty if the server or the raylet has ended.
 
@@ -89,7 +100,7 @@ def main() -> None:
         ask(server, arguments)
         answer = server.recv(4)
         (pid,) = struct.unpack("i", answer) if answer else (0,)
-        cause = "" if pid else server.recv(4096).decode()
+        cause = "" if pid else take_refusal(server)
     except OSError as error:
         pid, cause = 0, f"the process that forks them has ended: {error}"
     if not pid:

@@ -38,10 +38,13 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from trainyard_trainer.run_files.warm.load_variables import first_difference
 
 PR_SET_PDEATHSIG = 1
 
@@ -49,35 +52,32 @@ READY = "ready"
 """What the server tells the driver when it has imported its modules. Each further line tells why a worker was
 not forked."""
 
+TAKEN = b"T"
+"""What the server tells the driver when it has taken the environment of the run."""
+
 READ_S = 10.0
 """Seconds within which a client must have sent its whole request."""
-
-READ_AT_LOAD = re.compile(
-    r"(ARROW|ATEN|BLIS|GLIBC|GOMP|JE|KMP|LD|MALLOC|MIMALLOC|MKL|NPY|NUMPY|OMP|OPENBLAS|PYTHON|PYTORCH|TORCH"
-    r"|RAY|TORCHDYNAMO|TORCHINDUCTOR|TORCHVISION)_?.*"
-)
-"""Variables that Python or a library reads once, when it is loaded."""
-
-READ_WHEN_USED = re.compile(r"RAY_TRAIN_(?!V2_ENABLED).*|RAY_WARN_BLOCKING_GET_INSIDE_ASYNC")
-"""Variables that Ray Train reads later; it gives them to its workers."""
-
-NOT_COMPARED = {
-    *("PYTHONPATH", "PYTHONUNBUFFERED"),  # applied to the child
-    "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S",  # read by Ray Train
-    "TORCHINDUCTOR_CACHE_DIR",  # set by PyTorch when the driver compiles; read when it is used
-    *("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"),  # set by scikit-learn when the driver imports it
-    *(
-        "RAY_CLIENT_MODE",
-        "RAY_LD_PRELOAD_ON_WORKERS",
-        "RAY_RAYLET_PID",
-    ),  # set by Ray for the raylet and its workers
-}
-"""Variables of such names that may differ."""
 
 WITHOUT_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 """With these variables, NumPy's OpenBLAS and Arrow's jemalloc start no threads when they are imported."""
 
 Request = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunEnvironment:
+    """The environment of the driver, for a Ray that was started before the driver had it."""
+
+    before: dict[str, str]
+    """The environment with which the driver has started Ray."""
+    now: dict[str, str]
+
+    def of_worker(self, environment: dict[str, str]) -> dict[str, str]:
+        """Return the environment of a worker that the raylet starts with `environment`."""
+        changes = {
+            name: value for name, value in environment.items() if self.before.get(name) != value
+        }
+        return self.now | changes
 
 
 class WorkerRequest:
@@ -92,7 +92,7 @@ class WorkerRequest:
         self.language: str = known.language
         self.flags = [each for each in arguments[:2] if re.fullmatch("-[sS]", each)]
         self.arguments: list[str] = arguments[len(self.flags) :]
-        self.environment: dict[str, str] = request["environ"]
+        self.environment: dict[str, str] = dict(request["environ"])
         for name, value in (self.runtime_env.get("env_vars") or {}).items():
             self.environment[name] = expanded(value, self.environment)
         self.folder: str = request["cwd"]
@@ -140,12 +140,8 @@ def cause_not_to_run(request: WorkerRequest, environment: dict[str, str]) -> str
         return f"it is no Python worker: {request.language} {request.arguments[0]}"
     if request.flags != own_flags():
         return f"it starts Python with {' '.join(request.flags)}"
-    names = {*environment, *request.environment} - NOT_COMPARED
-    for name in sorted(filter(READ_AT_LOAD.fullmatch, names)):
-        if READ_WHEN_USED.fullmatch(name):
-            continue
-        if environment.get(name) != request.environment.get(name):
-            return f"{name} is read when a library is loaded, and differs"
+    if name := first_difference(environment, request.environment):
+        return f"{name} is read when a library is loaded, and differs"
     return cause_not_to_fork()
 
 
@@ -206,10 +202,19 @@ def own_flags() -> list[str]:
 class ForkServer:
     """Answers the clients one after the other, and passes signals and exit statuses on."""
 
-    def __init__(self, listener: socket.socket, status: int, environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        status: int,
+        environment: dict[str, str],
+        driver: tuple[int, socket.socket] | None = None,
+    ) -> None:
+        """`driver` is the driver's process, if it is a child of this one, and who waits for its status."""
         self._listener = listener
         self._status = status
         self._environment = environment
+        self._driver = driver
+        self._run: RunEnvironment | None = None
         self._children: dict[int, socket.socket] = {}
         self._pids: dict[int, int] = {}  # by the file descriptor of the client's socket
         self._woken, self._wakes = socket.socketpair()
@@ -223,6 +228,11 @@ class ForkServer:
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
         poll.register(self._woken, select.POLLIN)
+        if self._driver is not None:
+            pid, front_end = self._driver
+            self._children[pid], self._pids[front_end.fileno()] = front_end, pid
+            poll.register(front_end, select.POLLIN)
+            self._wakes.send(b"\0")  # it may have ended already
         while True:
             for descriptor, _ in poll.poll():
                 if descriptor == self._listener.fileno():
@@ -243,10 +253,18 @@ class ForkServer:
     def _answer(self, client: socket.socket) -> WorkerRequest | None:
         """Fork a child for a client, or tell it why not. Return the request in the child."""
         try:
-            request = receive(client)
+            message, streams, process = receive(client)
         except (OSError, EOFError, ValueError):
             client.close()
             return None
+        if self._driver is not None and process == self._driver[0]:
+            self._run = RunEnvironment(**message)
+            client.sendall(TAKEN)
+            client.close()
+            return None
+        if self._run is not None:
+            message["environ"] = self._run.of_worker(message["environ"])
+        request = WorkerRequest(message, streams, process)
         cause = cause_not_to_run(request, self._environment)
         pid = 0
         if cause is None:
@@ -258,8 +276,9 @@ class ForkServer:
                 return request
         for stream in request.streams:
             os.close(stream)
+        refusal = {"cause": cause, "environ": message["environ"]}
         with suppress(OSError):
-            client.sendall(struct.pack("i", pid) + (cause or "").encode())
+            client.sendall(struct.pack("i", pid) + (b"" if pid else json.dumps(refusal).encode()))
         if cause is None:
             self._children[pid] = client
             self._pids[client.fileno()] = pid
@@ -270,19 +289,26 @@ class ForkServer:
         return None
 
     def _pass_on(self, descriptor: int) -> bool:
-        """Pass signals of a client on to its child; kill the child and return False if the client is gone."""
+        """Pass signals of a client on to its child. Return False if the client is gone, and kill its child.
+
+        The driver is not killed: it watches itself whether its front end is there, and saves first.
+        """
         pid = self._pids[descriptor]
         try:
             numbers = self._children[pid].recv(64)
         except OSError:
             numbers = b""
+        is_driver = self._driver is not None and pid == self._driver[0]
         # The child has not been waited for, so that its id is still its own.
-        for number in numbers or [signal.SIGKILL]:
+        for number in numbers or ([] if is_driver else [signal.SIGKILL]):
             os.kill(pid, number)
         return bool(numbers)
 
     def _reap(self) -> list[socket.socket]:
-        """Tell the clients of children that have ended how; return these clients' sockets."""
+        """Tell the clients of children that have ended how; return these clients' sockets.
+
+        This process ends with the driver, if that is its child, and the kernel then ends the workers.
+        """
         ended = []
         with suppress(ChildProcessError):
             while (found := os.waitpid(-1, os.WNOHANG))[0]:
@@ -291,6 +317,8 @@ class ForkServer:
                 del self._pids[client.fileno()]
                 with suppress(OSError):
                     client.sendall(struct.pack("i", status))
+                if self._driver is not None and pid == self._driver[0]:
+                    os._exit(0)
                 ended.append(client)
         return ended
 
@@ -304,8 +332,8 @@ class ForkServer:
         os.close(self._status)
 
 
-def receive(client: socket.socket) -> WorkerRequest:
-    """Receive the request of a client, which must be a process of the same user."""
+def receive(client: socket.socket) -> tuple[Request, list[int], int]:
+    """Receive a message, its file descriptors and the process id of its sender, of the same user."""
     pid, uid, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if uid != os.getuid():
         raise ValueError("the client belongs to another user")
@@ -320,7 +348,7 @@ def receive(client: socket.socket) -> WorkerRequest:
         parts.append(part)
         left -= len(part)
     client.settimeout(None)
-    return WorkerRequest(json.loads(b"".join(parts)), streams, pid)
+    return json.loads(b"".join(parts)), list(streams), pid
 
 
 def die_with(parent: int) -> None:
@@ -393,29 +421,43 @@ def restore_threads() -> None:
     ray._private.utils.set_omp_num_threads_if_unset = set_threads
 
 
-def main() -> None:
-    """Import the modules, tell the driver whether forking is safe, and serve."""
-    parent, listener, status = map(int, sys.argv[1:4])
-    modules = sys.argv[4:]
-    die_with(parent)
+def load(modules: Iterable[str]) -> dict[str, str]:
+    """Import modules, so that forks have them; return the environment with which they were loaded."""
     environment = dict(os.environ)
     for name, value in WITHOUT_THREADS.items():
         os.environ.setdefault(name, value)
-    folders = [*filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
-    del sys.path[0]  # the folder of this file
     with no_ids_drawn():
         for module in modules:
             importlib.import_module(module)
+    return environment
+
+
+def keep_memory_shared() -> None:
+    """Let a later collection of garbage in a child write to no memory that was there before the fork."""
+    gc.collect()
+    gc.freeze()
+
+
+def work(request: WorkerRequest, base_path: list[str]) -> None:
+    """Be a worker, in a child of the server."""
+    become(request, base_path)
+    runpy.run_path(request.arguments[0], run_name="__main__")
+
+
+def main() -> None:
+    """Import the modules, tell the driver whether forking is safe, and serve."""
+    parent, listener, status = map(int, sys.argv[1:4])
+    die_with(parent)
+    folders = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    del sys.path[0]  # the folder of this file
+    environment = load(sys.argv[4:])
     base_path = [folder for folder in sys.path if folder not in folders]
     cause = cause_not_to_fork() or cause_by_trial()
     os.write(status, f"{cause or READY}\n".encode())
     if cause is not None:
         return
-    gc.collect()
-    gc.freeze()  # A collection in a child would write to, and so copy, all memory.
-    request = ForkServer(socket.socket(fileno=listener), status, environment).serve()
-    become(request, base_path)
-    runpy.run_path(request.arguments[0], run_name="__main__")
+    keep_memory_shared()
+    work(ForkServer(socket.socket(fileno=listener), status, environment).serve(), base_path)
 
 
 if __name__ == "__main__":

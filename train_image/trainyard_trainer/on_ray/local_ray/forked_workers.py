@@ -6,28 +6,28 @@ imports Ray.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import select
 import site
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
+from typing import Protocol
 
+from trainyard_trainer.errors import RunError
 from trainyard_trainer.on_ray.local_ray import ray_environment
 from trainyard_trainer.on_ray.local_ray.fork_client import ADDRESS_VARIABLE
-from trainyard_trainer.on_ray.local_ray.fork_server import (
-    NOT_COMPARED,
-    READ_AT_LOAD,
-    READY,
-    own_flags,
-)
+from trainyard_trainer.on_ray.local_ray.fork_server import READY, TAKEN, own_flags
 from trainyard_trainer.on_ray.local_ray.mode import local_ray_mode
 from trainyard_trainer.run_files.start import PACKAGES, has_installed_packages
+from trainyard_trainer.run_files.warm.load_variables import NOT_COMPARED, READ_AT_LOAD
 
 CLIENT = str(Path(__file__).with_name("fork_client.py"))
 """The program that the raylet starts in place of a worker."""
@@ -48,7 +48,20 @@ FIRST_JOB = "01000000"
 READY_S = 60.0
 """Seconds within which the fork server must have imported its modules."""
 
-_server: ForkServerProcess | None = None
+
+class ForkServing(Protocol):
+    """A fork server, as its driver knows it."""
+
+    address: str
+
+    def cause_of_absence(self) -> str | None: ...
+
+    def refusals(self) -> Iterator[str]: ...
+
+    def end(self) -> None: ...
+
+
+_server: ForkServing | None = None
 """The fork server of this driver."""
 
 
@@ -135,6 +148,12 @@ def start(variables: Mapping[str, str], *, use_gpu: bool) -> None:
         _server = ForkServerProcess()
 
 
+def use(server: ForkServing) -> None:
+    """Use a fork server that was started before this driver."""
+    global _server
+    _server = server
+
+
 @contextmanager
 def forking() -> Iterator[str | None]:
     """Yield the program that the raylet is to start in place of a worker; None without a fork server.
@@ -149,9 +168,23 @@ def forking() -> Iterator[str | None]:
     try:
         yield CLIENT
     finally:
-        del os.environ[ADDRESS_VARIABLE]
+        os.environ.pop(ADDRESS_VARIABLE, None)
         _server.end()
         _server = None
+
+
+def tell_environment(before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Tell the fork server the environment that workers are to have from now on.
+
+    `before` is the one with which Ray was started. Raises RunError.
+    """
+    assert _server is not None
+    with socket.socket(socket.AF_UNIX) as server:
+        server.connect("\0" + _server.address)
+        message = json.dumps({"before": dict(before), "now": dict(now)}).encode()
+        server.sendall(struct.pack("I", len(message)) + message)
+        if server.recv(1) != TAKEN:
+            raise RunError("the process that forks the workers has not taken their environment")
 
 
 def announce() -> None:

@@ -11,9 +11,20 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+_began: float | None = None
+"""time.monotonic() when the program of this process began; None if it began with the process."""
 
-def process_age_s() -> float:
-    """Seconds since this process was started."""
+
+def begin_now() -> None:
+    """Let the program of this process begin now: the process has existed before, and has waited for it."""
+    global _began
+    _began = time.monotonic()
+
+
+def program_age_s() -> float:
+    """Seconds since the program of this process was started."""
+    if _began is not None:
+        return time.monotonic() - _began
     # The name, in brackets, may hold blanks and brackets itself.
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     ticks = int(fields[19])
