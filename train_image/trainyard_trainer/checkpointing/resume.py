@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +93,32 @@ def note_started(folder: RunFolder, fence: Fence, startup: Startup) -> None:
         each for each in starts if (each["attempt"], each["group"]) == (fence.attempt, fence.group)
     ]
     folder.append(folder.starts, json.dumps(mine[0] | {"startup": startup.to_json()}) + "\n")
+
+
+def note_replacement(
+    folder: RunFolder,
+    fence: Fence,
+    trained: Trained,
+    ranks: Sequence[int],
+    *,
+    began: float,
+    seconds: float,
+) -> None:
+    """Record that the workers of some ranks were replaced, while the others kept their state.
+
+    `began` is the time.time() at which rank 0 has noticed the failure, and `seconds` the time since then.
+    """
+    record = {
+        "attempt": fence.attempt,
+        "group": fence.group,
+        "samples": trained.samples,
+        "step": trained.step,
+        "reached_step": trained.step,
+        "time": round(began, 3),
+        "replaced": list(ranks),
+        "startup": {"began": round(began, 3), "replacement": round(seconds, 3)},
+    }
+    folder.append(folder.starts, json.dumps(record) + "\n")
 
 
 def reached_step(folder: RunFolder) -> int:

@@ -30,6 +30,11 @@ class Faults(Section):
     collective_timeout_s: PositiveNumber = 900.0
     """The time in seconds after which the worker group restarts if a worker hangs or does not respond."""
 
+    replace_workers: bool = False
+    """Whether a lost worker process is replaced while the other workers keep their state, so that no step is
+    repeated. It works with DDP on CPUs, the torch loader and a fixed number of workers; if worker 0 or a node
+    is lost, all workers restart from the last checkpoint."""
+
     replacement_timeout_s: Annotated[PositiveNumber, Field(ge=5)] = 1800.0
     """The time in seconds that a run waits for resources to replace lost workers, before its next attempt
     starts on a new cluster. It must be longer than it takes to get a new node. Values below 30 need

@@ -8,14 +8,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from trainyard_trainer.checkpointing import resume
-from trainyard_trainer.engine.task import AnyTask
-from trainyard_trainer.errors import StorageError
+from trainyard_trainer.checkpointing.resume import Start
+from trainyard_trainer.engine.regrouping import Agreement, Regrouping, agree
+from trainyard_trainer.engine.task import AnyTask, TrainingTask
+from trainyard_trainer.errors import RunError, StorageError
 from trainyard_trainer.hardware import gpu_facts
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder import failures
 from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.measurements.progress import Length
 from trainyard_trainer.run_folder.measurements.startup import Startup
 from trainyard_trainer.run_folder.ownership.fence import Fence
 from trainyard_trainer.run_folder.run_record import WorkerFacts
@@ -64,17 +68,45 @@ def join_run(task: AnyTask, worker: Worker, place: RayPlace) -> JoinedWorker:
     startup.reach("workers", now)
     begun = (resume.begin(folder, config, fence, print), fence.group) if fence else None
     name, group = worker.from_rank_zero(begun)
+    locations = worker.gathered(facts_of(worker, place))
+    if fence:
+        workers = {"attempt": task.attempt, "workers": locations}
+        folder.write(folder.workers, json.dumps(workers), is_durable=False)
+    return JoinedWorker(folder=folder, fence=fence, group=group, startup=startup, name=name)
+
+
+def facts_of(worker: Worker, place: RayPlace) -> dict[str, Any]:
+    """Return where this worker runs, as workers.json has it."""
     facts = WorkerFacts.here(
         worker.rank,
         ray_worker=place.worker,
         ray_node=place.node,
         gpu=gpu_facts(worker.device),
     )
-    locations = worker.gathered(asdict(facts))
-    if fence:
-        workers = {"attempt": task.attempt, "workers": locations}
-        folder.write(folder.workers, json.dumps(workers), is_durable=False)
-    return JoinedWorker(folder=folder, fence=fence, group=group, startup=startup, name=name)
+    return asdict(facts)
+
+
+def take_place(
+    task: TrainingTask, worker: Worker, regrouping: Regrouping, length: Length, place: RayPlace
+) -> tuple[JoinedWorker, Agreement, Start]:
+    """Join the worker group in the place of a lost worker, and receive the state from another worker.
+
+    The others do not join the run anew: they call what `TrainingLoop` calls after the loss of a worker.
+    """
+    config, startup = task.config, Startup(began=time.time())
+    folder = RunFolder.open(config.storage.path, config.name, config.storage.endpoint)
+    Fence(folder, task.attempt).check_visible()
+    regrouping.regroup(RunError("the other workers did not wait for the replacement of a worker"))
+    startup.reach("workers")
+    agreed = agree(worker, length, None, facts_of(worker, place))
+    handover = worker.from_rank(agreed.source, None)
+    start = Start(
+        trained=agreed.position.trained,
+        weights=handover["weights"],
+        state={"learner": handover["state"], "partial_epoch": {}},
+    )
+    joined = JoinedWorker(folder=folder, fence=None, group=0, startup=startup, name=None)
+    return joined, agreed, start
 
 
 @contextmanager

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -16,6 +18,7 @@ from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.config.training.batch_share import share_batch
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.rows import RunData, read_stand_in
+from trainyard_trainer.engine.kept_sums import KeptSums
 from trainyard_trainer.engine.loss_scale import LossScale
 from trainyard_trainer.engine.optimizers import (
     Precision,
@@ -32,7 +35,7 @@ from trainyard_trainer.recipes.initial_weights import load_initial_weights
 from trainyard_trainer.recipes.recipe import Forward
 from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.recipes.trained_weights import load_weights, saved_weights
-from trainyard_trainer.run_folder.measurements.progress import Length
+from trainyard_trainer.run_folder.measurements.progress import Length, Trained
 
 
 class Learner:
@@ -83,6 +86,9 @@ class Learner:
             cast(nn.Module, torch.compile(self.wrapped)) if config.train.compile else self.wrapped
         )
         self.scaler = torch.amp.GradScaler(worker.device.type, enabled=self.precision.is_scaled)
+        self._kept: KeptSums | None = None
+        self._buffers_before: list[Tensor] = []
+        self._is_in_step = False
 
     def _read_first_weights(self, is_resumed: bool) -> None:
         """Fill networks that were built without storage. A checkpoint may hold all of their weights."""
@@ -144,11 +150,77 @@ class Learner:
         """Return the seconds per step of gradient exchange that the backward pass did not hide."""
         return self.strategy.exchange_s(self.wrapped)
 
+    # The loss of a worker of the group. Only DDP can continue after it: all workers have all weights.
+
+    def keep_for_loss(self, sums_file: Path, *, is_replacement: bool) -> None:
+        """Keep from now on what is needed to repeat a step in which a worker is lost.
+
+        A replacement continues with the loss sums of the lost worker, which are in the file.
+        """
+        size = self.new_sums().sums.numel()
+        self._kept = KeptSums(sums_file, size, is_new=not is_replacement)
+        if self.worker.rank == 0:  # DDP sends the buffers of rank 0 to all workers before each pass
+            self._buffers_before = [each.clone() for each in self.network.buffers()]
+
+    def kept_sums(self, trained: Trained) -> Tensor | None:
+        """Return the loss sums with which the lost worker would continue; None at the begin of an epoch."""
+        if not trained.steps_in_epoch:
+            return None
+        assert self._kept is not None
+        return self._kept.read(trained.step)
+
+    def handover(self) -> dict[str, Any]:
+        """Return what a new worker, or one that has missed the end of a step, needs from this one."""
+        return {"weights": self.weights(), "state": self.state()}
+
+    def leave_group(self) -> None:
+        """Release what belongs to the process group: DDP's buckets and the gradients in them."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.model = self.wrapped = self.network
+        gc.collect()
+
+    def undo_step(self) -> None:
+        """Restore what the forward pass of an incomplete step has changed on rank 0: its buffers."""
+        if self._is_in_step and self._buffers_before:
+            torch._foreach_copy_(list(self.network.buffers()), self._buffers_before)
+        self._is_in_step = False
+
+    def finish_step(self, handover: dict[str, Any]) -> None:
+        """Take over the result of a step from a worker that has completed it."""
+        own_buffers = [each.clone() for each in self.network.buffers()]
+        load_weights(self.recipe, self.network, handover["weights"])
+        for buffer, own in zip(self.network.buffers(), own_buffers, strict=True):
+            buffer.copy_(own)
+        self.optimizer.load_state_dict(handover["state"]["optimizer"])
+        self.scaler.load_state_dict(handover["state"]["scaler"])
+        if self.average:
+            self.average.update(self.network)
+        self._is_in_step = False
+
+    def join_group(self) -> None:
+        """Wrap the network for a new process group. All workers must call it, or build a learner."""
+        self.network.train()
+        if self.average:
+            self.average.network.train()
+        self.model = self.wrapped = self.strategy.wrap_model(self.network, self.worker)
+
+    def arrange_buckets(self) -> None:
+        """Make a pass without effect, after which DDP arranges its buckets as it does after a first step.
+
+        The order in which the gradients of more than two workers are summed depends on the buckets.
+        """
+        buffers = [each.clone() for each in self.network.buffers()]
+        self.loss_scale.begin(self.length.batch_size(0))
+        self._pass(self._stand_in.rows(0, 0), self.new_sums(), 0)
+        self.optimizer.zero_grad(set_to_none=True)
+        for buffer, before in zip(self.network.buffers(), buffers, strict=True):
+            buffer.copy_(before)
+
     # A step.
 
     def new_sums(self) -> LossSums:
         """Return empty sums of the loss and of the recipe's metrics."""
-        return LossSums(of_batches(self.recipe.metrics), self.worker.device)
+        return LossSums(of_batches(self.recipe.metrics), self.worker.device, kept=self._kept)
 
     def step(self, batch: Batch, sums: LossSums, *, epoch: int, step_in_epoch: int) -> float:
         """Make one optimizer step; `batch` is this worker's share of a global batch.
@@ -163,6 +235,7 @@ class Learner:
             group["lr"] = rate * group.get("lr_scale", 1.0)
         # Random numbers inside the model, such as dropout masks, depend on seed and step alone.
         seed_generators(worker.device, train.seed, samples, worker.rank)
+        self._begin_step()
 
         self.optimizer.zero_grad(set_to_none=True)
         batch = batch.to(worker.device)
@@ -171,13 +244,23 @@ class Learner:
         for index, part in enumerate(parts):
             is_last = index == len(parts) - 1
             alone = nullcontext() if is_last else self.strategy.without_exchange(self.wrapped)
+            step = self.length.steps_per_epoch * epoch + step_in_epoch + 1
             with alone:
-                self._pass(part, sums, epoch)
+                self._pass(part, sums, epoch, ends_step=step if is_last else None)
         self._optimizer_step()
+        self._is_in_step = False
         return rate
 
-    def _pass(self, part: Batch, sums: LossSums, epoch: int) -> None:
-        """Run a forward and a backward pass on a part of the batch.
+    def _begin_step(self) -> None:
+        """Keep the buffers of rank 0, which the forward passes change, if workers may be lost."""
+        self._is_in_step = True
+        if self._buffers_before:
+            torch._foreach_copy_(self._buffers_before, list(self.network.buffers()))
+
+    def _pass(
+        self, part: Batch, sums: LossSums, epoch: int, *, ends_step: int | None = None
+    ) -> None:
+        """Run a forward and a backward pass on a part of the batch, the last one of step `ends_step`.
 
         With an empty part the gradients are 0, so that this worker takes part in their exchange.
         """
@@ -192,6 +275,8 @@ class Learner:
             )
         if not is_empty:
             sums.update(found)
+        if ends_step is not None:
+            sums.keep(ends_step)
         factor = self.loss_scale.factor(found.weight, len(part), is_empty=is_empty)
         self.strategy.backward(self.wrapped, self.scaler.scale(found.sum * factor))
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -21,6 +22,13 @@ from trainyard_trainer.config.training.metric import (
 from trainyard_trainer.config.training.train import EarlyStopping
 from trainyard_trainer.data.loading.batch import Batch, Batches
 from trainyard_trainer.engine.learner import Learner
+from trainyard_trainer.engine.regrouping import (
+    Agreement,
+    FixedGroup,
+    Position,
+    Regrouping,
+    agree,
+)
 from trainyard_trainer.engine.step_sync import Signals, StepSync, SyncDecision
 from trainyard_trainer.engine.sums import LossSums, Validation
 from trainyard_trainer.engine.timing import Clock, TimeSpent, peak_memory_bytes
@@ -61,6 +69,9 @@ class RunRecords(Protocol):
     def finish_saving(self) -> None:
         """Wait for the save that is in progress."""
 
+    def note_replacement(self, agreement: Agreement, *, began: float, seconds: float) -> None:
+        """Record that workers were replaced; the failure was noticed at time.time() `began`."""
+
 
 class NoRecords:
     """The records of a worker that writes nothing."""
@@ -84,6 +95,9 @@ class NoRecords:
     def finish_saving(self) -> None:
         """Return at once: nothing is ever saved."""
 
+    def note_replacement(self, agreement: Agreement, *, began: float, seconds: float) -> None:
+        """Record nothing: rank 0 does."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopStart:
@@ -91,9 +105,11 @@ class LoopStart:
 
     trained: Trained
     epoch_sums: torch.Tensor | None = None
-    """The loss sums of an interrupted epoch, over all workers; None at the beginning of an epoch."""
+    """The loss sums of an interrupted epoch with which this worker continues: on rank 0 those of all workers."""
     attempt_began: float
     """The time.time() at which the attempt began."""
+    position: Position | None = None
+    """Where a worker that takes the place of a lost one continues."""
 
 
 class Interval:
@@ -110,6 +126,9 @@ class Epoch:
 
     def __init__(self, trained: Trained, sums: LossSums, spent: TimeSpent) -> None:
         self.number = trained.epoch
+        self.batches: Iterator[Batch] | None = None
+        self.batch: Batch | None = None
+        """The batch whose step is not complete."""
         self.sums = sums
         self.samples_before = trained.samples
         self.time_before = spent.snapshot()
@@ -132,7 +151,10 @@ class TrainingLoop:
         validation: Iterable[Batch],
         records: RunRecords,
         signals: Signals,
+        regrouping: Regrouping | None = None,
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
+        """`facts` says where this worker runs, as workers.json has it."""
         self.config = config
         self.learner = learner
         self.worker, self.length = learner.worker, learner.length
@@ -144,24 +166,104 @@ class TrainingLoop:
         self.trained = start.trained
         """The progress at the end of the last complete epoch, or at the start of the loop."""
         self.step_in_epoch = start.trained.steps_in_epoch
+        self.epoch: Epoch | None = None
+        self.ended: Validation | None = None
+        self.is_unsaved = False
+        """Whether an epoch has ended, and it is still to be decided whether to save it."""
         self.learning_rate = 0.0
         self.spent = TimeSpent(start.trained.seconds, startup=time.time() - start.attempt_began)
         self.running = Clock()
         self.sync = StepSync(config.checkpoint, self.worker, signals, self.length, start.trained)
+        self.regrouping = regrouping or FixedGroup()
+        self.facts = facts or {}
+        self.first_step = start.trained.step
+        if start.position:
+            self.first_step = start.position.first_step
+            self.is_unsaved = start.position.is_unsaved
+            self.sync.repeat(start.trained.step)
 
     def run(self) -> Trained:
         """Train until the end of the run, or until it is stopped; returns the progress.
 
         Raises Diverged, on all workers alike, if the loss or a weight becomes NaN or infinite.
         """
-        while self.trained.epoch < self.length.epochs and not self.trained.is_stopped_early:
-            epoch = self._begin_epoch()
-            if stopped := self._train_epoch(epoch):
-                return stopped
-            if self._end_epoch(epoch):
-                return self.trained
+        while True:
+            try:
+                trained = self._train()
+                self.regrouping.finish()
+                break
+            except RuntimeError as error:
+                if not self.regrouping.is_loss(error):
+                    raise
+                # The frames of the failed step hold DDP's buckets.
+                traceback.clear_frames(error.__traceback__)
+                lost = error
+            self._regroup(lost)
         self.records.finish_saving()
+        return trained
+
+    def _train(self) -> Trained:
+        """Train from the current position on; returns the progress."""
+        while self.is_unsaved or self._has_epochs_left():
+            if not self.is_unsaved:
+                self.epoch = self.epoch or self._begin_epoch()
+                if stopped := self._train_epoch(self.epoch):
+                    return stopped
+                self._end_epoch(self.epoch)
+                self.epoch = None
+            if self._save_after_epoch():
+                return self.trained
         return self.trained
+
+    def _has_epochs_left(self) -> bool:
+        return self.trained.epoch < self.length.epochs and not self.trained.is_stopped_early
+
+    # The loss of a worker.
+
+    def _position(self) -> Position:
+        return Position(
+            trained=self._progress(), is_unsaved=self.is_unsaved, first_step=self.first_step
+        )
+
+    def _regroup(self, lost: BaseException) -> None:
+        """Join the process group with the worker that replaces a lost one, and continue where all can."""
+        began, clock = time.time(), Clock()
+        with self.spent.on("startup"):
+            self.learner.leave_group()
+            self.regrouping.regroup(lost)
+            agreed = agree(self.worker, self.length, self._position(), self.facts)
+            is_source = self.worker.rank == agreed.source
+            handover = self.worker.from_rank(
+                agreed.source, self.learner.handover() if is_source else None
+            )
+            if self._step() < agreed.position.trained.step:
+                self.learner.finish_step(handover)
+            else:
+                self.learner.undo_step()
+            self._go_to(agreed.position)
+            self.learner.join_group()
+            if agreed.arranges_buckets:
+                self.learner.arrange_buckets()
+        self.records.note_replacement(agreed, began=began, seconds=clock.seconds())
+
+    def _go_to(self, position: Position) -> None:
+        """Continue at a position that is at most a step away, or an end of an epoch."""
+        trained = position.trained
+        is_behind = self._step() < trained.step
+        self.trained, self.step_in_epoch = trained, trained.steps_in_epoch
+        self.is_unsaved = position.is_unsaved
+        epoch = self.epoch if self.epoch and self.epoch.number == trained.epoch else None
+        if epoch is None and self.step_in_epoch:
+            # Rank 0 has not completed the end of this epoch.
+            epoch = Epoch(trained, self.learner.new_sums(), self.spent)
+        if epoch and self.step_in_epoch:
+            epoch.sums.return_to(trained.step)
+            if is_behind:
+                epoch.batch = None
+        elif epoch:
+            epoch.sums.sums.zero_()
+        self.epoch = epoch
+        self.sync.repeat(trained.step)
 
     # Progress.
 
@@ -188,30 +290,41 @@ class TrainingLoop:
 
     def _begin_epoch(self) -> Epoch:
         sums = self.learner.new_sums()
-        if self.step_in_epoch and self.is_first:
-            # Rank 0 continues with the sums of all workers.
-            assert self.start.epoch_sums is not None
+        if self.step_in_epoch and self.start.epoch_sums is not None:
             sums.restore(self.start.epoch_sums)
+        if self.step_in_epoch:
+            sums.keep(self._step())
         return Epoch(self.trained, sums, self.spent)
 
     def _train_epoch(self, epoch: Epoch) -> Trained | None:
         """Make the steps of an epoch; returns the progress if the run was stopped before its end."""
-        for batch in self.spent.waiting(self.batches.epoch(epoch.number)):
+        while True:
+            is_under_way = 0 < self.step_in_epoch < self.length.steps_per_epoch
+            if is_under_way and self.sync.is_due(self._step()):
+                now = self._progress()
+                decision = self._exchange(epoch, now)
+                if decision.is_save:
+                    self._save_in_epoch(epoch, is_urgent=decision.is_urgent)
+                if decision.is_stop:
+                    return now
+            if epoch.batch is None:
+                epoch.batch = self._next_batch(epoch)
+            if epoch.batch is None:
+                return None
             with self.spent.on("compute"):
                 self.learning_rate = self.learner.step(
-                    batch, epoch.sums, epoch=epoch.number, step_in_epoch=self.step_in_epoch
+                    epoch.batch, epoch.sums, epoch=epoch.number, step_in_epoch=self.step_in_epoch
                 )
+            epoch.batch = None
             self.step_in_epoch += 1
-            is_last = self.step_in_epoch == self.length.steps_per_epoch
-            if is_last or not self.sync.is_due(self._step()):
-                continue
-            now = self._progress()
-            decision = self._exchange(epoch, now)
-            if decision.is_save:
-                self._save_in_epoch(epoch, is_urgent=decision.is_urgent)
-            if decision.is_stop:
-                return now
-        return None
+
+    def _next_batch(self, epoch: Epoch) -> Batch | None:
+        """Return the next batch of the epoch; None if it has no more."""
+        if epoch.batches is None and self.step_in_epoch == self.length.steps_per_epoch:
+            return None
+        with self.spent.on("data"):
+            epoch.batches = epoch.batches or self.batches.epoch(epoch.number)
+            return next(epoch.batches, None)
 
     def _exchange(self, epoch: Epoch, now: Trained) -> SyncDecision:
         """Record the metrics of the last interval, and exchange signals with the other workers."""
@@ -237,8 +350,8 @@ class TrainingLoop:
             if is_urgent:
                 self.records.finish_saving()
 
-    def _end_epoch(self, epoch: Epoch) -> bool:
-        """Validate, record the epoch's metrics and save; returns whether the run was stopped."""
+    def _end_epoch(self, epoch: Epoch) -> None:
+        """Validate, and record the epoch's metrics."""
         loss, metrics = epoch.sums.compute(epoch.sums.over_workers(self.worker))
         self._count_exchange(epoch.interval, self._step())
         if not math.isfinite(loss) or not self.learner.is_finite():
@@ -256,12 +369,12 @@ class TrainingLoop:
         )
         self.trained = stopping(self.config.train.early_stopping, now, self.learner.recipe.metrics)
         self.step_in_epoch = 0
+        self.ended, self.is_unsaved = validation, True
         # Record before saving: a checkpoint must not lie ahead of metrics.jsonl.
         if self.is_first:
             self._report_epoch(epoch, step_s)
-        return self._save_after_epoch(validation)
 
-    def _save_after_epoch(self, validation: Validation) -> bool:
+    def _save_after_epoch(self) -> bool:
         """Save if a checkpoint is due or requested; returns whether the run was stopped."""
         trained, rule = self.trained, self.config.checkpoint
         is_last = self._is_last_epoch()
@@ -274,9 +387,10 @@ class TrainingLoop:
         if is_due or (decision and decision.is_save):
             with self.spent.on("checkpoint"):
                 saved = replace(trained, seconds=self.spent.snapshot())
-                self.records.save(saved, self.learner, {}, validation)
+                self.records.save(saved, self.learner, {}, self.ended)
                 if decision and decision.is_urgent:
                     self.records.finish_saving()
+        self.is_unsaved = False
         if decision and decision.is_stop:
             return True
         self.sync.note_epoch(trained)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Protocol
 
+from trainyard_trainer.checkpointing import resume
 from trainyard_trainer.checkpointing.checkpoint import (
     MODEL,
     STATE,
@@ -20,6 +22,7 @@ from trainyard_trainer.config.trainer_config import RecipeConfig
 from trainyard_trainer.config.training.recipes import best_goal
 from trainyard_trainer.engine import loop
 from trainyard_trainer.engine.learner import Learner
+from trainyard_trainer.engine.regrouping import Agreement
 from trainyard_trainer.engine.speed import speeds_in
 from trainyard_trainer.engine.sums import Validation
 from trainyard_trainer.engine.task import TrainingTask
@@ -97,6 +100,19 @@ class RankZeroRecords:
 
     def finish_saving(self) -> None:
         self.saver.wait()
+
+    def note_replacement(self, agreement: Agreement, *, began: float, seconds: float) -> None:
+        folder, trained = self.checkpoints.folder, agreement.position.trained
+        workers = {"attempt": self.task.attempt, "workers": agreement.workers}
+        folder.write(folder.workers, json.dumps(workers), is_durable=False)
+        resume.note_replacement(
+            folder, self.fence, trained, agreement.replaced, began=began, seconds=seconds
+        )
+        names = " and ".join(f"worker {rank}" for rank in agreement.replaced)
+        print(
+            f"{names} was replaced within {seconds:.1f} s: training continues after step {trained.step}",
+            flush=True,
+        )
 
     def _save(self, content: Record) -> None:
         """Write and commit a checkpoint; runs in the saver's thread."""

@@ -71,6 +71,10 @@ class StepSync:
         """Whether the workers exchange signals after this step; the same on all workers."""
         return step >= self._next_step
 
+    def repeat(self, step: int) -> None:
+        """Exchange signals after this step, again if that was done: not all workers may have got them."""
+        self._next_step = step
+
     def note_epoch(self, now: Trained) -> None:
         """Record that an epoch has ended and was saved, if a checkpoint was due."""
         if now.epoch % self._rule.every_epochs == 0:

@@ -19,7 +19,14 @@ from trainyard_trainer.config.trainer_config import TrainerConfig, code_of
 from trainyard_trainer.data.loading.batch import Batches
 from trainyard_trainer.data.loading.torch_loader import TorchBatches, ValidationBatches
 from trainyard_trainer.engine import loop
-from trainyard_trainer.engine.joining import WITHOUT_RAY, RayPlace, join_run, watch_for_stop
+from trainyard_trainer.engine.joining import (
+    WITHOUT_RAY,
+    RayPlace,
+    facts_of,
+    join_run,
+    take_place,
+    watch_for_stop,
+)
 from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.engine.out_of_memory import out_of_memory_explained
 from trainyard_trainer.engine.outcome import Outcome
@@ -30,6 +37,7 @@ from trainyard_trainer.engine.records import (
     ShardRecords,
     rank_zero_records,
 )
+from trainyard_trainer.engine.regrouping import Agreement, FixedGroup, Regrouping
 from trainyard_trainer.engine.startup_batches import StartupBatches
 from trainyard_trainer.engine.step_sync import Signals
 from trainyard_trainer.engine.task import TrainingTask
@@ -50,30 +58,45 @@ def work(
     drain_s: Callable[[], float | None] = lambda: None,
     gauges: Callable[[Record], None] = lambda record: None,
     place: RayPlace = WITHOUT_RAY,
+    regrouping: Regrouping | None = None,
 ) -> Outcome:
     """Train this worker's part of the run to its end. `place` says where it is for Ray.
 
-    Raises OutOfMemory if the worker's GPU has too little memory.
+    With `regrouping`, a worker of the group can be replaced while the others keep their state. Raises OutOfMemory if the worker's GPU has too little memory.
     """
     config = task.config
     torch.set_num_threads(config.scaling.cpus_per_worker)
     length = Length.of(config, task.data.num_train)
-    entered = join_run(task, worker, place)
+    regrouping = regrouping or FixedGroup()
+    agreed: Agreement | None = None
+    if regrouping.is_replacement:
+        entered, agreed, start = take_place(task, worker, regrouping, length, place)
+    else:
+        entered = join_run(task, worker, place)
+        start = Start.of(entered.folder, entered.name)
     folder, fence, startup = entered.folder, entered.fence, entered.startup
-    start = Start.of(folder, entered.name)
     if code := code_of(config):
         code_archive.make_importable(folder, code)
 
     with out_of_memory_explained(config, worker), recipe_errors_explained(config):
-        learner = Learner(config, task.data, length, worker, is_resumed=start.name is not None)
+        learner = Learner(
+            config,
+            task.data,
+            length,
+            worker,
+            is_resumed=start.weights is not None or start.name is not None,
+        )
         checkpoints = Checkpoints(folder)
         shards = shards_of(config, checkpoints)
-        if start.name is not None and start.state is not None:
-            if start.weights is not None:
-                learner.load(start.weights, start.state["learner"])
-            elif shards:
-                shards.load(start.name, learner)
-                learner.load_beside_shares(start.state["learner"])
+        if start.weights is not None and start.state is not None:
+            learner.load(start.weights, start.state["learner"])
+        elif start.name is not None and start.state is not None and shards:
+            shards.load(start.name, learner)
+            learner.load_beside_shares(start.state["learner"])
+        if regrouping.sums_file:
+            learner.keep_for_loss(regrouping.sums_file, is_replacement=regrouping.is_replacement)
+        if agreed and agreed.arranges_buckets:
+            learner.arrange_buckets()
     startup.reach("model")
     with ExitStack() as stack:
         stack.enter_context(out_of_memory_explained(config, worker))
@@ -90,14 +113,18 @@ def work(
         elif shards:
             records = stack.enter_context(ShardRecords(shards, task.attempt, entered.group))
         try:
-            partial_epoch = start.state["partial_epoch"] if start.state else {}
+            # Rank 0 continues with the loss sums of all workers, a replacement with those of the lost one.
+            partial_epoch = start.state["partial_epoch"] if start.state and fence else {}
             trained = loop.TrainingLoop(
                 config,
                 learner,
                 start=loop.LoopStart(
                     trained=start.trained,
-                    epoch_sums=partial_epoch.get("loss_sums"),
+                    epoch_sums=learner.kept_sums(start.trained)
+                    if agreed
+                    else partial_epoch.get("loss_sums"),
                     attempt_began=startup.began,
+                    position=agreed.position if agreed else None,
                 ),
                 batches=StartupBatches(
                     (make_batches or torch_batches)(task, length, start, worker),
@@ -107,6 +134,8 @@ def work(
                 validation=ValidationBatches(task.data, worker, config, learner.recipe.collate),
                 records=records,
                 signals=Signals(drain_s=drain_s, is_stopping=is_stopping),
+                regrouping=regrouping,
+                facts=facts_of(worker, place),
             ).run()
         except Diverged as error:
             return Outcome(

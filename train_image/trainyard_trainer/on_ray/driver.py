@@ -28,13 +28,15 @@ import ray.exceptions
 import ray.train
 
 from trainyard_trainer.attempt import attempt
-from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.trainer_config import RecipeConfig, TrainerConfig
 from trainyard_trainer.engine.outcome import Outcome
 from trainyard_trainer.engine.task import AnyTask, TrainingTask
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.on_ray.controller.final_errors import EndOnFinalError, final_error
 from trainyard_trainer.on_ray.controller.placement_groups import GiveBackPlaces
 from trainyard_trainer.on_ray.controller.process_group import LeanTrainer, ProcessGroup
+from trainyard_trainer.on_ray.controller.replace_or_restart import ReplaceOrRestart, WatchDrains
+from trainyard_trainer.on_ray.controller.replaceable_group import ReplaceableGroup
 from trainyard_trainer.on_ray.controller.replacement import (
     START_VARIABLE,
     NotReplaced,
@@ -85,14 +87,37 @@ def torch_trainer(task: TrainingTask, **common: Any) -> LeanTrainer:
 
         return train_worker(task)
 
+    group = ReplaceableGroup if replaces_workers(config) else ProcessGroup
     return LeanTrainer(
         train,
-        backend_config=ProcessGroup(
+        backend_config=group(
             backend=BACKENDS["cuda" if config.scaling.use_gpu else "cpu"],
             timeout_s=config.faults.collective_timeout_s,
         ),
         **common,
     )
+
+
+def replaces_workers(config: RecipeConfig) -> bool:
+    """Whether a lost worker is replaced while the others keep their state."""
+    return config.faults.replace_workers and why_not_replaced(config) is None
+
+
+def why_not_replaced(config: RecipeConfig) -> str | None:
+    """Return what of a run makes it impossible to replace a lost worker alone; None if it is possible."""
+    if not isinstance(config, TrainerConfig):
+        return f"train.recipe = {config.train.recipe}"
+    if config.train.strategy != "ddp":
+        return f"train.strategy = {config.train.strategy}"
+    if config.data.loader != "torch":
+        return f"data.loader = {config.data.loader}"
+    if config.train.compile:
+        return "train.compile = true"
+    if config.scaling.use_gpu:
+        return "the run has GPUs"
+    if config.scaling.is_elastic:
+        return "the number of workers is a range"
+    return None if config.scaling.num_workers > 1 else "the run has one worker"
 
 
 def fit(
@@ -161,6 +186,8 @@ def run_workers(
     """
     scaling, restarts_left = task.config.scaling, task.config.faults.worker_failures
     require_room(scaling)
+    if task.config.faults.replace_workers and (reason := why_not_replaced(task.config)):
+        print(f"lost workers are not replaced one by one ({reason}): all restart", flush=True)
     if isinstance(task, TrainingTask):
         fetch_on_nodes(task, folder)
     logging.getLogger("ray.data").setLevel(logging.WARNING)
@@ -209,6 +236,8 @@ def fit_workers(task: AnyTask, storage: Path, make_trainer: MakeTrainer) -> Outc
         EndOnFinalError(),
         KeepWorkerLogs(config.storage, config.name, task.attempt, writes_workers=False),
     ]
+    if replaces_workers(config):
+        callbacks += [ReplaceOrRestart(), WatchDrains()]
     if scaling.is_elastic:
         callbacks.append(SaveBeforeResize(config.storage, config.name, task.attempt))
     # Type checkers read version 1 of Ray Train; at run time, version 2 is imported in its place.

@@ -22,10 +22,17 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 def record(folder: RunFolder, attempt: int, errors: Mapping[int, BaseException]) -> list[str]:
     """Put down the errors of a worker group by rank, and return them in words.
 
-    Nothing comes of errors of a group that has failed already: it is looked at until all have left.
+    Nothing comes of errors of a group that has failed already: it is looked at until all have left. If the
+    failed workers were replaced since then, the group has failed anew.
     """
     group = newest_group(folder, attempt)
-    if any(is_of(failure, attempt, group) for failure in read_lines(folder, folder.failures)):
+    known = [each for each in read_lines(folder, folder.failures) if is_of(each, attempt, group)]
+    replaced = [
+        each["time"]
+        for each in read_lines(folder, folder.starts)
+        if "replaced" in each and is_of(each, attempt, group)
+    ]
+    if known and len({each["time"] for each in known}) > len(replaced):
         return []
     now = round(time.time(), 3)
     failures: list[dict[str, Any]] = [
@@ -49,9 +56,10 @@ def note_leaving(folder: RunFolder, attempt: int) -> None:
 
 
 def noticed_at(folder: RunFolder, attempt: int, group: int) -> float | None:
-    """time.time() at which a worker group was seen to have failed, or has left; None if neither."""
+    """time.time() at which a worker group was seen to have failed for good, or has left; None if neither."""
     failures = read_lines(folder, folder.failures)
-    return next((each["time"] for each in failures if is_of(each, attempt, group)), None)
+    times = [each["time"] for each in failures if is_of(each, attempt, group)]
+    return times[-1] if times else None
 
 
 def is_of(failure: Mapping[str, Any], attempt: int, group: int) -> bool:
