@@ -330,7 +330,9 @@ class TrainingLoop:
         """Record the metrics of the last interval, and exchange signals with the other workers."""
         is_diverged = False
         with self.spent.on("compute"):
-            if self.is_first and epoch.interval.clock.seconds() >= REPORT_INTERVAL_S:
+            # An exchange that is repeated after the loss of a worker has no new steps.
+            is_new = now.step > epoch.interval.step
+            if self.is_first and is_new and epoch.interval.clock.seconds() >= REPORT_INTERVAL_S:
                 is_diverged = not self._report_interval(epoch, now)
         is_saving = self.is_first and self.records.is_saving()
         decision = self.sync.exchange(now, is_saving=is_saving, is_diverged=is_diverged)
