@@ -105,7 +105,7 @@ class LoopStart:
 
     trained: Trained
     epoch_sums: torch.Tensor | None = None
-    """The loss sums of an interrupted epoch with which this worker continues: on rank 0 those of all workers."""
+    """The loss sums of an interrupted epoch with which this worker continues, on rank 0 those of all."""
     attempt_began: float
     """The time.time() at which the attempt began."""
     position: Position | None = None

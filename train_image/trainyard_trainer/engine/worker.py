@@ -62,7 +62,8 @@ def work(
 ) -> Outcome:
     """Train this worker's part of the run to its end. `place` says where it is for Ray.
 
-    With `regrouping`, a worker of the group can be replaced while the others keep their state. Raises OutOfMemory if the worker's GPU has too little memory.
+    With `regrouping`, the training continues after a worker of the group was lost and replaced. Raises
+    OutOfMemory if the worker's GPU has too little memory.
     """
     config = task.config
     torch.set_num_threads(config.scaling.cpus_per_worker)

@@ -88,7 +88,7 @@ def seconds_until_drain() -> float | None:
 
 
 def own_seconds_until_drain() -> float | None:
-    """Return what `seconds_until_drain` does, as far as this worker knows it. Any worker may call it alone."""
+    """Return the seconds until a worker's node goes away, as far as this worker alone knows it."""
     return seconds_until(get_train_context().preemption_context.preemption_info)
 
 

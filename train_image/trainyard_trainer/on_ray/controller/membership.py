@@ -17,16 +17,19 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from trainyard_trainer.on_ray.controller.peer_connections import PeerConnections
+
 INVITATION_S = 60.0
 """How long a worker waits for a replacement of the lost one, in seconds, before it fails as well. Ray notices
 a lost process within a second, and starts another within 15 s on a busy machine."""
 
-LOST_PEER = re.compile(r"Connection (closed|reset) by peer|Broken pipe|Read error|writev")
-"""What gloo's errors say if the process at the other end of a connection has ended."""
+LOST_PEER = re.compile(r"gloo.*(Connection (closed|reset) by peer|Broken pipe|Read error|writev)")
+"""What gloo's errors say if the process at the other end of a connection has ended; they have no type of their
+own. A collective operation that times out is none of these: then the other process still exists."""
 
 
 class GroupClosed(RuntimeError):
-    """An error: another worker was lost after this one has made its last collective operation."""
+    """An error: another worker was lost before this one could end, and has been replaced already."""
 
 
 class State(Enum):
@@ -50,7 +53,10 @@ class MeetingPoint:
 
 
 class Membership:
-    """The membership of this process in the newest process group. It is a `Regrouping` of the engine."""
+    """The membership of this process in the newest process group: a `Regrouping` of the engine.
+
+    All process groups share one key-value store, in which each has its own prefix.
+    """
 
     def __init__(
         self, meeting: MeetingPoint, sums_file: Path, *, rank: int, world_size: int, generation: int
@@ -63,6 +69,7 @@ class Membership:
         self._lock = threading.Lock()
         self._invitations: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._state = State.MEMBER
+        self._connections: PeerConnections | None = None
         self._store = distributed.TCPStore(
             meeting.address,
             meeting.port,
@@ -90,7 +97,7 @@ class Membership:
 
     def regroup(self, error: BaseException) -> None:
         """Leave the process group, and join the next one. Raises the error if there is no invitation."""
-        abort()
+        self._leave()
         try:
             generation = self._invitations.get(timeout=INVITATION_S)
         except queue.Empty:
@@ -105,17 +112,40 @@ class Membership:
             if self._state is State.INVITED:
                 raise GroupClosed("another worker was lost, and was replaced")
             self._state = State.ENDED
+        if self.sums_file:
+            self.sums_file.unlink(missing_ok=True)
 
     def _join(self, generation: int) -> None:
         from torch import distributed
 
-        distributed.init_process_group(
-            self._meeting.backend,
-            store=distributed.PrefixStore(f"generation-{generation}", self._store),
-            rank=self._rank,
-            world_size=self._world_size,
-            timeout=timedelta(seconds=self._meeting.timeout_s),
-        )
+        def join() -> None:
+            distributed.init_process_group(
+                self._meeting.backend,
+                store=distributed.PrefixStore(f"generation-{generation}", self._store),
+                rank=self._rank,
+                world_size=self._world_size,
+                timeout=timedelta(seconds=self._meeting.timeout_s),
+            )
+
+        def gathered(value: object) -> list[object]:
+            values: list[object] = [None] * self._world_size
+            distributed.all_gather_object(values, value)
+            return values
+
+        self._connections = PeerConnections(join, gathered)
+
+    def _leave(self) -> None:
+        """Leave the process group at once, with operations under way.
+
+        The operations of the other workers fail as well. Not all of them exchange data with the worker that
+        was lost.
+        """
+        from torch import distributed
+
+        if self._connections:
+            self._connections.close()
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
 
 
 _membership: Membership | None = None
@@ -146,7 +176,8 @@ def join(meeting: MeetingPoint, place: Mapping[str, str], generation: int) -> No
         "ACCELERATE_TORCH_DEVICE": str(ray.train.torch.get_device()),
         **place,
     }
-    session = Path(ray._private.worker._global_node.get_session_dir_path())
+    node: Any = ray._private.worker._global_node
+    session = Path(node.get_session_dir_path())
     _membership = Membership(
         meeting,
         session / f"loss-sums-{meeting.port}-{rank}",
@@ -159,14 +190,3 @@ def join(meeting: MeetingPoint, place: Mapping[str, str], generation: int) -> No
 def invite(generation: int) -> bool:
     """Ask this worker to join another process group; returns whether it will."""
     return _membership is not None and _membership.invite(generation)
-
-
-def abort() -> None:
-    """Close this worker's connections, so that operations of other workers fail too, and leave the group."""
-    import torch
-    from torch import distributed
-
-    if distributed.is_initialized():
-        group: Any = distributed.group.WORLD
-        group._get_backend(torch.device("cpu")).abort()
-        distributed.destroy_process_group()

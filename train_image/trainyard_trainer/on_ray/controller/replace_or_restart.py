@@ -1,4 +1,4 @@
-"""Decide whether a lost worker is replaced while the others keep their state, or all workers are restarted."""
+"""Decide whether to replace a lost worker while the others keep their state, or to restart all workers."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ import socket
 import struct
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 ADDRESS_VARIABLE = "TRAINYARD_FORK_SERVER"
@@ -53,6 +54,12 @@ def ask(server: socket.socket, arguments: Sequence[str]) -> None:
     ).encode()
     socket.send_fds(server, [struct.pack("I", len(request))], [0, 1, 2])
     server.sendall(request)
+
+
+def pass_on(server: socket.socket, number: int) -> None:
+    """Send the number of a signal to the server. The raylet also signals a worker that has just ended."""
+    with suppress(BrokenPipeError):
+        server.send(bytes([number]))
 
 
 def await_status(server: socket.socket, raylet: int) -> bytes:
@@ -98,7 +105,7 @@ def main() -> None:
         sys.stderr.flush()
         run_ray_worker(arguments)
     for number in PASSED_ON:
-        signal.signal(number, lambda number, frame: server.send(bytes([number])) and None)
+        signal.signal(number, lambda number, frame: pass_on(server, number))
     status = await_status(server, int(os.environ["RAY_RAYLET_PID"]))
     # Without a status, the server kills the worker when this process ends, or the kernel has killed both.
     end_as(struct.unpack("i", status)[0] if status else int(signal.SIGKILL))
