@@ -40,7 +40,7 @@ class PeerConnections:
         still = open_connections(self._of_group)
         for fd, ends in self._of_group.items():
             if still.get(fd) == ends:
-                with suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
+                with suppress(OSError), socket_of(fd) as connection:
                     connection.shutdown(socket.SHUT_RDWR)
         self._of_group = {}
 
@@ -50,8 +50,18 @@ def open_connections(fds: Iterable[int] | None = None) -> Mapping[int, Ends]:
     found = {}
     for fd in map(int, os.listdir("/dev/fd")) if fds is None else fds:
         # Most are no socket, are not connected, or are closed by another thread in this moment.
-        with suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
+        with suppress(OSError), socket_of(fd) as connection:
             if connection.family in (socket.AF_INET, socket.AF_INET6):
                 here, there = connection.getsockname(), connection.getpeername()
                 found[fd] = ((here[0], here[1]), (there[0], there[1]))
     return found
+
+
+def socket_of(fd: int) -> socket.socket:
+    """Return a socket with a copy of a file descriptor. Raises OSError if the descriptor is not of a socket."""
+    copy = os.dup(fd)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
