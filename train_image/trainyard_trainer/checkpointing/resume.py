@@ -86,6 +86,15 @@ def begin(
     return start.name if start else None
 
 
+def take_over(folder: RunFolder, fence: Fence) -> None:
+    """Remove the checkpoint that the lost rank 0 of this worker group has not committed, if there is one."""
+    fence.check()
+    checkpoints = Checkpoints(folder)
+    for name in checkpoints.names():
+        if not checkpoints.is_committed(name):
+            checkpoints.delete(name)
+
+
 def note_started(folder: RunFolder, fence: Fence, startup: Startup) -> None:
     """Record that the worker group has made its first step, and the times of its start-up."""
     starts = read_lines(folder, folder.starts)
@@ -100,14 +109,13 @@ def note_replacement(
     fence: Fence,
     trained: Trained,
     ranks: Sequence[int],
-    *,
     began: float,
-    seconds: float,
-) -> None:
+) -> float:
     """Record that the workers of some ranks were replaced, while the others kept their state.
 
-    `began` is the time.time() at which rank 0 has noticed the failure, and `seconds` the time since then.
+    `began` is the time.time() at which the loss was noticed. Returns the seconds since then.
     """
+    seconds = time.time() - began
     record = {
         "attempt": fence.attempt,
         "group": fence.group,
@@ -119,6 +127,7 @@ def note_replacement(
         "startup": {"began": round(began, 3), "replacement": round(seconds, 3)},
     }
     folder.append(folder.starts, json.dumps(record) + "\n")
+    return seconds
 
 
 def reached_step(folder: RunFolder) -> int:

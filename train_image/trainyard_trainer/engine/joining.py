@@ -5,23 +5,28 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainyard_trainer.checkpointing import resume
-from trainyard_trainer.checkpointing.resume import Start
-from trainyard_trainer.engine.regrouping import Agreement, Regrouping, agree
-from trainyard_trainer.engine.task import AnyTask, TrainingTask
+from trainyard_trainer.engine.learner import Learner
+from trainyard_trainer.engine.regrouping import (
+    Agreement,
+    GroupStart,
+    Handover,
+    Regrouping,
+    agree,
+)
+from trainyard_trainer.engine.task import AnyTask
 from trainyard_trainer.errors import RunError, StorageError
 from trainyard_trainer.hardware import gpu_facts
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder import failures
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.measurements.progress import Length
 from trainyard_trainer.run_folder.measurements.startup import Startup
-from trainyard_trainer.run_folder.ownership.fence import Fence
+from trainyard_trainer.run_folder.ownership.fence import Fence, newest_group
 from trainyard_trainer.run_folder.run_record import WorkerFacts
 
 STOP_POLL_S = 1.0
@@ -86,27 +91,45 @@ def facts_of(worker: Worker, place: RayPlace) -> dict[str, Any]:
     return asdict(facts)
 
 
-def take_place(
-    task: TrainingTask, worker: Worker, regrouping: Regrouping, length: Length, place: RayPlace
-) -> tuple[JoinedWorker, Agreement, Start]:
-    """Join the worker group in the place of a lost worker, and receive the state from another worker.
-
-    The others do not join the run anew: they call what `TrainingLoop` calls after the loss of a worker.
-    """
-    config, startup = task.config, Startup(began=time.time())
+def join_as_replacement(task: AnyTask, worker: Worker) -> JoinedWorker:
+    """Open the run's folder for a worker that takes the place of a lost one. It asks no other worker."""
+    config = task.config
     folder = RunFolder.open(config.storage.path, config.name, config.storage.endpoint)
     Fence(folder, task.attempt).check_visible()
-    regrouping.regroup(RunError("the other workers did not wait for the replacement of a worker"))
-    startup.reach("workers")
-    agreed = agree(worker, length, None, facts_of(worker, place))
-    handover = worker.from_rank(agreed.source, None)
-    start = Start(
-        trained=agreed.position.trained,
-        weights=handover["weights"],
-        state={"learner": handover["state"], "partial_epoch": {}},
+    group = newest_group(folder, task.attempt)
+    noticed = failures.noticed_at(folder, task.attempt, group)
+    fence = Fence(folder, task.attempt, group) if worker.rank == 0 else None
+    if fence:
+        resume.take_over(folder, fence)
+    return JoinedWorker(
+        folder=folder,
+        fence=fence,
+        group=group,
+        startup=Startup(began=noticed or time.time()),
+        name=None,
     )
-    joined = JoinedWorker(folder=folder, fence=None, group=0, startup=startup, name=None)
-    return joined, agreed, start
+
+
+def take_place(
+    learner: Learner, regrouping: Regrouping, facts: Mapping[str, Any]
+) -> tuple[Agreement, GroupStart]:
+    """Join the other workers in the place of a lost one, and load the state of one of them.
+
+    The others call what `TrainingLoop` calls after the loss of a worker.
+    """
+    worker = learner.worker
+    lost: BaseException = RunError("the other workers did not wait for the replacement of a worker")
+    while True:
+        try:
+            regrouping.regroup(lost)
+            agreed = agree(worker, learner.length, None, facts)
+            handover: Handover = worker.from_rank(agreed.source, None)
+            learner.load(handover.weights, handover.state)
+            return agreed, handover.group_start
+        except RuntimeError as error:
+            if not regrouping.is_loss(error):
+                raise
+            lost = error
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.config.training.batch_share import share_batch
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.rows import RunData, read_stand_in
-from trainyard_trainer.engine.kept_sums import KeptSums
+from trainyard_trainer.engine.kept_state import KeptState
 from trainyard_trainer.engine.loss_scale import LossScale
 from trainyard_trainer.engine.optimizers import (
     Precision,
@@ -35,7 +35,7 @@ from trainyard_trainer.recipes.initial_weights import load_initial_weights
 from trainyard_trainer.recipes.recipe import Forward
 from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.recipes.trained_weights import load_weights, saved_weights
-from trainyard_trainer.run_folder.measurements.progress import Length, Trained
+from trainyard_trainer.run_folder.measurements.progress import Length
 
 
 class Learner:
@@ -49,8 +49,12 @@ class Learner:
         worker: Worker,
         *,
         is_resumed: bool = False,
+        is_replacement: bool = False,
     ) -> None:
-        """Build the model and the optimizer. A checkpoint is loaded afterwards if the run is resumed."""
+        """Build the model and the optimizer. A checkpoint is loaded afterwards if the run is resumed.
+
+        With `is_replacement`, this needs no other worker; `join_group` follows, when it has their state.
+        """
         self.train_config = config.train
         self.length = length
         self.worker = worker
@@ -74,7 +78,9 @@ class Learner:
         # Spread the model over the workers.
         if self.average and self.strategy.is_sharded:
             self.strategy.wrap_model(self.average.network, worker)
-        wrapped = self.strategy.wrap_model(self.network, worker)
+        wrapped = self.network
+        if not is_replacement:
+            wrapped = self.strategy.wrap_model(self.network, worker)
         self._read_first_weights(is_resumed)
         groups = self.recipe.parameter_groups(self.network)
         optimizer = build_optimizer(
@@ -86,9 +92,7 @@ class Learner:
             cast(nn.Module, torch.compile(self.wrapped)) if config.train.compile else self.wrapped
         )
         self.scaler = torch.amp.GradScaler(worker.device.type, enabled=self.precision.is_scaled)
-        self._kept: KeptSums | None = None
-        self._buffers_before: list[Tensor] = []
-        self._is_in_step = False
+        self._kept: KeptState | None = None
 
     def _read_first_weights(self, is_resumed: bool) -> None:
         """Fill networks that were built without storage. A checkpoint may hold all of their weights."""
@@ -152,53 +156,47 @@ class Learner:
 
     # The loss of a worker of the group. Only DDP can continue after it: all workers have all weights.
 
-    def keep_for_loss(self, sums_file: Path, *, is_replacement: bool) -> None:
-        """Keep from now on what is needed to repeat a step in which a worker is lost.
+    def keep_for_loss(self, file: Path, *, is_new: bool) -> None:
+        """Keep from now on what this worker alone has after each step, in a file that outlives the worker."""
+        self._kept = KeptState(file, [self.new_sums().sums, *self._own_buffers()], is_new=is_new)
 
-        A replacement continues with the loss sums of the lost worker, which are in the file.
-        """
-        size = self.new_sums().sums.numel()
-        self._kept = KeptSums(sums_file, size, is_new=not is_replacement)
-        if self.worker.rank == 0:  # DDP sends the buffers of rank 0 to all workers before each pass
-            self._buffers_before = [each.clone() for each in self.network.buffers()]
+    def keep(self, step: int, sums: LossSums) -> None:
+        """Keep the state after a step, if workers are replaced."""
+        if self._kept:
+            self._kept.write(step, [sums.sums, *self._own_buffers()])
 
-    def kept_sums(self, trained: Trained) -> Tensor | None:
-        """Return the loss sums with which the lost worker would continue; None at the begin of an epoch."""
-        if not trained.steps_in_epoch:
-            return None
+    def _keep_before_update(self, step: int, sums: LossSums) -> None:
+        """Keep the state after a step that still lacks the exchange of its gradients and the update."""
+        if self._kept:
+            own = list(self.network.buffers()) if self.worker.rank == 0 else []
+            if own and self.average:
+                own += self.average.next_buffers(self.network)
+            self._kept.write(step, [sums.sums, *own])
+
+    def return_to(self, step: int) -> Tensor:
+        """Restore what the worker of this rank alone had after a step; returns the loss sums."""
         assert self._kept is not None
-        return self._kept.read(trained.step)
+        sums, *buffers = self._kept.read(step)
+        if buffers:
+            torch._foreach_copy_(self._own_buffers(), buffers)
+        return sums
 
-    def handover(self) -> dict[str, Any]:
-        """Return what a new worker, or one that has missed the end of a step, needs from this one."""
-        return {"weights": self.weights(), "state": self.state()}
+    def _own_buffers(self) -> list[Tensor]:
+        """Return the buffers of rank 0, which DDP sends to the other workers before each forward pass."""
+        if self.worker.rank != 0:
+            return []
+        averages = self.average.network.buffers() if self.average else ()
+        return [*self.network.buffers(), *averages]
 
     def leave_group(self) -> None:
         """Release what belongs to the process group: DDP's buckets and the gradients in them."""
         self.optimizer.zero_grad(set_to_none=True)
         self.model = self.wrapped = self.network
+        # DDP's hooks stay at the weights until it is collected.
         gc.collect()
 
-    def undo_step(self) -> None:
-        """Restore what the forward pass of an incomplete step has changed on rank 0: its buffers."""
-        if self._is_in_step and self._buffers_before:
-            torch._foreach_copy_(list(self.network.buffers()), self._buffers_before)
-        self._is_in_step = False
-
-    def finish_step(self, handover: dict[str, Any]) -> None:
-        """Take over the result of a step from a worker that has completed it."""
-        own_buffers = [each.clone() for each in self.network.buffers()]
-        load_weights(self.recipe, self.network, handover["weights"])
-        for buffer, own in zip(self.network.buffers(), own_buffers, strict=True):
-            buffer.copy_(own)
-        self.optimizer.load_state_dict(handover["state"]["optimizer"])
-        self.scaler.load_state_dict(handover["state"]["scaler"])
-        if self.average:
-            self.average.update(self.network)
-        self._is_in_step = False
-
     def join_group(self) -> None:
-        """Wrap the network for a new process group. All workers must call it, or build a learner."""
+        """Wrap the network for a new process group. All workers must call it."""
         self.network.train()
         if self.average:
             self.average.network.train()
@@ -220,7 +218,7 @@ class Learner:
 
     def new_sums(self) -> LossSums:
         """Return empty sums of the loss and of the recipe's metrics."""
-        return LossSums(of_batches(self.recipe.metrics), self.worker.device, kept=self._kept)
+        return LossSums(of_batches(self.recipe.metrics), self.worker.device)
 
     def step(self, batch: Batch, sums: LossSums, *, epoch: int, step_in_epoch: int) -> float:
         """Make one optimizer step; `batch` is this worker's share of a global batch.
@@ -235,27 +233,19 @@ class Learner:
             group["lr"] = rate * group.get("lr_scale", 1.0)
         # Random numbers inside the model, such as dropout masks, depend on seed and step alone.
         seed_generators(worker.device, train.seed, samples, worker.rank)
-        self._begin_step()
 
         self.optimizer.zero_grad(set_to_none=True)
         batch = batch.to(worker.device)
         self.loss_scale.begin(global_samples, self.recipe.loss_weight(batch))
+        step = self.length.steps_per_epoch * epoch + step_in_epoch + 1
         parts = list(self._parts(batch, global_samples))
         for index, part in enumerate(parts):
             is_last = index == len(parts) - 1
             alone = nullcontext() if is_last else self.strategy.without_exchange(self.wrapped)
-            step = self.length.steps_per_epoch * epoch + step_in_epoch + 1
             with alone:
                 self._pass(part, sums, epoch, ends_step=step if is_last else None)
         self._optimizer_step()
-        self._is_in_step = False
         return rate
-
-    def _begin_step(self) -> None:
-        """Keep the buffers of rank 0, which the forward passes change, if workers may be lost."""
-        self._is_in_step = True
-        if self._buffers_before:
-            torch._foreach_copy_(self._buffers_before, list(self.network.buffers()))
 
     def _pass(
         self, part: Batch, sums: LossSums, epoch: int, *, ends_step: int | None = None
@@ -276,7 +266,7 @@ class Learner:
         if not is_empty:
             sums.update(found)
         if ends_step is not None:
-            sums.keep(ends_step)
+            self._keep_before_update(ends_step, sums)
         factor = self.loss_scale.factor(found.weight, len(part), is_empty=is_empty)
         self.strategy.backward(self.wrapped, self.scaler.scale(found.sum * factor))
 

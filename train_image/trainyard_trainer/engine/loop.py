@@ -25,6 +25,8 @@ from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.engine.regrouping import (
     Agreement,
     FixedGroup,
+    GroupStart,
+    Handover,
     Position,
     Regrouping,
     agree,
@@ -69,7 +71,7 @@ class RunRecords(Protocol):
     def finish_saving(self) -> None:
         """Wait for the save that is in progress."""
 
-    def note_replacement(self, agreement: Agreement, *, began: float, seconds: float) -> None:
+    def note_replacement(self, agreement: Agreement, *, began: float) -> None:
         """Record that workers were replaced; the failure was noticed at time.time() `began`."""
 
 
@@ -95,7 +97,7 @@ class NoRecords:
     def finish_saving(self) -> None:
         """Return at once: nothing is ever saved."""
 
-    def note_replacement(self, agreement: Agreement, *, began: float, seconds: float) -> None:
+    def note_replacement(self, agreement: Agreement, *, began: float) -> None:
         """Record nothing: rank 0 does."""
 
 
@@ -105,11 +107,14 @@ class LoopStart:
 
     trained: Trained
     epoch_sums: torch.Tensor | None = None
-    """The loss sums of an interrupted epoch with which this worker continues, on rank 0 those of all."""
+    """The loss sums of an interrupted epoch, over all workers; None at the beginning of an epoch."""
+    group: GroupStart
+    agreed: Agreement | None = None
+    """What the workers have agreed on, if this one takes the place of a lost one."""
     attempt_began: float
-    """The time.time() at which the attempt began."""
-    position: Position | None = None
-    """Where a worker that takes the place of a lost one continues."""
+    """The time.time() at which the attempt began, or the loss of the replaced worker was noticed."""
+    saved_samples: int | None = None
+    """The samples up to the newest checkpoint, if that is older than the start."""
 
 
 class Interval:
@@ -177,18 +182,26 @@ class TrainingLoop:
         self.regrouping = regrouping or FixedGroup()
         self.facts = facts or {}
         self.first_step = start.trained.step
-        if start.position:
-            self.first_step = start.position.first_step
-            self.is_unsaved = start.position.is_unsaved
-            self.sync.repeat(start.trained.step)
+        self.epoch_end: Trained | None = None
+        """The progress at the end of the newest epoch, before its validation."""
+        if start.saved_samples is not None:
+            self.sync.note_saved(start.saved_samples)
+        if start.agreed:
+            self._go_to(start.agreed.position)
 
     def run(self) -> Trained:
         """Train until the end of the run, or until it is stopped; returns the progress.
 
         Raises Diverged, on all workers alike, if the loss or a weight becomes NaN or infinite.
         """
+        agreed, lost = self.start.agreed, None
+        began = self.start.attempt_began
         while True:
             try:
+                if lost:
+                    agreed = self._regroup(lost)
+                if agreed:
+                    self._join_group(agreed, began=began)
                 trained = self._train()
                 self.regrouping.finish()
                 break
@@ -197,8 +210,7 @@ class TrainingLoop:
                     raise
                 # The frames of the failed step hold DDP's buckets.
                 traceback.clear_frames(error.__traceback__)
-                lost = error
-            self._regroup(lost)
+                lost, began = error, time.time()
         self.records.finish_saving()
         return trained
 
@@ -222,48 +234,63 @@ class TrainingLoop:
 
     def _position(self) -> Position:
         return Position(
-            trained=self._progress(), is_unsaved=self.is_unsaved, first_step=self.first_step
+            trained=self._progress(),
+            is_unsaved=self.is_unsaved,
+            first_step=self.first_step,
+            epoch_end=self.epoch_end,
         )
 
-    def _regroup(self, lost: BaseException) -> None:
-        """Join the process group with the worker that replaces a lost one, and continue where all can."""
-        began, clock = time.time(), Clock()
+    def _regroup(self, lost: BaseException) -> Agreement:
+        """Join a process group with the workers that replace lost ones, and go to where all can continue."""
         with self.spent.on("startup"):
             self.learner.leave_group()
             self.regrouping.regroup(lost)
             agreed = agree(self.worker, self.length, self._position(), self.facts)
             is_source = self.worker.rank == agreed.source
-            handover = self.worker.from_rank(
-                agreed.source, self.learner.handover() if is_source else None
-            )
+            handover = self.worker.from_rank(agreed.source, self._handover() if is_source else None)
             if self._step() < agreed.position.trained.step:
-                self.learner.finish_step(handover)
-            else:
-                self.learner.undo_step()
+                self.learner.load(handover.weights, handover.state)
             self._go_to(agreed.position)
-            self.learner.join_group()
-            if agreed.arranges_buckets:
-                self.learner.arrange_buckets()
-        self.records.note_replacement(agreed, began=began, seconds=clock.seconds())
+        return agreed
+
+    def _handover(self) -> Handover:
+        return Handover(
+            weights=self.learner.weights(),
+            state=self.learner.state(),
+            group_start=self.start.group,
+        )
 
     def _go_to(self, position: Position) -> None:
         """Continue at a position that is at most a step away, or an end of an epoch."""
-        trained = position.trained
+        trained, kept_sums = position.trained, self.learner.return_to(position.trained.step)
         is_behind = self._step() < trained.step
         self.trained, self.step_in_epoch = trained, trained.steps_in_epoch
-        self.is_unsaved = position.is_unsaved
-        epoch = self.epoch if self.epoch and self.epoch.number == trained.epoch else None
-        if epoch is None and self.step_in_epoch:
-            # Rank 0 has not completed the end of this epoch.
-            epoch = Epoch(trained, self.learner.new_sums(), self.spent)
-        if epoch and self.step_in_epoch:
-            epoch.sums.return_to(trained.step)
-            if is_behind:
-                epoch.batch = None
-        elif epoch:
-            epoch.sums.sums.zero_()
-        self.epoch = epoch
+        self.is_unsaved, self.epoch_end = position.is_unsaved, position.epoch_end
+        self.first_step = position.first_step
+        if self.epoch and self.epoch.number != trained.epoch:
+            self.epoch = None
+        if self.epoch is None and trained.steps_in_epoch:
+            # This worker is new, or the end of the epoch is repeated.
+            self.epoch = Epoch(trained, self.learner.new_sums(), self.spent)
+            self.epoch.sums.restore(kept_sums)
+        elif self.epoch and trained.steps_in_epoch:
+            self.epoch.sums.sums.copy_(kept_sums)
+        elif self.epoch:
+            self.epoch.sums.sums.zero_()
+        if self.epoch and is_behind:
+            self.epoch.batch = None
         self.sync.repeat(trained.step)
+
+    def _join_group(self, agreed: Agreement, *, began: float) -> None:
+        """Let DDP exchange gradients in the new process group.
+
+        The loss was noticed at time.time() `began`.
+        """
+        with self.spent.on("startup"):
+            self.learner.join_group()
+            if agreed.arranges_buckets:
+                self.learner.arrange_buckets()
+        self.records.note_replacement(agreed, began=began)
 
     # Progress.
 
@@ -292,8 +319,8 @@ class TrainingLoop:
         sums = self.learner.new_sums()
         if self.step_in_epoch and self.start.epoch_sums is not None:
             sums.restore(self.start.epoch_sums)
-        if self.step_in_epoch:
-            sums.keep(self._step())
+        if self._step() == self.first_step:
+            self.learner.keep(self.first_step, sums)
         return Epoch(self.trained, sums, self.spent)
 
     def _train_epoch(self, epoch: Epoch) -> Trained | None:
@@ -361,9 +388,10 @@ class TrainingLoop:
         with self.spent.on("validation"):
             validation = self.learner.validate(self.validation, step=self._step())
         step_s = self.spent.since(epoch.time_before, "data", "compute", "communication")
+        self.epoch_end = self._progress()
         found = {LOSS: validation.loss, **validation.metrics}
         now = replace(
-            self._progress(),
+            self.epoch_end,
             epoch=epoch.number + 1,
             steps_in_epoch=0,
             metrics={LOSS: loss, **metrics}

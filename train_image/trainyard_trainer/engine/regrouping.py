@@ -1,4 +1,4 @@
-"""Continue after a worker was lost: the others keep their state, and give it to the worker that replaces it.
+"""Continue after workers were lost: the others keep their state, and give it to the replacements.
 
 Workers with DDP hold the same weights and optimizer state after each step. When one of them is lost, the
 others leave the process group, wait for the replacement, and join a new process group with it. They may be
@@ -7,8 +7,9 @@ one step apart, because a collective operation can succeed on one worker and fai
 * The workers agree on the newest step that any of them has completed. A worker that had not completed it has
   taken part in its exchange of gradients, so it takes over the resulting weights from one that has.
 * If no worker has completed the step that failed, all repeat it with the batch that they have.
-* Rank 0 is never replaced. It decides what comes next: it alone records metrics, saves checkpoints, and has
-  the buffers, such as batch norm statistics, that DDP sends to all workers.
+* What a worker alone has, such as its loss sums, is in a file that outlives it: `kept_state`.
+* Rank 0 decides whether the end of an epoch is repeated: it alone records metrics and saves checkpoints. If
+  it is the one that was lost, the end of the newest epoch is repeated unless a step has followed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, Protocol
 
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder.measurements.progress import Length, Trained
+from trainyard_trainer.run_folder.measurements.startup import Startup
 
 
 class Regrouping(Protocol):
@@ -27,8 +29,8 @@ class Regrouping(Protocol):
 
     is_replacement: bool
     """Whether this worker takes the place of a lost one."""
-    sums_file: Path | None
-    """The file with the loss sums of the worker of this rank; None if lost workers are not replaced."""
+    kept_file: Path | None
+    """The file with what the worker of this rank alone has; None if lost workers are not replaced."""
 
     def is_loss(self, error: BaseException) -> bool:
         """Whether an error says that another worker was lost, and lost workers are replaced."""
@@ -36,7 +38,7 @@ class Regrouping(Protocol):
     def regroup(self, error: BaseException) -> None:
         """Leave the process group, and join the next one, with the replacement.
 
-        Raises an error from `error` if no replacement comes in time: the worker group is restarted then.
+        Raises `error` if no replacement comes in time: the worker group is restarted then.
         """
 
     def finish(self) -> None:
@@ -47,7 +49,7 @@ class FixedGroup:
     """The workers of a process group in which no worker is replaced."""
 
     is_replacement = False
-    sums_file: Path | None = None
+    kept_file: Path | None = None
 
     def is_loss(self, error: BaseException) -> bool:
         """Return False: any error ends the worker."""
@@ -72,6 +74,8 @@ class Position:
     """Whether an epoch has ended, and it is still to be decided whether to save a checkpoint."""
     first_step: int
     """The number of steps with which the worker group has started."""
+    epoch_end: Trained | None
+    """The progress at the end of the newest epoch, before its validation; None if no epoch has ended."""
 
     def after_step(self, length: Length) -> Position:
         """Return the position one step later."""
@@ -85,6 +89,12 @@ class Position:
                 steps_in_epoch=steps,
             ),
         )
+
+    def before_epoch_end(self) -> Position:
+        """Return the position before the validation of the newest epoch, unless a step has followed it."""
+        if self.trained.steps_in_epoch or self.epoch_end is None:
+            return self
+        return replace(self, trained=self.epoch_end, is_unsaved=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,6 +116,25 @@ class Agreement:
         return self.position.trained.step > self.position.first_step
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupStart:
+    """How the worker group has started, which its worker 0 reports in the end."""
+
+    resumed_from: str | None
+    """The name of the checkpoint; None if training has started from scratch."""
+    startup: Startup
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Handover:
+    """What a new worker, or one that has missed the end of a step, gets from another worker."""
+
+    weights: dict[str, Any]
+    state: dict[str, Any]
+    """The learner's state beside the weights."""
+    group_start: GroupStart
+
+
 def agree(
     worker: Worker, length: Length, position: Position | None, facts: Mapping[str, Any]
 ) -> Agreement:
@@ -113,10 +142,16 @@ def agree(
     found: list[tuple[Position | None, Mapping[str, Any]]] = worker.gathered((position, facts))
     known = {rank: each for rank, (each, _) in enumerate(found) if each is not None}
     newest = max(each.trained.step for each in known.values())
-    lead = known[0]
+    source = min(rank for rank, each in known.items() if each.trained.step == newest)
+    if 0 not in known:
+        agreed = known[source].before_epoch_end()
+    elif known[0].trained.step == newest:
+        agreed = known[0]
+    else:
+        agreed = known[0].after_step(length)
     return Agreement(
-        position=lead if lead.trained.step == newest else lead.after_step(length),
-        source=min(rank for rank, each in known.items() if each.trained.step == newest),
+        position=agreed,
+        source=source,
         replaced=tuple(rank for rank in range(len(found)) if rank not in known),
         workers=[each for _, each in found],
     )

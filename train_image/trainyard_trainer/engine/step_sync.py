@@ -75,6 +75,10 @@ class StepSync:
         """Exchange signals after this step, again if that was done: not all workers may have got them."""
         self._next_step = step
 
+    def note_saved(self, samples: int) -> None:
+        """Record up to which sample the newest checkpoint is."""
+        self._saved = (samples, self._now())
+
     def note_epoch(self, now: Trained) -> None:
         """Record that an epoch has ended and was saved, if a checkpoint was due."""
         if now.epoch % self._rule.every_epochs == 0:

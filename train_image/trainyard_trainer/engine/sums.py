@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from trainyard_trainer.config.training.metric import Metric
-from trainyard_trainer.engine.kept_sums import KeptSums
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.loss import Evaluation, Loss, Sums, Top
@@ -41,16 +40,8 @@ class LossSums:
     Reading them makes the host wait for the device, so it is done about once a second.
     """
 
-    def __init__(
-        self,
-        metrics: Sequence[Metric],
-        device: torch.device,
-        *,
-        kept: KeptSums | None = None,
-    ) -> None:
-        """Begin with nothing. The sums after each step are copied to `kept`."""
+    def __init__(self, metrics: Sequence[Metric], device: torch.device) -> None:
         self._metrics = metrics
-        self._kept = kept
         sizes = [math.prod(metric.shape) for metric in metrics]
         self.sums = torch.zeros(2 + sum(sizes), dtype=torch.float64, device=device)
         """Loss, weight, and the sums of each metric; float64 counts without rounding."""
@@ -91,16 +82,6 @@ class LossSums:
             return
         for entry, value in zip(self._entries[name], found, strict=True):
             entry += value
-
-    def keep(self, step: int) -> None:
-        """Keep a copy of the sums after a step, if anybody may need it."""
-        if self._kept:
-            self._kept.write(step, self.sums)
-
-    def return_to(self, step: int) -> None:
-        """Restore the sums after one of the last steps."""
-        assert self._kept is not None
-        self.sums.copy_(self._kept.read(step))
 
     def restore(self, sums: Tensor) -> None:
         """Add the sums of an epoch that a checkpoint has interrupted."""

@@ -8,11 +8,10 @@ from contextlib import ExitStack
 import torch
 from typing_extensions import assert_never
 
-from trainyard_trainer.checkpointing import resume
 from trainyard_trainer.checkpointing.checkpoint import (
     Checkpoints,
 )
-from trainyard_trainer.checkpointing.resume import Start
+from trainyard_trainer.checkpointing.resume import Start, note_started
 from trainyard_trainer.checkpointing.shards import Shards
 from trainyard_trainer.checkpointing.zero import ZeroShards
 from trainyard_trainer.config.trainer_config import TrainerConfig, code_of
@@ -23,6 +22,7 @@ from trainyard_trainer.engine.joining import (
     WITHOUT_RAY,
     RayPlace,
     facts_of,
+    join_as_replacement,
     join_run,
     take_place,
     watch_for_stop,
@@ -37,7 +37,7 @@ from trainyard_trainer.engine.records import (
     ShardRecords,
     rank_zero_records,
 )
-from trainyard_trainer.engine.regrouping import Agreement, FixedGroup, Regrouping
+from trainyard_trainer.engine.regrouping import FixedGroup, GroupStart, Regrouping
 from trainyard_trainer.engine.startup_batches import StartupBatches
 from trainyard_trainer.engine.step_sync import Signals
 from trainyard_trainer.engine.task import TrainingTask
@@ -69,9 +69,8 @@ def work(
     torch.set_num_threads(config.scaling.cpus_per_worker)
     length = Length.of(config, task.data.num_train)
     regrouping = regrouping or FixedGroup()
-    agreed: Agreement | None = None
     if regrouping.is_replacement:
-        entered, agreed, start = take_place(task, worker, regrouping, length, place)
+        entered, start = join_as_replacement(task, worker), Start()
     else:
         entered = join_run(task, worker, place)
         start = Start.of(entered.folder, entered.name)
@@ -79,25 +78,30 @@ def work(
     if code := code_of(config):
         code_archive.make_importable(folder, code)
 
+    facts, agreed = facts_of(worker, place), None
+    group_start = GroupStart(resumed_from=start.name, startup=startup)
     with out_of_memory_explained(config, worker), recipe_errors_explained(config):
         learner = Learner(
             config,
             task.data,
             length,
             worker,
-            is_resumed=start.weights is not None or start.name is not None,
+            is_resumed=start.name is not None or regrouping.is_replacement,
+            is_replacement=regrouping.is_replacement,
         )
         checkpoints = Checkpoints(folder)
         shards = shards_of(config, checkpoints)
-        if start.weights is not None and start.state is not None:
-            learner.load(start.weights, start.state["learner"])
-        elif start.name is not None and start.state is not None and shards:
-            shards.load(start.name, learner)
-            learner.load_beside_shares(start.state["learner"])
-        if regrouping.sums_file:
-            learner.keep_for_loss(regrouping.sums_file, is_replacement=regrouping.is_replacement)
-        if agreed and agreed.arranges_buckets:
-            learner.arrange_buckets()
+        if start.name is not None and start.state is not None:
+            if start.weights is not None:
+                learner.load(start.weights, start.state["learner"])
+            elif shards:
+                shards.load(start.name, learner)
+                learner.load_beside_shares(start.state["learner"])
+        if regrouping.is_replacement:
+            agreed, group_start = take_place(learner, regrouping, facts)
+            start = Start(trained=agreed.position.trained)
+        if regrouping.kept_file:
+            learner.keep_for_loss(regrouping.kept_file, is_new=agreed is None)
     startup.reach("model")
     with ExitStack() as stack:
         stack.enter_context(out_of_memory_explained(config, worker))
@@ -107,46 +111,58 @@ def work(
         if fence:
             records = stack.enter_context(
                 rank_zero_records(
-                    task, checkpoints, shards, length, start.trained, fence, worker, gauges
+                    task,
+                    checkpoints,
+                    shards,
+                    length,
+                    start.trained,
+                    fence,
+                    worker,
+                    gauges,
+                    regrouping,
                 )
             )
             is_stopping = stack.enter_context(watch_for_stop(folder, fence))
         elif shards:
             records = stack.enter_context(ShardRecords(shards, task.attempt, entered.group))
         try:
-            # Rank 0 continues with the loss sums of all workers, a replacement with those of the lost one.
             partial_epoch = start.state["partial_epoch"] if start.state and fence else {}
+            newest = checkpoints.newest() if fence and agreed else None
             trained = loop.TrainingLoop(
                 config,
                 learner,
                 start=loop.LoopStart(
                     trained=start.trained,
-                    epoch_sums=learner.kept_sums(start.trained)
-                    if agreed
-                    else partial_epoch.get("loss_sums"),
+                    epoch_sums=partial_epoch.get("loss_sums"),
+                    group=group_start,
+                    agreed=agreed,
                     attempt_began=startup.began,
-                    position=agreed.position if agreed else None,
+                    saved_samples=newest.trained.samples if newest else None,
                 ),
                 batches=StartupBatches(
                     (make_batches or torch_batches)(task, length, start, worker),
                     startup,
-                    lambda: resume.note_started(folder, fence, startup) if fence else None,
+                    lambda: note_started(folder, fence, startup) if fence and not agreed else None,
                 ),
                 validation=ValidationBatches(task.data, worker, config, learner.recipe.collate),
                 records=records,
                 signals=Signals(drain_s=drain_s, is_stopping=is_stopping),
                 regrouping=regrouping,
-                facts=facts_of(worker, place),
+                facts=facts,
             ).run()
         except Diverged as error:
             return Outcome(
-                resumed_from=start.name,
+                resumed_from=group_start.resumed_from,
                 trained=start.trained,
-                startup=startup,
+                startup=group_start.startup,
                 diverged=str(error),
             )
-    is_stopped = not trained.is_complete(config.train.epochs)
-    return Outcome(resumed_from=start.name, trained=trained, startup=startup, is_stopped=is_stopped)
+    return Outcome(
+        resumed_from=group_start.resumed_from,
+        trained=trained,
+        startup=group_start.startup,
+        is_stopped=not trained.is_complete(config.train.epochs),
+    )
 
 
 def shards_of(config: TrainerConfig, checkpoints: Checkpoints) -> ShardedCheckpoints | None:

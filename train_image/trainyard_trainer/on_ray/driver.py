@@ -35,7 +35,11 @@ from trainyard_trainer.errors import RunError
 from trainyard_trainer.on_ray.controller.final_errors import EndOnFinalError, final_error
 from trainyard_trainer.on_ray.controller.placement_groups import GiveBackPlaces
 from trainyard_trainer.on_ray.controller.process_group import LeanTrainer, ProcessGroup
-from trainyard_trainer.on_ray.controller.replace_or_restart import ReplaceOrRestart, WatchDrains
+from trainyard_trainer.on_ray.controller.replace_or_restart import (
+    PLACE_S,
+    ReplaceOrRestart,
+    WatchDrains,
+)
 from trainyard_trainer.on_ray.controller.replaceable_group import ReplaceableGroup
 from trainyard_trainer.on_ray.controller.replacement import (
     START_VARIABLE,
@@ -229,15 +233,18 @@ def run_workers(
 def fit_workers(task: AnyTask, storage: Path, make_trainer: MakeTrainer) -> Outcome:
     """Run Ray Train until the run has ended, or the workers have stopped because their node goes away."""
     config, scaling = task.config, task.config.scaling
+    replacer = None
+    if replaces_workers(config):
+        replacer = ReplaceOrRestart(min(PLACE_S, config.faults.replacement_timeout_s))
     callbacks: list[Any] = [
-        RecordFailures(config.storage, config.name, task.attempt),
+        RecordFailures(config.storage, config.name, task.attempt, replacer),
         GiveBackPlaces(),
         ReplacementLimit(config.faults.replacement_timeout_s),
         EndOnFinalError(),
         KeepWorkerLogs(config.storage, config.name, task.attempt, writes_workers=False),
     ]
-    if replaces_workers(config):
-        callbacks += [ReplaceOrRestart(), WatchDrains()]
+    if replacer:
+        callbacks += [replacer, WatchDrains()]
     if scaling.is_elastic:
         callbacks.append(SaveBeforeResize(config.storage, config.name, task.attempt))
     # Type checkers read version 1 of Ray Train; at run time, version 2 is imported in its place.

@@ -19,24 +19,28 @@ from trainyard_trainer.run_folder.ownership.fence import newest_group
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def record(folder: RunFolder, attempt: int, errors: Mapping[int, BaseException]) -> list[str]:
+def record(
+    folder: RunFolder, attempt: int, errors: Mapping[int, BaseException], generation: int = 0
+) -> list[str]:
     """Put down the errors of a worker group by rank, and return them in words.
 
-    Nothing comes of errors of a group that has failed already: it is looked at until all have left. If the
-    failed workers were replaced since then, the group has failed anew.
+    Nothing comes of errors of a group that has failed already: it is looked at until all have left. A group
+    whose lost workers were replaced fails anew; `generation` says how often that was.
     """
     group = newest_group(folder, attempt)
     known = [each for each in read_lines(folder, folder.failures) if is_of(each, attempt, group)]
-    replaced = [
-        each["time"]
-        for each in read_lines(folder, folder.starts)
-        if "replaced" in each and is_of(each, attempt, group)
-    ]
-    if known and len({each["time"] for each in known}) > len(replaced):
+    if any(each["generation"] == generation for each in known):
         return []
     now = round(time.time(), 3)
     failures: list[dict[str, Any]] = [
-        {"attempt": attempt, "group": group, "time": now, "rank": rank, "error": first_line(error)}
+        {
+            "attempt": attempt,
+            "group": group,
+            "generation": generation,
+            "time": now,
+            "rank": rank,
+            "error": first_line(error),
+        }
         for rank, error in sorted(errors.items())
     ]
     folder.append(folder.failures, "".join(json.dumps(failure) + "\n" for failure in failures))
@@ -48,6 +52,7 @@ def note_leaving(folder: RunFolder, attempt: int) -> None:
     leaving = {
         "attempt": attempt,
         "group": newest_group(folder, attempt),
+        "generation": 0,
         "time": round(time.time(), 3),
         "rank": None,
         "error": None,

@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from pathlib import Path
 
 Ends = tuple[tuple[str, int], tuple[str, int]]
 """The addresses of this and of the other end of a connection, each with its port."""
@@ -48,7 +49,7 @@ class PeerConnections:
 def open_connections(fds: Iterable[int] | None = None) -> Mapping[int, Ends]:
     """Return the TCP connections of this process, or those among some file descriptors."""
     found = {}
-    for fd in map(int, os.listdir("/dev/fd")) if fds is None else fds:
+    for fd in open_files() if fds is None else fds:
         # Most are no socket, are not connected, or are closed by another thread in this moment.
         with suppress(OSError), socket_of(fd) as connection:
             if connection.family in (socket.AF_INET, socket.AF_INET6):
@@ -57,8 +58,13 @@ def open_connections(fds: Iterable[int] | None = None) -> Mapping[int, Ends]:
     return found
 
 
+def open_files() -> list[int]:
+    """Return the file descriptors of this process."""
+    return [int(each.name) for each in Path("/dev/fd").iterdir()]
+
+
 def socket_of(fd: int) -> socket.socket:
-    """Return a socket with a copy of a file descriptor. Raises OSError if the descriptor is not of a socket."""
+    """Return a socket with a copy of a file descriptor. Raises OSError if it is not one of a socket."""
     copy = os.dup(fd)
     try:
         return socket.socket(fileno=copy)

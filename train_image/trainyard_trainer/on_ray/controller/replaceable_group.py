@@ -6,9 +6,10 @@ another one in its place and calls `on_start` with it alone.
 
 from __future__ import annotations
 
+import uuid
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -20,7 +21,7 @@ from ray.train.v2._internal.execution.worker_group.execution_group import Replic
 from trainyard_trainer.on_ray.controller.membership import MeetingPoint, invite, join
 from trainyard_trainer.on_ray.controller.process_group import ProcessGroup, ProcessGroupBackend
 
-JOIN_S = 60.0
+ANSWER_S = 60.0
 """Seconds within which workers must answer an invitation; they answer at once."""
 
 
@@ -46,41 +47,56 @@ class ReplaceableGroupBackend(ProcessGroupBackend):
 
     def _begin(self, group: Any, config: ProcessGroup) -> None:
         address, port = group.execute_single(0, get_address_and_port)
-        self._group, self._generation = group, 0
+        self._group, self._name = group, uuid.uuid4().hex
         self._meeting = MeetingPoint(
-            backend=config.backend, timeout_s=config.timeout_s, address=address, port=port
+            backend=config.backend,
+            timeout_s=config.timeout_s,
+            address=address,
+            port=port,
+            generation=0,
         )
         workers = group.get_workers()
         self._places = places_of([worker.metadata.node_id for worker in workers])
         ray.get(
             [
-                worker.execute_async(join, self._meeting, place, 0)
+                worker.execute_async(join, self._meeting, self._name, place)
                 for worker, place in zip(workers, self._places, strict=True)
             ]
         )
 
     def _replace(self, replica: Any) -> None:
-        """Invite a replacement and the other workers to the next process group."""
-        self._generation += 1
+        """Invite a replacement and the other workers to the next process group.
+
+        One of the others may be lost too. Then it is replaced next, which invites all anew.
+        """
         (new,) = replica.get_workers()
         rank = new.distributed_context.world_rank
-        others = [each for each in self._group.get_workers() if each.actor != new.actor]
+        self._meeting = replace(self._meeting, generation=self._meeting.generation + 1)
         try:
+            if rank == 0:
+                address, port = ray.get(new.execute_async(get_address_and_port), timeout=ANSWER_S)
+                self._meeting = replace(self._meeting, address=address, port=port)
             ray.get(
-                new.execute_async(join, self._meeting, self._places[rank], self._generation),
-                timeout=JOIN_S,
+                new.execute_async(join, self._meeting, self._name, self._places[rank]),
+                timeout=ANSWER_S,
             )
-            answers = ray.get(
-                [each.execute_async(invite, self._generation) for each in others], timeout=JOIN_S
-            )
+            for other in self._group.get_workers():
+                if other.actor != new.actor:
+                    self._invite(other)
         except ray.exceptions.RayError as error:
             raise WorkerGroupStartupFailedError(
-                f"another worker was lost while worker {rank} was replaced"
+                f"the replacement of worker {rank} could not join the others: {error}"
             ) from error
-        if not all(answers):
+
+    def _invite(self, worker: Any) -> None:
+        """Invite a worker. Raises WorkerGroupStartupFailedError if it has ended its training."""
+        try:
+            is_coming = ray.get(worker.execute_async(invite, self._meeting), timeout=ANSWER_S)
+        except ray.exceptions.RayActorError:
+            return
+        if not is_coming:
             raise WorkerGroupStartupFailedError(
-                f"the other workers cannot continue with the replacement of worker {rank}: they have ended, "
-                "or have just lost another worker"
+                f"worker {worker.distributed_context.world_rank} has ended its training already"
             )
 
 
