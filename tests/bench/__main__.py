@@ -17,12 +17,14 @@ BENCHES = (
     "launcher",
     "scale",
     "step",
+    "logs",
     "training",
     "fine_tuning",
     "ingest",
     "streaming",
     "checkpoint",
     "startup",
+    "goodput",
     "memory",
 )
 

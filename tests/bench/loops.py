@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -83,9 +83,10 @@ def ours(settings: Settings) -> Callable[[Iterable[Batch]], Counted]:
     config = settings.config
     learner = Learner(config, settings.data, settings.length, settings.worker)
     if settings.build:
-        learner.network = learner.wrapped = learner.model = settings.build(config.train.model)
-        parameters = learner.network.parameters()
-        learner.optimizer = build_optimizer(parameters, config.train, settings.worker.device)
+        learner.network = module = settings.build(config.train.model)
+        optimizer = build_optimizer(module.parameters(), config.train, settings.worker.device)
+        changed = {"module": module, "wrapped": module, "model": module, "optimizer": optimizer}
+        learner.trained = [replace(learner.trained[0], **changed)]
 
     def learn(batches: Iterable[Batch], records: RunRecords | None = None) -> Counted:
         counted = Counted(batches, settings)

@@ -129,7 +129,10 @@ def test_gpus_are_shown_with_pool_run_and_pod(team: Team, node: str, holder: str
         "used": 6,
         "free": 2,
         "open": True,
-        "holders": [{"namespace": team.namespace, "pod": holder, "run": "photos", "gpus": 6}],
+        "holders": [
+            {"namespace": team.namespace, "pod": holder, "run": "photos", "gpus": 6}
+            | {"phase": "Pending"}
+        ],
     }
     assert {"pool": "big", "resource": "nvidia.com/gpu", "nodes": 1} | {
         "total": 8,
@@ -137,7 +140,7 @@ def test_gpus_are_shown_with_pool_run_and_pod(team: Team, node: str, holder: str
         "free": 2,
     } in found["pools"]
     table = team.trainyard("gpus").stdout
-    assert f"run photos ({team.namespace}/holder): 6" in table
+    assert f"run photos ({team.namespace}/holder): 6 Pending" in table
 
 
 def test_an_idle_node_has_room_for_a_run(team: Team, node: str) -> None:

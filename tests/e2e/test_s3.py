@@ -244,6 +244,49 @@ def test_a_run_reads_data_from_a_bucket_and_its_folder_goes_on_request(
     assert bucket.files("same") != []
 
 
+TALKING = """
+import ray.train
+from ray.experimental.internal_kv import _internal_kv_put
+
+def train(config):
+    rank = ray.train.get_context().get_world_rank()
+    if rank == 1 and not _internal_kv_put(b"has-failed", b"yes", overwrite=False):
+        print("words of the first group")
+        raise RuntimeError("rank 1 fails once")
+    print(f"words of rank {rank}")
+"""
+"""A training function whose rank 1 fails in the first worker group."""
+
+
+def test_the_logs_of_both_worker_groups_are_in_the_bucket_when_the_cluster_is_gone(
+    team: Team, tmp_path: Path
+) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/talking.py").write_text(TALKING)
+    talks = {"name": "talks", "resources": {"workers": 2}, "code": "code"}
+    (tmp_path / "talks.yaml").write_text(json.dumps(talks | {"function": "talking:train"}))
+    ended = team.trainyard("submit", str(tmp_path / "talks.yaml"))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    selector = "trainyard.io/run=talks"
+    kubectl("delete", "rayjobs.ray.io", "-l", selector, "-n", team.namespace)
+    wait_for(
+        "no pod of the run is left",
+        lambda: not get("pods", team.namespace, "-l", selector)["items"],
+    )
+
+    def said(*options: str) -> str:
+        read = team.trainyard("logs", "talks", "--worker", *options)
+        assert read.returncode == 0, read.stderr
+        return read.stdout
+
+    before = said("1", "--previous")
+    assert "words of the first group" in before
+    assert "rank 1 fails once" in before
+    assert "words of rank 1" not in before
+    assert "words of rank 1" in said("1")
+    assert "words of rank 0" in said("0")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Wrong:
     keys: dict[str, str]

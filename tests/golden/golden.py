@@ -94,6 +94,7 @@ EXAMPLES = {
     "autoencoder": (),
     "segmentation": (),
     "two_tower": (),
+    "gan": (),
 }
 """Which of them are rendered of each example."""
 

@@ -8,10 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hypothesis import strategies as st
 
 from tests.launcher.rayjobs import Object, raycluster, rayjob
-from trainyard.rules import api_server, crd_schema
+from trainyard.rules import api_server, crd_schema, pod_fields, pods
 from trainyard.rules.subject import Subject
 
 SCHEMA = Path(__file__).resolve().parents[2] / "launcher/trainyard/kuberay_schema.json"
@@ -26,6 +27,46 @@ NAMES = (("metadata", "name"), ("metadata", "namespace"))
 """Places that KubeRay's rules check more strictly than the API server does."""
 DEPTH = 9
 """The longest way down the schema."""
+
+HEAD = "spec.rayClusterSpec.headGroupSpec.template.spec"
+POD = yaml.safe_load("""
+securityContext: {runAsUser: 1000, fsGroup: 1000, seccompProfile: {type: RuntimeDefault}}
+restartPolicy: Never
+serviceAccountName: trainer
+hostname: head
+terminationGracePeriodSeconds: 60
+activeDeadlineSeconds: 600
+nodeSelector: {pool: a100}
+tolerations: [{key: nvidia.com/gpu, operator: Exists, effect: NoExecute, tolerationSeconds: 5}]
+affinity:
+  nodeAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution:
+      nodeSelectorTerms: [{matchExpressions: [{key: zone, operator: In, values: [a]}]}]
+topologySpreadConstraints: [{maxSkew: 1, topologyKey: zone, whenUnsatisfiable: ScheduleAnyway}]
+initContainers: [{name: init, image: busybox, command: [echo]}]
+volumes:
+  - {name: data, persistentVolumeClaim: {claimName: shared}}
+  - {name: tmp, emptyDir: {medium: Memory, sizeLimit: 1Gi}}
+  - {name: settings, configMap: {name: settings, items: [{key: a, path: b}]}}
+containers:
+  - name: ray-head
+    image: registry/trainyard:1
+    imagePullPolicy: IfNotPresent
+    env:
+      - {name: A, value: b}
+      - {name: NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+      - {name: KEY, valueFrom: {secretKeyRef: {name: keys, key: key}}}
+    envFrom: [{configMapRef: {name: settings}}, {secretRef: {name: keys}, prefix: X_}]
+    ports: [{name: gcs, containerPort: 6379, protocol: TCP}]
+    resources:
+      limits: {cpu: "1", memory: 2Gi, nvidia.com/gpu: 1}
+      requests: {cpu: 500m, memory: 1Gi, nvidia.com/gpu: 1, ephemeral-storage: 1Gi}
+    volumeMounts: [{name: data, mountPath: /data, subPath: a}, {name: tmp, mountPath: /tmp}]
+    livenessProbe: {exec: {command: [ray, health-check]}, periodSeconds: 5}
+    readinessProbe: {httpGet: {path: /, port: 8265, scheme: HTTP}, failureThreshold: 3}
+    lifecycle: {preStop: {exec: {command: [ray, stop]}}}
+""")
+"""A valid pod with a field of each kind that the rules of pods check."""
 
 
 @cache
@@ -46,6 +87,15 @@ def mutated(draw: st.DrawFn) -> Object:
     for _ in range(draw(st.integers(1, 3))):
         draw(st.sampled_from((_change_what_is_there, _set_a_field)))(draw, document)
     return document
+
+
+@st.composite
+def mutated_pod(draw: st.DrawFn) -> Object:
+    """A pod's spec with one or two changes, which the schema of the CRDs accepts in most cases."""
+    spec: Object = copy.deepcopy(POD)
+    for _ in range(draw(st.integers(1, 2))):
+        _change_what_is_there(draw, {"spec": spec})
+    return spec
 
 
 def _change_what_is_there(draw: st.DrawFn, document: Object) -> None:
@@ -111,3 +161,13 @@ def refusals(document: Object) -> list[str]:
     rules = (*crd_schema.RULES, *api_server.RULES)
     found = [one for rule in rules for one in rule(subject)]
     return [str(one) for one in found if one.severity == "error" and one.rule != "overflow"]
+
+
+def pod_refusals(spec: Object) -> list[str] | None:
+    """What the rules of pods say of a pod; None if the schema of the CRDs already refuses it."""
+    subject = Subject(rayjob({HEAD: spec}), "1.6")
+    by_schema, by_pods = (
+        [str(one) for rule in rules for one in rule(subject) if one.severity == "error"]
+        for rules in (crd_schema.RULES, (*pods.RULES, *pod_fields.RULES))
+    )
+    return None if by_schema else by_pods

@@ -29,6 +29,14 @@ def rule(policy: str, ttl: int = 0, **condition: str) -> Object:
     }
 
 
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def to_nodes(**expression: str) -> Object:
+    """An affinity to nodes with one expression."""
+    return {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}}
+
+
 def env(name: str, value: str = "1") -> list[Object]:
     return [{"name": name, "value": value}]
 
@@ -263,6 +271,86 @@ POD = [
         rule="probe",
         at=f"{RAY}.livenessProbe",
         broken={f"{RAY}.livenessProbe": {"periodSeconds": 5}},
+    ),
+    Case(
+        rule="quantity",
+        at=f"{RAY}.resources.limits.memory",
+        broken={f"{RAY}.resources.limits.memory": "1e3.5"},
+    ),
+    Case(
+        rule="choice",
+        at=f"{HEAD}.topologySpreadConstraints[0].whenUnsatisfiable",
+        broken={
+            f"{HEAD}.topologySpreadConstraints": [
+                {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "Never"}
+            ]
+        },
+    ),
+    Case(
+        rule="pod-name",
+        at=f"{HEAD}.serviceAccountName",
+        broken={f"{HEAD}.serviceAccountName": "Trainer_1"},
+    ),
+    Case(
+        rule="pod-name",
+        at=f"{RAY}.env[0].valueFrom.fieldRef.fieldPath",
+        broken={
+            f"{RAY}.env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.phase"}}}]
+        },
+    ),
+    Case(
+        rule="pod-range",
+        at=f"{HEAD}.securityContext.runAsUser",
+        given={f"{HEAD}.securityContext.runAsUser": 1000},
+        broken={f"{HEAD}.securityContext.runAsUser": -1},
+    ),
+    Case(
+        rule="pod-required",
+        at=f"{RAY}.envFrom[0].secretRef.name",
+        broken={f"{RAY}.envFrom": [{"secretRef": {"optional": True}}]},
+    ),
+    Case(
+        rule="pod-required",
+        at=f"{HEAD}.securityContext.seccompProfile.type",
+        broken={f"{HEAD}.securityContext": {"seccompProfile": {}}},
+    ),
+    Case(
+        rule="pod-required",
+        at=f"{RAY}.lifecycle.preStop",
+        broken={f"{RAY}.lifecycle": {"preStop": {}}},
+    ),
+    Case(
+        rule="node-label",
+        at=f"{HEAD}.affinity.nodeAffinity.{REQUIRED}.nodeSelectorTerms[0].matchExpressions[0].key",
+        broken={f"{HEAD}.affinity": to_nodes(key="-pool", operator="Exists")},
+    ),
+    Case(
+        rule="pod-required",
+        at=f"{HEAD}.affinity.nodeAffinity.{REQUIRED}.nodeSelectorTerms[0].matchExpressions[0].values",
+        broken={f"{HEAD}.affinity": to_nodes(key="pool", operator="In")},
+    ),
+    Case(
+        rule="resources",
+        at=f"{RAY}.resources.requests.cpu",
+        broken={f"{RAY}.resources.requests": {"cpu": 2.0}},
+    ),
+    Case(
+        rule="pod-path",
+        at=f"{HEAD}.volumes[0].configMap.items[0].path",
+        broken={
+            f"{HEAD}.volumes": [
+                {"name": "a", "configMap": {"name": "a", "items": [{"key": "k", "path": "/k"}]}}
+            ]
+        },
+    ),
+    Case(
+        rule="toleration",
+        at=f"{HEAD}.tolerations[0].tolerationSeconds",
+        broken={
+            f"{HEAD}.tolerations": [
+                {"key": "a", "operator": "Exists", "effect": "NoSchedule", "tolerationSeconds": 5}
+            ]
+        },
     ),
 ]
 

@@ -31,6 +31,7 @@ from trainyard.local.results import KeptCheckpoint, Result
 from trainyard.platform import Platform
 from trainyard.run import OnThisMachine
 from trainyard.submission.status import RunStatus
+from trainyard_trainer.run_files.record_text import GOODPUT_PARTS
 
 Object = dict[str, Any]
 
@@ -247,7 +248,13 @@ def test_a_fresh_run_sets_its_old_folder_aside(cluster: LaptopCluster, tmp_path:
 def test_wide_status_shows_where_and_with_what_a_run_has_run(
     cluster: LaptopCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made_run(tmp_path / "runs/digits", outcome="failed", error="no luck")
+    goodput = dict.fromkeys(GOODPUT_PARTS, 0.0) | {
+        "total_s": 100.0,
+        "steps_s": 75.0,
+        "starts_s": 25.0,
+    }
+    goodput["starts"] = {"imports": 5.0, "workers": 20.0}
+    made_run(tmp_path / "runs/digits", outcome="failed", error="no luck", goodput=goodput)
     submit_run(load_run(DIGITS), "team")
     for _ in watch_run("digits", "team"):
         pass
@@ -270,6 +277,10 @@ def test_wide_status_shows_where_and_with_what_a_run_has_run(
     printed = capsys.readouterr().out
     for shown in ("pod-a", "1 x H100", "trainyard:1 (0123456789ab)", "fedcba987654"):
         assert shown in printed
+    rows = [" ".join(line.split()) for line in printed.splitlines()]
+    for row in ("steps that were kept 75.0 75.0%", "starts 25.0 25.0%", "- imports 5.0 5.0%"):
+        assert row in rows
+    assert not any(row.startswith("validation") for row in rows)
     assert run_command(command) == 0
     assert "pod-a" not in capsys.readouterr().out
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from trainyard.cli.show import holder_text
 from trainyard.errors import ConfigError
 from trainyard.planning.capacity.fit import capacity_rows, fit_groups, require_capacity
 from trainyard.planning.capacity.gpus import gpu_nodes, gpus_of_pools
@@ -269,7 +270,7 @@ def test_gpus_of_a_node_are_listed_with_pools_and_pods() -> None:
         [gpu_node("a"), node("c"), gpu_node("z", cordoned=True)],
         [
             pod("w1", "a", {"containers": [container("1", gpus=2)]}, run="digits"),
-            pod("x", "a", {"containers": [container("1", gpus=4)]}),
+            pod("x", "a", {"containers": [container("1", gpus=4)]}, phase="Pending"),
             pod("none", "a", {"containers": [container("1")]}),
         ],
     )
@@ -279,9 +280,9 @@ def test_gpus_of_a_node_are_listed_with_pools_and_pods() -> None:
         ("a", ("big",), 8, 6, 2),
         ("z", ("big",), 8, 0, 0),
     ]
-    assert [(one.pod, one.run, one.amount) for one in found[0].holders] == [
-        ("x", None, 4),
-        ("w1", "digits", 2),
+    assert list(map(holder_text, found[0].holders)) == [
+        "team/x: 4 Pending",
+        "run digits (team/w1): 2",
     ]
     assert gpus_of_pools(found) == [
         ("big", "nvidia.com/gpu", {"nodes": 2, "total": 16, "used": 6, "free": 2})

@@ -6,6 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from trainyard.errors import ConfigError
 from trainyard.run_file.code.code_archive import pack
@@ -31,8 +33,22 @@ RULES: tuple[bytes, ...] = (
     b"\xff.txt\na.txt\n", b"*.TXT\n", b"***\n", b"**\n", b"**/\n", b"/**\n!main.py\n", b"a/**/b\n",
     b"deep/**\n!deep/a.txt\n", b"logs\n!logs/x.log\n", b"*.log\n!x.log\n", b"back\\\\slash\n",
     b"tab\tname\n", b"deep//a.txt\n", b"./a.txt\n", b"deep/./a.txt\n", b"[[:alpha:]].txt\n", b"x[1-2]\n",
-    b"x[^1]\n", b"*/a.txt\n", b"*/*/a.txt\n",
+    b"x[^1]\n", b"*/a.txt\n", b"*/*/a.txt\n", b"[!a].txt\n", b"?.txt\n", b"??.txt\n", b"/****/bar\n",
+    b"deep/***/a.txt\n", b"deep**/\n", b"deep**//\n", b"deep**/a.txt\n", b"d*p**/a.txt\n", b"[x-A]1\n",
 )  # fmt: skip
+
+WORDS = (
+    "*", "**", "***", "?", "/", "//", "a", "b", "x", "deep", "er", "data", "foo", "bar", ".txt", ".bin",
+    "logs", "1", "\u00e9", ".", "[a-c]", "[c-a]", "[!a]", "[]ab]", "[^x]", "[a\\]b]", "[--0]", "[x-]", "[!]]",
+    "[[:alnum:]]", "[[:upper:]x]", "[[:none:]]", "[a-[:digit:]]", "[a-", "\\", "\\*", "\\ ", " ", "#", "!",
+    "**/", "/**", "/**/",
+)  # fmt: skip
+LINES = st.builds(
+    lambda words, before, after: f"{before}{''.join(words)}{after}",
+    st.lists(st.sampled_from(WORDS), min_size=1, max_size=6),
+    st.sampled_from(("", "", "!")),
+    st.sampled_from(("", "", "/", " ")),
+)
 
 
 def tree(root: Path) -> Path:
@@ -71,6 +87,20 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("rules", RULES, ids=repr)
 def test_gitignore_is_read_as_git_reads_it(repository: Path, rules: bytes) -> None:
     (repository / ".gitignore").write_bytes(rules)
+    assert ours(repository) == files_of_git(repository)
+
+
+@pytest.mark.ci
+@settings(max_examples=300, deadline=None)
+@given(
+    lines=st.lists(LINES, min_size=1, max_size=4),
+    end=st.sampled_from(("\n", "\r\n")),
+    mark=st.sampled_from((b"", b"\xef\xbb\xbf")),
+)
+def test_made_up_rules_are_read_as_git_reads_them(
+    repository: Path, lines: list[str], end: str, mark: bytes
+) -> None:
+    (repository / ".gitignore").write_bytes(mark + "".join(line + end for line in lines).encode())
     assert ours(repository) == files_of_git(repository)
 
 
@@ -146,6 +176,13 @@ LETTERS = "aB3dE6gH9jK2mN5pQ8sT"
         ("run.sh", "export AWS_SECRET_ACCESS_KEY=" + LETTERS * 2),
         ("config.yaml", "wandb_api_key: " + LETTERS * 2),
         ("db.py", "create_engine('postgresql://me:" + LETTERS + "@db/x')"),
+        ("kaggle.json", '{"username": "me", "key": "0123456789abcdef0123456789abcdef"}'),
+        ("train.py", "wandb.login(key='" + LETTERS * 2 + "')"), ("main.py", "k = 'nvapi-" + LETTERS + "'"),
+        ("main.py", 'headers = {"Authorization": "Bearer ' + LETTERS + '"}'), (".databrickscfg", ""),
+        (".streamlit/secrets.toml", ""), ("prod.env", "DB_PASSWORD=" + "hunter2"),
+        ("secrets.yaml", "db:\n  password: " + "hunter2"), ("deep/secrets.json", '{"token":"' + 'abc"}'),
+        ("main.py", 'AZURE_STORAGE_KEY = "' + LETTERS * 4 + '=="'),
+        ("main.py", "post('https://hooks.slack.com/services/T0/B0/" + LETTERS + "')"),
     ],
 )  # fmt: skip
 def test_code_with_a_credential_is_refused_with_its_file_and_the_remedy(
@@ -179,8 +216,22 @@ def test_code_with_a_credential_is_refused_with_its_file_and_the_remedy(
         ("tokenizer.json", '{"token": "hello", "eos_token": "</s>", "num_tokens": 50257}'),
         ("weights.bin", "\0 AKIA" + "ABCDEFGHIJKLMNOP"),
         (".npmrc", "registry=https://registry.example.com/"),
+        ("training.env", "OMP_NUM_THREADS=4\nHF_TOKEN=${HF_TOKEN}\nPAD_TOKEN=<pad>\nMAX_TOKENS=10"),
+        ("secrets.yaml", "password: $(PASSWORD)\ntoken: {{ token }}\nname: storage"),
+        (
+            "main.py",
+            "# the bearer authenticates_with_a_token\nstorage_key = 'primary_store_of_data'",
+        ),
+        ("secrets.py", "import secrets\ntoken = secrets.token_hex(16)"),
     ],
 )
 def test_ordinary_code_is_no_credential(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
     assert pack(tmp_path)
+
+
+def test_a_credential_in_utf_16_is_found(tmp_path: Path) -> None:
+    # PowerShell's `>` writes such files.
+    (tmp_path / "note.txt").write_bytes(f"hf_{LETTERS}".encode("utf-16"))
+    with pytest.raises(ConfigError, match=r"note\.txt: line 1 contains a Hugging Face token"):
+        pack(tmp_path)

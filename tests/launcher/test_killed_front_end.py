@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -25,9 +26,30 @@ checkpoint: {every_s: 1}
 WAITS_S = 60.0
 
 
-def train(folder: Path, *options: str) -> subprocess.Popen[bytes]:
+OWN_RUN_FILE = """
+name: small
+resources: {workers: 1}
+code: code
+command: [python, own.py]
+"""
+
+OWN_PROGRAM = """
+import os, signal, sys, time
+folder = os.path.join(os.environ["TRAINYARD_STORAGE"], "small")
+def save(*_):
+    open(os.path.join(folder, "saved"), "w").close()
+    sys.exit(1)
+if not os.path.exists(os.path.join(folder, "saved")):
+    signal.signal(signal.SIGTERM, save)
+    open(os.path.join(folder, "begun"), "w").close()
+    time.sleep(600)
+"""
+"""A program that saves at SIGTERM, and ends at once if it has saved."""
+
+
+def train(folder: Path, *options: str, run_file: str = RUN_FILE) -> subprocess.Popen[bytes]:
     """Start `trainyard train`; its processes are known by the storage in their environment."""
-    (folder / "run.yaml").write_text(RUN_FILE)
+    (folder / "run.yaml").write_text(run_file)
     command = [
         sys.executable,
         "-m",
@@ -71,6 +93,14 @@ def await_none(folder: Path) -> None:
         time.sleep(0.1)
 
 
+def await_file(path: Path, process: subprocess.Popen[bytes], output: Path) -> None:
+    deadline = time.monotonic() + 3 * WAITS_S
+    while not path.exists():
+        assert time.monotonic() < deadline, output.read_text()
+        assert process.poll() in (None, -signal.SIGKILL), output.read_text()
+        time.sleep(0.1)
+
+
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return torch.load(folder / "runs" / "small" / "model.pt", weights_only=True)
 
@@ -100,6 +130,19 @@ def kill_at_moments(tmp_path: Path, options: list[str], moments: int) -> None:
 @pytest.mark.timeout(900)
 def test_a_run_whose_command_was_killed_at_any_moment_gets_the_same_weights(tmp_path: Path) -> None:
     kill_at_moments(tmp_path, ["--without-ray"], 3)
+
+
+@pytest.mark.ci
+def test_a_program_of_the_user_gets_sigterm_when_the_command_was_killed(tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/own.py").write_text(OWN_PROGRAM)
+    process = train(tmp_path, run_file=OWN_RUN_FILE)
+    await_file(tmp_path / "runs/small/begun", process, tmp_path / "output.txt")
+    process.kill()
+    process.wait()
+    await_file(tmp_path / "runs/small/saved", process, tmp_path / "output.txt")
+    finish(train(tmp_path, run_file=OWN_RUN_FILE), tmp_path)
+    await_none(tmp_path)
 
 
 @pytest.mark.slow

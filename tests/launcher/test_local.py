@@ -86,6 +86,27 @@ def test_an_error_ends_where_its_indented_lines_end() -> None:
     assert error_of("") == []
 
 
+@pytest.mark.parametrize(
+    ("ending", "explained"),
+    [
+        ("os.kill(os.getpid(), 9)", "the training program was ended by SIGKILL"),
+        (
+            "print('[2026-01-31 04:06:55,500 E 2219 2735] rpc_client.h:204: Failed to connect to GCS within "
+            "60 seconds. GCS may have been killed.', file=sys.stderr); sys.exit(1)",
+            "Ray's processes on this machine have ended, and the training program with them.",
+        ),
+    ],
+)
+def test_a_program_that_ends_without_an_error_of_its_own_is_explained(
+    program: Path, run: RunConfig, tmp_path: Path, ending: str, explained: str
+) -> None:
+    program.write_text(f"import os, sys; {ending}")
+    error = refusal(run, tmp_path)
+    assert error.details[0].startswith(explained)
+    assert "The same command goes on from the newest checkpoint." in error.details
+    assert "GCS may" not in str(error)
+
+
 def test_a_storage_that_cannot_be_used_is_named(
     program: Path, run: RunConfig, tmp_path: Path
 ) -> None:

@@ -23,11 +23,13 @@ from trainyard.cli.commands.cluster_runs.reproduce import reproduce
 from trainyard.cli.options import yaml_text
 from trainyard.errors import ConfigError
 from trainyard.local.training import local_config
+from trainyard.planning.merge import with_source
 from trainyard.planning.objects import pack_code, run_objects
 from trainyard.planning.plan import plan_run
 from trainyard.planning.trainer_input import LAUNCH_KEYS
 from trainyard.platform import Platform, load_platform
 from trainyard.run_file.code.code_archive import pack
+from trainyard.run_file.code.source import GitState
 from trainyard.run_file.load import load_run
 from trainyard.run_file.models import RUN_MODELS, RunConfig
 from trainyard.run_file.validation import validate
@@ -283,6 +285,22 @@ def test_the_command_prints_what_render_printed(
     assert printed.out == yaml_text(job)
     assert f"it equals what was submitted: RayJob {job['metadata']['name']}" in printed.err
     assert f"run {run.name} resumes; --name NEW starts from the beginning" in printed.err
+
+
+@pytest.mark.parametrize("new_name", [None, "second"])
+def test_the_command_keeps_the_git_revision_of_what_was_submitted(
+    cluster: FakeCluster,
+    platform: Platform,
+    capsys: pytest.CaptureFixture[str],
+    new_name: str | None,
+) -> None:
+    source = GitState(revision="1" * 40, is_dirty=True)
+    submitted = with_source(rendered(load_run(DIGITS), platform), source)
+    cluster.processes = [sent("submission.json", left_by(submitted).encode())]
+    reproduce("digits", namespace="team", new_name=new_name)
+    printed = capsys.readouterr()
+    run = load_run(DIGITS, name=new_name or "digits")
+    assert printed.out == yaml_text(with_source(rendered(run, platform), source))
 
 
 def test_large_code_is_under_its_own_name_alone_until_it_is_submitted_under_another(

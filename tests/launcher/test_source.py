@@ -7,7 +7,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
+from typer.testing import CliRunner, Result
 
+from trainyard.cli.app import app
+from trainyard.errors import ConfigError
 from trainyard.planning.comparison.run_diff import diff_jobs
 from trainyard.planning.merge import with_source
 from trainyard.planning.objects import run_objects
@@ -89,3 +93,25 @@ def test_a_commit_changes_neither_the_name_of_a_submission_nor_what_diff_shows()
     for one, other in ((job, sent), (sent, job)):
         assert diff_jobs(one, other, live=True) == ()
     assert with_source(job, None) == job
+
+
+def rendered_with_git(folder: Path) -> Result:
+    run_file = folder / "digits.yaml"
+    run_file.write_text(DIGITS.read_text())
+    return CliRunner().invoke(app, ["render", str(run_file), "--git", "-n", "team"])
+
+
+def test_render_writes_the_git_revision_on_request(repository: Path) -> None:
+    ended = rendered_with_git(repository)
+    job = yaml.safe_load(ended.stdout)
+    source = git_state(repository)
+    assert source is not None
+    assert source.is_dirty, "the run file is not committed"
+    plain = run_objects(load_run(DIGITS), load_platform(None), "team").job
+    assert job == with_source(plain, source)
+
+
+def test_render_with_a_git_revision_is_refused_where_git_knows_none(tmp_path: Path) -> None:
+    ended = rendered_with_git(tmp_path)
+    assert isinstance(ended.exception, ConfigError)
+    assert "--git: git knows no commit" in str(ended.exception)

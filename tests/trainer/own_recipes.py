@@ -14,12 +14,14 @@ DATA = {
     "segmentation": "Shapes",
     "autoencoder": "Digits",
     "two_tower": "Pairs",
+    "gan": "Ring",
 }
 CLASSES = {
     "regression": "Regression",
     "segmentation": "Segmentation",
     "autoencoder": "Autoencoder",
     "two_tower": "TwoTower",
+    "gan": "Gan",
 }
 
 

@@ -185,7 +185,14 @@ def train_with_losses(
 
 def epoch_ends(config: TrainerConfig) -> list[dict[str, Any]]:
     """What depends on the training alone of the metrics of each epoch."""
-    timed = {"samples_per_s", "eta_s", "step_s", "data_wait_s", "checkpoint_stall_s", "memory_bytes"}
+    timed = {
+        "samples_per_s",
+        "eta_s",
+        "step_s",
+        "data_wait_s",
+        "checkpoint_stall_s",
+        "memory_bytes",
+    }
     return [
         {name: value for name, value in record.items() if name not in timed}
         for record in metrics(config, "epoch")

@@ -262,7 +262,9 @@ def test_a_run_ends_with_model_report_and_summary(
     assert json.loads(line.removeprefix("summary ")) == without_record(found)
     (record,) = read_lines(folder, folder.attempts)
     told = {"attempt", "time", "resumed_from", "workers", "versions"}
-    assert record.keys() == told | {"began", "imports_s", "lease_s", "reached_step"}
+    assert record.keys() == told | {
+        *("began", "imports_s", "lease_s", "reached_step", "reached_loop_s")
+    }
     kept = json.loads(folder.read(folder.run))
     (attempt,) = kept.pop("record")
     assert kept == config.model_dump(mode="json")

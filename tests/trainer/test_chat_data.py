@@ -51,7 +51,7 @@ from trainyard_trainer.data.sources.chats.tokenizer import ChatTokenizer
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.tools.data import main
-from trainyard_trainer.tools.token_inspection import tokens_as_text
+from trainyard_trainer.tools.inspection.tokens import tokens_as_text
 
 QUESTION, ANSWER = "What is 1 plus 2?", "It is 3."
 LONG = "word " * 400

@@ -165,7 +165,7 @@ def open_small(path: Path) -> RunFolder:
 def begin(folder: RunFolder, *, attempt: int = 2, say: Callable[[str], None] = print) -> str | None:
     """What the first worker group of an attempt does before it trains."""
     fence = Fence.claim(RunFolder.open(str(Path(folder.root).parent), "small"), attempt)
-    return resume.begin(folder, config_of(folder), fence, say)
+    return resume.begin(folder, config_of(folder), fence, say, began=1.0, workers=1)
 
 
 def survives(work: Callable[[], object]) -> bool:

@@ -47,14 +47,27 @@ def test_the_age_grows_while_the_storage_is_away() -> None:
     assert age.update(b"", 21.0) == 20.0
 
 
-def exported() -> dict[str, float]:
-    """The gauges of runs on the endpoint of Ray's agent, by name."""
+SLOW = "ray_trainyard_slow_worker_step_seconds"
+
+
+def lines() -> list[str]:
+    """The lines of the gauges of runs on the endpoint of Ray's agent."""
     (node,) = ray.nodes()
     url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
     with urllib.request.urlopen(url, timeout=LIMIT_S) as answer:
-        lines = answer.read().decode().splitlines()
-    found = (line for line in lines if line.startswith("ray_trainyard_"))
-    return {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in found}
+        found = answer.read().decode().splitlines()
+    return [line for line in found if line.startswith("ray_trainyard_")]
+
+
+def exported() -> dict[str, float]:
+    """The values of the gauges, by name."""
+    return {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines()}
+
+
+def labels_of(name: str) -> set[str]:
+    """The labels of a gauge."""
+    (line,) = (line for line in lines() if line.startswith(name))
+    return set(line.partition("{")[2].partition("}")[0].split(","))
 
 
 @pytest.mark.slow
@@ -73,6 +86,13 @@ def test_ray_keeps_what_is_published_as_long_as_the_block_runs(tmp_path: Path) -
                 found = exported()
                 assert found["ray_trainyard_step"] == 5
                 assert 5 < found["ray_trainyard_step_age_seconds"] < LIMIT_S
+                slow = {"rank": 1, "node": "pod-b", "step_s": 0.9, "median_s": 0.3}
+                publish({"step": 6, "slow_workers": [slow]})
+                assert wait_for(lambda: exported().get(SLOW) == 0.9, LIMIT_S)
+                assert {'node="pod-b"', 'rank="1"', 'run="small"'} <= labels_of(SLOW)
+                # It is not slow any more.
+                publish({"step": 7})
+                assert wait_for(lambda: SLOW not in exported(), LIMIT_S)
             assert wait_for(lambda: "ray_trainyard_step" not in exported(), LIMIT_S)
             assert "ray_trainyard_step_age_seconds" in exported()
         assert wait_for(lambda: not exported(), LIMIT_S)

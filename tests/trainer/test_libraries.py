@@ -110,10 +110,11 @@ class Model(lightning.LightningModule):
         return self.layer(batch["input_ids"].float()).square().mean()
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), lr=1e-4)
+torch.manual_seed(0)
 trainer = lightning.Trainer(
-    max_steps=20, logger=False, enable_progress_bar=False,
-    callbacks=[ModelCheckpoint("out", every_n_train_steps=5, save_top_k=-1)],
-)
+    max_steps=24, logger=False, enable_progress_bar=False,
+    callbacks=[ModelCheckpoint("out", every_n_train_steps=8, save_top_k=-1)],
+)  # An epoch has 8 steps: after a checkpoint in the middle of one, Lightning begins its data anew.
 trainer.fit(Model(), torch.utils.data.DataLoader(Data(), batch_size=4))
 """
 )
@@ -165,7 +166,19 @@ def config_of(
     return CommandConfig.model_validate(document | changes), {CODE_VARIABLE: code.text}
 
 
+def weights_in(run: Path) -> dict[str, Any]:
+    """The weights with which a run has ended, from the files of Transformers or of Lightning."""
+    import torch
+    from safetensors.torch import load_file
+
+    if (run / "final").is_dir():
+        return load_file(run / "final/model.safetensors")
+    (checkpoint,) = (run / "out").glob("*step=24.ckpt")
+    return torch.load(checkpoint, weights_only=True)["state_dict"]
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("script", "folder"),
     [
@@ -174,7 +187,7 @@ def config_of(
         pytest.param(LIGHTNING, "out", id="lightning"),
     ],
 )
-def test_a_script_without_a_resume_line_goes_on_after_a_kill(
+def test_a_script_without_a_resume_line_goes_on_after_a_kill_to_the_same_weights(
     attempts: Attempts, tmp_path: Path, script: str, folder: str
 ) -> None:
     config, environment = config_of(attempts, tmp_path, script, "script.py", "kill")
@@ -187,6 +200,11 @@ def test_a_script_without_a_resume_line_goes_on_after_a_kill(
     assert (run / folder).is_dir()
     for path in run.rglob("*.safetensors"):
         assert path.stat().st_mode & 0o040, path
+    config, environment = config_of(attempts, tmp_path, script, name="undisturbed")
+    assert "resuming from" not in attempts.finish(config, 0, environment)
+    found, expected = weights_in(run), weights_in(attempts.storage / "undisturbed")
+    assert found.keys() == expected.keys()
+    assert [name for name in expected if not found[name].equal(expected[name])] == []
 
 
 @pytest.mark.slow

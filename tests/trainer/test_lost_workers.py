@@ -72,7 +72,10 @@ MOMENTS: dict[str, list[Loss]] = {
         Loss(rank=0, method="save", is_after=True, life=1),
     ],
     "while it saves": [Loss(rank=0, method="write", is_after=True)],
-    "when it has trained to the end": [Loss(rank=1, method="finish"), Loss(rank=0, method="finish")],
+    "when it has trained to the end": [
+        Loss(rank=1, method="finish"),
+        Loss(rank=0, method="finish"),
+    ],
     "while it replaces another": [
         Loss(rank=1, method="backward", call=5),
         Loss(rank=1, method="load", life=1),
@@ -129,8 +132,7 @@ def check_same(disturbed: TrainerConfig, whole: TrainerConfig) -> None:
 
 def replaced_ranks(config: TrainerConfig) -> list[int]:
     folder = open_folder(config)
-    starts = read_lines(folder, folder.starts)
-    return [rank for each in starts if "replaced" in each for rank in each["replaced"]]
+    return [rank for each in read_lines(folder, folder.replacements) for rank in each["ranks"]]
 
 
 @pytest.mark.parametrize("workers", WORKERS)

@@ -20,7 +20,7 @@ from trainyard_trainer.recipes.image_classification.on_device import ToInput
 from trainyard_trainer.recipes.saved_model import deliver, read_saved
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.tools import predict
-from trainyard_trainer.tools.grid import MOST, draw_grid, shortened
+from trainyard_trainer.tools.inspection.grid import MOST, draw_grid, shortened
 from trainyard_trainer.tools.prediction.classifier import classify_files
 
 CPU = torch.device("cpu")

@@ -44,7 +44,8 @@ SUMMARY = {
     "train_s": 75.2,
     "goodput": {
         **{"share": 0.75, "total_s": 100.0, "steps_s": 75.0, "data_s": 0.0, "validation_s": 1.0},
-        **{"checkpoint_s": 0.0, "starts_s": 9.0, "lost_s": 15.0},
+        **{"checkpoint_s": 0.0, "starts_s": 9.0, "again_s": 12.0},
+        **{"unnoticed_s": 3.0, "ends_s": 0.0, "between_attempts_s": 40.0},
     },
     "seconds": {
         "startup": 10.0,
@@ -220,9 +221,10 @@ def test_the_report_shows_outcome_settings_and_attempts(report: str, words: str)
 
 
 def test_the_report_tells_the_goodput_and_where_the_rest_went(report: str) -> None:
-    assert "Goodput 75.0%: of 1 min 40 s with workers, 1 min 15 s went into steps" in report
+    assert "Goodput 75.0%: of 1 min 40 s of all workers together, 1 min 15 s went into" in report
     assert (
-        "9.0 s into starts, 1.0 s into validation, 15 s into steps that were made again" in report
+        "The rest: validation 1.0 s, starts 9.0 s, steps trained again 12 s, "
+        "faults until they were noticed 3.0 s. The run had no workers for 40 s between" in report
     )
 
 

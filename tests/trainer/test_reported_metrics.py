@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import date
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,13 @@ from trainyard_trainer.user_code.reported_metrics import to_json_values
         (np.datetime64("2020-01-01"), "2020-01-01"),
         (1 + 2j, "(1+2j)"),
         (torch.ones(2000), "torch.float32 (2000,)"),
+        (Decimal("sNaN"), None),
+        (Fraction(10**400), None),
+        (np.uint64(2**63), 2**63),
+        (torch.tensor(0.5).to(torch.float8_e4m3fn), 0.5),
+        (torch.ones(1, device="meta"), "Tensor torch.float32"),
+        (torch.eye(2).to_sparse(), "Tensor torch.float32"),
+        (torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]), "Tensor torch.float32"),
     ],
 )
 def test_a_metric_is_recorded_with_its_type(reported: Any, recorded: Any) -> None:

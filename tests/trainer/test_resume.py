@@ -54,7 +54,9 @@ class Group:
         folder = open_folder(config)
         self.fence = Fence.claim(folder, attempt)
         self.said: list[str] = []
-        self.start = resume.begin(folder, config, self.fence, self.said.append)
+        self.start = resume.begin(
+            folder, config, self.fence, self.said.append, began=1.0, workers=1
+        )
 
     def save(self, *samples: int) -> list[str]:
         return [save(self.config, count, self.fence) for count in samples]
@@ -91,12 +93,13 @@ def test_a_start_tells_how_far_the_one_before_had_come_and_once_more_how_long_it
     folder = open_folder(config)
     Group(config, attempt=1).save(100)
     folder.append(folder.metrics, '{"step": 14, "samples": 140}\n{"step": 15, "samples": 150}\n')
-    folder.write(folder.progress, '{"step": 17}')
+    folder.write(folder.progress, '{"step": 17, "loop_s": 3.5}')
     second = Group(config, attempt=1)
-    resume.note_started(folder, second.fence, Startup(began=5.0, seconds={"workers": 2.0}))
+    startup = Startup(began=5.0, seconds={"workers": 2.0}, loop_began=8.0)
+    resume.note_started(folder, second.fence, startup)
     told, again = read_lines(folder, folder.starts)[1:]
-    assert (told["step"], told["reached_step"]) == (10, 17)
-    assert again == told | {"startup": {"began": 5.0, "workers": 2.0}}
+    assert (told["step"], told["reached_step"], told["reached_loop_s"]) == (10, 17, 3.5)
+    assert again == told | {"loop_began": 8.0, "startup": {"began": 5.0, "workers": 2.0}}
 
 
 @pytest.mark.parametrize("attempt", [1, 2], ids=["another group", "another attempt"])

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from attempts import Attempts, check_metrics, ray_config, read_json, read_records, wait_for
 
+from trainyard_trainer.run_folder.measurements.progress import loop_s
+
 EPOCHS = 20
 TIMEOUT_S = 6.0
 
@@ -39,7 +41,19 @@ def test_a_worker_that_dies_or_hangs_is_replaced_and_it_is_written_down_when_tha
     assert second["startup"]["began"] == failed[0]["time"]
     assert list(second["startup"]) == ["began", "workers", "model", "first_batch", "first_step"]
     assert second["reached_step"] >= second["step"]
-    assert read_json(config, "summary.json")["attempts"] == 1
+    summary = read_json(config, "summary.json")
+    assert summary["attempts"] == 1
+    goodput = summary["goodput"]
+    (attempt,) = read_records(config, "attempts.jsonl")
+    held_s = summary["record"][0]["counted_until"] - attempt["began"] + attempt["imports_s"]
+    parts = ("steps", "data", "validation", "checkpoint", "starts", "again", "unnoticed", "ends")
+    assert sum(goodput[f"{part}_s"] for part in parts) == pytest.approx(goodput["total_s"])
+    assert goodput["total_s"] == pytest.approx(2 * held_s, abs=0.1)
+    # The steps that came after the checkpoint, and the time in which nobody knew of the fault.
+    lost_s = second["reached_loop_s"] - loop_s(second["seconds"])
+    assert goodput["again_s"] == pytest.approx(2 * lost_s, abs=0.1)
+    silent_s = TIMEOUT_S if how == signal.SIGSTOP else 0.0
+    assert goodput["unnoticed_s"] > 2 * silent_s
     check_metrics(config, EPOCHS)
     # The one that hung does not stay behind.
     assert not Path(f"/proc/{last['process']}").exists()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trainyard_trainer.recipes.example_inputs import ExampleInputs
     from trainyard_trainer.recipes.loss import Evaluation, Loss, Top
     from trainyard_trainer.recipes.random_numbers import random_numbers
-    from trainyard_trainer.recipes.recipe import Recipe
+    from trainyard_trainer.recipes.recipe import Networks, Recipe
     from trainyard_trainer.user_code.run_config import run_config
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "ExampleInputs",
     "Loss",
     "Metric",
+    "Networks",
     "Recipe",
     "Settings",
     "Top",
@@ -38,6 +39,7 @@ _MODULES = {
     "ExampleInputs": "trainyard_trainer.recipes.example_inputs",
     "Loss": "trainyard_trainer.recipes.loss",
     "Metric": "trainyard_trainer.config.training.metric",
+    "Networks": "trainyard_trainer.recipes.recipe",
     "Recipe": "trainyard_trainer.recipes.recipe",
     "Settings": "trainyard_trainer.config.section",
     "Top": "trainyard_trainer.recipes.loss",

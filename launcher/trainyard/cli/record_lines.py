@@ -27,11 +27,22 @@ def progress_text(progress: Object) -> str:
         *_how_well(progress),
         _speed_text(progress),
     ]
+    if "goodput" in progress:
+        parts.append(f"goodput {progress['goodput']:.0%}")
     if progress["eta_s"] is not None:
         parts.append(f"ETA {clock_text(progress['eta_s'])}")
     if progress.get("attempt", 1) > 1:
         parts.append(f"attempt {progress['attempt']}")
+    parts += [slow_worker_text(worker) for worker in progress.get("slow_workers", [])]
     return "  ".join(parts)
+
+
+def slow_worker_text(worker: Object) -> str:
+    """Return which worker is slow, where it runs and how slow it is."""
+    return (
+        f"slow: worker {worker['rank']} on {worker['node']}, {worker['step_s']:.2g} s per step "
+        f"(median {worker['median_s']:.2g} s)"
+    )
 
 
 def _how_well(progress: Object) -> list[str]:

@@ -24,7 +24,12 @@ from trainyard.planning.capacity.nodes import PodHolding
 from trainyard.planning.reasons import Reason
 from trainyard.submission.overview import Column
 from trainyard.submission.status import ENDED, Phase, RunStatus
-from trainyard_trainer.run_files.record_text import HEADINGS, attempt_row
+from trainyard_trainer.run_files.record_text import (
+    GOODPUT_HEADINGS,
+    HEADINGS,
+    attempt_row,
+    goodput_rows,
+)
 from trainyard_trainer.run_files.sizes import size_text
 
 if TYPE_CHECKING:  # most commands need no drill, whose imports take a quarter of a second
@@ -96,6 +101,11 @@ def record_table(record: Sequence[Object]) -> None:
     table(HEADINGS, [attempt_row(attempt) for attempt in record])
 
 
+def goodput_table(goodput: Object) -> None:
+    """Print where the time of a run's workers went."""
+    table(GOODPUT_HEADINGS, goodput_rows(goodput))
+
+
 def plan_table(reasons: Sequence[Reason]) -> None:
     """Print a plan, each number with its reason."""
     table(("", "value", "because"), [(row.name, row.value, row.why) for row in reasons])
@@ -132,9 +142,13 @@ def gpu_tables(sums: Sequence[tuple[str, str, Counter[str]]], nodes: Sequence[Gp
 
 
 def holder_text(holder: PodHolding) -> str:
-    """Return the user of GPUs as text, such as `run digits (team/digits-abc-worker): 8`."""
+    """Return the user of GPUs as text, such as `run digits (team/digits-abc-worker): 8`.
+
+    `Pending` follows for a pod that does not run yet, for example because its node cannot mount a volume.
+    """
     pod = f"{holder.namespace}/{holder.pod}"
-    return f"{f'run {holder.run} ({pod})' if holder.run else pod}: {int(holder.amount)}"
+    user = f"run {holder.run} ({pod})" if holder.run else pod
+    return f"{user}: {int(holder.amount)}{'' if holder.phase == 'Running' else f' {holder.phase}'}"
 
 
 def drill_table(report: DrillReport) -> None:

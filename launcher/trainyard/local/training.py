@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import threading
 from collections import deque
@@ -43,6 +45,12 @@ from trainyard_trainer.run_files.submission import SOURCE_VARIABLE, code_file
 
 LAST_LINES = 100
 """The number of lines of the trainer's standard output in which its error is looked for."""
+
+RESUMES = "The same command goes on from the newest checkpoint."
+
+RAY_LOG_LINE = re.compile(r"\[\d{4}-\d\d-\d\d [\d:,]+ [EFCW] \d+ \d+\] \S+: (?P<text>[^.]*\.?).*")
+"""A line that one of Ray's libraries writes, with its first sentence. If a program ends with such a line, Ray
+has ended it, without an exception in Python."""
 
 NEEDED = ("ray", "torch", "torchvision", "sklearn", "matplotlib", "obstore", "tensorboardX")
 
@@ -137,7 +145,7 @@ def train_locally(
     environment, lines = own_environment()
     environment |= variables_of(config, code)
     if source is not None:
-        environment[SOURCE_VARIABLE] = source.json
+        environment[SOURCE_VARIABLE] = source.model_dump_json()
     last_lines: deque[str] = deque(maxlen=LAST_LINES)
     # Only the main thread may set signal handlers; a pipeline may train in another thread.
     is_main = threading.current_thread() is threading.main_thread()
@@ -198,7 +206,7 @@ def _error_of_end(
     # On a full disk, the file with the program's standard error takes no error.
     if not has_error(output) and has_error(printed):
         output = printed
-    details = error_of(output)
+    details = error_of(output) if has_error(output) else _end_without_error(exit_code, output)
     if exit_code == exit_codes.WRONG_INPUT:
         return ConfigError(f"the training program refused run {run}", *details)
     if any(line.startswith(STOPPING_ERRORS) for line in details):
@@ -206,6 +214,25 @@ def _error_of_end(
     if ray_log is not None:
         details.append(f"Ray's own output: {ray_log}")
     return RunFailed(f"run {run} failed (exit code {exit_code})", *details)
+
+
+def _end_without_error(exit_code: int, output: str) -> list[str]:
+    """Describe the end of a training program that has written no error of its own."""
+    details = error_of(output)
+    if exit_code < 0:
+        details = [
+            f"the training program was ended by {signal.Signals(-exit_code).name}",
+            "SIGKILL usually means that the machine ran out of memory.",
+            RESUMES,
+        ]
+    elif details and (words := RAY_LOG_LINE.match(details[-1])):
+        details = [
+            "Ray's processes on this machine have ended, and the training program with them. Often memory "
+            "was full, or another program has stopped Ray (`ray stop`).",
+            RESUMES,
+            f"Ray's last words: {words['text']}",
+        ]
+    return details
 
 
 def variables_of(config: AttemptConfig, code: Overlay | None) -> dict[str, str]:

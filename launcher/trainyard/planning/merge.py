@@ -77,7 +77,7 @@ def with_source(job: Object, source: GitState | None) -> Object:
         return job
     job = copy.deepcopy(job)
     head = job["spec"]["rayClusterSpec"]["headGroupSpec"]
-    _add_variables(head, {submission.SOURCE_VARIABLE: source.json})
+    _add_variables(head, {submission.SOURCE_VARIABLE: source.model_dump_json()})
     return job
 
 

@@ -21,6 +21,7 @@ RESOURCE_NAME = re.compile(
     r"(?=.{1,253}/)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
     r"/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 )
+FRACTION_OF_TEN = re.compile(r"[+-]?[\d.]+[eE][+-]?(\d*\.\d*)")
 PORT_LIMIT = 65535
 PORT_NAME = re.compile(r"(?=.{1,15}$)(?=.*[a-z])[a-z0-9]+(-[a-z0-9]+)*")
 LABEL_PART = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
@@ -28,19 +29,6 @@ LABEL_KEY = re.compile(
     rf"((?=[^/]{{1,253}}/)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?{LABEL_PART}"
 )
 LABEL_VALUE = re.compile(rf"({LABEL_PART})?")
-POD_CHOICES = {
-    "restartPolicy": ("Always", "OnFailure", "Never"),
-    "dnsPolicy": ("ClusterFirstWithHostNet", "ClusterFirst", "Default", "None"),
-}
-CONTAINER_CHOICES = {
-    "imagePullPolicy": ("Always", "IfNotPresent", "Never"),
-    "terminationMessagePolicy": ("File", "FallbackToLogsOnError"),
-}
-TOLERATION_CHOICES = {
-    "operator": ("Equal", "Exists"),
-    "effect": ("NoSchedule", "PreferNoSchedule", "NoExecute"),
-}
-PROTOCOLS = ("TCP", "UDP", "SCTP")
 VARIABLE_SOURCES = (
     "fieldRef", "resourceFieldRef", "configMapKeyRef", "secretKeyRef", "fileKeyRef",
 )  # fmt: skip
@@ -82,6 +70,27 @@ def asks_for_resources_that_exist(subject: Subject) -> Iterator[Violation]:
                     "resources",
                     f"must be a whole number: {name} cannot be divided",
                     "Request whole devices.",
+                )
+
+
+def writes_quantities(subject: Subject) -> Iterator[Violation]:
+    """Refuse quantities such as 1e3.5, which the schema of the CRDs accepts and that of pods does not.
+
+    The rule of the schema reports those that it refuses itself.
+    """
+    quantities = [
+        *(
+            each.at("resources", key)
+            for each in _containers(subject)
+            for key in ("requests", "limits")
+        ),
+        *(each.at("emptyDir") for pod in _pods(subject) for each in pod.at("volumes").items()),
+    ]
+    for each in quantities:
+        for place, amount in _parsed(each):
+            if amount is None and FRACTION_OF_TEN.fullmatch(place.text):
+                yield place.breaks(
+                    "quantity", "has an exponent that is no whole number", "Write 500m or 4Gi."
                 )
 
 
@@ -155,20 +164,6 @@ def gives_a_variable_one_value(subject: Subject) -> Iterator[Violation]:
             name = entry.at("name")
             if name.is_set and (not name.text or "=" in name.text):
                 yield name.breaks("variable", "is not a valid name of a variable", "Rename it.")
-
-
-def chooses_what_kubernetes_knows(subject: Subject) -> Iterator[Violation]:
-    places: list[tuple[FieldPath, tuple[str, ...]]] = []
-    for pod in _pods(subject):
-        places += [(pod.at(key), known) for key, known in POD_CHOICES.items()]
-        for toleration in pod.at("tolerations").items():
-            places += [(toleration.at(key), known) for key, known in TOLERATION_CHOICES.items()]
-        for container in _containers_of(pod):
-            places += [(container.at(key), known) for key, known in CONTAINER_CHOICES.items()]
-            places += [(port.at("protocol"), PROTOCOLS) for port in container.at("ports").items()]
-    for place, known in places:
-        if place.text and place.text not in known:
-            yield place.breaks("choice", "is not a valid value", f"Use one of {', '.join(known)}.")
 
 
 def tolerates_taints_that_can_be(subject: Subject) -> Iterator[Violation]:
@@ -294,13 +289,23 @@ def _containers(subject: Subject) -> Iterator[FieldPath]:
 
 
 def _amounts(quantities: FieldPath) -> Iterator[tuple[FieldPath, Fraction]]:
-    """Yield the quantities of a mapping. Invalid ones are left out: the rule of the schema reports them."""
+    """Yield the quantities of a mapping, without invalid ones."""
+    for place, amount in _parsed(quantities):
+        if amount is not None:
+            yield place, amount
+
+
+def _parsed(quantities: FieldPath) -> Iterator[tuple[FieldPath, Fraction | None]]:
+    """Yield the values of a mapping with their amounts, which are None for an invalid quantity."""
     for _, place in quantities.entries():
-        if isinstance(place.value, int | str) and not isinstance(place.value, bool):
+        value = place.value
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # The schema takes 2.0 for a whole number.
+        if isinstance(value, int | str) and not isinstance(value, bool):
             try:
-                yield place, quantity(place.value)
+                yield place, quantity(value)
             except ValueError:
-                continue
+                yield place, None
 
 
 def _resource(place: FieldPath) -> str:
@@ -333,11 +338,11 @@ def _overcommits(name: str) -> bool:
 
 
 RULES = (
+    writes_quantities,
     asks_for_resources_that_exist,
     requests_at_most_its_limits,
     names_its_containers,
     gives_a_variable_one_value,
-    chooses_what_kubernetes_knows,
     tolerates_taints_that_can_be,
     labels_with_what_labels_may_hold,
     probes_in_one_way,

@@ -6,6 +6,7 @@ Credentials must therefore be in a Secret.
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +21,11 @@ SHAPES: dict[str, str] = {
     "a GitHub token": r"\b(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,})",
     "a GitLab token": r"\bglpat-[A-Za-z0-9_-]{16,}",
     "a Hugging Face token": r"\bhf_[A-Za-z0-9]{20,}",
-    "an API key": r"\bsk-(?=[A-Za-z_-]*[0-9])[A-Za-z0-9_-]{20,}",
+    "an API key": r"\b(?:sk|gsk|xai|r8|nvapi)[-_](?=[A-Za-z_-]*[0-9])[A-Za-z0-9_-]{20,}",
+    "a Databricks token": r"\bdapi[0-9a-f]{32}\b",
+    "a PyPI token": r"\bpypi-[A-Za-z0-9_-]{32,}",
+    "a key of wandb.login": r"\bwandb\.login\([^)]*key\s*=\s*[\"'][0-9A-Za-z_-]{16,}[\"']",
+    "a Slack webhook": r"https://hooks\.slack\.com/services/\w+/\w+/\w{12,}",
     "a Google API key": r"\bAIza[A-Za-z0-9_-]{35}",
     "a Slack token": r"\bxox[abprs]-[A-Za-z0-9-]{10,}",
     "an npm token": r"\bnpm_[A-Za-z0-9]{36}",
@@ -31,8 +36,8 @@ SHAPES: dict[str, str] = {
 }
 
 SECRET_WORD = (
-    r"(?:pass(?:word|wd|phrase)|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|"
-    r"secret[_-]?key|credentials?)"
+    r"(?:pass(?:word|wd|phrase)|secret|token|credentials?|"
+    r"(?:api|access|private|secret|storage|account|encryption|signing)[_-]?key)"
 )
 SECRET_KEY = re.compile(rf"(?i)(?:.*[_-])?{SECRET_WORD}")
 """A pattern of keys and command line options whose values are secrets: `wandb_api_key`, `--hf-token`."""
@@ -59,19 +64,29 @@ AWS_SECRET = re.compile(
 
 CREDENTIAL_FILE = re.compile(
     r"(?i)\.env(?:rc)?(?:\.(?!example$|sample$|template$|dist$).*)?|\.netrc|_netrc|\.git-credentials|\.pgpass|"
-    r"\.my\.cnf|\.htpasswd|\.vault-token|\.s3cfg|\.boto|id_(?:rsa|dsa|ecdsa|ed25519)(?:_sk)?|"
-    r".*\.(?:p12|pfx|jks|keystore|kdbx|ppk)|kubeconfig|.*\.kubeconfig"
+    r"\.my\.cnf|\.htpasswd|\.vault-token|\.s3cfg|\.boto|\.databrickscfg|\.dockercfg|kaggle\.json|"
+    r"id_(?:rsa|dsa|ecdsa|ed25519)(?:_sk)?|.*\.(?:p12|pfx|jks|keystore|kdbx|ppk)|kubeconfig|.*\.kubeconfig"
 )
 """A pattern of the names of files for credentials. Templates such as .env.example are ordinary files."""
 
 CREDENTIAL_PATH = re.compile(
     r"/\.aws/credentials$|/\.kube/config$|/\.ssh/(?!.*\.pub$)|/\.azure/|/\.config/gcloud/|/\.gnupg/|"
-    r"/\.docker/config\.json$|/\.huggingface/token$|/huggingface/token$"
+    r"/\.docker/config\.json$|/\.huggingface/token$|/huggingface/token$|/\.streamlit/secrets\.toml$"
 )
 """A pattern of the paths of files for credentials in a home folder."""
 
+SECRETS_FILE = re.compile(
+    r"(?i).*\.env|(?:.*[-_.])?(?:secrets?|credentials?)(?:\.(?:ya?ml|json|toml|ini|cfg|conf|txt))?"
+)
+"""A pattern of the names of files in which a secret may be a short word."""
+
+ENTRY = re.compile(
+    rf"(?i)(?P<key>(?<![\w-])(?:[\w-]*[_-])?{SECRET_WORD})[\"']?\s*[:=]\s*[\"']?(?P<value>[^\s\"',}}]+)"
+)
+"""A pattern of an assigned secret of any length, in a file of `SECRETS_FILE`."""
+
 VAGUE = ("a bearer token",)
-"""The kinds of credentials whose patterns also match ordinary text."""
+"""The kinds of credentials whose patterns also match ordinary text, which has no digits."""
 
 LITERAL = re.compile(
     rf"(?i)(?P<key>(?<![\w-])(?:[\w-]*[_-])?_?{SECRET_WORD})[\"']?\s*(?:=|:)\s*"
@@ -84,7 +99,7 @@ PLACEHOLDER = re.compile(
 )
 HINT = re.compile(
     rf"(?i){SECRET_WORD}|-----BEGIN|://[^/\s]*@|AKIA|ASIA|gh[pousr]_|glpat-|hf_|sk-|AIza|xox|npm_|dckr_|eyJ|"
-    r"AccountKey|Signature=|sig="
+    r"AccountKey|Signature=|sig=|gsk_|xai-|r8_|nvapi-|dapi|pypi-|wandb\.login|hooks\.slack|bearer"
 )
 """A pattern that all files with a credential match. Other files are not searched line by line."""
 
@@ -145,27 +160,47 @@ def credential_in_file(name: str, content: bytes) -> str | None:
     """
     if CREDENTIAL_FILE.fullmatch(name.rpartition("/")[2]) or CREDENTIAL_PATH.search(f"/{name}"):
         return "is a file for credentials"
-    if b"\0" in content[:BINARY_LENGTH]:
+    text = _text_of(content)
+    if text is None or not HINT.search(text):
         return None
-    text = content.decode("utf-8", "replace")
-    if not HINT.search(text):
-        return None
+    is_for_secrets = SECRETS_FILE.fullmatch(name.rpartition("/")[2]) is not None
     for number, line in enumerate(text.split("\n"), start=1):
-        if (what := _credential_in_code(line)) is not None:
+        what = _credential_in_code(line)
+        if what is None and is_for_secrets:
+            what = _secret_entry(line)
+        if what is not None:
             return f"line {number} contains {what}"
     return None
 
 
+def _text_of(content: bytes) -> str | None:
+    """Decode a text file, UTF-8 or UTF-16 with a byte order mark; return None for a binary file."""
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return content.decode("utf-16", "replace")
+    return None if b"\0" in content[:BINARY_LENGTH] else content.decode("utf-8", "replace")
+
+
 def _credential_in_code(line: str) -> str | None:
     for what, shape in SHAPES.items():
-        found = None if what in VAGUE else re.search(shape, line)
-        if found is not None and not PLACEHOLDER.search(found[0]):
+        found = re.search(shape, line)
+        is_vague = what in VAGUE and found is not None and not re.search(r"\d", found[0])
+        if found is not None and not is_vague and not PLACEHOLDER.search(found[0]):
             return what
     for found in LITERAL.finditer(line):
         value = found["quoted"] or found["bare"]
         is_random = re.search(r"[0-9]", value) and re.search(r"[A-Za-z]", value)
         is_tokenizer = SPECIAL_TOKEN.fullmatch(found["key"])
         if is_random and not is_tokenizer and not PLACEHOLDER.search(value):
+            return f"the value of {found['key']}"
+    return None
+
+
+def _secret_entry(line: str) -> str | None:
+    """Return the kind of credential that a line of a file of `SECRETS_FILE` assigns, or None."""
+    for found in ENTRY.finditer(line):
+        value = found["value"]
+        is_tokenizer = SPECIAL_TOKEN.fullmatch(found["key"])
+        if not (is_tokenizer or REFERENCE.match(value) or PLACEHOLDER.search(value)):
             return f"the value of {found['key']}"
     return None
 

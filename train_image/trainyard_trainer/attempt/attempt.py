@@ -46,6 +46,7 @@ from trainyard_trainer.engine.outcome import Outcome
 from trainyard_trainer.engine.task import TrainingTask
 from trainyard_trainer.errors import ConfigError, Diverged, RunError
 from trainyard_trainer.recipes.initial_weights import check_initial_weights
+from trainyard_trainer.recipes.networks import require_networks
 from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.recipes.saved_model import deliver
 from trainyard_trainer.recipes.trial import try_recipe
@@ -60,6 +61,7 @@ from trainyard_trainer.run_folder.log import Output, ProgressPrinter
 from trainyard_trainer.run_folder.measurements.goodput import measure
 from trainyard_trainer.run_folder.measurements.progress import (
     Length,
+    Reached,
     Recorder,
     Trained,
     cleaned,
@@ -287,6 +289,9 @@ def count_parameters(config: TrainerConfig) -> int:
     except PydanticCustomError as error:
         raise ConfigError(str(error)) from None
     with user_errors(f"train.recipe = {config.train.recipe}: build_model"):
+        with torch.device("meta"):
+            model = recipe.build_model()
+        require_networks(recipe, config.train, model)
         return recipe.check()
 
 
@@ -383,7 +388,7 @@ def record_attempt(
         "began": round(startup.began, 3),
         "imports_s": round(process_age_s() - (time.time() - startup.began), 3),
         "lease_s": round(startup.seconds["lease"], 3),
-        "reached_step": resume.reached_step(folder),
+        **Reached.by(folder).to_json(),
         "resumed_from": start.name if start else None,
         "workers": config.scaling.num_workers,
         "versions": versions(packages),

@@ -31,6 +31,7 @@ from trainyard_trainer.engine.step_sync import Signals, StepSync
 from trainyard_trainer.engine.timing import Clock, TimeSpent, peak_memory_bytes
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.measurements.goodput import RunningGoodput
 from trainyard_trainer.run_folder.measurements.progress import (
     Length,
     MetricsRecord,
@@ -89,7 +90,8 @@ def work(
     if entered.name is not None:
         trained = checkpoints.read_manifest(entered.name).trained
         model = folder.read(checkpoints.path(entered.name, library.file))
-    spent = TimeSpent(trained.seconds, startup=time.time() - startup.began)
+    startup.loop_began = time.time()
+    spent = TimeSpent(trained.seconds, startup=startup.loop_began - startup.began)
     with spent.on("data"):
         rows, valid = (
             read_share(table, part, worker.rank, worker.world_size)
@@ -222,6 +224,7 @@ class Rounds:
             step_s=round_s,
             checkpoint_stall_s=0.0,
             memory_bytes=peak_memory_bytes(self._worker),
+            seconds=now.seconds,
         )
 
 
@@ -296,7 +299,12 @@ def _records(
     board = TensorBoard(fence.folder, samples=trained.samples, shows_epochs=False)
     with send_to_both(board, gauges) as on_record:
         recorder = RoundRecorder(
-            fence.folder, task, worker.world_size, on_record=on_record, check_fence=fence.check
+            fence.folder,
+            task,
+            worker.world_size,
+            goodput=RunningGoodput(fence.folder, trained, worker.world_size),
+            on_record=on_record,
+            check_fence=fence.check,
         )
         records = Records(task, fence, recorder)
         with records.saver:

@@ -20,7 +20,7 @@ from trainyard_trainer.config.training.train import has_fixed_workers
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_files.names import CheckpointName
 from trainyard_trainer.run_folder.folder import RunFolder
-from trainyard_trainer.run_folder.measurements.progress import Trained, read_lines, to_json
+from trainyard_trainer.run_folder.measurements.progress import Reached, Trained, read_lines, to_json
 from trainyard_trainer.run_folder.ownership.fence import Fence
 
 if TYPE_CHECKING:
@@ -56,13 +56,19 @@ class Start:
 
 
 def begin(
-    folder: RunFolder, config: RecipeConfig, fence: Fence, say: Callable[[str], None]
+    folder: RunFolder,
+    config: RecipeConfig,
+    fence: Fence,
+    say: Callable[[str], None],
+    *,
+    began: float,
+    workers: int,
 ) -> str | None:
     """Choose the checkpoint to start from, remove everything newer from the folder, and return its name.
 
     Only rank 0 of a worker group that is not fenced may call this function. It removes uncommitted and
     damaged checkpoints, those that an older group wrote after a newer one had started, and the metrics of
-    steps that will be repeated.
+    steps that will be repeated. The group has so many workers, and its start began at `began` by time.time().
     """
     checkpoints = Checkpoints(folder)
     start = choose(folder, say)
@@ -78,7 +84,10 @@ def begin(
         "group": fence.group,
         "samples": trained.samples,
         "step": trained.step,
-        "reached_step": max(reached_step(folder), trained.step),
+        "seconds": {name: round(value, 3) for name, value in trained.seconds.items()},
+        **Reached.by(folder, trained).to_json(),
+        "workers": workers,
+        "began": round(began, 3),
         "time": round(time.time(), 3),
     }
     cut_metrics(folder, trained.samples)
@@ -96,12 +105,14 @@ def take_over(folder: RunFolder, fence: Fence) -> None:
 
 
 def note_started(folder: RunFolder, fence: Fence, startup: Startup) -> None:
-    """Record that the worker group has made its first step, and the times of its start-up."""
+    """Record that the worker group has made its first step, and the times of its start."""
     starts = read_lines(folder, folder.starts)
     mine = [
         each for each in starts if (each["attempt"], each["group"]) == (fence.attempt, fence.group)
     ]
-    folder.append(folder.starts, json.dumps(mine[0] | {"startup": startup.to_json()}) + "\n")
+    assert startup.loop_began is not None
+    told = {"loop_began": round(startup.loop_began, 3), "startup": startup.to_json()}
+    folder.append(folder.starts, json.dumps(mine[0] | told) + "\n")
 
 
 def note_replacement(
@@ -119,23 +130,13 @@ def note_replacement(
     record = {
         "attempt": fence.attempt,
         "group": fence.group,
-        "samples": trained.samples,
         "step": trained.step,
-        "reached_step": trained.step,
         "time": round(began, 3),
-        "replaced": list(ranks),
-        "startup": {"began": round(began, 3), "replacement": round(seconds, 3)},
+        "ranks": list(ranks),
+        "seconds": round(seconds, 3),
     }
-    folder.append(folder.starts, json.dumps(record) + "\n")
+    folder.append(folder.replacements, json.dumps(record) + "\n")
     return seconds
-
-
-def reached_step(folder: RunFolder) -> int:
-    """Return the last reported step, saved or not. Steps are reported about once a second."""
-    steps = [record["step"] for record in read_lines(folder, folder.metrics)]
-    if folder.exists(folder.progress):
-        steps.append(json.loads(folder.read(folder.progress))["step"])
-    return max(steps, default=0)
 
 
 def choose(

@@ -268,14 +268,20 @@ DATA_PREPARE = Tool(
 DATA_INSPECT = Tool(
     module="data",
     command="inspect",
-    help="Show counts, classes, shapes and bytes of a data set.",
+    help="Show the images and classes of a data set, the columns of a table, or the tokens of prepared text.",
     arguments=(
         Argument(
             name="source",
             metavar="SOURCE",
             kind=LOCATION,
-            help="A source as `data prepare` takes it, or a data set that it has written.",
+            help="Images as `data prepare` takes them, a data set that it has written, prepared text of a "
+            "run, or a table as recipes of your own take it.",
             is_required=True,
+        ),
+        Argument(
+            name="--table",
+            kind=None,
+            help="Show the columns, also of a table with images.",
         ),
         GRID,
         IMAGE_COLUMN,

@@ -57,6 +57,8 @@ class JoinedWorker:
     startup: Startup
     name: str | None
     """The checkpoint to start from."""
+    nodes: tuple[str, ...]
+    """The names of the nodes of all workers, by rank; a replacement does not know them yet."""
 
 
 def join_run(task: AnyTask, worker: Worker, place: RayPlace) -> JoinedWorker:
@@ -71,13 +73,23 @@ def join_run(task: AnyTask, worker: Worker, place: RayPlace) -> JoinedWorker:
         noticed = failures.noticed_at(folder, fence.attempt, fence.group - 1)
         startup = Startup(began=noticed or now)
     startup.reach("workers", now)
-    begun = (resume.begin(folder, config, fence, print), fence.group) if fence else None
+    begun = None
+    if fence:
+        begun = (
+            resume.begin(
+                folder, config, fence, print, began=startup.began, workers=worker.world_size
+            ),
+            fence.group,
+        )
     name, group = worker.from_rank_zero(begun)
     locations = worker.gathered(facts_of(worker, place))
     if fence:
         workers = {"attempt": task.attempt, "workers": locations}
         folder.write(folder.workers, json.dumps(workers), is_durable=False)
-    return JoinedWorker(folder=folder, fence=fence, group=group, startup=startup, name=name)
+    nodes = tuple(location["node"] for location in locations)
+    return JoinedWorker(
+        folder=folder, fence=fence, group=group, startup=startup, name=name, nodes=nodes
+    )
 
 
 def facts_of(worker: Worker, place: RayPlace) -> dict[str, Any]:
@@ -107,6 +119,7 @@ def join_as_replacement(task: AnyTask, worker: Worker) -> JoinedWorker:
         group=group,
         startup=Startup(began=noticed or time.time()),
         name=None,
+        nodes=(),
     )
 
 

@@ -28,10 +28,13 @@ from trainyard_trainer.engine.optimizers import (
     require_all_trained,
 )
 from trainyard_trainer.engine.sums import EvaluationSums, LossSums, Validation, of_batches
+from trainyard_trainer.engine.trained_network import TrainedNetwork
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.strategy import local_shard, strategy_of
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.initial_weights import load_initial_weights
+from trainyard_trainer.recipes.loss import Loss
+from trainyard_trainer.recipes.networks import model_for, networks_of, without_gradients
 from trainyard_trainer.recipes.recipe import Forward
 from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.recipes.trained_weights import load_weights, saved_weights
@@ -63,7 +66,6 @@ class Learner:
         self.precision.set_for_process()
         self.data = data
         self.recipe = recipe_of(config, data.info)
-        self.loss_scale = LossScale(worker, self.micro_batch_size)
 
         torch.manual_seed(config.train.seed)
         self.network = self.recipe.build_model()
@@ -78,21 +80,50 @@ class Learner:
         # Spread the model over the workers.
         if self.average and self.strategy.is_sharded:
             self.strategy.wrap_model(self.average.network, worker)
-        wrapped = self.network
-        if not is_replacement:
-            wrapped = self.strategy.wrap_model(self.network, worker)
+        wrapped = {
+            name: module if is_replacement else self.strategy.wrap_model(module, worker)
+            for name, module in networks_of(self.recipe, self.network).items()
+        }
         self._read_first_weights(is_resumed)
-        groups = self.recipe.parameter_groups(self.network)
-        optimizer = build_optimizer(
-            groups, config.train, worker.device, is_sharded=self.strategy.is_sharded
-        )
-        require_all_trained(optimizer, self.network)
-        self.wrapped, self.optimizer = self.strategy.wrap_optimizer(wrapped, optimizer, worker)
-        self.model: nn.Module = (
-            cast(nn.Module, torch.compile(self.wrapped)) if config.train.compile else self.wrapped
-        )
+        self.trained = [self._with_optimizer(name, each) for name, each in wrapped.items()]
+        """The networks that are trained in each step, in this order: mostly one, the whole model."""
+        require_all_trained([each.optimizer for each in self.trained], self.network)
         self.scaler = torch.amp.GradScaler(worker.device.type, enabled=self.precision.is_scaled)
         self._kept: KeptState | None = None
+
+    def _with_optimizer(self, name: str | None, wrapped: nn.Module) -> TrainedNetwork:
+        """Return a network with a new optimizer."""
+        module = networks_of(self.recipe, self.network)[name]
+        train, worker = self.train_config, self.worker
+        optimizer = build_optimizer(
+            self.recipe.parameter_groups(module),
+            train,
+            worker.device,
+            network=name,
+            is_sharded=self.strategy.is_sharded,
+        )
+        wrapped, optimizer = self.strategy.wrap_optimizer(wrapped, optimizer, worker)
+        return TrainedNetwork(
+            name=name,
+            module=module,
+            wrapped=wrapped,
+            model=cast(nn.Module, torch.compile(wrapped)) if train.compile else wrapped,
+            optimizer=optimizer,
+            loss_scale=LossScale(worker, self.micro_batch_size),
+            parameters=tuple(each for each in module.parameters() if each.requires_grad),
+        )
+
+    @property
+    def wrapped(self) -> nn.Module:
+        """The model as the strategy has wrapped it, if one optimizer trains all of it."""
+        (whole,) = self.trained
+        return whole.wrapped
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer of the model, if one optimizer trains all of it."""
+        (whole,) = self.trained
+        return whole.optimizer
 
     def _read_first_weights(self, is_resumed: bool) -> None:
         """Fill networks that were built without storage. A checkpoint may hold all of their weights."""
@@ -113,7 +144,9 @@ class Learner:
         if self.strategy.is_sharded:
             return beside_shares
         return beside_shares | {
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": {each.name: each.optimizer.state_dict() for each in self.trained}
+            if self.recipe.networks
+            else self.optimizer.state_dict(),
             "average": self.average.network.state_dict() if self.average else {},
         }
 
@@ -129,7 +162,9 @@ class Learner:
     def load(self, weights: dict[str, Any], state: dict[str, Any]) -> None:
         """Restore a checkpoint that rank 0 has saved."""
         load_weights(self.recipe, self.network, weights)
-        self.optimizer.load_state_dict(state["optimizer"])
+        for each in self.trained:
+            saved = state["optimizer"]
+            each.optimizer.load_state_dict(saved if each.name is None else saved[each.name])
         if self.average:
             self.average.network.load_state_dict(state["average"])
         self.load_beside_shares(state)
@@ -152,9 +187,18 @@ class Learner:
 
     def exchange_s(self) -> float:
         """Return the seconds per step of gradient exchange that the backward pass did not hide."""
-        return self.strategy.exchange_s(self.wrapped)
+        return sum(self.strategy.exchange_s(each.wrapped) for each in self.trained)
+
+    def last_exchange_s(self) -> float:
+        """Return the same for the newest step that was measured, with the wait for slower workers."""
+        return sum(self.strategy.last_exchange_s(each.wrapped) for each in self.trained)
 
     # The loss of a worker of the group. Only DDP can continue after it: all workers have all weights.
+
+    @property
+    def can_lose_workers(self) -> bool:
+        """Whether a step is either complete or without effect: not if networks are trained in turn."""
+        return len(self.trained) == 1 and not self.strategy.is_sharded
 
     def keep_for_loss(self, file: Path, *, is_new: bool) -> None:
         """Keep from now on what this worker alone has after each step, in a file that outlives the worker."""
@@ -190,8 +234,11 @@ class Learner:
 
     def leave_group(self) -> None:
         """Release what belongs to the process group: DDP's buckets and the gradients in them."""
-        self.optimizer.zero_grad(set_to_none=True)
-        self.model = self.wrapped = self.network
+        for each in self.trained:
+            each.optimizer.zero_grad(set_to_none=True)
+        self.trained = [
+            replace(each, wrapped=each.module, model=each.module) for each in self.trained
+        ]
         # DDP's hooks stay at the weights until it is collected.
         gc.collect()
 
@@ -200,7 +247,11 @@ class Learner:
         self.network.train()
         if self.average:
             self.average.network.train()
-        self.model = self.wrapped = self.strategy.wrap_model(self.network, self.worker)
+        wrapped = [self.strategy.wrap_model(each.module, self.worker) for each in self.trained]
+        self.trained = [
+            replace(each, wrapped=new, model=new)
+            for each, new in zip(self.trained, wrapped, strict=True)
+        ]
 
     def arrange_buckets(self) -> None:
         """Make a pass without effect, after which DDP arranges its buckets as it does after a first step.
@@ -208,9 +259,10 @@ class Learner:
         The order in which the gradients of more than two workers are summed depends on the buckets.
         """
         buffers = [each.clone() for each in self.network.buffers()]
-        self.loss_scale.begin(self.length.batch_size(0))
-        self._pass(self._stand_in.rows(0, 0), self.new_sums(), 0)
-        self.optimizer.zero_grad(set_to_none=True)
+        for each in self.trained:
+            each.loss_scale.begin(self.length.batch_size(0))
+            self._pass(each, self._stand_in.rows(0, 0), self.new_sums(), 0)
+            each.optimizer.zero_grad(set_to_none=True)
         for buffer, before in zip(self.network.buffers(), buffers, strict=True):
             buffer.copy_(before)
 
@@ -221,34 +273,60 @@ class Learner:
         return LossSums(of_batches(self.recipe.metrics), self.worker.device)
 
     def step(self, batch: Batch, sums: LossSums, *, epoch: int, step_in_epoch: int) -> float:
-        """Make one optimizer step; `batch` is this worker's share of a global batch.
+        """Make one step of each optimizer; `batch` is this worker's share of a global batch.
 
-        Adds the losses to `sums`, and returns the learning rate of the step.
+        Adds the losses to `sums`, and returns the learning rate of the first optimizer.
         """
         train, worker = self.train_config, self.worker
         global_samples = self.length.batch_size(step_in_epoch)
         samples = self.length.samples_until(epoch, step_in_epoch)
-        rate = learning_rate(train, samples, self.length.samples)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate * group.get("lr_scale", 1.0)
         # Random numbers inside the model, such as dropout masks, depend on seed and step alone.
         seed_generators(worker.device, train.seed, samples, worker.rank)
 
-        self.optimizer.zero_grad(set_to_none=True)
         batch = batch.to(worker.device)
-        self.loss_scale.begin(global_samples, self.recipe.loss_weight(batch))
         step = self.length.steps_per_epoch * epoch + step_in_epoch + 1
+        for trained in self.trained:
+            trained.begin(learning_rate(train, samples, self.length.samples, trained.name))
+            others = (each for each in self.trained if each is not trained)
+            with without_gradients(weight for each in others for weight in each.parameters):
+                self._passes(trained, batch, global_samples, sums, epoch, step)
+                self._optimizer_step(trained)
+        self.scaler.update()
+        if self.average:
+            self.average.update(self.network)
+        return learning_rate(train, samples, self.length.samples, self.trained[0].name)
+
+    def _passes(
+        self,
+        trained: TrainedNetwork,
+        batch: Batch,
+        global_samples: int,
+        sums: LossSums,
+        epoch: int,
+        step: int,
+    ) -> None:
+        """Compute the gradients of a global batch for a network, in a step that will be number `step`."""
+        weight = None if trained.name else self.recipe.loss_weight(batch)
+        trained.loss_scale.begin(global_samples, weight)
         parts = list(self._parts(batch, global_samples))
-        for index, part in enumerate(parts):
-            is_last = index == len(parts) - 1
-            alone = nullcontext() if is_last else self.strategy.without_exchange(self.wrapped)
-            with alone:
-                self._pass(part, sums, epoch, ends_step=step if is_last else None)
-        self._optimizer_step()
-        return rate
+        worker = self.worker
+        with worker.waits.counted(worker.device) if self.strategy.is_sharded else nullcontext():
+            for index, part in enumerate(parts):
+                is_last = index == len(parts) - 1
+                alone = (
+                    nullcontext() if is_last else self.strategy.without_exchange(trained.wrapped)
+                )
+                with alone:
+                    self._pass(trained, part, sums, epoch, ends_step=step if is_last else None)
 
     def _pass(
-        self, part: Batch, sums: LossSums, epoch: int, *, ends_step: int | None = None
+        self,
+        trained: TrainedNetwork,
+        part: Batch,
+        sums: LossSums,
+        epoch: int,
+        *,
+        ends_step: int | None = None,
     ) -> None:
         """Run a forward and a backward pass on a part of the batch, the last one of step `ends_step`.
 
@@ -258,17 +336,30 @@ class Learner:
         part = self.recipe.augment(
             self._stand_in if is_empty else part, seed=self.train_config.seed, epoch=epoch
         )
-        found = self.recipe.loss(self._forward(self.model), part)
+        found = self._loss(trained, part)
         if found.sum.dim():
             raise ConfigError(
                 f"Recipe.loss returned a sum of shape {tuple(found.sum.shape)}; it has to be a scalar."
             )
         if not is_empty:
-            sums.update(found)
+            if trained.name is None:
+                sums.update(found)
+            else:
+                sums.update_part(found, has_loss=trained is self.trained[0])
         if ends_step is not None:
             self._keep_before_update(ends_step, sums)
-        factor = self.loss_scale.factor(found.weight, len(part), is_empty=is_empty)
-        self.strategy.backward(self.wrapped, self.scaler.scale(found.sum * factor))
+        factor = trained.loss_scale.factor(found.weight, len(part), is_empty=is_empty)
+        self.strategy.backward(trained.wrapped, self.scaler.scale(found.sum * factor))
+
+    def _loss(self, trained: TrainedNetwork, part: Batch) -> Loss:
+        """Return the loss of a network. Only its own forward pass exchanges gradients."""
+        if trained.name is None:
+            return self.recipe.loss(self._forward(trained.model), part)
+        models = {
+            name: self._forward(trained.model if name == trained.name else child)
+            for name, child in self.network.named_children()
+        }
+        return self.recipe.network_loss(trained.name, models, part)
 
     def _parts(self, batch: Batch, global_samples: int) -> Iterator[Batch]:
         """Split a batch into micro-batches: at least one, which may be empty.
@@ -300,18 +391,15 @@ class Learner:
         seed, collate = self.train_config.seed, self.recipe.collate
         return read_stand_in(self.data, seed=seed, collate=collate).to(self.worker.device)
 
-    def _optimizer_step(self) -> None:
-        """Clip the gradients, update the weights with the optimizer, and update the weight average."""
-        correction = self.loss_scale.correction()
+    def _optimizer_step(self, trained: TrainedNetwork) -> None:
+        """Clip the gradients of a network, and update its weights with its optimizer."""
+        correction = trained.loss_scale.correction()
         if correction is not None:
-            self.strategy.scale_gradients(self.network, correction)
+            self.strategy.scale_gradients(trained.module, correction)
         if self.train_config.clip_norm:
-            self.scaler.unscale_(self.optimizer)
-            self.strategy.clip(self.network, self.train_config.clip_norm)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        if self.average:
-            self.average.update(self.network)
+            self.scaler.unscale_(trained.optimizer)
+            self.strategy.clip(trained.module, self.train_config.clip_norm)
+        self.scaler.step(trained.optimizer)
 
     # Validation.
 
@@ -323,7 +411,8 @@ class Learner:
         """
         network = self.delivered().eval()
         self.strategy.sync_buffers(network, self.worker)
-        sums, forward = EvaluationSums(self.recipe, self.worker), self._forward(network)
+        sums = EvaluationSums(self.recipe, self.worker)
+        forward: Any = model_for(self.recipe, network, self._forward)
         # Not inference mode: weights that FSDP2 gathers in it cannot be used for training afterwards.
         with torch.no_grad():
             for batch in batches:

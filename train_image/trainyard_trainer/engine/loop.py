@@ -31,6 +31,7 @@ from trainyard_trainer.engine.regrouping import (
     Regrouping,
     agree,
 )
+from trainyard_trainer.engine.slow_workers import OwnTime, SlowWorkers
 from trainyard_trainer.engine.step_sync import Signals, StepSync, SyncDecision
 from trainyard_trainer.engine.sums import LossSums, Validation
 from trainyard_trainer.engine.timing import Clock, TimeSpent, peak_memory_bytes
@@ -115,6 +116,8 @@ class LoopStart:
     """The time.time() at which the attempt began, or the loss of the replaced worker was noticed."""
     saved_samples: int | None = None
     """The samples up to the newest checkpoint, if that is older than the start."""
+    nodes: Sequence[str]
+    """The names of the workers' nodes, by rank."""
 
 
 class Interval:
@@ -179,6 +182,8 @@ class TrainingLoop:
         self.spent = TimeSpent(start.trained.seconds, startup=time.time() - start.attempt_began)
         self.running = Clock()
         self.sync = StepSync(config.checkpoint, self.worker, signals, self.length, start.trained)
+        self.own_time = OwnTime(self.spent, learner, start.trained.step)
+        self.slow_workers = SlowWorkers(start.nodes, start.trained.step)
         self.regrouping = regrouping or FixedGroup()
         self.facts = facts or {}
         self.first_step = start.trained.step
@@ -361,10 +366,16 @@ class TrainingLoop:
             is_new = now.step > epoch.interval.step
             if self.is_first and is_new and epoch.interval.clock.seconds() >= REPORT_INTERVAL_S:
                 is_diverged = not self._report_interval(epoch, now)
-        is_saving = self.is_first and self.records.is_saving()
-        decision = self.sync.exchange(now, is_saving=is_saving, is_diverged=is_diverged)
+            is_saving = self.is_first and self.records.is_saving()
+            own_s = self.own_time.per_step(now.step)
+            with self.worker.waits.counted(self.worker.device):
+                decision = self.sync.exchange(
+                    now, is_saving=is_saving, is_diverged=is_diverged, own_s=own_s
+                )
         if decision.is_diverged:
             raise diverged(epoch.interval.step, now.step)
+        if self.is_first:
+            self.slow_workers.add(now.step, decision.own_s)
         return decision
 
     def _save_in_epoch(self, epoch: Epoch, *, is_urgent: bool) -> None:
@@ -381,9 +392,13 @@ class TrainingLoop:
 
     def _end_epoch(self, epoch: Epoch) -> None:
         """Validate, and record the epoch's metrics."""
-        loss, metrics = epoch.sums.compute(epoch.sums.over_workers(self.worker))
+        with self.spent.on("compute"):
+            with self.worker.waits.counted(self.worker.device):
+                sums = epoch.sums.over_workers(self.worker)
+            loss, metrics = epoch.sums.compute(sums)
+            is_finite = math.isfinite(loss) and self.learner.is_finite()
         self._count_exchange(epoch.interval, self._step())
-        if not math.isfinite(loss) or not self.learner.is_finite():
+        if not is_finite:
             raise diverged(epoch.interval.step, self._step())
         with self.spent.on("validation"):
             validation = self.learner.validate(self.validation, step=self._step())
@@ -480,6 +495,8 @@ class TrainingLoop:
                 samples=now.samples,
                 learning_rate=self.learning_rate,
                 memory_bytes=peak_memory_bytes(self.worker),
+                seconds=now.seconds,
+                slow_workers=self.slow_workers.found,
                 **measured,
             )
         )

@@ -60,7 +60,8 @@ class LossScale:
         return self._inverse(self._total) * (self._global_samples / self._worker.world_size)
 
     def _inverse(self, weight: Tensor) -> Tensor:
-        total = self._worker.sum(weight)
+        with self._worker.waits.counted(weight.device):
+            total = self._worker.sum(weight)
         return torch.where(total > 0, self._worker.world_size / total, 0.0)
 
     def _weight_per_sample(self, weight: int, num_samples: int) -> int:

@@ -26,10 +26,18 @@ Parameters = Iterable[Tensor | dict[str, Any]]
 
 
 def build_optimizer(
-    parameters: Parameters, train: Train, device: torch.device, *, is_sharded: bool = False
+    parameters: Parameters,
+    train: Train,
+    device: torch.device,
+    *,
+    network: str | None = None,
+    is_sharded: bool = False,
 ) -> torch.optim.Optimizer:
-    """Build the optimizer of `train.optimizer`, fused into one kernel where torch has such a kernel."""
-    optimizer = train.optimizer
+    """Build the optimizer of the model, fused into one kernel where torch has such a kernel.
+
+    `network` names one of the recipe's networks that is trained by an optimizer of its own.
+    """
+    optimizer = train.optimizer_of(network)
     is_fused = device.type in ("cpu", "cuda")
     match optimizer:
         case Sgd():
@@ -53,9 +61,10 @@ def build_optimizer(
             assert_never(optimizer)
 
 
-def require_all_trained(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+def require_all_trained(optimizers: Iterable[torch.optim.Optimizer], model: nn.Module) -> None:
     """Raise ConfigError if a parameter of the model would not be trained, though it has gradients."""
-    trained = {id(each) for group in optimizer.param_groups for each in group["params"]}
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    trained = {id(each) for group in groups for each in group["params"]}
     missing = [
         name
         for name, each in model.named_parameters()
@@ -68,9 +77,12 @@ def require_all_trained(optimizer: torch.optim.Optimizer, model: nn.Module) -> N
         )
 
 
-def learning_rate(train: Train, samples: int, total: int) -> float:
-    """Compute the learning rate of the step that begins after `samples` of the run's `total` samples."""
-    peak, schedule = train.optimizer.learning_rate, train.schedule
+def learning_rate(train: Train, samples: int, total: int, network: str | None = None) -> float:
+    """Compute the learning rate of the step that begins after `samples` of the run's `total` samples.
+
+    `network` names one of the recipe's networks that is trained by an optimizer of its own.
+    """
+    peak, schedule = train.optimizer_of(network).learning_rate, train.schedule
     if samples < schedule.warmup_samples:
         return (
             peak

@@ -29,6 +29,7 @@ from trainyard_trainer.engine.task import TrainingTask
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.run_files.names import CheckpointName
+from trainyard_trainer.run_folder.measurements.goodput import RunningGoodput
 from trainyard_trainer.run_folder.measurements.metrics import run_metrics
 from trainyard_trainer.run_folder.measurements.progress import (
     Length,
@@ -106,9 +107,9 @@ class RankZeroRecords:
         workers = {"attempt": self.task.attempt, "workers": agreement.workers}
         folder.write(folder.workers, json.dumps(workers), is_durable=False)
         seconds = resume.note_replacement(folder, self.fence, trained, agreement.replaced, began)
-        names = " and ".join(f"worker {rank}" for rank in agreement.replaced) or "no worker"
+        ranks = " and ".join(map(str, agreement.replaced))
         print(
-            f"{names} was replaced within {seconds:.1f} s: training continues after step {trained.step}",
+            f"worker {ranks} replaced within {seconds:.1f} s: training continues after step {trained.step}",
             flush=True,
         )
 
@@ -226,6 +227,7 @@ def rank_zero_records(
             workers=worker.world_size,
             metrics=recipe.metrics,
             speeds=lambda samples_per_s: speeds_in(recipe, samples_per_s, worker),
+            goodput=RunningGoodput(checkpoints.folder, trained, worker.world_size),
             on_record=on_record,
             check_fence=fence.check,
             unwritten=regrouping.kept_file and regrouping.kept_file.with_suffix(".jsonl"),

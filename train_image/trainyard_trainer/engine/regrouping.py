@@ -23,6 +23,8 @@ from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder.measurements.progress import Length, Trained
 from trainyard_trainer.run_folder.measurements.startup import Startup
 
+NOT_REPLACED = "lost workers are not replaced one by one ({why}): all workers restart"
+
 
 class Regrouping(Protocol):
     """How a worker joins a new process group after another worker was lost."""
@@ -44,6 +46,9 @@ class Regrouping(Protocol):
     def finish(self) -> None:
         """Refuse to join another process group. Raises an error of `is_loss` if it is too late for that."""
 
+    def decline(self) -> None:
+        """Refuse to join another process group from the beginning: all errors end the worker."""
+
 
 class FixedGroup:
     """The workers of a process group in which no worker is replaced."""
@@ -60,6 +65,9 @@ class FixedGroup:
         raise error
 
     def finish(self) -> None:
+        """Return at once: nobody asks this worker to join another process group."""
+
+    def decline(self) -> None:
         """Return at once: nobody asks this worker to join another process group."""
 
 

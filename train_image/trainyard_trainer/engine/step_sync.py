@@ -13,6 +13,9 @@ from trainyard_trainer.checkpointing.retention import RetentionRule
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder.measurements.progress import Length, Trained
 
+MICROSECONDS = 1_000_000
+"""Times are exchanged in whole microseconds, since the signals are integers."""
+
 SYNC_INTERVAL_S = 1.0
 """Seconds between two exchanges. Each is an all-reduce, and makes the host wait for its device."""
 
@@ -42,6 +45,8 @@ class SyncDecision:
     """Leave after saving: the run was asked to stop, or a node is about to be drained."""
     is_diverged: bool
     """Abort: the loss is NaN or infinite."""
+    own_s: tuple[float, ...] = ()
+    """The seconds per step of each worker by itself, by rank."""
 
 
 class StepSync:
@@ -84,10 +89,13 @@ class StepSync:
         if now.epoch % self._rule.every_epochs == 0:
             self._saved = (now.samples, self._now())
 
-    def exchange(self, now: Trained, *, is_saving: bool, is_diverged: bool) -> SyncDecision:
-        """Exchange the workers' signals and return rank 0's decision. All workers must call it.
+    def exchange(
+        self, now: Trained, *, is_saving: bool, is_diverged: bool, own_s: float | None = None
+    ) -> SyncDecision:
+        """Exchange the workers' signals and return rank 0's decision. All workers must call it alike.
 
         `is_saving` and `is_diverged` are what rank 0 knows: a save is in progress, the loss is not finite.
+        `own_s` is what the decision tells of all workers; it tells nothing if it is None.
         """
         drain, leave = self._drain_requests()
         stop, save, wait = False, False, 0
@@ -95,12 +103,16 @@ class StepSync:
             stop = self._signals.is_stopping()
             save = self._is_save_due(now) and not is_saving
             wait = self._steps_to_wait(now, now.samples if save else self._saved[0])
+        # In the sum, each worker's time is alone in its place.
+        times = [0] * (0 if own_s is None else self._worker.world_size)
+        if own_s is not None:
+            times[self._worker.rank] = round(own_s * MICROSECONDS)
         message = torch.tensor(
-            [drain, leave, stop, save, is_diverged, wait],
+            [drain, leave, stop, save, is_diverged, wait, *times],
             dtype=torch.int64,
             device=self._worker.device,
         )
-        drain, leave, stop, save, is_diverged, wait = self._worker.sum(message).tolist()
+        drain, leave, stop, save, is_diverged, wait, *times = self._worker.sum(message).tolist()
         self._next_step = now.step + wait
         self._exchanged = (now.step, self._now())
         if drain or stop or save:
@@ -110,6 +122,7 @@ class StepSync:
             is_urgent=bool(drain or stop),
             is_stop=bool(stop or leave),
             is_diverged=bool(is_diverged),
+            own_s=tuple(time / MICROSECONDS for time in times),
         )
 
     def _drain_requests(self) -> tuple[bool, bool]:

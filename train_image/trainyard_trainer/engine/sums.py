@@ -58,16 +58,23 @@ class LossSums:
         return {metric.name: part.view(metric.shape) for metric, part in pairs}
 
     def update(self, found: Loss) -> None:
-        """Add the sums of a batch."""
-        with torch.no_grad():
+        """Add the sums of a batch. Raises ConfigError if those of a metric are missing."""
+        for name in self._of_metrics:
+            if name not in found.metrics:
+                raise ConfigError(
+                    f"the recipe declares the metric {name}, and its loss has no sums of it. Return "
+                    f"them in Loss.metrics, or remove {name} from Recipe.metrics."
+                )
+        self.update_part(found, has_loss=True)
+
+    @torch.no_grad()
+    def update_part(self, found: Loss, *, has_loss: bool) -> None:
+        """Add the metrics that one network's loss of a batch has; `has_loss` adds the loss itself, too."""
+        if has_loss:
             self._loss += found.sum.detach()
             self._weight += found.weight
-            for name, sums in self._of_metrics.items():
-                if name not in found.metrics:
-                    raise ConfigError(
-                        f"the recipe declares the metric {name}, and its loss has no sums of it. Return "
-                        f"them in Loss.metrics, or remove {name} from Recipe.metrics."
-                    )
+        for name, sums in self._of_metrics.items():
+            if name in found.metrics:
                 self._add(name, sums, found.metrics[name])
 
     def _add(self, name: str, sums: Tensor, found: Sums) -> None:

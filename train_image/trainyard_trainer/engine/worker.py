@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
@@ -37,7 +38,7 @@ from trainyard_trainer.engine.records import (
     ShardRecords,
     rank_zero_records,
 )
-from trainyard_trainer.engine.regrouping import FixedGroup, GroupStart, Regrouping
+from trainyard_trainer.engine.regrouping import NOT_REPLACED, FixedGroup, GroupStart, Regrouping
 from trainyard_trainer.engine.startup_batches import StartupBatches
 from trainyard_trainer.engine.step_sync import Signals
 from trainyard_trainer.engine.task import TrainingTask
@@ -100,6 +101,10 @@ def work(
         if regrouping.is_replacement:
             agreed, group_start = take_place(learner, regrouping, facts)
             start = Start(trained=agreed.position.trained)
+        if regrouping.kept_file and not learner.can_lose_workers:
+            if fence:
+                print(NOT_REPLACED.format(why="the recipe trains several networks in turn"))
+            regrouping.decline()
         if regrouping.kept_file:
             learner.keep_for_loss(regrouping.kept_file, is_new=agreed is None)
     startup.reach("model")
@@ -128,6 +133,7 @@ def work(
         try:
             partial_epoch = start.state["partial_epoch"] if start.state and fence else {}
             newest = checkpoints.newest() if fence and agreed else None
+            startup.loop_began = time.time()
             trained = loop.TrainingLoop(
                 config,
                 learner,
@@ -138,6 +144,7 @@ def work(
                     agreed=agreed,
                     attempt_began=startup.began,
                     saved_samples=newest.trained.samples if newest else None,
+                    nodes=[each["node"] for each in agreed.workers] if agreed else entered.nodes,
                 ),
                 batches=StartupBatches(
                     (make_batches or torch_batches)(task, length, start, worker),

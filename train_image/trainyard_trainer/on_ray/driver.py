@@ -52,6 +52,7 @@ from trainyard_trainer.on_ray.controller.worker_logs import KeepWorkerLogs
 from trainyard_trainer.on_ray.coordinator import start_coordinator
 from trainyard_trainer.on_ray.gauges import published_step_age
 from trainyard_trainer.on_ray.node_fetch import fetch_on_nodes
+from trainyard_trainer.on_ray.ray_errors import LOST, LOST_REMEDY, in_one_line
 from trainyard_trainer.parallel.worker import BACKENDS
 from trainyard_trainer.run_folder import failures
 from trainyard_trainer.run_folder.attempt_scope import StoppedBySignal
@@ -66,9 +67,6 @@ SIGNAL_POLL_S = 0.5
 
 STOP_WAIT_S = 20.0
 """Seconds that workers have to save and end after SIGTERM; a pod has 30 s by default."""
-
-LOST = (ray.exceptions.OutOfMemoryError, ray.exceptions.RayActorError)
-"""The errors of Ray for a worker process that has ended unexpectedly."""
 
 
 def run(config: TrainerConfig, output: Output) -> None:
@@ -207,18 +205,23 @@ def run_workers(
     for number in itertools.count(1):
         try:
             outcome = fit_workers(task, scratch / f"train-{number}", make_trainer)
-        except ray.train.ControllerError as error:
+        except (ray.train.ControllerError, ray.exceptions.RayActorError) as error:
+            # A RayActorError is that of the controller's own process.
+            failure = getattr(error, "controller_failure", error)
             if (final := final_error(error)) is not None:
                 raise type(final)(str(final)) from error
-            if isinstance(error.controller_failure, NotReplaced):
-                raise RunError(str(error.controller_failure)) from error
+            if isinstance(failure, NotReplaced):
+                raise RunError(str(failure)) from error
             # Ray Train restarts a worker group that has lost a worker, with two exceptions: at some moments
             # of its start and end, and if Ray has killed the worker because memory was low.
-            if not restarts_left or not isinstance(error.controller_failure, LOST):
+            if not isinstance(failure, LOST):
                 raise
+            if not restarts_left:
+                raise RunError(
+                    f"Ray Train has ended: {in_one_line(failure)}\n       {LOST_REMEDY}"
+                ) from error
             restarts_left -= 1
-            cause = failures.first_line(error.controller_failure)
-            print(f"a worker was lost, and Ray Train has ended: {cause}", flush=True)
+            print(f"a worker was lost, and Ray Train has ended: {in_one_line(failure)}", flush=True)
             continue
         if not outcome.is_stopped or folder.exists(folder.stop(task.attempt)):
             break
@@ -273,9 +276,11 @@ def fit_workers(task: AnyTask, storage: Path, make_trainer: MakeTrainer) -> Outc
         if (final := final_error(error)) is not None:
             raise type(final)(str(final)) from error
         rank, failure = min(error.worker_failures.items())
-        cause = getattr(failure, "_base_exc", failure)
+        cause = failures.innermost(failure)
+        is_lost = isinstance(cause, LOST)
+        reason = in_one_line(cause) if is_lost else f"{type(cause).__name__}: {cause}"
         raise RunError(
-            f"worker {rank} failed, after {config.faults.worker_failures} restarts: "
-            f"{type(cause).__name__}: {cause}"
+            f"worker {rank} failed, after {config.faults.worker_failures} restarts: {reason}"
+            + (f"\n       {LOST_REMEDY}" if is_lost else "")
         ) from error
     return Outcome.from_plain(result.return_value)

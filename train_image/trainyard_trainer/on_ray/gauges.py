@@ -22,6 +22,9 @@ from trainyard_trainer.errors import StorageError
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.measurements.metrics import (
     GAUGE_LABELS,
+    SLOW_WORKER,
+    SLOW_WORKER_LABELS,
+    SLOW_WORKER_MEANING,
     STEP_AGE,
     STEP_AGE_MEANING,
     RunMetric,
@@ -96,18 +99,21 @@ class RunGauges:
     def __init__(self, task: AnyTask) -> None:
         self._task = task
         self._values: dict[str, float] = {}
+        self._slow: list[dict[str, Any]] = []
 
     def __call__(self, record: dict[str, Any]) -> None:
         """Publish the metrics of a record."""
-        values = gauge_values(record, self._metrics)
-        self._values = self._values | values
-        for name, value in values.items():
-            self._gauges[name].set(value)
+        self._values = self._values | gauge_values(record, self._metrics)
+        self._slow = record.get("slow_workers", [])
+        self.refresh()
 
     def refresh(self) -> None:
         """Publish the newest value of each metric again."""
         for name, value in self._values.items():
             self._gauges[name].set(value)
+        for worker in self._slow:
+            labels = {"rank": str(worker["rank"]), "node": worker["node"]}
+            self._slow_gauge.set(worker["step_s"], tags=labels)
 
     @cached_property
     def _metrics(self) -> tuple[RunMetric, ...]:
@@ -123,10 +129,17 @@ class RunGauges:
             if metric.gauge
         }
 
+    @cached_property
+    def _slow_gauge(self) -> ray.util.metrics.Gauge:
+        """The gauge of workers that are slow. Ray drops it when it is not set any more."""
+        return _gauge(SLOW_WORKER.name, SLOW_WORKER_MEANING, self._task, labels=SLOW_WORKER_LABELS)
 
-def _gauge(name: str, description: str, task: AnyTask) -> ray.util.metrics.Gauge:
+
+def _gauge(
+    name: str, description: str, task: AnyTask, *, labels: tuple[str, ...] = GAUGE_LABELS
+) -> ray.util.metrics.Gauge:
     """Return a gauge with the labels of a run."""
-    gauge = ray.util.metrics.Gauge(name, description, tag_keys=GAUGE_LABELS)
+    gauge = ray.util.metrics.Gauge(name, description, tag_keys=labels)
     gauge.set_default_tags({"run": task.config.name, "attempt": str(task.attempt)})
     return gauge
 

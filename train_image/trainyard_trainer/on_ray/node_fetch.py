@@ -12,6 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.engine.task import TrainingTask
 from trainyard_trainer.errors import TrainerError
+from trainyard_trainer.on_ray.ray_errors import in_one_line
 from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.run_folder.folder import RunFolder
 
@@ -46,7 +47,9 @@ def fetch_on_nodes(task: TrainingTask, folder: RunFolder) -> None:
                 raise error.cause from error
             raise
         except ray.exceptions.RayError as error:
-            print(f"node {name} was lost while it fetched the model: {error}", flush=True)
+            print(
+                f"node {name} was lost while it fetched the model: {in_one_line(error)}", flush=True
+            )
     recipe.note_fetched(folder, found)
 
 

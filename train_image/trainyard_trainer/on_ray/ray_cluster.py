@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -19,16 +21,30 @@ import ray  # noqa: E402
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
 from trainyard_trainer.config.scaling import DATA_CPUS, WORKER_RESOURCE, Scaling  # noqa: E402
-from trainyard_trainer.errors import RunError  # noqa: E402
+from trainyard_trainer.errors import ConfigError, RunError  # noqa: E402
 from trainyard_trainer.hardware import GpuFacts  # noqa: E402
 from trainyard_trainer.on_ray.local_ray import forked_workers  # noqa: E402
 from trainyard_trainer.on_ray.local_ray.mode import local_ray_mode  # noqa: E402
 from trainyard_trainer.on_ray.local_ray.small_node import small_node  # noqa: E402
+from trainyard_trainer.on_ray.ray_errors import in_one_line  # noqa: E402
 from trainyard_trainer.run_folder.attempt_scope import fail_on_sigterm  # noqa: E402
 from trainyard_trainer.run_folder.run_record import NodeFacts  # noqa: E402
 
 NODE_WAIT_S = 60.0
 """The time in seconds within which the nodes of a cluster must register with Ray."""
+
+HEAD_WAIT_S = 60.0
+"""The time in seconds within which the head of RAY_ADDRESS must accept a connection."""
+
+HOST_AND_PORT = re.compile(r"(?P<host>[^\s/:]+|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5})")
+"""The address of a head. `auto` is the other value of RAY_ADDRESS that is used as it is."""
+
+HEAD_REMEDY = (
+    "Check that the head of the Ray cluster is running, and that RAY_ADDRESS is the HOST:PORT of its GCS "
+    "(port 6379)."
+)
+
+PORT_LIMIT = 65535
 
 GPU_CHECK_S = 300.0
 """The time limit in seconds for the check of the GPUs."""
@@ -57,16 +73,16 @@ def ray_running(scaling: Scaling, folder: Path = NO_MODULES) -> Iterator[Path]:
     # Ray creates sockets in it, whose paths may have at most 107 characters: some TMPDIRs are too long.
     base = tempfile.gettempdir() if len(tempfile.gettempdir()) <= 24 else "/tmp"
     scratch = Path(tempfile.mkdtemp(prefix="trainyard-", dir=base))
-    is_local = "RAY_ADDRESS" not in os.environ
+    existing = ray_environment.existing_cluster()
     with forked_workers.forking() as worker_program:
         try:
             # Ray adds the current folder to the import path of its workers.
             with _current_folder(folder):
-                if is_local:
+                if existing:
+                    join_ray(existing)
+                else:
                     start_local_ray(scaling, scratch, worker_program)
                     forked_workers.announce()
-                else:
-                    join_ray(os.environ["RAY_ADDRESS"])
             fail_on_sigterm()  # Ray has replaced the handler.
             yield scratch
         finally:
@@ -75,21 +91,49 @@ def ray_running(scaling: Scaling, folder: Path = NO_MODULES) -> Iterator[Path]:
 
 
 def join_ray(address: str) -> None:
-    """Connect to the Ray cluster of RAY_ADDRESS. Raises RunError."""
+    """Connect to the Ray cluster at an address. Raises RunError, and ConfigError for a wrong address."""
+    require_head(address)
     try:
-        ray.init(logging_level=logging.WARNING)
+        ray.init(address, logging_level=logging.WARNING)
     except (OSError, RuntimeError, ValueError) as error:
         raise RunError(
-            f"cannot connect to the Ray cluster of RAY_ADDRESS = {address}: {_first_line(error)}\n"
-            "       RAY_ADDRESS must be the HOST:PORT of the head's GCS (port 6379), not of its dashboard. "
-            "Check that the head is running."
+            f"cannot connect to the Ray cluster of RAY_ADDRESS = {address}: {in_one_line(error)}\n"
+            f"       {HEAD_REMEDY}"
         ) from error
 
 
-def _first_line(error: BaseException) -> str:
-    """Return the type of an error and the first line of its message."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+def require_head(address: str) -> None:
+    """Raise RunError if no program accepts connections at an address within HEAD_WAIT_S seconds.
+
+    Raises ConfigError if it is not the address of a head. Ray itself would try to connect for many minutes.
+    """
+    if address == "auto":
+        return
+    found = HOST_AND_PORT.fullmatch(address)
+    if found is None or int(found["port"]) > PORT_LIMIT:
+        raise ConfigError(
+            f"RAY_ADDRESS = {address} is not HOST:PORT.\n"
+            "       Set it to the address of the head's GCS (port 6379), not of its dashboard or of a Ray "
+            "Client server. Unset it to start a Ray on this machine."
+        )
+    place = (found["host"].strip("[]"), int(found["port"]))
+    deadline = time.monotonic() + HEAD_WAIT_S
+    while (problem := _connection_problem(place, deadline - time.monotonic())) is not None:
+        if time.monotonic() >= deadline:
+            raise RunError(
+                f"no Ray cluster answers at RAY_ADDRESS = {address}, for {HEAD_WAIT_S:g} s: "
+                f"{in_one_line(problem)}\n       {HEAD_REMEDY}"
+            ) from problem
+        time.sleep(min(1, max(0, deadline - time.monotonic())))
+
+
+def _connection_problem(place: tuple[str, int], timeout_s: float) -> OSError | None:
+    """Try to connect to a host and port once; return the error, or None if a program accepts connections."""
+    try:
+        socket.create_connection(place, timeout=max(timeout_s, 0.1)).close()
+    except OSError as error:
+        return error
+    return None
 
 
 @contextmanager
@@ -105,7 +149,7 @@ def _current_folder(folder: Path) -> Iterator[None]:
 
 def address() -> str:
     """Return the address with which other programs can connect to the Ray in use."""
-    return os.environ.get("RAY_ADDRESS") or str(ray.get_runtime_context().gcs_address)
+    return ray_environment.existing_cluster() or str(ray.get_runtime_context().gcs_address)
 
 
 def start_local_ray(scaling: Scaling, scratch: Path, worker_program: str | None) -> None:
@@ -130,11 +174,14 @@ def start_local_ray(scaling: Scaling, scratch: Path, worker_program: str | None)
                 logging_level=logging.WARNING,
                 _temp_dir=str(scratch / "ray"),
             )
-    except (OSError, RuntimeError, ValueError) as error:
+    except (
+        Exception
+    ) as error:  # of this class: Ray has none of its own for a process that does not start
         raise RunError(
-            f"a local Ray could not be started in {scratch}: {_first_line(error)}\n"
-            f"       {scratch.parent} and /dev/shm must have free space, and the path must have at most "
-            "about 45 characters. Set TMPDIR to a short path on a disk with free space."
+            f"a local Ray could not be started in {scratch}: {in_one_line(error)}\n"
+            f"       Ray needs free space in {scratch.parent} and /dev/shm, free memory, 100 open files "
+            "(ulimit -n), and a path of at most about 45 characters. Set TMPDIR to a short path on a disk "
+            "with free space."
         ) from error
     finally:
         os.environ.pop("PYTHONPATH", None)
@@ -144,7 +191,7 @@ def start_local_ray(scaling: Scaling, scratch: Path, worker_program: str | None)
 
 def require_room(scaling: Scaling) -> None:
     """Raise RunError if the workers do not fit in the Ray in use, or if PyTorch cannot use its GPUs."""
-    wait_for_capacity(scaling, NODE_WAIT_S if "RAY_ADDRESS" in os.environ else 0.0)
+    wait_for_capacity(scaling, NODE_WAIT_S if ray_environment.existing_cluster() else 0.0)
     if scaling.use_gpu:
         check_gpus()
 
@@ -223,7 +270,11 @@ def check_gpus() -> None:
             )
         )
     except ray.exceptions.RayError as error:
-        raise RunError(f"the check of the nodes' GPUs failed: {error}") from error
+        raise RunError(
+            f"PyTorch could not be tried on all {len(nodes)} nodes with GPUs within {GPU_CHECK_S:g} s: "
+            f"{in_one_line(error)}\n       Check these nodes with `ray status` on the head. A node that was "
+            "lost is replaced in the next attempt."
+        ) from error
     broken = [f"node {name}: {problem}" for name, problem in problems.items() if problem]
     if broken:
         raise RunError(

@@ -27,6 +27,7 @@ from trainyard_trainer.config.training.strategies import DeepSpeedConfig, Fsdp2C
 from trainyard_trainer.config.training.train import Train
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.units import UNIT_PARAMETERS
+from trainyard_trainer.parallel.waits import Waits
 from trainyard_trainer.parallel.worker import Worker
 
 EXCHANGE_SAMPLE_STEPS = 20
@@ -81,6 +82,9 @@ class Strategy(Protocol):
     def exchange_s(self, model: nn.Module) -> float:
         """Return the seconds per step of communication that did not overlap with the backward pass."""
 
+    def last_exchange_s(self, model: nn.Module) -> float:
+        """Return the same for the newest step that was measured, with the wait for slower workers."""
+
 
 class TorchStrategy:
     """The methods that are the same for all strategies of PyTorch."""
@@ -113,6 +117,10 @@ class TorchStrategy:
         """Return 0: the time of communication is not measured."""
         return 0.0
 
+    def last_exchange_s(self, model: nn.Module) -> float:
+        """Return 0: the time of communication is not measured."""
+        return 0.0
+
 
 class DdpStrategy(TorchStrategy):
     """DDP: each worker has a copy of the model, and gradients are averaged."""
@@ -122,8 +130,9 @@ class DdpStrategy(TorchStrategy):
     def wrap_model(self, network: nn.Module, worker: Worker) -> nn.Module:
         if worker.world_size == 1:
             return network
-        model = DistributedDataParallel(
+        model = _Ddp(
             network,
+            waits=worker.waits,
             device_ids=[worker.device] if worker.device.type == "cuda" else None,
             gradient_as_bucket_view=True,
         )
@@ -136,13 +145,33 @@ class DdpStrategy(TorchStrategy):
     def reshard(self, network: nn.Module) -> None: ...
 
     def exchange_s(self, model: nn.Module) -> float:
-        if not isinstance(model, DistributedDataParallel):
-            return 0.0
-        measured = model._get_ddp_logging_data()
-        if "avg_backward_comm_time" not in measured:  # until a step has been measured
-            return 0.0
-        hidden = measured["avg_backward_compute_comm_overlap_time"]
-        return max(measured["avg_backward_comm_time"] - hidden, 0) / 1e9
+        return _unhidden_s(model, "avg_")
+
+    def last_exchange_s(self, model: nn.Module) -> float:
+        return _unhidden_s(model, "")
+
+
+class _Ddp(DistributedDataParallel):
+    """DDP that counts the time in which this worker waits for the buffers of rank 0."""
+
+    def __init__(self, network: nn.Module, *, waits: Waits, **options: Any) -> None:
+        super().__init__(network, **options)
+        self._waits = waits
+
+    def _sync_buffers(self) -> None:
+        with self._waits.counted(self.device):
+            super()._sync_buffers()
+
+
+def _unhidden_s(model: nn.Module, prefix: str) -> float:
+    """Return the seconds of communication that the backward pass did not hide, as DDP has measured them."""
+    if not isinstance(model, DistributedDataParallel):
+        return 0.0
+    measured = model._get_ddp_logging_data()
+    if f"{prefix}backward_comm_time" not in measured:  # until a step has been measured
+        return 0.0
+    hidden = measured[f"{prefix}backward_compute_comm_overlap_time"]
+    return max(measured[f"{prefix}backward_comm_time"] - hidden, 0) / 1e9
 
 
 class Fsdp2Strategy(TorchStrategy):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import distributed
+
+from trainyard_trainer.parallel.waits import Waits
 
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 """The backends of the process group, by the type of a worker's device. Workers with GPUs also exchange
@@ -20,6 +22,8 @@ class Worker:
     rank: int = 0
     world_size: int = 1
     device: torch.device
+    waits: Waits = field(default_factory=Waits, compare=False, repr=False)
+    """How long this worker has waited for the others while it made steps."""
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum a tensor over all workers, in place, and return it."""

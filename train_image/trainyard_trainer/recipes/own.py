@@ -14,8 +14,11 @@ from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.recipe import Recipe
 from trainyard_trainer.user_import import import_reference, user_errors
 
-REQUIRED = {"build_model": "(self)", "loss": "(self, model, batch)"}
-"""The methods that every recipe defines, with their parameters."""
+BUILD = ("build_model", "(self)")
+ONE_LOSS = ("loss", "(self, model, batch)")
+LOSS_OF_EACH = ("network_loss", "(self, network, models, batch)")
+"""The methods that recipes define, with their parameters: how the model is built, and the loss of the model
+or of each of its networks."""
 
 
 def recipe_class(name: str) -> type[Recipe[Any]]:
@@ -26,7 +29,7 @@ def recipe_class(name: str) -> type[Recipe[Any]]:
         raise ConfigError(
             f"train.recipe = {name}: this is not a subclass of trainyard_trainer.recipes.Recipe"
         )
-    for method, parameters in REQUIRED.items():
+    for method, parameters in (BUILD, LOSS_OF_EACH if found.networks else ONE_LOSS):
         wanted = inspect.signature(getattr(Recipe, method)).parameters
         defined = getattr(found, method)
         if defined is getattr(Recipe, method):

@@ -31,12 +31,15 @@ Config = TypeVar("Config", bound=Section)
 Forward = Callable[..., Any]
 """The model of a run: its forward pass in `train.precision`, whose floating-point outputs are float32."""
 
+Networks = Mapping[str, Forward]
+"""The model of a recipe with `networks`: the forward passes of the model's children, by name."""
+
 
 class Recipe(Generic[Config]):
     """A kind of task: its model, loss, metrics and report.
 
-    A subclass has to define `build_model` and `loss`; all else has a default. A run makes one
-    instance in each of its processes.
+    A subclass has to define `build_model` and `loss` (`network_loss` if it has `networks`); all else has a
+    default. A run makes one instance in each of its processes.
     """
 
     settings: ClassVar[type[Section]] = Section
@@ -48,6 +51,13 @@ class Recipe(Generic[Config]):
     metrics: ClassVar[tuple[Metric, ...]] = ()
     """The metrics beside the loss; `loss` and `evaluate` return the sums of each of them, and `measure` those
     of metrics that are for validations only."""
+
+    networks: ClassVar[tuple[str, ...]] = ()
+    """The children of the model that are trained in turn, in this order in each step, as those of a GAN.
+
+    Each has an optimizer of its own, which `train.optimizers` can set, and a `network_loss`. Methods with the
+    parameter `model` get `Networks` then. By default one optimizer trains the whole model.
+    """
 
     saves_frozen_weights: bool = True
     """Whether checkpoints and model.pt hold the weights that are not trained (`requires_grad = False`).
@@ -92,6 +102,15 @@ class Recipe(Generic[Config]):
         """
         raise NotImplementedError
 
+    def network_loss(self, network: str, models: Networks, batch: Batch) -> Loss:
+        """Compute the loss that trains one of `networks`, in place of `loss`.
+
+        The step of a network computes no gradients of the parameters of the others. The `metrics` of the
+        networks are different ones, and together all of those that the recipe declares. The loss of the first
+        network is recorded as `loss`.
+        """
+        raise NotImplementedError
+
     # Training and validation.
 
     def collate(self, samples: Sequence[Mapping[str, Any]]) -> Mapping[str, Tensor]:
@@ -114,8 +133,12 @@ class Recipe(Generic[Config]):
 
     def evaluate(self, model: Forward, batch: Batch) -> Evaluation:
         """Compute loss, metrics and details of a validation batch, without gradients."""
-        found = self.loss(model, batch)
-        return Evaluation(sum=found.sum, weight=found.weight, metrics=found.metrics)
+        if self.networks:
+            parts = [self.network_loss(name, model, batch) for name in self.networks]  # type: ignore[arg-type]
+        else:
+            parts = [self.loss(model, batch)]
+        metrics = {name: sums for part in parts for name, sums in part.metrics.items()}
+        return Evaluation(sum=parts[0].sum, weight=parts[0].weight, metrics=metrics)
 
     def summarize(self, details: Mapping[str, Tensor | Top]) -> dict[str, Any]:
         """Turn the details of a whole validation, in host memory, into JSON for validation.json."""
@@ -182,7 +205,7 @@ class Recipe(Generic[Config]):
         """Return the parameters, or parameter groups for the optimizer with options of their own.
 
         A group's `lr_scale` multiplies the learning rate of the schedule. Each parameter that is trained has
-        to be in one of the groups.
+        to be in one of the groups. With `networks` it is called for each of them.
         """
         return model.parameters()
 

@@ -18,6 +18,7 @@ from trainyard_trainer.report.elements import count, duration, table
 from trainyard_trainer.report.verdict import Verdict
 from trainyard_trainer.run_files.names import RECORD
 from trainyard_trainer.run_files.record_text import (
+    GOODPUT_PARTS,
     HEADINGS,
     NODE_HEADINGS,
     attempt_row,
@@ -37,15 +38,6 @@ PARTS = {
 
 WITH_EXCHANGE = "training steps, including communication"
 """The meaning of `compute` in runs that do not measure `communication`."""
-
-REST = {
-    "starts": "into starts",
-    "data": "into waiting for data",
-    "validation": "into validation",
-    "checkpoint": "into waiting for checkpoints",
-    "lost": "into steps that were made again, faults and ends",
-}
-"""The words for the time that is not goodput, by the fields of `Goodput`."""
 
 
 class Tile(NamedTuple):
@@ -201,18 +193,21 @@ def time_card(summary: Mapping[str, Any]) -> str:
     )
 
 
-def goodput_line(goodput: Mapping[str, float] | None) -> str:
-    """Return the share of the time of all attempts that went into steps that were kept, and the rest."""
+def goodput_line(goodput: Mapping[str, Any] | None) -> str:
+    """Return the share of the workers' time that went into steps that were kept, and where the rest went."""
     if goodput is None:
         return ""
     rest = ", ".join(
-        f"{duration(goodput[f'{part}_s'])} {words}"
-        for part, words in REST.items()
-        if goodput[f"{part}_s"]
+        f"{words} {duration(goodput[part])}"
+        for part, words in GOODPUT_PARTS.items()
+        if part != "steps_s" and goodput[part]
     )
+    between = goodput["between_attempts_s"]
+    beside = f" The run had no workers for {duration(between)} between attempts." if between else ""
     return (
-        f'<p class="soft">Goodput {goodput["share"]:.1%}: of {duration(goodput["total_s"])} with workers, '
-        f"{duration(goodput['steps_s'])} went into steps that were kept{f'; {rest}' if rest else ''}.</p>"
+        f'<p class="soft">Goodput {goodput["share"]:.1%}: of {duration(goodput["total_s"])} of all workers '
+        f"together, {duration(goodput['steps_s'])} went into {GOODPUT_PARTS['steps_s']}"
+        f"{f'. The rest: {rest}' if rest else ''}.{beside}</p>"
     )
 
 

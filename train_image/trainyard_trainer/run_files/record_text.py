@@ -1,6 +1,6 @@
-"""The record of a run as text for people, the same in `trainyard status`, `trainyard compare` and the report.
+"""The record and the goodput of a run as text for people, the same in `status`, `compare` and the report.
 
-`run_folder.run_record` describes the record.
+`run_folder.run_record` describes the record, and `run_folder.measurements.goodput` the goodput.
 """
 
 from __future__ import annotations
@@ -37,6 +37,21 @@ HEADINGS = tuple(FIELD_NAMES[field] for field in COLUMNS)
 NODE_HEADINGS = ("attempt", "node", "Ray node", "GPU", "GPU id", FIELD_NAMES["gpu_driver"])
 """The columns of the table of nodes and GPUs."""
 
+GOODPUT_PARTS: Mapping[str, str] = {
+    "steps_s": "steps that were kept",
+    "data_s": "waiting for data",
+    "validation_s": "validation",
+    "checkpoint_s": "waiting for checkpoints",
+    "starts_s": "starts",
+    "again_s": "steps trained again",
+    "unnoticed_s": "faults until they were noticed",
+    "ends_s": "ends of attempts",
+}
+"""The words for each part of the workers' time."""
+
+GOODPUT_HEADINGS = ("workers' time", "seconds", "share")
+"""The columns of the table of the goodput."""
+
 NAMED_NODES = 3
 """The number of nodes that the table of attempts names; of further ones it gives the number."""
 
@@ -60,6 +75,21 @@ def attempt_row(attempt: Object) -> tuple[str, ...]:
         git_text(attempt["git"]),
         (attempt["code_sha256"] or UNKNOWN)[:ID_DIGITS],
     )
+
+
+def goodput_rows(goodput: Object) -> list[tuple[str, ...]]:
+    """Return a row for each part of the workers' time that is not 0, with the phases of the starts."""
+    rows = []
+    for part, words in GOODPUT_PARTS.items():
+        rows.append((words, goodput[part]))
+        if part == "starts_s":
+            rows += [(f"- {phase}", seconds) for phase, seconds in goodput["starts"].items()]
+    whole = goodput["total_s"]
+    return [
+        (words, f"{seconds:.1f}", f"{seconds / whole:.1%}")
+        for words, seconds in (*rows, ("all", whole))
+        if seconds
+    ]
 
 
 def node_rows(record: Iterable[Object]) -> list[tuple[str, ...]]:

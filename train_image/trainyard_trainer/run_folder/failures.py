@@ -72,10 +72,16 @@ def is_of(failure: Mapping[str, Any], attempt: int, group: int) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Of what lies at the bottom of it: Ray wraps errors, and colours its own."""
-    inner = error
-    for wrapped in ("cause", "health_check_failure"):
-        found = getattr(inner, wrapped, None)
-        inner = found if isinstance(found, BaseException) else inner
+    """Return the first line of the message of the innermost error, without colours."""
+    inner = innermost(error)
     lines = COLOUR.sub("", str(inner)).strip().splitlines()
     return lines[0] if lines else type(inner).__name__
+
+
+def innermost(error: BaseException) -> BaseException:
+    """Return the error that an error of Ray wraps, or the error itself."""
+    inner = error
+    for wrapped in ("cause", "health_check_failure", "_base_exc"):
+        found = getattr(inner, wrapped, None)
+        inner = found if isinstance(found, BaseException) else inner
+    return inner

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE
 from trainyard_trainer.run_files.names import CODE, SUBMISSION
-from trainyard_trainer.run_files.submission import VARIABLE, code_file
+from trainyard_trainer.run_files.submission import SOURCE_VARIABLE, VARIABLE, code_file
 from trainyard_trainer.run_folder.folder import RunFolder
 
 
@@ -28,4 +28,6 @@ def record_submission(
         return
     submitted = {"config": json.loads(environment[CONFIG_VARIABLE])}
     submitted |= json.loads(environment[VARIABLE])
+    if source := environment.get(SOURCE_VARIABLE):
+        submitted["git"] = json.loads(source)
     folder.write(path, json.dumps(submitted, indent=2))

@@ -29,8 +29,8 @@ from trainyard_trainer.run_files.standard_streams import run_with_safe_streams
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.storage import open_filesystem
 from trainyard_trainer.terminal import Bar
-from trainyard_trainer.tools import token_inspection
 from trainyard_trainer.tools.command_line import exit_code_of, parse
+from trainyard_trainer.tools.inspection import tables, tokens
 
 TELL_S = 5.0
 """Between two lines of progress, where no terminal shows a bar."""
@@ -86,23 +86,34 @@ def _inspect(wanted: argparse.Namespace) -> int:
         prepared = read_prepared(folder, path=wanted.source, endpoint=wanted.endpoint)
         if isinstance(prepared.info, TokenInfo | TokenStreamInfo):
             return _inspect_tokens(wanted, prepared, prepared.info)
-    # matplotlib comes with it.
-    from trainyard_trainer.tools import inspection
+    elif wanted.table or tables.is_table(wanted.source, wanted.endpoint, wanted.image_column):
+        return _inspect_table(wanted)
+    from trainyard_trainer.tools.inspection import images  # it imports matplotlib
 
     if folder is not None and prepared is not None:
-        facts = inspection.look_at_prepared(folder, prepared)
+        facts = images.look_at_prepared(folder, prepared)
     else:
-        facts = inspection.look_at_source(
+        facts = images.look_at_source(
             wanted.source,
             endpoint=wanted.endpoint,
             image_column=wanted.image_column,
             label_column=wanted.label_column,
             say=_say,
         )
-    print(json.dumps(facts.known, indent=1) if wanted.json else inspection.describe(facts.known))
+    print(json.dumps(facts.known, indent=1) if wanted.json else images.describe(facts.known))
     if wanted.grid:
-        inspection.write_grid(facts, wanted.grid)
+        images.write_grid(facts, wanted.grid)
         _say(f"drawn: {wanted.grid}")
+    return 0
+
+
+def _inspect_table(wanted: argparse.Namespace) -> int:
+    if wanted.grid:
+        raise ConfigError(
+            f"--grid draws images, and {wanted.source} is shown as a table: leave it out"
+        )
+    table = tables.look_at_table(absolute(wanted.source), wanted.endpoint)
+    print(json.dumps(table.to_json(), indent=1) if wanted.json else table.to_text())
     return 0
 
 
@@ -125,12 +136,12 @@ def _inspect_tokens(
     if wanted.grid:
         raise ConfigError(f"--grid draws images, and {wanted.source} holds tokens: leave it out")
     if wanted.json:
-        print(json.dumps(token_inspection.tokens_as_json(prepared, info), indent=1))
+        print(json.dumps(tokens.tokens_as_json(prepared, info), indent=1))
     elif isinstance(info, TokenStreamInfo):
-        print(token_inspection.stream_as_text(prepared, info))
+        print(tokens.stream_as_text(prepared, info))
     else:
         has_colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        print(token_inspection.tokens_as_text(prepared, info, has_colour=has_colour))
+        print(tokens.tokens_as_text(prepared, info, has_colour=has_colour))
     return 0
 
 

@@ -84,6 +84,11 @@ def write(saved: Saved, file: Path, kind: str) -> None:
         with file.open("wb") as stream:
             torch.save(saved.weights, stream)
         return
+    if saved.recipe.networks:
+        raise ConfigError(
+            f"{saved.recipe.title()} has several networks, {', '.join(saved.recipe.networks)}, and --format "
+            f"{kind} holds one: use --format state_dict"
+        )
     network = saved.build()
     found = saved.recipe.example_inputs(COMPARED)
     if found.free_axes and kind != "pt2":

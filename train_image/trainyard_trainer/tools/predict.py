@@ -187,7 +187,7 @@ def print_labels(labelled: Sequence[LabelledFile], *, as_json: bool) -> None:
 
 def write_grid(labelled: Sequence[LabelledFile], file: Path) -> None:
     """Draw the images with their labels to a PNG file. Raises ConfigError if it cannot be written."""
-    from trainyard_trainer.tools.grid import MOST, draw_grid  # it imports matplotlib
+    from trainyard_trainer.tools.inspection.grid import MOST, draw_grid  # it imports matplotlib
 
     captioned = [(each.pixels, f"{each.top[0][0]}  {each.top[0][1]:.1%}") for each in labelled]
     try:

@@ -9,6 +9,7 @@
 | text, None | the same |
 | list, tuple, set, array or tensor of up to 1,000 elements | list |
 | mapping | object; its keys become text |
+| sparse, quantized or nested tensor | the text of its type |
 | anything else, such as a date | its text, of at most 1,000 characters |
 """
 
@@ -41,8 +42,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real | Decimal | Fraction):
-        number = float(value)
-        return number if math.isfinite(number) else None
+        return _plain_number(value)
     if isinstance(value, Mapping):
         return to_json_values(value)
     if isinstance(value, list | tuple | AbstractSet):
@@ -50,15 +50,31 @@ def _plain(value: Any) -> Any:
     return _plain_array(value) if _is_array(value) else str(value)[:TEXT_LIMIT]
 
 
+def _plain_number(value: Real | Decimal | Fraction) -> float | None:
+    """Return a number as a float, or None if no finite float has its size."""
+    try:
+        number = float(value)
+    except (OverflowError, ValueError):  # a large fraction, a signalling NaN
+        return None
+    return number if math.isfinite(number) else None
+
+
 def _is_array(value: Any) -> bool:
     """Return whether a value is an array or scalar of NumPy, torch or a library that follows NumPy."""
-    return all(hasattr(value, name) for name in ("shape", "dtype", "tolist", "item"))
+    return all(hasattr(type(value), name) for name in ("shape", "dtype", "tolist", "item"))
 
 
 def _plain_array(array: Any) -> Any:
-    """Return an array as a number or a list; a large array as a text with its type and shape."""
-    if math.prod(array.shape) > LIST_LIMIT:
-        return f"{array.dtype} {tuple(array.shape)}"
-    values = array.tolist() if array.shape else array.item()
+    """Return an array as a number or a list.
+
+    The text of its type and shape stands for a large array, and for one without values that can be listed,
+    such as a sparse, quantized or nested tensor.
+    """
+    try:
+        if math.prod(array.shape) > LIST_LIMIT:
+            return f"{array.dtype} {tuple(array.shape)}"
+        values = array.tolist() if array.shape else array.item()
+    except RuntimeError:  # torch raises no other
+        return f"{type(array).__name__} {array.dtype}"
     # `tolist` and `item` return some values, such as dates, as NumPy objects.
     return str(values)[:TEXT_LIMIT] if _is_array(values) else _plain(values)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 
-from trainyard.diagnosis.causes.driver_log import match_error, match_log
-from trainyard.diagnosis.failure import Match, any_of, failure
+from trainyard.diagnosis.causes.driver_log import LOG, match_error, match_log
+from trainyard.diagnosis.failure import Match, any_of, evidence, failure
 from trainyard.diagnosis.snapshot import Snapshot
+from trainyard_trainer.run_files.driver_output import PROGRESS, last_record
+
+WORKERS_NAMED = 5
+"""The number of slow workers that are shown."""
 
 
 @failure(
@@ -122,4 +126,29 @@ def nccl_timeout(snapshot: Snapshot) -> Match | None:
             "Timed out waiting .*ms for (recv|send)",
         ),
         "a collective operation of the workers failed or timed out (NCCL or Gloo)",
+    )
+
+
+@failure(
+    "slow-worker",
+    seen="`slow_workers` in the newest `progress` line of the driver's log",
+    remedy="Look at the node of pod {pod}: other load, a GPU that is too hot, a slow disk or network "
+    "(`kubectl describe pod {pod} -n {namespace}` names it). To move the worker, drain that node: the "
+    "run saves, and goes on elsewhere. If it is always the same rank, look at what your code does there.",
+)
+def slow_worker(snapshot: Snapshot) -> Match | None:
+    """A worker is much slower than the others, which wait for it in each step."""
+    progress = last_record(snapshot.log, PROGRESS) if snapshot.phase == "running" else None
+    slow = (progress or {}).get("slow_workers", [])
+    if not slow:
+        return None
+    worst = max(slow, key=lambda worker: float(worker["step_s"]))
+    others = f", and {len(slow) - 1} more" if len(slow) > 1 else ""
+    return Match(
+        cause=(
+            f"worker {worst['rank']} on {worst['node']} needs {worst['step_s']:.2g} s per step by itself, "
+            f"the median worker {worst['median_s']:.2g} s{others}: all wait for it"
+        ),
+        evidence=tuple(evidence(LOG, f"slow_workers: {worker}") for worker in slow[:WORKERS_NAMED]),
+        values={"pod": str(worst["node"])},
     )

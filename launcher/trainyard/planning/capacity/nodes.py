@@ -27,6 +27,8 @@ class PodHolding:
     run: str | None
     """The run that the pod belongs to, or None."""
     amount: Fraction
+    phase: str
+    """`Running`, or `Pending` while its images are pulled or its volumes are mounted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +63,7 @@ class Node:
                 pod=pod["metadata"]["name"],
                 run=(pod["metadata"].get("labels") or {}).get(RUN_LABEL),
                 amount=amount,
+                phase=(pod.get("status") or {}).get("phase") or "Pending",
             )
             for pod in self.pods
             if (amount := requests_of(pod["spec"]).get(resource))

@@ -6,6 +6,7 @@ test compares this module with git itself.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,11 +22,17 @@ CLASSES = {
     "lower": "a-z",
     "print": r"\x20-\x7e",
     "punct": r"\x21-\x2f\x3a-\x40\x5b-\x60\x7b-\x7e",
-    "space": r"\s",
+    "space": r"\ \t-\r",
     "upper": "A-Z",
     "xdigit": "0-9A-Fa-f",
 }
 """Character classes such as [:alpha:], as regular expressions write them in brackets."""
+
+ENCODING = "latin-1"
+"""The encoding with which each byte is a character of its own: git's wildcards match bytes."""
+
+
+WILDCARD = re.compile(r"[*?\[\\]")
 
 
 class _NoPattern(Exception):
@@ -45,6 +52,7 @@ class IgnoreRule:
     """Whether the rule compares the last part of a path, in any folder, and not the whole path."""
 
     def matches(self, path: str, *, is_folder: bool) -> bool:
+        """Return whether the rule matches a path, whose bytes are decoded by ENCODING."""
         if self.is_for_folders and not is_folder:
             return False
         return bool(self.pattern.fullmatch(path.rpartition("/")[2] if self.is_for_names else path))
@@ -52,12 +60,13 @@ class IgnoreRule:
 
 def parse_rules(content: bytes) -> tuple[IgnoreRule, ...]:
     """Return the rules of a file: UTF-8 with or without a mark, with lines that end with LF or CRLF."""
-    text = content.removeprefix(BOM).decode("utf-8", "surrogateescape")
+    text = content.removeprefix(BOM).decode(ENCODING)
     return tuple(rule for line in text.split("\n") for rule in _rules(line.removesuffix("\r")))
 
 
 def verdict(rules: tuple[IgnoreRule, ...], path: str, *, is_folder: bool) -> bool | None:
     """Return whether the last rule that matches a path leaves it out; None if no rule matches."""
+    path = os.fsencode(path).decode(ENCODING)
     for rule in reversed(rules):
         if rule.matches(path, is_folder=is_folder):
             return not rule.is_negated
@@ -100,8 +109,9 @@ def _translate(text: str, *, is_for_names: bool) -> re.Pattern[str]:
             end = index
             while text[end : end + 1] == "*":
                 end += 1
-            starts_part = index == 0 or text[index - 1] == "/"
-            is_double = end - index == 2 and starts_part and not is_for_names
+            # git compares the text before the first wildcard by itself, and matches what is left of both.
+            starts_part = text[index - 1 : index] in ("", "/") or not WILDCARD.search(text[:index])
+            is_double = end - index > 1 and starts_part and not is_for_names
             if is_double and end == len(text):
                 parts.append(".*")
             elif is_double and text[end] == "/":
@@ -148,8 +158,8 @@ def _bracket(text: str, index: int) -> tuple[str, int]:
         low, index = _member(text, index)
         if text[index : index + 1] == "-" and text[index + 1 : index + 2] not in ("", "]"):
             high, index = _member(text, index + 1)
-            if low <= high:
-                members.append(f"{re.escape(low)}-{re.escape(high)}")
+            # A range that runs backwards has its first character only.
+            members.append(f"{re.escape(low)}-{re.escape(high if low <= high else low)}")
         else:
             members.append(re.escape(low))
     inside = "".join(members)

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trainyard.run_file.models import RunConfig, RunWithCode
+from trainyard_trainer.config.section import Section
 
 GIT_S = 10.0
 """For how many seconds git may look at the files of a folder."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GitState:
-    """The state of a folder in git. It describes a run, and is no part of its identity."""
+class GitState(Section):
+    """The state of a folder in git. It describes a run, and is no part of its identity.
+
+    Its JSON is the text of the environment variable that carries it to the driver.
+    """
 
     revision: str
     """The commit that is checked out."""
 
     is_dirty: bool
     """Whether files of the folder differ from that commit, or are not in it."""
-
-    @property
-    def json(self) -> str:
-        """The text of the environment variable that carries it to the driver."""
-        return json.dumps(asdict(self), separators=(",", ":"))
 
 
 def source_of(run: RunConfig, run_file: Path | None = None) -> GitState | None:

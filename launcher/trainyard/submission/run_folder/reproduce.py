@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainyard.errors import ConfigError
 from trainyard.planning.objects import run_objects_with_code
 from trainyard.platform import Platform
 from trainyard.run_file.code.code_archive import Overlay
+from trainyard.run_file.code.source import GitState
 from trainyard.run_file.models import RUN_MODELS, RunConfig, UserCodeRun
 from trainyard.run_file.validation import validate
 from trainyard_trainer.config.section import Section
@@ -36,6 +37,9 @@ class SubmissionFile(Section):
     parts: dict[str, str]
     """The hash of each part of the RayJob."""
 
+    git: GitState | None = None
+    """The git revision that came with the RayJob; None if it had none."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Submission:
@@ -45,6 +49,8 @@ class Submission:
     code_sha256: str | None
     parts: Mapping[str, str]
     """The hash of each part of its RayJob; empty for a run that was trained on one machine."""
+    git: GitState | None = None
+    """The git revision from which it was submitted, if that is known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +65,8 @@ class RenderedAgain:
 def read_submission(text: str, source: str) -> Submission:
     """Parse the text of submission.json. Raises ConfigError if this launcher cannot read it."""
     written = validate(SubmissionFile, _parse(text, source), source)
-    return _submission(written.config, written.launch, written.parts, source)
+    kept = _submission(written.config, written.launch, written.parts, source)
+    return replace(kept, git=written.git)
 
 
 def read_config(text: str, source: str) -> Submission:

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from trainyard_trainer.config.data import Loading
 from trainyard_trainer.config.section import Endpoint, Location
 from trainyard_trainer.config.streaming import require_streamed
-from trainyard_trainer.config.training.optimizers import AdamW, Optimizer
+from trainyard_trainer.config.training.optimizers import AdamW, AnyOptimizer, Optimizer
 from trainyard_trainer.config.training.train import Train
 from trainyard_trainer.config.user_code import Reference
 
@@ -28,6 +28,14 @@ class OwnRecipe(Train):
     """The settings of the recipe, which its class `Settings` validates."""
 
     optimizer: Optimizer = AdamW(name="adamw")
+
+    optimizers: dict[str, Optimizer] = Field(default_factory=dict)
+    """The optimizers of single networks, by name, for a recipe that trains several networks in turn
+    (`Recipe.networks`), such as the generator of a GAN. The other networks have `optimizer`."""
+
+    def optimizer_of(self, network: str | None) -> AnyOptimizer:
+        """Return the optimizer of one of the recipe's networks; None is the whole model."""
+        return self.optimizer if network is None else self.optimizers.get(network, self.optimizer)
 
 
 class OwnData(Loading):

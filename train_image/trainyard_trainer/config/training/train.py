@@ -25,6 +25,7 @@ from trainyard_trainer.config.training.metric import ACCURACY, ANSWERS, Metric, 
 from trainyard_trainer.config.training.models import CausalModel, Gpt, Model
 from trainyard_trainer.config.training.optimizers import (
     AdamW,
+    AnyOptimizer,
     Constant,
     Cosine,
     Optimizer,
@@ -161,6 +162,10 @@ class Train(Section):
             return self
         init = self.init.model_copy(update={"path": absolute(self.init.path)})
         return self.model_copy(update={"init": init})
+
+    def optimizer_of(self, network: str | None) -> AnyOptimizer:
+        """Return the optimizer of one of the recipe's networks; None is the whole model."""
+        return self.optimizer
 
     @model_validator(mode="after")
     def _fits_its_strategy(self) -> Train:

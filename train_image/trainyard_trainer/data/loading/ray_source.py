@@ -25,6 +25,7 @@ from trainyard_trainer.data.loading.reading import read_part
 from trainyard_trainer.data.prepared import ID, Prepared
 from trainyard_trainer.data.stored_rows import decode
 from trainyard_trainer.errors import ConfigError, RunError
+from trainyard_trainer.run_folder import failures
 from trainyard_trainer.run_folder.measurements.progress import Length, Trained
 
 T = TypeVar("T")
@@ -199,7 +200,11 @@ def from_ray(items: Iterable[T]) -> Iterator[T]:
         errors = re.escape(RunError.__module__)
         explained = re.search(rf"^{errors}\.(\w+): (.+)", str(error), re.MULTILINE)
         if explained is None:
-            raise RunError(f"Ray Data failed: {error}") from error
+            raise RunError(
+                f"Ray Data failed: {failures.first_line(error)}\n"
+                "       The log has the messages of its tasks. Start the run again, or use data.loader: "
+                "torch."
+            ) from error
         kind = ConfigError if explained[1] == ConfigError.__name__ else RunError
         raise kind(explained[2]) from error
 

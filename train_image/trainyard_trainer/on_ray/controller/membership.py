@@ -94,6 +94,8 @@ class Membership:
 
     def is_loss(self, error: BaseException) -> bool:
         """Whether an error says that another worker was lost."""
+        if self._is_ended:
+            return False
         return isinstance(error, GroupClosed) or LOST_PEER.search(str(error)) is not None
 
     def regroup(self, error: BaseException) -> None:
@@ -120,6 +122,12 @@ class Membership:
             self._is_ended = True
         if self.kept_file:
             self.kept_file.unlink(missing_ok=True)
+
+    def decline(self) -> None:
+        """Refuse all invitations, so that the loss of a worker ends this one too."""
+        with self._lock:
+            self._is_ended = True
+        self.kept_file = None
 
     def _join(self, meeting: MeetingPoint) -> None:
         """Join a process group. Raises RuntimeError if not all members do, or if there is a newer one."""

@@ -123,7 +123,7 @@ def start(variables: Mapping[str, str], *, use_gpu: bool) -> None:
     """Start the fork server of a run with these variables, unless workers cannot be forked here."""
     global _server
     mode = local_ray_mode(use_gpu=use_gpu)
-    if mode != "forked" or "RAY_ADDRESS" in os.environ or _server is not None:
+    if mode != "forked" or ray_environment.existing_cluster() or _server is not None:
         return
     if sys.platform != "linux":
         say_why(f"this needs Linux, and this is {sys.platform}")

@@ -55,6 +55,12 @@ LOCAL_RAY_ENVIRONMENT = {
 """For a Ray on this machine."""
 
 
+def existing_cluster() -> str:
+    """Return the address of the cluster that RAY_ADDRESS names; empty if a local Ray is to be started."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    return "" if address == "local" else address
+
+
 def set_defaults() -> None:
     """Set the variables for each program that uses Ray."""
     for name, value in RAY_ENVIRONMENT.items():

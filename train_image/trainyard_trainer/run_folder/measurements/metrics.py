@@ -83,6 +83,13 @@ STEP_AGE = Gauge(name="trainyard_step_age_seconds")
 
 STEP_AGE_MEANING = "Seconds since the driver saw the newest step of this attempt."
 
+SLOW_WORKER = Gauge(name="trainyard_slow_worker_step_seconds")
+"""The gauge of each worker that is slow, with further labels."""
+
+SLOW_WORKER_LABELS = (*GAUGE_LABELS, "rank", "node")
+
+SLOW_WORKER_MEANING = "Seconds per step of a worker that needs at least twice the median of all."
+
 ENGINE_METRICS = (
     RunMetric(
         name="percent",
@@ -221,6 +228,21 @@ ENGINE_METRICS = (
         curve=Curve(chart="Memory, MiB", label="memory", scale=2**-20),
     ),
     RunMetric(
+        name="loop_s",
+        unit="s",
+        description="Seconds of rank 0 in the training loop so far; those of lost steps are not counted.",
+        is_progress=True,
+    ),
+    RunMetric(
+        name="goodput",
+        unit="0 to 1",
+        description="Share of the workers' time so far that went into steps which were not lost.",
+        direction="higher",
+        gauge=Gauge(name="trainyard_goodput_ratio"),
+        tags=_both("speed/goodput"),
+        is_progress=True,
+    ),
+    RunMetric(
         name="workers",
         unit="workers",
         description="Workers of the current attempt.",
@@ -335,6 +357,14 @@ STEP_AGE_SECTION = f"""
 
 `ray_{STEP_AGE.name}`: {STEP_AGE_MEANING} The driver publishes this gauge, also while
 workers hang or are being replaced. It begins with the first step of an attempt, and ends with the attempt."""
+"""A part of the documentation's list of metrics."""
+
+SLOW_WORKER_SECTION = f"""
+## Slow workers
+
+`ray_{SLOW_WORKER.name}`: {SLOW_WORKER_MEANING} Beside `run` and `attempt` it has the labels `rank` and
+`node`, and it is there only while a worker is slow. See
+[Find a slow worker](../guides/runs.md#find-a-slow-worker)."""
 """The end of the documentation's list of metrics."""
 
 
@@ -356,3 +386,4 @@ def _page_lines(metrics: Iterable[RunMetric]) -> Iterator[str]:
         )
         yield f"| {' | '.join(cells)} |"
     yield STEP_AGE_SECTION
+    yield SLOW_WORKER_SECTION

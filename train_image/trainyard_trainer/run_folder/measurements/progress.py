@@ -115,10 +115,36 @@ TIME_PHASES = ("startup", "data", "compute", "communication", "checkpoint", "val
 gradients' exchange was not hidden behind them, waiting for checkpoints, validation."""
 
 
+LOOP_PHASES = tuple(phase for phase in TIME_PHASES if phase != "startup")
+"""The phases of the training loop."""
+
+
+def loop_s(seconds: Mapping[str, float]) -> float:
+    """Return the seconds in the training loop; `seconds` are those of each phase."""
+    return sum(seconds.get(phase, 0.0) for phase in LOOP_PHASES)
+
+
 def measured_phases(config: RecipeConfig) -> tuple[str, ...]:
     """The parts of TIME_PHASES that are measured: without DDP the exchange is part of the steps."""
     is_ddp = isinstance(config, TrainerConfig) and config.train.strategy == "ddp"
     return tuple(part for part in TIME_PHASES if is_ddp or part != "communication")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlowWorker:
+    """A worker that needed much longer for a step than the others: see `engine.slow_workers`."""
+
+    rank: int
+    node: str
+    """The name of its node: the pod on Kubernetes."""
+    step_s: float
+    """Its mean seconds per step by itself: with the wait for its batch, without that for other workers."""
+    median_s: float
+    """The median of all workers."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry of the key `slow_workers` of a record."""
+        return cleaned(asdict(self))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,14 +168,24 @@ class MetricsRecord:
     step_s: float | None = None
     checkpoint_stall_s: float = 0.0
     memory_bytes: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Where rank 0's time went up to this step, over all attempts: keys of TIME_PHASES."""
+    slow_workers: tuple[SlowWorker, ...] = ()
+    """Those that were slow in the last minute."""
 
     def flat(self) -> dict[str, Any]:
         """Return the values as metrics.jsonl has them, without those of an earlier validation."""
         values = asdict(self)
-        metrics = values.pop("metrics")
+        metrics, seconds = values.pop("metrics"), values.pop("seconds")
+        del values["slow_workers"]
         if self.kind == "interval":
             metrics = {name: value for name, value in metrics.items() if not is_validation(name)}
-        return metrics | values
+        return metrics | values | {"loop_s": loop_s(seconds)} | self.slow()
+
+    def slow(self) -> dict[str, Any]:
+        """Return the key `slow_workers` of a record; nothing if no worker is slow."""
+        slow = [worker.to_json() for worker in self.slow_workers]
+        return {"slow_workers": slow} if slow else {}
 
 
 def per_second(count: float, seconds: float) -> float:
@@ -206,6 +242,31 @@ def parsed(text: str) -> list[dict[str, Any]]:
     return records
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reached:
+    """How far a run has come by its records, saved or not. It is recorded about once a second."""
+
+    step: int
+    loop_s: float
+    """The seconds in the training loop up to that step."""
+
+    @classmethod
+    def by(cls, folder: RunFolder, trained: Trained = Trained()) -> Reached:
+        """Read the records; the run has come at least as far as its newest checkpoint, `trained`."""
+        records = read_lines(folder, folder.metrics)
+        if folder.exists(folder.progress):
+            records.append(json.loads(folder.read(folder.progress)))
+        return cls(
+            step=max([trained.step, *(each["step"] for each in records)]),
+            # Records of older versions do not have it.
+            loop_s=max([loop_s(trained.seconds), *(each.get("loop_s", 0.0) for each in records)]),
+        )
+
+    def to_json(self) -> dict[str, float]:
+        """Return the keys of a line of attempts.jsonl and starts.jsonl."""
+        return {"reached_step": self.step, "reached_loop_s": round(self.loop_s, 3)}
+
+
 class Recorder:
     """Writes metrics to metrics.jsonl and progress.json in a thread of its own. Only rank 0 has one."""
 
@@ -218,6 +279,7 @@ class Recorder:
         workers: int,
         metrics: Sequence[Metric] = (),
         speeds: Callable[[float], dict[str, float]] = lambda samples_per_s: {},
+        goodput: Callable[[Mapping[str, float]], float | None] = lambda seconds: None,
         on_record: Callable[[dict[str, Any]], None] = lambda record: None,
         check_fence: Callable[[], None] = lambda: None,
         unwritten: Path | None = None,
@@ -225,15 +287,17 @@ class Recorder:
         """Create the recorder and start its thread.
 
         `metrics` are those of the recipe, and `speeds` computes its own units of speed from the samples per
-        second. `on_record` is called in the recorder's thread with each line and the contents of
-        progress.json. `check_fence` raises if a newer worker group has taken over the run's folder.
-        `unwritten` is a file of this machine that outlives the process, for lines that are not written yet.
+        second. `goodput` tells the goodput up to a record by its `seconds`. `on_record` is called in the
+        recorder's thread with each line and the contents of progress.json. `check_fence` raises if a newer
+        worker group has taken over the run's folder. `unwritten` is a file of this machine that outlives the
+        process, for lines that are not written yet.
         """
         self.folder = folder
         self.length = length
         self.attempt = attempt
         self.workers = workers
         self._speeds = speeds
+        self._goodput = goodput
         self._of_recipe = [LOSS, *(row.name for each in metrics for row in rows_of(each))]
         self._shown = [metric.name for metric in run_metrics(metrics) if metric.is_progress]
         self._on_record = on_record
@@ -289,7 +353,7 @@ class Recorder:
 
     def _write(self, record: MetricsRecord, before: Future[None]) -> None:
         before.result()  # an error is raised again until the loop has seen it
-        line = record.flat() | self._speeds(record.samples_per_s) | {"attempt": self.attempt}
+        line = record.flat() | self._derived(record) | {"attempt": self.attempt}
         self._pending.append(to_json(line) + "\n")
         if self._unwritten:
             with self._unwritten.open("a") as file:
@@ -318,7 +382,7 @@ class Recorder:
             **dict.fromkeys(self._of_recipe),
             **record.flat(),
             **record.metrics,
-            **self._speeds(record.samples_per_s),
+            **self._derived(record),
             "percent": percent(record.samples, self.length.samples),
             "workers": self.workers,
         }
@@ -327,7 +391,14 @@ class Recorder:
             "epochs": self.length.epochs,
             "steps": self.length.steps,
             "attempt": self.attempt,
+            **record.slow(),
         }
+
+    def _derived(self, record: MetricsRecord) -> dict[str, float]:
+        """Return what follows from a record: its speed in the recipe's own units, and the goodput."""
+        goodput = self._goodput(record.seconds)
+        known = {} if goodput is None else {"goodput": goodput}
+        return self._speeds(record.samples_per_s) | known
 
     def show_start(self, trained: Trained) -> None:
         """Write progress.json as it stands before the first step of an attempt."""
@@ -339,5 +410,6 @@ class Recorder:
                 samples=trained.samples,
                 metrics=trained.metrics,
                 samples_per_s=trained.samples_per_s,
+                seconds=trained.seconds,
             )
         )

@@ -27,6 +27,8 @@ class Startup:
     began: float
     """time.time() when the attempt began, or the failure of the worker group before was noticed."""
     seconds: dict[str, float] = field(default_factory=dict)
+    loop_began: float | None = None
+    """time.time() when the training loop began, which measures its own time; None before."""
 
     def reach(self, phase: str, when: float | None = None) -> None:
         """This phase has ended, and the next begins; only the first time counts."""

@@ -18,6 +18,7 @@ from trainyard_trainer.config.trainer_config import OwnRecipeConfig
 from trainyard_trainer.data.loading.batch import Batch, BatchRequest
 from trainyard_trainer.data.loading.user_dataset import SplitName, UserDataset, UserRows
 from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.recipes.networks import model_for
 from trainyard_trainer.recipes.recipe import Recipe
 from trainyard_trainer.recipes.saved_model import Saved
 from trainyard_trainer.run_files.names import RECORD
@@ -41,13 +42,13 @@ def predict_split(
     data = open_data(config, folder)
     assert isinstance(data, UserDataset)
     rows = UserRows(data, split, seed=config.train.seed, collate=recipe.collate)
-    network = saved.build().to(device)
+    model: Any = model_for(recipe, saved.build().to(device), lambda module: module)
     tables = []
     with torch.inference_mode(), Bar(f"{split} samples", len(rows)) as bar:
         for indices in _parts(len(rows), batch_size):
             batch = rows[BatchRequest(indices, 0)].to(device)
             with user_errors(f"train.recipe = {config.train.recipe}: predict"):
-                found = recipe.predict(network, batch)
+                found = recipe.predict(model, batch)
             tables.append(_table_of(recipe, batch, found))
             bar.advance(len(batch))
     return pa.concat_tables(tables)

@@ -31,6 +31,7 @@ from trainyard_trainer.run_files import names
 if TYPE_CHECKING:
     from trainyard.cluster.cluster import Cluster
     from trainyard.platform import Platform
+    from trainyard.quantities import Object
     from trainyard.run_file.code.code_archive import Overlay
     from trainyard.submission.run_folder.remote_folder import RemoteFolder
     from trainyard.submission.run_folder.reproduce import RenderedAgain, Submission
@@ -96,6 +97,7 @@ def _render_again(
     platform_file: Path | None,
     submit: bool,
 ) -> None:
+    from trainyard.planning.merge import with_source
     from trainyard.run_file.code.code_archive import require_to_travel
     from trainyard.submission.run_folder.reader_pod import open_folder
     from trainyard.submission.run_folder.reproduce import renamed, render_again
@@ -114,10 +116,11 @@ def _render_again(
         if not submit:
             require_to_travel(code)
     print_warnings(rendered.warnings)
+    job = with_source(rendered.job, kept.git)
     if submit:
-        _submit(cluster, platform, rendered, new_name or name, code)
+        _submit(cluster, platform, job, new_name or name, code)
     else:
-        typer.echo(yaml_text(rendered.job), nl=False)
+        typer.echo(yaml_text(job), nl=False)
 
 
 def _left_in(folder: RemoteFolder, cluster: Cluster) -> tuple[Submission, Overlay | None]:
@@ -156,14 +159,13 @@ def _tell_changes(kept: Submission, rendered: RenderedAgain) -> None:
 
 
 def _submit(
-    cluster: Cluster, platform: Platform, rendered: RenderedAgain, run: str, code: Overlay | None
+    cluster: Cluster, platform: Platform, job: Object, run: str, code: Overlay | None
 ) -> None:
     from trainyard.api import forget_failure, upload_of
     from trainyard.cli import show
     from trainyard.cluster.kuberay import RayjobApi
     from trainyard.submission.submit import submit_rayjob
 
-    job = rendered.job
     upload = upload_of(cluster, platform, run, code, show.UploadView(run))
     forget = partial(forget_failure, cluster, platform, run)
     submitted = submit_rayjob(RayjobApi(cluster), job, upload=upload, forget_failure=forget)

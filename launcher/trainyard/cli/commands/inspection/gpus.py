@@ -74,6 +74,7 @@ def gpus(namespace: Namespace = NAMESPACE, context: Context = None, as_json: Jso
                                 "pod": holder.pod,
                                 "run": holder.run,
                                 "gpus": int(holder.amount),
+                                "phase": holder.phase,
                             }
                             for holder in one.holders
                         ],

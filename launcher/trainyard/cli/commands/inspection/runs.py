@@ -71,7 +71,8 @@ def status(
 ) -> None:
     """Show all submissions of a namespace; of one run also its progress or its summary.
 
-    `-o wide` also shows where and with what each attempt of one run ran: nodes, GPUs, hours, image and code.
+    `-o wide` also shows where and with what each attempt of one run ran (nodes, GPUs, hours, image, code),
+    and where the time of its workers went.
     """
     from trainyard.cli import show
     from trainyard.cluster.kuberay import RayjobApi
@@ -102,6 +103,8 @@ def status(
     show.submissions_table(rows, columns_of("status", is_wide=is_wide))
     if name is not None and is_wide and (record := _record(cluster, name, statuses, summary)):
         show.record_table(record)
+    if is_wide and summary is not None and (goodput := summary.get("goodput")):
+        show.goodput_table(goodput)
     if summary is not None:
         typer.echo(summary_text(summary))
     elif statuses and statuses[-1].progress is not None:

@@ -97,13 +97,29 @@ def render(
             "--gitops", help="Render for a tool that applies Git again and again: flux or argocd."
         ),
     ] = None,
+    git: Annotated[
+        bool,
+        typer.Option(
+            "--git",
+            help="Write the git revision of the code or the run file into the RayJob, as `submit` does.",
+        ),
+    ] = False,
 ) -> None:
     """Print the RayJob of a run as YAML for `kubectl apply -f`: the same that `submit` creates."""
+    from trainyard.errors import ConfigError
     from trainyard.planning.gitops import for_git
+    from trainyard.planning.merge import with_source
     from trainyard.run_file.code.code_archive import require_to_travel
+    from trainyard.run_file.code.source import source_of
 
     run = load_run_with_options(run_file, settings, gpus, workers, name)
     platform = platform_of(platform_file, from_cluster, namespace, context=context)
     objects = objects_with_warnings(run, platform, namespace)
     require_to_travel(objects.plan.code)
-    typer.echo(yaml_text(for_git(objects.job, gitops)), nl=False)
+    source = source_of(run, run_file) if git else None
+    if git and source is None:
+        raise ConfigError(
+            f"--git: git knows no commit of {run_file} or of the run's code",
+            "Run `trainyard render` in a checkout of the repository, or leave --git out.",
+        )
+    typer.echo(yaml_text(for_git(with_source(objects.job, source), gitops)), nl=False)

@@ -11,7 +11,7 @@ import numpy as np
 from trainyard_trainer.config.streaming import why_not_streamed
 from trainyard_trainer.data.sources.listing import explained_errors
 from trainyard_trainer.data.sources.rows.readers import FORMATS, RowFormat
-from trainyard_trainer.data.sources.rows.row_source import JoinedRows, Row, RowSource
+from trainyard_trainer.data.sources.rows.row_source import FileRows, JoinedRows, Row, RowSource
 from trainyard_trainer.data.sources.rows.split_files import SplitFiles, find_files
 from trainyard_trainer.data.sources.rows.stream_rows import GroupedRows, StreamRows
 from trainyard_trainer.errors import ConfigError
@@ -90,7 +90,7 @@ def _open_stream(
         files, valid_share = found.splits["valid" if split == "valid" else "train"], None
     else:
         files = found.files
-    parts = [part for part in _open_parts(found, files) if len(part)]
+    parts = [part for part in open_files(found, files) if len(part)]
     grouped = [part for part in parts if isinstance(part, GroupedRows)]
     if len(grouped) < len(parts):
         why = why_not_streamed(files[0])
@@ -126,7 +126,7 @@ def _of_split(split: str, count: int, valid_share: float, seed: int) -> np.ndarr
 
 def _open(source: str, found: SplitFiles, files: Sequence[str], *, at_least: int = 1) -> RowSource:
     """Open files of one kind with the same columns as one table."""
-    parts = _open_parts(found, files)
+    parts = open_files(found, files)
     rows = JoinedRows(source, parts) if len(parts) > 1 else parts[0]
     if len(rows) < at_least:
         raise ConfigError(
@@ -135,12 +135,12 @@ def _open(source: str, found: SplitFiles, files: Sequence[str], *, at_least: int
     return rows
 
 
-def _open_parts(found: SplitFiles, files: Sequence[str]) -> list[RowSource]:
+def open_files(found: SplitFiles, files: Sequence[str]) -> list[FileRows]:
     """Open files of one kind, several at a time. Raises ConfigError if their columns differ."""
     form = found.form
     assert isinstance(form, RowFormat)
 
-    def open_file(path: str) -> RowSource:
+    def open_file(path: str) -> FileRows:
         shown = found.shown(path)
         with explained_errors(shown, kind=f"{form.name} file"):
             return form.open(found.filesystem, path, shown)

@@ -21,13 +21,14 @@ from pyarrow import json as arrow_json
 from trainyard_trainer.data.sources.rows.row_source import (
     ArrayRows,
     ArrowRows,
+    FileRows,
     MappedRows,
     ReadRows,
     Row,
-    RowSource,
     first_row,
     read_parts,
     rows_of,
+    table_of,
     types_of,
 )
 from trainyard_trainer.data.sources.rows.split_files import FileFormat
@@ -42,7 +43,7 @@ CACHED_BYTES = 2**28
 END_BYTES = 1024
 """The zeros with which a tar file ends. Without them it is cut."""
 
-Open = Callable[[fs.FileSystem, str, str], RowSource]
+Open = Callable[[fs.FileSystem, str, str], FileRows]
 """Opens the file at a path of a filesystem; the last argument is its path for messages."""
 
 
@@ -53,7 +54,7 @@ class RowFormat(FileFormat):
     open: Open
 
 
-def read_csv(filesystem: fs.FileSystem, path: str, shown: str) -> RowSource:
+def read_csv(filesystem: fs.FileSystem, path: str, shown: str) -> FileRows:
     """Read a whole CSV or TSV file into memory."""
     options = csv.ParseOptions(delimiter="\t" if path.endswith(".tsv") else ",")
     with filesystem.open_input_stream(path) as stream:
@@ -66,7 +67,7 @@ def read_csv(filesystem: fs.FileSystem, path: str, shown: str) -> RowSource:
     return ArrowRows(shown, table)
 
 
-def read_json_lines(filesystem: fs.FileSystem, path: str, shown: str) -> RowSource:
+def read_json_lines(filesystem: fs.FileSystem, path: str, shown: str) -> FileRows:
     """Read a whole file of JSON lines into memory."""
     with filesystem.open_input_stream(path) as stream:
         return ArrowRows(shown, arrow_json.read_json(stream))
@@ -109,6 +110,10 @@ class ParquetRows:
 
         return read_parts(indices, self._ends, read_group)
 
+    def first(self, count: int) -> pa.Table:
+        groups = range(int(np.searchsorted(self._ends, min(count, len(self)))) + 1)
+        return self._file.read_row_groups([*groups][: len(self._ends)]).slice(0, count)
+
     def _rows(self, table: pa.Table, group: int, rows: list[int]) -> list[Row]:
         first = first_row(self._ends, group)
         return rows_of(table.take(pa.array(rows)), [first + row for row in rows], self.path)
@@ -126,7 +131,7 @@ class ParquetRows:
         return sum(table.nbytes for table in self._cached.values())
 
 
-def read_numpy(filesystem: fs.FileSystem, path: str, shown: str) -> RowSource:
+def read_numpy(filesystem: fs.FileSystem, path: str, shown: str) -> FileRows:
     """Read the arrays of a .npz file, or the one of a .npy file, which is the column `x`."""
     with filesystem.open_input_stream(path) as stream:
         content = io.BytesIO(stream.read())
@@ -143,7 +148,7 @@ def read_numpy(filesystem: fs.FileSystem, path: str, shown: str) -> RowSource:
     return ArrayRows(shown, arrays)
 
 
-def read_arrow(filesystem: fs.FileSystem, path: str, shown: str) -> RowSource:
+def read_arrow(filesystem: fs.FileSystem, path: str, shown: str) -> FileRows:
     """Open an Arrow file or stream, as `datasets` saves it; on a local disk it is mapped into memory."""
     local = isinstance(filesystem, fs.LocalFileSystem)
     source = pa.memory_map(path) if local else filesystem.open_input_file(path)
@@ -233,6 +238,10 @@ class TarRows:
             for index in indices
         ]
 
+    def first(self, count: int) -> pa.Table:
+        rows = self.read(range(min(count, len(self))), [*self.columns])
+        return table_of({name: _stored([row[name] for row in rows]) for name in self.columns})
+
     def _read_at(self, offset: int, size: int) -> bytes:
         self._file.seek(offset)
         data: bytes = self._file.read(size)
@@ -259,6 +268,15 @@ class TarRows:
             raise DatasetError(
                 f"{self.path}: the file .{column} of row {index} cannot be read: {error}"
             ) from None
+
+
+def _stored(values: list[Any]) -> np.ndarray | list[Any]:
+    """Return the values of a column as Arrow stores them: arrays of one shape stacked, others as lists."""
+    if all(isinstance(value, np.ndarray) for value in values):
+        if len({value.shape for value in values}) == 1:
+            return np.stack(values)
+        return [value.tolist() for value in values]
+    return values
 
 
 def _span(row: dict[str, tuple[int, int]]) -> tuple[int, int]:

@@ -37,6 +37,13 @@ class RowSource(Protocol):
         """Read these columns of rows, in the order of the indices. Raises DatasetError or ConfigError."""
 
 
+class FileRows(RowSource, Protocol):
+    """The table of one file."""
+
+    def first(self, count: int) -> pa.Table:
+        """Return the first rows as they are stored, missing values included."""
+
+
 def rows_of(table: pa.Table, indices: Sequence[int], path: str) -> list[Row]:
     """Convert the rows of a small table into samples. `indices` are their numbers in the source `path`.
 
@@ -131,6 +138,9 @@ class ArrowRows:
         table = self._table.select(list(columns)).take(pa.array(indices, pa.int64()))
         return rows_of(table, indices, self.path)
 
+    def first(self, count: int) -> pa.Table:
+        return self._table.slice(0, count)
+
 
 class MappedRows(ArrowRows):
     """A table in a file that is mapped into memory: its record batches are groups of rows."""
@@ -164,6 +174,9 @@ class ArrayRows:
         parts = {name: self._arrays[name][np.asarray(indices)] for name in columns}
         return [{name: part[row] for name, part in parts.items()} for row in range(len(indices))]
 
+    def first(self, count: int) -> pa.Table:
+        return table_of({name: array[:count] for name, array in self._arrays.items()})
+
 
 class JoinedRows:
     """Several sources with the same columns, one after the other."""
@@ -181,6 +194,17 @@ class JoinedRows:
         return read_parts(
             indices, self._ends, lambda part, rows: self._parts[part].read(rows, columns)
         )
+
+
+def table_of(columns: Mapping[str, np.ndarray | Sequence[Any]]) -> pa.Table:
+    """Return arrays as a table; those of several axes become columns of tensors."""
+
+    def column_of(values: np.ndarray | Sequence[Any]) -> pa.Array:
+        if isinstance(values, np.ndarray) and values.ndim > 1 and values.size:
+            return pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(values))
+        return pa.array(values)
+
+    return pa.table({name: column_of(values) for name, values in columns.items()})
 
 
 def first_row(ends: np.ndarray, part: int) -> int:

@@ -23,7 +23,7 @@ from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_files.sizes import size_text
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.terminal import table_text
-from trainyard_trainer.tools.grid import MOST, draw_grid
+from trainyard_trainer.tools.inspection.grid import MOST, draw_grid
 
 MOST_PER_CLASS = 10
 """The largest number of images per class in a grid."""

@@ -1,0 +1,1 @@
+"""The descriptions of data sets that `trainyard data inspect` prints: images, tokens and tables."""
