@@ -23,8 +23,6 @@ from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder.measurements.progress import Length, Trained
 from trainyard_trainer.run_folder.measurements.startup import Startup
 
-NOT_REPLACED = "lost workers are not replaced one by one ({why}): all workers restart"
-
 
 class Regrouping(Protocol):
     """How a worker joins a new process group after another worker was lost."""

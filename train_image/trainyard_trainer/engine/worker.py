@@ -15,6 +15,7 @@ from trainyard_trainer.checkpointing.checkpoint import (
 from trainyard_trainer.checkpointing.resume import Start, note_started
 from trainyard_trainer.checkpointing.shards import Shards
 from trainyard_trainer.checkpointing.zero import ZeroShards
+from trainyard_trainer.config.replaceable import NOT_REPLACED, SEVERAL_NETWORKS
 from trainyard_trainer.config.trainer_config import TrainerConfig, code_of
 from trainyard_trainer.data.loading.batch import Batches
 from trainyard_trainer.data.loading.torch_loader import TorchBatches, ValidationBatches
@@ -38,7 +39,7 @@ from trainyard_trainer.engine.records import (
     ShardRecords,
     rank_zero_records,
 )
-from trainyard_trainer.engine.regrouping import NOT_REPLACED, FixedGroup, GroupStart, Regrouping
+from trainyard_trainer.engine.regrouping import FixedGroup, GroupStart, Regrouping
 from trainyard_trainer.engine.startup_batches import StartupBatches
 from trainyard_trainer.engine.step_sync import Signals
 from trainyard_trainer.engine.task import TrainingTask
@@ -103,7 +104,7 @@ def work(
             start = Start(trained=agreed.position.trained)
         if regrouping.kept_file and not learner.can_lose_workers:
             if fence:
-                print(NOT_REPLACED.format(why="the recipe trains several networks in turn"))
+                print(NOT_REPLACED.format(why=SEVERAL_NETWORKS), flush=True)
             regrouping.decline()
         if regrouping.kept_file:
             learner.keep_for_loss(regrouping.kept_file, is_new=agreed is None)

@@ -28,7 +28,8 @@ import ray.exceptions
 import ray.train
 
 from trainyard_trainer.attempt import attempt
-from trainyard_trainer.config.trainer_config import RecipeConfig, TrainerConfig
+from trainyard_trainer.config.replaceable import NOT_REPLACED, replaces_workers, why_not_replaced
+from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.engine.outcome import Outcome
 from trainyard_trainer.engine.task import AnyTask, TrainingTask
 from trainyard_trainer.errors import RunError
@@ -100,28 +101,6 @@ def torch_trainer(task: TrainingTask, **common: Any) -> LeanTrainer:
     )
 
 
-def replaces_workers(config: RecipeConfig) -> bool:
-    """Whether a lost worker is replaced while the others keep their state."""
-    return config.faults.replace_workers and why_not_replaced(config) is None
-
-
-def why_not_replaced(config: RecipeConfig) -> str | None:
-    """Return what of a run makes it impossible to replace a lost worker alone; None if it is possible."""
-    if not isinstance(config, TrainerConfig):
-        return f"train.recipe = {config.train.recipe}"
-    if config.train.strategy != "ddp":
-        return f"train.strategy = {config.train.strategy}"
-    if config.data.loader != "torch":
-        return f"data.loader = {config.data.loader}"
-    if config.train.compile:
-        return "train.compile = true"
-    if config.scaling.use_gpu:
-        return "the run has GPUs"
-    if config.scaling.is_elastic:
-        return "the number of workers is a range"
-    return None if config.scaling.num_workers > 1 else "the run has one worker"
-
-
 def fit(
     task: AnyTask, folder: RunFolder, lease: Lease, make_trainer: MakeTrainer = torch_trainer
 ) -> Outcome:
@@ -189,7 +168,7 @@ def run_workers(
     scaling, restarts_left = task.config.scaling, task.config.faults.worker_failures
     require_room(scaling)
     if task.config.faults.replace_workers and (reason := why_not_replaced(task.config)):
-        print(f"lost workers are not replaced one by one ({reason}): all restart", flush=True)
+        print(NOT_REPLACED.format(why=reason), flush=True)
     if isinstance(task, TrainingTask):
         fetch_on_nodes(task, folder)
     logging.getLogger("ray.data").setLevel(logging.WARNING)
@@ -202,6 +181,7 @@ def run_workers(
     timeout_s = str(task.config.faults.collective_timeout_s)
     os.environ["RAY_TRAIN_COLLECTIVE_TIMEOUT_S"] = timeout_s
     os.environ["RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"] = timeout_s
+    os.environ["RAY_TRAIN_ENABLE_PRINT_PATCH"] = "0"  # it prints each line of a worker twice
     for number in itertools.count(1):
         try:
             outcome = fit_workers(task, scratch / f"train-{number}", make_trainer)
