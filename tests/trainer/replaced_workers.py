@@ -185,15 +185,12 @@ def train_with_losses(
 
 def epoch_ends(config: TrainerConfig) -> list[dict[str, Any]]:
     """What depends on the training alone of the metrics of each epoch."""
-    timed = {
-        "samples_per_s",
-        "eta_s",
-        "step_s",
-        "data_wait_s",
-        "checkpoint_stall_s",
-        "memory_bytes",
-    }
+    measured = {"goodput", "memory_bytes", "slow_workers"}
     return [
-        {name: value for name, value in record.items() if name not in timed}
+        {
+            name: value
+            for name, value in record.items()
+            if name not in measured and not name.endswith("_s")
+        }
         for record in metrics(config, "epoch")
     ]
