@@ -111,6 +111,10 @@ def run_member(member: Member, meeting: MeetingPoint, controller: Connection) ->
     distributed.destroy_process_group()
 
 
+class WorkerFailed(Exception):
+    """An error: a worker has failed with an error of its own."""
+
+
 class Controller:
     """Starts the workers of a run, and replaces those that are killed, as Ray Train's controller does."""
 
@@ -133,9 +137,16 @@ class Controller:
             for rank in sorted(ended):
                 process = self.processes.pop(rank)
                 process.join()
-                assert process.exitcode in (0, -signal.SIGKILL), process.exitcode
-                if process.exitcode:
+                if process.exitcode == -signal.SIGKILL:
                     self._replace(rank)
+                elif process.exitcode:
+                    self._end()
+                    raise WorkerFailed(f"worker {rank} has failed")
+
+    def _end(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.join()
 
     def _start(self, rank: int) -> None:
         self.lives[rank] = self.lives.get(rank, -1) + 1

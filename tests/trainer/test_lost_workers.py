@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from replaced_workers import Loss, epoch_ends, train_with_losses
+from causal_runs import LORA, causal_config, write_chats
+from own_recipes import own_config
+from replaced_workers import Loss, WorkerFailed, epoch_ends, train_with_losses
 from training import final_weights, metrics, open_folder, same, small_config
 
+from tests.support.tiny_models import make_folder
 from trainyard_trainer.checkpointing.checkpoint import STATE, Checkpoints
+from trainyard_trainer.config.replaceable import SEVERAL_NETWORKS
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.run_folder.measurements.progress import read_lines
 
@@ -24,9 +28,6 @@ CHANGES: dict[str, Any] = {
     "data__drop_last": False,
 }
 """12 steps an epoch, the last one with few samples."""
-
-WORKERS = (2, 3)
-"""Of two workers, the order in which gradients are summed does not matter; of three it does."""
 
 MOMENTS: dict[str, list[Loss]] = {
     "in the first step": [Loss(rank=1, method="backward")],
@@ -95,6 +96,15 @@ MOMENTS: dict[str, list[Loss]] = {
     ],
 }
 
+ALWAYS = ("before its gradients are exchanged", 3)
+CASES = [
+    pytest.param(moment, workers, marks=[] if (moment, workers) == ALWAYS else pytest.mark.ci)
+    for moment in MOMENTS
+    for workers in (2, 3)
+    if workers == 3 or moment in ("before its gradients are exchanged", "while it replaces another")
+]
+"""Of two workers, the order in which gradients are summed does not matter; of three it does."""
+
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], TrainerConfig]:
@@ -135,14 +145,60 @@ def replaced_ranks(config: TrainerConfig) -> list[int]:
     return [rank for each in read_lines(folder, folder.replacements) for rank in each["ranks"]]
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(("moment", "workers"), CASES)
 def test_a_run_whose_workers_are_lost_is_like_an_undisturbed_one(
     tmp_path: Path, undisturbed: Callable[[int], TrainerConfig], moment: str, workers: int
 ) -> None:
     losses = MOMENTS[moment]
-    if workers == len({loss.rank for loss in losses}) and moment == "with another at once":
-        pytest.skip("no worker would be left")
     config = train_with_losses(tmp_path, image_config(tmp_path, workers), losses)
     check_same(config, undisturbed(workers))
     assert set(replaced_ranks(config)) == {loss.rank for loss in losses}
+
+
+LOSSES_IN_STEPS = [
+    Loss(rank=1, method="backward", call=4),
+    Loss(rank=0, method="_optimizer_step", call=8),
+]
+
+
+def causal(storage: Path, tmp_path: Path, **changes: Any) -> TrainerConfig:
+    """A language model with dropout, whose batches weigh as many tokens as they have."""
+    folder = tmp_path / "model"
+    if not folder.exists():
+        make_folder(folder, dropout=0.1)
+    chats = write_chats(tmp_path / "chats.jsonl")
+    return causal_config(storage, folder, chats, scaling__num_workers=2, **changes)
+
+
+RECIPES: dict[str, Callable[[Path, Path], TrainerConfig]] = {
+    "a recipe of the user": lambda storage, _: own_config(storage, "regression", workers=2),
+    "a fine-tuned language model": causal,
+    "an adapter": partial(causal, train__model__adapter=LORA),
+    "passes of unknown weight": partial(
+        causal, train__micro_batch_size=1, train__global_batch_size=8
+    ),
+}
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_any_recipe_continues_after_the_loss_of_workers(
+    code: Path, tmp_path: Path, recipe: str
+) -> None:
+    config_of = RECIPES[recipe]
+    whole, config = (
+        train_with_losses(tmp_path / name, config_of(tmp_path / name, tmp_path), losses)
+        for name, losses in (("whole", ()), ("disturbed", LOSSES_IN_STEPS))
+    )
+    check_same(config, whole)
+    assert replaced_ranks(config) == [1, 0]
+
+
+def test_workers_of_several_networks_take_a_loss_as_their_own_failure(
+    code: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An update of one network cannot be taken back when the exchange for another one fails."""
+    config = own_config(tmp_path, "gan", workers=2)
+    with pytest.raises(WorkerFailed, match="worker 0 has failed"):
+        train_with_losses(tmp_path, config, [Loss(rank=1, method="backward", call=4)])
+    assert SEVERAL_NETWORKS in capfd.readouterr().out

@@ -23,15 +23,14 @@ from trainyard_trainer.on_ray.controller.peer_connections import PeerConnections
 if TYPE_CHECKING:
     from torch import distributed
 
-INVITATION_S = 60.0
+INVITATION_S = 120.0
 """How long a worker waits for a replacement of the lost one, in seconds, before it fails as well. Ray notices
-a lost process within a second, and starts another within 15 s on a busy machine."""
+a lost process within a second; the controller gives up before (`replace_or_restart.PLACE_S`)."""
 
-MEMBERS_S = 60.0
-"""How long a worker waits in seconds until all members of a process group are there, and for an answer of the
-key-value store. Another lost worker among them is replaced meanwhile."""
+STORE_S = 60.0
+"""Seconds within which the key-value store must answer."""
 
-CONNECT_S = 20.0
+CONNECT_S = 30.0
 """Seconds within which the members of a process group must have connected, once all of them are there."""
 
 POLL_S = 0.02
@@ -134,7 +133,7 @@ class Membership:
         from torch import distributed
 
         store = distributed.PrefixStore(f"generation-{meeting.generation}", self._store_at(meeting))
-        self._await_members(store)
+        self._await_members(store, meeting.timeout_s)
 
         def connect() -> None:
             distributed.init_process_group(
@@ -164,22 +163,25 @@ class Membership:
                     meeting.address,
                     meeting.port,
                     is_master=self._rank == 0,
-                    timeout=timedelta(seconds=MEMBERS_S),
+                    timeout=timedelta(seconds=STORE_S),
                     wait_for_workers=False,
                 )
             }
         return self._stores[key]
 
-    def _await_members(self, store: distributed.Store) -> None:
-        """Wait until all members are about to connect."""
+    def _await_members(self, store: distributed.Store, timeout_s: float) -> None:
+        """Wait until all members are about to connect.
+
+        One that computes notices the loss only when it exchanges data. Another one that is lost is replaced.
+        """
         store.set(f"member-{self._rank}", "")
         members = [f"member-{rank}" for rank in range(self._world_size)]
-        deadline = time.monotonic() + MEMBERS_S
+        deadline = time.monotonic() + timeout_s
         while not store.check(members):
             if not self._invitations.empty():
                 raise GroupClosed("there is a newer process group")
             if time.monotonic() > deadline:
-                raise GroupClosed(f"not all members came within {MEMBERS_S:g} s")
+                raise GroupClosed(f"not all members came within {timeout_s:g} s")
             time.sleep(POLL_S)
 
     def _leave(self) -> None:

@@ -15,7 +15,7 @@ from ray.train.v2._internal.execution.callback import (
     WorkerGroupCallback,
 )
 
-PLACE_S = 45.0
+PLACE_S = 90.0
 """Seconds within which a replacement must have started on its node. Ray Train itself would wait forever."""
 
 ANSWER_S = 5.0
