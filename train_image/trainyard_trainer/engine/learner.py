@@ -294,7 +294,12 @@ class Learner:
         self.scaler.update()
         if self.average:
             self.average.update(self.network)
-        return learning_rate(train, samples, self.length.samples, self.trained[0].name)
+        return self.rate(epoch, step_in_epoch)
+
+    def rate(self, epoch: int, step_in_epoch: int) -> float:
+        """Return the learning rate of a step of the first optimizer."""
+        samples = self.length.samples_until(epoch, step_in_epoch)
+        return learning_rate(self.train_config, samples, self.length.samples, self.trained[0].name)
 
     def _passes(
         self,

@@ -284,6 +284,8 @@ class TrainingLoop:
             self.epoch.sums.sums.zero_()
         if self.epoch and is_behind:
             self.epoch.batch = None
+        if trained.steps_in_epoch:
+            self.learning_rate = self.learner.rate(trained.epoch, trained.steps_in_epoch - 1)
         self.sync.repeat(trained.step)
 
     def _join_group(self, agreed: Agreement, *, began: float) -> None:
