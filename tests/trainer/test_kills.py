@@ -132,7 +132,7 @@ def check_bitmap(config: TrainerConfig) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("kills", "epochs"),
-    [pytest.param(3, 30, marks=pytest.mark.ci), pytest.param(20, 150, marks=pytest.mark.slow)],
+    [pytest.param(3, 30, marks=pytest.mark.ci), pytest.param(20, 80, marks=pytest.mark.slow)],
 )
 def test_no_step_is_repeated_when_workers_are_killed_anywhere(
     attempts: Attempts, kills: int, epochs: int
