@@ -18,6 +18,7 @@ from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.config.training.batch_share import share_batch
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.rows import RunData, read_stand_in
+from trainyard_trainer.engine.buffer_blocks import BufferBlocks
 from trainyard_trainer.engine.kept_state import KeptState
 from trainyard_trainer.engine.loss_scale import LossScale
 from trainyard_trainer.engine.optimizers import (
@@ -90,6 +91,7 @@ class Learner:
         require_all_trained([each.optimizer for each in self.trained], self.network)
         self.scaler = torch.amp.GradScaler(worker.device.type, enabled=self.precision.is_scaled)
         self._kept: KeptState | None = None
+        self._own_buffers: list[BufferBlocks] = []
 
     def _with_optimizer(self, name: str | None, wrapped: nn.Module) -> TrainedNetwork:
         """Return a network with a new optimizer."""
@@ -201,36 +203,41 @@ class Learner:
         return len(self.trained) == 1 and not self.strategy.is_sharded
 
     def keep_for_loss(self, file: Path, *, is_new: bool) -> None:
-        """Keep from now on what this worker alone has after each step, in a file that outlives the worker."""
-        self._kept = KeptState(file, [self.new_sums().sums, *self._own_buffers()], is_new=is_new)
+        """Keep from now on what this worker alone has after each step, in a file that outlives the worker.
+
+        These are its loss sums and, of rank 0, the buffers: DDP sends them to the others before each pass.
+        """
+        if self.worker.rank == 0:
+            averages = [self.average.network] if self.average else []
+            self._own_buffers = [BufferBlocks(each) for each in (self.network, *averages)]
+        self._kept = KeptState(file, self._own_state(self.new_sums()), is_new=is_new)
+
+    def _own_state(self, sums: LossSums) -> list[Tensor]:
+        updates = torch.tensor(self.average.updates if self.average else 0)
+        buffers = [tensor for each in self._own_buffers for tensor in each.tensors()]
+        return [updates, sums.sums, *buffers]
 
     def keep(self, step: int, sums: LossSums) -> None:
-        """Keep the state after a step, if workers are replaced."""
-        if self._kept:
-            self._kept.write(step, [sums.sums, *self._own_buffers()])
+        """Keep the state after a step, if workers are replaced.
 
-    def _keep_before_update(self, step: int, sums: LossSums) -> None:
-        """Keep the state after a step that still lacks the exchange of its gradients and the update."""
+        The step may still lack the exchange of its gradients, the optimizer's update and that of the average.
+        """
         if self._kept:
-            own = list(self.network.buffers()) if self.worker.rank == 0 else []
-            if own and self.average:
-                own += self.average.next_buffers(self.network)
-            self._kept.write(step, [sums.sums, *own])
+            self._kept.write(step, self._own_state(sums))
 
     def return_to(self, step: int) -> Tensor:
-        """Restore what the worker of this rank alone had after a step; returns the loss sums."""
-        assert self._kept is not None
-        sums, *buffers = self._kept.read(step)
-        if buffers:
-            torch._foreach_copy_(self._own_buffers(), buffers)
-        return sums
+        """Restore what the worker of this rank alone had after a step; returns the loss sums.
 
-    def _own_buffers(self) -> list[Tensor]:
-        """Return the buffers of rank 0, which DDP sends to the other workers before each forward pass."""
-        if self.worker.rank != 0:
-            return []
-        averages = self.average.network.buffers() if self.average else ()
-        return [*self.network.buffers(), *averages]
+        The weights are those after the step already.
+        """
+        assert self._kept is not None
+        kept = self._kept.read(step)
+        sums = self.new_sums()
+        own = self._own_state(sums)
+        torch._foreach_copy_(own, kept)
+        if self._own_buffers and self.average and self.average.updates > int(own[0]):
+            self.average.repeat_for_buffers(self.network)
+        return sums.sums
 
     def leave_group(self) -> None:
         """Release what belongs to the process group: DDP's buckets and the gradients in them."""
@@ -352,7 +359,7 @@ class Learner:
             else:
                 sums.update_part(found, has_loss=trained is self.trained[0])
         if ends_step is not None:
-            self._keep_before_update(ends_step, sums)
+            self.keep(ends_step, sums)
         factor = trained.loss_scale.factor(found.weight, len(part), is_empty=is_empty)
         self.strategy.backward(trained.wrapped, self.scaler.scale(found.sum * factor))
 

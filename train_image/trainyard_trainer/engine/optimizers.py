@@ -180,11 +180,11 @@ class WeightAverage:
         self.updates += 1
 
     @torch.no_grad()
-    def next_buffers(self, network: nn.Module) -> list[Tensor]:
-        """Return copies of the average's buffers as the next update with this network will leave them."""
-        buffers = [each.clone() for each in self.network.buffers()]
-        self._move(buffers, network.buffers())
-        return buffers
+    def repeat_for_buffers(self, network: nn.Module) -> None:
+        """Move the buffers as the newest update did; they are those from before it, the weights are not."""
+        self.updates -= 1
+        self._move(self.network.buffers(), network.buffers())
+        self.updates += 1
 
     def _move(self, averages: Iterable[Tensor], currents: Iterable[Tensor]) -> None:
         averaged: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
