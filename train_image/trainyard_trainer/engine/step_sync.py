@@ -150,8 +150,10 @@ class StepSync:
     def _steps_to_wait(self, now: Trained, saved: int) -> int:
         """Return the steps until the next exchange: about one interval, or fewer if a save is due."""
         step, exchanged_at = self._exchanged
-        step_s = (self._now() - exchanged_at) / max(now.step - step, 1)
-        steps = max(1, round(SYNC_INTERVAL_S / step_s))
+        steps = 1  # of an exchange that is repeated after the loss of a worker
+        if now.step > step:
+            step_s = (self._now() - exchanged_at) / (now.step - step)
+            steps = max(1, round(SYNC_INTERVAL_S / step_s))
         if self._rule.every_samples is None:
             return steps
         due = saved + self._rule.every_samples - now.samples

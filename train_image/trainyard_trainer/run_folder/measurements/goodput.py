@@ -320,9 +320,8 @@ def _group_time(
 ) -> GroupTime:
     """Return the time of a worker group by its line of starts.jsonl and its attempt's of attempts.jsonl."""
     phases, before = start.get("startup", {}), start["reached_loop_s"]
-    if (
-        start["group"] == 1
-    ):  # since then, the driver has written over the last record of the attempt before
+    if start["group"] == 1:
+        # Since then, the driver has written over the last record of the attempt before.
         phases = phases | {"imports": attempt["imports_s"]}
         before = max(before, attempt["reached_loop_s"])
     return GroupTime(
