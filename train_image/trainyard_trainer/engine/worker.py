@@ -133,7 +133,10 @@ def work(
             records = stack.enter_context(ShardRecords(shards, task.attempt, entered.group))
         try:
             partial_epoch = start.state["partial_epoch"] if start.state and fence else {}
-            newest = checkpoints.newest() if fence and agreed else None
+            saved_samples = None
+            if fence and agreed:
+                committed = checkpoints.committed()
+                saved_samples = committed[0].trained.samples if committed else 0
             startup.loop_began = time.time()
             trained = loop.TrainingLoop(
                 config,
@@ -144,7 +147,7 @@ def work(
                     group=group_start,
                     agreed=agreed,
                     attempt_began=startup.began,
-                    saved_samples=newest.trained.samples if newest else None,
+                    saved_samples=saved_samples,
                     nodes=[each["node"] for each in agreed.workers] if agreed else entered.nodes,
                 ),
                 batches=StartupBatches(
