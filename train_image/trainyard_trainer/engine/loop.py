@@ -208,16 +208,15 @@ class TrainingLoop:
                 if agreed:
                     self._join_group(agreed, began=began)
                 trained = self._train()
+                self.records.finish_saving()
                 self.regrouping.finish()
-                break
+                return trained
             except RuntimeError as error:
                 if not self.regrouping.is_loss(error):
                     raise
                 # The frames of the failed step hold DDP's buckets.
                 traceback.clear_frames(error.__traceback__)
                 lost, began = error, time.time()
-        self.records.finish_saving()
-        return trained
 
     def _train(self) -> Trained:
         """Train from the current position on; returns the progress."""

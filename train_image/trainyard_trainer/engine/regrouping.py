@@ -42,7 +42,10 @@ class Regrouping(Protocol):
         """
 
     def finish(self) -> None:
-        """Refuse to join another process group. Raises an error of `is_loss` if it is too late for that."""
+        """Wait until all workers have trained to the end, and rank 0 has saved; then refuse another group.
+
+        Raises an error of `is_loss` if a worker was lost before.
+        """
 
     def decline(self) -> None:
         """Refuse to join another process group from the beginning: all errors end the worker."""

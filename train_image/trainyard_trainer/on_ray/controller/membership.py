@@ -114,7 +114,15 @@ class Membership:
                 self._leave()
 
     def finish(self) -> None:
-        """Refuse invitations from now on. Raises GroupClosed if there is one already."""
+        """Wait for the other workers, and refuse invitations from then on.
+
+        Raises GroupClosed if there is one already, and gloo's error if a worker was lost before.
+        """
+        from torch import distributed
+
+        if self._is_ended:
+            return
+        distributed.barrier()
         with self._lock:
             if not self._invitations.empty():
                 raise GroupClosed("another worker was lost, and was replaced")
