@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,21 @@ class Attempts:
     def clear(self) -> None:
         self.end_processes()
         shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+@contextmanager
+def reading(process: subprocess.Popen[str]) -> Iterator[list[str]]:
+    """Read what a process prints while the block runs, so that it does not wait for a reader."""
+    lines: list[str] = []
+    assert process.stdout is not None
+    thread = threading.Thread(target=lines.extend, args=(process.stdout,))
+    thread.start()
+    try:
+        yield lines
+    finally:
+        if process.poll() is None:
+            process.kill()
+        thread.join()
 
 
 def wait_for(condition: Callable[[], Any], timeout_s: float) -> Any:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import subprocess
 import time
 from typing import Any
 
 import numpy as np
 import pytest
-from attempts import Attempts, committed, read_json, read_records
+from attempts import Attempts, committed, read_json, read_records, reading, wait_for
+from replaced_workers import epoch_ends
 from training import final_weights, open_folder, same, small_config
 
 from trainyard_trainer.checkpointing.checkpoint import (
@@ -123,3 +127,59 @@ def check_bitmap(config: TrainerConfig) -> None:
     begun = checkpoints.load(newest.name, STATE)["partial_epoch"]
     used = np.unpackbits(begun["batches"]["handed_out"].numpy())
     assert used.sum() == newest.trained.samples - 1438 * newest.trained.epoch
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("kills", "epochs"),
+    [pytest.param(3, 30, marks=pytest.mark.ci), pytest.param(20, 80, marks=pytest.mark.slow)],
+)
+def test_no_step_is_repeated_when_workers_are_killed_anywhere(
+    attempts: Attempts, kills: int, epochs: int
+) -> None:
+    changes: dict[str, Any] = {
+        "train__epochs": epochs,
+        "train__ema_decay": 0.99,
+        "train__global_batch_size": 126,
+        "data__augment": {"flip": True, "crop": 1},
+        "data__drop_last": False,
+        "checkpoint__every_samples": 5000,
+        "scaling__num_workers": 3,
+    }
+    whole = small_config(attempts.storage / "whole", **changes)
+    killed = small_config(
+        attempts.storage,
+        faults__replace_workers=True,
+        faults__worker_failures=2 * kills,
+        **changes,
+    )
+    driver = attempts.start(killed)
+    with reading(driver) as output:
+        assert wait_for(lambda: attempts.read(killed, "metrics.jsonl"), 120), output
+        rng = random.Random(20)
+        for _ in range(kills):
+            kill_a_worker(attempts, killed, driver, rng)
+        assert driver.wait() == 0, output
+    attempts.finish(whole)
+    assert same(final_weights(killed), final_weights(whole))
+    assert epoch_ends(killed) == epoch_ends(whole)
+    check_accounts(killed, epochs, 1438)
+    groups = {(each["attempt"], each["group"]) for each in read_records(killed, "starts.jsonl")}
+    assert groups == {(1, 1)}, output
+
+
+def kill_a_worker(
+    attempts: Attempts, config: TrainerConfig, driver: subprocess.Popen[str], rng: random.Random
+) -> None:
+    """Kill a worker, or two of three at once, at a random moment, and wait until it is replaced."""
+    # The time of death is what is tested: nothing is waited for.
+    time.sleep(rng.uniform(0, LIFE_S))
+    before = attempts.read(config, "replacements.jsonl").count("\n")
+    workers = read_json(config, "workers.json")["workers"]
+    for worker in rng.sample(workers, rng.choice((1, 1, 2))):
+        os.kill(worker["process"], signal.SIGKILL)
+    assert wait_for(
+        lambda: attempts.read(config, "replacements.jsonl").count("\n") > before or driver.poll(),
+        120,
+    )
+    assert driver.poll() is None

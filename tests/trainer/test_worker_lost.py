@@ -7,7 +7,15 @@ import signal
 from pathlib import Path
 
 import pytest
-from attempts import Attempts, check_metrics, ray_config, read_json, read_records, wait_for
+from attempts import (
+    Attempts,
+    check_metrics,
+    ray_config,
+    read_json,
+    read_records,
+    reading,
+    wait_for,
+)
 
 from trainyard_trainer.run_folder.measurements.progress import loop_s
 
@@ -57,3 +65,63 @@ def test_a_worker_that_dies_or_hangs_is_replaced_and_it_is_written_down_when_tha
     check_metrics(config, EPOCHS)
     # The one that hung does not stay behind.
     assert not Path(f"/proc/{last['process']}").exists()
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_replaced_alone_costs_only_the_time_of_its_replacement(
+    attempts: Attempts,
+) -> None:
+    config = ray_config(attempts, train__epochs=EPOCHS, faults__replace_workers=True)
+    driver = attempts.start(config)
+    with reading(driver) as output:
+        assert wait_for(lambda: attempts.read(config, "metrics.jsonl"), 120), output
+        first, _ = read_json(config, "workers.json")["workers"]
+        os.kill(first["process"], signal.SIGKILL)
+        assert driver.wait() == 0, output
+    assert sum("worker 0 replaced within" in line for line in output) == 1
+    (failed,) = read_records(config, "failures.jsonl")
+    (replaced,) = read_records(config, "replacements.jsonl")
+    assert (failed["rank"], replaced["ranks"]) == (0, [0])
+    goodput = read_json(config, "summary.json")["goodput"]
+    assert goodput["starts"]["replacements"] == pytest.approx(2 * replaced["seconds"], abs=0.1)
+    assert goodput["again_s"] == 0
+    log = attempts.read(config, "logs/attempt-1.1/worker-0.log")
+    assert "this worker was lost" in log
+    check_metrics(config, EPOCHS)
+
+
+@pytest.mark.slow
+def test_all_workers_restart_if_a_replacement_does_not_start_in_time(attempts: Attempts) -> None:
+    config = ray_config(
+        attempts,
+        train__epochs=EPOCHS,
+        faults__replace_workers=True,
+        faults__replacement_timeout_s=20.0,
+    )
+    driver = attempts.start(config)
+    with reading(driver) as output:
+        assert wait_for(lambda: attempts.read(config, "metrics.jsonl"), 120), output
+        (server,) = attempts.processes("fork_server.py")
+        os.kill(server, signal.SIGSTOP)
+        _, last = read_json(config, "workers.json")["workers"]
+        os.kill(last["process"], signal.SIGKILL)
+        late = "a replacement has not started within 20 s: all workers are restarted"
+        assert wait_for(lambda: any(late in line for line in output), 120), output
+        os.kill(server, signal.SIGCONT)
+        assert driver.wait() == 0, output
+    assert {each["group"] for each in read_records(config, "starts.jsonl")} == {1, 2}
+    check_metrics(config, EPOCHS)
+
+
+@pytest.mark.slow
+def test_workers_that_are_lost_too_often_end_the_run(attempts: Attempts) -> None:
+    config = ray_config(
+        attempts, train__epochs=200, faults__replace_workers=True, faults__worker_failures=0
+    )
+    driver = attempts.start(config)
+    with reading(driver) as output:
+        assert wait_for(lambda: attempts.read(config, "metrics.jsonl"), 120), output
+        _, last = read_json(config, "workers.json")["workers"]
+        os.kill(last["process"], signal.SIGKILL)
+        assert driver.wait() == 1
+    assert "worker 1 failed, after 0 restarts" in "".join(output)

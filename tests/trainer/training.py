@@ -42,7 +42,8 @@ T = TypeVar("T")
 
 FORKSERVER = multiprocessing.get_context("forkserver")
 """Forks processes from a server that has imported torch already, which takes seconds."""
-FORKSERVER.set_forkserver_preload([engine.__name__])
+# The first step of an optimizer imports torch._dynamo, and building a model torchvision.
+FORKSERVER.set_forkserver_preload([engine.__name__, "torch._dynamo", "torchvision"])
 
 SMALL: dict[str, Any] = {
     "name": "small",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +95,15 @@ def begin(
     return start.name if start else None
 
 
+def take_over(folder: RunFolder, fence: Fence) -> None:
+    """Remove the checkpoint that the lost rank 0 of this worker group has not committed, if there is one."""
+    fence.check()
+    checkpoints = Checkpoints(folder)
+    for name in checkpoints.names():
+        if not checkpoints.is_committed(name):
+            checkpoints.delete(name)
+
+
 def note_started(folder: RunFolder, fence: Fence, startup: Startup) -> None:
     """Record that the worker group has made its first step, and the times of its start."""
     starts = read_lines(folder, folder.starts)
@@ -104,6 +113,30 @@ def note_started(folder: RunFolder, fence: Fence, startup: Startup) -> None:
     assert startup.loop_began is not None
     told = {"loop_began": round(startup.loop_began, 3), "startup": startup.to_json()}
     folder.append(folder.starts, json.dumps(mine[0] | told) + "\n")
+
+
+def note_replacement(
+    folder: RunFolder,
+    fence: Fence,
+    trained: Trained,
+    ranks: Sequence[int],
+    began: float,
+) -> float:
+    """Record that the workers of some ranks were replaced, while the others kept their state.
+
+    `began` is the time.time() at which the loss was noticed. Returns the seconds since then.
+    """
+    seconds = time.time() - began
+    record = {
+        "attempt": fence.attempt,
+        "group": fence.group,
+        "step": trained.step,
+        "time": round(began, 3),
+        "ranks": list(ranks),
+        "seconds": round(seconds, 3),
+    }
+    folder.append(folder.replacements, json.dumps(record) + "\n")
+    return seconds
 
 
 def choose(

@@ -30,6 +30,11 @@ class Faults(Section):
     collective_timeout_s: PositiveNumber = 900.0
     """The time in seconds after which the worker group restarts if a worker hangs or does not respond."""
 
+    replace_workers: bool = False
+    """Whether lost worker processes are replaced while the other workers keep their state, so that no step is
+    repeated. It works with DDP on CPUs, the torch loader and a fixed number of workers. Otherwise, and if a
+    node is lost, all workers restart from the last checkpoint. Each loss counts as a failure of the group."""
+
     replacement_timeout_s: Annotated[PositiveNumber, Field(ge=5)] = 1800.0
     """The time in seconds that a run waits for resources to replace lost workers, before its next attempt
     starts on a new cluster. It must be longer than it takes to get a new node. Values below 30 need

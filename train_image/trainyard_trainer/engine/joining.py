@@ -5,19 +5,28 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from trainyard_trainer.checkpointing import resume
+from trainyard_trainer.engine.learner import Learner
+from trainyard_trainer.engine.regrouping import (
+    Agreement,
+    GroupStart,
+    Handover,
+    Regrouping,
+    agree,
+)
 from trainyard_trainer.engine.task import AnyTask
-from trainyard_trainer.errors import StorageError
+from trainyard_trainer.errors import RunError, StorageError
 from trainyard_trainer.hardware import gpu_facts
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder import failures
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.measurements.startup import Startup
-from trainyard_trainer.run_folder.ownership.fence import Fence
+from trainyard_trainer.run_folder.ownership.fence import Fence, newest_group
 from trainyard_trainer.run_folder.run_record import WorkerFacts
 
 STOP_POLL_S = 1.0
@@ -49,7 +58,7 @@ class JoinedWorker:
     name: str | None
     """The checkpoint to start from."""
     nodes: tuple[str, ...]
-    """The names of the nodes of all workers, by rank."""
+    """The names of the nodes of all workers, by rank; a replacement does not know them yet."""
 
 
 def join_run(task: AnyTask, worker: Worker, place: RayPlace) -> JoinedWorker:
@@ -73,13 +82,7 @@ def join_run(task: AnyTask, worker: Worker, place: RayPlace) -> JoinedWorker:
             fence.group,
         )
     name, group = worker.from_rank_zero(begun)
-    facts = WorkerFacts.here(
-        worker.rank,
-        ray_worker=place.worker,
-        ray_node=place.node,
-        gpu=gpu_facts(worker.device),
-    )
-    locations = worker.gathered(asdict(facts))
+    locations = worker.gathered(facts_of(worker, place))
     if fence:
         workers = {"attempt": task.attempt, "workers": locations}
         folder.write(folder.workers, json.dumps(workers), is_durable=False)
@@ -87,6 +90,59 @@ def join_run(task: AnyTask, worker: Worker, place: RayPlace) -> JoinedWorker:
     return JoinedWorker(
         folder=folder, fence=fence, group=group, startup=startup, name=name, nodes=nodes
     )
+
+
+def facts_of(worker: Worker, place: RayPlace) -> dict[str, Any]:
+    """Return where this worker runs, as workers.json has it."""
+    facts = WorkerFacts.here(
+        worker.rank,
+        ray_worker=place.worker,
+        ray_node=place.node,
+        gpu=gpu_facts(worker.device),
+    )
+    return asdict(facts)
+
+
+def join_as_replacement(task: AnyTask, worker: Worker) -> JoinedWorker:
+    """Open the run's folder for a worker that takes the place of a lost one. It asks no other worker."""
+    config = task.config
+    folder = RunFolder.open(config.storage.path, config.name, config.storage.endpoint)
+    Fence(folder, task.attempt).check_visible()
+    group = newest_group(folder, task.attempt)
+    noticed = failures.noticed_at(folder, task.attempt, group)
+    fence = Fence(folder, task.attempt, group) if worker.rank == 0 else None
+    if fence:
+        resume.take_over(folder, fence)
+    return JoinedWorker(
+        folder=folder,
+        fence=fence,
+        group=group,
+        startup=Startup(began=noticed or time.time()),
+        name=None,
+        nodes=(),
+    )
+
+
+def take_place(
+    learner: Learner, regrouping: Regrouping, facts: Mapping[str, Any]
+) -> tuple[Agreement, GroupStart]:
+    """Join the other workers in the place of a lost one, and load the state of one of them.
+
+    The others call what `TrainingLoop` calls after the loss of a worker.
+    """
+    worker = learner.worker
+    lost: BaseException = RunError("the other workers did not wait for the replacement of a worker")
+    while True:
+        try:
+            regrouping.regroup(lost)
+            agreed = agree(worker, learner.length, None, facts)
+            handover: Handover = worker.from_rank(agreed.source, None)
+            learner.load(handover.weights, handover.state)
+            return agreed, handover.group_start
+        except RuntimeError as error:
+            if not regrouping.is_loss(error):
+                raise
+            lost = error
 
 
 @contextmanager

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -16,6 +18,8 @@ from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.config.training.batch_share import share_batch
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.rows import RunData, read_stand_in
+from trainyard_trainer.engine.buffer_blocks import BufferBlocks
+from trainyard_trainer.engine.kept_state import KeptState
 from trainyard_trainer.engine.loss_scale import LossScale
 from trainyard_trainer.engine.optimizers import (
     Precision,
@@ -49,8 +53,12 @@ class Learner:
         worker: Worker,
         *,
         is_resumed: bool = False,
+        is_replacement: bool = False,
     ) -> None:
-        """Build the model and the optimizer. A checkpoint is loaded afterwards if the run is resumed."""
+        """Build the model and the optimizer. A checkpoint is loaded afterwards if the run is resumed.
+
+        With `is_replacement`, this needs no other worker; `join_group` follows, when it has their state.
+        """
         self.train_config = config.train
         self.length = length
         self.worker = worker
@@ -74,7 +82,7 @@ class Learner:
         if self.average and self.strategy.is_sharded:
             self.strategy.wrap_model(self.average.network, worker)
         wrapped = {
-            name: self.strategy.wrap_model(module, worker)
+            name: module if is_replacement else self.strategy.wrap_model(module, worker)
             for name, module in networks_of(self.recipe, self.network).items()
         }
         self._read_first_weights(is_resumed)
@@ -82,6 +90,8 @@ class Learner:
         """The networks that are trained in each step, in this order: mostly one, the whole model."""
         require_all_trained([each.optimizer for each in self.trained], self.network)
         self.scaler = torch.amp.GradScaler(worker.device.type, enabled=self.precision.is_scaled)
+        self._kept: KeptState | None = None
+        self._own_buffers: list[BufferBlocks] = []
 
     def _with_optimizer(self, name: str | None, wrapped: nn.Module) -> TrainedNetwork:
         """Return a network with a new optimizer."""
@@ -185,6 +195,84 @@ class Learner:
         """Return the same for the newest step that was measured, with the wait for slower workers."""
         return sum(self.strategy.last_exchange_s(each.wrapped) for each in self.trained)
 
+    # The loss of a worker of the group. Only DDP can continue after it: all workers have all weights.
+
+    @property
+    def can_lose_workers(self) -> bool:
+        """Whether a step is either complete or without effect: not if networks are trained in turn."""
+        return len(self.trained) == 1 and not self.strategy.is_sharded
+
+    def keep_for_loss(self, file: Path, *, is_new: bool) -> None:
+        """Keep from now on what this worker alone has after each step, in a file that outlives the worker.
+
+        These are its loss sums and, of rank 0, the buffers: DDP sends them to the others before each pass.
+        """
+        if self.worker.rank == 0:
+            averages = [self.average.network] if self.average else []
+            self._own_buffers = [BufferBlocks(each) for each in (self.network, *averages)]
+        self._kept = KeptState(file, self._own_state(self.new_sums()), is_new=is_new)
+
+    def _own_state(self, sums: LossSums) -> list[Tensor]:
+        updates = torch.tensor(self.average.updates if self.average else 0)
+        buffers = [tensor for each in self._own_buffers for tensor in each.tensors()]
+        return [updates, sums.sums, *buffers]
+
+    def keep(self, step: int, sums: LossSums) -> None:
+        """Keep the state after a step, if workers are replaced.
+
+        The step may still lack the exchange of its gradients, the optimizer's update and that of the average.
+        """
+        if self._kept:
+            self._kept.write(step, self._own_state(sums))
+
+    def return_to(self, step: int) -> Tensor:
+        """Restore what the worker of this rank alone had after a step; returns the loss sums.
+
+        The weights are those after the step already.
+        """
+        assert self._kept is not None
+        kept = self._kept.read(step)
+        sums = self.new_sums()
+        own = self._own_state(sums)
+        torch._foreach_copy_(own, kept)
+        if self._own_buffers and self.average and self.average.updates > int(own[0]):
+            self.average.repeat_for_buffers(self.network)
+        return sums.sums
+
+    def leave_group(self) -> None:
+        """Release what belongs to the process group: DDP's buckets and the gradients in them."""
+        for each in self.trained:
+            each.optimizer.zero_grad(set_to_none=True)
+        self.trained = [
+            replace(each, wrapped=each.module, model=each.module) for each in self.trained
+        ]
+        # DDP's hooks stay at the weights until it is collected.
+        gc.collect()
+
+    def join_group(self) -> None:
+        """Wrap the network for a new process group. All workers must call it."""
+        self.network.train()
+        if self.average:
+            self.average.network.train()
+        wrapped = [self.strategy.wrap_model(each.module, self.worker) for each in self.trained]
+        self.trained = [
+            replace(each, wrapped=new, model=new)
+            for each, new in zip(self.trained, wrapped, strict=True)
+        ]
+
+    def arrange_buckets(self) -> None:
+        """Make a pass without effect, after which DDP arranges its buckets as it does after a first step.
+
+        The order in which the gradients of more than two workers are summed depends on the buckets.
+        """
+        buffers = [each.clone() for each in self.network.buffers()]
+        for each in self.trained:
+            each.loss_scale.begin(self.length.batch_size(0))
+            self._pass(each, self._stand_in.rows(0, 0), self.new_sums(), 0)
+            each.optimizer.zero_grad(set_to_none=True)
+        for buffer, before in zip(self.network.buffers(), buffers, strict=True):
+            buffer.copy_(before)
+
     # A step.
 
     def new_sums(self) -> LossSums:
@@ -203,21 +291,33 @@ class Learner:
         seed_generators(worker.device, train.seed, samples, worker.rank)
 
         batch = batch.to(worker.device)
+        step = self.length.steps_per_epoch * epoch + step_in_epoch + 1
         for trained in self.trained:
             trained.begin(learning_rate(train, samples, self.length.samples, trained.name))
             others = (each for each in self.trained if each is not trained)
             with without_gradients(weight for each in others for weight in each.parameters):
-                self._passes(trained, batch, global_samples, sums, epoch)
+                self._passes(trained, batch, global_samples, sums, epoch, step)
                 self._optimizer_step(trained)
         self.scaler.update()
         if self.average:
             self.average.update(self.network)
-        return learning_rate(train, samples, self.length.samples, self.trained[0].name)
+        return self.rate(epoch, step_in_epoch)
+
+    def rate(self, epoch: int, step_in_epoch: int) -> float:
+        """Return the learning rate of a step of the first optimizer."""
+        samples = self.length.samples_until(epoch, step_in_epoch)
+        return learning_rate(self.train_config, samples, self.length.samples, self.trained[0].name)
 
     def _passes(
-        self, trained: TrainedNetwork, batch: Batch, global_samples: int, sums: LossSums, epoch: int
+        self,
+        trained: TrainedNetwork,
+        batch: Batch,
+        global_samples: int,
+        sums: LossSums,
+        epoch: int,
+        step: int,
     ) -> None:
-        """Compute the gradients of a global batch for a network."""
+        """Compute the gradients of a global batch for a network, in a step that will be number `step`."""
         weight = None if trained.name else self.recipe.loss_weight(batch)
         trained.loss_scale.begin(global_samples, weight)
         parts = list(self._parts(batch, global_samples))
@@ -229,10 +329,18 @@ class Learner:
                     nullcontext() if is_last else self.strategy.without_exchange(trained.wrapped)
                 )
                 with alone:
-                    self._pass(trained, part, sums, epoch)
+                    self._pass(trained, part, sums, epoch, ends_step=step if is_last else None)
 
-    def _pass(self, trained: TrainedNetwork, part: Batch, sums: LossSums, epoch: int) -> None:
-        """Run a forward and a backward pass on a part of the batch.
+    def _pass(
+        self,
+        trained: TrainedNetwork,
+        part: Batch,
+        sums: LossSums,
+        epoch: int,
+        *,
+        ends_step: int | None = None,
+    ) -> None:
+        """Run a forward and a backward pass on a part of the batch, the last one of step `ends_step`.
 
         With an empty part the gradients are 0, so that this worker takes part in their exchange.
         """
@@ -250,6 +358,8 @@ class Learner:
                 sums.update(found)
             else:
                 sums.update_part(found, has_loss=trained is self.trained[0])
+        if ends_step is not None:
+            self.keep(ends_step, sums)
         factor = trained.loss_scale.factor(found.weight, len(part), is_empty=is_empty)
         self.strategy.backward(trained.wrapped, self.scaler.scale(found.sum * factor))
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -21,6 +22,15 @@ from trainyard_trainer.config.training.metric import (
 from trainyard_trainer.config.training.train import EarlyStopping
 from trainyard_trainer.data.loading.batch import Batch, Batches
 from trainyard_trainer.engine.learner import Learner
+from trainyard_trainer.engine.regrouping import (
+    Agreement,
+    FixedGroup,
+    GroupStart,
+    Handover,
+    Position,
+    Regrouping,
+    agree,
+)
 from trainyard_trainer.engine.slow_workers import OwnTime, SlowWorkers
 from trainyard_trainer.engine.step_sync import Signals, StepSync, SyncDecision
 from trainyard_trainer.engine.sums import LossSums, Validation
@@ -62,6 +72,9 @@ class RunRecords(Protocol):
     def finish_saving(self) -> None:
         """Wait for the save that is in progress."""
 
+    def note_replacement(self, agreement: Agreement, *, began: float) -> None:
+        """Record that workers were replaced; the failure was noticed at time.time() `began`."""
+
 
 class NoRecords:
     """The records of a worker that writes nothing."""
@@ -85,6 +98,9 @@ class NoRecords:
     def finish_saving(self) -> None:
         """Return at once: nothing is ever saved."""
 
+    def note_replacement(self, agreement: Agreement, *, began: float) -> None:
+        """Record nothing: rank 0 does."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopStart:
@@ -93,8 +109,13 @@ class LoopStart:
     trained: Trained
     epoch_sums: torch.Tensor | None = None
     """The loss sums of an interrupted epoch, over all workers; None at the beginning of an epoch."""
+    group: GroupStart
+    agreed: Agreement | None = None
+    """What the workers have agreed on, if this one takes the place of a lost one."""
     attempt_began: float
-    """The time.time() at which the attempt began."""
+    """The time.time() at which the attempt began, or the loss of the replaced worker was noticed."""
+    saved_samples: int | None = None
+    """The samples up to the newest checkpoint, if that is older than the start."""
     nodes: Sequence[str]
     """The names of the workers' nodes, by rank."""
 
@@ -113,6 +134,9 @@ class Epoch:
 
     def __init__(self, trained: Trained, sums: LossSums, spent: TimeSpent) -> None:
         self.number = trained.epoch
+        self.batches: Iterator[Batch] | None = None
+        self.batch: Batch | None = None
+        """The batch whose step is not complete."""
         self.sums = sums
         self.samples_before = trained.samples
         self.time_before = spent.snapshot()
@@ -135,7 +159,10 @@ class TrainingLoop:
         validation: Iterable[Batch],
         records: RunRecords,
         signals: Signals,
+        regrouping: Regrouping | None = None,
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
+        """`facts` says where this worker runs, as workers.json has it."""
         self.config = config
         self.learner = learner
         self.worker, self.length = learner.worker, learner.length
@@ -147,26 +174,129 @@ class TrainingLoop:
         self.trained = start.trained
         """The progress at the end of the last complete epoch, or at the start of the loop."""
         self.step_in_epoch = start.trained.steps_in_epoch
+        self.epoch: Epoch | None = None
+        self.ended: Validation | None = None
+        self.is_unsaved = False
+        """Whether an epoch has ended, and it is still to be decided whether to save it."""
         self.learning_rate = 0.0
         self.spent = TimeSpent(start.trained.seconds, startup=time.time() - start.attempt_began)
         self.running = Clock()
         self.sync = StepSync(config.checkpoint, self.worker, signals, self.length, start.trained)
         self.own_time = OwnTime(self.spent, learner, start.trained.step)
         self.slow_workers = SlowWorkers(start.nodes, start.trained.step)
+        self.regrouping = regrouping or FixedGroup()
+        self.facts = facts or {}
+        self.first_step = start.trained.step
+        self.epoch_end: Trained | None = None
+        """The progress at the end of the newest epoch, before its validation."""
+        if start.saved_samples is not None:
+            self.sync.note_saved(start.saved_samples)
+        if start.agreed:
+            self._go_to(start.agreed.position)
 
     def run(self) -> Trained:
         """Train until the end of the run, or until it is stopped; returns the progress.
 
         Raises Diverged, on all workers alike, if the loss or a weight becomes NaN or infinite.
         """
-        while self.trained.epoch < self.length.epochs and not self.trained.is_stopped_early:
-            epoch = self._begin_epoch()
-            if stopped := self._train_epoch(epoch):
-                return stopped
-            if self._end_epoch(epoch):
+        agreed, lost = self.start.agreed, None
+        began = self.start.attempt_began
+        while True:
+            try:
+                if lost:
+                    agreed = self._regroup(lost)
+                if agreed:
+                    self._join_group(agreed, began=began)
+                trained = self._train()
+                self.records.finish_saving()
+                self.regrouping.finish()
+                return trained
+            except RuntimeError as error:
+                if not self.regrouping.is_loss(error):
+                    raise
+                # The frames of the failed step hold DDP's buckets.
+                traceback.clear_frames(error.__traceback__)
+                lost, began = error, time.time()
+
+    def _train(self) -> Trained:
+        """Train from the current position on; returns the progress."""
+        while self.is_unsaved or self._has_epochs_left():
+            if not self.is_unsaved:
+                self.epoch = self.epoch or self._begin_epoch()
+                if stopped := self._train_epoch(self.epoch):
+                    return stopped
+                self._end_epoch(self.epoch)
+                self.epoch = None
+            if self._save_after_epoch():
                 return self.trained
-        self.records.finish_saving()
         return self.trained
+
+    def _has_epochs_left(self) -> bool:
+        return self.trained.epoch < self.length.epochs and not self.trained.is_stopped_early
+
+    # The loss of a worker.
+
+    def _position(self) -> Position:
+        return Position(
+            trained=self._progress(),
+            is_unsaved=self.is_unsaved,
+            first_step=self.first_step,
+            epoch_end=self.epoch_end,
+        )
+
+    def _regroup(self, lost: BaseException) -> Agreement:
+        """Join a process group with the workers that replace lost ones, and go to where all can continue."""
+        with self.spent.on("startup"):
+            self.learner.leave_group()
+            self.regrouping.regroup(lost)
+            agreed = agree(self.worker, self.length, self._position(), self.facts)
+            is_source = self.worker.rank == agreed.source
+            handover = self.worker.from_rank(agreed.source, self._handover() if is_source else None)
+            if self._step() < agreed.position.trained.step:
+                self.learner.load(handover.weights, handover.state)
+            self._go_to(agreed.position)
+        return agreed
+
+    def _handover(self) -> Handover:
+        return Handover(
+            weights=self.learner.weights(),
+            state=self.learner.state(),
+            group_start=self.start.group,
+        )
+
+    def _go_to(self, position: Position) -> None:
+        """Continue at a position that is at most a step away, or an end of an epoch."""
+        trained, kept_sums = position.trained, self.learner.return_to(position.trained.step)
+        is_behind = self._step() < trained.step
+        self.trained, self.step_in_epoch = trained, trained.steps_in_epoch
+        self.is_unsaved, self.epoch_end = position.is_unsaved, position.epoch_end
+        self.first_step = position.first_step
+        if self.epoch and self.epoch.number != trained.epoch:
+            self.epoch = None
+        if self.epoch is None and trained.steps_in_epoch:
+            # This worker is new, or the end of the epoch is repeated.
+            self.epoch = Epoch(trained, self.learner.new_sums(), self.spent)
+            self.epoch.sums.restore(kept_sums)
+        elif self.epoch and trained.steps_in_epoch:
+            self.epoch.sums.sums.copy_(kept_sums)
+        elif self.epoch:
+            self.epoch.sums.sums.zero_()
+        if self.epoch and is_behind:
+            self.epoch.batch = None
+        if trained.steps_in_epoch:
+            self.learning_rate = self.learner.rate(trained.epoch, trained.steps_in_epoch - 1)
+        self.sync.repeat(trained.step)
+
+    def _join_group(self, agreed: Agreement, *, began: float) -> None:
+        """Let DDP exchange gradients in the new process group.
+
+        The loss was noticed at time.time() `began`.
+        """
+        with self.spent.on("startup"):
+            self.learner.join_group()
+            if agreed.arranges_buckets:
+                self.learner.arrange_buckets()
+        self.records.note_replacement(agreed, began=began)
 
     # Progress.
 
@@ -193,36 +323,49 @@ class TrainingLoop:
 
     def _begin_epoch(self) -> Epoch:
         sums = self.learner.new_sums()
-        if self.step_in_epoch and self.is_first:
-            # Rank 0 continues with the sums of all workers.
-            assert self.start.epoch_sums is not None
+        if self.step_in_epoch and self.start.epoch_sums is not None:
             sums.restore(self.start.epoch_sums)
+        if self._step() == self.first_step:
+            self.learner.keep(self.first_step, sums)
         return Epoch(self.trained, sums, self.spent)
 
     def _train_epoch(self, epoch: Epoch) -> Trained | None:
         """Make the steps of an epoch; returns the progress if the run was stopped before its end."""
-        for batch in self.spent.waiting(self.batches.epoch(epoch.number)):
+        while True:
+            is_under_way = 0 < self.step_in_epoch < self.length.steps_per_epoch
+            if is_under_way and self.sync.is_due(self._step()):
+                now = self._progress()
+                decision = self._exchange(epoch, now)
+                if decision.is_save:
+                    self._save_in_epoch(epoch, is_urgent=decision.is_urgent)
+                if decision.is_stop:
+                    return now
+            if epoch.batch is None:
+                epoch.batch = self._next_batch(epoch)
+            if epoch.batch is None:
+                return None
             with self.spent.on("compute"):
                 self.learning_rate = self.learner.step(
-                    batch, epoch.sums, epoch=epoch.number, step_in_epoch=self.step_in_epoch
+                    epoch.batch, epoch.sums, epoch=epoch.number, step_in_epoch=self.step_in_epoch
                 )
+            epoch.batch = None
             self.step_in_epoch += 1
-            is_last = self.step_in_epoch == self.length.steps_per_epoch
-            if is_last or not self.sync.is_due(self._step()):
-                continue
-            now = self._progress()
-            decision = self._exchange(epoch, now)
-            if decision.is_save:
-                self._save_in_epoch(epoch, is_urgent=decision.is_urgent)
-            if decision.is_stop:
-                return now
-        return None
+
+    def _next_batch(self, epoch: Epoch) -> Batch | None:
+        """Return the next batch of the epoch; None if it has no more."""
+        if epoch.batches is None and self.step_in_epoch == self.length.steps_per_epoch:
+            return None
+        with self.spent.on("data"):
+            epoch.batches = epoch.batches or self.batches.epoch(epoch.number)
+            return next(epoch.batches, None)
 
     def _exchange(self, epoch: Epoch, now: Trained) -> SyncDecision:
         """Record the metrics of the last interval, and exchange signals with the other workers."""
         is_diverged = False
         with self.spent.on("compute"):
-            if self.is_first and epoch.interval.clock.seconds() >= REPORT_INTERVAL_S:
+            # An exchange that is repeated after the loss of a worker has no new steps.
+            is_new = now.step > epoch.interval.step
+            if self.is_first and is_new and epoch.interval.clock.seconds() >= REPORT_INTERVAL_S:
                 is_diverged = not self._report_interval(epoch, now)
             is_saving = self.is_first and self.records.is_saving()
             own_s = self.own_time.per_step(now.step)
@@ -248,8 +391,8 @@ class TrainingLoop:
             if is_urgent:
                 self.records.finish_saving()
 
-    def _end_epoch(self, epoch: Epoch) -> bool:
-        """Validate, record the epoch's metrics and save; returns whether the run was stopped."""
+    def _end_epoch(self, epoch: Epoch) -> None:
+        """Validate, and record the epoch's metrics."""
         with self.spent.on("compute"):
             with self.worker.waits.counted(self.worker.device):
                 sums = epoch.sums.over_workers(self.worker)
@@ -261,9 +404,10 @@ class TrainingLoop:
         with self.spent.on("validation"):
             validation = self.learner.validate(self.validation, step=self._step())
         step_s = self.spent.since(epoch.time_before, "data", "compute", "communication")
+        self.epoch_end = self._progress()
         found = {LOSS: validation.loss, **validation.metrics}
         now = replace(
-            self._progress(),
+            self.epoch_end,
             epoch=epoch.number + 1,
             steps_in_epoch=0,
             metrics={LOSS: loss, **metrics}
@@ -271,12 +415,12 @@ class TrainingLoop:
         )
         self.trained = stopping(self.config.train.early_stopping, now, self.learner.recipe.metrics)
         self.step_in_epoch = 0
+        self.ended, self.is_unsaved = validation, True
         # Record before saving: a checkpoint must not lie ahead of metrics.jsonl.
         if self.is_first:
             self._report_epoch(epoch, step_s)
-        return self._save_after_epoch(validation)
 
-    def _save_after_epoch(self, validation: Validation) -> bool:
+    def _save_after_epoch(self) -> bool:
         """Save if a checkpoint is due or requested; returns whether the run was stopped."""
         trained, rule = self.trained, self.config.checkpoint
         is_last = self._is_last_epoch()
@@ -289,9 +433,10 @@ class TrainingLoop:
         if is_due or (decision and decision.is_save):
             with self.spent.on("checkpoint"):
                 saved = replace(trained, seconds=self.spent.snapshot())
-                self.records.save(saved, self.learner, {}, validation)
+                self.records.save(saved, self.learner, {}, self.ended)
                 if decision and decision.is_urgent:
                     self.records.finish_saving()
+        self.is_unsaved = False
         if decision and decision.is_stop:
             return True
         self.sync.note_epoch(trained)

@@ -176,8 +176,19 @@ class WeightAverage:
     @torch.no_grad()
     def update(self, network: nn.Module) -> None:
         """Move the average towards the weights and buffers of the network."""
+        self._move(_tensors(self.network), _tensors(network))
+        self.updates += 1
+
+    @torch.no_grad()
+    def repeat_for_buffers(self, network: nn.Module) -> None:
+        """Move the buffers as the newest update did; they are those from before it, the weights are not."""
+        self.updates -= 1
+        self._move(self.network.buffers(), network.buffers())
+        self.updates += 1
+
+    def _move(self, averages: Iterable[Tensor], currents: Iterable[Tensor]) -> None:
         averaged: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
-        for average, current in zip(_tensors(self.network), _tensors(network), strict=True):
+        for average, current in zip(averages, currents, strict=True):
             if self.updates and (average.is_floating_point() or average.is_complex()):
                 # torch updates all tensors of one device and data type with one kernel.
                 pair = averaged.setdefault((average.device, average.dtype), ([], []))
@@ -186,9 +197,8 @@ class WeightAverage:
             else:
                 average.copy_(current)
         kept = min(self._decay, (1 + self.updates) / (10 + self.updates))
-        for averages, currents in averaged.values():
-            torch._foreach_lerp_(averages, currents, 1 - kept)
-        self.updates += 1
+        for moved, targets in averaged.values():
+            torch._foreach_lerp_(moved, targets, 1 - kept)
 
 
 def _tensors(network: nn.Module) -> Iterator[Tensor]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Protocol
 
+from trainyard_trainer.checkpointing import resume
 from trainyard_trainer.checkpointing.checkpoint import (
     MODEL,
     STATE,
@@ -20,6 +22,7 @@ from trainyard_trainer.config.trainer_config import RecipeConfig
 from trainyard_trainer.config.training.recipes import best_goal
 from trainyard_trainer.engine import loop
 from trainyard_trainer.engine.learner import Learner
+from trainyard_trainer.engine.regrouping import Agreement, Regrouping
 from trainyard_trainer.engine.speed import speeds_in
 from trainyard_trainer.engine.sums import Validation
 from trainyard_trainer.engine.task import TrainingTask
@@ -99,16 +102,29 @@ class RankZeroRecords:
     def finish_saving(self) -> None:
         self.saver.wait()
 
+    def note_replacement(self, agreement: Agreement, *, began: float) -> None:
+        folder, trained = self.checkpoints.folder, agreement.position.trained
+        workers = {"attempt": self.task.attempt, "workers": agreement.workers}
+        folder.write(folder.workers, json.dumps(workers), is_durable=False)
+        seconds = resume.note_replacement(folder, self.fence, trained, agreement.replaced, began)
+        ranks = " and ".join(map(str, agreement.replaced))
+        print(
+            f"worker {ranks} replaced within {seconds:.1f} s: training continues after step {trained.step}",
+            flush=True,
+        )
+
     def _save(self, content: Record) -> None:
         """Write and commit a checkpoint; runs in the saver's thread."""
         trained, contents = content["trained"], content["contents"]
+        name = str(CheckpointName(trained.samples, self.fence.attempt, self.fence.group))
+        if self.checkpoints.is_committed(name):  # by a worker 0 that was lost after it
+            return
         if content["validation"]:
             contents[VALIDATION] = content["validation"].to_json()
         # A checkpoint must not lie ahead of metrics.jsonl.
         self.recorder.flush()
         written = {}
         if self.shards:
-            name = str(CheckpointName(trained.samples, self.fence.attempt, self.fence.group))
             written = self.shards.save(name, content["shares"])
         commit_checkpoint(
             self.checkpoints,
@@ -194,7 +210,9 @@ def rank_zero_records(
     fence: Fence,
     worker: Worker,
     gauges: Callable[[Record], None],
+    regrouping: Regrouping,
 ) -> Iterator[RankZeroRecords]:
+    """Record what rank 0 writes. A rank 0 that replaces a lost one continues the records of that."""
     recipe = recipe_of(task.config, task.data.info)
     with send_to_both(
         TensorBoard(
@@ -212,7 +230,10 @@ def rank_zero_records(
             goodput=RunningGoodput(checkpoints.folder, trained, worker.world_size),
             on_record=on_record,
             check_fence=fence.check,
+            unwritten=regrouping.kept_file and regrouping.kept_file.with_suffix(".jsonl"),
         )
+        if regrouping.is_replacement:
+            recorder.take_over(epochs=trained.epoch)
         records = RankZeroRecords(task, checkpoints, shards, fence, recorder)
         with records.saver:
             yield records

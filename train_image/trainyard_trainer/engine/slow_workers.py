@@ -42,7 +42,12 @@ class OwnTime:
         self._waited_before = learner.worker.waits.seconds()
 
     def per_step(self, step: int) -> float:
-        """Return the mean seconds per step since the call before; `step` is the number of steps done."""
+        """Return the mean seconds per step since the call before; `step` is the number of steps done.
+
+        It is 0 without a new step, as in an exchange that is repeated after the loss of a worker.
+        """
+        if step <= self._step:
+            return 0.0
         steps, waited = step - self._step, self._learner.worker.waits.seconds()
         spent_s = self._spent.since(self._before, "data", "compute", "communication")
         own_s = (spent_s - (waited - self._waited_before)) / steps - self._learner.last_exchange_s()

@@ -76,6 +76,14 @@ class StepSync:
         """Whether the workers exchange signals after this step; the same on all workers."""
         return step >= self._next_step
 
+    def repeat(self, step: int) -> None:
+        """Exchange signals after this step, again if that was done: not all workers may have got them."""
+        self._next_step = step
+
+    def note_saved(self, samples: int) -> None:
+        """Record up to which sample the newest checkpoint is."""
+        self._saved = (samples, self._now())
+
     def note_epoch(self, now: Trained) -> None:
         """Record that an epoch has ended and was saved, if a checkpoint was due."""
         if now.epoch % self._rule.every_epochs == 0:
@@ -142,8 +150,10 @@ class StepSync:
     def _steps_to_wait(self, now: Trained, saved: int) -> int:
         """Return the steps until the next exchange: about one interval, or fewer if a save is due."""
         step, exchanged_at = self._exchanged
-        step_s = (self._now() - exchanged_at) / max(now.step - step, 1)
-        steps = max(1, round(SYNC_INTERVAL_S / step_s))
+        steps = 1  # of an exchange that is repeated after the loss of a worker
+        if now.step > step:
+            step_s = (self._now() - exchanged_at) / (now.step - step)
+            steps = max(1, round(SYNC_INTERVAL_S / step_s))
         if self._rule.every_samples is None:
             return steps
         due = saved + self._rule.every_samples - now.samples

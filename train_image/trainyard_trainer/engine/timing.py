@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 import torch
 
-from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder.measurements.progress import TIME_PHASES
 
@@ -45,15 +44,6 @@ class TimeSpent:
     def add(self, phase: str, seconds: float) -> None:
         """Add seconds to a phase."""
         self._seconds[phase] += seconds
-
-    def waiting(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Yield the batches; the time to wait for each counts as the phase `data`."""
-        while True:
-            with self.on("data"):
-                batch = next(batches, None)
-            if batch is None:
-                return
-            yield batch
 
     def count_exchange(self, seconds: float) -> None:
         """Move seconds from the phase `compute` to `communication`: they were spent on gradient exchange."""

@@ -28,6 +28,7 @@ import ray.exceptions
 import ray.train
 
 from trainyard_trainer.attempt import attempt
+from trainyard_trainer.config.replaceable import NOT_REPLACED, replaces_workers, why_not_replaced
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.engine.outcome import Outcome
 from trainyard_trainer.engine.task import AnyTask, TrainingTask
@@ -35,6 +36,12 @@ from trainyard_trainer.errors import RunError
 from trainyard_trainer.on_ray.controller.final_errors import EndOnFinalError, final_error
 from trainyard_trainer.on_ray.controller.placement_groups import GiveBackPlaces
 from trainyard_trainer.on_ray.controller.process_group import LeanTrainer, ProcessGroup
+from trainyard_trainer.on_ray.controller.replace_or_restart import (
+    PLACE_S,
+    ReplaceOrRestart,
+    WatchDrains,
+)
+from trainyard_trainer.on_ray.controller.replaceable_group import ReplaceableGroup
 from trainyard_trainer.on_ray.controller.replacement import (
     START_VARIABLE,
     NotReplaced,
@@ -83,9 +90,10 @@ def torch_trainer(task: TrainingTask, **common: Any) -> LeanTrainer:
 
         return train_worker(task)
 
+    group = ReplaceableGroup if replaces_workers(config) else ProcessGroup
     return LeanTrainer(
         train,
-        backend_config=ProcessGroup(
+        backend_config=group(
             backend=BACKENDS["cuda" if config.scaling.use_gpu else "cpu"],
             timeout_s=config.faults.collective_timeout_s,
         ),
@@ -159,6 +167,8 @@ def run_workers(
     """
     scaling, restarts_left = task.config.scaling, task.config.faults.worker_failures
     require_room(scaling)
+    if task.config.faults.replace_workers and (reason := why_not_replaced(task.config)):
+        print(NOT_REPLACED.format(why=reason), flush=True)
     if isinstance(task, TrainingTask):
         fetch_on_nodes(task, folder)
     logging.getLogger("ray.data").setLevel(logging.WARNING)
@@ -171,6 +181,7 @@ def run_workers(
     timeout_s = str(task.config.faults.collective_timeout_s)
     os.environ["RAY_TRAIN_COLLECTIVE_TIMEOUT_S"] = timeout_s
     os.environ["RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"] = timeout_s
+    os.environ["RAY_TRAIN_ENABLE_PRINT_PATCH"] = "0"  # it prints each line of a worker twice
     for number in itertools.count(1):
         try:
             outcome = fit_workers(task, scratch / f"train-{number}", make_trainer)
@@ -205,13 +216,18 @@ def run_workers(
 def fit_workers(task: AnyTask, storage: Path, make_trainer: MakeTrainer) -> Outcome:
     """Run Ray Train until the run has ended, or the workers have stopped because their node goes away."""
     config, scaling = task.config, task.config.scaling
+    replacer = None
+    if replaces_workers(config):
+        replacer = ReplaceOrRestart(min(PLACE_S, config.faults.replacement_timeout_s))
     callbacks: list[Any] = [
-        RecordFailures(config.storage, config.name, task.attempt),
+        RecordFailures(config.storage, config.name, task.attempt, replacer),
         GiveBackPlaces(),
         ReplacementLimit(config.faults.replacement_timeout_s),
         EndOnFinalError(),
         KeepWorkerLogs(config.storage, config.name, task.attempt, writes_workers=False),
     ]
+    if replacer:
+        callbacks += [replacer, WatchDrains()]
     if scaling.is_elastic:
         callbacks.append(SaveBeforeResize(config.storage, config.name, task.attempt))
     # Type checkers read version 1 of Ray Train; at run time, version 2 is imported in its place.

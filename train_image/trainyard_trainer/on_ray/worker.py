@@ -13,6 +13,7 @@ import ray
 import ray.train
 import ray.train.torch
 import torch
+from ray.train.v2._internal.execution.context import get_train_context
 from typing_extensions import assert_never
 
 from trainyard_trainer.checkpointing.resume import Start
@@ -22,6 +23,7 @@ from trainyard_trainer.data.prepared import Prepared
 from trainyard_trainer.engine.joining import RayPlace
 from trainyard_trainer.engine.task import TrainingTask
 from trainyard_trainer.engine.worker import MakeBatches, torch_batches, work
+from trainyard_trainer.on_ray.controller import membership
 from trainyard_trainer.on_ray.gauges import published_gauges
 from trainyard_trainer.on_ray.ray_cluster import NO_MODULES
 from trainyard_trainer.parallel.worker import Worker
@@ -44,9 +46,11 @@ def train_worker(task: TrainingTask) -> dict[str, Any]:
             task,
             worker,
             make_batches=batches_of_loader(task.config.data.loader),
-            drain_s=seconds_until_drain,
+            # Not all workers would call a function of Ray Train alike after the loss of one.
+            drain_s=own_seconds_until_drain if membership.current() else seconds_until_drain,
             gauges=gauges,
             place=ray_place(),
+            regrouping=membership.current(),
         )
     return outcome.to_plain()
 
@@ -80,7 +84,16 @@ def seconds_until_drain() -> float | None:
 
     All workers call this function at the same step.
     """
-    info = ray.train.get_preemption_info()
+    return seconds_until(ray.train.get_preemption_info())
+
+
+def own_seconds_until_drain() -> float | None:
+    """Return the seconds until a worker's node goes away, as far as this worker alone knows it."""
+    return seconds_until(get_train_context().preemption_context.preemption_info)
+
+
+def seconds_until(info: Any) -> float | None:
+    """Return the seconds until the deadline of Ray's notice; None without a notice."""
     if info is None:
         return None
     return max(info.deadline_ms / 1000 - time.time(), 0.0) if info.deadline_ms else 0.0

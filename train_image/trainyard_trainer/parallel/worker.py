@@ -33,10 +33,14 @@ class Worker:
 
     def from_rank_zero(self, value: Any) -> Any:
         """Return on every worker the value that rank 0 has passed."""
+        return self.from_rank(0, value)
+
+    def from_rank(self, rank: int, value: Any) -> Any:
+        """Return on every worker the value that the worker of this rank has passed."""
         if self.world_size == 1:
             return value
         box = [value]
-        distributed.broadcast_object_list(box, device=self.device)
+        distributed.broadcast_object_list(box, src=rank, device=self.device)
         return box[0]
 
     def gathered(self, value: Any) -> list[Any]:

@@ -26,6 +26,7 @@ ATTEMPTS = "attempts.jsonl"
 """One line for each attempt: when it started, from which checkpoint, with which versions."""
 
 STARTS = "starts.jsonl"
+REPLACEMENTS = "replacements.jsonl"
 """One line for each start of a worker group, and one more with the seconds of each phase of that start."""
 
 FAILURES = "failures.jsonl"

@@ -19,17 +19,28 @@ from trainyard_trainer.run_folder.ownership.fence import newest_group
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def record(folder: RunFolder, attempt: int, errors: Mapping[int, BaseException]) -> list[str]:
+def record(
+    folder: RunFolder, attempt: int, errors: Mapping[int, BaseException], generation: int = 0
+) -> list[str]:
     """Put down the errors of a worker group by rank, and return them in words.
 
-    Nothing comes of errors of a group that has failed already: it is looked at until all have left.
+    Nothing comes of errors of a group that has failed already: it is looked at until all have left. A group
+    whose lost workers were replaced fails anew; `generation` says how often that was.
     """
     group = newest_group(folder, attempt)
-    if any(is_of(failure, attempt, group) for failure in read_lines(folder, folder.failures)):
+    known = [each for each in read_lines(folder, folder.failures) if is_of(each, attempt, group)]
+    if any(each["generation"] == generation for each in known):
         return []
     now = round(time.time(), 3)
     failures: list[dict[str, Any]] = [
-        {"attempt": attempt, "group": group, "time": now, "rank": rank, "error": first_line(error)}
+        {
+            "attempt": attempt,
+            "group": group,
+            "generation": generation,
+            "time": now,
+            "rank": rank,
+            "error": first_line(error),
+        }
         for rank, error in sorted(errors.items())
     ]
     folder.append(folder.failures, "".join(json.dumps(failure) + "\n" for failure in failures))
@@ -41,6 +52,7 @@ def note_leaving(folder: RunFolder, attempt: int) -> None:
     leaving = {
         "attempt": attempt,
         "group": newest_group(folder, attempt),
+        "generation": 0,
         "time": round(time.time(), 3),
         "rank": None,
         "error": None,
@@ -49,9 +61,10 @@ def note_leaving(folder: RunFolder, attempt: int) -> None:
 
 
 def noticed_at(folder: RunFolder, attempt: int, group: int) -> float | None:
-    """time.time() at which a worker group was seen to have failed, or has left; None if neither."""
+    """time.time() at which a worker group was seen to have failed for good, or has left; None if neither."""
     failures = read_lines(folder, folder.failures)
-    return next((each["time"] for each in failures if is_of(each, attempt, group)), None)
+    times = [each["time"] for each in failures if is_of(each, attempt, group)]
+    return times[-1] if times else None
 
 
 def is_of(failure: Mapping[str, Any], attempt: int, group: int) -> bool:

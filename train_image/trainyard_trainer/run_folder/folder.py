@@ -50,6 +50,11 @@ class RunFolder(StorageFolder):
         return f"{self.root}/{names.STARTS}"
 
     @property
+    def replacements(self) -> str:
+        """The file with each replacement of lost workers whose group has kept its state."""
+        return f"{self.root}/{names.REPLACEMENTS}"
+
+    @property
     def failures(self) -> str:
         """When workers failed, and of what."""
         return f"{self.root}/{names.FAILURES}"

@@ -38,6 +38,10 @@ LEFT_OUT = b"(earlier output was left out)\n"
 """The first line of a log whose beginning did not fit."""
 
 
+REPLACED = b"(this worker was lost; what follows is of the one that has replaced it)\n"
+"""The line between the log of a lost worker and that of its replacement."""
+
+
 def interval_s(world_size: int) -> float:
     """Return the seconds between two copies of the log of one of so many workers."""
     return max(INTERVAL_S, world_size / WRITES_PER_S)
@@ -66,13 +70,19 @@ class WorkerLog:
         interval_s: float,
         first_s: float,
         limit: int,
+        continues: bool = False,
     ) -> None:
-        """Start to copy `streams` to `file`, first after `first_s` seconds, then every `interval_s`."""
+        """Start to copy `streams` to `file`, first after `first_s` seconds, then every `interval_s`.
+
+        With `continues`, what the file has stays in it: a lost worker of the same rank has written it.
+        """
         self._folder = folder
         self._path = f"{folder.root}/{file}"
         self._offsets = dict.fromkeys(streams, 0)
         self._limit = limit
         self._kept = bytearray()
+        if continues and folder.exists(self._path):
+            self._kept += folder.read(self._path) + REPLACED
         self._is_cut = False
         self._is_written = True
         self._stop = threading.Event()

@@ -12,6 +12,7 @@ import ray.train
 
 from trainyard_trainer.config.storage import Storage
 from trainyard_trainer.errors import StorageError
+from trainyard_trainer.on_ray.controller.replace_or_restart import ReplaceOrRestart
 from trainyard_trainer.run_folder import failures
 from trainyard_trainer.run_folder.folder import RunFolder
 
@@ -19,7 +20,11 @@ from trainyard_trainer.run_folder.folder import RunFolder
 class RecordFailures(ray.train.UserCallback):
     """A callback of Ray Train's controller that records and prints the failures of workers."""
 
-    def __init__(self, storage: Storage, run: str, attempt: int) -> None:
+    def __init__(
+        self, storage: Storage, run: str, attempt: int, replacer: ReplaceOrRestart | None = None
+    ) -> None:
+        """`replacer` knows how often lost workers were replaced."""
+        self._replacer = replacer
         self._storage = storage
         self._run = run
         self._attempt = attempt
@@ -29,7 +34,8 @@ class RecordFailures(ray.train.UserCallback):
     ) -> None:
         try:
             folder = RunFolder.open(self._storage.path, self._run, self._storage.endpoint)
-            lines = failures.record(folder, self._attempt, worker_exceptions)
+            generation = self._replacer.replacements if self._replacer else 0
+            lines = failures.record(folder, self._attempt, worker_exceptions, generation)
         except StorageError as error:
             # An exception in a callback would end the run.
             lines = [f"a failure of workers could not be recorded: {error.problem}"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 import ray.exceptions
-from ray.train.v2._internal.execution.callback import WorkerGroupCallback
+from ray.train.v2._internal.execution.callback import ReplicaGroupCallback, WorkerGroupCallback
 
 from trainyard_trainer.config.storage import Storage
 from trainyard_trainer.errors import StorageError
@@ -38,9 +38,11 @@ class LoggedWorker:
     run: str
     name: WorkerLogName
     world_size: int
+    continues: bool
+    """Whether the worker continues the log of a lost one."""
 
 
-class KeepWorkerLogs(WorkerGroupCallback):
+class KeepWorkerLogs(WorkerGroupCallback, ReplicaGroupCallback):
     """Has each worker keep its log, and writes down where the workers of the user's code run."""
 
     def __init__(self, storage: Storage, run: str, attempt: int, *, writes_workers: bool) -> None:
@@ -50,16 +52,17 @@ class KeepWorkerLogs(WorkerGroupCallback):
         self._attempt = attempt
         self._writes_workers = writes_workers
         self._errors: dict[int, str] = {}
+        self._group, self._world_size = 0, 0
 
     def after_worker_group_start(self, worker_group: Any) -> None:
-        self._errors = {}
+        self._errors, self._group = {}, 0
         try:
             folder = RunFolder.open(self._storage.path, self._run, self._storage.endpoint)
-            group = worker_log.begin_group(folder, self._attempt)
+            group = self._group = worker_log.begin_group(folder, self._attempt)
             workers = worker_group.get_workers()
+            self._world_size = len(workers)
             begun = [
-                worker.execute_async(begin_log, self._logged(worker, group, len(workers)))
-                for worker in workers
+                worker.execute_async(begin_log, self._logged(worker, group)) for worker in workers
             ]
             places = ray.get(begun, timeout=START_S)
             if self._writes_workers:
@@ -72,6 +75,14 @@ class KeepWorkerLogs(WorkerGroupCallback):
         ) as error:
             # It would end the run. Of a lost worker (RayActorError) Ray Train itself takes care.
             print(f"the logs of workers are not kept: {error}", flush=True)
+
+    def after_replica_group_start(self, replica_group: Any) -> None:
+        if not self._group:
+            return
+        for worker in replica_group.get_workers():
+            self._errors.pop(rank_of(worker), None)
+            # The other workers wait for this one to train: its log begins beside that.
+            worker.execute_async(begin_log, self._logged(worker, self._group, continues=True))
 
     def after_worker_group_poll_status(self, worker_group_status: Any) -> None:
         self._errors |= {
@@ -86,12 +97,13 @@ class KeepWorkerLogs(WorkerGroupCallback):
         # Those that are dead already answer with an error at once.
         ray.wait(ended, num_returns=len(ended), timeout=END_S)
 
-    def _logged(self, worker: Any, group: int, world_size: int) -> LoggedWorker:
+    def _logged(self, worker: Any, group: int, *, continues: bool = False) -> LoggedWorker:
         return LoggedWorker(
             storage=self._storage,
             run=self._run,
             name=WorkerLogName(self._attempt, group, rank_of(worker)),
-            world_size=world_size,
+            world_size=self._world_size,
+            continues=continues,
         )
 
 
@@ -127,6 +139,7 @@ def begin_log(worker: LoggedWorker) -> dict[str, Any]:
         # The workers of a group write one after the other.
         first_s=interval_s * (worker.name.rank + 1) / worker.world_size,
         limit=worker_log.limit_bytes(worker.world_size),
+        continues=worker.continues,
     )
     context = ray.get_runtime_context()
     return asdict(

@@ -16,6 +16,7 @@ import socket
 import struct
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 ADDRESS_VARIABLE = "TRAINYARD_FORK_SERVER"
@@ -66,6 +67,12 @@ def take_refusal(server: socket.socket) -> str:
     return str(refusal["cause"])
 
 
+def pass_on(server: socket.socket, number: int) -> None:
+    """Send the number of a signal to the server. The raylet also signals a worker that has just ended."""
+    with suppress(BrokenPipeError):
+        server.send(bytes([number]))
+
+
 def await_status(server: socket.socket, raylet: int) -> bytes:
     """Wait until the worker has ended, and return its status; empty if the server or the raylet has ended.
 
@@ -109,7 +116,7 @@ def main() -> None:
         sys.stderr.flush()
         run_ray_worker(arguments)
     for number in PASSED_ON:
-        signal.signal(number, lambda number, frame: server.send(bytes([number])) and None)
+        signal.signal(number, lambda number, frame: pass_on(server, number))
     status = await_status(server, int(os.environ["RAY_RAYLET_PID"]))
     # Without a status, the server kills the worker when this process ends, or the kernel has killed both.
     end_as(struct.unpack("i", status)[0] if status else int(signal.SIGKILL))

@@ -45,6 +45,9 @@ START_PHASES = ("imports", "lease", "prepare", "ray", "workers", "model")
 OTHER = "other"
 """What a start took beside its phases."""
 
+REPLACEMENTS = "replacements"
+"""Waiting for the replacements of lost workers, while the other workers kept their state."""
+
 UNFINISHED = "unfinished"
 """Starts that never reached the training loop."""
 
@@ -78,6 +81,8 @@ class GroupTime:
     """How far the group before it had come, as seconds in the loop."""
     start: Seconds = field(default_factory=dict)
     """The seconds of each phase of its start."""
+    replacements_s: float = 0.0
+    """The seconds in which it waited for the replacements of lost workers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -248,11 +253,14 @@ def _divide(
     in_loop_s = min(max(kept_s, min(furthest_s, whole_s - start_s)), whole_s)
     start_s = min(start_s, whole_s - in_loop_s)
     scale = min(in_loop_s / kept_s, 1.0) if kept_s else 0.0
+    rest_s = max(whole_s - start_s - in_loop_s, 0.0)
+    replacements_s = min(group.replacements_s, rest_s)
+    start = _phases_of_start(group, start_s)
     return _Span(
-        start=_phases_of_start(group, start_s),
+        start=start | {REPLACEMENTS: replacements_s} if replacements_s else start,
         kept={name: seconds * scale for name, seconds in kept.items()},
         again_s=max(in_loop_s - kept_s, 0.0),
-        rest_s=max(whole_s - start_s - in_loop_s, 0.0),
+        rest_s=rest_s - replacements_s,
     )
 
 
@@ -284,11 +292,14 @@ def measure(folder: RunFolder, trained: Trained, now: float) -> Goodput | None:
     lines = {line["attempt"]: line for line in read_lines(folder, folder.attempts)}
     # A group that has made its first step has a second line, with more in it.
     starts = {(line["attempt"], line["group"]): line for line in read_lines(folder, folder.starts)}
+    replaced: defaultdict[tuple[int, int], float] = defaultdict(float)
+    for line in read_lines(folder, folder.replacements):
+        replaced[line["attempt"], line["group"]] += line["seconds"]
     if any("reached_loop_s" not in line for line in (*lines.values(), *starts.values())):
         return None
     return goodput_of(
         [_attempt_time(each, lines[each["attempt"]], now) for each in record],
-        [_group_time(starts[key], lines[key[0]], key[1]) for key in sorted(starts)],
+        [_group_time(starts[key], lines[key[0]], replaced[key]) for key in sorted(starts)],
         trained.seconds,
         Reached.by(folder).loop_s,
     )
@@ -304,10 +315,13 @@ def _attempt_time(record: Mapping[str, Any], line: Mapping[str, Any], now: float
     )
 
 
-def _group_time(start: Mapping[str, Any], attempt: Mapping[str, Any], group: int) -> GroupTime:
+def _group_time(
+    start: Mapping[str, Any], attempt: Mapping[str, Any], replacements_s: float
+) -> GroupTime:
     """Return the time of a worker group by its line of starts.jsonl and its attempt's of attempts.jsonl."""
     phases, before = start.get("startup", {}), start["reached_loop_s"]
-    if group == 1:  # since then, the driver has written over the last record of the attempt before
+    if start["group"] == 1:
+        # Since then, the driver has written over the last record of the attempt before.
         phases = phases | {"imports": attempt["imports_s"]}
         before = max(before, attempt["reached_loop_s"])
     return GroupTime(
@@ -318,6 +332,7 @@ def _group_time(start: Mapping[str, Any], attempt: Mapping[str, Any], group: int
         resumed=start["seconds"],
         reached_before_s=before,
         start=phases,
+        replacements_s=replacements_s,
     )
 
 

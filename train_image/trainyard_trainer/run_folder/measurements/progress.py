@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from trainyard_trainer.config.trainer_config import RecipeConfig, TrainerConfig
 from trainyard_trainer.config.training.metric import LOSS, Metric, is_validation
-from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.errors import ConfigError, RunError
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.measurements.metrics import Kind, rows_of, run_metrics
 
@@ -227,8 +228,13 @@ def read_lines(folder: RunFolder, path: str) -> list[dict[str, Any]]:
     """Return the records of a file with one JSON object per line, without an incomplete last line."""
     if not folder.exists(path):
         return []
+    return parsed(folder.read(path).decode(errors="replace"))
+
+
+def parsed(text: str) -> list[dict[str, Any]]:
+    """Return the records of a text with one JSON object per line, without an incomplete last line."""
     records = []
-    for line in folder.read(path).decode(errors="replace").splitlines():
+    for line in text.splitlines():
         try:
             records.append(json.loads(line))
         except json.JSONDecodeError:
@@ -276,13 +282,15 @@ class Recorder:
         goodput: Callable[[Mapping[str, float]], float | None] = lambda seconds: None,
         on_record: Callable[[dict[str, Any]], None] = lambda record: None,
         check_fence: Callable[[], None] = lambda: None,
+        unwritten: Path | None = None,
     ) -> None:
         """Create the recorder and start its thread.
 
         `metrics` are those of the recipe, and `speeds` computes its own units of speed from the samples per
         second. `goodput` tells the goodput up to a record by its `seconds`. `on_record` is called in the
         recorder's thread with each line and the contents of progress.json. `check_fence` raises if a newer
-        worker group has taken over the run's folder.
+        worker group has taken over the run's folder. `unwritten` is a file of this machine that outlives the
+        process, for lines that are not written yet.
         """
         self.folder = folder
         self.length = length
@@ -294,17 +302,42 @@ class Recorder:
         self._shown = [metric.name for metric in run_metrics(metrics) if metric.is_progress]
         self._on_record = on_record
         self._check_fence = check_fence
+        self._unwritten = unwritten
         self._pending: list[str] = []
+        self._step = -1
         self._flushed = time.monotonic()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="recorder")
         self._last: Future[None] = Future()
         self._last.set_result(None)
 
     def __call__(self, record: MetricsRecord) -> None:
-        """Record metrics in the background. Raises the error that an earlier write has met."""
+        """Record metrics in the background. Raises the error that an earlier write has met.
+
+        A step that was repeated after the loss of a worker is recorded already.
+        """
+        if record.step <= self._step:
+            return
+        self._step = record.step
         if self._last.done():
             self._last.result()
         self._last = self._thread.submit(self._write, record, self._last)
+
+    def take_over(self, epochs: int) -> None:
+        """Continue what a lost process has recorded, up to the end of at least so many epochs.
+
+        Raises RunError if the metrics of an epoch were lost with the process.
+        """
+        assert self._unwritten
+        recorded = read_lines(self.folder, self.folder.metrics)
+        last = max((each["step"] for each in recorded), default=-1)
+        text = self._unwritten.read_text() if self._unwritten.exists() else ""
+        rest = [each for each in parsed(text) if each["step"] > last]
+        self._pending = [json.dumps(each) + "\n" for each in rest]
+        lines = [*recorded, *rest]
+        self._step = max((each["step"] for each in lines), default=-1)
+        ended = max((each["epoch"] for each in lines if each["kind"] == "epoch"), default=0)
+        if ended < epochs:
+            raise RunError(f"the metrics of epoch {ended + 1} were lost with worker 0")
 
     def flush(self) -> None:
         """Wait until all metrics are written, as they must be before a checkpoint is committed."""
@@ -315,11 +348,16 @@ class Recorder:
         """Write all metrics and end the thread."""
         self.flush()
         self._thread.shutdown()
+        if self._unwritten:
+            self._unwritten.unlink(missing_ok=True)
 
     def _write(self, record: MetricsRecord, before: Future[None]) -> None:
         before.result()  # an error is raised again until the loop has seen it
         line = record.flat() | self._derived(record) | {"attempt": self.attempt}
         self._pending.append(to_json(line) + "\n")
+        if self._unwritten:
+            with self._unwritten.open("a") as file:
+                file.write(self._pending[-1])
         if time.monotonic() - self._flushed >= self.folder.flush_interval_s:
             self.folder.outlast(self._flush)
         self._on_record(self.folder.outlast(lambda: self.show(record)) | line)
@@ -328,6 +366,8 @@ class Recorder:
         if self._pending:
             self._check_fence()
             self.folder.append(self.folder.metrics, "".join(self._pending))
+            if self._unwritten:
+                self._unwritten.write_text("")
         self._pending, self._flushed = [], time.monotonic()
 
     def show(self, record: MetricsRecord) -> dict[str, Any]:
