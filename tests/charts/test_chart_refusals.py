@@ -204,7 +204,8 @@ REFUSALS = {
         says=(
             "pools.gpu.topologyKey is set, but Kubernetes v1.30.9 does not support matchLabelKeys in "
             "affinities and would pack the workers of all runs together. Upgrade Kubernetes to 1.31 or "
-            "newer, or remove topologyKey. For `helm template`, which contacts no cluster, add --kube-version."
+            "newer, or remove topologyKey. For `helm template`, which contacts no cluster, "
+            "add --kube-version."
         ),
         put_right={"pools": {"gpu": {"topologyKey": "rack"}}},
     ),
