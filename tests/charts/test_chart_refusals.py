@@ -132,7 +132,8 @@ REFUSALS = {
         says=(
             "job.separateAttempts is true, but Kubernetes v1.30.9 does not support "
             "mismatchLabelKeys and would also separate the workers of one attempt. Upgrade "
-            "Kubernetes to 1.31 or newer, or set job.separateAttempts to false."
+            "Kubernetes to 1.31 or newer, or set job.separateAttempts to false. For `helm template`, which "
+            "contacts no cluster, add --kube-version."
         ),
         put_right={"job": {"separateAttempts": True}},
     ),
@@ -214,7 +215,8 @@ REFUSALS = {
         says=(
             "pools.gpu.topologyKey is set, but Kubernetes v1.30.9 does not support matchLabelKeys in "
             "affinities and would pack the workers of all runs together. Upgrade Kubernetes to 1.31 or "
-            "newer, or remove topologyKey."
+            "newer, or remove topologyKey. For `helm template`, which contacts no cluster, "
+            "add --kube-version."
         ),
         put_right={"pools": {"gpu": {"topologyKey": "rack"}}},
     ),

@@ -233,6 +233,7 @@ def test_numbers_reach_the_function_as_they_are_written(tmp_path: Path) -> None:
         ),
         ("[python, yes]", 'truth value: quote it, such as "yes"'),
         ("[python, 1e-3]", 'quote it, "0.001"'),
+        ("[]", "command = []: must have at least 1 item"),
     ],
 )
 def test_a_command_says_what_to_quote(tmp_path: Path, command: str, message: str) -> None:

@@ -111,7 +111,7 @@ matchLabelKeys: [ray.io/cluster, ray.io/group]
   {{- if $pool.topologyKey -}}
     {{- if ne $values.queue.system "kueue" -}}
       {{- if semverCompare "<1.31.0-0" $.Capabilities.KubeVersion.Version -}}
-        {{- $problems = append $problems (printf "pools.%s.topologyKey is set, but Kubernetes %s does not support matchLabelKeys in affinities and would pack the workers of all runs together. Upgrade Kubernetes to 1.31 or newer, or remove topologyKey." $name $.Capabilities.KubeVersion.Version) -}}
+        {{- $problems = append $problems (printf "pools.%s.topologyKey is set, but Kubernetes %s does not support matchLabelKeys in affinities and would pack the workers of all runs together. Upgrade Kubernetes to 1.31 or newer, or remove topologyKey. For `helm template`, which contacts no cluster, add --kube-version." $name $.Capabilities.KubeVersion.Version) -}}
       {{- end -}}
     {{- else if hasKey $values.queue.kueue.nodes $name -}}
       {{- if not (include "trainyard.kueue.apiVersion" (dict "chart" $ "kind" "Topology")) -}}

@@ -21,7 +21,7 @@ what the cluster must serve. Each message gives the value, the rule and the reme
 {{- end -}}
 
 {{- if and $values.job.separateAttempts (semverCompare "<1.31.0-0" .Capabilities.KubeVersion.Version) -}}
-  {{- $problems = append $problems (printf "job.separateAttempts is true, but Kubernetes %s does not support mismatchLabelKeys and would also separate the workers of one attempt. Upgrade Kubernetes to 1.31 or newer, or set job.separateAttempts to false." .Capabilities.KubeVersion.Version) -}}
+  {{- $problems = append $problems (printf "job.separateAttempts is true, but Kubernetes %s does not support mismatchLabelKeys and would also separate the workers of one attempt. Upgrade Kubernetes to 1.31 or newer, or set job.separateAttempts to false. For `helm template`, which contacts no cluster, add --kube-version." .Capabilities.KubeVersion.Version) -}}
 {{- end -}}
 
 {{- $claim := $values.storage.claim -}}

@@ -102,6 +102,9 @@ def _describe_problem(model: type[BaseModel], detail: ErrorDetails) -> str:
     if detail["type"] in ("tuple_type", "list_type"):
         example = f": write {_as_list(detail['input'])}" if isinstance(detail["input"], str) else ""
         return f"{path} = {value}: must be a list{example}"
+    if detail["type"] == "too_short":
+        least = detail["ctx"]["min_length"]
+        return f"{path} = {value}: must have at least {least} {'item' if least == 1 else 'items'}"
     rule = detail["msg"].replace("Input should be", "must be")
     return f"{path} = {value}: {rule[0].lower()}{rule[1:]}"
 
