@@ -168,9 +168,10 @@ def test_a_run_that_is_stopped_comes_back_until_it_is_removed_from_git(
     (repository.folder / "kept.yaml").unlink()
     repository.commit()
     wait_for("its pods and its RayJob are gone", lambda: not team.pods() + team.rayjobs(), LIMIT_S)
-    reached = steps(team, "kept", attempt=2)
-    checkpoints = json.loads(team.trainyard("checkpoints", "kept", "--json").stdout)
-    assert max(each["step"] for each in checkpoints["checkpoints"]) == reached
+    # The name of a checkpoint is the number of samples. progress.json may be a second older.
+    folder = volume_of(team.namespace) / "kept"
+    saved_samples = max(int(each.name[1:13]) for each in (folder / "checkpoints").iterdir())
+    assert saved_samples >= json.loads((folder / "progress.json").read_text())["samples"] > 0
 
 
 @pytest.fixture
