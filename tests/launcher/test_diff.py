@@ -267,6 +267,14 @@ def test_a_job_that_kueue_has_let_start_is_unchanged() -> None:
     job = job_of(platform=kueue)
     started = stored(job)
     started["spec"]["suspend"] = False
+    cluster = started["spec"]["rayClusterSpec"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        metadata = group["template"]["metadata"]
+        metadata["labels"] |= {
+            f"kueue.x-k8s.io/{key}": "a"
+            for key in ("cluster-queue-name", "local-queue-name", "podset")
+        }
+        metadata.setdefault("annotations", {})["kueue.x-k8s.io/workload"] = "rayjob-a"
     assert diff_jobs(started, job, live=True) == ()
 
 

@@ -39,12 +39,18 @@ def team(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFact
     return team
 
 
+@pytest.fixture(autouse=True)
+def empty_queue(team: Team) -> Iterator[None]:
+    """Each test ends with an empty queue."""
+    yield
+    delete_runs(team.namespace)
+
+
 @pytest.fixture
-def repository(team: Team, tmp_path: Path) -> Iterator[Repository]:
+def repository(team: Team, empty_queue: None, tmp_path: Path) -> Iterator[Repository]:
     """A repository that Flux applies to the team's namespace, until the test ends."""
     with repository_of(team.namespace, tmp_path) as repository:
         yield repository
-    delete_runs(team.namespace)
 
 
 def render(team: Team, repository: Repository, name: str, *options: str) -> None:
@@ -114,20 +120,21 @@ def test_a_run_that_was_rendered_for_argo_cd_goes_on_when_it_is_applied_again(
     rendered = team.trainyard("render", *RUN, "--name", "argo", "--set", LONG, "--gitops", "argocd")
     assert rendered.returncode == 0, rendered.stderr
 
-    def apply() -> str:
+    def apply() -> None:
         how = ("--field-manager=argocd-controller", "-n", team.namespace, "-f", "-")
-        return kubectl("apply", *how, stdin=rendered.stdout)
+        kubectl("apply", *how, stdin=rendered.stdout)
 
-    assert "created" in apply()
+    apply()
     await_phase(team, "argo", "starting", "submitting", "running")
-    first = ray_cluster(team, "argo")
-    assert "unchanged" in apply()
-    assert ray_cluster(team, "argo") == first
+    before = the_job(team, "argo")
+    apply()
+    after = the_job(team, "argo")
+    assert after["metadata"]["generation"] == before["metadata"]["generation"]
+    assert after["spec"] == before["spec"]
 
     suspended = team.trainyard("suspend", "argo")
     assert suspended.returncode == 0, suspended.stderr
     assert "Argo CD has made this RayJob from Git" in suspended.stderr
-    delete_runs(team.namespace)
 
 
 def test_a_run_that_was_not_rendered_for_git_is_torn_down_at_a_reconciliation(
@@ -161,9 +168,10 @@ def test_a_run_that_is_stopped_comes_back_until_it_is_removed_from_git(
     (repository.folder / "kept.yaml").unlink()
     repository.commit()
     wait_for("its pods and its RayJob are gone", lambda: not team.pods() + team.rayjobs(), LIMIT_S)
-    reached = steps(team, "kept", attempt=2)
-    checkpoints = json.loads(team.trainyard("checkpoints", "kept", "--json").stdout)
-    assert max(each["step"] for each in checkpoints["checkpoints"]) == reached
+    # The name of a checkpoint is the number of samples. progress.json may be a second older.
+    folder = volume_of(team.namespace) / "kept"
+    saved_samples = max(int(each.name[1:13]) for each in (folder / "checkpoints").iterdir())
+    assert saved_samples >= json.loads((folder / "progress.json").read_text())["samples"] > 0
 
 
 @pytest.fixture

@@ -45,6 +45,18 @@ AT_THE_END = {"shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "deletionSt
 WRITTEN_ONCE = {"submissionMode", "jobId", "managedBy", "clusterSelector"}
 """Fields of `spec` that KubeRay reads only when the RayJob is created."""
 
+WRITTEN_BY_KUEUE = {
+    f"kueue.x-k8s.io/{key}"
+    for key in (
+        "cluster-queue-name",
+        "local-queue-name",
+        "podset",
+        "workload",
+        "workload-slice-name",
+    )
+}
+"""Labels and annotations that Kueue adds to the pods of a RayJob when it admits the job."""
+
 DEFAULTS: Object = {
     "backoffLimit": 0,
     "ttlSeconds": 0,
@@ -153,7 +165,6 @@ def _comparable(job: Object, rendered: Object) -> Object:
 
     `rendered` is the new RayJob, whose labels and annotations tell which of them trainyard sets.
     """
-    spec = dict(job.get("spec", {}))
     metadata = {
         field: _set_by_trainyard(
             job["metadata"].get(field),
@@ -161,11 +172,20 @@ def _comparable(job: Object, rendered: Object) -> Object:
         )
         for field in ("labels", "annotations")
     }
-    # Kueue changes this field when it admits the job.
+    named: Object = by_name(job.get("spec", {}))
+    # Kueue changes these fields when it admits the job.
     if QUEUE_LABELS["kueue"] in metadata["labels"]:
-        spec.pop("suspend", None)
-    named: Object = by_name(spec)
+        named.pop("suspend", None)
+        named = _without_keys(named, WRITTEN_BY_KUEUE)
     return {"metadata": metadata, "spec": named, CONFIG: _take_config(named)}
+
+
+def _without_keys(node: Any, keys: set[str]) -> Any:
+    """Remove keys at any depth, and mappings that are empty without them."""
+    if not isinstance(node, dict):
+        return node
+    kept = {key: _without_keys(value, keys) for key, value in node.items() if key not in keys}
+    return {key: value for key, value in kept.items() if value != {} or node[key] == {}}
 
 
 def _of_run_file(job: Object, field: str) -> set[str]:

@@ -17,6 +17,7 @@ from contextlib import closing
 from importlib import import_module
 from typing import TextIO
 
+from trainyard_trainer.errors import RunError
 from trainyard_trainer.on_ray.local_ray import fork_server, forked_workers, ray_environment
 from trainyard_trainer.run_files.warm import messages
 
@@ -53,7 +54,11 @@ def wait_and_run(request: socket.socket, server: WarmForkServer, cpus: int) -> N
     for name in RESTORED:
         del os.environ[name]
     forked_workers.use(server)
-    with closing(PreparedRay(cpus)) as prepared:
+    try:
+        prepared = PreparedRay(cpus)
+    except RunError as error:
+        sys.exit(f"error: {error}")
+    with closing(prepared):
         try:
             request.sendall(messages.READY)
             message, streams = messages.receive(request, 3)
