@@ -122,7 +122,7 @@ class Controller:
         self.task = task_of(config)
         self.storage, self.losses = storage, tuple(losses)
         self.meeting = MeetingPoint(
-            backend="gloo", timeout_s=60, address="127.0.0.1", port=free_port(), generation=0
+            backend="gloo", timeout_s=600, address="127.0.0.1", port=free_port(), generation=0
         )
         self.processes: dict[int, Any] = {}
         self.orders: dict[int, Connection] = {}
