@@ -125,7 +125,7 @@ def test_a_run_that_was_rendered_for_argo_cd_goes_on_when_it_is_applied_again(
         kubectl("apply", *how, stdin=rendered.stdout)
 
     apply()
-    await_phase(team, "argo", "starting", "submitting", "running")
+    await_phase(team, "argo", "running")
     before = the_job(team, "argo")
     apply()
     after = the_job(team, "argo")
