@@ -11,6 +11,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "alerts": ("alerts",),
     "bucket": ("test_s3.py",),
     "fine-tuning": ("test_finetune.py",),
+    "git": ("git",),
     "own-code": ("test_own_code.py", "test_own_recipe_on_cluster.py", "test_final_failure.py"),
     "queue": ("queue",),
     "strategies": ("test_strategies.py", "test_elastic.py"),

@@ -125,12 +125,11 @@ def test_a_run_that_was_rendered_for_argo_cd_goes_on_when_it_is_applied_again(
         kubectl("apply", *how, stdin=rendered.stdout)
 
     apply()
-    await_phase(team, "argo", "starting", "submitting", "running")
-    before = the_job(team, "argo")
+    await_phase(team, "argo", "running")
+    first = ray_cluster(team, "argo")
     apply()
-    after = the_job(team, "argo")
-    assert after["metadata"]["generation"] == before["metadata"]["generation"]
-    assert after["spec"] == before["spec"]
+    await_training(team, "argo")
+    assert ray_cluster(team, "argo") == first
 
     suspended = team.trainyard("suspend", "argo")
     assert suspended.returncode == 0, suspended.stderr
