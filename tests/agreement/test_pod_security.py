@@ -10,7 +10,7 @@ from helm_chart import missing
 
 from tests.charts.crd_schemas import module_folder
 from trainyard.rules.field_path import FieldPath
-from trainyard.rules.pod_security import baseline, containers_of, restricted
+from trainyard.rules.pods.pod_security import baseline, containers_of, restricted
 
 WINDOWS = {"base_windows.yaml"}
 """Examples of Windows pods, for which `restricted` asks for less."""

@@ -25,7 +25,12 @@ from tests.charts.helm_chart import (
     platform_of,
     render,
 )
-from trainyard_trainer.run_folder.measurements.metrics import GAUGE_LABELS, METRICS, STEP_AGE
+from trainyard_trainer.run_folder.measurements.metrics import (
+    GAUGE_LABELS,
+    METRICS,
+    SLOW_WORKER,
+    STEP_AGE,
+)
 
 NAMESPACE = "team-vision"
 DASHBOARDS = sorted((CHART / "dashboards").glob("*.json"))
@@ -34,7 +39,7 @@ LABELS_OF_PODS = {"namespace", "pod", "ray_io_cluster", "ray_io_node_type", "tra
 """What Prometheus adds to each metric of a pod: its own two, and those of our PodMonitor."""
 LABELS_OF_RAYJOBS = {"namespace", "exported_namespace", "name", "deployment_status"}
 
-GAUGES = [*(metric.gauge for metric in METRICS if metric.gauge), STEP_AGE]
+GAUGES = [*(metric.gauge for metric in METRICS if metric.gauge), STEP_AGE, SLOW_WORKER]
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from trainyard.planning.render import render_job
 from trainyard.platform import parse_platform
 from trainyard.rules.check import check
 from trainyard.rules.field_path import FieldPath
-from trainyard.rules.pod_security import baseline, containers_of, restricted
+from trainyard.rules.pods.pod_security import baseline, containers_of, restricted
 from trainyard.run_file.load import load_run
 
 ROOT = CHART.parents[1]

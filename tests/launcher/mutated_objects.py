@@ -12,7 +12,8 @@ import yaml
 from hypothesis import strategies as st
 
 from tests.launcher.rayjobs import Object, raycluster, rayjob
-from trainyard.rules import api_server, crd_schema, pod_fields, pods
+from trainyard.rules import api_server, crd_schema
+from trainyard.rules.pods import pod_fields, pod_validation
 from trainyard.rules.subject import Subject
 
 SCHEMA = Path(__file__).resolve().parents[2] / "launcher/trainyard/kuberay_schema.json"
@@ -168,6 +169,6 @@ def pod_refusals(spec: Object) -> list[str] | None:
     subject = Subject(rayjob({HEAD: spec}), "1.6")
     by_schema, by_pods = (
         [str(one) for rule in rules for one in rule(subject) if one.severity == "error"]
-        for rules in (crd_schema.RULES, (*pods.RULES, *pod_fields.RULES))
+        for rules in (crd_schema.RULES, (*pod_validation.RULES, *pod_fields.RULES))
     )
     return None if by_schema else by_pods

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tests.launcher.rayjobs import ABSENT, rayjob
 from tests.launcher.rule_cases import CASES, DELETION, HEAD, RAY, WORKER, C, Case, H, W
 from trainyard.errors import ConfigError
-from trainyard.rules import pod_security
 from trainyard.rules.check import RULES, check, require
 from trainyard.rules.field_path import Kuberay
 from trainyard.rules.operator_messages import OPERATOR_MESSAGES, explain
+from trainyard.rules.pods import pod_security
 from trainyard.rules.practice import shell_syntax
 from trainyard.rules.subject import Subject
 

@@ -17,7 +17,7 @@ from trainyard_trainer.attempt.attempt import check_data, open_data
 from trainyard_trainer.config.training.models import Gpt
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.shard_rows import ShardRows
-from trainyard_trainer.data.sources.token_files import TokenShards
+from trainyard_trainer.data.sources.tokens.token_files import TokenShards
 from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.parallel.worker import Worker
 

@@ -45,8 +45,8 @@ from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.local_copy import LocalCopy
 from trainyard_trainer.data.preparation.context import PrepareContext
 from trainyard_trainer.data.prepared import Prepared, Split
-from trainyard_trainer.data.sources.find import open_source
-from trainyard_trainer.data.sources.text import SEPARATOR, STDLIB_BYTES, open_text
+from trainyard_trainer.data.sources.images.find import open_source
+from trainyard_trainer.data.sources.tokens.byte_rows import SEPARATOR, STDLIB_BYTES, open_text
 from trainyard_trainer.data.stored_rows import decode
 from trainyard_trainer.engine.learner import Learner
 from trainyard_trainer.engine.speed import speeds_in

@@ -25,7 +25,7 @@ from trainyard_trainer.data.preparation.plan import Options
 from trainyard_trainer.data.preparation.prepare import prepare
 from trainyard_trainer.data.preparation.splits import split
 from trainyard_trainer.data.prepared import Prepared, Split, read_prepared
-from trainyard_trainer.data.sources.find import open_source
+from trainyard_trainer.data.sources.images.find import open_source
 from trainyard_trainer.data.stored_rows import decode
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.image_classification.recipe import Classification

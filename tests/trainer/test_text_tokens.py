@@ -27,8 +27,8 @@ from trainyard_trainer.data.preparation.tokens import prepare_stream as preparat
 from trainyard_trainer.data.preparation.tokens import token_chunks
 from trainyard_trainer.data.preparation.tokens.prepare_stream import Windows
 from trainyard_trainer.data.prepared import Prepared, TokenStreamInfo
-from trainyard_trainer.data.sources import text_pieces
-from trainyard_trainer.data.sources.text_pieces import cut_of
+from trainyard_trainer.data.sources.tokens import text_pieces
+from trainyard_trainer.data.sources.tokens.text_pieces import cut_of
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.language_model.codec import codec_of, save_tokenizer
 from trainyard_trainer.run_folder.folder import RunFolder

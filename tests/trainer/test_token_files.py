@@ -21,8 +21,8 @@ from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.config.training.models import Gpt
 from trainyard_trainer.data.loading.rows import read_stand_in
 from trainyard_trainer.data.loading.shard_rows import ShardRows
-from trainyard_trainer.data.sources import token_files
-from trainyard_trainer.data.sources.token_files import TokenShards
+from trainyard_trainer.data.sources.tokens import token_files
+from trainyard_trainer.data.sources.tokens.token_files import TokenShards
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.tools import predict
 

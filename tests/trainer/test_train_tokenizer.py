@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 
 from transformers import AutoTokenizer
 
-from trainyard_trainer.data.sources.tokenizer_folder import TextTokenizer
+from trainyard_trainer.data.sources.tokens.tokenizer_folder import TextTokenizer
 from trainyard_trainer.tools.data import main
 
 TEXTS = [f"the small horse and the old cow, number {number}, größer 你好\n" for number in range(50)]

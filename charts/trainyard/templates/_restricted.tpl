@@ -23,7 +23,7 @@ the service account: a YAML list of `PODS: FIELD`. The argument is the chart.
 {{- end }}
 
 {{/* The same of one pod, without its name. The argument is the template of a pod. The launcher's rules for manifests are the
-same: launcher/trainyard/rules/pod_security.py. */}}
+same: launcher/trainyard/rules/pods/pod_security.py. */}}
 {{- define "trainyard.unrestricted.pod" -}}
 {{- $found := list -}}
 {{- $spec := .spec -}}

@@ -14,21 +14,19 @@ from trainyard.rules import (
     api_server,
     crd_schema,
     deletion,
-    pod_fields,
-    pod_security,
-    pods,
     practice,
     queueing,
     raycluster,
     rayjob,
 )
 from trainyard.rules.field_path import FieldPath, Kuberay, Violation
+from trainyard.rules.pods import pod_fields, pod_security, pod_validation
 from trainyard.rules.subject import Subject
 
 RULES = (
     *crd_schema.RULES,
     *api_server.RULES,
-    *pods.RULES,
+    *pod_validation.RULES,
     *pod_fields.RULES,
     *pod_security.RULES,
     *rayjob.RULES,

@@ -34,12 +34,12 @@ from trainyard_trainer.data.sources.column_types import (
     to_floats,
     to_labels,
 )
-from trainyard_trainer.data.sources.find import KEYS, find_root
+from trainyard_trainer.data.sources.images.find import KEYS, find_root
+from trainyard_trainer.data.sources.images.tables import split_files
 from trainyard_trainer.data.sources.listing import list_all
 from trainyard_trainer.data.sources.parquet_files import is_parquet, opened, parquet_files
 from trainyard_trainer.data.sources.partitions import columns_in_folders
-from trainyard_trainer.data.sources.samples import ALL, SPLIT_COLUMN, TRAIN, VALID, stamp_of
-from trainyard_trainer.data.sources.tables import split_files
+from trainyard_trainer.data.sources.parts import ALL, SPLIT_COLUMN, TRAIN, VALID, stamp_of
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.storage import open_filesystem
 

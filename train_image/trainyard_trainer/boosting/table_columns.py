@@ -22,7 +22,7 @@ from trainyard_trainer.data.sources.column_types import (
     type_of,
 )
 from trainyard_trainer.data.sources.columns import check_columns
-from trainyard_trainer.data.sources.find import KEYS
+from trainyard_trainer.data.sources.images.find import KEYS
 from trainyard_trainer.data.sources.parquet_files import index_columns, opened
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.storage import open_filesystem

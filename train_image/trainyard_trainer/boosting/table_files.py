@@ -16,7 +16,7 @@ from pyarrow import fs
 
 from trainyard_trainer.config.data_sources import BUILT_IN
 from trainyard_trainer.data.sources.column_types import without_views
-from trainyard_trainer.data.sources.find import KEYS
+from trainyard_trainer.data.sources.images.find import KEYS
 from trainyard_trainer.data.sources.parquet_files import opened
 from trainyard_trainer.data.sources.partitions import Value
 from trainyard_trainer.storage import open_filesystem

@@ -8,7 +8,8 @@
 The files have a column `id` (int64), the row number of a sample in its split, and those of the kind of data:
 
 * images and text: `image`, bytes, and `label`, int64. `image` holds pixels (uint8, in the order channel, row,
-  column) or a plain image file (see `image_codec.py`); for text the bytes of a row (see `sources/text.py`).
+  column) or a plain image file (see `image_codec.py`); for text the bytes of a row (see
+  `sources/tokens/byte_rows.py`).
 * tokens of chats: `tokens` and `flags`, bytes (see `TokenInfo`).
 * tokens of text: `tokens`, bytes (see `TokenStreamInfo`).
 

@@ -22,7 +22,7 @@ from trainyard_trainer.data.preparation.prepare import prepare
 from trainyard_trainer.data.preparation.run_data import default_threads
 from trainyard_trainer.data.preparation.tokens.train_tokenizer import train_tokenizer
 from trainyard_trainer.data.prepared import Prepared, TokenInfo, TokenStreamInfo, read_prepared
-from trainyard_trainer.data.sources.find import open_prepared
+from trainyard_trainer.data.sources.images.find import open_prepared
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_files.sizes import size_text
 from trainyard_trainer.run_files.standard_streams import run_with_safe_streams

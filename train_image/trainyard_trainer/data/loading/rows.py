@@ -29,7 +29,7 @@ from trainyard_trainer.data.prepared import (
     PreparedInfo,
     prepared_info_of_json,
 )
-from trainyard_trainer.data.sources.token_files import TokenShards
+from trainyard_trainer.data.sources.tokens.token_files import TokenShards
 from trainyard_trainer.data.stored_rows import decode
 
 RunData = Prepared | TokenShards | Stream | UserDataset

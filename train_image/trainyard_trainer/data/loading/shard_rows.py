@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.user_dataset import SplitName
-from trainyard_trainer.data.sources.token_files import TokenShards
+from trainyard_trainer.data.sources.tokens.token_files import TokenShards
 
 
 class ShardRows(Dataset[Batch]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainyard_trainer.data.sources.samples import SampleLocation
+from trainyard_trainer.data.sources.parts import SampleLocation
 from trainyard_trainer.errors import ConfigError
 
 SHOWN = 5

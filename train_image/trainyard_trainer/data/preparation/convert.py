@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from trainyard_trainer.data.sources.samples import Samples
+from trainyard_trainer.data.sources.images.samples import Samples
 from trainyard_trainer.data.stored_rows import pixels_to_values
 
 FILES_AT_ONCE = 128

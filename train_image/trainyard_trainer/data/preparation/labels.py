@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainyard_trainer.data.sources.samples import TRAIN, Samples
+from trainyard_trainer.data.sources.images.samples import Samples
+from trainyard_trainer.data.sources.parts import TRAIN
 from trainyard_trainer.errors import ConfigError
 
 MOST_CLASSES = 2**20

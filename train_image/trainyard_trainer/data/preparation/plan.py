@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from trainyard_trainer.data.preparation.convert import StoredFormat, convert
-from trainyard_trainer.data.sources.samples import Samples
+from trainyard_trainer.data.sources.images.samples import Samples
 from trainyard_trainer.errors import ConfigError
 
 FILE_BYTES = (4 * 2**20, 128 * 2**20)

@@ -32,7 +32,7 @@ from trainyard_trainer.data.preparation.splits import (
     with_random_access,
 )
 from trainyard_trainer.data.prepared import DATASET, FORMAT, DatasetInfo
-from trainyard_trainer.data.sources.samples import TRAIN
+from trainyard_trainer.data.sources.parts import TRAIN
 from trainyard_trainer.data.stored_rows import header_of
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_folder.folder import RunFolder

@@ -24,8 +24,8 @@ from trainyard_trainer.data.prepared import (
     kind_of,
     read_prepared,
 )
-from trainyard_trainer.data.sources.find import open_prepared
-from trainyard_trainer.data.sources.token_files import TokenShards, token_paths
+from trainyard_trainer.data.sources.images.find import open_prepared
+from trainyard_trainer.data.sources.tokens.token_files import TokenShards, token_paths
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.hardware import usable_cpus
 from trainyard_trainer.run_folder.folder import RunFolder

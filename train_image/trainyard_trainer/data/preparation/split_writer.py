@@ -16,7 +16,7 @@ from trainyard_trainer.data.preparation.convert import PixelSums, convert
 from trainyard_trainer.data.preparation.destination import STATE, state_path
 from trainyard_trainer.data.preparation.external_shuffle import SortedChunks, pack_chunk
 from trainyard_trainer.data.preparation.plan import PlannedSplit, PreparationPlan
-from trainyard_trainer.data.sources.samples import SampleLocation
+from trainyard_trainer.data.sources.parts import SampleLocation
 from trainyard_trainer.data.stored_rows import write_part
 from trainyard_trainer.run_folder.folder import RunFolder
 

@@ -11,15 +11,10 @@ from trainyard_trainer.data.preparation.bad_samples import BadSamples
 from trainyard_trainer.data.preparation.context import PrepareContext
 from trainyard_trainer.data.preparation.labels import Numbered, number_labels
 from trainyard_trainer.data.preparation.plan import Options, PlannedSplit, PreparationPlan
-from trainyard_trainer.data.sources.find import open_source
-from trainyard_trainer.data.sources.samples import (
-    TRAIN,
-    VALID,
-    Cached,
-    Samples,
-    Source,
-)
-from trainyard_trainer.data.sources.text import open_text
+from trainyard_trainer.data.sources.images.find import open_source
+from trainyard_trainer.data.sources.images.samples import Cached, Samples, Source
+from trainyard_trainer.data.sources.parts import TRAIN, VALID
+from trainyard_trainer.data.sources.tokens.byte_rows import open_text
 from trainyard_trainer.errors import ConfigError
 
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from trainyard_trainer.config.location import HUB_MODEL, is_remote
-from trainyard_trainer.data.sources.tokenizer_folder import (
+from trainyard_trainer.data.sources.tokens.tokenizer_folder import (
     SETTINGS_FILES,
     TEMPLATES,
     TOKENIZER_FILES,

@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from trainyard_trainer.data.sources.chats.examples import Question, WrongRow
-from trainyard_trainer.data.sources.tokenizer_folder import load_tokenizer, padding_of
+from trainyard_trainer.data.sources.tokens.tokenizer_folder import load_tokenizer, padding_of
 
 TEXTS = "texts"
 """The key of validation.json with what the model has written behind the prompts of the run file."""

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Protocol
 
 from trainyard_trainer.config.training.models import Gpt
-from trainyard_trainer.data.sources.text import SEPARATOR
-from trainyard_trainer.data.sources.tokenizer_folder import (
+from trainyard_trainer.data.sources.tokens.byte_rows import SEPARATOR
+from trainyard_trainer.data.sources.tokens.tokenizer_folder import (
     TOKENIZER_KEY,
     TextTokenizer,
     tokenizer_files,

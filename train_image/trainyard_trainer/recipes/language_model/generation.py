@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from trainyard_trainer.data.sources.text import SEPARATOR
+from trainyard_trainer.data.sources.tokens.byte_rows import SEPARATOR
 from trainyard_trainer.recipes.language_model.model import Memory
 from trainyard_trainer.recipes.sampling import chosen, until_end
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from trainyard_trainer.config.training.models import Gpt
-from trainyard_trainer.data.sources.text import SEPARATOR
+from trainyard_trainer.data.sources.tokens.byte_rows import SEPARATOR
 
 
 class Vocabulary(NamedTuple):

@@ -17,9 +17,9 @@ from trainyard_trainer.config.training.train import LanguageModel
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.rows import RunData
 from trainyard_trainer.data.prepared import Prepared, TokenStreamInfo
-from trainyard_trainer.data.sources.stream_format import StreamFormat, require_stream
-from trainyard_trainer.data.sources.token_files import TokenShards
-from trainyard_trainer.data.sources.tokenizer_folder import text_tokenizer
+from trainyard_trainer.data.sources.tokens.stream_format import StreamFormat, require_stream
+from trainyard_trainer.data.sources.tokens.token_files import TokenShards
+from trainyard_trainer.data.sources.tokens.tokenizer_folder import text_tokenizer
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.example_inputs import ExampleInputs
 from trainyard_trainer.recipes.language_model.codec import save_tokenizer

@@ -13,7 +13,7 @@ from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.config.training.train import LanguageModel
 from trainyard_trainer.data.loading.shard_rows import ShardRows
 from trainyard_trainer.data.prepared import Prepared, StreamCounts, TokenStreamInfo
-from trainyard_trainer.data.sources.token_files import TokenShards
+from trainyard_trainer.data.sources.tokens.token_files import TokenShards
 from trainyard_trainer.data.stored_rows import read_validation
 from trainyard_trainer.recipes.language_model.codec import codec_of
 from trainyard_trainer.recipes.language_model.generation import continued

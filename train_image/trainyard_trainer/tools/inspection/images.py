@@ -15,9 +15,10 @@ from trainyard_trainer.data.preparation.labels import Numbered, number_labels
 from trainyard_trainer.data.preparation.plan import detect_format
 from trainyard_trainer.data.preparation.run_data import default_threads
 from trainyard_trainer.data.prepared import Prepared, read_dataset_json
-from trainyard_trainer.data.sources.find import open_source
+from trainyard_trainer.data.sources.images.find import open_source
+from trainyard_trainer.data.sources.images.samples import Samples
 from trainyard_trainer.data.sources.listing import explained_errors
-from trainyard_trainer.data.sources.samples import ALL, TRAIN, Samples
+from trainyard_trainer.data.sources.parts import ALL, TRAIN
 from trainyard_trainer.data.stored_rows import decode
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_files.sizes import size_text

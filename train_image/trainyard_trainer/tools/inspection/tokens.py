@@ -18,7 +18,7 @@ from trainyard_trainer.data.prepared import (
     TokenInfo,
     TokenStreamInfo,
 )
-from trainyard_trainer.data.sources.tokenizer_folder import load_tokenizer
+from trainyard_trainer.data.sources.tokens.tokenizer_folder import load_tokenizer
 from trainyard_trainer.data.stored_rows import read_validation
 from trainyard_trainer.recipes.causal_lm.token_counts import count_rows
 from trainyard_trainer.terminal import table_text

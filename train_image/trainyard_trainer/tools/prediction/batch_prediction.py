@@ -23,9 +23,9 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from trainyard_trainer.data.prepared import METADATA_KEY
+from trainyard_trainer.data.sources.images.pixel_columns import PixelLayout, to_pixels
+from trainyard_trainer.data.sources.images.tables import class_names_of
 from trainyard_trainer.data.sources.listing import explained_errors
-from trainyard_trainer.data.sources.pixel_columns import PixelLayout, to_pixels
-from trainyard_trainer.data.sources.tables import class_names_of
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.tools.prediction.classifier import Classifier
 from trainyard_trainer.tools.prediction.prediction_input import ANSWER, CLASS_PROBABILITY, Input

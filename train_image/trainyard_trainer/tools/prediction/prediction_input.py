@@ -14,15 +14,15 @@ from pyarrow import fs
 
 from trainyard_trainer.data.image_codec import UnreadableError, load, to_png
 from trainyard_trainer.data.prepared import METADATA_KEY
-from trainyard_trainer.data.sources.listing import explained_errors, list_all
-from trainyard_trainer.data.sources.pixel_columns import (
+from trainyard_trainer.data.sources.images.pixel_columns import (
     NO_IMAGE,
     PixelLayout,
     find_layout,
     plain,
     to_pixels,
 )
-from trainyard_trainer.data.sources.tables import OPENING_THREADS
+from trainyard_trainer.data.sources.images.tables import OPENING_THREADS
+from trainyard_trainer.data.sources.listing import explained_errors, list_all
 from trainyard_trainer.data.stored_rows import pixels_to_values
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.storage import open_filesystem

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
@@ -23,6 +23,10 @@ from trainyard.cli.options import (
     platform_of,
     print_json,
 )
+
+if TYPE_CHECKING:
+    from trainyard.quantities import Object
+    from trainyard.sweeps.outcomes import Goal
 
 AT_ONCE = 4
 STORAGE = Path("runs")
@@ -77,20 +81,11 @@ def sweep(
 ) -> int:
     """Train one run for each combination of values, and compare them. The same command resumes a sweep."""
     from trainyard.cli import show
-    from trainyard.errors import ConfigError
     from trainyard.run_file.code.source import source_of
     from trainyard.sweeps.combinations import load_sweep
-    from trainyard.sweeps.outcomes import goal_of, rows_of, table_of_rows
+    from trainyard.sweeps.outcomes import goal_of, rows_of
 
-    if here and max_parallel not in (None, 1):
-        raise ConfigError(
-            f"--max-parallel {max_parallel} is for a cluster: --here trains one run after the other",
-            "Leave it out.",
-        )
-    if here and platform_file is not None:
-        raise ConfigError("--platform is for a cluster, and --here needs none: leave one out")
-    if storage is not None and not here:
-        raise ConfigError("--storage is for --here: on a cluster the platform says where runs lie")
+    _require_options_fit(here, max_parallel, platform_file, storage)
     combinations = load_sweep(
         run_file, swept, settings or (), gpus=gpus, workers=workers, name=name
     )
@@ -110,17 +105,42 @@ def sweep(
             cluster, platform, combinations, goal, at_once, show.say, show.UploadView, source
         )
     rows = rows_of(combinations, outcomes, goal)
+    failed = [row["run"] for row in rows if row["phase"] != "succeeded"]
     if as_json:
         print_json({"runs": rows})
-    else:
+    _say_results(rows, goal, len(failed), with_table=not as_json)
+    if failed and not here:
+        show.say(f"`trainyard explain {failed[0]} {cluster.options}` finds the cause")
+    return 1 if failed else 0
+
+
+def _require_options_fit(
+    here: bool, max_parallel: int | None, platform_file: Path | None, storage: Path | None
+) -> None:
+    """Raise ConfigError for options of a cluster with `--here`, and for one of `--here` without it."""
+    from trainyard.errors import ConfigError
+
+    if here and max_parallel not in (None, 1):
+        raise ConfigError(
+            f"--max-parallel {max_parallel} is for a cluster: --here trains one run after the other",
+            "Leave it out.",
+        )
+    if here and platform_file is not None:
+        raise ConfigError("--platform is for a cluster, and --here needs none: leave one out")
+    if storage is not None and not here:
+        raise ConfigError("--storage is for --here: on a cluster the platform says where runs lie")
+
+
+def _say_results(rows: list[Object], goal: Goal, failed: int, *, with_table: bool) -> None:
+    """Print the table of a sweep's runs, how many succeeded, and why none is the best."""
+    from trainyard.cli import show
+    from trainyard.sweeps.outcomes import table_of_rows
+
+    if with_table:
         show.table(*table_of_rows(rows, goal))
-    failed = [row["run"] for row in rows if row["phase"] != "succeeded"]
-    show.say(f"{len(rows)} runs: {len(rows) - len(failed)} succeeded, {len(failed)} did not")
-    if len(failed) < len(rows) and not any(row["best"] for row in rows):
+    show.say(f"{len(rows)} runs: {len(rows) - failed} succeeded, {failed} did not")
+    if failed < len(rows) and not any(row["best"] for row in rows):
         reported = sorted({name for row in rows for name in row["metrics"]})
         show.say(
             f"no run has reported {goal.metric}; reported were: {', '.join(reported) or 'no metrics'}"
         )
-    if failed and not here:
-        show.say(f"`trainyard explain {failed[0]} {cluster.options}` finds the cause")
-    return 1 if failed else 0

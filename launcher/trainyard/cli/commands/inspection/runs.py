@@ -204,42 +204,70 @@ def logs(
     ] = None,
 ) -> None:
     """Print the log of a run's driver or of a worker: of the pod or, if that is gone, of the run's folder."""
-    from trainyard.errors import ConfigError
-    from trainyard.local.results import LocalFiles
-    from trainyard.submission.run_folder.kept_logs import WantedLog
-
     name = run_name(name)
+    wanted = _wanted_log(worker, attempt, previous)
+    is_newest = attempt is None and not previous
     since_s = None if since is None else _seconds(since)
-    if previous and attempt is not None:
-        raise ConfigError("--attempt and --previous exclude each other")
-    is_kept = previous or attempt is not None
-    if since_s is not None and (worker is not None or is_kept):
-        raise ConfigError(
-            "--since is only for the log of a running driver: logs in a run's folder have no times"
-        )
-    if follow and is_kept:
-        raise ConfigError("--follow is only for the newest log")
-    wanted = WantedLog(worker=worker, attempt=attempt, is_previous=previous)
+    _require_log_options_fit(wanted, is_newest, follow, since)
     if storage is not None:
-        for option, is_given in {
-            "--namespace": namespace, "--context": context, "--follow": follow, "--since": since,
-        }.items():  # fmt: skip
-            if is_given:
-                raise ConfigError(f"--storage and {option} exclude each other")
-        folder = LocalFiles(storage / name)
-        _print_log((folder.read(wanted.choose(name, folder.files())) or "").splitlines())
+        _require_no_cluster_options(namespace, context, follow, since)
+        _print_log_of_this_machine(storage / name, wanted)
         return
     cluster = open_cluster_to_change(namespace or NAMESPACE, context)
     job = last_job(cluster, name)
     head = head_of(cluster, job)
     if head is None and follow and worker is None and job is not None:
         head = _await_head(cluster, name, job)
-    if head is None or is_kept:
+    if head is None or not is_newest:
         _print_kept_log(cluster, name, job, head, wanted)
     elif worker is not None:
         _print_worker_log(cluster, name, wanted, head, follow)
     else:
         _print_driver_log(cluster, head, follow, since_s)
+
+
+def _wanted_log(worker: int | None, attempt: int | None, previous: bool) -> WantedLog:
+    """Return which log is meant. Raises ConfigError for two options that exclude each other."""
+    from trainyard.errors import ConfigError
+    from trainyard.submission.run_folder.kept_logs import WantedLog
+
+    if previous and attempt is not None:
+        raise ConfigError("--attempt and --previous exclude each other")
+    return WantedLog(worker=worker, attempt=attempt, is_previous=previous)
+
+
+def _require_log_options_fit(
+    wanted: WantedLog, is_newest: bool, follow: bool, since: str | None
+) -> None:
+    """Raise ConfigError for `--since` and `--follow` with a log that cannot have them."""
+    from trainyard.errors import ConfigError
+
+    if since is not None and (wanted.worker is not None or not is_newest):
+        raise ConfigError(
+            "--since is only for the log of a running driver: logs in a run's folder have no times"
+        )
+    if follow and not is_newest:
+        raise ConfigError("--follow is only for the newest log")
+
+
+def _require_no_cluster_options(
+    namespace: str | None, context: str | None, follow: bool, since: str | None
+) -> None:
+    """Raise ConfigError for an option that `--storage` excludes."""
+    from trainyard.errors import ConfigError
+
+    options = {"--namespace": namespace, "--context": context, "--follow": follow, "--since": since}
+    for option, is_given in options.items():
+        if is_given:
+            raise ConfigError(f"--storage and {option} exclude each other")
+
+
+def _print_log_of_this_machine(folder: Path, wanted: WantedLog) -> None:
+    """Print a log from the folder of a run of this machine."""
+    from trainyard.local.results import LocalFiles
+
+    files = LocalFiles(folder)
+    _print_log((files.read(wanted.choose(folder.name, files.files())) or "").splitlines())
 
 
 def _await_head(cluster: Cluster, name: str, job: Object) -> str | None:
@@ -316,7 +344,6 @@ def _print_worker_log(
 
 
 def _print_log(lines: Iterable[str]) -> None:
-
     for line in lines:
         typer.echo(log_line(line))
 

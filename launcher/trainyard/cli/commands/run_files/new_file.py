@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal, Optional, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, TypeVar
 
 import typer
 
@@ -19,6 +19,9 @@ from trainyard.cli.options import (
     local_path,
     platform_of,
 )
+
+if TYPE_CHECKING:
+    from trainyard.platform import Platform
 
 T = TypeVar("T", str, int)
 
@@ -84,15 +87,7 @@ def init(
     context: Context = None,
 ) -> None:
     """Write a run file that explains every key; on a terminal, ask for what the options do not give."""
-    from trainyard.cli import show
     from trainyard.errors import ConfigError
-    from trainyard.planning.authoring.init import (
-        check_text,
-        default_batch,
-        run_text,
-        write_run,
-    )
-    from trainyard.run_file.overrides import parse_amount
 
     if recipe is not None:
         others = (source, classes, channels, model, gpus, workers, epochs, batch_size)
@@ -106,33 +101,45 @@ def init(
         )
     platform = platform_of(platform_file, from_cluster, namespace, context=context)
     name = _ask("The run's name", name, file.stem)
-    source = _ask("Data: digits, a path, or s3://bucket/prefix", source, "digits")
-    classes, channels = _ask_for_sizes(source, classes, channels)
-    model = _ask("Model of torchvision", model, "resnet18")
-    if gpus is None and workers is None:
-        gpus = _ask("GPUs (a number, 8:16 for a range, 0 for none)", None, "0")
-        gpus, workers = (None, "2") if gpus == "0" else (gpus, None)
-    epochs = _ask("Epochs", epochs, 10)
-    unit: Literal["gpus", "workers"] = "workers" if gpus is None else "gpus"
-    amount = parse_amount(gpus or workers or "")
-    if batch_size is None:
-        batch_size = default_batch(amount, unit, platform)
-    answers: dict[str, Any] = {
-        "name": name,
-        "resources": {unit: amount},
-        "data": {"source": source},
-        "train": {
-            "model": {"name": model, "in_channels": channels, "num_classes": classes},
-            "epochs": epochs,
-            "global_batch_size": batch_size,
-        },
-        "checkpoint": {"keep": 2},
-        "faults": {"retries": 2},
-    }
-    text = run_text(answers)
+    data, network = _ask_for_data_and_network(source, classes, channels, model)
+    resources = _ask_for_resources(gpus, workers)
+    train = {"model": network, "epochs": _ask("Epochs", epochs, 10)}
+    if batch_size is not None:
+        train["global_batch_size"] = batch_size
+    _write(file, {"name": name, "resources": resources, "data": data, "train": train}, platform)
+
+
+def _write(file: Path, answers: dict[str, Any], platform: Platform) -> None:
+    """Write a run file with the answers, and defaults for what was not asked."""
+    from trainyard.cli import show
+    from trainyard.planning.authoring.init import check_text, default_batch, run_text, write_run
+
+    ((unit, amount),) = answers["resources"].items()
+    answers["train"].setdefault("global_batch_size", default_batch(amount, unit, platform))
+    text = run_text({**answers, "checkpoint": {"keep": 2}, "faults": {"retries": 2}})
     check_text(text, str(file), platform)
     write_run(file, text)
     show.say(f"{file} is written; `trainyard plan {file}` shows what it needs")
+
+
+def _ask_for_data_and_network(
+    source: str | None, classes: int | None, channels: int | None, model: str | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the sections `data` and `train.model` of a run file: as given, else ask."""
+    source = _ask("Data: digits, a path, or s3://bucket/prefix", source, "digits")
+    classes, channels = _ask_for_sizes(source, classes, channels)
+    name = _ask("Model of torchvision", model, "resnet18")
+    return {"source": source}, {"name": name, "in_channels": channels, "num_classes": classes}
+
+
+def _ask_for_resources(gpus: str | None, workers: str | None) -> dict[str, Any]:
+    """Return the section `resources` of a run file: as given, else ask. Two workers stand for no GPU."""
+    from trainyard.run_file.overrides import parse_amount
+
+    if gpus is None and workers is None:
+        gpus = _ask("GPUs (a number, 8:16 for a range, 0 for none)", None, "0")
+        gpus, workers = (None, "2") if gpus == "0" else (gpus, None)
+    return {"workers" if gpus is None else "gpus": parse_amount(gpus or workers or "")}
 
 
 def _ask_for_sizes(source: str, classes: int | None, channels: int | None) -> tuple[int, int]:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from trainyard_trainer.config.data import Data
 from trainyard_trainer.config.data_sources import absolute
 from trainyard_trainer.data.prepared import StreamCounts, TokenStreamInfo
-from trainyard_trainer.data.sources.stream_format import StreamFormat
-from trainyard_trainer.data.sources.token_files import (
+from trainyard_trainer.data.sources.tokens.stream_format import StreamFormat
+from trainyard_trainer.data.sources.tokens.token_files import (
     TokenFile,
     TokenShards,
     check_ids,
@@ -18,7 +18,7 @@ from trainyard_trainer.data.sources.token_files import (
     stamp,
     token_paths,
 )
-from trainyard_trainer.data.sources.tokenizer_folder import (
+from trainyard_trainer.data.sources.tokens.tokenizer_folder import (
     TOKENIZER_KEY,
     text_tokenizer,
     tokenizer_sha256,

@@ -35,11 +35,11 @@ from trainyard_trainer.data.preparation.tokens.token_chunks import (
     ChunkWriter,
 )
 from trainyard_trainer.data.prepared import DATASET, FORMAT, StreamCounts, TokenStreamInfo
-from trainyard_trainer.data.sources.samples import ALL, TRAIN, VALID
-from trainyard_trainer.data.sources.stream_format import StreamFormat
-from trainyard_trainer.data.sources.text import Document, TextFiles, find_text
-from trainyard_trainer.data.sources.text_pieces import TextPiece, pieces_of, whole_lines
-from trainyard_trainer.data.sources.tokenizer_folder import (
+from trainyard_trainer.data.sources.parts import ALL, TRAIN, VALID
+from trainyard_trainer.data.sources.tokens.byte_rows import Document, TextFiles, find_text
+from trainyard_trainer.data.sources.tokens.stream_format import StreamFormat
+from trainyard_trainer.data.sources.tokens.text_pieces import TextPiece, pieces_of, whole_lines
+from trainyard_trainer.data.sources.tokens.tokenizer_folder import (
     TOKENIZER_KEY,
     TextTokenizer,
     text_tokenizer,

@@ -49,7 +49,7 @@ from trainyard_trainer.data.sources.chats.packing import one_row_each, pack, pad
 from trainyard_trainer.data.sources.chats.token_format import TokenFormat
 from trainyard_trainer.data.sources.chats.tokenizer import ChatTokenizer
 from trainyard_trainer.data.sources.rows.split_files import SplitName
-from trainyard_trainer.data.sources.tokenizer_folder import tokenizer_sha256
+from trainyard_trainer.data.sources.tokens.tokenizer_folder import tokenizer_sha256
 from trainyard_trainer.data.stored_rows import write_token_part
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.hardware import usable_cpus

@@ -12,11 +12,11 @@ from pyarrow import fs
 from trainyard_trainer.config.data_sources import BUILT_IN
 from trainyard_trainer.data.sources.chats.chat_files import ChatFiles
 from trainyard_trainer.data.sources.chats.examples import TextExample, WrongRow, example_of
-from trainyard_trainer.data.sources.find import KEYS, find_root
+from trainyard_trainer.data.sources.images.find import KEYS, find_root
 from trainyard_trainer.data.sources.listing import list_all
-from trainyard_trainer.data.sources.samples import ALL
-from trainyard_trainer.data.sources.text import PATTERN, find_text
-from trainyard_trainer.data.sources.text_pieces import pieces_of
+from trainyard_trainer.data.sources.parts import ALL
+from trainyard_trainer.data.sources.tokens.byte_rows import PATTERN, find_text
+from trainyard_trainer.data.sources.tokens.text_pieces import pieces_of
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.storage import open_filesystem
 

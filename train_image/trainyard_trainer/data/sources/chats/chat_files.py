@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyarrow import fs, parquet
 
 from trainyard_trainer.data.sources.listing import explained_errors
+from trainyard_trainer.data.sources.parts import SampleLocation, stamp_of
 from trainyard_trainer.data.sources.rows.split_files import (
     FileFormat,
     SplitFiles,
@@ -18,7 +19,6 @@ from trainyard_trainer.data.sources.rows.split_files import (
     find_files,
     format_of,
 )
-from trainyard_trainer.data.sources.samples import SampleLocation, stamp_of
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.storage import open_filesystem
 

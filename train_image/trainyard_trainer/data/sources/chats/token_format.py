@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainyard_trainer.data.prepared import TokenInfo
-from trainyard_trainer.data.sources.tokenizer_folder import tokenizer_sha256
+from trainyard_trainer.data.sources.tokens.tokenizer_folder import tokenizer_sha256
 from trainyard_trainer.errors import ConfigError
 
 

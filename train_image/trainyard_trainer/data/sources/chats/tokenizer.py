@@ -17,7 +17,7 @@ from trainyard_trainer.data.sources.chats.examples import (
     TextExample,
     WrongRow,
 )
-from trainyard_trainer.data.sources.tokenizer_folder import load_tokenizer, padding_of
+from trainyard_trainer.data.sources.tokens.tokenizer_folder import load_tokenizer, padding_of
 from trainyard_trainer.errors import ConfigError
 
 MARK = re.compile(r"{%-?\s*generation\s*-?%}")

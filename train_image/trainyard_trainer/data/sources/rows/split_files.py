@@ -12,7 +12,7 @@ from typing import Literal
 
 from pyarrow import fs
 
-from trainyard_trainer.data.sources.find import KEYS, find_root
+from trainyard_trainer.data.sources.images.find import KEYS, find_root
 from trainyard_trainer.data.sources.listing import list_all
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.storage import open_filesystem

@@ -16,12 +16,12 @@ from pyarrow import fs
 
 from trainyard_trainer.data.sources.column_types import MISSING
 from trainyard_trainer.data.sources.columns import check_columns
-from trainyard_trainer.data.sources.image_files import ImageFiles
+from trainyard_trainer.data.sources.images.image_files import ImageFiles
+from trainyard_trainer.data.sources.images.samples import Source
 from trainyard_trainer.data.sources.listing import explained_errors
-from trainyard_trainer.data.sources.samples import (
+from trainyard_trainer.data.sources.parts import (
     ALL,
     SPLIT_COLUMN,
-    Source,
     choose_splits,
     is_split_name,
     stamp_of,

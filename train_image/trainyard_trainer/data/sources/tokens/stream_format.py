@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainyard_trainer.data.prepared import TokenStreamInfo
-from trainyard_trainer.data.sources.tokenizer_folder import TOKENIZER_KEY, tokenizer_sha256
+from trainyard_trainer.data.sources.tokens.tokenizer_folder import TOKENIZER_KEY, tokenizer_sha256
 from trainyard_trainer.errors import ConfigError
 
 

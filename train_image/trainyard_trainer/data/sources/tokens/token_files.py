@@ -17,10 +17,10 @@ from pyarrow import fs
 
 from trainyard_trainer.config.data_sources import BUILT_IN
 from trainyard_trainer.data.prepared import TokenStreamInfo
-from trainyard_trainer.data.sources.find import KEYS, find_root
+from trainyard_trainer.data.sources.images.find import KEYS, find_root
 from trainyard_trainer.data.sources.listing import explained_errors, list_all
+from trainyard_trainer.data.sources.parts import stamp_of
 from trainyard_trainer.data.sources.rows.split_files import SPLITS, UNUSED, SplitName
-from trainyard_trainer.data.sources.samples import stamp_of
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.storage import open_filesystem
 

@@ -15,17 +15,16 @@ from pyarrow import fs
 from trainyard_trainer.data.image_codec import EXTENSIONS
 from trainyard_trainer.data.sources.column_types import MISSING
 from trainyard_trainer.data.sources.columns import check_columns
+from trainyard_trainer.data.sources.images.samples import ReadImages, Source
 from trainyard_trainer.data.sources.listing import broken_link_target
 from trainyard_trainer.data.sources.partitions import Value, columns_in_folders
-from trainyard_trainer.data.sources.samples import (
+from trainyard_trainer.data.sources.parts import (
     ALL,
     SPLIT_COLUMN,
     SPLIT_NAMES,
     TRAIN,
     VALID,
-    ReadImages,
     SampleLocation,
-    Source,
     choose_splits,
     is_split_name,
     stamp_of,

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from trainyard_trainer.data.sources.column_types import without_views
+from trainyard_trainer.data.sources.images.samples import ReadImages
 from trainyard_trainer.data.sources.listing import explained_errors
-from trainyard_trainer.data.sources.samples import ReadImages
 from trainyard_trainer.errors import ConfigError
 
 SNIFFED_ROWS = 16

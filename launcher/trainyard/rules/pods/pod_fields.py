@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
 from trainyard.rules.field_path import FieldPath, Violation
-from trainyard.rules.pods import LABEL_KEY, LABEL_VALUE
+from trainyard.rules.pods.pod_validation import LABEL_KEY, LABEL_VALUE
 from trainyard.rules.subject import Subject
 
 T = TypeVar("T")

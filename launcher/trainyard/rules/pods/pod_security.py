@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from trainyard.rules.field_path import FieldPath, Violation
-from trainyard.rules.pods import CONTAINER_LISTS
+from trainyard.rules.pods.pod_validation import CONTAINER_LISTS
 from trainyard.rules.subject import Subject
 
 NAMES = (BASELINE, RESTRICTED) = ("pod-security-baseline", "pod-security-restricted")

@@ -20,17 +20,10 @@ import pyarrow as pa
 from pyarrow import fs
 
 from trainyard_trainer.config.data_sources import BUILT_IN
-from trainyard_trainer.data.sources.find import KEYS, find_root
+from trainyard_trainer.data.sources.images.find import KEYS, find_root
+from trainyard_trainer.data.sources.images.samples import ReadImages, Source
 from trainyard_trainer.data.sources.listing import explained_errors, list_all
-from trainyard_trainer.data.sources.samples import (
-    ALL,
-    TRAIN,
-    VALID,
-    ReadImages,
-    SampleLocation,
-    Source,
-    stamp_of,
-)
+from trainyard_trainer.data.sources.parts import ALL, TRAIN, VALID, SampleLocation, stamp_of
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.storage import open_filesystem
 

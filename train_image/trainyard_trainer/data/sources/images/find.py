@@ -16,13 +16,14 @@ from trainyard_trainer.config.data_sources import (
     describe_preparable_sources,
 )
 from trainyard_trainer.data.prepared import DATASET
-from trainyard_trainer.data.sources.idx import is_idx_images, open_idx
-from trainyard_trainer.data.sources.image_files import has_classes, open_folder
+from trainyard_trainer.data.sources.images.idx import is_idx_images, open_idx
+from trainyard_trainer.data.sources.images.image_files import has_classes, open_folder
+from trainyard_trainer.data.sources.images.manifest import manifest_files, open_manifest
+from trainyard_trainer.data.sources.images.samples import HeldSamples, Source
+from trainyard_trainer.data.sources.images.tables import open_tables
 from trainyard_trainer.data.sources.listing import explained_errors, list_all, require_utf8
-from trainyard_trainer.data.sources.manifest import manifest_files, open_manifest
 from trainyard_trainer.data.sources.parquet_files import is_parquet, parquet_files
-from trainyard_trainer.data.sources.samples import ALL, HeldSamples, Source, stamp_of
-from trainyard_trainer.data.sources.tables import open_tables
+from trainyard_trainer.data.sources.parts import ALL, stamp_of
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.storage import open_filesystem

@@ -12,14 +12,8 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import fs
 
-from trainyard_trainer.data.sources.samples import (
-    ALL,
-    HeldSamples,
-    Source,
-    choose_splits,
-    is_split_name,
-    stamp_of,
-)
+from trainyard_trainer.data.sources.images.samples import HeldSamples, Source
+from trainyard_trainer.data.sources.parts import ALL, choose_splits, is_split_name, stamp_of
 from trainyard_trainer.errors import ConfigError
 
 IMAGES_MAGIC = 0x00000803

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pyarrow import fs
 
 from trainyard_trainer.data.sources.listing import explained_errors
-from trainyard_trainer.data.sources.text import Document
+from trainyard_trainer.data.sources.tokens.byte_rows import Document
 from trainyard_trainer.errors import ConfigError
 
 PIECE_BYTES = 2**18

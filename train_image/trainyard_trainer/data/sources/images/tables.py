@@ -15,22 +15,21 @@ from pyarrow import fs
 
 from trainyard_trainer.data.sources.column_types import Use, require_use, to_labels
 from trainyard_trainer.data.sources.columns import check_columns
-from trainyard_trainer.data.sources.listing import explained_errors
-from trainyard_trainer.data.sources.parquet_files import opened
-from trainyard_trainer.data.sources.partitions import Value, columns_in_folders
-from trainyard_trainer.data.sources.pixel_columns import (
+from trainyard_trainer.data.sources.images.pixel_columns import (
     NO_IMAGE,
     PixelLayout,
     find_layout,
     plain,
     to_pixels,
 )
-from trainyard_trainer.data.sources.samples import (
+from trainyard_trainer.data.sources.images.samples import ReadImages, Source
+from trainyard_trainer.data.sources.listing import explained_errors
+from trainyard_trainer.data.sources.parquet_files import opened
+from trainyard_trainer.data.sources.partitions import Value, columns_in_folders
+from trainyard_trainer.data.sources.parts import (
     ALL,
     SPLIT_COLUMN,
-    ReadImages,
     SampleLocation,
-    Source,
     choose_splits,
     is_split_name,
     stamp_of,

@@ -1,0 +1,1 @@
+"""Rules of Kubernetes for the pods of an object: their validation, and Pod Security."""

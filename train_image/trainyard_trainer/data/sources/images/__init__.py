@@ -1,0 +1,1 @@
+"""Sources of images: files, idx files, manifests and columns of Parquet."""
