@@ -62,7 +62,7 @@ class FixedGroup:
         return False
 
     def regroup(self, error: BaseException) -> None:
-        """Raise the error."""
+        """Raise the error: no worker is replaced."""
         raise error
 
     def finish(self) -> None:
