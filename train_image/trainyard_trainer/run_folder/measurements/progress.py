@@ -330,7 +330,7 @@ class Recorder:
         assert self._unwritten
         recorded = read_lines(self.folder, self.folder.metrics)
         last = max((each["step"] for each in recorded), default=-1)
-        unwritten = self._unwritten.read_text() if self._unwritten.exists() else ""
+        unwritten = self._unwritten.read_bytes().decode() if self._unwritten.exists() else ""
         rest = [each for each in parsed(unwritten) if each["step"] > last]
         self._pending = [json.dumps(each) + "\n" for each in rest]
         lines = [*recorded, *rest]
@@ -367,7 +367,7 @@ class Recorder:
             self._check_fence()
             self.folder.append(self.folder.metrics, "".join(self._pending))
             if self._unwritten:
-                self._unwritten.write_text("")
+                self._unwritten.write_bytes(b"")
         self._pending, self._flushed = [], time.monotonic()
 
     def show(self, record: MetricsRecord) -> dict[str, Any]:
