@@ -10,7 +10,9 @@ import pytest
 import torch
 from replaced_workers import free_port
 from torch import distributed
+from training import small_config
 
+from trainyard_trainer.config.replaceable import replaces_workers, why_not_replaced
 from trainyard_trainer.engine.kept_state import SLOTS, KeptState
 from trainyard_trainer.engine.regrouping import Agreement, Position, agree
 from trainyard_trainer.errors import RunError
@@ -25,6 +27,33 @@ from trainyard_trainer.run_folder.measurements.progress import Length, Trained
 
 CLOSED = "[gloo/transport/tcp/pair.cc] Connection closed by peer"
 """What gloo says."""
+
+# Which runs replace workers.
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),
+        ({"scaling__num_workers": 1}, "the run has one worker"),
+        ({"scaling__use_gpu": True}, "the run has GPUs"),
+        ({"scaling__min_workers": 1}, "the number of workers is a range"),
+        ({"train__strategy": "fsdp2"}, "train.strategy = fsdp2"),
+        ({"train__compile": True}, "train.compile = true"),
+        ({"data__loader": "ray"}, "data.loader = ray"),
+    ],
+)
+def test_what_of_a_run_makes_it_impossible_to_replace_workers(
+    tmp_path: Path, changes: dict[str, Any], reason: str | None
+) -> None:
+    config = small_config(tmp_path, **{"scaling__num_workers": 2} | changes)
+    assert why_not_replaced(config) == reason
+    assert not replaces_workers(config)
+    wanted = small_config(
+        tmp_path, **{"scaling__num_workers": 2, "faults__replace_workers": True} | changes
+    )
+    assert replaces_workers(wanted) == (reason is None)
+
 
 # What the workers agree on.
 

@@ -74,7 +74,7 @@ def test_a_worker_that_is_replaced_alone_costs_only_the_time_of_its_replacement(
     config = ray_config(attempts, train__epochs=EPOCHS, faults__replace_workers=True)
     driver = attempts.start(config)
     with reading(driver) as output:
-        assert wait_for(lambda: attempts.read(config, "metrics.jsonl"), 120), output
+        assert wait_for(lambda: attempts.read(config, "metrics.jsonl"), 200), output
         first, _ = read_json(config, "workers.json")["workers"]
         os.kill(first["process"], signal.SIGKILL)
         assert driver.wait() == 0, output
@@ -86,7 +86,7 @@ def test_a_worker_that_is_replaced_alone_costs_only_the_time_of_its_replacement(
     assert goodput["starts"]["replacements"] == pytest.approx(2 * replaced["seconds"], abs=0.1)
     assert goodput["again_s"] == 0
     log = attempts.read(config, "logs/attempt-1.1/worker-0.log")
-    assert "this worker was lost" in log
+    assert "worker 0 replaced within" in log
     check_metrics(config, EPOCHS)
 
 
@@ -100,7 +100,7 @@ def test_all_workers_restart_if_a_replacement_does_not_start_in_time(attempts: A
     )
     driver = attempts.start(config)
     with reading(driver) as output:
-        assert wait_for(lambda: attempts.read(config, "metrics.jsonl"), 120), output
+        assert wait_for(lambda: attempts.read(config, "metrics.jsonl"), 200), output
         (server,) = attempts.processes("fork_server.py")
         os.kill(server, signal.SIGSTOP)
         _, last = read_json(config, "workers.json")["workers"]
@@ -120,7 +120,7 @@ def test_workers_that_are_lost_too_often_end_the_run(attempts: Attempts) -> None
     )
     driver = attempts.start(config)
     with reading(driver) as output:
-        assert wait_for(lambda: attempts.read(config, "metrics.jsonl"), 120), output
+        assert wait_for(lambda: attempts.read(config, "metrics.jsonl"), 200), output
         _, last = read_json(config, "workers.json")["workers"]
         os.kill(last["process"], signal.SIGKILL)
         assert driver.wait() == 1

@@ -24,6 +24,8 @@ def why_not_replaced(config: RecipeConfig) -> str | None:
         return f"train.strategy = {config.train.strategy}"
     if config.data.loader != "torch":
         return f"data.loader = {config.data.loader}"
+    if config.data.stream:
+        return "data.stream = true"
     if config.train.compile:
         return "train.compile = true"
     if config.scaling.use_gpu:

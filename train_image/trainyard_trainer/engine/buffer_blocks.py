@@ -18,7 +18,7 @@ Place = tuple[nn.Module, str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BufferBlock:
+class MemoryBlock:
     """A block of memory with the buffers of one data type."""
 
     memory: Tensor
@@ -28,7 +28,7 @@ class BufferBlock:
     addresses: tuple[int, ...]
 
     @classmethod
-    def of(cls, places: list[Place]) -> BufferBlock:
+    def of(cls, places: list[Place]) -> MemoryBlock:
         """Move buffers into a new block."""
         buffers = [buffer_at(each) for each in places]
         memory = torch.cat([each.detach().reshape(-1) for each in buffers])
@@ -70,7 +70,7 @@ class BufferBlocks:
                     normed[buffer.dtype].append((module, name))
                 else:
                     self._others.append((module, name))
-        self._blocks = [BufferBlock.of(places) for places in normed.values()]
+        self._blocks = [MemoryBlock.of(places) for places in normed.values()]
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors that hold all buffers now; changing them changes the buffers."""

@@ -30,6 +30,9 @@ a lost process within a second; the controller gives up before (`replace_or_rest
 STORE_S = 60.0
 """Seconds within which the key-value store must answer."""
 
+STORE_TRY_S = 3.0
+"""Seconds of one attempt to connect to the key-value store."""
+
 CONNECT_S = 30.0
 """Seconds within which the members of a process group must have connected, once all of them are there."""
 
@@ -162,20 +165,31 @@ class Membership:
 
     def _store_at(self, meeting: MeetingPoint) -> distributed.TCPStore:
         """Return the key-value store of rank 0, or a connection to it."""
-        from torch import distributed
-
         key = (meeting.address, meeting.port)
         if key not in self._stores:
-            self._stores = {
-                key: distributed.TCPStore(
+            self._stores = {key: self._open_store(meeting)}
+        return self._stores[key]
+
+    def _open_store(self, meeting: MeetingPoint) -> distributed.TCPStore:
+        """Open the store, or connect to it until there is a newer process group: its rank 0 may be lost."""
+        from torch import distributed
+
+        deadline = time.monotonic() + STORE_S
+        while True:
+            try:
+                store = distributed.TCPStore(
                     meeting.address,
                     meeting.port,
                     is_master=self._rank == 0,
-                    timeout=timedelta(seconds=STORE_S),
+                    timeout=timedelta(seconds=STORE_TRY_S),
                     wait_for_workers=False,
                 )
-            }
-        return self._stores[key]
+            except distributed.DistNetworkError:
+                if not self._invitations.empty() or time.monotonic() > deadline:
+                    raise
+            else:
+                store.set_timeout(timedelta(seconds=STORE_S))
+                return store
 
     def _await_members(self, store: distributed.Store, timeout_s: float) -> None:
         """Wait until all members are about to connect.

@@ -231,10 +231,10 @@ def read_lines(folder: RunFolder, path: str) -> list[dict[str, Any]]:
     return parsed(folder.read(path).decode(errors="replace"))
 
 
-def parsed(text: str) -> list[dict[str, Any]]:
-    """Return the records of a text with one JSON object per line, without an incomplete last line."""
+def parsed(lines: str) -> list[dict[str, Any]]:
+    """Return the records of lines with one JSON object each, without an incomplete last line."""
     records = []
-    for line in text.splitlines():
+    for line in lines.splitlines():
         try:
             records.append(json.loads(line))
         except json.JSONDecodeError:
@@ -330,8 +330,8 @@ class Recorder:
         assert self._unwritten
         recorded = read_lines(self.folder, self.folder.metrics)
         last = max((each["step"] for each in recorded), default=-1)
-        text = self._unwritten.read_text() if self._unwritten.exists() else ""
-        rest = [each for each in parsed(text) if each["step"] > last]
+        unwritten = self._unwritten.read_bytes().decode() if self._unwritten.exists() else ""
+        rest = [each for each in parsed(unwritten) if each["step"] > last]
         self._pending = [json.dumps(each) + "\n" for each in rest]
         lines = [*recorded, *rest]
         self._step = max((each["step"] for each in lines), default=-1)
@@ -367,7 +367,7 @@ class Recorder:
             self._check_fence()
             self.folder.append(self.folder.metrics, "".join(self._pending))
             if self._unwritten:
-                self._unwritten.write_text("")
+                self._unwritten.write_bytes(b"")
         self._pending, self._flushed = [], time.monotonic()
 
     def show(self, record: MetricsRecord) -> dict[str, Any]:
