@@ -179,6 +179,7 @@ def test_reports_become_lines_and_the_last_one_is_shown(tmp_path: Path) -> None:
         "accuracy": 0.75,
         "val_accuracy": 0.9,
         "samples_per_s": 100.0,
+        "loop_s": 0.0,
         "attempt": 2,
         "workers": 3,
     }
