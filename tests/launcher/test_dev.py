@@ -149,15 +149,17 @@ def test_an_edit_ends_the_run_which_goes_on_from_its_checkpoint_and_ctrl_c_ends_
     )
     assert process.stdout is not None
     lines = []
-    is_edited = False
+    is_edited = is_interrupted = False
     for line in process.stdout:
         lines.append(line)
         if re.search(r"step [1-9]", line) and not is_edited:
             is_edited = True
             code = tmp_path / "code" / "regression.py"
             code.write_text(code.read_text() + "\n# changed\n")
-        elif line.startswith("start: ") and is_edited:
+        elif line.startswith("start: ") and is_edited and not is_interrupted:
+            # Python writes a line a second time if it is interrupted while it writes it.
+            is_interrupted = True
             process.send_signal(signal.SIGINT)
     assert process.wait() == 130, lines
-    assert sum(line.startswith("start: checkpoint ") for line in lines) == 1, lines
+    assert len({line for line in lines if line.startswith("start: checkpoint ")}) == 1, lines
     assert any("has changed: the run ends and starts again" in line for line in lines)
