@@ -23,7 +23,6 @@ OTHER_MEANINGS = {
         "label",
         "image",
     },  # labels of gauges and curves; the folder train_image
-    "run_folder/measurements/progress.py": {"text"},  # Path.read_text; lines of JSON
     "run_folder/measurements/startup.py": {"text"},  # Path.read_text
     "run_folder/run_limit.py": {"text"},  # an argument of subprocess
     "run_folder/run_record.py": {"image"},  # container images

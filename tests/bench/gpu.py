@@ -40,8 +40,8 @@ from trainyard_trainer.config.training.models import Gpt, Model
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.torch_loader import TorchBatches
 from trainyard_trainer.data.prepared import DatasetInfo
-from trainyard_trainer.engine.learner import Learner
-from trainyard_trainer.engine.optimizers import build_optimizer
+from trainyard_trainer.engine.learning.learner import Learner
+from trainyard_trainer.engine.learning.optimizers import build_optimizer
 from trainyard_trainer.hardware import peak_flops
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.image_classification.model import build_model

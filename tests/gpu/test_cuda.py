@@ -39,8 +39,8 @@ from trainyard_trainer.config.training.train import CausalLm
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.torch_loader import TorchBatches
 from trainyard_trainer.data.prepared import Prepared
-from trainyard_trainer.engine.learner import Learner
-from trainyard_trainer.engine.optimizers import build_optimizer
+from trainyard_trainer.engine.learning.learner import Learner
+from trainyard_trainer.engine.learning.optimizers import build_optimizer
 from trainyard_trainer.hardware import GpuFacts, driver_version, gpu_facts
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder.folder import RunFolder

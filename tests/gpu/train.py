@@ -16,7 +16,7 @@ import torch
 from trainyard_trainer import __main__ as program
 from trainyard_trainer.checkpointing.checkpoint import Checkpoints
 from trainyard_trainer.config.trainer_config import TrainerConfig, read_config
-from trainyard_trainer.engine.learner import Learner
+from trainyard_trainer.engine.learning.learner import Learner
 from trainyard_trainer.run_folder.folder import RunFolder
 
 

@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from trainyard_trainer.config.training.train import CausalLm
 from trainyard_trainer.data.prepared import LEARNT, STARTS_DOCUMENT
-from trainyard_trainer.engine.optimizers import build_optimizer
+from trainyard_trainer.engine.learning.optimizers import build_optimizer
 from trainyard_trainer.recipes.causal_lm.documents import documents_of
 from trainyard_trainer.recipes.causal_lm.weights import build_network
 

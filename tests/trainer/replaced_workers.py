@@ -20,7 +20,7 @@ from training import FORKSERVER, metrics, task_of
 
 from trainyard_trainer.checkpointing.checkpoint import Checkpoints
 from trainyard_trainer.config.trainer_config import TrainerConfig
-from trainyard_trainer.engine.learner import Learner
+from trainyard_trainer.engine.learning.learner import Learner
 from trainyard_trainer.engine.loop import TrainingLoop
 from trainyard_trainer.engine.records import RankZeroRecords
 from trainyard_trainer.engine.step_sync import StepSync

@@ -23,7 +23,7 @@ from trainyard_trainer.config.trainer_config import BuiltInConfig
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.local_copy import LocalCopy
 from trainyard_trainer.data.prepared import Prepared
-from trainyard_trainer.engine.learner import Learner
+from trainyard_trainer.engine.learning.learner import Learner
 from trainyard_trainer.parallel.worker import Worker
 
 STEPS, BATCH, PASS = 50, 8, 4

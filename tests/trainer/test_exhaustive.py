@@ -16,7 +16,7 @@ from trainyard_trainer.boosting.workers import make_trainer
 from trainyard_trainer.checkpointing.checkpoint import Checkpoints, SavedCheckpoint
 from trainyard_trainer.config.section import Section
 from trainyard_trainer.config.trainer_config import CommandConfig
-from trainyard_trainer.engine.optimizers import Precision, build_optimizer, learning_rate
+from trainyard_trainer.engine.learning.optimizers import Precision, build_optimizer, learning_rate
 from trainyard_trainer.engine.worker import shards_of
 from trainyard_trainer.on_ray.worker import batches_of_loader
 from trainyard_trainer.parallel.strategy import strategy_of

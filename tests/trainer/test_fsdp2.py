@@ -43,9 +43,9 @@ from trainyard_trainer.checkpointing.shards import METADATA, SHARDS, Shards, _Un
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.torch_loader import TorchBatches
-from trainyard_trainer.engine.learner import Learner
-from trainyard_trainer.engine.optimizers import WeightAverage
-from trainyard_trainer.engine.sums import LossSums
+from trainyard_trainer.engine.learning.learner import Learner
+from trainyard_trainer.engine.learning.optimizers import WeightAverage
+from trainyard_trainer.engine.learning.sums import LossSums
 from trainyard_trainer.errors import ConfigError, RunError
 from trainyard_trainer.parallel.strategy import local_shard, strategy_of
 from trainyard_trainer.parallel.units import units

@@ -18,7 +18,7 @@ from trainyard_trainer.config.training.models import Gpt
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.shard_rows import ShardRows
 from trainyard_trainer.data.sources.tokens.token_files import TokenShards
-from trainyard_trainer.engine.learner import Learner
+from trainyard_trainer.engine.learning.learner import Learner
 from trainyard_trainer.parallel.worker import Worker
 
 STEPS, BATCH, PASS = 50, 8, 4

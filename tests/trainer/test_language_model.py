@@ -48,8 +48,8 @@ from trainyard_trainer.data.prepared import Prepared, Split
 from trainyard_trainer.data.sources.images.find import open_source
 from trainyard_trainer.data.sources.tokens.byte_rows import SEPARATOR, STDLIB_BYTES, open_text
 from trainyard_trainer.data.stored_rows import decode
-from trainyard_trainer.engine.learner import Learner
-from trainyard_trainer.engine.speed import speeds_in
+from trainyard_trainer.engine.learning.learner import Learner
+from trainyard_trainer.engine.measuring.speed import speeds_in
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.hardware import peak_flops
 from trainyard_trainer.parallel.units import units

@@ -20,7 +20,7 @@ from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.chunks import copied
 from trainyard_trainer.data.prepared import Prepared
 from trainyard_trainer.data.stored_rows import decode
-from trainyard_trainer.engine.learner import Learner, seed_generators
+from trainyard_trainer.engine.learning.learner import Learner, seed_generators
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.image_classification.recipe import Classification
 from trainyard_trainer.run_folder.measurements.progress import Length

@@ -35,7 +35,7 @@ from trainyard_trainer.config.training.train import EarlyStopping
 from trainyard_trainer.data.loading.chunks import copied
 from trainyard_trainer.data.loading.torch_loader import GlobalBatches
 from trainyard_trainer.data.stored_rows import decode
-from trainyard_trainer.engine.learner import Learner
+from trainyard_trainer.engine.learning.learner import Learner
 from trainyard_trainer.engine.loop import stopping
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder.measurements.progress import Length, Trained

@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from training import small_config
 
 from trainyard_trainer.config.training.train import Train
-from trainyard_trainer.engine.optimizers import (
+from trainyard_trainer.engine.learning.optimizers import (
     Precision,
     WeightAverage,
     build_optimizer,

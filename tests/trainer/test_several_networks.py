@@ -21,7 +21,7 @@ from trainyard_trainer.attempt.attempt import check, open_data, try_own_recipe
 from trainyard_trainer.config.trainer_config import OwnRecipeConfig
 from trainyard_trainer.data.loading.batch import BatchRequest
 from trainyard_trainer.data.loading.user_dataset import UserDataset, UserRows
-from trainyard_trainer.engine.learner import Learner
+from trainyard_trainer.engine.learning.learner import Learner
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder.measurements.progress import Length, read_lines

@@ -14,9 +14,9 @@ from own_recipes import EXAMPLES, own_config
 from training import gloo_worker, open_folder, run_processes, task_of
 
 from trainyard_trainer.config.trainer_config import OwnRecipeConfig
-from trainyard_trainer.engine import slow_workers
-from trainyard_trainer.engine.slow_workers import SlowWorkers
-from trainyard_trainer.engine.slow_workers import slow_workers as find
+from trainyard_trainer.engine.measuring import slow_workers
+from trainyard_trainer.engine.measuring.slow_workers import SlowWorkers
+from trainyard_trainer.engine.measuring.slow_workers import slow_workers as find
 from trainyard_trainer.engine.worker import work
 from trainyard_trainer.run_files import code_imports
 from trainyard_trainer.run_folder.measurements.progress import SlowWorker, read_lines

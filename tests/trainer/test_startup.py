@@ -13,7 +13,7 @@ from training import open_folder, small_config
 
 from trainyard_trainer.attempt import without_ray
 from trainyard_trainer.data.loading.batch import Batch
-from trainyard_trainer.engine.startup_batches import StartupBatches
+from trainyard_trainer.engine.measuring.startup_batches import StartupBatches
 from trainyard_trainer.run_folder.log import Output
 from trainyard_trainer.run_folder.measurements.startup import Startup
 

@@ -14,7 +14,7 @@ from trainyard_trainer.config.training.models import Model
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.torch_loader import ValidationBatches
 from trainyard_trainer.data.prepared import DatasetInfo
-from trainyard_trainer.engine.sums import EvaluationSums, LossSums, Validation
+from trainyard_trainer.engine.learning.sums import EvaluationSums, LossSums, Validation
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.image_classification.recipe import NUM_WORST, Classification
 from trainyard_trainer.recipes.loss import Loss

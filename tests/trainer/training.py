@@ -27,9 +27,9 @@ from trainyard_trainer.config.trainer_config import BuiltInConfig, TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.prepared import Prepared
 from trainyard_trainer.engine import worker as engine
-from trainyard_trainer.engine.learner import Learner
+from trainyard_trainer.engine.learning.learner import Learner
+from trainyard_trainer.engine.learning.sums import LossSums
 from trainyard_trainer.engine.outcome import Outcome
-from trainyard_trainer.engine.sums import LossSums
 from trainyard_trainer.engine.task import TrainingTask
 from trainyard_trainer.engine.worker import work
 from trainyard_trainer.parallel.worker import Worker

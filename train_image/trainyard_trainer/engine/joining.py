@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainyard_trainer.checkpointing import resume
-from trainyard_trainer.engine.learner import Learner
+from trainyard_trainer.engine.learning.learner import Learner
 from trainyard_trainer.engine.regrouping import (
     Agreement,
     GroupStart,

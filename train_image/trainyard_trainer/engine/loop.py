@@ -21,7 +21,10 @@ from trainyard_trainer.config.training.metric import (
 )
 from trainyard_trainer.config.training.train import EarlyStopping
 from trainyard_trainer.data.loading.batch import Batch, Batches
-from trainyard_trainer.engine.learner import Learner
+from trainyard_trainer.engine.learning.learner import Learner
+from trainyard_trainer.engine.learning.sums import LossSums, Validation
+from trainyard_trainer.engine.measuring.slow_workers import OwnTime, SlowWorkers
+from trainyard_trainer.engine.measuring.timing import Clock, TimeSpent, peak_memory_bytes
 from trainyard_trainer.engine.regrouping import (
     Agreement,
     FixedGroup,
@@ -31,10 +34,7 @@ from trainyard_trainer.engine.regrouping import (
     Regrouping,
     agree,
 )
-from trainyard_trainer.engine.slow_workers import OwnTime, SlowWorkers
 from trainyard_trainer.engine.step_sync import Signals, StepSync, SyncDecision
-from trainyard_trainer.engine.sums import LossSums, Validation
-from trainyard_trainer.engine.timing import Clock, TimeSpent, peak_memory_bytes
 from trainyard_trainer.errors import Diverged
 from trainyard_trainer.run_folder.measurements.metrics import Kind
 from trainyard_trainer.run_folder.measurements.progress import (

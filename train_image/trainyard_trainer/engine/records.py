@@ -21,10 +21,10 @@ from trainyard_trainer.checkpointing.saver import Saver
 from trainyard_trainer.config.trainer_config import RecipeConfig
 from trainyard_trainer.config.training.recipes import best_goal
 from trainyard_trainer.engine import loop
-from trainyard_trainer.engine.learner import Learner
+from trainyard_trainer.engine.learning.learner import Learner
+from trainyard_trainer.engine.learning.sums import Validation
+from trainyard_trainer.engine.measuring.speed import speeds_in
 from trainyard_trainer.engine.regrouping import Agreement, Regrouping
-from trainyard_trainer.engine.speed import speeds_in
-from trainyard_trainer.engine.sums import Validation
 from trainyard_trainer.engine.task import TrainingTask
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.registry import recipe_of

@@ -29,7 +29,8 @@ from trainyard_trainer.engine.joining import (
     take_place,
     watch_for_stop,
 )
-from trainyard_trainer.engine.learner import Learner
+from trainyard_trainer.engine.learning.learner import Learner
+from trainyard_trainer.engine.measuring.startup_batches import StartupBatches
 from trainyard_trainer.engine.out_of_memory import out_of_memory_explained
 from trainyard_trainer.engine.outcome import Outcome
 from trainyard_trainer.engine.recipe_errors import recipe_errors_explained
@@ -40,7 +41,6 @@ from trainyard_trainer.engine.records import (
     rank_zero_records,
 )
 from trainyard_trainer.engine.regrouping import FixedGroup, GroupStart, Regrouping
-from trainyard_trainer.engine.startup_batches import StartupBatches
 from trainyard_trainer.engine.step_sync import Signals
 from trainyard_trainer.engine.task import TrainingTask
 from trainyard_trainer.errors import Diverged

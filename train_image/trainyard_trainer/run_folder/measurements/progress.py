@@ -132,7 +132,7 @@ def measured_phases(config: RecipeConfig) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlowWorker:
-    """A worker that needed much longer for a step than the others: see `engine.slow_workers`."""
+    """A worker that needed much longer for a step than the others: see `engine.measuring.slow_workers`."""
 
     rank: int
     node: str

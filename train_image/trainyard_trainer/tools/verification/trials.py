@@ -26,7 +26,7 @@ from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.config.training.recipes import best_goal
 from trainyard_trainer.data.loading.rows import RunData
 from trainyard_trainer.data.loading.torch_loader import TorchBatches
-from trainyard_trainer.engine.learner import Learner
+from trainyard_trainer.engine.learning.learner import Learner
 from trainyard_trainer.engine.recipe_errors import recipe_errors_explained
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.parallel.worker import BACKENDS, Worker

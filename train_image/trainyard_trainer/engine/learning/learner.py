@@ -18,18 +18,18 @@ from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.config.training.batch_share import share_batch
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.rows import RunData, read_stand_in
-from trainyard_trainer.engine.buffer_blocks import BufferBlocks
 from trainyard_trainer.engine.kept_state import KeptState
-from trainyard_trainer.engine.loss_scale import LossScale
-from trainyard_trainer.engine.optimizers import (
+from trainyard_trainer.engine.learning.buffer_blocks import BufferBlocks
+from trainyard_trainer.engine.learning.loss_scale import LossScale
+from trainyard_trainer.engine.learning.optimizers import (
     Precision,
     WeightAverage,
     build_optimizer,
     learning_rate,
     require_all_trained,
 )
-from trainyard_trainer.engine.sums import EvaluationSums, LossSums, Validation, of_batches
-from trainyard_trainer.engine.trained_network import TrainedNetwork
+from trainyard_trainer.engine.learning.sums import EvaluationSums, LossSums, Validation, of_batches
+from trainyard_trainer.engine.learning.trained_network import TrainedNetwork
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.strategy import local_shard, strategy_of
 from trainyard_trainer.parallel.worker import Worker

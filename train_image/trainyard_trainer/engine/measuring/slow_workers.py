@@ -14,8 +14,8 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-from trainyard_trainer.engine.learner import Learner
-from trainyard_trainer.engine.timing import TimeSpent
+from trainyard_trainer.engine.learning.learner import Learner
+from trainyard_trainer.engine.measuring.timing import TimeSpent
 from trainyard_trainer.run_folder.measurements.progress import SlowWorker
 
 WINDOW_S = 60.0

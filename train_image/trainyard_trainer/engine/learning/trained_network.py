@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from trainyard_trainer.engine.loss_scale import LossScale
+from trainyard_trainer.engine.learning.loss_scale import LossScale
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
