@@ -19,10 +19,12 @@ from trainyard_trainer.engine import loop
 from trainyard_trainer.engine.learning.learner import Learner
 from trainyard_trainer.engine.learning.optimizers import build_optimizer
 from trainyard_trainer.engine.loop import NoRecords, RunRecords
+from trainyard_trainer.engine.regrouping import GroupStart
 from trainyard_trainer.engine.step_sync import Signals
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.run_folder.measurements.progress import Length, Trained
+from trainyard_trainer.run_folder.measurements.startup import Startup
 
 Clock = Callable[[], float]
 
@@ -93,7 +95,12 @@ def ours(settings: Settings) -> Callable[[Iterable[Batch]], Counted]:
         loop.TrainingLoop(
             config,
             learner,
-            start=loop.LoopStart(trained=Trained(), attempt_began=time.time()),
+            start=loop.LoopStart(
+                trained=Trained(),
+                group=GroupStart(resumed_from=None, startup=Startup(began=time.time())),
+                attempt_began=time.time(),
+                nodes=("here",),
+            ),
             batches=counted,
             validation=[same_batch(settings, size=2)],
             records=records or NoRecords(),

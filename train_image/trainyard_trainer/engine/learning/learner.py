@@ -86,24 +86,32 @@ class Learner:
             for name, module in networks_of(self.recipe, self.network).items()
         }
         self._read_first_weights(is_resumed)
-        self.trained = [self._with_optimizer(name, each) for name, each in wrapped.items()]
+        optimizers = {name: self._optimizer_of(name) for name in wrapped}
+        require_all_trained(optimizers.values(), self.network)
+        self.trained = [
+            self._trained_network(name, each, optimizers[name]) for name, each in wrapped.items()
+        ]
         """The networks that are trained in each step, in this order: mostly one, the whole model."""
-        require_all_trained([each.optimizer for each in self.trained], self.network)
         self.scaler = torch.amp.GradScaler(worker.device.type, enabled=self.precision.is_scaled)
         self._kept: KeptState | None = None
         self._own_buffers: list[BufferBlocks] = []
 
-    def _with_optimizer(self, name: str | None, wrapped: nn.Module) -> TrainedNetwork:
-        """Return a network with a new optimizer."""
-        module = networks_of(self.recipe, self.network)[name]
-        train, worker = self.train_config, self.worker
-        optimizer = build_optimizer(
-            self.recipe.parameter_groups(module),
-            train,
-            worker.device,
+    def _optimizer_of(self, name: str | None) -> torch.optim.Optimizer:
+        """Return a new optimizer for a network."""
+        return build_optimizer(
+            self.recipe.parameter_groups(networks_of(self.recipe, self.network)[name]),
+            self.train_config,
+            self.worker.device,
             network=name,
             is_sharded=self.strategy.is_sharded,
         )
+
+    def _trained_network(
+        self, name: str | None, wrapped: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> TrainedNetwork:
+        """Return a network with its optimizer, as the strategy wraps both."""
+        module = networks_of(self.recipe, self.network)[name]
+        train, worker = self.train_config, self.worker
         wrapped, optimizer = self.strategy.wrap_optimizer(wrapped, optimizer, worker)
         return TrainedNetwork(
             name=name,

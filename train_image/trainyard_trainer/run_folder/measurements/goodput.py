@@ -283,12 +283,13 @@ def measure(folder: RunFolder, trained: Trained, now: float) -> Goodput | None:
     """Return the goodput of a run up to now.
 
     None if its record has not begun, or if a version of the trainer has begun the run that did not
-    record enough.
-    `trained` is that of the newest checkpoint, and `now` is in seconds since 1970.
+    record enough. `trained` is that of the newest checkpoint, and `now` is in seconds since 1970.
     """
     if not folder.exists(folder.run):
         return None
     record = json.loads(folder.read(folder.run)).get(RECORD, [])
+    if not record:
+        return None
     lines = {line["attempt"]: line for line in read_lines(folder, folder.attempts)}
     # A group that has made its first step has a second line, with more in it.
     starts = {(line["attempt"], line["group"]): line for line in read_lines(folder, folder.starts)}
