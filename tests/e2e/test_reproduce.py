@@ -24,7 +24,7 @@ def team(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFact
 
 
 def test_a_run_is_rendered_and_trained_again_and_compared(team: Team, tmp_path: Path) -> None:
-    rendered = team.trainyard("render", DIGITS, *SHORT, "--from-cluster")
+    rendered = team.trainyard("render", DIGITS, *SHORT, "--git", "--from-cluster")
     first = team.trainyard("submit", DIGITS, *SHORT)
     assert first.returncode == 0, first.stderr
 
@@ -58,13 +58,13 @@ def test_on_another_platform_what_differs_is_told(team: Team, tmp_path: Path) ->
     assert again.returncode == 0, again.stderr
     assert "it differs from what was submitted" in again.stderr
     assert ", in job (" in again.stderr
-    rendered = team.trainyard("render", DIGITS, *SHORT, "--platform", str(file))
+    rendered = team.trainyard("render", DIGITS, *SHORT, "--git", "--platform", str(file))
     assert again.stdout == rendered.stdout
 
 
 def test_code_of_ones_own_travels_once_more(team: Team) -> None:
     example = "examples/function.yaml"
-    rendered = team.trainyard("render", example, "--from-cluster")
+    rendered = team.trainyard("render", example, "--git", "--from-cluster")
     first = team.trainyard("submit", example)
     assert first.returncode == 0, first.stderr
     again = team.trainyard("reproduce", "line")

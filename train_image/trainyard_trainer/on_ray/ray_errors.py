@@ -8,8 +8,13 @@ import ray.exceptions
 
 from trainyard_trainer.run_folder import failures
 
-LOST = (ray.exceptions.OutOfMemoryError, ray.exceptions.RayActorError)
-"""The errors of Ray for a process that has ended unexpectedly."""
+LOST = (
+    ray.exceptions.OutOfMemoryError,
+    ray.exceptions.RayActorError,
+    ray.exceptions.ActorUnschedulableError,
+)
+"""The errors of Ray for a worker process that has ended unexpectedly, or whose places were given back
+because its replacement did not start in time."""
 
 LOST_REMEDY = (
     "Its process or its machine has ended, often because memory was full. When the run is started again, it "

@@ -76,6 +76,8 @@ class ProcessGroupBackend(Backend):
             ray.get(worker_group.execute_async(leave), timeout=SHUTDOWN_S)
         except ray.exceptions.GetTimeoutError:
             logger.warning("the workers did not leave their process group in %g s", SHUTDOWN_S)
+        except ray.exceptions.RayActorError:
+            logger.info("a worker has ended before it left its process group")
 
 
 # In the workers.
