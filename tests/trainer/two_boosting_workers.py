@@ -25,13 +25,17 @@ from trainyard_trainer.errors import TrainerError
 from trainyard_trainer.parallel.worker import Worker
 
 ROUNDS_BEFORE_THE_END = 3
+PAIRS = 10
+SECONDS_FOR_THE_ERROR = 10
 
 
-def train(rank: int, library: str, folder: Path, tracker: dict[str, Any], ports: list[int]) -> None:
+def train(
+    rank: int, library: str, folder: Path, group: Path, tracker: dict[str, Any], ports: list[int]
+) -> None:
     """Train as one of two workers; worker 1 ends in a round, and worker 0 prints its error."""
     distributed.init_process_group(
         "gloo",
-        init_method=f"file://{folder}/group",
+        init_method=f"file://{group}",
         rank=rank,
         world_size=2,
         timeout=timedelta(seconds=30),
@@ -60,15 +64,19 @@ def train(rank: int, library: str, folder: Path, tracker: dict[str, Any], ports:
             "local_listen_port": ports[rank],
         },
     )
-    try:
-        with joined(library, tracker):
+    with joined(library, tracker):
+        try:
             LIBRARIES[library].boost(task, None, 0, each_round)
-    except TrainerError as error:
-        print(
-            type(error).__name__, error.is_final, str(error).splitlines()[0], sep="\n", flush=True
-        )
-    # The libraries cannot leave a group whose other worker is gone.
-    os._exit(0)
+        except TrainerError as error:
+            print(
+                type(error).__name__,
+                error.is_final,
+                str(error).splitlines()[0],
+                sep="\n",
+                flush=True,
+            )
+        # XGBoost cannot leave a group whose other worker is gone.
+        os._exit(0)
 
 
 def joined(library: str, tracker: dict[str, Any]) -> Any:
@@ -81,8 +89,23 @@ def joined(library: str, tracker: dict[str, Any]) -> Any:
 
 
 def main() -> None:
+    """Start pairs of workers until a worker 0 has printed its error.
+
+    XGBoost 3.2 loses about one such error in ten: its thread for the connections ends before the worker waits
+    for it, and the worker then waits without end. Ray Train ends such a worker in a run.
+    """
     library, folder = sys.argv[1], Path(sys.argv[2])
     houses(folder / "houses")
+    for attempt in range(PAIRS):
+        if has_ended_both(library, folder, attempt):
+            break
+    # The tracker waits for the worker that has ended.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def has_ended_both(library: str, folder: Path, attempt: int) -> bool:
+    """Start two workers, and return whether worker 0 has ended by itself when worker 1 had ended."""
     tracker = {}
     if library == "xgboost":
         from xgboost.tracker import RabitTracker
@@ -91,15 +114,16 @@ def main() -> None:
         started.start()
         tracker = started.worker_args()
     context = multiprocessing.get_context("fork")
-    given = (library, folder, tracker, free_ports())
+    given = (library, folder, folder / f"group-{attempt}", tracker, free_ports())
     workers = [context.Process(target=train, args=(rank, *given)) for rank in range(2)]
     for worker in workers:
         worker.start()
-    workers[0].join(60)
+    workers[1].join()
+    workers[0].join(SECONDS_FOR_THE_ERROR)
+    has_ended = not workers[0].is_alive()
     workers[0].kill()
-    # The tracker waits for the worker that has ended.
-    sys.stdout.flush()
-    os._exit(0)
+    workers[0].join()
+    return has_ended
 
 
 def free_ports() -> list[int]:
