@@ -13,6 +13,7 @@ import typer
 from trainyard.run import NAMESPACE as NAMESPACE
 from trainyard.run import check_namespace, local_storage
 from trainyard_trainer.config.location import local_problem
+from trainyard_trainer.config.tool_arguments import STORAGE
 
 if TYPE_CHECKING:
     from trainyard.cluster.cluster import Cluster
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
 def check_namespace_option(namespace: str) -> str:
     """Return the value of --namespace if it can be one. Raises ConfigError."""
     return check_namespace(namespace, "--namespace")
+
+
+def local_storage_option(storage: str | Path) -> Path:
+    """Return the folder that --storage names, unresolved. Raises ConfigError for a URL."""
+    local_storage(storage)
+    return Path(storage)
 
 
 RunFile = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run file.")]
@@ -90,13 +97,18 @@ Fresh = Annotated[
         help="Start from the beginning: the run's folder is renamed first, and nothing is lost.",
     ),
 ]
+LocalStorage = Annotated[
+    Path,
+    typer.Option(
+        "--storage",
+        metavar="DIR",
+        help="The folder for the folders of runs, on this machine.",
+        parser=local_storage_option,
+    ),
+]
+RUNS = Path(STORAGE.default)
+"""Where `train` and its like keep the folders of runs if nothing else is said."""
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-
-
-def local_storage_option(storage: str | Path) -> Path:
-    """Return the folder that --storage names, unresolved. Raises ConfigError for a URL."""
-    local_storage(storage)
-    return Path(storage)
 
 
 def local_path(path: str | Path) -> Path:

@@ -50,8 +50,6 @@ Storage = Annotated[Optional[str], parameter(tool_arguments.STORAGE)]
 Endpoint = Annotated[Optional[str], parameter(tool_arguments.ENDPOINT)]
 Plot = Annotated[Optional[str], parameter(tool_arguments.PLOT)]
 
-RUNS: str = tool_arguments.STORAGE.default
-
 
 def command_of(tool: Tool) -> Callable[..., None]:
     """Build the command that runs a tool: its parameters are the tool's arguments."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from typing_extensions import assert_never
 
-from trainyard_trainer.checkpointing.checkpoint import (
-    Checkpoints,
-)
+from trainyard_trainer.checkpointing.checkpoint import Checkpoints
 from trainyard_trainer.checkpointing.resume import Start, note_started
 from trainyard_trainer.checkpointing.shards import Shards
 from trainyard_trainer.checkpointing.zero import ZeroShards
@@ -22,6 +22,7 @@ from trainyard_trainer.data.loading.torch_loader import TorchBatches, Validation
 from trainyard_trainer.engine import loop
 from trainyard_trainer.engine.joining import (
     WITHOUT_RAY,
+    JoinedWorker,
     RayPlace,
     facts_of,
     join_as_replacement,
@@ -40,7 +41,7 @@ from trainyard_trainer.engine.records import (
     ShardRecords,
     rank_zero_records,
 )
-from trainyard_trainer.engine.regrouping import FixedGroup, GroupStart, Regrouping
+from trainyard_trainer.engine.regrouping import Agreement, FixedGroup, GroupStart, Regrouping
 from trainyard_trainer.engine.step_sync import Signals
 from trainyard_trainer.engine.task import TrainingTask
 from trainyard_trainer.errors import Diverged
@@ -50,6 +51,19 @@ from trainyard_trainer.run_folder import code_archive
 from trainyard_trainer.run_folder.measurements.progress import Length
 
 MakeBatches = Callable[["TrainingTask", Length, Start, Worker], Batches]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadyWorker:
+    """A worker whose model has the state from which its training loop starts."""
+
+    learner: Learner
+    checkpoints: Checkpoints
+    shards: ShardedCheckpoints | None
+    start: Start
+    group: GroupStart
+    agreed: Agreement | None
+    """What a replacement of a lost worker has agreed on with the others; None on other workers."""
 
 
 def work(
@@ -72,108 +86,155 @@ def work(
     length = Length.of(config, task.data.num_train)
     regrouping = regrouping or FixedGroup()
     if regrouping.is_replacement:
-        entered, start = join_as_replacement(task, worker), Start()
+        joined, start = join_as_replacement(task, worker), Start()
     else:
-        entered = join_run(task, worker, place)
-        start = Start.of(entered.folder, entered.name)
-    folder, fence, startup = entered.folder, entered.fence, entered.startup
+        joined = join_run(task, worker, place)
+        start = Start.of(joined.folder, joined.name)
     if code := code_of(config):
-        code_archive.make_importable(folder, code)
+        code_archive.make_importable(joined.folder, code)
+    facts = facts_of(worker, place)
 
-    facts, agreed = facts_of(worker, place), None
-    group_start = GroupStart(resumed_from=start.name, startup=startup)
     with out_of_memory_explained(config, worker), recipe_errors_explained(config):
-        learner = Learner(
-            config,
-            task.data,
-            length,
-            worker,
-            is_resumed=start.name is not None or regrouping.is_replacement,
-            is_replacement=regrouping.is_replacement,
-        )
-        checkpoints = Checkpoints(folder)
-        shards = shards_of(config, checkpoints)
-        if start.name is not None and start.state is not None:
-            if start.weights is not None:
-                learner.load(start.weights, start.state["learner"])
-            elif shards:
-                shards.load(start.name, learner)
-                learner.load_beside_shares(start.state["learner"])
-        if regrouping.is_replacement:
-            agreed, group_start = take_place(learner, regrouping, facts)
-            start = Start(trained=agreed.position.trained)
-        if regrouping.kept_file and not learner.can_lose_workers:
-            if fence:
-                print(NOT_REPLACED.format(why=SEVERAL_NETWORKS), flush=True)
-            regrouping.decline()
-        if regrouping.kept_file:
-            learner.keep_for_loss(regrouping.kept_file, is_new=agreed is None)
-    startup.reach("model")
-    with ExitStack() as stack:
-        stack.enter_context(out_of_memory_explained(config, worker))
-        stack.enter_context(recipe_errors_explained(config))
-        records: loop.RunRecords = loop.NoRecords()
-        is_stopping: Callable[[], bool] = lambda: False  # noqa: E731
-        if fence:
-            records = stack.enter_context(
-                rank_zero_records(
-                    task,
-                    checkpoints,
-                    shards,
-                    length,
-                    start.trained,
-                    fence,
-                    worker,
-                    gauges,
-                    regrouping,
-                )
-            )
-            is_stopping = stack.enter_context(watch_for_stop(folder, fence))
-        elif shards:
-            records = stack.enter_context(ShardRecords(shards, task.attempt, entered.group))
-        try:
-            partial_epoch = start.state["partial_epoch"] if start.state and fence else {}
-            saved_samples = None
-            if fence and agreed:
-                committed = checkpoints.committed()
-                saved_samples = committed[0].trained.samples if committed else 0
-            startup.loop_began = time.time()
-            trained = loop.TrainingLoop(
+        ready = prepare(task, worker, length, joined, start, regrouping, facts)
+        joined.startup.reach("model")
+        with writing(task, worker, length, joined, ready, regrouping, gauges) as (
+            records,
+            is_stopping,
+        ):
+            joined.startup.loop_began = time.time()
+            training = loop.TrainingLoop(
                 config,
-                learner,
-                start=loop.LoopStart(
-                    trained=start.trained,
-                    epoch_sums=partial_epoch.get("loss_sums"),
-                    group=group_start,
-                    agreed=agreed,
-                    attempt_began=startup.began,
-                    saved_samples=saved_samples,
-                    nodes=[each["node"] for each in agreed.workers] if agreed else entered.nodes,
-                ),
+                ready.learner,
+                start=loop_start(joined, ready),
                 batches=StartupBatches(
-                    (make_batches or torch_batches)(task, length, start, worker),
-                    startup,
-                    lambda: note_started(folder, fence, startup) if fence and not agreed else None,
+                    (make_batches or torch_batches)(task, length, ready.start, worker),
+                    joined.startup,
+                    lambda: note_first_step(joined, ready),
                 ),
-                validation=ValidationBatches(task.data, worker, config, learner.recipe.collate),
+                validation=ValidationBatches(
+                    task.data, worker, config, ready.learner.recipe.collate
+                ),
                 records=records,
                 signals=Signals(drain_s=drain_s, is_stopping=is_stopping),
                 regrouping=regrouping,
                 facts=facts,
-            ).run()
-        except Diverged as error:
-            return Outcome(
-                resumed_from=group_start.resumed_from,
-                trained=start.trained,
-                startup=group_start.startup,
-                diverged=str(error),
             )
+            trained, diverged = ready.start.trained, None
+            try:
+                trained = training.run()
+            except Diverged as error:
+                diverged = str(error)
     return Outcome(
-        resumed_from=group_start.resumed_from,
+        resumed_from=ready.group.resumed_from,
         trained=trained,
-        startup=group_start.startup,
-        is_stopped=not trained.is_complete(config.train.epochs),
+        startup=ready.group.startup,
+        diverged=diverged,
+        is_stopped=diverged is None and not trained.is_complete(config.train.epochs),
     )
+
+
+def prepare(
+    task: TrainingTask,
+    worker: Worker,
+    length: Length,
+    joined: JoinedWorker,
+    start: Start,
+    regrouping: Regrouping,
+    facts: Mapping[str, Any],
+) -> ReadyWorker:
+    """Make the model, and load the state of the checkpoint, or of another worker for a replacement."""
+    learner = Learner(
+        task.config,
+        task.data,
+        length,
+        worker,
+        is_resumed=start.name is not None or regrouping.is_replacement,
+        is_replacement=regrouping.is_replacement,
+    )
+    checkpoints = Checkpoints(joined.folder)
+    shards = shards_of(task.config, checkpoints)
+    if start.name is not None and start.state is not None:
+        if start.weights is not None:
+            learner.load(start.weights, start.state["learner"])
+        elif shards:
+            shards.load(start.name, learner)
+            learner.load_beside_shares(start.state["learner"])
+    agreed, group = None, GroupStart(resumed_from=start.name, startup=joined.startup)
+    if regrouping.is_replacement:
+        agreed, group = take_place(learner, regrouping, facts)
+        start = Start(trained=agreed.position.trained)
+    if regrouping.kept_file and learner.can_lose_workers:
+        learner.keep_for_loss(regrouping.kept_file, is_new=agreed is None)
+    elif regrouping.kept_file:
+        if joined.fence:
+            print(NOT_REPLACED.format(why=SEVERAL_NETWORKS), flush=True)
+        regrouping.decline()
+    return ReadyWorker(
+        learner=learner,
+        checkpoints=checkpoints,
+        shards=shards,
+        start=start,
+        group=group,
+        agreed=agreed,
+    )
+
+
+@contextmanager
+def writing(
+    task: TrainingTask,
+    worker: Worker,
+    length: Length,
+    joined: JoinedWorker,
+    ready: ReadyWorker,
+    regrouping: Regrouping,
+    gauges: Callable[[Record], None],
+) -> Iterator[tuple[loop.RunRecords, Callable[[], bool]]]:
+    """Return what this worker writes to the run's folder, and whether it has been asked to stop."""
+    if joined.fence:
+        with (
+            rank_zero_records(
+                task,
+                ready.checkpoints,
+                ready.shards,
+                length,
+                ready.start.trained,
+                joined.fence,
+                worker,
+                gauges,
+                regrouping,
+            ) as records,
+            watch_for_stop(joined.folder, joined.fence) as is_stopping,
+        ):
+            yield records, is_stopping
+    elif ready.shards:
+        with ShardRecords(ready.shards, task.attempt, joined.group) as shard_records:
+            yield shard_records, lambda: False
+    else:
+        yield loop.NoRecords(), lambda: False
+
+
+def loop_start(joined: JoinedWorker, ready: ReadyWorker) -> loop.LoopStart:
+    """Return where the training loop starts: rank 0 alone knows the loss of the epoch under way."""
+    start, agreed, saved_samples = ready.start, ready.agreed, None
+    if joined.fence and agreed:
+        committed = ready.checkpoints.committed()
+        saved_samples = committed[0].trained.samples if committed else 0
+    partial_epoch = start.state["partial_epoch"] if start.state and joined.fence else {}
+    return loop.LoopStart(
+        trained=start.trained,
+        epoch_sums=partial_epoch.get("loss_sums"),
+        group=ready.group,
+        agreed=agreed,
+        attempt_began=joined.startup.began,
+        saved_samples=saved_samples,
+        nodes=[each["node"] for each in agreed.workers] if agreed else joined.nodes,
+    )
+
+
+def note_first_step(joined: JoinedWorker, ready: ReadyWorker) -> None:
+    """Record the first step of the worker group. Rank 0 does, unless it replaces a lost worker."""
+    if joined.fence and not ready.agreed:
+        note_started(joined.folder, joined.fence, joined.startup)
 
 
 def shards_of(config: TrainerConfig, checkpoints: Checkpoints) -> ShardedCheckpoints | None:

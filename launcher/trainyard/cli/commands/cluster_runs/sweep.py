@@ -9,6 +9,7 @@ import typer
 
 from trainyard.cli.options import (
     NAMESPACE,
+    RUNS,
     Context,
     Gpus,
     Json,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from trainyard.sweeps.outcomes import Goal
 
 AT_ONCE = 4
-STORAGE = Path("runs")
 
 
 def sweep(
@@ -74,7 +74,7 @@ def sweep(
         typer.Option(
             metavar="DIR",
             parser=local_storage_option,
-            help=f"With --here, the folder for the folders of runs.  [default: {STORAGE}]",
+            help=f"With --here, the folder for the folders of runs.  [default: {RUNS}]",
         ),
     ] = None,
     as_json: Json = False,
@@ -94,7 +94,7 @@ def sweep(
     if here:
         from trainyard.sweeps.on_this_machine import train_here
 
-        outcomes = train_here(combinations, goal, storage or STORAGE, show.say, source)
+        outcomes = train_here(combinations, goal, storage or RUNS, show.say, source)
     else:
         from trainyard.sweeps.on_cluster import train_on_cluster
 

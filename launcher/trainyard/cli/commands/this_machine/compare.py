@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from trainyard.cli.options import (
+    RUNS,
     Context,
     Json,
     check_namespace_option,
@@ -16,7 +17,7 @@ from trainyard.cli.options import (
     open_run_folder,
     run_name,
 )
-from trainyard.cli.tools import RUNS, AnyRun, Endpoint, Plot, Storage, any_run
+from trainyard.cli.tools import AnyRun, Endpoint, Plot, Storage, any_run
 from trainyard.run import head_of, last_job, no_run
 from trainyard_trainer.run_files import names
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from trainyard.cli.options import (
+    RUNS,
+    LocalStorage,
     Name,
     RunFile,
     Settings,
     Workers,
     load_run_with_options,
-    local_storage_option,
 )
 from trainyard.cli.progress import show_progress
 from trainyard.cli.record_lines import summary_text
@@ -23,14 +23,7 @@ from trainyard.cli.record_lines import summary_text
 
 def dev(
     run_file: RunFile,
-    storage: Annotated[
-        Path,
-        typer.Option(
-            metavar="DIR",
-            help="The folder for the folders of runs, on this machine.",
-            parser=local_storage_option,
-        ),
-    ] = Path("runs"),
+    storage: LocalStorage = RUNS,
     settings: Settings = None,
     workers: Workers = None,
     name: Name = None,

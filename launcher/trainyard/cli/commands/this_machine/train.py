@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from trainyard.cli.options import (
+    RUNS,
     Fresh,
     Gpus,
+    LocalStorage,
     Name,
     RunFile,
     Settings,
     Workers,
     load_run_with_options,
-    local_storage_option,
 )
 from trainyard.cli.progress import show_progress
 from trainyard.cli.record_lines import summary_text
@@ -25,14 +25,7 @@ from trainyard.cli.record_lines import summary_text
 
 def train(
     run_file: RunFile,
-    storage: Annotated[
-        Path,
-        typer.Option(
-            metavar="DIR",
-            help="The folder for the folders of runs, on this machine.",
-            parser=local_storage_option,
-        ),
-    ] = Path("runs"),
+    storage: LocalStorage = RUNS,
     settings: Settings = None,
     gpus: Gpus = None,
     workers: Workers = None,
