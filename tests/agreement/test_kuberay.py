@@ -155,6 +155,7 @@ def test_the_operator_refuses_what_its_rules_find_and_takes_what_is_mended(
     assert [(str(case), said) for case, said in zip(cases, mended, strict=True) if said] == []
 
 
+@pytest.mark.ci
 def test_the_rules_agree_with_the_operator_about_two_things_at_once(
     refusals: Callable[[list[Object]], list[str]],
 ) -> None:

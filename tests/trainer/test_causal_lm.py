@@ -253,7 +253,13 @@ def test_how_a_step_is_computed_does_not_change_its_loss(
     assert other == pytest.approx(plain, rel=1e-5)
 
 
-@pytest.mark.parametrize("adapter", [None, LORA | {"dropout": 0.0}], ids=["all weights", "adapter"])
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        pytest.param(None, id="all weights", marks=pytest.mark.ci),
+        pytest.param(LORA | {"dropout": 0.0}, id="adapter"),
+    ],
+)
 def test_two_workers_with_copies_or_with_shards_learn_what_one_worker_learns(
     tmp_path: Path, chats: Path, adapter: dict[str, Any] | None
 ) -> None:
@@ -272,7 +278,7 @@ def test_two_workers_with_copies_or_with_shards_learn_what_one_worker_learns(
     assert found.keys() == final_weights(copied).keys()
 
 
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.ci), 3])
 def test_passes_of_deepspeed_learn_what_one_pass_and_one_worker_learn(
     tmp_path: Path, chats: Path, stage: int
 ) -> None:

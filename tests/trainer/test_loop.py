@@ -75,7 +75,10 @@ def kill_after_saves(config: TrainerConfig, saves: int, attempt: int) -> str:
     return saved()[0]
 
 
-@pytest.mark.parametrize("changes", [{}, ALL_STATE], ids=["plain", "all state"])
+@pytest.mark.parametrize(
+    "changes",
+    [pytest.param({}, id="plain", marks=pytest.mark.ci), pytest.param(ALL_STATE, id="all state")],
+)
 def test_a_run_that_was_killed_in_mid_epoch_has_the_weights_of_one_that_was_not(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:

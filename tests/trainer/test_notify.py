@@ -97,6 +97,7 @@ def test_a_run_that_is_stopped_sends_one_message(attempts: Attempts, hook: Webho
     assert "was stopped by SIGTERM" in hook.received[0]["message"]
 
 
+@pytest.mark.ci
 def test_a_wrong_config_is_reported_once_by_all_its_attempts(
     attempts: Attempts, hook: Webhook
 ) -> None:
@@ -107,6 +108,7 @@ def test_a_wrong_config_is_reported_once_by_all_its_attempts(
     assert "/there/is/no/data" in hook.received[0]["error"]
 
 
+@pytest.mark.ci
 def test_the_address_of_a_secret_is_in_no_file_and_no_output(
     attempts: Attempts, hook: Webhook
 ) -> None:

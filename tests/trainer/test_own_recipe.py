@@ -94,6 +94,7 @@ def packed(folder: Path) -> tuple[str, dict[str, str]]:
     return hashlib.sha256(content).hexdigest(), {CODE_VARIABLE: b64encode(content).decode()}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("example", ["autoencoder", "gan"])
 def test_a_run_that_is_killed_goes_on_with_the_same_bits(attempts: Attempts, example: str) -> None:
     sha256, environment = packed(EXAMPLES)

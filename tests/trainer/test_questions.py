@@ -196,6 +196,7 @@ def test_questions_leave_the_weights_as_they_are(
     assert "accuracy" not in summary
 
 
+@pytest.mark.ci
 def test_copies_and_shards_answer_as_one_worker_does(
     tmp_path: Path, model: Path, chats: Path
 ) -> None:

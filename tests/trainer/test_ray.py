@@ -168,6 +168,7 @@ def test_a_loss_that_explodes_fails_the_run_at_once_with_its_reason(attempts: At
     assert (summary["val_accuracy"], summary["samples_seen"]) == (None, 0)
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU that torch can use")
 def test_gpus_that_only_ray_counts_end_the_run_with_node_and_remedy(attempts: Attempts) -> None:
     # A cluster as KubeRay gives it to the driver: by its address, with GPUs.
