@@ -261,7 +261,9 @@ def test_a_label_of_the_pods_is_no_label_of_the_rayjob() -> None:
     assert {one.effect for one in changes} == {"next attempt"}
 
 
-def test_a_job_that_kueue_has_let_start_is_unchanged() -> None:
+@pytest.fixture
+def admitted() -> tuple[Object, Object]:
+    """A RayJob as rendered, and as it is when Kueue has admitted it."""
     platform = load_platform(None)
     kueue = platform.model_copy(update={"queue": PlatformQueue(system="kueue", name="team")})
     job = job_of(platform=kueue)
@@ -275,7 +277,24 @@ def test_a_job_that_kueue_has_let_start_is_unchanged() -> None:
             for key in ("cluster-queue-name", "local-queue-name", "podset")
         }
         metadata.setdefault("annotations", {})["kueue.x-k8s.io/workload"] = "rayjob-a"
+    return job, started
+
+
+def test_a_job_that_kueue_has_let_start_is_unchanged(admitted: tuple[Object, Object]) -> None:
+    job, started = admitted
     assert diff_jobs(started, job, live=True) == ()
+
+
+def test_what_kueue_adds_for_a_flavor_has_no_effect(admitted: tuple[Object, Object]) -> None:
+    job, started = admitted
+    for group in started["spec"]["rayClusterSpec"]["workerGroupSpecs"]:
+        pod = group["template"]["spec"]
+        pod.setdefault("nodeSelector", {})["example.com/gpu"] = "h100"
+        pod.setdefault("tolerations", []).append({"key": "reserved", "operator": "Exists"})
+    changes = diff_jobs(started, job, live=True)
+    assert len(changes) >= 2
+    assert {each.effect for each in changes} == {"no effect"}
+    assert all("Kueue adds it" in each.why for each in changes)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ submit` creates a new one.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -57,6 +58,10 @@ WRITTEN_BY_KUEUE = {
 }
 """Labels and annotations that Kueue adds to the pods of a RayJob when it admits the job."""
 
+OF_A_FLAVOR = re.compile(r"\.(nodeSelector|tolerations)(\.|\[|$)")
+"""Paths below which Kueue adds the node labels and tolerations of the flavor that it has chosen."""
+BY_KUEUE = "Kueue adds it when it admits the job, for the nodes of the flavor that it chooses"
+
 DEFAULTS: Object = {
     "backoffLimit": 0,
     "ttlSeconds": 0,
@@ -104,14 +109,20 @@ def diff_jobs(before: Object, after: Object, *, live: bool) -> tuple[FieldChange
 
     `live` says whether the submission of the former has not ended yet.
     """
+    is_admitted = _has_key(before.get("spec", {}), WRITTEN_BY_KUEUE)
     before, after = _comparable(before, after), _comparable(after, after)
     is_fixed = _has_fixed_workers(before) and _has_fixed_workers(after)
-    return tuple(
-        FieldChange(path=path, before=old, after=new, effect="refused", why=FIXED_WORKERS)
-        if path == NUM_WORKERS and is_fixed
-        else _classify(path, old, new, live)
-        for path, old, new in differences(before, after)
-    )
+
+    def change_of(path: str, old: Any, new: Any) -> FieldChange:
+        if path == NUM_WORKERS and is_fixed:
+            return FieldChange(
+                path=path, before=old, after=new, effect="refused", why=FIXED_WORKERS
+            )
+        if is_admitted and new is None and OF_A_FLAVOR.search(path):
+            return FieldChange(path=path, before=old, after=new, effect="no effect", why=BY_KUEUE)
+        return _classify(path, old, new, live)
+
+    return tuple(change_of(*found) for found in differences(before, after))
 
 
 def _has_fixed_workers(job: Object) -> bool:
@@ -178,6 +189,15 @@ def _comparable(job: Object, rendered: Object) -> Object:
         named.pop("suspend", None)
         named = _without_keys(named, WRITTEN_BY_KUEUE)
     return {"metadata": metadata, "spec": named, CONFIG: _take_config(named)}
+
+
+def _has_key(node: Any, keys: set[str]) -> bool:
+    """Return whether a mapping at any depth, also within lists, has one of the keys."""
+    if isinstance(node, list):
+        return any(_has_key(each, keys) for each in node)
+    if not isinstance(node, dict):
+        return False
+    return not keys.isdisjoint(node) or any(_has_key(each, keys) for each in node.values())
 
 
 def _without_keys(node: Any, keys: set[str]) -> Any:
