@@ -150,13 +150,13 @@ def test_a_run_does_not_wait_for_a_lost_node_that_nobody_deletes(
     scenario = Scenario(
         name="node-silent",
         fault="the node of all workers is lost, and nobody deletes its Node object",
-        answer="KubeRay waits for the pods there; after `faults.replacement_timeout_s` (here 30 s) another "
+        answer="KubeRay waits for the pods there; after `faults.replacement_timeout_s` (here 50 s) another "
         "attempt starts on a new cluster",
         actor="trainer, KubeRay",
         rights="the machine",
         strike=lambda target: lose_node_for_good(target, volume_of(target.cluster.namespace)),
         within_s=HEAD_S,
-        settings=("faults.replacement_timeout_s=30",),
+        settings=("faults.replacement_timeout_s=50",),
     )
     assert drill(team, scenario, tmp_path)["attempts"] == 2
 

@@ -111,7 +111,7 @@ def test_the_head_grows_with_the_workers(platform: Platform) -> None:
             digits("train.init={path: w.pt}"),
             "is a relative path, which pods of a cluster cannot read",
         ),
-        (digits("faults.replacement_timeout_s=29"), "set job.separateAttempts in the platform's"),
+        (digits("faults.replacement_timeout_s=49"), "set job.separateAttempts in the platform's"),
         (digits(workers="3"), "train.global_batch_size = 64 cannot be shared equally by 3 workers"),
     ],
 )

@@ -24,10 +24,10 @@ from trainyard.run_file.network import (
 from trainyard_trainer.config.location import S3
 from trainyard_trainer.config.training.own_recipe import OwnData
 
-SILENT_NODE_S = 30
+SILENT_NODE_S = 50
 """How many seconds later than Ray Kubernetes may notice that a node is lost.
 
-Kubernetes notices it after 50 s, and checks every 5 s. The chart sets 30 s for Ray.
+Kubernetes notices it after 50 s, and checks every 5 s. The chart sets 9 s for Ray.
 """
 
 
