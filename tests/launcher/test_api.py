@@ -97,7 +97,11 @@ def test_the_package_alone_imports_nothing() -> None:
     ("statement", "heavy"),
     [
         ("from trainyard import Run", "kubernetes pydantic yaml jinja2 typer rich"),
-        ("from trainyard import load_run, plan_run", "kubernetes typer rich torch ray pandas"),
+        (
+            "from trainyard import load_run, plan_run",
+            "kubernetes typer rich torch ray pandas jinja2 jsonschema",
+        ),
+        ("from trainyard.cli.show import say, table", "kubernetes pydantic yaml rich"),
     ],
 )
 def test_what_is_not_asked_for_is_not_imported(statement: str, heavy: str) -> None:
