@@ -48,6 +48,7 @@ class PlatformSection(BaseModel):
         strict=True,
         use_attribute_docstrings=True,
         alias_generator=to_camel,
+        defer_build=True,
     )
 
 

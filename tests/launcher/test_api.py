@@ -97,12 +97,27 @@ def test_the_package_alone_imports_nothing() -> None:
     ("statement", "heavy"),
     [
         ("from trainyard import Run", "kubernetes pydantic yaml jinja2 typer rich"),
-        ("from trainyard import load_run, plan_run", "kubernetes typer rich torch ray pandas"),
+        (
+            "from trainyard import load_run, plan_run",
+            "kubernetes typer rich torch ray pandas jinja2 jsonschema",
+        ),
+        ("from trainyard.cli.show import say, table", "kubernetes pydantic yaml rich"),
+        ("from trainyard.cluster.cluster import Cluster", "kubernetes google jsonschema rich"),
     ],
 )
 def test_what_is_not_asked_for_is_not_imported(statement: str, heavy: str) -> None:
     script = (
         f"{statement}\nimport sys; sys.exit(sorted({set(heavy.split())} & sys.modules.keys()) or 0)"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_a_program_that_imports_the_client_of_kubernetes_after_us_gets_all_of_it() -> None:
+    script = (
+        "from trainyard.cluster.connection import ApiException; import kubernetes; "
+        "kubernetes.config.load_kube_config, kubernetes.stream.stream, kubernetes.watch.Watch; "
+        "assert kubernetes.client.ApiException is ApiException"
     )
     ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr

@@ -1,6 +1,7 @@
 """Tables and progress for people; the only module that imports rich.
 
-Tables go to standard output, progress to standard error. Without a terminal, progress is plain lines.
+Tables go to standard output, progress to standard error. Without a terminal, progress is plain lines. rich is
+imported where it is used: not every command needs it, and its bars take as long to import as all the rest.
 """
 
 from __future__ import annotations
@@ -9,20 +10,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import cache, cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
-from rich.table import Column as RichColumn
-from rich.table import Table
-
 from trainyard.cli.record_lines import clock_text, progress_text, with_percent
-from trainyard.planning.capacity.gpus import GpuNode
-from trainyard.planning.capacity.nodes import PodHolding
-from trainyard.planning.reasons import Reason
-from trainyard.submission.overview import Column
 from trainyard.submission.status import ENDED, Phase, RunStatus
 from trainyard_trainer.run_files.record_text import (
     GOODPUT_HEADINGS,
@@ -32,11 +24,18 @@ from trainyard_trainer.run_files.record_text import (
 )
 from trainyard_trainer.run_files.sizes import size_text
 
-if TYPE_CHECKING:  # most commands need no drill, whose imports take a quarter of a second
+if TYPE_CHECKING:  # most commands need none of these, whose imports take half a second
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
     from trainyard.drills.final_errors import FinalErrorReport
     from trainyard.drills.report import DrillReport
     from trainyard.drills.soak_report import SoakReport
     from trainyard.drills.timeline import Recovery
+    from trainyard.planning.capacity.gpus import GpuNode
+    from trainyard.planning.capacity.nodes import PodHolding
+    from trainyard.planning.reasons import Reason
+    from trainyard.submission.overview import Column
 
 Object = dict[str, Any]
 
@@ -46,12 +45,18 @@ PLAIN_LINE_S = 5.0
 EQUAL = {True: "equal", False: "DIFFERENT", None: "-"}
 """The words for a comparison: equal, different, or nothing to compare with."""
 
-_progress_console = Console(stderr=True, highlight=False)
+
+@cache
+def _progress_console() -> Console:
+    """Return the console on standard error."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
 
 
 def say(text: str) -> None:
     """Print a line of progress or explanation on standard error."""
-    _progress_console.print(text, markup=False, soft_wrap=True)
+    _progress_console().print(text, markup=False, soft_wrap=True)
 
 
 def say_set_aside(run: str, name: str | None) -> None:
@@ -64,6 +69,10 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     if not sys.stdout.isatty():
         sys.stdout.writelines(_lines([headings, *rows]))
         return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
     console = Console(highlight=False)
     grid = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:
@@ -248,20 +257,26 @@ class ProgressView:
     """Displays the progress of one run: a line for each phase with its duration, and a progress bar."""
 
     def __init__(self) -> None:
-        self._bar = Progress(
-            BarColumn(bar_width=16),
-            TextColumn("{task.percentage:>3.0f}%"),
-            # A narrow terminal wraps the text: rich would cut it off, and its end tells what is left.
-            TextColumn("{task.description}", markup=False, table_column=RichColumn()),
-            console=_progress_console,
-            transient=True,
-        )
         self._task: TaskID | None = None
         self._phase: Phase | None = None
         self._phase_since = time.monotonic()
         self._message = ""
         self._printed_at = float("-inf")
         self._last: Object | None = None
+
+    @cached_property
+    def _bar(self) -> Progress:
+        from rich.progress import BarColumn, Progress, TextColumn
+        from rich.table import Column
+
+        return Progress(
+            BarColumn(bar_width=16),
+            TextColumn("{task.percentage:>3.0f}%"),
+            # A narrow terminal wraps the text: rich would cut it off, and its end tells what is left.
+            TextColumn("{task.description}", markup=False, table_column=Column()),
+            console=_progress_console(),
+            transient=True,
+        )
 
     def __enter__(self) -> ProgressView:
         return self
@@ -297,7 +312,7 @@ class ProgressView:
             say(f"{phase} ...")
 
     def _advance(self, progress: Object) -> None:
-        if not _progress_console.is_terminal:
+        if not _progress_console().is_terminal:
             now = time.monotonic()
             if now - self._printed_at >= PLAIN_LINE_S or progress.get("percent") == 100:
                 self._printed_at = now

@@ -18,13 +18,16 @@ from typing import Any, NoReturn, cast
 from urllib.parse import unquote, urlsplit
 
 import urllib3
-from kubernetes.client import Configuration
-from kubernetes.client.api_client import ApiClient
-from kubernetes.client.exceptions import ApiException
 
 from trainyard.cluster.exec_plugin import Credential, ExecPlugin
 from trainyard.cluster.kubeconfig import Access, has_certificate, load_access, unusable
+from trainyard.cluster.partial_import import partial_import
 from trainyard.errors import ClusterError, ClusterUnreachable
+
+with partial_import("kubernetes"):
+    from kubernetes.client import Configuration
+    from kubernetes.client.api_client import ApiClient
+    from kubernetes.client.exceptions import ApiException
 
 Object = dict[str, Any]
 Query = Sequence[tuple[str, str]]
@@ -203,7 +206,8 @@ class Connection:
 
     def websocket(self, path: str, query: Query, open_with: str) -> Any:
         """Open a websocket with the function `open_with` of the client's `ws_client` module."""
-        from kubernetes.stream import ws_client
+        with partial_import("kubernetes"):
+            from kubernetes.stream import ws_client
 
         method, url, headers, *_ = self._serialized("GET", path, query, None, "application/json")
         options = {"_preload_content": False, "capture_all": False, "binary": True}

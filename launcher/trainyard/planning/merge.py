@@ -8,12 +8,11 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainyard.errors import ConfigError
 from trainyard.planning.placement import worker_group
 from trainyard.planning.plan import Plan
-from trainyard.planning.render import RenderedTemplate
 from trainyard.planning.sizing.pod_sizes import DataGroup, PodSize
 from trainyard.platform import DataVolume, Platform
 from trainyard.run_file.code.source import GitState
@@ -23,6 +22,9 @@ from trainyard_trainer.config.scaling import DATA_LABELS, WORKER_RESOURCE
 from trainyard_trainer.config.trainer_config import CODE_VARIABLE, CONFIG_VARIABLE
 from trainyard_trainer.config.variables import SecretKey
 from trainyard_trainer.run_files import submission
+
+if TYPE_CHECKING:
+    from trainyard.planning.render import RenderedTemplate
 
 Object = dict[str, Any]
 HASH_DIGITS = 8

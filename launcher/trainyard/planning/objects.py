@@ -8,9 +8,7 @@ from typing import Any
 
 from trainyard.planning.merge import merge
 from trainyard.planning.plan import Plan, plan_run
-from trainyard.planning.render import render_job
 from trainyard.platform import Platform
-from trainyard.rules import check
 from trainyard.run_file.code.code_archive import UPLOAD_LIMIT_MIB, Overlay, pack
 from trainyard.run_file.models import RunConfig, RunWithCode
 
@@ -39,6 +37,10 @@ def run_objects_with_code(
     run: RunConfig, code: Overlay | None, platform: Platform, namespace: str
 ) -> RunObjects:
     """Plan a run whose code is packed already, and render its RayJob. Raises as `run_objects` does."""
+    # Here, because Jinja2 and jsonschema take longer to import than `plan` takes without them.
+    from trainyard.planning.render import render_job
+    from trainyard.rules import check
+
     plan = plan_run(run, platform, namespace, code)
     job = merge(render_job(plan), platform, plan)
     warnings = check.require(job, platform.kuberay, platform.ray_version)

@@ -65,6 +65,8 @@ class Section(BaseModel):
         use_attribute_docstrings=True,
         # An infinite number travels as Infinity, which pydantic and json read back.
         ser_json_inf_nan="constants",
+        # A section is compiled when it is used: a run file has few of them.
+        defer_build=True,
     )
 
 

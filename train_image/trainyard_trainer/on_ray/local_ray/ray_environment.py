@@ -49,6 +49,10 @@ LOCAL_RAY_ENVIRONMENT = {
     # There is no dashboard. Without an address, Ray would search all processes of the machine for one each
     # second, and fail if it finds that of another Ray. No process listens on port 9.
     "RAY_API_SERVER_ADDRESS": "http://127.0.0.1:9",
+    # The raylet connects to its own object store while that starts. Each try takes this long; the defaults
+    # are 10 tries of 1 s.
+    "RAY_raylet_client_connect_timeout_milliseconds": "20",
+    "RAY_raylet_client_num_connect_attempts": "500",
     # This machine receives no preemption notices.
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
 }
