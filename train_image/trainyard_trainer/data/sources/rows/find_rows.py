@@ -78,6 +78,19 @@ def open_table(
     return TableSplit(rows, _require_columns(rows, columns), chosen)
 
 
+def open_all_rows(
+    source: str, endpoint: str | None, *, keys: tuple[str, str], columns: Sequence[str] | None
+) -> TableSplit:
+    """Open all rows of the table at a path, of whatever split. Raises ConfigError if there is no table.
+
+    `keys` name the path and its endpoint in messages. Of `columns` those are read that the table has.
+    """
+    found = find_files(source, endpoint, FORMATS, kind="table", keys=keys, reads_tests=True)
+    rows = _open(source, found, found.files, key=keys[0])
+    known = tuple(name for name in columns or rows.columns if name in rows.columns)
+    return TableSplit(rows, known, np.arange(len(rows)))
+
+
 def _open_stream(
     split: str,
     source: str,
@@ -126,14 +139,19 @@ def _of_split(split: str, count: int, valid_share: float, seed: int) -> np.ndarr
     return np.sort(order[:held] if split == "valid" else order[held:])
 
 
-def _open(source: str, found: SplitFiles, files: Sequence[str], *, at_least: int = 1) -> RowSource:
+def _open(
+    source: str,
+    found: SplitFiles,
+    files: Sequence[str],
+    *,
+    at_least: int = 1,
+    key: str = "data.source",
+) -> RowSource:
     """Open files of one kind with the same columns as one table."""
     parts = open_files(found, files)
     rows = JoinedRows(source, parts) if len(parts) > 1 else parts[0]
     if len(rows) < at_least:
-        raise ConfigError(
-            f"data.source = {source} has {len(rows)} rows, and needs {at_least} or more"
-        )
+        raise ConfigError(f"{key} = {source} has {len(rows)} rows, and needs {at_least} or more")
     return rows
 
 

@@ -69,16 +69,24 @@ class SplitFiles:
 
 
 def find_files(
-    source: str, endpoint: str | None, formats: Sequence[FileFormat], *, kind: str
+    source: str,
+    endpoint: str | None,
+    formats: Sequence[FileFormat],
+    *,
+    kind: str,
+    keys: tuple[str, str] = KEYS,
+    reads_tests: bool = False,
 ) -> SplitFiles:
     """Find the files of a source. `kind` is what the source should be, for messages, such as `table`.
+
+    `keys` name source and endpoint in messages. Files of `test` are left out unless `reads_tests`.
 
     A path with `*` or `?` is a pattern: `part-*.parquet` are all files of a folder with such names.
 
     Raises ConfigError if there are none, if they are of several kinds, and if some of them belong to a split
     and others do not.
     """
-    filesystem, path = open_filesystem(source, endpoint, names=KEYS)
+    filesystem, path = open_filesystem(source, endpoint, names=keys)
     root = folder_of(path)
     info = find_root(source, filesystem, root, endpoint)
     if info.type == fs.FileType.File:
@@ -94,7 +102,7 @@ def find_files(
             path
             for path in found
             if format_of(path, formats)
-            and UNUSED not in _words(path, root)
+            and (reads_tests or UNUSED not in _words(path, root))
             and not is_left_out(path, root)
             and not _is_of_datasets(path)
         ]
@@ -103,12 +111,12 @@ def find_files(
     if not files or None in kinds_found:
         known = "; ".join(f"{each.description} ({', '.join(each.suffixes)})" for each in formats)
         raise ConfigError(
-            f"data.source = {source} is no {kind} ({hints}).\n       A {kind} is {known}."
+            f"{keys[0]} = {source} is no {kind} ({hints}).\n       A {kind} is {known}."
         )
     if len(kinds_found) > 1:
         names = ", ".join(sorted(each.name for each in kinds_found if each))
         raise ConfigError(
-            f"data.source = {source} has files of several kinds: {names}. Use one of them."
+            f"{keys[0]} = {source} has files of several kinds: {names}. Use one of them."
         )
     form = kinds_found.pop()
     assert form is not None
