@@ -210,7 +210,10 @@ class Recipe(Generic[Config]):
         return model.parameters()
 
     def fsdp_modules(self, model: nn.Module) -> Sequence[nn.Module]:
-        """Return the modules whose weights FSDP2 gathers together; by default the large blocks."""
+        """Return the modules whose weights FSDP2 gathers together; by default the large blocks.
+
+        With `networks` it is called for each child of the model.
+        """
         return list(units(model))
 
     # After training.
