@@ -63,8 +63,12 @@ class Loading(Section):
     """How batches are made of a data set, whatever it holds."""
 
     loader: Literal["torch", "ray"] = "torch"
-    """The loader that makes the batches: a PyTorch DataLoader in each worker (`torch`), or Ray Data
-    (`ray`)."""
+    """The loader that makes the batches: a PyTorch DataLoader in each worker (`torch`), or tasks of Ray
+    anywhere in the cluster (`ray`)."""
+
+    ray_nodes: dict[str, str] | None = None
+    """Labels of the Ray nodes on which the Ray loader reads and decodes, such as `{ray-subcluster: data}`.
+    Without them it may use any node."""
 
     decode_workers: NonNegativeInt | None = None
     """The number of processes per worker in which the torch loader reads and decodes samples. The default is
@@ -126,10 +130,6 @@ class Data(Loading):
 
     label_column: str = "label"
     """The column of the labels: numbers from 0, or names."""
-
-    ray_nodes: dict[str, str] | None = None
-    """Labels of the Ray nodes on which the Ray loader reads and decodes, such as `{ray-subcluster: data}`.
-    Without them it may use any node."""
 
     augment: Augment = Augment()
     """Random changes of training images."""

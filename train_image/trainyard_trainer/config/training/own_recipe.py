@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -62,9 +62,6 @@ class OwnData(Loading):
 
     endpoint: Endpoint | None = None
     """The address of the S3 server of the table. The default is the endpoint of the storage, or AWS."""
-
-    loader: Literal["torch"] = "torch"
-    """The loader that makes the batches: a PyTorch DataLoader in each worker."""
 
     @model_validator(mode="after")
     def _has_one_origin(self) -> OwnData:

@@ -38,7 +38,7 @@ def stacked(samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
             raise ConfigError(
                 f"column {name} is in some samples, and not in others, which have {', '.join(lacking[0])}"
             )
-        shapes = {np.shape(sample[name]) for sample in samples}
+        shapes = {tuple(np.shape(sample[name])) for sample in samples}
         if isinstance(value, str | bytes) or len(shapes) > 1:
             kind = f"shapes {sorted(shapes)}" if len(shapes) > 1 else type(value).__name__
             raise ConfigError(
