@@ -131,6 +131,8 @@ class UserDataset:
         }
         if data.stream:
             options["groups_at_once"] = data.stream_groups
+        else:
+            options["memory_bytes"] = data.memory_bytes
         return cls.open(TABLE, options, table=data.source)
 
     def samples(self, split: SplitName) -> UserSamples:

@@ -99,7 +99,13 @@ def _open_files(
         samples = recipe.open_samples(path)
     if samples is None:
         try:
-            return open_all_rows(path, endpoint, keys=KEYS, columns=config.data.columns)
+            return open_all_rows(
+                path,
+                endpoint,
+                keys=KEYS,
+                columns=config.data.columns,
+                memory_bytes=config.data.memory_bytes,
+            )
         except ConfigError as error:
             raise ConfigError(
                 f"{error}\n       For files that are no table, define open_samples(self, path) in the recipe."
