@@ -23,7 +23,7 @@ class HeldMemory:
         self.limit_bytes = limit_bytes
         self._lock = threading.Lock()
         self._files: dict[str, int] = {}
-        self._groups: OrderedDict[Group, pa.Table] = OrderedDict()
+        self._groups: OrderedDict[Group, tuple[pa.Table, int]] = OrderedDict()
 
     def hold(self, path: str, num_bytes: int) -> None:
         """Count a file that is read as a whole, before or after it is read.
@@ -44,13 +44,17 @@ class HeldMemory:
     def group(self, key: Group, read: Callable[[], pa.Table]) -> pa.Table:
         """Return a row group, which is read unless it is held. Those that were used last stay."""
         if key not in self._groups:
-            self._groups[key] = read()
-            while len(self._groups) > 1 and self.groups_bytes > self.limit_bytes:
+            before = pa.total_allocated_bytes()
+            table = read()
+            # Arrow's readers allocate up to twice what they fill.
+            allocated = max(table.nbytes, pa.total_allocated_bytes() - before)
+            self._groups[key] = table, allocated
+            while len(self._groups) > 1 and sum(self.sizes) > self.limit_bytes:
                 self._groups.popitem(last=False)
         self._groups.move_to_end(key)
-        return self._groups[key]
+        return self._groups[key][0]
 
     @property
-    def groups_bytes(self) -> int:
-        """The size of all row groups that are held."""
-        return sum(table.nbytes for table in self._groups.values())
+    def sizes(self) -> list[int]:
+        """The bytes of each row group that is held, the one that was used last at the end."""
+        return [size for _, size in self._groups.values()]

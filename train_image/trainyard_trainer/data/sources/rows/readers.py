@@ -105,14 +105,15 @@ class ParquetRows:
     ) -> None:
         self.path = shown
         self._memory = memory
-        self._file = parquet.ParquetFile(filesystem.open_input_file(path))
-        self.columns = types_of(self._file.schema_arrow, shown)
-        groups = range(self._file.num_row_groups)
-        metadata = self._file.metadata
+        self._file = filesystem.open_input_file(path)
+        opened = parquet.ParquetFile(self._file)
+        self.columns = types_of(opened.schema_arrow, shown)
+        self._metadata = metadata = opened.metadata
+        groups = range(metadata.num_row_groups)
         self._ends = np.cumsum([metadata.row_group(each).num_rows for each in groups] or [0])
 
     def __len__(self) -> int:
-        return int(self._file.metadata.num_rows)
+        return int(self._metadata.num_rows)
 
     @property
     def group_ends(self) -> np.ndarray:
@@ -121,9 +122,10 @@ class ParquetRows:
     @property
     def group_bytes(self) -> np.ndarray:
         """The sizes of the row groups without compression, of all columns."""
-        metadata = self._file.metadata
-        groups = range(metadata.num_row_groups)
-        return np.array([metadata.row_group(group).total_byte_size for group in groups], np.int64)
+        groups = range(self._metadata.num_row_groups)
+        return np.array(
+            [self._metadata.row_group(group).total_byte_size for group in groups], np.int64
+        )
 
     def load_group(self, group: int, columns: tuple[str, ...]) -> ReadRows:
         """Read a row group into memory."""
@@ -145,7 +147,9 @@ class ParquetRows:
         return self._read_groups([*groups][: len(self._ends)], [*self.columns]).slice(0, count)
 
     def _read_groups(self, groups: Sequence[int], columns: Sequence[str]) -> pa.Table:
-        table = self._file.read_row_groups(groups, columns=list(columns))
+        # A reader keeps the bytes of the group that it has read last. With many files that would be much.
+        reader = parquet.ParquetFile(self._file, metadata=self._metadata)
+        table = reader.read_row_groups(groups, columns=list(columns))
         return pa.table([without_views(each) for each in table.columns], table.column_names)
 
     def _rows(self, table: pa.Table, group: int, rows: list[int]) -> list[Row]:
