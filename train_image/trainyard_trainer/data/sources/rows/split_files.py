@@ -36,6 +36,9 @@ DATASETS_FILES = ("state.json", "dataset_info.json", "dataset_dict.json")
 WILDCARDS = {"*", "?"}
 """The characters of a pattern of names: `*` stands for any characters, `?` for one."""
 
+LANCE_VERSIONS = "/_versions"
+"""The end of the path of a folder in each data set of Lance."""
+
 UNUSED = "test"
 """The word at the beginning of the names of files and folders that are not read."""
 
@@ -106,6 +109,7 @@ def find_files(
             and not is_left_out(path, root)
             and not _is_of_datasets(path)
         ]
+        refuse_lance(source, infos, keys[0])
         hints = f"files: {', '.join(PurePosixPath(path).name for path in found[:5]) or 'none'}"
     kinds_found = {format_of(path, formats) for path in files}
     if not files or None in kinds_found:
@@ -124,6 +128,18 @@ def find_files(
         refuse_versioned(filesystem, root, infos)
     splits = _splits_of(source, root, files)
     return SplitFiles(filesystem=filesystem, form=form, splits=splits, files=files, root=root)
+
+
+def refuse_lance(source: str, infos: Sequence[fs.FileInfo], key: str) -> None:
+    """Raise ConfigError if a folder is a data set of Lance, or has one in it."""
+    versions = [each.path for each in infos if each.path.endswith(LANCE_VERSIONS)]
+    if versions and any(each.path.endswith(".lance") for each in infos):
+        folder = PurePosixPath(versions[0]).parent
+        raise ConfigError(
+            f"{key} = {source}: {folder} is a data set of Lance, which is not read. Write it as Parquet:\n"
+            '       pyarrow.dataset.write_dataset(lance.dataset("...").scanner().to_reader(), "folder", '
+            'format="parquet")'
+        )
 
 
 def _splits_of(source: str, root: str, files: Sequence[str]) -> dict[SplitName, list[str]]:
