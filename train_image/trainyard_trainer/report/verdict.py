@@ -118,7 +118,7 @@ def _input(share: float, config: TrainerConfig, images: DataInfo) -> Verdict:
             unit = "gpus" if config.scaling.use_gpu else "workers"
             remedy = f"resources.{unit}: {2 * config.scaling.num_workers}"
         case "torch":
-            sentence = "All CPUs of each worker already prepare batches. Tasks of Ray use the CPUs of all nodes."
+            sentence = "All CPUs of each worker already prepare batches. Ray's tasks use those of all nodes."
             remedy = "data.loader: ray"
         case _:
             assert_never(config.data.loader)
