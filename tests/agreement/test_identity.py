@@ -124,6 +124,7 @@ FREE = {
 """What another one of is the same run."""
 LOWER = {"train.epochs": 1}
 TOGETHER = {
+    "data.memory_gib",
     "data.stream",
     "data.stream_groups",
     "train.recipe",

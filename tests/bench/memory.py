@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
@@ -9,11 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
+
 from tests.bench import data, runs
 from tests.bench.processes import descendants, object_store_bytes
 from tests.bench.rounds import Options, Row, Section, main, say
 
 MB = 1e6
+
+GIB = 2**30
+
+LARGEST_TABLE = 2.0
+"""Memory of a process that reads a table over `data.memory_gib`."""
 
 LARGEST_GROWTH = 1.02
 """Peak of a run over the peak of its second quarter."""
@@ -127,6 +139,59 @@ def rows_of(case: Case, options: Options) -> list[Row]:
     return rows
 
 
+TABLE_GIB = 1 / 16
+"""`data.memory_gib` of the table."""
+
+READ_TABLE = """
+import resource, sys
+import numpy as np
+from trainyard_trainer.data.sources.rows.find_rows import open_table
+
+path, memory_bytes = sys.argv[1:]
+options = {"endpoint": None, "columns": None, "valid_share": 0.01, "seed": 0}
+rows = open_table(split="train", source=path, memory_bytes=float(memory_bytes), **options)
+rows[0]
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+order = np.random.default_rng(0).permutation(len(rows))[:2_000]
+for part in np.array_split(order, 60):
+    rows.__getitems__(part.tolist())
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+"""A program that reads rows of a table at random, and prints by how many KiB its memory has grown."""
+
+
+def table_growth(folder: Path) -> float:
+    """Return the bytes that a process needs for rows of a table at random, beyond those for the first one."""
+    command = [sys.executable, "-c", READ_TABLE, str(folder), str(TABLE_GIB * GIB)]
+    ran = subprocess.run(command, check=True, capture_output=True, text=True)
+    return int(ran.stdout) * 1024
+
+
+def table_section(options: Options) -> Section:
+    """Measure the memory of a process that reads a table of many files."""
+    files, rows = options.choose(64, 16), 8_192
+    numbers = np.random.default_rng(0).random((rows, 256), np.float32)
+    with tempfile.TemporaryDirectory(prefix="ty", dir="/tmp") as scratch:
+        column = pa.FixedSizeListArray.from_arrays(pa.array(numbers.reshape(-1)), 256)
+        for file in range(files):
+            parquet.write_table(
+                pa.table({"x": column}), f"{scratch}/part-{file:02}.parquet", row_group_size=1_024
+            )
+        grown = [table_growth(Path(scratch)) / MB for _ in range(options.rounds_or(2))]
+    row = Row(
+        what=f"rows of {files} Parquet files at random, with data.memory_gib: {TABLE_GIB:g}",
+        unit="MB",
+        values=tuple(grown),
+        at_most=LARGEST_TABLE * TABLE_GIB * GIB / MB,
+    )
+    notes = (
+        f"The files take {files * numbers.nbytes / MB:.0f} MB in memory, of which a process may hold "
+        f"{TABLE_GIB * GIB / MB:.0f} MB. What it needs beside is for decompression, and what Arrow keeps of "
+        "freed memory.",
+    )
+    return Section(title="Memory of a table", rows=(row,), notes=notes)
+
+
 def measure(options: Options) -> list[Section]:
     grey = data.grey_images(options.choose(4_000, 400))
     pictures = data.jpegs(options.choose(2_500, 200), 96)
@@ -141,7 +206,7 @@ def measure(options: Options) -> list[Section]:
         f"The object store is limited to {STORE_BYTES / MB:.0f} MB, of which data may fill a quarter; "
         f"the streamed pictures take {2_000 * 96 * 96 * 3 / MB:.0f} MB once they are decoded.",
     )
-    return [Section(title="Memory", rows=tuple(rows), notes=notes)]
+    return [Section(title="Memory", rows=tuple(rows), notes=notes), table_section(options)]
 
 
 if __name__ == "__main__":

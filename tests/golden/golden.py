@@ -95,6 +95,7 @@ EXAMPLES = {
     "segmentation": (),
     "two_tower": (),
     "gan": (),
+    "timm_finetune": (),
 }
 """Which of them are rendered of each example."""
 

@@ -118,6 +118,10 @@ def test_what_was_typed_is_passed_on(tools: Path, typed: str, passed_on: str) ->
         (["predict", "digits", "--data", "in"], "--data PATH needs --out PATH"),
         (["predict", "digits", "a.png", "--data", "in", "--out", "x"], "FILE and --data exclude"),
         (["predict", "digits", "--data=in", "--out=x", "--seed=1"], "--data and --seed exclude"),
+        (
+            ["predict", "digits", "--data=in", "--trust-code", "--top=2"],
+            "--data with --trust-code and --top exclude",
+        ),
         (["predict", "digits", "a.png", "--label-column", "x"], "FILE and --label-column exclude"),
         (["data", "prepare", "in/"], "Missing argument"),
     ],

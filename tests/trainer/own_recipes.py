@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import tarfile
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
-from trainyard_trainer.config.trainer_config import OwnRecipeConfig
+from training import open_folder
+
+from trainyard_trainer.attempt.attempt import open_data
+from trainyard_trainer.config.trainer_config import CODE_VARIABLE, OwnRecipeConfig
+from trainyard_trainer.engine.task import TrainingTask
+from trainyard_trainer.run_folder import code_archive
+from trainyard_trainer.run_folder.measurements.startup import Startup
 
 EXAMPLES = Path(__file__).parents[2] / "examples/recipes"
 
@@ -48,3 +58,23 @@ def own_config(
             "storage": {"path": str(storage)},
         }
     )
+
+
+def packed(folder: Path) -> tuple[str, dict[str, str]]:
+    """Pack code as the launcher does: its SHA-256, and the variable that carries it."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as archive:
+        for file in sorted(folder.glob("*.py")):
+            archive.add(file, arcname=file.name)
+    content = stream.getvalue()
+    return hashlib.sha256(content).hexdigest(), {CODE_VARIABLE: b64encode(content).decode()}
+
+
+def task_of_code(code: Path, config: OwnRecipeConfig) -> TrainingTask:
+    """The task of a run, for processes that have its code from the run's folder alone."""
+    sha256, environment = packed(code)
+    config = config.model_copy(update={"code_sha256": sha256})
+    folder = open_folder(config)
+    code_archive.store(folder, sha256, environment)
+    data = open_data(config, folder)
+    return TrainingTask(config=config, data=data, attempt=1, startup=Startup(began=0.0))

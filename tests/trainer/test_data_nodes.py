@@ -13,12 +13,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import ray
+import torch
 from loaders import config_of, prepared_of
+from own_recipes import own_config, task_of_code
 from ray.cluster_utils import Cluster
 
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading import ray_source
 from trainyard_trainer.data.loading.ray_source import STORE_SHARE, RemainingSamples
+from trainyard_trainer.on_ray.sample_tasks import UserBatches
+from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder.measurements.progress import Length, Trained
 
 LABELS = {"ray-subcluster": "data"}
@@ -71,6 +75,40 @@ def nodes_of_tasks(folder: Path, config: TrainerConfig) -> list[str]:
 def test_tasks_keep_to_the_nodes_with_the_labels(tmp_path: Path, data_node: str) -> None:
     config = config_of(tmp_path, 12, data__loader="ray", data__ray_nodes=LABELS)
     assert set(nodes_of_tasks(tmp_path, config)) == {data_node}
+
+
+RECIPE = """
+import ray
+import torch
+from trainyard_trainer import Recipe
+
+class Where:
+    def __init__(self, split):
+        pass
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else "00"
+        return {"node": torch.tensor(list(bytes.fromhex(node)))}
+
+class Reader(Recipe):
+    pass
+"""
+
+
+def test_a_data_set_of_the_user_is_read_on_the_nodes_with_the_labels(
+    code: Path, tmp_path: Path, data_node: str
+) -> None:
+    (code / "where.py").write_text(RECIPE)
+    config = own_config(tmp_path, recipe="where:Reader", dataset="where:Where")
+    data = config.data.model_copy(update={"loader": "ray", "ray_nodes": LABELS})
+    task = task_of_code(code, config.model_copy(update={"data": data}))
+    length = Length.of(config, 40)
+    batches = UserBatches(task, length, Trained(), Worker(device=torch.device("cpu")))
+    found = torch.cat([batch["node"] for batch in batches.epoch(0)])
+    assert {bytes(each.tolist()).hex() for each in found} == {data_node}
 
 
 def test_a_run_may_fill_its_share_of_the_object_store(tmp_path: Path, data_node: str) -> None:

@@ -118,7 +118,7 @@ def test_a_step_goes_at_the_rate_of_its_schedule(digits: Prepared, batch: Batch)
         for number in range(10)
     ]
     assert rates == pytest.approx([0.1 * number for number in range(1, 11)])
-    assert learner.optimizer.param_groups[0]["lr"] == 1.0
+    assert learner.optimizers[0].param_groups[0]["lr"] == 1.0
 
 
 def test_channels_last_changes_no_result(digits: Prepared, batch: Batch) -> None:

@@ -51,7 +51,7 @@ from trainyard_trainer.data.loading.torch_loader import (
 )
 from trainyard_trainer.data.prepared import Prepared, Split, TokenCounts, TokenInfo
 from trainyard_trainer.data.stored_rows import write_token_part
-from trainyard_trainer.errors import RunError
+from trainyard_trainer.errors import ConfigError, RunError
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder.measurements.progress import Length, Trained
 
@@ -59,6 +59,31 @@ SIZES = [(97, 12), (96, 12), (25, 24), (12, 12)]
 """Samples, and how many of them are a global batch: with and without a rest."""
 
 CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "held_gib"), [(None, 0.5), (0.1, 0.1), (2.0, 2.0), (2.1, None)]
+)
+def test_the_ray_loader_holds_what_the_run_file_says_or_its_share(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    memory_gib: float | None,
+    held_gib: float | None,
+) -> None:
+    monkeypatch.setattr(ray_source, "smallest_store", lambda: 2 * 2**30)
+    config = config_of(tmp_path, 12, data__loader="ray", data__memory_gib=memory_gib)
+    if held_gib is None:
+        with pytest.raises(
+            ConfigError, match=r"memory_gib = 2.1, and .* 2 GiB on the smallest node"
+        ):
+            ray_source.held_bytes(config.data, 0.25)
+    else:
+        assert ray_source.held_bytes(config.data, 0.25) == held_gib * 2**30
+
+
+def test_the_torch_loader_maps_its_files_and_holds_none(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="memory_gib means nothing to loader: torch"):
+        config_of(tmp_path, 12, data__memory_gib=1.0)
 
 
 # The torch loader.

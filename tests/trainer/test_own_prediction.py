@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import io
+import sys
 import tarfile
 from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -21,8 +23,13 @@ from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.saved_model import read_saved
 from trainyard_trainer.run_folder import code_archive
 from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.tools import predict
 from trainyard_trainer.tools.export import export
-from trainyard_trainer.tools.prediction.own_prediction import predict_split, write_table
+from trainyard_trainer.tools.prediction.own_prediction import (
+    predict_files,
+    predict_split,
+    write_table,
+)
 
 CPU = torch.device("cpu")
 
@@ -34,9 +41,24 @@ from trainyard_trainer import ExampleInputs
 class Predicting(Regression):
     def predict(self, model, batch):
         return PREDICTED
-
+OPENING
     def example_inputs(self, count):
         return ExampleInputs(tensors={"features": torch.randn(count, 10)})
+"""
+OPENING = """
+    def open_samples(self, path):
+        return Pages(path)
+
+class Pages:
+    def __init__(self, path):
+        with open(path) as file:
+            self.lines = file.read().splitlines()
+
+    def __len__(self):
+        return len(self.lines)
+
+    def __getitem__(self, index):
+        return {"features": torch.tensor([float(word) for word in self.lines[index].split()])}
 """
 PREDICTED = '{"target": model(batch["features"]).squeeze(1), "pair": batch["features"][:, :2]}'
 
@@ -45,10 +67,13 @@ def trained(
     code: Path,
     storage: Path,
     predicted: str = PREDICTED,
+    opening: str = "",
 ) -> tuple[OwnRecipeConfig, RunFolder]:
     """Train a recipe for an epoch. Its code lies in the run's folder, too."""
     name = f"predicting_{storage.name.replace('-', '_')}"
-    (code / f"{name}.py").write_text(RECIPE.replace("PREDICTED", predicted))
+    (code / f"{name}.py").write_text(
+        RECIPE.replace("PREDICTED", predicted).replace("OPENING", opening)
+    )
     archive = archive_of(code / f"{name}.py")
     sha256 = hashlib.sha256(archive).hexdigest()
     config = own_config(storage, recipe=f"{name}:Predicting", epochs=1).model_copy(
@@ -105,7 +130,11 @@ def test_predictions_are_written_as_parquet_and_json_lines(code: Path, tmp_path:
             r"with 32 rows, one for each sample. It returned a \(5, 10\)",
         ),
         ('{"a": [1]}', "It returned a list"),
-        ("batch['nothing']", r"predict failed: KeyError: 'nothing' \(.*predicting_.*.py, line 8"),
+        (
+            "batch['nothing']",
+            r"predict, on a batch with features float32 \(32, 10\), target float32 \(32,\) failed: "
+            r"KeyError: 'nothing' \(.*predicting_.*.py, line 8",
+        ),
     ],
 )
 def test_predictions_that_are_not_one_for_each_sample_are_refused(
@@ -140,6 +169,101 @@ def test_code_of_the_folder_is_run_only_if_it_is_trusted(code: Path, tmp_path: P
     assert export(folder, kind="state_dict", **options).endswith(".pt")
     with pytest.raises(ConfigError, match="--trust-code"):
         export(folder, kind="pt2", **options)
+
+
+def features_of(split: str = "valid") -> np.ndarray:
+    """The features of the run's own patients, which other files have in the tests."""
+    samples = sys.modules["regression"].Patients(split)
+    features: np.ndarray = samples.features.numpy()
+    return features
+
+
+def file_predictions(folder: RunFolder, path: Path, **options: Any) -> pa.Table:
+    saved = read_saved(folder, "last", trusts_code=True)
+    options = {"endpoint": None, "batch_size": 32, "device": CPU} | options
+    return predict_files(folder, saved, str(path), **options)
+
+
+@pytest.mark.parametrize("name", ["test.parquet", "train/a.parquet", "new.npz"])
+def test_rows_of_other_tables_are_predicted_without_their_targets(
+    code: Path, tmp_path: Path, name: str
+) -> None:
+    _, folder = trained(code, tmp_path)
+    features = features_of()
+    file = tmp_path / "new" / name
+    file.parent.mkdir(parents=True)
+    if name.endswith(".npz"):
+        np.savez(file, features=features)
+    else:
+        lists = pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1)), 10)
+        parquet.write_table(pa.table({"features": lists}), file, row_group_size=30)
+    assert file_predictions(folder, tmp_path / "new").equals(predictions(folder))
+
+
+def test_the_columns_of_other_files_are_shown_where_the_recipe_misses_one(
+    code: Path, tmp_path: Path
+) -> None:
+    _, folder = trained(code, tmp_path)
+    np.savez(tmp_path / "new.npz", age=np.arange(3.0))
+    with pytest.raises(
+        ConfigError,
+        match=r"predict, on a batch with age float64 \(3,\) failed: KeyError: 'features' \(pred",
+    ):
+        file_predictions(folder, tmp_path / "new.npz")
+
+
+def test_a_recipe_opens_other_files_than_tables_itself(code: Path, tmp_path: Path) -> None:
+    _, folder = trained(code, tmp_path, opening=OPENING)
+    file = tmp_path / "patients.txt"
+    file.write_text("".join(" ".join(map(repr, map(float, row))) + "\n" for row in features_of()))
+    assert file_predictions(folder, file).equals(predictions(folder))
+
+
+@pytest.mark.parametrize(
+    ("opening", "content", "problem"),
+    [
+        ("", "1 2", r"--data = .*a.txt is no table[^$]*define open_samples\(self, path\)"),
+        (OPENING, "", r"--data = .*a.txt has no samples: .*open_samples\('.*a.txt'\) returned"),
+        (
+            OPENING,
+            "1 b",
+            r"--data = .*a.txt: reading sample 0 failed: ValueError: .*'b' \(predicting_",
+        ),
+        (OPENING, "1\n1 2", r"column features has shapes \[\(1,\), \(2,\)\]"),
+        (
+            OPENING.replace("Pages(path)", "3"),
+            "1",
+            r"open_samples\('.*a.txt'\) returned int, which has no __len__",
+        ),
+        (OPENING.replace("Pages(path)", "[7]"), "1", r"--data = .*a.txt: a sample is int"),
+        (
+            OPENING.replace("Pages(path)", "open('none')"),
+            "1",
+            r"open_samples\('.*\) failed: FileNot",
+        ),
+    ],
+)
+def test_files_that_cannot_be_read_are_named(
+    code: Path, tmp_path: Path, opening: str, content: str, problem: str
+) -> None:
+    _, folder = trained(code, tmp_path, opening=opening)
+    (tmp_path / "a.txt").write_text(content)
+    with pytest.raises(ConfigError, match=problem):
+        file_predictions(folder, tmp_path / "a.txt")
+
+
+def test_the_command_predicts_other_files_once_the_code_is_trusted(
+    code: Path, tmp_path: Path
+) -> None:
+    _, folder = trained(code, tmp_path)
+    np.savez(tmp_path / "new.npz", features=features_of())
+    out = tmp_path / "p.parquet"
+    files = [f"--data={tmp_path / 'new.npz'}", f"--out={out}"]
+    arguments = [folder.root, *files, "--checkpoint=last"]
+    with pytest.raises(ConfigError, match="--trust-code"):
+        predict.main(arguments)
+    predict.main([*arguments, "--trust-code", "--batch-size=32"])
+    assert parquet.read_table(out)["target"].equals(predictions(folder)["target"])
 
 
 @pytest.mark.parametrize("kind", ["torchscript", "pt2"])

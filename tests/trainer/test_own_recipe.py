@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import pickle
-import tarfile
-from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from attempts import Attempts, committed, wait_for
-from own_recipes import CLASSES, EXAMPLES, own_config
+from own_recipes import CLASSES, EXAMPLES, own_config, packed
 from training import (
     final_weights,
     open_folder,
@@ -26,7 +22,7 @@ from training import (
 )
 
 from trainyard_trainer.attempt.attempt import check, open_data, try_own_recipe
-from trainyard_trainer.config.trainer_config import CODE_VARIABLE, OwnRecipeConfig
+from trainyard_trainer.config.trainer_config import OwnRecipeConfig
 from trainyard_trainer.data.loading.batch import BatchRequest
 from trainyard_trainer.data.loading.user_dataset import UserDataset, UserRows, stacked
 from trainyard_trainer.errors import ConfigError, DatasetError, RecipeError, RunError
@@ -82,16 +78,6 @@ def test_the_recipe_of_the_guide_learns(code: Path, tmp_path: Path) -> None:
     config = own_config(tmp_path, recipe="tabular:Tabular", dataset="tabular:Patients")
     check_all(config)
     assert train_here(config).trained.epoch == 2
-
-
-def packed(folder: Path) -> tuple[str, dict[str, str]]:
-    """Pack code as the launcher does: its SHA-256, and the variable that carries it."""
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w:gz") as archive:
-        for file in sorted(folder.glob("*.py")):
-            archive.add(file, arcname=file.name)
-    content = stream.getvalue()
-    return hashlib.sha256(content).hexdigest(), {CODE_VARIABLE: b64encode(content).decode()}
 
 
 @pytest.mark.ci

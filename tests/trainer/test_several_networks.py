@@ -154,6 +154,15 @@ class Mean(Pair):
         return replace(found, sum=found.sum / len(batch)) if network == "second" else found
 
 
+class OwnScale(Pair):
+    """Has a parameter that belongs to none of the networks."""
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        model.register_parameter("scale", nn.Parameter(torch.ones(2), requires_grad=False))
+        return model
+
+
 class NoNetworkLoss(Recipe):
     networks = ("first",)
 
@@ -199,8 +208,8 @@ def test_a_network_that_is_not_trained_can_teach_the_others(tmp_path: Path) -> N
         (Twice, {}, r"the metrics \['size', 'size'\], and the class declares \['size'\]"),
         (Mean, {}, "network_loss of 'second'.*is a mean"),
         (Pair, {"optimizers": {"thirds": ADAM}}, "train.optimizers has 'thirds', .*first, second"),
-        (Pair, {"strategy": "fsdp2"}, "first, second in turn, which train.strategy = fsdp2 cannot"),
-        (Pair, {"strategy": "deepspeed"}, "strategy = deepspeed cannot do: use ddp"),
+        (OwnScale, {"strategy": "fsdp2"}, "with the parameters scale beside its networks"),
+        (Pair, {"strategy": "deepspeed"}, "has one model and one optimizer. Use .*: fsdp2, or ddp"),
     ],
 )
 def test_networks_that_do_not_fit_are_refused(

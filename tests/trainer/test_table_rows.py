@@ -182,9 +182,20 @@ def test_ragged_lists_images_and_dictionaries_have_their_values(tmp_path: Path) 
         assert row["matrix"].shape == (2, 2)
 
 
+def write_lance(folder: Path) -> Path:
+    """The files of a data set of Lance, as its library lays them out."""
+    for name in ("_versions/1.manifest", "data/0.lance"):
+        file = folder / "rows.lance" / name
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"")
+    return folder
+
+
 @pytest.mark.parametrize(
     ("make", "options", "error", "told"),
     [
+        (write_lance, {}, ConfigError, r"rows.lance is a data set of Lance.*write_dataset\(lance"),
+        (lambda folder: write_lance(folder) / "rows.lance", {}, ConfigError, "set of Lance, which"),
         (lambda folder: folder / "no.csv", {}, ConfigError, "there is no"),
         (lambda folder: folder, {}, ConfigError, r"is no table \(files: none\).*a Parquet file"),
         (write_parquet, {"columns": ["vektor"]}, ConfigError, "has no column vektor, but number"),
@@ -195,6 +206,58 @@ def test_what_is_no_table_is_told(
 ) -> None:
     with pytest.raises(error, match="(?s)" + told):
         split_of(make(tmp_path), **options)
+
+
+@pytest.mark.parametrize("write", [write_csv, write_tsv, write_jsonl, write_npz])
+def test_a_file_that_is_read_as_a_whole_is_refused_if_it_has_more_than_a_process_may_hold(
+    tmp_path: Path, write: Callable[[Path], Path]
+) -> None:
+    file = write(tmp_path)
+    assert len(split_of(file, memory_bytes=4_000)) == 32
+    with pytest.raises(
+        ConfigError,
+        match=rf"{file.name} is read as a whole, .* GiB or more in each process .* data.memory_gib "
+        r"allows .*\n.*Write the table as Parquet",
+    ):
+        split_of(file, memory_bytes=300)
+
+
+def test_all_files_that_are_read_as_a_whole_count_together(tmp_path: Path) -> None:
+    for name in "abc":
+        np.savez(tmp_path / f"{name}.npz", number=np.arange(100))
+    size = (tmp_path / "a.npz").stat().st_size
+    assert len(split_of(tmp_path, memory_bytes=3 * size)) == 240
+    with pytest.raises(ConfigError, match="the files of its table"):
+        split_of(tmp_path, memory_bytes=2.9 * size)
+
+
+def test_a_compressed_file_counts_with_what_it_takes_in_memory(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "t.npz", zeros=np.zeros((50, 1000)))
+    assert (tmp_path / "t.npz").stat().st_size < 10_000
+    with pytest.raises(ConfigError, match="is read as a whole"):
+        split_of(tmp_path / "t.npz", memory_bytes=100_000)
+
+
+@pytest.mark.parametrize("memory_bytes", [1.0, 5_000.0, 1e9])
+def test_row_groups_of_all_files_are_held_up_to_the_memory(
+    tmp_path: Path, memory_bytes: float
+) -> None:
+    rows = split_of(write_parts(tmp_path), memory_bytes=memory_bytes)
+    order = np.random.default_rng(0).permutation(32)
+    found = rows.__getitems__(order.tolist())
+    assert [row["number"] for row in found] == rows.indices[order].tolist()
+    (memory,) = {id(part._memory): part._memory for part in rows.rows._parts}.values()
+    sizes = memory.sizes
+    assert sum(sizes) <= max(memory_bytes, sizes[-1])
+    assert (len(sizes) == 1, len(sizes) > 10) == (memory_bytes == 1, memory_bytes == 1e9)
+
+
+def test_the_run_file_says_how_much_of_a_table_a_process_holds(code: Path, tmp_path: Path) -> None:
+    (code / "lin.py").write_text(RECIPE)
+    config = table_config(tmp_path, write_csv(tmp_path))
+    data = OwnData.model_validate({"source": config.data.source, "memory_gib": 1e-7})
+    with pytest.raises(ConfigError, match=r"data\.memory_gib allows 1e-07"):
+        open_data(config.model_copy(update={"data": data}), open_folder(config))
 
 
 @pytest.mark.parametrize(
@@ -420,6 +483,8 @@ def test_the_order_and_the_messages_are_those_of_a_data_set(code: Path, tmp_path
         ({}, "needs either dataset"),
         ({"dataset": "a:b", "source": "/x"}, "needs either dataset"),
         ({"source": "/x", "options": {"a": 1}}, "options means nothing to data.source"),
+        ({"dataset": "a:b", "memory_gib": 2}, "memory_gib is for a source"),
+        ({"source": "/x.parquet", "stream": True, "memory_gib": 2}, "stream_groups says how much"),
         ({"dataset": "a:b", "columns": ["a"]}, "columns means nothing to data.dataset"),
     ],
 )

@@ -139,10 +139,15 @@ def test_the_config_takes_the_remedy(
     BuiltInConfig.model_validate(config)
 
 
-def test_a_data_set_of_the_user_is_not_sent_to_the_ray_loader(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("stream", "remedy"), [(False, "data.loader: ray"), (True, "resources.workers: 4")]
+)
+def test_only_a_stream_is_not_sent_to_the_ray_loader(
+    tmp_path: Path, stream: bool, remedy: str
+) -> None:
     seconds = dict.fromkeys(TIME_PHASES, 0.0) | {"data": 80.0, "compute": 20.0}
     config = own_config(tmp_path, workers=2)
-    busy = config.data.model_copy(update={"decode_workers": 1})
+    busy = config.data.model_copy(update={"decode_workers": 1, "stream": stream})
     config = config.model_copy(update={"data": busy})
     verdict = judge(seconds, config, epochs=EPOCHS, images=UserDataInfo(source="a:B"))
-    assert verdict.remedy == "resources.workers: 4"
+    assert verdict.remedy == remedy

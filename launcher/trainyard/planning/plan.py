@@ -171,7 +171,7 @@ def plan_run(
         launch=launch_of(run, run.image or platform.image, pools, data),
         trainer=trainer_config(
             with_receiver(
-                with_data_nodes(run) if isinstance(run, RecipeRun) and data is not None else run,
+                with_data_nodes(run) if isinstance(run, NetworkRun) and data is not None else run,
                 platform,
             ),
             _scaling(
@@ -191,7 +191,6 @@ def _require_what_the_platform_has(run: RunConfig, pool: Pool, platform: Platfor
         require_shared_source(run)
     if isinstance(run, NetworkRun):
         require_shared_weights(run)
-    if isinstance(run, RecipeRun):
         require_data_nodes(run, pool, platform)
 
 

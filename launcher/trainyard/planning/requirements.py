@@ -63,7 +63,7 @@ def require_shared_weights(run: NetworkRun) -> None:
         )
 
 
-def require_data_nodes(run: RecipeRun, pool: Pool, platform: Platform) -> None:
+def require_data_nodes(run: NetworkRun, pool: Pool, platform: Platform) -> None:
     """Raise ConfigError for `data.ray_nodes` that no Ray node matches: the run would wait forever."""
     wanted = run.data.ray_nodes
     if wanted is None or run.data.loader != "ray":

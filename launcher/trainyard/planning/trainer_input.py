@@ -13,6 +13,7 @@ from trainyard.run_file.models import (
     BoostingRun,
     CommandRun,
     FunctionRun,
+    NetworkRun,
     OwnRecipeRun,
     RecipeRun,
     RunConfig,
@@ -30,6 +31,7 @@ from trainyard_trainer.config.trainer_config import (
 )
 
 AnyRun = TypeVar("AnyRun", bound=RunConfig)
+AnyNetworkRun = TypeVar("AnyNetworkRun", bound=NetworkRun)
 
 LAUNCH_KEYS = {
     "image",
@@ -119,7 +121,7 @@ def with_receiver(run: AnyRun, platform: Platform) -> AnyRun:
     return run if run.notify is not None else run.model_copy(update={"notify": platform.notify})
 
 
-def with_data_nodes(run: RecipeRun) -> RecipeRun:
+def with_data_nodes(run: AnyNetworkRun) -> AnyNetworkRun:
     """Return the run with its Ray loader restricted to the nodes of `resources.data`."""
     data = run.data.model_copy(update={"ray_nodes": DATA_LABELS})
     return run.model_copy(update={"data": data})

@@ -25,7 +25,7 @@ from trainyard.run_file.metadata import Annotations, Labels
 from trainyard.run_file.network import Network
 from trainyard.run_file.queue import Queue
 from trainyard_trainer.config.checkpoint import BoostingCheckpoint, CheckpointConfig
-from trainyard_trainer.config.data import Data, Table
+from trainyard_trainer.config.data import Data, Loading, Table
 from trainyard_trainer.config.limits import Limits
 from trainyard_trainer.config.notify import Notify
 from trainyard_trainer.config.scaling import Faults
@@ -284,6 +284,9 @@ class RunConfig(Section):
 class NetworkRun(RunConfig):
     """A run file with a recipe that trains a neural network."""
 
+    data: Loading
+    """Data to train on."""
+
     train: Train
     """The recipe and its settings."""
 
@@ -294,6 +297,23 @@ class NetworkRun(RunConfig):
     def _has_a_possible_size(self) -> Self:
         unit = f"resources.{self.resources.unit}"
         require_one_size(self.train, unit, is_elastic=self.resources.is_elastic)
+        return self
+
+    @model_validator(mode="after")
+    def _data_nodes_are_used(self) -> Self:
+        if self.resources.data is None:
+            return self
+        if self.data.loader != "ray":
+            raise PydanticCustomError(
+                "one_of",
+                "resources.data is only for the Ray loader: set data.loader to ray, or remove resources.data",
+            )
+        if self.data.ray_nodes is not None:
+            raise PydanticCustomError(
+                "one_of",
+                "resources.data and data.ray_nodes both select the nodes of the Ray loader: "
+                "remove data.ray_nodes",
+            )
         return self
 
 
@@ -308,15 +328,6 @@ class OwnRecipeRun(NetworkRun):
     train: OwnRecipe
     """The recipe and its settings."""
 
-    @model_validator(mode="after")
-    def _has_no_data_nodes(self) -> OwnRecipeRun:
-        if self.resources.data is not None:
-            raise PydanticCustomError(
-                "one_of",
-                "resources.data is for the Ray loader, which does not load data.dataset: remove it",
-            )
-        return self
-
 
 class RecipeRun(NetworkRun):
     """A run file with a built-in recipe that trains a neural network."""
@@ -330,23 +341,6 @@ class RecipeRun(NetworkRun):
     @model_validator(mode="after")
     def _recipe_fits(self) -> RecipeRun:
         require_fit(self.data, self.train, self.checkpoint)
-        return self
-
-    @model_validator(mode="after")
-    def _data_nodes_are_used(self) -> RecipeRun:
-        if self.resources.data is None:
-            return self
-        if self.data.loader != "ray":
-            raise PydanticCustomError(
-                "one_of",
-                "resources.data is only for the Ray loader: set data.loader to ray, or remove resources.data",
-            )
-        if self.data.ray_nodes is not None:
-            raise PydanticCustomError(
-                "one_of",
-                "resources.data and data.ray_nodes both select the nodes of the Ray loader: "
-                "remove data.ray_nodes",
-            )
         return self
 
 
@@ -401,7 +395,7 @@ class UserCodeRun(RunConfig):
             )
         if self.resources.data is not None:
             raise PydanticCustomError(
-                "one_of", "resources.data is for the Ray loader of a built-in recipe: remove it"
+                "one_of", "resources.data is for the Ray loader of a recipe: remove it"
             )
         if "collective_timeout_s" in self.faults.model_fields_set:
             raise PydanticCustomError(

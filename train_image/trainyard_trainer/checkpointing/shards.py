@@ -54,8 +54,8 @@ class TrainingState(Protocol):
         """Whether a checkpoint holds the weights that are not trained."""
 
     @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer of the model."""
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """The optimizers, each of which trains a part of the model or all of it."""
 
     @property
     def average(self) -> AveragedNetwork | None:
@@ -114,10 +114,10 @@ class Shards:
         return self._tensors(learner)
 
     def _tensors(self, learner: TrainingState) -> dict[str, Any]:
-        network, optimizer, average = learner.network, learner.optimizer, learner.average
+        network, average = learner.network, learner.average
         return {
             "model": learner.weights(),
-            "optimizer": get_optimizer_state_dict(network, optimizer)["state"],
+            "optimizer": get_optimizer_state_dict(network, learner.optimizers)["state"],
             "average": average.network.state_dict() if average else {},
         }
 

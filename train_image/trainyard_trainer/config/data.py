@@ -25,11 +25,15 @@ from trainyard_trainer.config.data_sources import (
     sources_for,
 )
 from trainyard_trainer.config.location import location_problem
-from trainyard_trainer.config.section import Endpoint, Section
+from trainyard_trainer.config.section import Endpoint, PositiveNumber, Section
 from trainyard_trainer.config.streaming import require_streamed
 
 STREAM_GROUPS = 16
 """The default number of groups of rows of a stream that are shuffled together."""
+
+
+MEMORY_GIB = 1.0
+"""The default of the memory that a process holds of a table, in GiB."""
 
 
 def _require_source(source: str) -> str:
@@ -63,8 +67,12 @@ class Loading(Section):
     """How batches are made of a data set, whatever it holds."""
 
     loader: Literal["torch", "ray"] = "torch"
-    """The loader that makes the batches: a PyTorch DataLoader in each worker (`torch`), or Ray Data
-    (`ray`)."""
+    """The loader that makes the batches: a PyTorch DataLoader in each worker (`torch`), or tasks of Ray
+    anywhere in the cluster (`ray`)."""
+
+    ray_nodes: dict[str, str] | None = None
+    """Labels of the Ray nodes on which the Ray loader reads and decodes, such as `{ray-subcluster: data}`.
+    Without them it may use any node."""
 
     decode_workers: NonNegativeInt | None = None
     """The number of processes per worker in which the torch loader reads and decodes samples. The default is
@@ -76,6 +84,12 @@ class Loading(Section):
     drop_last: bool = True
     """Leave out the samples of each epoch that do not fill a global batch. Otherwise the last batch is
     smaller."""
+
+    memory_gib: PositiveNumber | None = None
+    """The memory in GiB for data that are held. Of a table, each process that reads samples holds so much, by
+    default 1: files that are read as a whole and have more are refused. The Ray loader holds decoded samples
+    of prepared data in the object store of each machine, by default up to a quarter of it, and streams
+    larger data."""
 
     stream: bool = False
     """Read the source while the run trains, group of rows by group of rows, without preparing or copying it.
@@ -91,6 +105,12 @@ class Loading(Section):
         if self.stream and self.loader == "ray":
             raise PydanticCustomError(
                 "one_of", "stream is for loader: torch. Remove loader: ray, or stream"
+            )
+        if self.stream and self.memory_gib is not None:
+            raise PydanticCustomError(
+                "one_of",
+                "memory_gib is for data that are held, and stream_groups says how much of a stream is in "
+                "memory: remove memory_gib",
             )
         if not self.stream and self.stream_groups != STREAM_GROUPS:
             raise PydanticCustomError("one_of", "stream_groups means nothing without stream: true")
@@ -127,15 +147,21 @@ class Data(Loading):
     label_column: str = "label"
     """The column of the labels: numbers from 0, or names."""
 
-    ray_nodes: dict[str, str] | None = None
-    """Labels of the Ray nodes on which the Ray loader reads and decodes, such as `{ray-subcluster: data}`.
-    Without them it may use any node."""
-
     augment: Augment = Augment()
     """Random changes of training images."""
 
     max_bad_samples: NonNegativeInt = 0
     """The largest number of samples that are left out because they cannot be read; more are an error."""
+
+    @model_validator(mode="after")
+    def _memory_is_held(self) -> Self:
+        if self.memory_gib is not None and self.loader == "torch":
+            raise PydanticCustomError(
+                "one_of",
+                "memory_gib means nothing to loader: torch, which maps files into memory: remove it, or set "
+                "loader: ray",
+            )
+        return self
 
 
 def require_stream_fits(data: Data) -> None:

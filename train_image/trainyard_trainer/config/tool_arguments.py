@@ -348,7 +348,8 @@ _EXCLUDED = {
     "prompts": ("image_column", "grid", "top", "trust_code"),
     "prompt": (*_OF_DATA, "out", "grid", "top", "batch_size", "trust_code"),
     "chat": (*_OF_DATA, "out", "grid", "top", "batch_size", "trust_code", "json"),
-    "data": (*_OF_TEXT, "grid", "trust_code"),
+    "data": (*_OF_TEXT, "grid"),
+    "own_data": (*_OF_TEXT, *_OF_DATA, "grid", "top"),
     "split": (*_OF_TEXT, *_OF_DATA, "grid", "top"),
 }
 """Options that mean nothing with each of the inputs."""
@@ -361,7 +362,7 @@ def _predict_problem(given: Mapping[str, Any]) -> str | None:
         return (
             "predict has no input. Name image files, or give Parquet files with --data PATH and --out PATH, "
             "or give a language model its --prompt TEXT, a FILE of prompts with --out FILE, or --chat with "
-            "it, or name a --split of the data of your own recipe"
+            "it, or for your own recipe name a --split of its data, or --data PATH with --trust-code"
         )
     if len(inputs) > 1:
         names = [_INPUTS[key] for key in inputs]
@@ -378,8 +379,13 @@ def _predict_problem(given: Mapping[str, Any]) -> str | None:
                 return f"--out = {given['out']} has to end in .parquet or .jsonl"
         elif urls:
             return f"FILE {urls[0]} {local_problem(urls[0])}"
-    if what == "data" and "out" not in given:
-        return "--data PATH needs --out PATH: where the predictions are written"
+    if what == "data" and given.get("trust_code"):
+        what, shown = "own_data", "--data with --trust-code"
+    elif what == "data" and "out" not in given:
+        return (
+            "--data PATH needs --out PATH: where the predictions are written. For a recipe of your own add "
+            "--trust-code, which runs its code"
+        )
     wrong = [f"--{key.replace('_', '-')}" for key in _EXCLUDED[what] if given.get(key)]
     if wrong:
         return f"{shown} and {wrong[0]} exclude each other: leave one out"
@@ -388,7 +394,9 @@ def _predict_problem(given: Mapping[str, Any]) -> str | None:
 
 def uses_ray(given: Collection[str]) -> bool:
     """Return whether `predict` with these arguments, by key, needs Ray Data."""
-    return "data" in given or ("files" in given and "out" in given)
+    if "data" in given:
+        return "trust_code" not in given
+    return "files" in given and "out" in given
 
 
 PREDICT = Tool(
@@ -442,7 +450,8 @@ PREDICT = Tool(
             metavar="PATH",
             kind=LOCATION,
             help="Label all rows of Parquet files, as `data prepare` writes them or with a column of images; "
-            "s3://bucket/prefix, too.",
+            "s3://bucket/prefix, too. With --trust-code: files for a recipe of your own, which are "
+            "a table unless the recipe has open_samples.",
         ),
         Argument(
             name="--split",
@@ -455,7 +464,7 @@ PREDICT = Tool(
             metavar="PATH",
             kind=LOCATION,
             help="The folder or s3:// URL for the predictions of --data; or the .parquet or .jsonl file for "
-            "those of --split, and for the answers to a FILE of prompts.",
+            "those of --split and of a recipe of your own, and for the answers to a FILE of prompts.",
         ),
         Argument(
             name="--image-column",

@@ -26,6 +26,11 @@ def model_for(
     return {name: forward(child) for name, child in network.named_children()}
 
 
+def parts_of(recipe: Recipe[Any], network: nn.Module) -> list[nn.Module]:
+    """Return the modules whose forward passes the recipe's methods call: the model, or its children."""
+    return [*network.children()] if recipe.networks else [network]
+
+
 def networks_of(recipe: Recipe[Any], network: nn.Module) -> dict[str | None, nn.Module]:
     """Return the networks that are trained by an optimizer each: the model, or some of its children."""
     if not recipe.networks:
@@ -51,10 +56,16 @@ def require_networks(recipe: Recipe[Any], train: Train, network: nn.Module) -> N
                     f"{', '.join(recipe.networks) or 'its model with one optimizer'}. Remove it, or add it "
                     f"to {recipe.title()}.networks."
                 )
-    if recipe.networks and train.strategy != "ddp":
+    if recipe.networks and train.strategy == "deepspeed":
         raise ConfigError(
-            f"{recipe.title()} trains the networks {', '.join(recipe.networks)} in turn, which "
-            f"train.strategy = {train.strategy} cannot do: use ddp"
+            f"{recipe.title()} trains the networks {', '.join(recipe.networks)} in turn, and an engine of "
+            "DeepSpeed has one model and one optimizer. Use train.strategy: fsdp2, or ddp."
+        )
+    own = [name for name, _ in network.named_parameters(recurse=False)]
+    if recipe.networks and own and train.strategy == "fsdp2":
+        raise ConfigError(
+            f"{recipe.title()}.build_model returns a module with the parameters {', '.join(own)} beside its "
+            "networks. train.strategy = fsdp2 shards its children alone: move them into one of these."
         )
 
 

@@ -14,7 +14,7 @@ from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.config.training.metric import Metric
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.rows import DataInfo, RunData
-from trainyard_trainer.data.loading.user_dataset import stacked
+from trainyard_trainer.data.loading.user_dataset import UserSamples, stacked
 from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.units import units
@@ -210,7 +210,10 @@ class Recipe(Generic[Config]):
         return model.parameters()
 
     def fsdp_modules(self, model: nn.Module) -> Sequence[nn.Module]:
-        """Return the modules whose weights FSDP2 gathers together; by default the large blocks."""
+        """Return the modules whose weights FSDP2 gathers together; by default the large blocks.
+
+        With `networks` it is called for each child of the model.
+        """
         return list(units(model))
 
     # After training.
@@ -223,6 +226,14 @@ class Recipe(Generic[Config]):
         raise ConfigError(
             f"{self.title()} has no predictions: define predict(self, model, batch) in the recipe"
         )
+
+    def open_samples(self, path: str) -> UserSamples | None:
+        """Open other files than those of the run for `trainyard predict --data`, as a data set of samples.
+
+        It has `__len__` and `__getitem__`, as that of `data.dataset`. By default there is none, and the files
+        are read as a table, as those of `data.source`. Raises ConfigError.
+        """
+        return None
 
     def example_inputs(self, count: int) -> ExampleInputs:
         """Return inputs of the network for so many samples, which all exports but a state_dict need."""

@@ -3,6 +3,7 @@
 python -m trainyard_trainer.tools.predict RUN IMAGE... [--top K] [--grid FILE.png] [--checkpoint NAME]
 python -m trainyard_trainer.tools.predict RUN PROMPTS --out FILE [--length N] [--temperature T] [--seed N]
 python -m trainyard_trainer.tools.predict RUN --data PATH --out PATH [--top K] [--checkpoint NAME]
+python -m trainyard_trainer.tools.predict RUN --data PATH --trust-code [--out FILE] [--checkpoint NAME]
 python -m trainyard_trainer.tools.predict RUN --split train|valid [--out FILE] [--trust-code]
 python -m trainyard_trainer.tools.predict RUN --prompt TEXT [--length N] [--temperature T] [--seed N]
 python -m trainyard_trainer.tools.predict RUN --chat [--length N] [--temperature T] [--seed N]
@@ -15,6 +16,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -39,7 +41,9 @@ from trainyard_trainer.tools.prediction.classifier import (
 
 def main(arguments: list[str] | None = None) -> int:
     _, wanted = parse(arguments, PREDICT)
-    if wanted.data is not None:
+    if wanted.split is not None or (wanted.data is not None and wanted.trust_code):
+        _predict_own(wanted)
+    elif wanted.data is not None:
         # It imports Ray, which the others do not need.
         from trainyard_trainer.tools.prediction.predict_data import predict_data
 
@@ -49,8 +53,6 @@ def main(arguments: list[str] | None = None) -> int:
         from trainyard_trainer.tools.prediction.predict_prompts import predict_prompts
 
         predict_prompts(wanted)
-    elif wanted.split is not None:
-        _predict_split(wanted)
     elif wanted.chat:
         chat_on_terminal(_assistant(wanted, _saved(wanted)))
     elif wanted.prompt is not None:
@@ -60,19 +62,21 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _predict_split(wanted: argparse.Namespace) -> None:
+def _predict_own(wanted: argparse.Namespace) -> None:
+    """Print or write the predictions of a user's recipe, for a split of its data or for other files."""
     from trainyard_trainer.tools.prediction import own_prediction  # it imports the engine
 
     if wanted.out and not wanted.out.endswith((".parquet", ".jsonl")):
         raise ConfigError(f"--out = {wanted.out}: has to end in .parquet or .jsonl")
     folder = open_run(wanted.run, wanted.storage, wanted.endpoint)
-    table = own_prediction.predict_split(
-        folder,
-        read_saved(folder, wanted.checkpoint, trusts_code=wanted.trust_code),
-        wanted.split,
-        batch_size=wanted.batch_size,
-        device=_device(),
-    )
+    saved = read_saved(folder, wanted.checkpoint, trusts_code=wanted.trust_code)
+    options: dict[str, Any] = {"batch_size": wanted.batch_size, "device": _device()}
+    if wanted.split is not None:
+        table = own_prediction.predict_split(folder, saved, wanted.split, **options)
+    else:
+        table = own_prediction.predict_files(
+            folder, saved, wanted.data, endpoint=wanted.endpoint, **options
+        )
     if wanted.out:
         own_prediction.write_table(table, Path(wanted.out))
         print(f"{wanted.out}: {len(table):,} predictions", file=sys.stderr)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 MAY_CHANGE = {
-    "data": {"decode_workers", "endpoint", "max_bad_samples", "ray_nodes"},
+    "data": {"decode_workers", "endpoint", "max_bad_samples", "memory_gib", "ray_nodes"},
     "train": {
         "channels_last",
         "compile",

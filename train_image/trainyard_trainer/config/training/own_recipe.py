@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from trainyard_trainer.config.data import Loading
+from trainyard_trainer.config.data import MEMORY_GIB, Loading
 from trainyard_trainer.config.section import Endpoint, Location
 from trainyard_trainer.config.streaming import require_streamed
 from trainyard_trainer.config.training.optimizers import AdamW, AnyOptimizer, Optimizer
@@ -63,8 +63,10 @@ class OwnData(Loading):
     endpoint: Endpoint | None = None
     """The address of the S3 server of the table. The default is the endpoint of the storage, or AWS."""
 
-    loader: Literal["torch"] = "torch"
-    """The loader that makes the batches: a PyTorch DataLoader in each worker."""
+    @property
+    def memory_bytes(self) -> float:
+        """The bytes of a table that each process may hold."""
+        return (self.memory_gib or MEMORY_GIB) * 2**30
 
     @model_validator(mode="after")
     def _has_one_origin(self) -> OwnData:
@@ -83,6 +85,11 @@ class OwnData(Loading):
                     "stream is for a source. A dataset of yours reads what it likes: remove stream",
                 )
             require_streamed(self.source)
+        if self.memory_gib is not None and self.source is None:
+            raise PydanticCustomError(
+                "one_of",
+                "memory_gib is for a source. A dataset of yours holds what it likes: remove it",
+            )
         for key in others:
             if getattr(self, key):
                 raise PydanticCustomError(

@@ -107,7 +107,7 @@ def open_source(work: RemainingSamples, nodes: list[str], held_share: float) -> 
     """Open the data on rank 0 for all workers; `nodes` has the Ray node of each worker, by rank."""
     configure(work.data)
     size = work.length.num_samples * work.prepared.info.bytes_per_sample
-    if size <= held_share * smallest_store():
+    if size <= held_bytes(work.data, held_share):
         return read_all(work)
     epoch, is_begun = work.start.epoch, work.start.steps_in_epoch > 0
     return Streams(
@@ -123,6 +123,20 @@ def configure(data: Data) -> None:
     options.resource_limits = ExecutionResources.for_limits(object_store_memory=STORE_SHARE * store)
     options.preserve_order = not data.shuffle
     options.label_selector = data.ray_nodes
+
+
+def held_bytes(data: Data, held_share: float) -> float:
+    """Return the size of the data that are held in memory. Raises ConfigError if no machine has so much."""
+    store = smallest_store()
+    if data.memory_gib is None:
+        return held_share * store
+    held = data.memory_gib * 2**30
+    if held > store:
+        raise ConfigError(
+            f"data.memory_gib = {data.memory_gib:g}, and Ray's object store has {store / 2**30:.3g} GiB on "
+            "the smallest node. Lower memory_gib, or give the nodes more memory."
+        )
+    return held
 
 
 def smallest_store() -> float:

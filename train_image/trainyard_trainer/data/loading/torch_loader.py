@@ -71,6 +71,11 @@ class GlobalBatches(Sampler[np.ndarray]):
     def __len__(self) -> int:
         return self.length.steps_per_epoch - self.first_step
 
+    def begin(self, epoch: int, start: Trained) -> None:
+        """Go to an epoch: to its first batch, or behind those that were trained before the run's start."""
+        self.epoch = epoch
+        self.first_step = start.steps_in_epoch if epoch == start.epoch else 0
+
     def __iter__(self) -> Iterator[np.ndarray]:
         if self.stream and self.shuffle:
             order = self.stream.of_epoch(
@@ -108,11 +113,9 @@ class TorchBatches:
         self.loader = load(data, "train", self.sampler, worker, config, collate)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
-        self.sampler.epoch = epoch
+        self.sampler.begin(epoch, self.start)
         if isinstance(self.loader.sampler, Requests):
             self.loader.sampler.epoch = epoch
-        is_begun = epoch == self.start.epoch
-        self.sampler.first_step = self.start.steps_in_epoch if is_begun else 0
         return iterate(self.loader)
 
     def state(self) -> dict[str, torch.Tensor]:

@@ -38,7 +38,7 @@ def stacked(samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
             raise ConfigError(
                 f"column {name} is in some samples, and not in others, which have {', '.join(lacking[0])}"
             )
-        shapes = {np.shape(sample[name]) for sample in samples}
+        shapes = {tuple(np.shape(sample[name])) for sample in samples}
         if isinstance(value, str | bytes) or len(shapes) > 1:
             kind = f"shapes {sorted(shapes)}" if len(shapes) > 1 else type(value).__name__
             raise ConfigError(
@@ -107,7 +107,7 @@ class UserDataset:
             if not counts[split]:
                 raise ConfigError(f"data.dataset = {dataset}: the split {split!r} has no samples")
             with user_errors(f"data.dataset = {dataset}: reading sample 0 of {split!r}"):
-                require_sample(samples[0], dataset)
+                require_sample(samples[0], f"data.dataset = {dataset}")
             if split == "train" and isinstance(samples, TableSplit) and samples.group_rows:
                 stream = StreamOrder.of_table(samples, options["groups_at_once"])
         return cls(
@@ -131,6 +131,8 @@ class UserDataset:
         }
         if data.stream:
             options["groups_at_once"] = data.stream_groups
+        else:
+            options["memory_bytes"] = data.memory_bytes
         return cls.open(TABLE, options, table=data.source)
 
     def samples(self, split: SplitName) -> UserSamples:
@@ -144,22 +146,35 @@ def make_samples(dataset: str, options: Mapping[str, Any], split: str) -> UserSa
         make = import_reference(dataset, "data.dataset")
     with user_errors(f"data.dataset = {dataset}: the call with split={split!r}"):
         samples: UserSamples = make(split=split, **options)
-    for method in ("__len__", "__getitem__"):
-        if not hasattr(samples, method):
-            raise ConfigError(
-                f"data.dataset = {dataset} returned {type(samples).__name__}, which has no {method}: "
-                "a data set has __len__ and __getitem__"
-            )
+    require_map_style(samples, f"data.dataset = {dataset}")
     return samples
 
 
-def require_sample(sample: object, dataset: str) -> None:
-    """Raise ConfigError if a sample is not a mapping of column names to values."""
+def require_map_style(samples: object, origin: str) -> None:
+    """Raise ConfigError if an object is no data set; `origin` says in the message what returned it."""
+    for method in ("__len__", "__getitem__"):
+        if not hasattr(samples, method):
+            raise ConfigError(
+                f"{origin} returned {type(samples).__name__}, which has no {method}: "
+                "a data set has __len__ and __getitem__"
+            )
+
+
+def require_sample(sample: object, origin: str) -> None:
+    """Raise ConfigError if a sample is not a mapping of column names to values; `origin` is the data set."""
     if not isinstance(sample, Mapping) or not all(isinstance(name, str) for name in sample):
         raise ConfigError(
-            f"data.dataset = {dataset}: a sample is {type(sample).__name__}, and has to be a mapping of "
+            f"{origin}: a sample is {type(sample).__name__}, and has to be a mapping of "
             'column names to tensors, arrays or numbers, such as {"x": ..., "y": ...}'
         )
+
+
+def seed_generators(seed: int, epoch: int, index: int) -> None:
+    """Seed the global generators of random numbers for reading a sample of the user's data set."""
+    seeds = np.random.SeedSequence([seed, epoch, index]).generate_state(3)
+    random.seed(int(seeds[0]))
+    np.random.seed(seeds[1])
+    torch.default_generator.manual_seed(int(seeds[2]))
 
 
 class UserRows(Dataset[Batch]):
@@ -214,10 +229,7 @@ class UserRows(Dataset[Batch]):
 
     def _read_one(self, samples: UserSamples, index: int, epoch: int) -> Sample:
         """Read a sample, whose random numbers depend on seed, epoch and index alone."""
-        seeds = np.random.SeedSequence([self.seed, epoch, index]).generate_state(3)
-        random.seed(int(seeds[0]))
-        np.random.seed(seeds[1])
-        torch.default_generator.manual_seed(int(seeds[2]))
+        seed_generators(self.seed, epoch, index)
         try:
             return samples[index]
         except Exception as error:  # the data set is the user's

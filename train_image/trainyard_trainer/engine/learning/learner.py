@@ -35,7 +35,12 @@ from trainyard_trainer.parallel.strategy import local_shard, strategy_of
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.initial_weights import load_initial_weights
 from trainyard_trainer.recipes.loss import Loss
-from trainyard_trainer.recipes.networks import model_for, networks_of, without_gradients
+from trainyard_trainer.recipes.networks import (
+    model_for,
+    networks_of,
+    parts_of,
+    without_gradients,
+)
 from trainyard_trainer.recipes.recipe import Forward
 from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.recipes.trained_weights import load_weights, saved_weights
@@ -79,8 +84,8 @@ class Learner:
             WeightAverage(self.network, config.train.ema_decay) if config.train.ema_decay else None
         )
         # Spread the model over the workers.
-        if self.average and self.strategy.is_sharded:
-            self.strategy.wrap_model(self.average.network, worker)
+        if self.strategy.is_sharded:
+            self._shard_what_is_not_trained()
         wrapped = {
             name: module if is_replacement else self.strategy.wrap_model(module, worker)
             for name, module in networks_of(self.recipe, self.network).items()
@@ -95,6 +100,14 @@ class Learner:
         self.scaler = torch.amp.GradScaler(worker.device.type, enabled=self.precision.is_scaled)
         self._kept: KeptState | None = None
         self._own_buffers: list[BufferBlocks] = []
+
+    def _shard_what_is_not_trained(self) -> None:
+        """Shard the weight average, and the networks that no optimizer trains, such as a teacher."""
+        averaged = parts_of(self.recipe, self.average.network) if self.average else []
+        trained = networks_of(self.recipe, self.network).values()
+        others = [each for each in parts_of(self.recipe, self.network) if each not in trained]
+        for module in (*averaged, *others):
+            self.strategy.wrap_model(module, self.worker)
 
     def _optimizer_of(self, name: str | None) -> torch.optim.Optimizer:
         """Return a new optimizer for a network."""
@@ -130,10 +143,9 @@ class Learner:
         return whole.wrapped
 
     @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer of the model, if one optimizer trains all of it."""
-        (whole,) = self.trained
-        return whole.optimizer
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """The optimizers, one for each network that is trained."""
+        return [each.optimizer for each in self.trained]
 
     def _read_first_weights(self, is_resumed: bool) -> None:
         """Fill networks that were built without storage. A checkpoint may hold all of their weights."""
@@ -156,7 +168,7 @@ class Learner:
         return beside_shares | {
             "optimizer": {each.name: each.optimizer.state_dict() for each in self.trained}
             if self.recipe.networks
-            else self.optimizer.state_dict(),
+            else self.optimizers[0].state_dict(),
             "average": self.average.network.state_dict() if self.average else {},
         }
 
@@ -305,6 +317,9 @@ class Learner:
             others = (each for each in self.trained if each is not trained)
             with without_gradients(weight for each in others for weight in each.parameters):
                 self._passes(trained, batch, global_samples, sums, epoch, step)
+                if trained.name:
+                    # The others keep gathered weights for a backward pass, and have gradients in their turn.
+                    self.strategy.reshard(self.network)
                 self._optimizer_step(trained)
         self.scaler.update()
         if self.average:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,12 +10,16 @@ from typing import Any
 import pyarrow as pa
 
 from trainyard_trainer.data.sources.rows.find_rows import open_files
+from trainyard_trainer.data.sources.rows.held_memory import HeldMemory
 from trainyard_trainer.data.sources.rows.readers import FORMATS
 from trainyard_trainer.data.sources.rows.row_source import FileRows, rows_of
 from trainyard_trainer.data.sources.rows.split_files import find_files
 from trainyard_trainer.errors import ConfigError, DatasetError
 from trainyard_trainer.terminal import table_text
 from trainyard_trainer.tools.inspection.columns import ColumnDescription, describe_column
+
+UNBOUNDED = HeldMemory(math.inf)
+"""The memory of this command, which looks at a table once."""
 
 READ_ROWS = 100_000
 """The largest number of rows whose values are looked at, the first ones of each split."""
@@ -85,7 +90,7 @@ def is_table(source: str, endpoint: str | None, image_column: str) -> bool:
         found = find_files(source, endpoint, FORMATS, kind="table")
     except ConfigError:
         return False  # The readers of images say what is wrong with it.
-    return image_column not in open_files(found, found.files[:1])[0].columns
+    return image_column not in open_files(found, found.files[:1], UNBOUNDED)[0].columns
 
 
 def look_at_table(source: str, endpoint: str | None) -> TableDescription:
@@ -93,7 +98,7 @@ def look_at_table(source: str, endpoint: str | None) -> TableDescription:
     found = find_files(source, endpoint, FORMATS, kind="table")
     splits = found.splits
     files = [(str(name), splits[name]) for name in splits] or [("all", found.files)]
-    parts = {name: open_files(found, of_split) for name, of_split in files}
+    parts = {name: open_files(found, of_split, UNBOUNDED) for name, of_split in files}
     tables = [_first_rows(of_split, READ_ROWS) for of_split in parts.values()]
     table = pa.concat_tables(tables)
     types = next(iter(parts.values()))[0].columns

@@ -106,7 +106,7 @@ def require_recipe(saved: Saved, recipe: str) -> None:
     found = recipe_named(saved.facts)
     if found != recipe:
         takes = INPUT_OF_RECIPE.get(
-            found, "samples of its data set: trainyard predict RUN --split valid"
+            found, "samples: trainyard predict RUN --trust-code with --split valid or --data PATH"
         )
         raise ConfigError(
             f"{saved.facts['run']} is a run of train.recipe = {found}, which takes {takes}."

@@ -1,9 +1,9 @@
-"""The predictions of a user's recipe for the samples of its own data set."""
+"""The predictions of a user's recipe for the samples of its own data set, or for those of other files."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,21 @@ from torch import Tensor
 from trainyard_trainer.attempt.attempt import open_data
 from trainyard_trainer.config.trainer_config import OwnRecipeConfig
 from trainyard_trainer.data.loading.batch import Batch, BatchRequest
-from trainyard_trainer.data.loading.user_dataset import SplitName, UserDataset, UserRows
+from trainyard_trainer.data.loading.user_dataset import (
+    SplitName,
+    UserDataset,
+    UserRows,
+    UserSamples,
+    require_map_style,
+    require_sample,
+    seed_generators,
+)
+from trainyard_trainer.data.sources.rows.find_rows import TableSplit, open_all_rows
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.networks import model_for
 from trainyard_trainer.recipes.recipe import Recipe
 from trainyard_trainer.recipes.saved_model import Saved
+from trainyard_trainer.recipes.trial import columns_of
 from trainyard_trainer.run_files.names import RECORD
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.terminal import Bar, table_text
@@ -28,6 +38,12 @@ from trainyard_trainer.user_import import user_errors
 
 SHOWN = 20
 """The largest number of samples whose predictions are printed as a table."""
+
+KEYS = ("--data", "--endpoint")
+"""What names the files and their S3 server, for messages."""
+
+Read = Callable[[np.ndarray], Batch]
+"""Returns the batch of the samples with these numbers."""
 
 
 def predict_split(
@@ -38,27 +54,107 @@ def predict_split(
     Raises ConfigError if the recipe has no predictions, or if the run is not one of a user's recipe.
     """
     recipe = saved.recipe
-    config = _config_of(folder, saved)
+    config = _config_of(folder, saved, "--split is")
     data = open_data(config, folder)
     assert isinstance(data, UserDataset)
     rows = UserRows(data, split, seed=config.train.seed, collate=recipe.collate)
+
+    def read(indices: np.ndarray) -> Batch:
+        return rows[BatchRequest(indices, 0)]
+
+    return _predict(saved, len(rows), read, batch_size=batch_size, device=device)
+
+
+def predict_files(
+    folder: RunFolder,
+    saved: Saved,
+    path: str,
+    *,
+    endpoint: str | None,
+    batch_size: int,
+    device: torch.device,
+) -> pa.Table:
+    """Return the predictions for all samples of other files as a table, as `predict_split` does.
+
+    The files are opened by the recipe's `open_samples`, or else read as a table. Raises TrainerError.
+    """
+    config = _config_of(folder, saved, "--data with --trust-code is")
+    recipe = saved.recipe
+    samples = _open_files(recipe, config, path, endpoint)
+
+    def read(indices: np.ndarray) -> Batch:
+        rows = _read_samples(samples, path, indices.tolist(), config.train.seed)
+        with user_errors(f"--data = {path}: collate of the samples {indices[0]} to {indices[-1]}"):
+            return Batch(recipe.collate(rows), torch.from_numpy(indices))
+
+    return _predict(saved, len(samples), read, batch_size=batch_size, device=device)
+
+
+def _open_files(
+    recipe: Recipe[Any], config: OwnRecipeConfig, path: str, endpoint: str | None
+) -> UserSamples:
+    """Open the samples of files. Raises ConfigError if neither the recipe nor a table has any."""
+    opened_by = f"train.recipe = {config.train.recipe}: open_samples({path!r})"
+    with user_errors(opened_by):
+        samples = recipe.open_samples(path)
+    if samples is None:
+        try:
+            return open_all_rows(
+                path,
+                endpoint,
+                keys=KEYS,
+                columns=config.data.columns,
+                memory_bytes=config.data.memory_bytes,
+            )
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error}\n       For files that are no table, define open_samples(self, path) in the recipe."
+            ) from None
+    require_map_style(samples, opened_by)
+    if not len(samples):
+        raise ConfigError(f"--data = {path} has no samples: {opened_by} returned none.")
+    return samples
+
+
+def _read_samples(
+    samples: UserSamples, path: str, indices: list[int], seed: int
+) -> list[Mapping[str, Any]]:
+    """Read samples of files: random changes in them follow from the seed and the sample's number."""
+    if isinstance(samples, TableSplit):
+        return list(samples.__getitems__(indices))
+    rows = []
+    for index in indices:
+        seed_generators(seed, 0, index)
+        with user_errors(f"--data = {path}: reading sample {index}"):
+            rows.append(samples[index])
+        require_sample(rows[-1], f"--data = {path}")
+    return rows
+
+
+def _predict(
+    saved: Saved, count: int, read: Read, *, batch_size: int, device: torch.device
+) -> pa.Table:
+    """Return the predictions for so many samples. Raises ConfigError if the recipe has none."""
+    recipe = saved.recipe
     model: Any = model_for(recipe, saved.build().to(device), lambda module: module)
     tables = []
-    with torch.inference_mode(), Bar(f"{split} samples", len(rows)) as bar:
-        for indices in _parts(len(rows), batch_size):
-            batch = rows[BatchRequest(indices, 0)].to(device)
-            with user_errors(f"train.recipe = {config.train.recipe}: predict"):
+    with torch.inference_mode(), Bar("samples", count) as bar:
+        for indices in _parts(count, batch_size):
+            batch = read(indices).to(device)
+            where = f"predict, on a batch with {columns_of(batch)}"
+            with user_errors(f"train.recipe = {saved.facts['recipe']}: {where}"):
                 found = recipe.predict(model, batch)
             tables.append(_table_of(recipe, batch, found))
             bar.advance(len(batch))
     return pa.concat_tables(tables)
 
 
-def _config_of(folder: RunFolder, saved: Saved) -> OwnRecipeConfig:
+def _config_of(folder: RunFolder, saved: Saved, option: str) -> OwnRecipeConfig:
+    """Return the config of a run. `option` says in the message what is for recipes of the user."""
     document = json.loads(folder.read(folder.run))
     if ":" not in document["train"]["recipe"]:
         raise ConfigError(
-            f"{saved.facts['run']} is a run of train.recipe = {saved.facts['recipe']}: --split is for runs "
+            f"{saved.facts['run']} is a run of train.recipe = {saved.facts['recipe']}: {option} for runs "
             "with a recipe of your own."
         )
     document.pop(RECORD, None)

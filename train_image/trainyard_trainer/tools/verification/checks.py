@@ -116,11 +116,6 @@ class Verification:
         return recipe_of(self.bench.config, self.bench.data.info).takes_one_sample()
 
     @property
-    def networks(self) -> tuple[str, ...]:
-        """The networks that the recipe trains in turn; none if one optimizer trains the whole model."""
-        return recipe_of(self.bench.config, self.bench.data.info).networks
-
-    @property
     def checkpoint(self) -> str:
         """The checkpoint of the undisturbed trial."""
         return self.undisturbed.saved[0]
@@ -223,12 +218,6 @@ def micro_batches(all_: Verification) -> CheckResult:
 
 def fsdp2_and_ddp(all_: Verification) -> CheckResult:
     title = "FSDP2 and DDP"
-    if all_.networks:
-        return CheckResult(
-            check=title,
-            result="not comparable",
-            numbers=f"the networks {', '.join(all_.networks)} are trained in turn, by DDP only",
-        )
     if not all_.is_repeatable:
         return not_repeatable(title)
     ddp = all_.trial(2, has_dropout=False)

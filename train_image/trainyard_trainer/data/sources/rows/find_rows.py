@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
+from trainyard_trainer.config.data import MEMORY_GIB
 from trainyard_trainer.config.streaming import why_not_streamed
 from trainyard_trainer.data.sources.listing import explained_errors
 from trainyard_trainer.data.sources.partitions import keys_of
 from trainyard_trainer.data.sources.parts import SPLIT_COLUMN
+from trainyard_trainer.data.sources.rows.held_memory import GIB, HeldMemory
 from trainyard_trainer.data.sources.rows.readers import FORMATS, RowFormat
 from trainyard_trainer.data.sources.rows.row_source import FileRows, JoinedRows, Row, RowSource
 from trainyard_trainer.data.sources.rows.split_files import SplitFiles, find_files
@@ -56,12 +59,14 @@ def open_table(
     seed: int,
     valid_source: str | None = None,
     groups_at_once: int | None = None,
+    memory_bytes: float = MEMORY_GIB * GIB,
 ) -> TableSplit:
     """Open a split of the table at a path. Raises ConfigError if there is no table.
 
     Files or folders named `train` and `valid` are the splits, or `source` and `valid_source` are. Without
     them `valid_share` of the rows is for validation, chosen by the seed. With `groups_at_once` the table is
-    streamed, with so many groups of rows in memory, and whole groups are for validation.
+    streamed, with so many groups of rows in memory, and whole groups are for validation. Otherwise the
+    process holds at most `memory_bytes` of each split.
     """
     if split == "valid" and valid_source is not None:
         source = valid_source
@@ -69,13 +74,32 @@ def open_table(
     if groups_at_once is not None:
         share = None if valid_source is not None else valid_share
         return _open_stream(split, source, found, columns, share, seed, groups_at_once)
+    memory = HeldMemory(memory_bytes)
     if found.splits:
-        rows = _open(source, found, found.splits["valid" if split == "valid" else "train"])
+        rows = _open(source, found, found.splits["valid" if split == "valid" else "train"], memory)
         chosen: np.ndarray = np.arange(len(rows))
     else:
-        rows = _open(source, found, found.files, at_least=2)
+        rows = _open(source, found, found.files, memory, at_least=2)
         chosen = _of_split(split, len(rows), valid_share, seed)
     return TableSplit(rows, _require_columns(rows, columns), chosen)
+
+
+def open_all_rows(
+    source: str,
+    endpoint: str | None,
+    *,
+    keys: tuple[str, str],
+    columns: Sequence[str] | None,
+    memory_bytes: float,
+) -> TableSplit:
+    """Open all rows of the table at a path, of whatever split. Raises ConfigError if there is no table.
+
+    `keys` name the path and its endpoint in messages. Of `columns` those are read that the table has.
+    """
+    found = find_files(source, endpoint, FORMATS, kind="table", keys=keys, reads_tests=True)
+    rows = _open(source, found, found.files, HeldMemory(memory_bytes), key=keys[0])
+    known = tuple(name for name in columns or rows.columns if name in rows.columns)
+    return TableSplit(rows, known, np.arange(len(rows)))
 
 
 def _open_stream(
@@ -92,7 +116,8 @@ def _open_stream(
         files, valid_share = found.splits["valid" if split == "valid" else "train"], None
     else:
         files = found.files
-    parts = [part for part in open_files(found, files) if len(part)]
+    # A group of a stream is held by the stream, and no file as a whole.
+    parts = [part for part in open_files(found, files, HeldMemory(math.inf)) if len(part)]
     grouped = [part for part in parts if isinstance(part, GroupedRows)]
     if len(grouped) < len(parts):
         why = why_not_streamed(files[0])
@@ -126,19 +151,25 @@ def _of_split(split: str, count: int, valid_share: float, seed: int) -> np.ndarr
     return np.sort(order[:held] if split == "valid" else order[held:])
 
 
-def _open(source: str, found: SplitFiles, files: Sequence[str], *, at_least: int = 1) -> RowSource:
+def _open(
+    source: str,
+    found: SplitFiles,
+    files: Sequence[str],
+    memory: HeldMemory,
+    *,
+    at_least: int = 1,
+    key: str = "data.source",
+) -> RowSource:
     """Open files of one kind with the same columns as one table."""
-    parts = open_files(found, files)
+    parts = open_files(found, files, memory)
     rows = JoinedRows(source, parts) if len(parts) > 1 else parts[0]
     if len(rows) < at_least:
-        raise ConfigError(
-            f"data.source = {source} has {len(rows)} rows, and needs {at_least} or more"
-        )
+        raise ConfigError(f"{key} = {source} has {len(rows)} rows, and needs {at_least} or more")
     return rows
 
 
-def open_files(found: SplitFiles, files: Sequence[str]) -> list[FileRows]:
-    """Open files of one kind, several at a time.
+def open_files(found: SplitFiles, files: Sequence[str], memory: HeldMemory) -> list[FileRows]:
+    """Open files of one kind, several at a time, with the memory for all of them.
 
     Raises ConfigError if their columns differ, and if the names of their folders hold columns.
     """
@@ -156,7 +187,7 @@ def open_files(found: SplitFiles, files: Sequence[str]) -> list[FileRows]:
     def open_file(path: str) -> FileRows:
         shown = found.shown(path)
         with explained_errors(shown, kind=f"{form.name} file"):
-            return form.open(found.filesystem, path, shown)
+            return form.open(found.filesystem, path, shown, memory)
 
     with ThreadPoolExecutor(OPENING_THREADS) as pool:
         parts = list(pool.map(open_file, files))

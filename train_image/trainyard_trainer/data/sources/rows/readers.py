@@ -6,7 +6,6 @@ import io
 import json
 import tarfile
 import zipfile
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +18,7 @@ from pyarrow import csv, fs, parquet
 from pyarrow import json as arrow_json
 
 from trainyard_trainer.data.sources.column_types import without_views
+from trainyard_trainer.data.sources.rows.held_memory import HeldMemory
 from trainyard_trainer.data.sources.rows.row_source import (
     ArrayRows,
     ArrowRows,
@@ -42,14 +42,12 @@ TAR_GROUP_BYTES = 2**23
 HEADER_BYTES = 2**20
 """The largest size of the first line of a CSV file."""
 
-CACHED_BYTES = 2**28
-"""The size up to which a process keeps row groups of a Parquet file in memory, at least one of them."""
-
 END_BYTES = 1024
 """The zeros with which a tar file ends. Without them it is cut."""
 
-Open = Callable[[fs.FileSystem, str, str], FileRows]
-"""Opens the file at a path of a filesystem; the last argument is its path for messages."""
+Open = Callable[[fs.FileSystem, str, str, HeldMemory], FileRows]
+"""Opens the file at a path of a filesystem. The other arguments are its path for messages, and the memory for
+all files of the table."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,8 +57,9 @@ class RowFormat(FileFormat):
     open: Open
 
 
-def read_csv(filesystem: fs.FileSystem, path: str, shown: str) -> FileRows:
+def read_csv(filesystem: fs.FileSystem, path: str, shown: str, memory: HeldMemory) -> FileRows:
     """Read a whole CSV or TSV file into memory."""
+    memory.hold(shown, filesystem.get_file_info(path).size)
     head = _first_bytes(filesystem, path, shown).decode("utf-8-sig", "replace")
     header = read_header(head, path)
     with filesystem.open_input_stream(path) as stream:
@@ -74,14 +73,20 @@ def read_csv(filesystem: fs.FileSystem, path: str, shown: str) -> FileRows:
             raise ConfigError(
                 f"{shown}: column {field.name} is not UTF-8. Convert the file to UTF-8."
             )
+    memory.hold(shown, table.nbytes)
     return ArrowRows(shown, table)
 
 
-def read_json_lines(filesystem: fs.FileSystem, path: str, shown: str) -> FileRows:
+def read_json_lines(
+    filesystem: fs.FileSystem, path: str, shown: str, memory: HeldMemory
+) -> FileRows:
     """Read a whole file of JSON lines into memory."""
+    memory.hold(shown, filesystem.get_file_info(path).size)
     _first_bytes(filesystem, path, shown)
     with filesystem.open_input_stream(path) as stream:
-        return ArrowRows(shown, arrow_json.read_json(stream))
+        table = arrow_json.read_json(stream)
+    memory.hold(shown, table.nbytes)
+    return ArrowRows(shown, table)
 
 
 def _first_bytes(filesystem: fs.FileSystem, path: str, shown: str) -> bytes:
@@ -95,17 +100,20 @@ def _first_bytes(filesystem: fs.FileSystem, path: str, shown: str) -> bytes:
 class ParquetRows:
     """A Parquet file, of which a few row groups at a time are in memory."""
 
-    def __init__(self, filesystem: fs.FileSystem, path: str, shown: str) -> None:
+    def __init__(
+        self, filesystem: fs.FileSystem, path: str, shown: str, memory: HeldMemory
+    ) -> None:
         self.path = shown
-        self._file = parquet.ParquetFile(filesystem.open_input_file(path))
-        self.columns = types_of(self._file.schema_arrow, shown)
-        groups = range(self._file.num_row_groups)
-        metadata = self._file.metadata
+        self._memory = memory
+        self._file = filesystem.open_input_file(path)
+        opened = parquet.ParquetFile(self._file)
+        self.columns = types_of(opened.schema_arrow, shown)
+        self._metadata = metadata = opened.metadata
+        groups = range(metadata.num_row_groups)
         self._ends = np.cumsum([metadata.row_group(each).num_rows for each in groups] or [0])
-        self._cached: OrderedDict[tuple[int, tuple[str, ...]], pa.Table] = OrderedDict()
 
     def __len__(self) -> int:
-        return int(self._file.metadata.num_rows)
+        return int(self._metadata.num_rows)
 
     @property
     def group_ends(self) -> np.ndarray:
@@ -114,9 +122,10 @@ class ParquetRows:
     @property
     def group_bytes(self) -> np.ndarray:
         """The sizes of the row groups without compression, of all columns."""
-        metadata = self._file.metadata
-        groups = range(metadata.num_row_groups)
-        return np.array([metadata.row_group(group).total_byte_size for group in groups], np.int64)
+        groups = range(self._metadata.num_row_groups)
+        return np.array(
+            [self._metadata.row_group(group).total_byte_size for group in groups], np.int64
+        )
 
     def load_group(self, group: int, columns: tuple[str, ...]) -> ReadRows:
         """Read a row group into memory."""
@@ -125,8 +134,12 @@ class ParquetRows:
 
     def read(self, indices: Sequence[int], columns: Sequence[str]) -> list[Row]:
         def read_group(group: int, rows: list[int]) -> list[Row]:
-            return self._rows(self._group(group, tuple(columns)), group, rows)
+            table = self._memory.group(
+                (self.path, group, names), lambda: self._read_groups([group], names)
+            )
+            return self._rows(table, group, rows)
 
+        names = tuple(columns)
         return read_parts(indices, self._ends, read_group)
 
     def first(self, count: int) -> pa.Table:
@@ -134,32 +147,25 @@ class ParquetRows:
         return self._read_groups([*groups][: len(self._ends)], [*self.columns]).slice(0, count)
 
     def _read_groups(self, groups: Sequence[int], columns: Sequence[str]) -> pa.Table:
-        table = self._file.read_row_groups(groups, columns=list(columns))
+        # A reader keeps the bytes of the group that it has read last. With many files that would be much.
+        reader = parquet.ParquetFile(self._file, metadata=self._metadata)
+        table = reader.read_row_groups(groups, columns=list(columns))
         return pa.table([without_views(each) for each in table.columns], table.column_names)
 
     def _rows(self, table: pa.Table, group: int, rows: list[int]) -> list[Row]:
         first = first_row(self._ends, group)
         return rows_of(table.take(pa.array(rows)), [first + row for row in rows], self.path)
 
-    def _group(self, group: int, columns: tuple[str, ...]) -> pa.Table:
-        key = (group, columns)
-        if key not in self._cached:
-            self._cached[key] = self._read_groups([group], columns)
-            while len(self._cached) > 1 and self._cached_bytes() > CACHED_BYTES:
-                self._cached.popitem(last=False)
-        self._cached.move_to_end(key)
-        return self._cached[key]
 
-    def _cached_bytes(self) -> int:
-        return sum(table.nbytes for table in self._cached.values())
-
-
-def read_numpy(filesystem: fs.FileSystem, path: str, shown: str) -> FileRows:
+def read_numpy(filesystem: fs.FileSystem, path: str, shown: str, memory: HeldMemory) -> FileRows:
     """Read the arrays of a .npz file, or the one of a .npy file, which is the column `x`."""
+    memory.hold(shown, filesystem.get_file_info(path).size)
     with filesystem.open_input_stream(path) as stream:
         content = io.BytesIO(stream.read())
     try:
         found = np.load(content, allow_pickle=False)
+        if path.endswith(".npz"):  # whose arrays are not read yet, and may be compressed
+            memory.hold(shown, sum(each.file_size for each in found.zip.infolist()))
         arrays = (
             {name: found[name] for name in found.files} if path.endswith(".npz") else {"x": found}
         )
@@ -171,9 +177,11 @@ def read_numpy(filesystem: fs.FileSystem, path: str, shown: str) -> FileRows:
     return ArrayRows(shown, arrays)
 
 
-def read_arrow(filesystem: fs.FileSystem, path: str, shown: str) -> FileRows:
+def read_arrow(filesystem: fs.FileSystem, path: str, shown: str, memory: HeldMemory) -> FileRows:
     """Open an Arrow file or stream, as `datasets` saves it; on a local disk it is mapped into memory."""
     local = isinstance(filesystem, fs.LocalFileSystem)
+    if not local:
+        memory.hold(shown, filesystem.get_file_info(path).size)
     source = pa.memory_map(path) if local else filesystem.open_input_file(path)
     try:
         table = pa.ipc.open_stream(source).read_all()
@@ -190,7 +198,10 @@ class TarRows:
     others are bytes. An index of the places of all files is made when the shard is opened.
     """
 
-    def __init__(self, filesystem: fs.FileSystem, path: str, shown: str) -> None:
+    def __init__(
+        self, filesystem: fs.FileSystem, path: str, shown: str, memory: HeldMemory
+    ) -> None:
+        """Make the index, which is small: rows are read from the file each time, so `memory` holds none."""
         self.path = shown
         self._file = filesystem.open_input_file(path)
         self._rows: list[dict[str, tuple[int, int]]] = []

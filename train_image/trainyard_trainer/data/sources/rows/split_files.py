@@ -36,6 +36,9 @@ DATASETS_FILES = ("state.json", "dataset_info.json", "dataset_dict.json")
 WILDCARDS = {"*", "?"}
 """The characters of a pattern of names: `*` stands for any characters, `?` for one."""
 
+LANCE_VERSIONS = "/_versions"
+"""The end of the path of a folder in each data set of Lance."""
+
 UNUSED = "test"
 """The word at the beginning of the names of files and folders that are not read."""
 
@@ -69,16 +72,24 @@ class SplitFiles:
 
 
 def find_files(
-    source: str, endpoint: str | None, formats: Sequence[FileFormat], *, kind: str
+    source: str,
+    endpoint: str | None,
+    formats: Sequence[FileFormat],
+    *,
+    kind: str,
+    keys: tuple[str, str] = KEYS,
+    reads_tests: bool = False,
 ) -> SplitFiles:
     """Find the files of a source. `kind` is what the source should be, for messages, such as `table`.
+
+    `keys` name source and endpoint in messages. Files of `test` are left out unless `reads_tests`.
 
     A path with `*` or `?` is a pattern: `part-*.parquet` are all files of a folder with such names.
 
     Raises ConfigError if there are none, if they are of several kinds, and if some of them belong to a split
     and others do not.
     """
-    filesystem, path = open_filesystem(source, endpoint, names=KEYS)
+    filesystem, path = open_filesystem(source, endpoint, names=keys)
     root = folder_of(path)
     info = find_root(source, filesystem, root, endpoint)
     if info.type == fs.FileType.File:
@@ -94,21 +105,22 @@ def find_files(
             path
             for path in found
             if format_of(path, formats)
-            and UNUSED not in _words(path, root)
+            and (reads_tests or UNUSED not in _words(path, root))
             and not is_left_out(path, root)
             and not _is_of_datasets(path)
         ]
+        refuse_lance(source, infos, keys[0])
         hints = f"files: {', '.join(PurePosixPath(path).name for path in found[:5]) or 'none'}"
     kinds_found = {format_of(path, formats) for path in files}
     if not files or None in kinds_found:
         known = "; ".join(f"{each.description} ({', '.join(each.suffixes)})" for each in formats)
         raise ConfigError(
-            f"data.source = {source} is no {kind} ({hints}).\n       A {kind} is {known}."
+            f"{keys[0]} = {source} is no {kind} ({hints}).\n       A {kind} is {known}."
         )
     if len(kinds_found) > 1:
         names = ", ".join(sorted(each.name for each in kinds_found if each))
         raise ConfigError(
-            f"data.source = {source} has files of several kinds: {names}. Use one of them."
+            f"{keys[0]} = {source} has files of several kinds: {names}. Use one of them."
         )
     form = kinds_found.pop()
     assert form is not None
@@ -116,6 +128,18 @@ def find_files(
         refuse_versioned(filesystem, root, infos)
     splits = _splits_of(source, root, files)
     return SplitFiles(filesystem=filesystem, form=form, splits=splits, files=files, root=root)
+
+
+def refuse_lance(source: str, infos: Sequence[fs.FileInfo], key: str) -> None:
+    """Raise ConfigError if a folder is a data set of Lance, or has one in it."""
+    versions = [each.path for each in infos if each.path.endswith(LANCE_VERSIONS)]
+    if versions and any(each.path.endswith(".lance") for each in infos):
+        folder = PurePosixPath(versions[0]).parent
+        raise ConfigError(
+            f"{key} = {source}: {folder} is a data set of Lance, which is not read. Write it as Parquet:\n"
+            '       pyarrow.dataset.write_dataset(lance.dataset("...").scanner().to_reader(), "folder", '
+            'format="parquet")'
+        )
 
 
 def _splits_of(source: str, root: str, files: Sequence[str]) -> dict[SplitName, list[str]]:
