@@ -330,7 +330,7 @@ DATA_TOKENIZER = Tool(
 
 # Predictions.
 
-_OF_TEXT = ("length", "temperature", "seed", "base_model")
+_OF_TEXT = ("prompt_as", "length", "temperature", "seed", "base_model")
 _OF_DATA = ("image_column", "label_column")
 
 
@@ -347,7 +347,7 @@ _EXCLUDED = {
     "files": (*_OF_TEXT, *_OF_DATA, "trust_code"),
     "prompts": ("image_column", "grid", "top", "trust_code"),
     "prompt": (*_OF_DATA, "out", "grid", "top", "batch_size", "trust_code"),
-    "chat": (*_OF_DATA, "out", "grid", "top", "batch_size", "trust_code", "json"),
+    "chat": ("prompt_as", *_OF_DATA, "out", "grid", "top", "batch_size", "trust_code", "json"),
     "data": (*_OF_TEXT, "grid", "trust_code"),
     "split": (*_OF_TEXT, *_OF_DATA, "grid", "top"),
 }
@@ -407,8 +407,15 @@ PREDICT = Tool(
         Argument(
             name="--prompt",
             metavar="TEXT",
-            help="The text that a language model continues. A fine-tuned model with a chat template answers "
-            "it.",
+            help="The text that a language model continues. A model that was fine-tuned on chats answers it.",
+        ),
+        Argument(
+            name="--prompt-as",
+            metavar="chat|text",
+            kind=one_of("chat", "text"),
+            help="What prompts are: a turn of the user, which the chat template renders, or a text that the "
+            "model continues as it stands.",
+            default_text="chat if the run was trained on chats, else text",
         ),
         Argument(
             name="--chat",

@@ -136,7 +136,7 @@ class DdpStrategy(TorchStrategy):
     def __init__(self, *, accumulates: bool) -> None:
         """Store whether steps have several passes, so that DDP's buckets hold the gradients all the time.
 
-        If they did not, the passes without communication would have gradients of their own beside the buckets.
+        Otherwise passes without communication would have gradients of their own beside the buckets.
         """
         self._accumulates = accumulates
 
@@ -202,7 +202,7 @@ class _Ddp(DistributedDataParallel):
 
 
 def _set_gradients_to_zero(network: nn.Module) -> None:
-    """Set the gradients to 0 without memory of their own: DDP makes existing gradients views of its buckets."""
+    """Set gradients to 0 without memory of their own: DDP makes existing ones views of its buckets."""
     for weight in network.parameters():
         if weight.requires_grad:
             weight.grad = weight.new_zeros(()).expand_as(weight)
@@ -414,7 +414,7 @@ def strategy_of(
     """Build the strategy of `train.strategy`.
 
     `dtype` is the data type of autocast, if it is used. `units_of` returns the modules of a network whose
-    weights FSDP2 gathers together, the inner ones first. `accumulates` tells whether steps have several passes.
+    weights FSDP2 gathers together, the inner ones first. `accumulates` tells that steps have several passes.
     """
     match train.strategy:
         case "ddp":

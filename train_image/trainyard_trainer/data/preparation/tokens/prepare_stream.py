@@ -29,12 +29,17 @@ from trainyard_trainer.data.preparation.destination import (
     write_file,
 )
 from trainyard_trainer.data.preparation.tokens.token_chunks import (
-    TOKEN_BYTES,
     Chunk,
     ChunkContent,
     ChunkWriter,
 )
-from trainyard_trainer.data.prepared import DATASET, FORMAT, StreamCounts, TokenStreamInfo
+from trainyard_trainer.data.prepared import (
+    DATASET,
+    FORMAT,
+    StreamCounts,
+    TokenStreamInfo,
+    token_column,
+)
 from trainyard_trainer.data.sources.parts import ALL, TRAIN, VALID
 from trainyard_trainer.data.sources.tokens.byte_rows import Document, TextFiles, find_text
 from trainyard_trainer.data.sources.tokens.stream_format import StreamFormat
@@ -127,7 +132,9 @@ def prepare_stream(options: StreamOptions, dest: RunFolder, context: PrepareCont
             )
     with tempfile.TemporaryDirectory() as scratch:
         entries = {
-            name: _write_split(name, chunks[name], form, dest, Path(scratch), context)
+            name: _write_split(
+                name, chunks[name], form, tokenizer.vocab_size, dest, Path(scratch), context
+            )
             for name in SPLITS
         }
     info = TokenStreamInfo(
@@ -251,6 +258,7 @@ def _write_split(
     name: str,
     chunks: Sequence[Chunk],
     form: StreamFormat,
+    vocab_size: int,
     dest: RunFolder,
     scratch: Path,
     context: PrepareContext,
@@ -261,13 +269,14 @@ def _write_split(
     )
     order = np.random.default_rng([form.seed, SPLITS.index(name)]).permutation(len(windows))
     row_tokens = form.context_length + 1
-    rows_per_file = max(1, FILE_BYTES // (row_tokens * TOKEN_BYTES))
+    column = token_column(row_tokens, vocab_size)
+    rows_per_file = max(1, FILE_BYTES // column.stored_bytes)
     header = {"format": FORMAT, "tokenizer": form.tokenizer, "row_tokens": row_tokens}
     entries = []
     for number, start in enumerate(range(0, len(order), rows_per_file)):
         rows = order[start : start + rows_per_file]
         file = f"{name}/part-{number:05}.parquet"
-        data = write_token_part(header, file, start, windows[rows])
+        data = write_token_part(header, file, start, windows[rows], numbers=column.numbers)
         entries.append(write_file(dest, file, data, len(rows)))
         context.show(f"writing {name}", start + len(rows), len(order))
     return entries
