@@ -54,6 +54,9 @@ VOCABULARY = ValueKind(
 POSITIVE = ValueKind(
     read=int, rule="a whole number of at least 1", accepts=lambda value: value >= 1
 )
+AT_LEAST_TWO = ValueKind(
+    read=int, rule="a whole number of at least 2", accepts=lambda value: value >= 2
+)
 NOT_NEGATIVE = ValueKind(
     read=float, rule="a number of at least 0", accepts=lambda value: 0 <= value < math.inf
 )

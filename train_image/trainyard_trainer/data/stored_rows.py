@@ -145,8 +145,9 @@ def decode(
 ) -> dict[str, np.ndarray]:
     """Return the columns of `info.columns` as arrays whose first axis has the rows, and `id` (N,) int64.
 
-    Raw values need no step per row, and are read-only if no copy was needed. Tokens become int32. Image files are decoded by
-    `threads` threads, by default as many as torch has. Raises RunError with the row of a damaged image.
+    Raw values need no step per row, and are read-only if no copy was needed. Tokens become int32. Image files
+    are decoded by `threads` threads, by default as many as torch has. Raises RunError with the row of a
+    damaged image.
     """
     arrays = {name: _array(table, info, column, threads) for name, column in info.columns.items()}
     return arrays | {ID: table[ID].to_numpy()}
