@@ -17,6 +17,7 @@ from trainyard_trainer.config.arguments import (
     COUNT,
     LOCAL,
     LOCATION,
+    MODEL,
     NOT_NEGATIVE,
     POSITIVE,
     SHARE,
@@ -280,8 +281,9 @@ DATA_PREPARE = Tool(
         Argument(
             name="--tokenizer",
             metavar="DIR",
-            kind=LOCAL,
-            help="The folder of a tokenizer or of a model. SOURCE is text or chats; DEST gets their tokens.",
+            kind=MODEL,
+            help="The folder of a tokenizer or of a model, s3://bucket/prefix or hf://org/name. SOURCE is "
+            "text or chats; DEST gets their tokens.",
         ),
         Argument(
             name="--recipe",

@@ -31,6 +31,7 @@ from trainyard_trainer.data.prepared import Prepared, TokenInfo, TokenStreamInfo
 from trainyard_trainer.data.sources.chats.token_format import TokenFormat
 from trainyard_trainer.data.sources.images.find import open_prepared
 from trainyard_trainer.data.sources.tokens.stream_format import StreamFormat
+from trainyard_trainer.data.sources.tokens.tokenizer_address import TokenizerAddress
 from trainyard_trainer.data.sources.tokens.tokenizer_folder import load_tokenizer
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_files.sizes import size_text
@@ -71,11 +72,17 @@ def _preparation(wanted: argparse.Namespace) -> Preparation:
     if wanted.tokenizer is None:
         images = _image_options(wanted, sources)
         return Preparation(asdict(images), partial(prepare, images), "images")
-    folder = str(Path(wanted.tokenizer).resolve())
+    address = TokenizerAddress(
+        path=absolute(wanted.tokenizer),
+        endpoint=wanted.endpoint,
+        names=("--tokenizer", "--endpoint"),
+        say=_say,
+    ).pinned()
+    folder = address.folder()
     load_tokenizer(folder, "--tokenizer")
     if wanted.recipe == CAUSAL_LM:
         form = TokenFormat(
-            tokenizer=folder,
+            tokenizer=address.path,
             folder=folder,
             context_length=wanted.context_length,
             packing=not wanted.padding,
@@ -88,7 +95,12 @@ def _preparation(wanted: argparse.Namespace) -> Preparation:
     text = StreamOptions(
         **sources,
         text_files=wanted.text_files,
-        form=StreamFormat(tokenizer=folder, context_length=wanted.context_length, seed=wanted.seed),
+        form=StreamFormat(
+            tokenizer=address.path,
+            folder=folder,
+            context_length=wanted.context_length,
+            seed=wanted.seed,
+        ),
     )
     return Preparation(text.to_json(), partial(prepare_stream, text), "")
 

@@ -74,17 +74,20 @@ class StreamOptions:
 
     def to_json(self) -> dict[str, Any]:
         """Return the options with the hash of the tokenizer, which may change in its place."""
-        return {**asdict(self), "tokenizer_sha256": tokenizer_sha256(self.tokenizer, TOKENIZER_KEY)}
+        sha256 = tokenizer_sha256(self.folder, TOKENIZER_KEY)
+        options = asdict(self)
+        options["form"].pop("folder")  # what was fetched lies elsewhere on another machine
+        return {**options, "tokenizer_sha256": sha256}
 
     @property
-    def tokenizer(self) -> str:
-        """The folder of the tokenizer. Raises ConfigError if the run has none."""
-        if self.form.tokenizer is None:
+    def folder(self) -> str:
+        """The folder of the tokenizer on this machine. Raises ConfigError if the run has none."""
+        if self.form.folder is None:
             raise ConfigError(
                 f"data.source = {self.source} has no files of tokens (.bin), for which "
                 "train.model.vocab_size alone is enough.\n       For text set train.model.tokenizer."
             )
-        return self.form.tokenizer
+        return self.form.folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,7 +122,7 @@ def prepare_stream(options: StreamOptions, dest: RunFolder, context: PrepareCont
     }
     stamps = {f"files of {name}": found.stamp for name, found in files.items()}
     settle_plan(dest, wanted, stamps, dict, context)
-    tokenizer = text_tokenizer(options.tokenizer)
+    tokenizer = text_tokenizer(options.folder)
     texts = _divide(files, options.valid_share)
     writer = ChunkWriter(dest, PieceTokenizer(tokenizer), usable_cpus())
     chunks = {name: _tokenise(writer, name, texts[name], context) for name in SPLITS}
@@ -142,7 +145,7 @@ def prepare_stream(options: StreamOptions, dest: RunFolder, context: PrepareCont
         row_tokens=form.context_length + 1,
         vocab_size=tokenizer.vocab_size,
         end_of_text=tokenizer.end_of_text,
-        tokenizer=options.tokenizer,
+        tokenizer=form.tokenizer,
         tokenizer_sha256=wanted["tokenizer_sha256"],
         train=counts[TRAIN],
         valid=counts[VALID],
