@@ -139,7 +139,7 @@ def test_the_estimated_memory_of_a_language_model_is_near_the_peak(
             "precision": "bf16",
         }
     )
-    measured = measured_peak(tmp_path, config, train, device)
+    measured = measured_peak(tmp_path, config, train, Worker(device=device))
     estimate = worker_memory(model_shape(config), train, num_workers=1, use_gpu=True)
     assert estimate.total == pytest.approx(measured, rel=0.15), estimate
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from trainyard_trainer.config.training.batch_share import share_batch
 from trainyard_trainer.config.training.train import CausalLm
 from trainyard_trainer.data.prepared import LEARNT, STARTS_DOCUMENT
 from trainyard_trainer.engine.learning.optimizers import build_optimizer
+from trainyard_trainer.parallel.strategy import strategy_of
+from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.causal_lm.documents import documents_of
 from trainyard_trainer.recipes.causal_lm.weights import build_network
 
@@ -30,51 +34,51 @@ LLAMA_8B: dict[str, Any] = {
 """The config of Llama 3 8B."""
 
 
-def measured_peak(
-    folder: Path, config: Mapping[str, Any], train: CausalLm, device: torch.device
-) -> int:
+def measured_peak(folder: Path, config: Mapping[str, Any], train: CausalLm, worker: Worker) -> int:
     """Return the largest memory of weights, gradients, optimizer and activations at once, in bytes.
 
-    Trains a model with random weights on random tokens. `folder` is that of `train.model.path`.
+    Trains a model with random weights on random tokens, distributed by `train.strategy` if there are several
+    workers. `folder` is that of `train.model.path`.
     """
+    device, share = worker.device, share_batch(train, worker.world_size)
     (folder / "config.json").write_text(json.dumps(config))
     network = build_network(train.model, seed=0, is_sharded=False).to(device)
-    trained = [each for each in network.parameters() if each.requires_grad]
-    optimizer = build_optimizer(trained, train, device)
-    rows = train.micro_batch_size or train.global_batch_size
+    strategy = strategy_of(train, None, lambda network: [], accumulates=share.accumulation > 1)
 
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        for _ in range(train.global_batch_size // rows):
-            tokens, flags = (
-                each.to(device) for each in random_rows(rows, train, config["vocab_size"])
-            )
-            with torch.autocast(device.type, torch.bfloat16, enabled=train.precision == "bf16"):
-                loss = network(tokens, documents_of(tokens, flags))
-            (loss / 1000).backward()
-        optimizer.step()
+    def steps() -> None:
+        model = strategy.wrap_model(network, worker)
+        trained = [each for each in network.parameters() if each.requires_grad]
+        optimizer = build_optimizer(trained, train, device)
+        # The first step makes the optimizer's state. In the second one, DDP arranges its buckets anew.
+        for _ in range(2 if worker.world_size == 1 else 3):
+            strategy.clear_gradients(model, optimizer)
+            for left in reversed(range(share.accumulation)):
+                rows = random_rows(share.micro_batch_size, train, config["vocab_size"])
+                tokens, flags = (each.to(device) for each in rows)
+                with strategy.without_exchange(model) if left else nullcontext():
+                    with torch.autocast(
+                        device.type, torch.bfloat16, enabled=train.precision == "bf16"
+                    ):
+                        loss = model(tokens, documents_of(tokens, flags))
+                    (loss / 1000).backward()
+            optimizer.step()
 
-    step()
-    optimizer.zero_grad(set_to_none=True)
-    tensors = [value for each in optimizer.state.values() for value in each.values()]
-    resident = sum(
-        each.nbytes for each in (*network.parameters(), *filter(torch.is_tensor, tensors))
-    )
-    return resident + (peak_on_gpu(step) if device.type == "cuda" else peak_on_cpu(step))
+    weights = sum(each.nbytes for each in network.parameters())
+    return weights + (peak_on_gpu(steps) if device.type == "cuda" else peak_on_cpu(steps))
 
 
-def peak_on_gpu(step: Callable[[], None]) -> int:
-    """Return the largest number of bytes that a step allocates at once on a GPU."""
+def peak_on_gpu(steps: Callable[[], None]) -> int:
+    """Return the largest number of bytes that the steps allocate at once on a GPU."""
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    step()
+    steps()
     return torch.cuda.max_memory_allocated() - before
 
 
-def peak_on_cpu(step: Callable[[], None]) -> int:
-    """Return the largest number of bytes that a step allocates at once on the CPU."""
+def peak_on_cpu(steps: Callable[[], None]) -> int:
+    """Return the largest number of bytes that the steps allocate at once on the CPU."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        step()
+        steps()
     return highest_sum(profiler)
 
 

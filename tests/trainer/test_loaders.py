@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import ray
 import ray.train.torch
@@ -40,16 +41,24 @@ from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading import ray_loader, ray_source
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.chunks import Ahead, Columns, cut, in_order, shuffled
+from trainyard_trainer.data.loading.local_copy import LocalCopy
 from trainyard_trainer.data.loading.ray_loader import HANDED_OUT, RayBatches
 from trainyard_trainer.data.loading.ray_source import RemainingSamples
 from trainyard_trainer.data.loading.reading import read_part
+from trainyard_trainer.data.loading.rows import read_stand_in
 from trainyard_trainer.data.loading.torch_loader import (
     GlobalBatches,
     TorchBatches,
     ValidationBatches,
     decode_workers,
 )
-from trainyard_trainer.data.prepared import Prepared, Split, TokenCounts, TokenInfo
+from trainyard_trainer.data.prepared import (
+    Prepared,
+    Split,
+    TokenCounts,
+    TokenInfo,
+    token_column,
+)
 from trainyard_trainer.data.stored_rows import write_token_part
 from trainyard_trainer.errors import ConfigError, RunError
 from trainyard_trainer.parallel.worker import Worker
@@ -375,10 +384,12 @@ def tokens_of(folder: Path, count: int, row_tokens: int = 16) -> Prepared:
     ids = np.arange(count, dtype=np.int32)
     tokens = ids[:, None] * row_tokens + np.arange(row_tokens, dtype=np.int32)
     flags = (tokens % 7).astype(np.uint8)
+    numbers = token_column(row_tokens, vocab_size=count * row_tokens).numbers
     files = {}
     for first in range(0, count, 40):
         path, rows = folder / f"part-{first:05}.parquet", slice(first, first + 40)
-        path.write_bytes(write_token_part({}, path.name, first, tokens[rows], flags[rows]))
+        content = write_token_part({}, path.name, first, tokens[rows], flags[rows], numbers=numbers)
+        path.write_bytes(content)
         files[str(path)] = len(tokens[rows])
     numbers = {field.name: 0 for field in fields(TokenCounts) if field.name != "lengths"}
     counts = TokenCounts(**numbers, lengths=())
@@ -393,11 +404,26 @@ def tokens_of(folder: Path, count: int, row_tokens: int = 16) -> Prepared:
         loss_on="all",
         packing=True,
         too_long="truncate",
+        prompt_as="text",
         train=counts,
         valid=counts,
     )
     split = Split(files=tuple(files), rows=tuple(files.values()))
     return Prepared(info=info, train=split, valid=split, path=str(folder), endpoint=None)
+
+
+@pytest.mark.parametrize(("count", "token_bytes"), [(4096, 2), (4097, 4)])
+def test_tokens_take_two_bytes_in_files_where_the_vocabulary_fits(
+    tmp_path: Path, count: int, token_bytes: int
+) -> None:
+    data = tokens_of(tmp_path, count)
+    values = pq.read_table(list(data.train.files))["tokens"]
+    assert {len(value.as_py()) for value in values} == {16 * token_bytes}
+    rows = LocalCopy(data, data.train)[np.arange(count)]
+    assert rows["tokens"].dtype == torch.int32
+    assert int(rows["tokens"].max()) == 16 * count - 1
+    check_tokens(rows)
+    check_tokens(read_stand_in(data))
 
 
 def check_tokens(batch: Batch) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.support.measured_memory import LLAMA_8B, measured_peak
+from tests.trainer.training import gloo_worker, run_processes
 from trainyard_trainer.config.memory.model_memory import (
     BUCKET_PARAMETERS,
     WorkerMemory,
@@ -18,6 +19,7 @@ from trainyard_trainer.config.memory.model_memory import (
 from trainyard_trainer.config.memory.model_shape import UnknownShape, model_shape
 from trainyard_trainer.config.training.train import CausalLm
 from trainyard_trainer.parallel import strategy
+from trainyard_trainer.parallel.worker import Worker
 
 TOLERANCE = 0.15
 SLOW = pytest.mark.slow
@@ -94,7 +96,7 @@ def test_the_estimate_is_near_the_measured_peak(
     config: dict[str, Any], model: dict[str, Any], changes: dict[str, Any], tmp_path: Path
 ) -> None:
     train = train_section({"path": str(tmp_path), "init": "random", **model}, **changes)
-    measured = measured_peak(tmp_path, config, train, torch.device("cpu"))
+    measured = measured_peak(tmp_path, config, train, Worker(device=torch.device("cpu")))
     estimate = memory_of(config, train)
     assert estimate.total == pytest.approx(measured, rel=TOLERANCE), estimate
 
@@ -119,11 +121,47 @@ def test_ddp_keeps_all_gradients_in_buckets_and_fsdp2_divides_all() -> None:
     assert memory_of(LLAMA, off, num_workers=4).optimizer == 0
 
 
-def test_passes_without_an_exchange_have_gradients_beside_the_buckets_of_ddp() -> None:
-    train = train_section(micro_batch_size=1)
-    gradients = 4 * model_shape(LLAMA).parameters
-    assert memory_of(LLAMA, train, num_workers=1).gradients == gradients
-    assert memory_of(LLAMA, train, num_workers=2).gradients == 2 * gradients
+def measure_as_rank(
+    rank: int, meeting_point: str, folder: Path, changes: dict[str, Any], told: str
+) -> None:
+    """Measure the memory of one of two workers."""
+    (own := folder / str(rank)).mkdir()
+    train = train_section({"path": str(own), "init": "random"}, **changes)
+    with gloo_worker(rank, 2, meeting_point) as worker:
+        measured = worker.gathered(measured_peak(own, LLAMA, train, worker))
+    if rank == 0:
+        torch.save(measured, told)
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"micro_batch_size": 2}, id="one pass", marks=SLOW),
+        pytest.param({"micro_batch_size": 1}, id="two passes"),
+        pytest.param(
+            {"micro_batch_size": 1, "context_length": 64}, id="few activations", marks=SLOW
+        ),
+    ],
+)
+def test_the_estimate_is_near_the_measured_peak_of_two_workers(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    told = str(tmp_path / "told")
+    run_processes(measure_as_rank, (str(tmp_path / "meet"), tmp_path, changes, told), 2)
+    estimate = memory_of(LLAMA, train_section(**changes), num_workers=2)
+    measured = torch.load(told, weights_only=True)
+    assert measured == [pytest.approx(estimate.total, rel=TOLERANCE)] * 2, estimate
+
+
+def test_passes_without_an_exchange_add_to_the_buckets_of_ddp() -> None:
+    one, two = (
+        memory_of(LLAMA, train_section(micro_batch_size=1), num_workers=workers)
+        for workers in (1, 2)
+    )
+    assert one == two
+    assert one.gradients == one.parameters
 
 
 def test_each_stage_of_deepspeed_needs_less() -> None:

@@ -103,7 +103,7 @@ def known_of(tmp_path: Path, **changes: object) -> RunFolder:
     (tmp_path / "train/p.parquet").write_bytes(b"12345")
     part = {"files": [{"file": "train/p.parquet", "rows": 1, "bytes": 5, "sha256": ""}]}
     known = {
-        "format": 2,
+        "format": 3,
         "images": {
             "source": "t", "shape": [1, 2, 2], "encoding": "raw", "classes": ["a"],
             "mean": [0.0], "std": [1.0],
@@ -140,7 +140,7 @@ def test_a_data_set_is_read_as_it_was_written(tmp_path: Path) -> None:
         ),
         (
             lambda root: (root / "dataset.json").write_text('{"format": 99}'),
-            r"has format 99, and this version reads 2",
+            r"has format 99, and this version reads 3",
         ),
     ],
     ids=["a file is missing", "a file is short", "another JSON", "half of it", "another format"],

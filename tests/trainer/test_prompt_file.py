@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,11 @@ from tests.trainer.training import open_folder, train_here
 pytest.importorskip("transformers")
 
 from tests.support.tiny_models import make_folder
+from trainyard_trainer.attempt.attempt import open_data
 from trainyard_trainer.checkpointing.checkpoint import Checkpoints
 from trainyard_trainer.config.training.models import CausalModel
+from trainyard_trainer.data.prepared import TokenInfo
+from trainyard_trainer.data.sources.chats.examples import question_of
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.causal_lm.weights import build_network
 from trainyard_trainer.recipes.sampling import chosen_by
@@ -34,11 +39,12 @@ CPU = torch.device("cpu")
 QUESTIONS = [f"What is {number} plus {'1' * (number % 4 + 1)}?" for number in range(9)]
 
 
-def assistant_of(model: Path, **options: Any) -> Assistant:
-    """The model of a folder as a run that trained all weights has saved it."""
+def assistant_of(model: Path, *, tokens: dict[str, Any] | None = None, **options: Any) -> Assistant:
+    """The model of a folder as a run that trained all weights has saved it, and what it knows of its data."""
     config = CausalModel.model_validate({"path": str(model)})
     saved = Saved(
-        facts={"run": "chat", "recipe": "causal_lm", "model": config.model_dump()},
+        facts={"run": "chat", "recipe": "causal_lm", "model": config.model_dump()}
+        | ({"tokens": tokens} if tokens else {}),
         weights=build_network(config, seed=0, is_sharded=False).state_dict(),
     )
     return Assistant(saved, CPU, **{"length": 8, "temperature": 0.0, "seed": 0} | options)
@@ -107,6 +113,61 @@ def test_tokens_are_chosen_as_often_as_the_scores_say() -> None:
     ):
         counts = torch.bincount(chosen_by(scores, temperature, numbers), minlength=4)
         assert counts.tolist() == pytest.approx(wanted, abs=2)
+
+
+TURN = [{"role": "user", "content": "Add 1 and 1."}]
+REPLY = [{"role": "assistant", "content": "That is 2."}]
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt_as"),
+    [
+        ({"messages": TURN + REPLY}, "chat"),
+        (
+            {"conversations": [{"from": "human", "value": "1+1"}, {"from": "gpt", "value": "2"}]},
+            "chat",
+        ),
+        ({"instruction": "Add 1 and 1.", "output": "That is 2."}, "chat"),
+        ({"prompt": TURN, "completion": REPLY}, "chat"),
+        ({"prompt": "Add 1 and 1.", "completion": " That is 2."}, "text"),
+        ({"text": "1 and 1 is 2."}, "text"),
+    ],
+    ids=[
+        "messages",
+        "conversations",
+        "instruction",
+        "prompt of messages",
+        "prompt of text",
+        "text",
+    ],
+)
+def test_a_prompt_is_written_as_in_the_rows_of_the_training_data(
+    tmp_path: Path, model: Path, row: dict[str, Any], prompt_as: Any
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(f"{json.dumps(row)}\n" * 4)
+    config = causal_config(tmp_path / "runs", model, rows)
+    info = open_data(config, open_folder(config)).info
+    assert isinstance(info, TokenInfo)
+    assert info.prompt_as == prompt_as
+    trained = assistant_of(model, tokens=asdict(info))
+    text = trained.prompts.of_text("What is 1 plus 1?")
+    turn = trained.prompts.of_chat([{"role": "user", "content": "What is 1 plus 1?"}])
+    question = question_of({"prompt": "What is 1 plus 1?"})
+    wanted = {"chat": turn, "text": text}
+    assert trained.tokens_of(question) == wanted[prompt_as]
+    assert trained.prompts.of("What is 1 plus 1?") == wanted[prompt_as]
+    for chosen, tokens in wanted.items():
+        told = assistant_of(model, tokens=asdict(info), prompt_as=chosen)
+        assert told.tokens_of(question) == tokens
+        assert told.tokens_of(question_of({"messages": TURN})) != text
+
+
+def test_prompts_as_turns_need_a_chat_template(tmp_path: Path, model: Path) -> None:
+    plain = shutil.copytree(model, tmp_path / "plain")
+    (plain / "chat_template.jinja").unlink()
+    with pytest.raises(ConfigError, match=r"has no chat template.\n *Use --prompt-as text"):
+        assistant_of(plain, prompt_as="chat")
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
@@ -222,6 +283,8 @@ def test_ray_data_answers_what_the_prompt_alone_is_answered(tmp_path: Path, mode
         f"{source}, line 11: it has the keys question; a row needs prompt, or messages"
     )
     assert "exists already" in predict(*words, code=2)
+    raw = predict(f"--prompt={QUESTIONS[3]}", "--prompt-as=text", "--temperature=0")
+    assert raw != alone
 
 
 def deliver_newest(folder: RunFolder) -> None:

@@ -20,17 +20,21 @@ from tests.support.hub_server import TOKEN, Hub, running_hub
 from tests.support.tiny_models import make_folder
 from tests.trainer.causal_runs import LORA, causal_config, write_chats
 from tests.trainer.test_fetching import uploaded
+from tests.trainer.test_language_model import text_config
 from tests.trainer.training import open_folder
 from trainyard_trainer.attempt import without_ray
 from trainyard_trainer.attempt.attempt import check, with_pinned_model
-from trainyard_trainer.config.trainer_config import BuiltInConfig
+from trainyard_trainer.config.trainer_config import BuiltInConfig, TrainerConfig
+from trainyard_trainer.data.sources.tokens import tokenizer_address
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.causal_lm import model_folder
 from trainyard_trainer.recipes.causal_lm.folder import fingerprint
 from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.recipes.saved_model import read_saved
 from trainyard_trainer.run_folder.log import Output
+from trainyard_trainer.storage import StorageFolder, open_filesystem
 from trainyard_trainer.tools import export, predict
+from trainyard_trainer.tools.data import main as data_tool
 
 ADDRESS = "hf://org/tiny"
 
@@ -58,6 +62,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     model_folder.fetched_once.cache_clear()
+    tokenizer_address._fetched_once.cache_clear()
     return temporary / f"trainyard-models-{os.getuid()}"
 
 
@@ -230,3 +235,115 @@ def test_two_workers_of_a_node_share_one_fetch_on_ray(
     assert len(sent) == len(set(sent)) > 1
     assert "sha256" in attempts.read(config, "base_model.json")
     assert TOKEN not in output
+
+
+# The tokenizer of a language model that is trained from scratch.
+
+
+@pytest.fixture
+def prose(tmp_path: Path) -> Path:
+    path = tmp_path / "prose.txt"
+    path.write_text("".join(f"Line {number} of a long text.\n" for number in range(300)))
+    return path
+
+
+def token_config(tmp_path: Path, prose: Path, place: dict[str, Any]) -> TrainerConfig:
+    """A run on tokens of a tokenizer at an address."""
+    model = {"train__model__tokenizer": place["path"]}
+    if "endpoint" in place:
+        model["train__model__endpoint"] = place["endpoint"]
+    return text_config(tmp_path, prose, train__model__context_length=16, **model)
+
+
+def test_a_tokenizer_is_fetched_without_weights_and_copied_into_the_folder_of_the_run(
+    tmp_path: Path, prose: Path, model: Path, cache: Path, place: dict[str, Any],
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    config = token_config(tmp_path, prose, place)
+    run(config, tmp_path)
+    assert capfd.readouterr().out.count("fetching") == 1
+    assert not [*cache.rglob("*.safetensors*")]
+    folder = open_folder(config)
+    own = folder.read(f"{folder.tokenizer}/tokenizer.json")
+    assert own == (model / "tokenizer.json").read_bytes()
+    known = json.loads(folder.read(folder.model_facts))
+    assert known["tokens"]["tokenizer"].startswith(place["path"])
+    assert json.loads(folder.read(folder.run))["train"]["model"]["tokenizer"] == place["path"]
+    assert predict.main(["--storage", str(tmp_path), config.name, "--prompt", "Line 3"]) == 0
+    assert capfd.readouterr().out.startswith("Line 3")
+
+
+def test_a_run_keeps_the_commit_that_its_tokenizer_had_at_the_first_start(
+    tmp_path: Path, prose: Path, hub: Hub
+) -> None:
+    config = token_config(tmp_path, prose, {"path": ADDRESS})
+    run(config, tmp_path)
+    hub.publish("org/tiny", make_folder(tmp_path / "moved", seed=7, vocab_size=700), 2)
+    tokenizer_address._fetched_once.cache_clear()
+    longer = config.model_copy(update={"train": config.train.model_copy(update={"epochs": 2})})
+    run(longer, tmp_path)
+    folder = open_folder(config)
+    assert json.loads(folder.read(folder.summary))["outcome"] == "succeeded"
+    assert read_saved(folder, "delivered").config.tokenizer == f"{ADDRESS}@{1:040x}"
+
+
+def test_a_tokenizer_that_was_changed_in_its_bucket_is_refused_by_a_run_that_goes_on(
+    tmp_path: Path, prose: Path, bucket: Bucket, model: Path
+) -> None:
+    address = uploaded(bucket, model)
+    config = token_config(tmp_path, prose, {"path": address, "endpoint": bucket.endpoint})
+    run(config, tmp_path)
+    other = make_folder(tmp_path / "other", vocab_size=700)
+    filesystem, root = open_filesystem(address, bucket.endpoint)
+    StorageFolder(filesystem, root).upload(other / "tokenizer.json", f"{root}/tokenizer.json")
+    tokenizer_address._fetched_once.cache_clear()
+    longer = config.model_copy(update={"train": config.train.model_copy(update={"epochs": 2})})
+    with pytest.raises(ConfigError, match="is not the tokenizer of the tokens of"):
+        run(longer, tmp_path)
+
+
+def _without_tokenizer(hub: Hub, folder: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json"):
+        (folder / name).unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (_without_tokenizer, "hf://org/other@0*1 has .* and none of config.json, tokenizer.json"),
+        (_gated, "train.model.tokenizer = hf://org/other.* is gated"),
+        (None, "train.model.tokenizer = hf://org/missing"),
+    ],
+)
+def test_a_remote_tokenizer_that_cannot_be_used_is_refused_before_workers_start(
+    tmp_path: Path, prose: Path, hub: Hub, spoil: Any, message: str
+) -> None:
+    folder = make_folder(tmp_path / "model", vocab_size=600)
+    hub.publish("org/other", folder)
+    if spoil:
+        spoil(hub, folder)
+    name = "other" if spoil else "missing"
+    config = token_config(tmp_path, prose, {"path": f"hf://org/{name}"})
+    with pytest.raises(ConfigError, match=message):
+        check(with_pinned_model(config, open_folder(config)))
+
+
+def test_tokens_are_prepared_ahead_with_a_remote_tokenizer(
+    tmp_path: Path, chats: Path, cache: Path, place: dict[str, Any]
+) -> None:
+    options = [f"--tokenizer={place['path']}", "--recipe=causal_lm", "--context-length=48"]
+    if "endpoint" in place:
+        # One server has both.
+        bucket_chats = f"{place['path'].rpartition('/')[0]}/chats.jsonl"
+        filesystem, path = open_filesystem(bucket_chats, place["endpoint"])
+        StorageFolder(filesystem, path).upload(chats, path)
+        options += [f"--endpoint={place['endpoint']}"]
+        source = bucket_chats
+    else:
+        source = str(chats)
+    dest = tmp_path / "dest"
+    where = [f"--dest-endpoint={place['endpoint']}"] if "endpoint" in place else []
+    assert data_tool(["prepare", *options, *where, "--", source, str(dest)]) == 0
+    config = run_config(tmp_path, dest, place)
+    run(config, tmp_path)
+    assert not (tmp_path / config.name / "data").exists()

@@ -30,7 +30,8 @@ from trainyard_trainer.data.prepared import Prepared, TokenStreamInfo
 from trainyard_trainer.data.sources.tokens import text_pieces
 from trainyard_trainer.data.sources.tokens.text_pieces import cut_of
 from trainyard_trainer.errors import ConfigError
-from trainyard_trainer.recipes.language_model.codec import codec_of, save_tokenizer
+from trainyard_trainer.recipes.language_model.codec import codec_of
+from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.storage import open_filesystem
 from trainyard_trainer.tools import predict
@@ -153,7 +154,7 @@ def test_text_and_run_may_lie_in_a_bucket(
     local = prepared(tmp_path / "local", corpus, tokenizer)
     for split in ("train", "valid"):
         assert rows_of(data, split) == rows_of(local, split)
-    save_tokenizer(folder, str(tokenizer))
+    recipe_of(config, data.info).prepare(folder, print)
     codec = codec_of(folder, config.train.model)
     assert codec.decode(codec.encode("größer")) == "größer".encode()
 

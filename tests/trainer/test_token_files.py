@@ -207,7 +207,10 @@ def test_what_does_not_fit_files_of_tokens_is_refused(
         ),
         ({"end_of_text": 1}, "it needs vocab_size, and no tokenizer"),
         ({"tokenizer": "/t", "end_of_text": 1}, "it needs vocab_size, and no tokenizer"),
-        ({"tokenizer": "s3://bucket/t"}, "is a URL: a tokenizer is read from a folder"),
+        (
+            {"tokenizer": "gs://bucket/t"},
+            "is neither a folder nor s3://bucket/prefix nor hf://org/name",
+        ),
     ],
 )
 def test_settings_of_tokens_that_exclude_each_other_are_refused(

@@ -10,7 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainyard_trainer.config.location import endpoint_problem, local_problem, location_problem
+from trainyard_trainer.config.location import (
+    endpoint_problem,
+    local_problem,
+    location_problem,
+    model_problem,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +45,9 @@ class ValueKind:
 
 TEXT = ValueKind(read=str, rule="a text")
 LOCATION = ValueKind(read=str, rule="a path or s3://bucket/prefix", problem=location_problem)
+MODEL = ValueKind(
+    read=str, rule="a path, s3://bucket/prefix or hf://org/name", problem=model_problem
+)
 LOCAL = ValueKind(read=str, rule="a path of this machine", problem=local_problem)
 ADDRESS = ValueKind(read=str, rule="an address", problem=endpoint_problem)
 COUNT = ValueKind(read=int, rule="a whole number of at least 0", accepts=lambda value: value >= 0)
@@ -53,6 +61,9 @@ VOCABULARY = ValueKind(
 )
 POSITIVE = ValueKind(
     read=int, rule="a whole number of at least 1", accepts=lambda value: value >= 1
+)
+AT_LEAST_TWO = ValueKind(
+    read=int, rule="a whole number of at least 2", accepts=lambda value: value >= 2
 )
 NOT_NEGATIVE = ValueKind(
     read=float, rule="a number of at least 0", accepts=lambda value: 0 <= value < math.inf

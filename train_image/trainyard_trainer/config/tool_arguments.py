@@ -13,9 +13,11 @@ from typing import Any
 from trainyard_trainer.config.arguments import (
     ADDRESS,
     AT_LEAST_THREE,
+    AT_LEAST_TWO,
     COUNT,
     LOCAL,
     LOCATION,
+    MODEL,
     NOT_NEGATIVE,
     POSITIVE,
     SHARE,
@@ -183,10 +185,51 @@ CHECKPOINTS_EXPORT = Tool(
 # Data sets.
 
 ENCODINGS = ("auto", "raw", "encoded")
+
+RECIPES_OF_TOKENS = ("causal_lm", "language_model")
+"""The recipes that train on the tokens of a tokenizer."""
+
+_OF_IMAGES = ("size", "channels", "encoding", "image_column", "label_column", "jobs")
+_OF_ROWS = ("padding", "loss_on", "too_long", "max_bad_samples")
+_OF_TOKENS = ("recipe", "context_length", "padding", "loss_on", "too_long", "text_files")
+
+
+def _prepare_problem(given: Mapping[str, Any]) -> str | None:
+    """Return which arguments of `data prepare` exclude or need each other."""
+    if "tokenizer" not in given:
+        needing = [key for key in _OF_TOKENS if key in given]
+        return f"{_option(needing[0])} needs --tokenizer" if needing else None
+    for key in ("recipe", "context_length"):
+        if key not in given:
+            return f"--tokenizer needs {_option(key)}: {_NEEDED[key]}"
+    excluded = dict(zip(RECIPES_OF_TOKENS, (("text_files",), _OF_ROWS), strict=True))
+    for key in _OF_IMAGES:
+        if key in given:
+            return f"{_option(key)} and --tokenizer exclude each other: leave one out"
+    for key in excluded[given["recipe"]]:
+        if key in given:
+            return (
+                f"{_option(key)} and --recipe {given['recipe']} exclude each other: leave one out"
+            )
+    return None
+
+
+_NEEDED = {
+    "recipe": "causal_lm for rows of chats, prompts or text, or language_model for one stream of text",
+    "context_length": "the number of tokens that a sample of the run has",
+}
+"""What a missing option stands for."""
+
+
+def _option(key: str) -> str:
+    return f"--{key.replace('_', '-')}"
+
+
 DATA_PREPARE = Tool(
     module="data",
     command="prepare",
-    help="Convert images to shuffled, split and checked Parquet files; the same command resumes.",
+    help="Convert images, or text by a tokenizer, to shuffled, split and checked Parquet files; the same "
+    "command resumes.",
     arguments=(
         SOURCE,
         Argument(
@@ -200,14 +243,15 @@ DATA_PREPARE = Tool(
             name="--valid",
             metavar="SOURCE",
             kind=LOCATION,
-            help="A source of validation images.",
+            help="A source of validation samples.",
             default_text="a share of SOURCE",
         ),
         Argument(
             name="--valid-share",
             metavar="SHARE",
             kind=SHARE,
-            help="The share of each class that is taken for validation, if SOURCE has no validation part.",
+            help="The share of each class, of rows or of text that is taken for validation, if SOURCE has no "
+            "validation part.",
             default=0.2,
         ),
         Argument(
@@ -234,6 +278,51 @@ DATA_PREPARE = Tool(
         ),
         IMAGE_COLUMN,
         LABEL_COLUMN,
+        Argument(
+            name="--tokenizer",
+            metavar="DIR",
+            kind=MODEL,
+            help="The folder of a tokenizer or of a model, s3://bucket/prefix or hf://org/name. SOURCE is "
+            "text or chats; DEST gets their tokens.",
+        ),
+        Argument(
+            name="--recipe",
+            metavar="|".join(RECIPES_OF_TOKENS),
+            kind=one_of(*RECIPES_OF_TOKENS),
+            help="The recipe that trains on the tokens: causal_lm on rows of chats, prompts or text, "
+            "language_model on one stream of text.",
+        ),
+        Argument(
+            name="--context-length",
+            metavar="N",
+            kind=AT_LEAST_TWO,
+            help="The context length of the run in tokens.",
+        ),
+        Argument(
+            name="--padding",
+            kind=None,
+            help="Make a sample of each row, with padding behind it, as for `train.packing: false`.",
+        ),
+        Argument(
+            name="--loss-on",
+            metavar="answers|all",
+            kind=one_of("answers", "all"),
+            help="The tokens of chats and prompts that are learnt, as `train.loss_on`.",
+            default="answers",
+        ),
+        Argument(
+            name="--too-long",
+            metavar="truncate|split|refuse",
+            kind=one_of("truncate", "split", "refuse"),
+            help="What becomes of rows above the context length, as `train.too_long`.",
+            default="truncate",
+        ),
+        Argument(
+            name="--text-files",
+            metavar="PATTERN",
+            help="The names of the text files of a folder, such as '*.md', as `data.text_files`.",
+            default_text="*.txt",
+        ),
         Argument(
             name="--max-bad-samples",
             metavar="N",
@@ -264,6 +353,7 @@ DATA_PREPARE = Tool(
             default_text="one per CPU",
         ),
     ),
+    problem=_prepare_problem,
 )
 DATA_INSPECT = Tool(
     module="data",
@@ -330,7 +420,7 @@ DATA_TOKENIZER = Tool(
 
 # Predictions.
 
-_OF_TEXT = ("length", "temperature", "seed", "base_model")
+_OF_TEXT = ("prompt_as", "length", "temperature", "seed", "base_model")
 _OF_DATA = ("image_column", "label_column")
 
 
@@ -347,7 +437,7 @@ _EXCLUDED = {
     "files": (*_OF_TEXT, *_OF_DATA, "trust_code"),
     "prompts": ("image_column", "grid", "top", "trust_code"),
     "prompt": (*_OF_DATA, "out", "grid", "top", "batch_size", "trust_code"),
-    "chat": (*_OF_DATA, "out", "grid", "top", "batch_size", "trust_code", "json"),
+    "chat": ("prompt_as", *_OF_DATA, "out", "grid", "top", "batch_size", "trust_code", "json"),
     "data": (*_OF_TEXT, "grid"),
     "own_data": (*_OF_TEXT, *_OF_DATA, "grid", "top"),
     "split": (*_OF_TEXT, *_OF_DATA, "grid", "top"),
@@ -415,8 +505,15 @@ PREDICT = Tool(
         Argument(
             name="--prompt",
             metavar="TEXT",
-            help="The text that a language model continues. A fine-tuned model with a chat template answers "
-            "it.",
+            help="The text that a language model continues. A model that was fine-tuned on chats answers it.",
+        ),
+        Argument(
+            name="--prompt-as",
+            metavar="chat|text",
+            kind=one_of("chat", "text"),
+            help="What prompts are: a turn of the user, which the chat template renders, or a text that the "
+            "model continues as it stands.",
+            default_text="chat if the run was trained on chats, else text",
         ),
         Argument(
             name="--chat",

@@ -37,7 +37,7 @@ METADATA_KEY = b"trainyard"
 ID = "id"
 """The column of the samples' ids, in files and in arrays."""
 
-FORMAT = 2
+FORMAT = 3
 """The version of dataset.json. A file of another version is refused."""
 
 DATASET = "dataset.json"
@@ -53,6 +53,10 @@ PADDING = 4
 """The bit of `flags` of a token that only fills the row."""
 
 
+PromptAs = Literal["chat", "text"]
+"""What a prompt is: a user's turn, which the chat template renders, or a text that a model continues."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataColumn:
     """What each sample of a data set has in one column."""
@@ -64,11 +68,23 @@ class DataColumn:
     """The column of the Parquet files that has the values: as numbers if `shape` is empty, else as bytes."""
     is_encoded: bool = False
     """Whether the bytes are a file of any size, which has to be decoded."""
+    stored_dtype: Literal["uint16", "uint32"] | None = None
+    """The type of the stored numbers, if they are stored as another type than `dtype`."""
 
     @property
     def bytes(self) -> int:
         """The size of a decoded value."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    @property
+    def numbers(self) -> np.dtype[Any]:
+        """The type of the stored numbers."""
+        return np.dtype(self.stored_dtype or self.dtype)
+
+    @property
+    def stored_bytes(self) -> int:
+        """The size of a stored value that is no file."""
+        return math.prod(self.shape) * self.numbers.itemsize
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,8 +166,14 @@ class TokenCounts:
         return self.tokens / (self.tokens + self.padding_tokens)
 
 
+def token_column(row_tokens: int, vocab_size: int) -> DataColumn:
+    """Return the column of tokens: stored as uint16 if no token is above 65535, else as uint32."""
+    stored: Literal["uint16", "uint32"] = "uint16" if vocab_size <= 2**16 else "uint32"
+    return DataColumn(shape=(row_tokens,), dtype="int32", stored="tokens", stored_dtype=stored)
+
+
 class StoredTokens:
-    """What the infos of data sets of tokens share: tokens are stored as they are."""
+    """What the infos of data sets of tokens share: a token is stored as its number."""
 
     __slots__ = ()
 
@@ -206,16 +228,17 @@ class TokenInfo(StoredTokens):
     loss_on: Literal["answers", "all"]
     packing: bool
     too_long: Literal["truncate", "split", "refuse"]
+    prompt_as: PromptAs
+    """What a prompt has to be to look as in training: `chat` if the chat template has rendered any row."""
     train: TokenCounts
     valid: TokenCounts
 
     @property
     def columns(self) -> dict[str, DataColumn]:
         """The columns of a batch by name: `tokens` and `flags`."""
-        shape = (self.row_tokens,)
         return {
-            "tokens": DataColumn(shape=shape, dtype="int32", stored="tokens"),
-            "flags": DataColumn(shape=shape, dtype="uint8", stored="flags"),
+            "tokens": token_column(self.row_tokens, self.vocab_size),
+            "flags": DataColumn(shape=(self.row_tokens,), dtype="uint8", stored="flags"),
         }
 
 
@@ -256,7 +279,7 @@ class TokenStreamInfo(StoredTokens):
     @property
     def columns(self) -> dict[str, DataColumn]:
         """The only column of a batch: `tokens`."""
-        return {"tokens": DataColumn(shape=(self.row_tokens,), dtype="int32", stored="tokens")}
+        return {"tokens": token_column(self.row_tokens, self.vocab_size)}
 
 
 PreparedInfo = DatasetInfo | TokenInfo | TokenStreamInfo

@@ -86,9 +86,14 @@ def write_token_part(
     first_id: int,
     tokens: np.ndarray,
     flags: np.ndarray | None = None,
+    *,
+    numbers: np.dtype[Any],
 ) -> bytes:
-    """Return the bytes of a Parquet file of tokens (N, T), with flags or not; its first row has this id."""
-    columns = {"tokens": bytes_of_rows(tokens.astype("<i4", copy=False))}
+    """Return the bytes of a Parquet file of tokens (N, T), with flags or not; its first row has this id.
+
+    `numbers` is the type as which tokens are stored.
+    """
+    columns = {"tokens": bytes_of_rows(tokens.astype(numbers.newbyteorder("<"), copy=False))}
     if flags is not None:
         columns["flags"] = bytes_of_rows(flags)
     return _write(header, file, first_id, columns, "zstd", statistics=["id"])
@@ -140,8 +145,9 @@ def decode(
 ) -> dict[str, np.ndarray]:
     """Return the columns of `info.columns` as arrays whose first axis has the rows, and `id` (N,) int64.
 
-    Raw values need no step per row, and are read-only if no copy was needed. Image files are decoded by
-    `threads` threads, by default as many as torch has. Raises RunError with the row of a damaged image.
+    Raw values need no step per row, and are read-only if no copy was needed. Tokens become int32. Image files
+    are decoded by `threads` threads, by default as many as torch has. Raises RunError with the row of a
+    damaged image.
     """
     arrays = {name: _array(table, info, column, threads) for name, column in info.columns.items()}
     return arrays | {ID: table[ID].to_numpy()}
@@ -155,7 +161,8 @@ def _array(
     if column.is_encoded:
         assert isinstance(info, DatasetInfo)
         return _decoded(table, info, threads)
-    return _joined(table, column).view(column.dtype).reshape(-1, *column.shape)
+    stored = _joined(table, column).view(column.numbers).reshape(-1, *column.shape)
+    return stored.astype(column.dtype, copy=False)
 
 
 def without_files(table: pa.Table, info: DatasetInfo) -> pa.Table:
@@ -211,7 +218,7 @@ def _where(table: pa.Table, row: int) -> str:
 
 def _joined(table: pa.Table, column: DataColumn) -> np.ndarray:
     """Return the bytes of all values of a column as an array (N, size)."""
-    size = column.bytes
+    size = column.stored_bytes
     values = table[column.stored].combine_chunks()
     if isinstance(values, pa.ChunkedArray):  # of no chunk at all
         values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], pa.binary())

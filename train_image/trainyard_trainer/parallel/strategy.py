@@ -58,6 +58,9 @@ class Strategy(Protocol):
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Return the model and the optimizer for the loop. DeepSpeed combines both in its engine."""
 
+    def clear_gradients(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Remove the gradients of the step before, or set them to 0 if their memory is used again."""
+
     def backward(self, model: nn.Module, loss: torch.Tensor) -> None:
         """Run the backward pass, and add its gradients to those of earlier passes of the step."""
 
@@ -88,6 +91,9 @@ class Strategy(Protocol):
 
 class TorchStrategy:
     """The methods that are the same for all strategies of PyTorch."""
+
+    def clear_gradients(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad(set_to_none=True)
 
     def wrap_optimizer(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, worker: Worker
@@ -127,17 +133,33 @@ class DdpStrategy(TorchStrategy):
 
     is_sharded = False
 
+    def __init__(self, *, accumulates: bool) -> None:
+        """Store whether steps have several passes, so that DDP's buckets hold the gradients all the time.
+
+        Otherwise passes without communication would have gradients of their own beside the buckets.
+        """
+        self._accumulates = accumulates
+
     def wrap_model(self, network: nn.Module, worker: Worker) -> nn.Module:
         if worker.world_size == 1:
             return network
+        if self._accumulates:
+            _set_gradients_to_zero(network)
         model = _Ddp(
             network,
             waits=worker.waits,
+            accumulates=self._accumulates,
             device_ids=[worker.device] if worker.device.type == "cuda" else None,
             gradient_as_bucket_view=True,
         )
         model._set_ddp_runtime_logging_sample_rate(EXCHANGE_SAMPLE_STEPS)
         return model
+
+    def clear_gradients(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        if isinstance(model, _Ddp):
+            model.clear_gradients(optimizer)
+        else:
+            optimizer.zero_grad(set_to_none=True)
 
     def without_exchange(self, model: nn.Module) -> AbstractContextManager[None]:
         return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
@@ -152,15 +174,38 @@ class DdpStrategy(TorchStrategy):
 
 
 class _Ddp(DistributedDataParallel):
-    """DDP that counts the time in which this worker waits for the buffers of rank 0."""
+    """DDP that counts the time in which this worker waits for the buffers of rank 0.
 
-    def __init__(self, network: nn.Module, *, waits: Waits, **options: Any) -> None:
+    With `accumulates`, its buckets hold the gradients all the time.
+    """
+
+    def __init__(
+        self, network: nn.Module, *, waits: Waits, accumulates: bool, **options: Any
+    ) -> None:
         super().__init__(network, **options)
         self._waits = waits
+        self._accumulates = accumulates
+        self._has_stepped = False
+
+    def clear_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """Remove the gradients of the step before, or set them to 0 in the buckets."""
+        if self._accumulates and self._has_stepped and not self._has_rebuilt_buckets:
+            # The next forward pass arranges the buckets anew. This frees the old ones before.
+            _set_gradients_to_zero(self.module)
+        else:
+            optimizer.zero_grad(set_to_none=not self._accumulates)
+        self._has_stepped = True
 
     def _sync_buffers(self) -> None:
         with self._waits.counted(self.device):
             super()._sync_buffers()
+
+
+def _set_gradients_to_zero(network: nn.Module) -> None:
+    """Set gradients to 0 without memory of their own: DDP makes existing ones views of its buckets."""
+    for weight in network.parameters():
+        if weight.requires_grad:
+            weight.grad = weight.new_zeros(()).expand_as(weight)
 
 
 def _unhidden_s(model: nn.Module, prefix: str) -> float:
@@ -363,15 +408,17 @@ def strategy_of(
     train: Train,
     dtype: torch.dtype | None,
     units_of: Callable[[nn.Module], Sequence[nn.Module]],
+    *,
+    accumulates: bool = False,
 ) -> Strategy:
     """Build the strategy of `train.strategy`.
 
     `dtype` is the data type of autocast, if it is used. `units_of` returns the modules of a network whose
-    weights FSDP2 gathers together, the inner ones first.
+    weights FSDP2 gathers together, the inner ones first. `accumulates` tells that steps have several passes.
     """
     match train.strategy:
         case "ddp":
-            return DdpStrategy()
+            return DdpStrategy(accumulates=accumulates)
         case "fsdp2":
             return Fsdp2Strategy(train.fsdp2 or Fsdp2Config(), units_of)
         case "deepspeed":

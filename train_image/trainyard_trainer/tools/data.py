@@ -10,19 +10,29 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from trainyard_trainer.config.data_sources import absolute
 from trainyard_trainer.config.tool_arguments import DATA_INSPECT, DATA_PREPARE, DATA_TOKENIZER
+from trainyard_trainer.config.training.recipes import CAUSAL_LM
 from trainyard_trainer.data.preparation.context import PrepareContext
 from trainyard_trainer.data.preparation.destination import is_finished
 from trainyard_trainer.data.preparation.plan import Options
 from trainyard_trainer.data.preparation.prepare import prepare
 from trainyard_trainer.data.preparation.run_data import default_threads
+from trainyard_trainer.data.preparation.tokens.prepare_stream import StreamOptions, prepare_stream
+from trainyard_trainer.data.preparation.tokens.prepare_tokens import TokenOptions, prepare_tokens
 from trainyard_trainer.data.preparation.tokens.train_tokenizer import train_tokenizer
 from trainyard_trainer.data.prepared import Prepared, TokenInfo, TokenStreamInfo, read_prepared
+from trainyard_trainer.data.sources.chats.token_format import TokenFormat
 from trainyard_trainer.data.sources.images.find import open_prepared
+from trainyard_trainer.data.sources.tokens.stream_format import StreamFormat
+from trainyard_trainer.data.sources.tokens.tokenizer_address import TokenizerAddress
+from trainyard_trainer.data.sources.tokens.tokenizer_folder import load_tokenizer
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_files.sizes import size_text
 from trainyard_trainer.run_files.standard_streams import run_with_safe_streams
@@ -41,12 +51,63 @@ def main(arguments: list[str] | None = None) -> int:
     return exit_code_of(lambda: COMMANDS[tool](wanted))
 
 
-def _prepare(wanted: argparse.Namespace) -> int:
-    dest = RunFolder(*open_filesystem(wanted.dest, wanted.dest_endpoint or wanted.endpoint))
-    options = Options(
-        source=absolute(wanted.source),
-        valid_source=absolute(wanted.valid) if wanted.valid else None,
-        valid_share=wanted.valid_share,
+class Preparation(NamedTuple):
+    """What `data prepare` is asked to do."""
+
+    options: Mapping[str, Any]
+    """The options that decide the bytes of the data set."""
+    write: Callable[[RunFolder, PrepareContext], None]
+    """Writes the data set, or what is missing of it."""
+    unit: str
+    """What the source consists of."""
+
+
+def _preparation(wanted: argparse.Namespace) -> Preparation:
+    """Return the preparation that the arguments describe. Raises ConfigError without such a tokenizer."""
+    sources = {
+        "source": absolute(wanted.source),
+        "valid_source": absolute(wanted.valid) if wanted.valid else None,
+        "valid_share": wanted.valid_share,
+    }
+    if wanted.tokenizer is None:
+        images = _image_options(wanted, sources)
+        return Preparation(asdict(images), partial(prepare, images), "images")
+    address = TokenizerAddress(
+        path=absolute(wanted.tokenizer),
+        endpoint=wanted.endpoint,
+        names=("--tokenizer", "--endpoint"),
+        say=_say,
+    ).pinned()
+    folder = address.folder()
+    load_tokenizer(folder, "--tokenizer")
+    if wanted.recipe == CAUSAL_LM:
+        form = TokenFormat(
+            tokenizer=address.path,
+            folder=folder,
+            context_length=wanted.context_length,
+            packing=not wanted.padding,
+            loss_on=wanted.loss_on,
+            too_long=wanted.too_long,
+            seed=wanted.seed,
+        )
+        rows = TokenOptions(**sources, form=form)
+        return Preparation(rows.to_json(), partial(prepare_tokens, rows), "rows")
+    text = StreamOptions(
+        **sources,
+        text_files=wanted.text_files,
+        form=StreamFormat(
+            tokenizer=address.path,
+            folder=folder,
+            context_length=wanted.context_length,
+            seed=wanted.seed,
+        ),
+    )
+    return Preparation(text.to_json(), partial(prepare_stream, text), "")
+
+
+def _image_options(wanted: argparse.Namespace, sources: Mapping[str, Any]) -> Options:
+    return Options(
+        **sources,
         image_column=wanted.image_column,
         label_column=wanted.label_column,
         size=wanted.size,
@@ -54,8 +115,13 @@ def _prepare(wanted: argparse.Namespace) -> int:
         encoding=wanted.encoding,
         seed=wanted.seed,
     )
-    was_finished = is_finished(dest, asdict(options))
-    with Progress() as progress:
+
+
+def _prepare(wanted: argparse.Namespace) -> int:
+    dest = RunFolder(*open_filesystem(wanted.dest, wanted.dest_endpoint or wanted.endpoint))
+    preparation = _preparation(wanted)
+    was_finished = is_finished(dest, preparation.options)
+    with Progress(preparation.unit) as progress:
         context = PrepareContext(
             endpoint=wanted.endpoint,
             threads=wanted.jobs or default_threads(wanted.source),
@@ -63,21 +129,33 @@ def _prepare(wanted: argparse.Namespace) -> int:
             say=progress.say,
             show=progress,
         )
-        prepare(options, dest, context)
+        preparation.write(dest, context)
     if was_finished:
         _say(f"{wanted.dest} was finished before")
     prepared = read_prepared(dest, path=wanted.dest, endpoint=wanted.dest_endpoint)
     files = [*prepared.train.files, *prepared.valid.files]
     size = sum(info.size for info in dest.infos(files))
-    shape = " x ".join(map(str, prepared.images.shape))
     print(
-        f"{prepared.num_train:,} training and {prepared.num_valid:,} validation images of {shape}, "
-        f"{prepared.images.encoding}, {len(prepared.images.classes)} classes, "
+        f"{prepared.num_train:,} training and {prepared.num_valid:,} validation {samples_text(prepared)}, "
         f"{size_text(size)} in {len(files)} files: {wanted.dest}"
     )
     if prepared.bad_samples:
         print(f"bad samples left out: {prepared.bad_samples}; dataset.json lists them")
     return 0
+
+
+def samples_text(prepared: Prepared) -> str:
+    """Return what the samples of a data set are, as the last line of `data prepare` says it."""
+    info = prepared.info
+    match info:
+        case TokenInfo():
+            learnt = info.train.learnt_tokens + info.valid.learnt_tokens
+            return f"rows of {info.row_tokens:,} tokens, {learnt:,} tokens learnt"
+        case TokenStreamInfo():
+            return f"rows of {info.row_tokens:,} tokens"
+        case _:
+            shape = " x ".join(map(str, info.shape))
+            return f"images of {shape}, {info.encoding}, {len(info.classes)} classes"
 
 
 def _inspect(wanted: argparse.Namespace) -> int:
@@ -155,7 +233,9 @@ COMMANDS = {
 class Progress:
     """A bar on a terminal, else a line on standard error now and then."""
 
-    def __init__(self) -> None:
+    def __init__(self, unit: str) -> None:
+        """`unit` is what is counted; empty if the stage says it."""
+        self._unit = f" {unit}" if unit else ""
         self._bar: Bar | None = None
         self._stage = ""
         self._done = 0
@@ -172,7 +252,11 @@ class Progress:
         now = time.monotonic()
         if stage != self._stage:
             self.__exit__()
-            self._stage, self._done, self._bar = stage, 0, Bar(f"{stage}: {total:,} images", total)
+            self._stage, self._done, self._bar = (
+                stage,
+                0,
+                Bar(f"{stage}: {total:,}{self._unit}", total),
+            )
             self._began = self._told = now
         if self._bar is not None:
             self._bar.advance(done - self._done)
@@ -180,7 +264,7 @@ class Progress:
         if not sys.stderr.isatty() and now - self._told >= TELL_S:
             self._told = now
             rate = done / (now - self._began)
-            _say(f"{stage}: {done:,} of {total:,} images, {rate:,.0f} images/s")
+            _say(f"{stage}: {done:,} of {total:,}{self._unit}, {rate:,.0f}{self._unit}/s")
 
     def say(self, line: str) -> None:
         self.__exit__()

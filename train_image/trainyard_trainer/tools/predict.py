@@ -102,6 +102,11 @@ def _print_continuation(wanted: argparse.Namespace) -> None:
         record = {"prompt": wanted.prompt, "text": answer}
         print(json.dumps(record, indent=2) if wanted.json else answer)
         return
+    if wanted.prompt_as == "chat":
+        raise ConfigError(
+            f"--prompt-as chat is for runs of train.recipe = {CAUSAL_LM}, and {saved.facts['run']} is one of "
+            f"{saved.facts['recipe']}"
+        )
     text = continued_text(
         folder,
         saved,
@@ -123,6 +128,7 @@ def _assistant(wanted: argparse.Namespace, saved: Saved) -> Assistant:
         length=wanted.length,
         temperature=wanted.temperature,
         seed=wanted.seed,
+        prompt_as=wanted.prompt_as,
     )
 
 

@@ -113,14 +113,11 @@ class _State(NamedTuple):
 def _replicated(step: _Pass, num_workers: int, *, accumulates: bool) -> _State:
     """Return what each worker has with DDP: all of it."""
     gradients = FULL * step.trained
-    before = gradients if accumulates else 0
-    if num_workers > 1:
-        # DDP's buckets are always there. Passes without an exchange have gradients beside them.
-        before += gradients
     return _State(
         parameters=step.weights() + step.average(),
         optimizer=_state_numbers(step.train) * gradients,
-        before=before,
+        # The gradients of DDP are in its buckets, which are always there.
+        before=gradients if accumulates or num_workers > 1 else 0,
         after=gradients,
     )
 

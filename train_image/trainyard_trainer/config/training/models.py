@@ -7,24 +7,13 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, model_validator
 from pydantic_core import PydanticCustomError
 
-from trainyard_trainer.config.location import local_problem, model_problem
+from trainyard_trainer.config.location import model_problem
 from trainyard_trainer.config.section import Endpoint, Fraction, PositiveNumber, Section
 
 
 def _require_model_location(path: str) -> str:
     if (problem := model_problem(path)) is not None:
         raise PydanticCustomError("location", "{problem}", {"problem": problem})
-    return path
-
-
-def _require_folder_path(path: str) -> str:
-    if local_problem(path) is not None:
-        raise PydanticCustomError(
-            "location",
-            "{path} is a URL: a tokenizer is read from a folder that all workers see. Copy it to the storage "
-            "or to a volume",
-            {"path": path},
-        )
     return path
 
 
@@ -62,9 +51,14 @@ class Gpt(Section):
     dropout: Fraction = 0.0
     """Share of activations that are set to 0 at random during training."""
 
-    tokenizer: Annotated[str, AfterValidator(_require_folder_path)] | None = None
-    """The folder of a tokenizer that Transformers loads, such as one of `trainyard data tokenizer`. Without
-    it, each byte is a token."""
+    tokenizer: Annotated[str, AfterValidator(_require_model_location)] | None = None
+    """The folder of a tokenizer that Transformers loads, such as one of `trainyard data tokenizer`: a path,
+    `s3://bucket/prefix`, or `hf://org/name@revision` of the Hugging Face Hub. Without it, each byte is a
+    token."""
+
+    endpoint: Endpoint | None = None
+    """The address of the S3 server of a tokenizer in a bucket. The default is the endpoint of the storage, or
+    AWS."""
 
     vocab_size: Annotated[int, Field(ge=2, le=2**24)] | None = None
     """The number of tokens that the model knows: of files of tokens without a tokenizer, or more tokens than

@@ -273,14 +273,17 @@ def read_in_order(prepared: Prepared, split: Split) -> Iterator[pa.Table]:
 
 
 def _bytes_in(values: pa.Array, column: DataColumn) -> tuple[pa.Buffer, np.ndarray]:
-    """Return the bytes of all values, one after the other, without a copy, and the size of each."""
+    """Return the bytes of all values, one after the other, and the size of each. Tokens become int32."""
     if not column.shape:
         return pa.py_buffer(values.to_numpy()), np.full(len(values), column.bytes)
     sizes = pc.binary_length(values).to_numpy().astype(np.int64)
     offset_type = np.int64 if pa.types.is_large_binary(values.type) else np.int32
     _, offsets, data = values.buffers()
     start = int(np.frombuffer(offsets, offset_type)[values.offset])
-    return data.slice(start, int(sizes.sum())), sizes
+    data = data.slice(start, int(sizes.sum()))
+    if column.stored_dtype is not None:
+        data = pa.py_buffer(np.frombuffer(data, column.numbers).astype(column.dtype))
+    return data, sizes
 
 
 def bytes_of(prepared: Prepared, split: Split) -> int:

@@ -67,7 +67,8 @@ class Learner:
         self.train_config = config.train
         self.length = length
         self.worker = worker
-        self.micro_batch_size = share_batch(config.train, worker.world_size).micro_batch_size
+        share = share_batch(config.train, worker.world_size)
+        self.micro_batch_size = share.micro_batch_size
         self.precision = Precision.of(config.train.precision, worker.device)
         self.precision.set_for_process()
         self.data = data
@@ -77,7 +78,12 @@ class Learner:
         self.network = self.recipe.build_model()
         if config.train.init and not is_resumed:
             load_initial_weights(config.train.init, config.storage.endpoint, self.network)
-        self.strategy = strategy_of(config.train, self.precision.dtype, self.recipe.fsdp_modules)
+        self.strategy = strategy_of(
+            config.train,
+            self.precision.dtype,
+            self.recipe.fsdp_modules,
+            accumulates=share.accumulation > 1,
+        )
         if not self.strategy.is_sharded:
             self.network.to(worker.device)
         self.average = (
@@ -289,7 +295,7 @@ class Learner:
         for each in self.trained:
             each.loss_scale.begin(self.length.batch_size(0))
             self._pass(each, self._stand_in.rows(0, 0), self.new_sums(), 0)
-            each.optimizer.zero_grad(set_to_none=True)
+            self.strategy.clear_gradients(each.wrapped, each.optimizer)
         for buffer, before in zip(self.network.buffers(), buffers, strict=True):
             buffer.copy_(before)
 
@@ -313,7 +319,8 @@ class Learner:
         batch = batch.to(worker.device)
         step = self.length.steps_per_epoch * epoch + step_in_epoch + 1
         for trained in self.trained:
-            trained.begin(learning_rate(train, samples, self.length.samples, trained.name))
+            trained.set_rate(learning_rate(train, samples, self.length.samples, trained.name))
+            self.strategy.clear_gradients(trained.wrapped, trained.optimizer)
             others = (each for each in self.trained if each is not trained)
             with without_gradients(weight for each in others for weight in each.parameters):
                 self._passes(trained, batch, global_samples, sums, epoch, step)

@@ -27,8 +27,7 @@ class TrainedNetwork:
     parameters: tuple[Tensor, ...]
     """The parameters that are trained."""
 
-    def begin(self, rate: float) -> None:
-        """Begin a step of this learning rate: set it, and remove the gradients of the step before."""
+    def set_rate(self, rate: float) -> None:
+        """Set the learning rate of a step."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group.get("lr_scale", 1.0)
-        self.optimizer.zero_grad(set_to_none=True)

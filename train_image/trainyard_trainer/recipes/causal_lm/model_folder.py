@@ -10,11 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from trainyard_trainer.config.location import HUB_MODEL, is_remote
-from trainyard_trainer.data.sources.tokens.tokenizer_folder import (
-    SETTINGS_FILES,
-    TEMPLATES,
-    TOKENIZER_FILES,
-)
+from trainyard_trainer.data.sources.tokens.tokenizer_address import FILES
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.fetching.hub import HubSource
 from trainyard_trainer.fetching.node_cache import fetched, sha256_of_files, source_of
@@ -24,12 +20,7 @@ from trainyard_trainer.recipes.causal_lm.folder import CONFIG, INDEX, SINGLE, fi
 KEY, ENDPOINT_KEY = "train.model.path", "train.model.endpoint"
 """The keys of a run file that name the folder."""
 
-SMALL = (
-    *(CONFIG, INDEX, "generation_config.json"),
-    *TOKENIZER_FILES,
-    *SETTINGS_FILES,
-    *(f"{TEMPLATES}/*.jinja", "*.tiktoken", "LICENSE*", "NOTICE*"),
-)
+SMALL = (*FILES, INDEX, "generation_config.json", "LICENSE*", "NOTICE*")
 """The files without weights that are of use; programs and pickles of a model are never fetched."""
 
 

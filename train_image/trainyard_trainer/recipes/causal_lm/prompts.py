@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from trainyard_trainer.data.prepared import PromptAs
 from trainyard_trainer.data.sources.chats.examples import Question, WrongRow
 from trainyard_trainer.data.sources.tokens.tokenizer_folder import load_tokenizer, padding_of
+from trainyard_trainer.errors import ConfigError
 
 TEXTS = "texts"
 """The key of validation.json with what the model has written behind the prompts of the run file."""
@@ -19,8 +21,12 @@ Message = Mapping[str, str]
 class Prompts:
     """Turns prompts and chats into tokens that a model continues."""
 
-    def __init__(self, path: str) -> None:
-        """Load the tokenizer of a model's folder. Raises ConfigError if there is none."""
+    def __init__(self, path: str, prompt_as: PromptAs | None = None) -> None:
+        """Load the tokenizer of a model's folder. Raises ConfigError if there is none.
+
+        `prompt_as` tells what a prompt is: a user's turn of a chat, or a text that the model continues. None
+        stands for a turn if there is a chat template.
+        """
         from transformers import GenerationConfig
 
         self._tokenizer = load_tokenizer(path)
@@ -34,6 +40,13 @@ class Prompts:
         """The tokens that end a text."""
         self.padding = padding_of(self._tokenizer)
         """The token that fills rows of a batch."""
+        self.prompt_as: PromptAs = prompt_as or ("chat" if self.has_template else "text")
+        """What a prompt that is text stands for."""
+        if self.prompt_as == "chat" and not self.has_template:
+            raise ConfigError(
+                f"prompts are turns of a chat, and the tokenizer of {path} has no chat template.\n"
+                "       Use --prompt-as text, or a folder of the model with a chat template."
+            )
 
     @property
     def has_template(self) -> bool:
@@ -53,8 +66,8 @@ class Prompts:
         return tokens
 
     def of(self, prompt: str) -> list[int]:
-        """Return the tokens of a prompt: a user's turn where there is a chat template, else a text."""
-        if not self.has_template:
+        """Return the tokens of a prompt: a user's turn, or a text, as `prompt_as` says."""
+        if self.prompt_as == "text":
             return self.of_text(prompt)
         return self.of_chat([{"role": "user", "content": prompt}])
 
@@ -80,7 +93,7 @@ class Prompts:
         """Return a question as text, and whether the chat template has rendered it. Raises WrongRow."""
         prompt = question.prompt
         if isinstance(prompt, str):
-            if not self.has_template:
+            if self.prompt_as == "text":
                 return prompt, False
             prompt = [{"role": "user", "content": prompt}]
         if not self.has_template:
@@ -105,6 +118,6 @@ class Prompts:
 
 
 @lru_cache(maxsize=1)
-def prompts_of(path: str) -> Prompts:
+def prompts_of(path: str, prompt_as: PromptAs | None) -> Prompts:
     """Return the tokenizer of a model's folder, which takes a second to load."""
-    return Prompts(path)
+    return Prompts(path, prompt_as)

@@ -20,7 +20,7 @@ from trainyard_trainer.config.training.models import CausalModel
 from trainyard_trainer.config.training.train import CausalLm
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.rows import DataInfo, RunData
-from trainyard_trainer.data.prepared import Prepared, TokenInfo
+from trainyard_trainer.data.prepared import Prepared, PromptAs, TokenInfo
 from trainyard_trainer.data.sources.chats.token_format import TokenFormat, require_fit
 from trainyard_trainer.errors import ConfigError, RunError
 from trainyard_trainer.parallel.worker import Worker
@@ -33,7 +33,7 @@ from trainyard_trainer.recipes.causal_lm.folder import (
 from trainyard_trainer.recipes.causal_lm.generation import continued
 from trainyard_trainer.recipes.causal_lm.memory import require_memory
 from trainyard_trainer.recipes.causal_lm.model_folder import ModelFolder
-from trainyard_trainer.recipes.causal_lm.prompts import TEXTS, prompts_of
+from trainyard_trainer.recipes.causal_lm.prompts import TEXTS, Prompts, prompts_of
 from trainyard_trainer.recipes.causal_lm.questions import (
     GIVEN_ANSWERS,
     Examination,
@@ -148,7 +148,7 @@ class CausalLanguage(Recipe[CausalModel]):
         examination = Examination(
             self._questions,
             train.questions,
-            prompts_of(self.model.without_weights()),
+            self._prompts,
             # Without gradients, more samples fit into memory than in training.
             batch_size=2 * share.micro_batch_size,
         )
@@ -156,6 +156,15 @@ class CausalLanguage(Recipe[CausalModel]):
         result = examination.run(model, worker, is_sharded=is_sharded)
         self._answers_to_show = [each.to_json() for each in examination.shown]
         return {ANSWERS.name: result}
+
+    @property
+    def prompt_as(self) -> PromptAs | None:
+        """What a prompt has to be to look as in training; None before the data are known."""
+        return self.token_info.prompt_as if self._info else None
+
+    @property
+    def _prompts(self) -> Prompts:
+        return prompts_of(self.model.without_weights(), self.prompt_as)
 
     @cached_property
     def _questions(self) -> Sequence[KnownAnswer]:
@@ -169,7 +178,7 @@ class CausalLanguage(Recipe[CausalModel]):
         assert train.questions is not None
         return read_questions(
             train.questions,
-            prompts_of(self.model.without_weights()),
+            self._prompts,
             context_length=train.context_length,
             endpoint=self._endpoint,
         )
@@ -180,7 +189,7 @@ class CausalLanguage(Recipe[CausalModel]):
         answered = {GIVEN_ANSWERS: self._answers_to_show} if self._answers_to_show else {}
         if train is None or not train.prompts:
             return answered
-        prompts = prompts_of(self.model.without_weights())
+        prompts = self._prompts
         length = min(PROMPT_TOKENS, train.context_length // 2)
         tokens = [prompts.of(each)[length - train.context_length :] for each in train.prompts]
         device = torch.device("cuda" if self._use_gpu else "cpu")
@@ -322,6 +331,9 @@ class CausalLanguage(Recipe[CausalModel]):
                 f"train.model.path = {self.config.path}: its tokenizer has {self.token_info.vocab_size:,} "
                 f"tokens, and its model {words:,}. Use the tokenizer that belongs to the model."
             )
+        if self._train and self._train.questions:
+            # Their length depends on how the data have prompts.
+            self._read_questions()
 
     # Messages and results.
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Protocol
 
+from trainyard_trainer.config.location import HUB
 from trainyard_trainer.config.training.models import Gpt
 from trainyard_trainer.data.sources.tokens.byte_rows import SEPARATOR
+from trainyard_trainer.data.sources.tokens.tokenizer_address import TokenizerAddress
 from trainyard_trainer.data.sources.tokens.tokenizer_folder import (
     TOKENIZER_KEY,
     TextTokenizer,
@@ -88,13 +91,26 @@ def prompt_of(row: bytes, length: int) -> bytes:
     return cut.decode(errors="ignore").encode()
 
 
-def save_tokenizer(folder: RunFolder, path: str) -> None:
+ADDRESS = "address.json"
+"""The file beside those of the tokenizer that has its address, of the hub with the commit."""
+
+
+def saved_address(folder: RunFolder) -> str | None:
+    """Return the address of the tokenizer that a run has saved; None if it has not saved one of the hub."""
+    path = f"{folder.tokenizer}/{ADDRESS}"
+    return str(json.loads(folder.read(path))["path"]) if folder.exists(path) else None
+
+
+def save_tokenizer(folder: RunFolder, address: TokenizerAddress) -> None:
     """Copy the files of a tokenizer into the run's folder, where predictions find them."""
+    path = address.folder()
     # The type of model in config.json may choose the class of the tokenizer.
     for file in [*tokenizer_files(path, TOKENIZER_KEY), *Path(path).glob("config.json")]:
         target = f"{folder.tokenizer}/{file.name}"
         if file.parent == Path(path) and not folder.exists(target):
             folder.write(target, file.read_bytes())
+    if address.path.startswith(HUB):
+        folder.write(f"{folder.tokenizer}/{ADDRESS}", json.dumps({"path": address.path}, indent=2))
 
 
 def codec_of(folder: RunFolder, config: Gpt) -> Codec:

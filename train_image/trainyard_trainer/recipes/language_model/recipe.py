@@ -10,19 +10,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.nn import functional
+from typing_extensions import Self
 
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.config.training.models import Gpt
 from trainyard_trainer.config.training.train import LanguageModel
 from trainyard_trainer.data.loading.batch import Batch
-from trainyard_trainer.data.loading.rows import RunData
+from trainyard_trainer.data.loading.rows import DataInfo, RunData
 from trainyard_trainer.data.prepared import Prepared, TokenStreamInfo
 from trainyard_trainer.data.sources.tokens.stream_format import StreamFormat, require_stream
 from trainyard_trainer.data.sources.tokens.token_files import TokenShards
-from trainyard_trainer.data.sources.tokens.tokenizer_folder import text_tokenizer
+from trainyard_trainer.data.sources.tokens.tokenizer_address import TokenizerAddress
+from trainyard_trainer.data.sources.tokens.tokenizer_folder import TOKENIZER_KEY, text_tokenizer
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.example_inputs import ExampleInputs
-from trainyard_trainer.recipes.language_model.codec import save_tokenizer
+from trainyard_trainer.recipes.language_model.codec import save_tokenizer, saved_address
 from trainyard_trainer.recipes.language_model.model import (
     BYTES,
     Transformer,
@@ -32,6 +34,7 @@ from trainyard_trainer.recipes.language_model.model import (
 from trainyard_trainer.recipes.loss import Loss
 from trainyard_trainer.recipes.recipe import Forward, Recipe
 from trainyard_trainer.run_files.names import TOKENIZER
+from trainyard_trainer.run_folder.attempt_scope import say
 from trainyard_trainer.run_folder.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -48,6 +51,28 @@ class Language(Recipe[Gpt]):
     samples = "rows"
     metrics = LanguageModel.metrics
 
+    def __init__(self, config: Gpt, info: DataInfo | None = None) -> None:
+        super().__init__(config, info)
+        self._endpoint = config.endpoint
+
+    @classmethod
+    def of_run(cls, run: TrainerConfig, info: DataInfo | None) -> Self:
+        recipe = super().of_run(run, info)
+        recipe._endpoint = recipe.config.endpoint or run.storage.endpoint
+        return recipe
+
+    @property
+    def _tokenizer(self) -> TokenizerAddress | None:
+        """Where the tokenizer lies; None if there is none."""
+        if self.config.tokenizer is None:
+            return None
+        return TokenizerAddress(
+            path=self.config.tokenizer,
+            endpoint=self._endpoint,
+            names=(TOKENIZER_KEY, "train.model.endpoint"),
+            say=say,
+        )
+
     @property
     def vocabulary(self) -> Vocabulary:
         """The tokens of the data, or before these are prepared those of the tokenizer's folder."""
@@ -57,8 +82,8 @@ class Language(Recipe[Gpt]):
         info = self._info
         if isinstance(info, TokenStreamInfo):
             return Vocabulary(config.vocab_size or info.vocab_size, info.end_of_text)
-        if config.tokenizer is not None:
-            tokenizer = text_tokenizer(config.tokenizer)
+        if self._tokenizer is not None:
+            tokenizer = text_tokenizer(self._tokenizer.folder())
             return Vocabulary(config.vocab_size or tokenizer.vocab_size, tokenizer.end_of_text)
         assert config.vocab_size is not None
         return Vocabulary(config.vocab_size, config.end_of_text)
@@ -101,6 +126,7 @@ class Language(Recipe[Gpt]):
         config = self.config
         return StreamFormat(
             tokenizer=config.tokenizer,
+            folder=self._tokenizer.folder() if self._tokenizer else None,
             context_length=config.context_length,
             vocab_size=config.vocab_size if config.tokenizer is None else None,
             end_of_text=config.end_of_text,
@@ -108,8 +134,15 @@ class Language(Recipe[Gpt]):
 
     def prepare(self, folder: RunFolder, say: Callable[[str], None]) -> None:
         """Copy the tokenizer into the run's folder, so that the model can be used without the original."""
-        if self.config.tokenizer is not None:
-            save_tokenizer(folder, self.config.tokenizer)
+        if self._tokenizer is not None:
+            save_tokenizer(folder, self._tokenizer)
+
+    def pinned_model(self, folder: RunFolder) -> Gpt:
+        """Return the settings with the commit of a tokenizer of the hub at the first start of the run."""
+        if self._tokenizer is None:
+            return self.config
+        pinned = saved_address(folder) or self._tokenizer.pinned().path
+        return self.config.model_copy(update={"tokenizer": pinned})
 
     def check(self) -> int:
         return parameters_of(self.config, self.vocabulary)

@@ -10,6 +10,7 @@ from typing import Any, TextIO
 import torch
 
 from trainyard_trainer.config.training.recipes import CAUSAL_LM
+from trainyard_trainer.data.prepared import PromptAs
 from trainyard_trainer.data.sources.chats.examples import Question, WrongRow
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.causal_lm.generation import generated
@@ -23,15 +24,26 @@ class Assistant:
     """A saved language model that answers prompts and chats."""
 
     def __init__(
-        self, saved: Saved, device: torch.device, *, length: int, temperature: float, seed: int
+        self,
+        saved: Saved,
+        device: torch.device,
+        *,
+        length: int,
+        temperature: float,
+        seed: int,
+        prompt_as: PromptAs | None = None,
     ) -> None:
-        """Load the model: it writes at most `length` tokens, the same ones for the same seed."""
+        """Load the model: it writes at most `length` tokens, the same ones for the same seed.
+
+        `prompt_as` tells what a prompt is: a user's turn, or a text to continue. None stands for what the
+        rows of the training data were. Raises ConfigError for turns if there is no chat template.
+        """
         network = saved.build().to(device)
         assert isinstance(network, CausalNetwork)
         self._model: Any = network.model
         recipe = saved.recipe
         assert isinstance(recipe, CausalLanguage)
-        self.prompts = Prompts(recipe.model.without_weights())
+        self.prompts = Prompts(recipe.model.without_weights(), prompt_as or recipe.prompt_as)
         self._length = length
         self._options = {"length": length, "temperature": temperature, "seed": seed}
 
@@ -62,7 +74,7 @@ class Assistant:
         return [self.prompts.text_of(tokens) for tokens in found]
 
     def answer(self, prompt: str) -> str:
-        """Return what the model writes behind a prompt, or answers where it has a chat template."""
+        """Return what the model writes behind a prompt, or answers to it."""
         return self.answers([self.prompts.of(prompt)], [0])[0]
 
     def reply(self, messages: Sequence[Message]) -> str:

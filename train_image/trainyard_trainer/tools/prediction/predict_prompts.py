@@ -25,6 +25,7 @@ from ray.data import ActorPoolStrategy, DataContext
 from trainyard_trainer.config.scaling import Scaling
 from trainyard_trainer.config.training.recipes import CAUSAL_LM
 from trainyard_trainer.data.loading.ray_source import from_ray
+from trainyard_trainer.data.prepared import PromptAs
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.saved_model import Saved, read_saved
 from trainyard_trainer.run_folder.folder import RunFolder
@@ -51,11 +52,17 @@ class AnswerRows:
         length: int,
         temperature: float,
         seed: int,
+        prompt_as: PromptAs | None,
         batch_size: int,
     ) -> None:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._assistant = Assistant(
-            ray.get(saved), device, length=length, temperature=temperature, seed=seed
+            ray.get(saved),
+            device,
+            length=length,
+            temperature=temperature,
+            seed=seed,
+            prompt_as=prompt_as,
         )
         self._batch_size = batch_size
 
@@ -109,7 +116,8 @@ def _answered(
         AnswerRows,
         fn_constructor_args=(ray.put(saved),),
         fn_constructor_kwargs={
-            name: getattr(wanted, name) for name in ("length", "temperature", "seed", "batch_size")
+            name: getattr(wanted, name)
+            for name in ("length", "temperature", "seed", "prompt_as", "batch_size")
         },
         batch_size=None,
         batch_format="pyarrow",

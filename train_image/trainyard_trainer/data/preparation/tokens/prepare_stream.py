@@ -29,12 +29,17 @@ from trainyard_trainer.data.preparation.destination import (
     write_file,
 )
 from trainyard_trainer.data.preparation.tokens.token_chunks import (
-    TOKEN_BYTES,
     Chunk,
     ChunkContent,
     ChunkWriter,
 )
-from trainyard_trainer.data.prepared import DATASET, FORMAT, StreamCounts, TokenStreamInfo
+from trainyard_trainer.data.prepared import (
+    DATASET,
+    FORMAT,
+    StreamCounts,
+    TokenStreamInfo,
+    token_column,
+)
 from trainyard_trainer.data.sources.parts import ALL, TRAIN, VALID
 from trainyard_trainer.data.sources.tokens.byte_rows import Document, TextFiles, find_text
 from trainyard_trainer.data.sources.tokens.stream_format import StreamFormat
@@ -69,17 +74,20 @@ class StreamOptions:
 
     def to_json(self) -> dict[str, Any]:
         """Return the options with the hash of the tokenizer, which may change in its place."""
-        return {**asdict(self), "tokenizer_sha256": tokenizer_sha256(self.tokenizer, TOKENIZER_KEY)}
+        sha256 = tokenizer_sha256(self.folder, TOKENIZER_KEY)
+        options = asdict(self)
+        options["form"].pop("folder")  # what was fetched lies elsewhere on another machine
+        return {**options, "tokenizer_sha256": sha256}
 
     @property
-    def tokenizer(self) -> str:
-        """The folder of the tokenizer. Raises ConfigError if the run has none."""
-        if self.form.tokenizer is None:
+    def folder(self) -> str:
+        """The folder of the tokenizer on this machine. Raises ConfigError if the run has none."""
+        if self.form.folder is None:
             raise ConfigError(
                 f"data.source = {self.source} has no files of tokens (.bin), for which "
                 "train.model.vocab_size alone is enough.\n       For text set train.model.tokenizer."
             )
-        return self.form.tokenizer
+        return self.form.folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +122,7 @@ def prepare_stream(options: StreamOptions, dest: RunFolder, context: PrepareCont
     }
     stamps = {f"files of {name}": found.stamp for name, found in files.items()}
     settle_plan(dest, wanted, stamps, dict, context)
-    tokenizer = text_tokenizer(options.tokenizer)
+    tokenizer = text_tokenizer(options.folder)
     texts = _divide(files, options.valid_share)
     writer = ChunkWriter(dest, PieceTokenizer(tokenizer), usable_cpus())
     chunks = {name: _tokenise(writer, name, texts[name], context) for name in SPLITS}
@@ -127,7 +135,9 @@ def prepare_stream(options: StreamOptions, dest: RunFolder, context: PrepareCont
             )
     with tempfile.TemporaryDirectory() as scratch:
         entries = {
-            name: _write_split(name, chunks[name], form, dest, Path(scratch), context)
+            name: _write_split(
+                name, chunks[name], form, tokenizer.vocab_size, dest, Path(scratch), context
+            )
             for name in SPLITS
         }
     info = TokenStreamInfo(
@@ -135,7 +145,7 @@ def prepare_stream(options: StreamOptions, dest: RunFolder, context: PrepareCont
         row_tokens=form.context_length + 1,
         vocab_size=tokenizer.vocab_size,
         end_of_text=tokenizer.end_of_text,
-        tokenizer=options.tokenizer,
+        tokenizer=form.tokenizer,
         tokenizer_sha256=wanted["tokenizer_sha256"],
         train=counts[TRAIN],
         valid=counts[VALID],
@@ -251,6 +261,7 @@ def _write_split(
     name: str,
     chunks: Sequence[Chunk],
     form: StreamFormat,
+    vocab_size: int,
     dest: RunFolder,
     scratch: Path,
     context: PrepareContext,
@@ -261,13 +272,14 @@ def _write_split(
     )
     order = np.random.default_rng([form.seed, SPLITS.index(name)]).permutation(len(windows))
     row_tokens = form.context_length + 1
-    rows_per_file = max(1, FILE_BYTES // (row_tokens * TOKEN_BYTES))
+    column = token_column(row_tokens, vocab_size)
+    rows_per_file = max(1, FILE_BYTES // column.stored_bytes)
     header = {"format": FORMAT, "tokenizer": form.tokenizer, "row_tokens": row_tokens}
     entries = []
     for number, start in enumerate(range(0, len(order), rows_per_file)):
         rows = order[start : start + rows_per_file]
         file = f"{name}/part-{number:05}.parquet"
-        data = write_token_part(header, file, start, windows[rows])
+        data = write_token_part(header, file, start, windows[rows], numbers=column.numbers)
         entries.append(write_file(dest, file, data, len(rows)))
         context.show(f"writing {name}", start + len(rows), len(order))
     return entries

@@ -29,7 +29,6 @@ from trainyard_trainer.data.preparation.destination import (
     write_file,
 )
 from trainyard_trainer.data.preparation.tokens.token_chunks import (
-    TOKEN_BYTES,
     Chunk,
     ChunkContent,
     ChunkWriter,
@@ -43,6 +42,7 @@ from trainyard_trainer.data.prepared import (
     STARTS_DOCUMENT,
     TokenCounts,
     TokenInfo,
+    token_column,
 )
 from trainyard_trainer.data.sources.chats.chat_files import ChatFiles, SourceRow
 from trainyard_trainer.data.sources.chats.packing import one_row_each, pack, padded_length
@@ -114,7 +114,8 @@ def prepare_tokens(options: TokenOptions, dest: RunFolder, context: PrepareConte
     if not options.form.packing:
         longest = max(int(split.lengths.max()) for split in splits.values())
         row_tokens = padded_length(longest, row_tokens)
-    rows = TokenRows(row_tokens, tokenizer.pad_id, options.form)
+    numbers = token_column(row_tokens, tokenizer.vocab_size).numbers
+    rows = TokenRows(row_tokens, tokenizer.pad_id, numbers, options.form)
     with tempfile.TemporaryDirectory() as scratch:
         files = {
             name: _write_split(name, splits[name], rows, dest, Path(scratch), context)
@@ -132,6 +133,9 @@ def prepare_tokens(options: TokenOptions, dest: RunFolder, context: PrepareConte
         loss_on=options.form.loss_on,
         packing=options.form.packing,
         too_long=options.form.too_long,
+        prompt_as="chat"
+        if any(each.chats for part in chunks.values() for each in part)
+        else "text",
         train=_with_padding(splits["train"].counts, stored["train"]),
         valid=_with_padding(splits["valid"].counts, stored["valid"]),
     )
@@ -270,6 +274,8 @@ class TokenRows(NamedTuple):
 
     row_tokens: int
     pad_id: int
+    numbers: np.dtype[Any]
+    """The type as which tokens are stored."""
     form: TokenFormat
 
     def row_of(self, lengths: np.ndarray) -> np.ndarray:
@@ -298,7 +304,7 @@ def _write_split(
     firsts = np.searchsorted(row_of[by_row], np.arange(num_rows + 1))
     order = np.random.default_rng([form.form.seed, SPLITS.index(name)]).permutation(num_rows)
     contents = [ChunkContent(dest, chunk, scratch) for chunk in split.chunks]
-    rows_per_file = max(1, FILE_BYTES // (row_tokens * (TOKEN_BYTES + 1)))
+    rows_per_file = max(1, FILE_BYTES // (row_tokens * (form.numbers.itemsize + 1)))
     header = {"format": FORMAT, "tokenizer": form.form.tokenizer, "row_tokens": row_tokens}
     entries = []
     for number, start in enumerate(range(0, num_rows, rows_per_file)):
@@ -316,7 +322,7 @@ def _write_split(
             if end < row_tokens:
                 flags[place, end] |= STARTS_DOCUMENT
         file = f"{name}/part-{number:05}.parquet"
-        data = write_token_part(header, file, start, tokens, flags)
+        data = write_token_part(header, file, start, tokens, flags, numbers=form.numbers)
         entries.append(write_file(dest, file, data, len(rows)))
         context.show(f"writing {name}", start + len(rows), num_rows)
     return entries

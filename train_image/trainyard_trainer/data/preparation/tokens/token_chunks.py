@@ -18,7 +18,7 @@ from trainyard_trainer.data.preparation.bad_samples import bad_record
 from trainyard_trainer.data.preparation.destination import state_path
 from trainyard_trainer.data.preparation.tokens.chunk_processes import ChunkProcesses
 from trainyard_trainer.data.sources.chats.chat_files import SourceRow
-from trainyard_trainer.data.sources.chats.examples import WrongRow, example_of
+from trainyard_trainer.data.sources.chats.examples import WrongRow, example_of, is_chat
 from trainyard_trainer.data.sources.chats.token_format import TokenFormat
 from trainyard_trainer.data.sources.chats.tokenizer import ChatTokenizer, Tokens
 from trainyard_trainer.run_folder.folder import RunFolder
@@ -52,6 +52,8 @@ class Chunk:
     source_rows: int = 0
     """The rows of the source that could be used."""
     sha256: str = ""
+    chats: int = 0
+    """The rows among them that the chat template has rendered."""
     lengths: list[int] = field(default_factory=list)
     """The number of tokens of each sample."""
     learnt: list[int] = field(default_factory=list)
@@ -156,12 +158,14 @@ class RowTokenizer:
 
     def _samples_of(self, row: object, chunk: Chunk) -> list[Tokens]:
         """Return the samples of a row, and add what became of it to the record. Raises WrongRow."""
-        tokens = self._tokenizer.tokens_of(example_of(row))
+        example = example_of(row)
+        tokens = self._tokenizer.tokens_of(example)
         length, most = len(tokens.ids), self._form.context_length
         if length > most and self._form.too_long == "refuse":
             raise WrongRow(f"it has {length:,} tokens, and train.context_length is {most:,}")
         number = chunk.source_rows
         chunk.source_rows += 1
+        chunk.chats += is_chat(example)
         parts = [tokens]
         if length > most:
             cuts = range(0, length, most) if self._form.too_long == "split" else range(1)

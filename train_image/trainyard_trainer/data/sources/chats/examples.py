@@ -74,6 +74,13 @@ class TextExample:
 Example = ChatExample | PromptExample | TextExample
 
 
+def is_chat(example: Example) -> bool:
+    """Return whether a chat template renders the example."""
+    return isinstance(example, ChatExample) or (
+        isinstance(example, PromptExample) and isinstance(example.prompt, list)
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
     """What a model is asked: a text, or a chat whose next turn is the assistant's."""

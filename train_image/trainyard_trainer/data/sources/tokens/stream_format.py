@@ -14,7 +14,9 @@ class StreamFormat:
     """What a run asks of a stream of tokens."""
 
     tokenizer: str | None
-    """The folder of the tokenizer, on this machine; None for files of tokens alone."""
+    """The folder or the address of the tokenizer; None for files of tokens alone."""
+    folder: str | None
+    """The folder of the tokenizer on this machine."""
     context_length: int
     """The number of tokens of a row that are learnt."""
     vocab_size: int | None = None
@@ -35,12 +37,12 @@ def require_stream(info: TokenStreamInfo, form: StreamFormat) -> None:
         )
     if info.tokenizer_sha256 is None:
         return
-    if form.tokenizer is None:
+    if form.folder is None:
         raise ConfigError(
             f"{info.source} was tokenised by {info.tokenizer}: set {TOKENIZER_KEY} to it, in place of "
             "train.model.vocab_size alone."
         )
-    sha256 = tokenizer_sha256(form.tokenizer, TOKENIZER_KEY)
+    sha256 = tokenizer_sha256(form.folder, TOKENIZER_KEY)
     if info.tokenizer_sha256 != sha256:
         raise ConfigError(
             f"{TOKENIZER_KEY} = {form.tokenizer} (SHA-256 {sha256[:12]}) is not the tokenizer of the tokens "
