@@ -31,6 +31,10 @@ workerGroupSpecs:
     {{- range list "replicas" "minReplicas" "maxReplicas" }}
     {{ . }}: {{ int $chart.Values.rayCluster.replicas }}
     {{- end }}
+    {{- if not $pool.gpusPerNode }}
+    {{- /* The places of workers: CPUs alone would allow one more, for which there is no memory. */}}
+    resources: {trainyard_worker: {{ int $pool.workersPerNode | toString | quote }}}
+    {{- end }}
     {{- end }}
     rayStartParams: {}
     template:
@@ -83,6 +87,13 @@ spec:
         {{- /* The driver also writes its log to the container's output, for `kubectl logs` and log collectors. */}}
         - {name: TRAINYARD_LOG, value: /proc/1/fd/1}
         - {name: TRAINYARD_LEAVING, value: /tmp/leaving}
+        {{- if not .isRun }}
+        {{- with .chart.Values.notify.secret }}
+        - name: TRAINYARD_NOTIFY_URL
+          valueFrom:
+            secretKeyRef: {name: {{ .name | quote }}, key: {{ .key | quote }}, optional: true}
+        {{- end }}
+        {{- end }}
 {{- end }}
 
 {{/* The same of a pool's workers. Arguments: chart, pool, isRun. */}}

@@ -21,14 +21,18 @@ import ray  # noqa: E402
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
 from trainyard_trainer.config.scaling import DATA_CPUS, WORKER_RESOURCE, Scaling  # noqa: E402
+from trainyard_trainer.environment import ray_job_of  # noqa: E402
 from trainyard_trainer.errors import ConfigError, RunError  # noqa: E402
 from trainyard_trainer.hardware import GpuFacts  # noqa: E402
 from trainyard_trainer.on_ray.local_ray import forked_workers  # noqa: E402
 from trainyard_trainer.on_ray.local_ray.mode import LocalRayMode, local_ray_mode  # noqa: E402
 from trainyard_trainer.on_ray.local_ray.small_node import small_node  # noqa: E402
+from trainyard_trainer.on_ray.place_queue import Ticket, places_taken  # noqa: E402
 from trainyard_trainer.on_ray.ray_errors import in_one_line  # noqa: E402
+from trainyard_trainer.run_files.standing_cluster import run_of_job  # noqa: E402
 from trainyard_trainer.run_folder.attempt_scope import fail_on_sigterm  # noqa: E402
 from trainyard_trainer.run_folder.run_record import NodeFacts  # noqa: E402
+from trainyard_trainer.run_folder.submission_names import is_on_standing_cluster  # noqa: E402
 
 NODE_WAIT_S = 60.0
 """The time in seconds within which the nodes of a cluster must register with Ray."""
@@ -82,7 +86,19 @@ def ray_running(scaling: Scaling, folder: Path = NO_MODULES) -> Iterator[Path]:
     """
     with _prepared or ray_started(scaling.cpus, folder, use_gpu=scaling.use_gpu) as scratch:
         fail_on_sigterm()  # Ray has replaced the handler.
-        yield scratch
+        with _places_on_standing_cluster(scaling):
+            yield scratch
+
+
+def _places_on_standing_cluster(scaling: Scaling) -> AbstractContextManager[None]:
+    """Return a context that waits for the places of the workers, if other runs use the cluster as well."""
+    job = ray_job_of() if is_on_standing_cluster() else None
+    if job is None:
+        return nullcontext()
+    # A cluster that is too small even for this run alone is refused with its numbers.
+    wait_for_capacity(scaling, NODE_WAIT_S)
+    ticket = Ticket(run=run_of_job(job), workers=scaling.num_workers)
+    return places_taken(ticket, lambda: count_places(live_nodes(), scaling))
 
 
 @contextmanager
@@ -259,12 +275,18 @@ def node_facts() -> list[NodeFacts]:
     ]
 
 
+def count_places(nodes: list[Mapping[str, float]], scaling: Scaling) -> int:
+    """Return for how many workers the nodes have resources, if nothing else uses them."""
+    each = worker_resources(scaling)
+    return sum(
+        int(min(node.get(name, 0) // amount for name, amount in each.items())) for node in nodes
+    )
+
+
 def missing_capacity(nodes: list[Mapping[str, float]], scaling: Scaling) -> str:
     """Return why the workers and one CPU for data do not fit, or an empty string if they fit."""
     each = worker_resources(scaling)
-    places = sum(
-        int(min(node.get(name, 0) // amount for name, amount in each.items())) for node in nodes
-    )
+    places = count_places(nodes, scaling)
     cpus = sum(node.get("CPU", 0) for node in nodes)
     wanted_cpus = scaling.cpus
     if places >= scaling.fewest and cpus >= wanted_cpus:
