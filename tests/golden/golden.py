@@ -70,7 +70,7 @@ CASES: dict[str, tuple[dict[str, str], dict[str, Any], tuple[str, ...]]] = {
     ),
     "workers-2-standing": (
         {"workers": "2"},
-        {"standingCluster": {"name": "trainyard", "pool": "cpu", "nodes": 1}},
+        {"standingCluster": {"name": "trainyard", "pool": "cpu", "nodes": 2}},
         ("resources.cluster=trainyard",),
     ),
     "workers-2-own": (
