@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -149,10 +150,13 @@ def test_a_stopped_run_resumes_and_suspend_is_refused(team: Team, long_run: str)
     assert refused.returncode == 3
     assert "KubeRay suspends no RayJob" in refused.stderr
     stopped = team.trainyard("stop", long_run)
-    step = int(stopped.stderr.rpartition("its checkpoint is of step ")[2].split()[0])
+    assert "its driver ended by itself" in stopped.stderr
     submit(team, DIGITS, "--name", long_run, *LONG)
-    assert step_of(team, long_run, at_least=1) >= step
-    assert newest(team, long_run)["progress"]["attempt"] > 1
+    resumed = step_of(team, long_run, at_least=1)
+    # A machine that is too busy for a checkpoint within 20 s tells no step.
+    if told := re.search(r"its checkpoint is of step (\d+)", stopped.stderr):
+        assert resumed >= int(told[1])
+    assert "start: checkpoint" in team.trainyard("logs", long_run).stdout
 
 
 def test_a_killed_worker_and_a_killed_driver_cost_only_steps(team: Team, long_run: str) -> None:

@@ -236,6 +236,13 @@ def environment_of_ray() -> Iterator[None]:
 def require_room(scaling: Scaling) -> None:
     """Raise RunError if the workers do not fit in the Ray in use, or if PyTorch cannot use its GPUs."""
     wait_for_capacity(scaling, NODE_WAIT_S if ray_environment.existing_cluster() else 0.0)
+    nodes = live_nodes()
+    print(
+        f"cluster: {len(nodes)} node{'s' if len(nodes) > 1 else ''}, "
+        f"{sum(node.get('CPU', 0) for node in nodes):g} CPUs, "
+        f"{sum(node.get('GPU', 0) for node in nodes):g} GPUs",
+        flush=True,
+    )
     if scaling.use_gpu:
         check_gpus()
 
@@ -247,13 +254,6 @@ def wait_for_capacity(scaling: Scaling, timeout_s: float) -> None:
         if time.monotonic() >= deadline:
             raise RunError(problem)
         time.sleep(1)
-    nodes = live_nodes()
-    print(
-        f"cluster: {len(nodes)} node{'s' if len(nodes) > 1 else ''}, "
-        f"{sum(node.get('CPU', 0) for node in nodes):g} CPUs, "
-        f"{sum(node.get('GPU', 0) for node in nodes):g} GPUs",
-        flush=True,
-    )
 
 
 def live_nodes() -> list[Mapping[str, float]]:
