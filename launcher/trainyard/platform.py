@@ -175,6 +175,9 @@ class StandingCluster(PlatformSection):
     nodes: PositiveInt
     """The number of its worker pods."""
 
+    idle_minutes: PositiveInt | None = None
+    """The minutes without a run after which the worker pods are deleted until the next run; None: never."""
+
 
 class DefaultPools(PlatformSection):
     """The pools of runs whose run file names no pool."""

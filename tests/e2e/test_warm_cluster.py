@@ -189,6 +189,22 @@ def test_an_error_that_a_retry_cannot_cure_is_not_retried(team: Team, tmp_path: 
     assert team.status("broken")["summary"]["attempts"] == 1
 
 
+def test_an_idle_cluster_gives_its_nodes_back_until_the_next_run(
+    make_team: Callable[[str], Team], tmp_path: Path
+) -> None:
+    team = make_team("warm-idle")
+    team.install(tmp_path, rayCluster={"enabled": True, "replicas": WORKERS, "idleMinutes": 1})
+    wait_for("the standing cluster is ready", lambda: standing_cluster(team)["state"] == "ready")
+
+    def workers() -> int:
+        return len(team.pods(cluster="trainyard", node_type="worker"))
+
+    wait_for("the workers are deleted", lambda: not workers(), limit_s=600)
+    submit(team, own_code(tmp_path, "back again"), wait=True)
+    assert "said back again" in team.trainyard("logs", "say").stdout
+    assert workers() == WORKERS
+
+
 def test_the_first_step_after_a_submission(team: Team) -> None:
     """Print the seconds from the command to the first step, of a warm cluster and of one of the run's own."""
     for name, options in (("warm-start", ("--warm",)), ("own-start", ())):

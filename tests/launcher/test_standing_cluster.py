@@ -24,6 +24,7 @@ from trainyard.submission.status import RunStatus
 from trainyard_trainer.config.trainer_config import read_config
 from trainyard_trainer.notices.rayjobs import config_of
 from trainyard_trainer.run_files import submission
+from trainyard_trainer.run_files.standing_cluster import PLACES_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 Object = dict[str, Any]
@@ -130,6 +131,15 @@ def test_devices_of_a_network_are_refused_where_they_would_be_needed(standing: P
     assert driver_variables(job_of(one, platform))["NCCL_DEBUG"] == "WARN"
     with pytest.raises(ConfigError, match=r"needs 32 vpc\.amazonaws\.com/efa"):
         job_of(two, platform)
+
+
+def test_a_cluster_that_gives_nodes_back_tells_its_places(standing: Platform) -> None:
+    cluster = StandingCluster(name="trainyard", pool="cpu", nodes=2, idle_minutes=15)
+    idle = standing.model_copy(update={"standing_cluster": cluster})
+    assert PLACES_VARIABLE not in driver_variables(job_of(warm_run(), standing))
+    assert driver_variables(job_of(warm_run(), idle))[PLACES_VARIABLE] == "2"
+    rows = explain_plan(run_objects(warm_run(), idle, "team").plan, warm_run(), idle)
+    assert "idle for 15 min it deletes its worker pods" in rows[0].why
 
 
 def test_a_platform_queue_has_no_part_in_it(standing: Platform) -> None:

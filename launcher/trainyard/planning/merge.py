@@ -29,7 +29,11 @@ from trainyard_trainer.config.scaling import DATA_LABELS, WORKER_RESOURCE
 from trainyard_trainer.config.trainer_config import CODE_VARIABLE, CONFIG_VARIABLE
 from trainyard_trainer.config.variables import SecretKey
 from trainyard_trainer.run_files import submission
-from trainyard_trainer.run_files.standing_cluster import CLUSTER_VARIABLE, RETRIES_VARIABLE
+from trainyard_trainer.run_files.standing_cluster import (
+    CLUSTER_VARIABLE,
+    PLACES_VARIABLE,
+    RETRIES_VARIABLE,
+)
 
 Object = dict[str, Any]
 HASH_DIGITS = 8
@@ -80,6 +84,7 @@ def _on_standing_cluster(job: Object, plan: Plan, cluster: str) -> Object:
         **plan.network_requirements.environment,
         CLUSTER_VARIABLE: cluster,
         RETRIES_VARIABLE: f"{plan.retries}",
+        **({PLACES_VARIABLE: f"{plan.returning_places}"} if plan.returning_places else {}),
         CONFIG_VARIABLE: json_for_ray(plan.trainer.model_dump_json()),
         **_code(plan),
     }

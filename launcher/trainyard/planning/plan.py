@@ -97,6 +97,8 @@ class Plan:
     code: Overlay | None = None
     standing_cluster: str | None = None
     """The name of the standing RayCluster on which the run is trained; None for one of its own."""
+    returning_places: int | None = None
+    """The number of its places, if it deletes its worker pods while no run uses them; else None."""
 
     @property
     def pool(self) -> str:
@@ -188,6 +190,9 @@ def plan_run(
         keep_head_seconds_after_failure=platform.job.keep_head_seconds_after_failure,
         code=code,
         standing_cluster=None if standing is None else standing.name,
+        returning_places=(
+            standing.nodes * pool.slots if standing is not None and standing.idle_minutes else None
+        ),
         launch=launch_of(run, run.image or platform.image, pools, data),
         trainer=trainer_config(
             with_receiver(

@@ -85,12 +85,18 @@ def _standing_rows(plan: Plan, run: RunConfig, platform: Platform) -> list[Row]:
     standing, pool = platform.standing_cluster, platform.pool(plan.pool)
     assert standing is not None
     places = standing.nodes * pool.slots
+    idle = (
+        f"; idle for {standing.idle_minutes} min it deletes its worker pods, and a run brings them back"
+        if standing.idle_minutes
+        else ""
+    )
     return [
         (
             "cluster",
             standing.name,
             f"resources.cluster; the standing RayCluster has {places} places: "
-            f"{count(standing.nodes, 'nodes')} of pool {pool.name} with {count(pool.slots, pool.unit)} each",
+            f"{count(standing.nodes, 'nodes')} of pool {pool.name} with {count(pool.slots, pool.unit)} each"
+            f"{idle}",
         ),
         (
             "workers",

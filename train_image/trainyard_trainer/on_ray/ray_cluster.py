@@ -18,6 +18,7 @@ from trainyard_trainer.on_ray.local_ray import ray_environment
 ray_environment.set_defaults()  # first: Ray reads some of them when it is imported
 
 import ray  # noqa: E402
+from ray.util.placement_group import placement_group, remove_placement_group  # noqa: E402
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
 from trainyard_trainer.config.scaling import DATA_CPUS, WORKER_RESOURCE, Scaling  # noqa: E402
@@ -29,13 +30,19 @@ from trainyard_trainer.on_ray.local_ray.mode import LocalRayMode, local_ray_mode
 from trainyard_trainer.on_ray.local_ray.small_node import small_node  # noqa: E402
 from trainyard_trainer.on_ray.place_queue import Ticket, places_taken  # noqa: E402
 from trainyard_trainer.on_ray.ray_errors import in_one_line  # noqa: E402
-from trainyard_trainer.run_files.standing_cluster import run_of_job  # noqa: E402
+from trainyard_trainer.run_files.standing_cluster import (  # noqa: E402
+    PLACES_VARIABLE,
+    run_of_job,
+)
 from trainyard_trainer.run_folder.attempt_scope import fail_on_sigterm  # noqa: E402
 from trainyard_trainer.run_folder.run_record import NodeFacts  # noqa: E402
 from trainyard_trainer.run_folder.submission_names import is_on_standing_cluster  # noqa: E402
 
 NODE_WAIT_S = 60.0
 """The time in seconds within which the nodes of a cluster must register with Ray."""
+
+RETURN_S = 1800.0
+"""The time in seconds within which nodes that an idle cluster has given back must be there again."""
 
 HEAD_WAIT_S = 60.0
 """The time in seconds within which the head of RAY_ADDRESS must accept a connection."""
@@ -90,15 +97,42 @@ def ray_running(scaling: Scaling, folder: Path = NO_MODULES) -> Iterator[Path]:
             yield scratch
 
 
-def _places_on_standing_cluster(scaling: Scaling) -> AbstractContextManager[None]:
-    """Return a context that waits for the places of the workers, if other runs use the cluster as well."""
+@contextmanager
+def _places_on_standing_cluster(scaling: Scaling) -> Iterator[None]:
+    """Keep the places of the workers inside the block, if other runs use the cluster as well.
+
+    Waits until they are free. Raises RunError if the cluster is too small.
+    """
     job = ray_job_of() if is_on_standing_cluster() else None
     if job is None:
-        return nullcontext()
-    # A cluster that is too small even for this run alone is refused with its numbers.
-    wait_for_capacity(scaling, NODE_WAIT_S)
+        yield
+        return
     ticket = Ticket(run=run_of_job(job), workers=scaling.num_workers)
-    return places_taken(ticket, lambda: count_places(live_nodes(), scaling))
+    if places := os.environ.get(PLACES_VARIABLE):
+        with places_taken(ticket, lambda: int(places)):
+            bring_nodes_back(scaling)
+            yield
+    else:
+        # A cluster that is too small even for this run alone is refused with its numbers.
+        wait_for_capacity(scaling, NODE_WAIT_S)
+        with places_taken(ticket, lambda: count_places(live_nodes(), scaling)):
+            yield
+
+
+def bring_nodes_back(scaling: Scaling) -> None:
+    """Have the autoscaler start nodes for the workers, and wait for them. Raises RunError."""
+    print("the run has its places; nodes that were given back are started again", flush=True)
+    bundles = [*[worker_resources(scaling)] * scaling.num_workers, {"CPU": DATA_CPUS}]
+    # A demand that the autoscaler sees; Ray Train makes a placement group of its own.
+    demand = placement_group(bundles)
+    try:
+        if not demand.wait(RETURN_S):
+            raise RunError(
+                f"the nodes that the standing cluster has given back did not return within {RETURN_S:g} s: "
+                f"{missing_capacity(live_nodes(), scaling) or 'other programs use them'}"
+            )
+    finally:
+        remove_placement_group(demand)
 
 
 @contextmanager

@@ -13,6 +13,10 @@ RETRIES_VARIABLE = "TRAINYARD_RETRIES"
 """The one with the number of attempts that may follow a failed one. On a RayCluster of its own a run has no
 such variable, because KubeRay starts its attempts."""
 
+PLACES_VARIABLE = "TRAINYARD_PLACES"
+"""The one with the number of workers for which the cluster has places, if it deletes its worker pods while no
+run uses them."""
+
 ATTEMPT_VARIABLE = "TRAINYARD_ATTEMPT_OF_JOB"
 """The one with the number of an attempt among those of its Ray job."""
 
