@@ -164,6 +164,22 @@ class Autoscaler(PlatformSection):
     """Volumes of the head pod for this container only, such as the token for the API server."""
 
 
+class StandingCluster(PlatformSection):
+    """The standing RayCluster, which runs may share."""
+
+    name: str
+    """The name of the RayCluster."""
+
+    pool: str
+    """The pool of its workers. Each worker pod fills a node."""
+
+    nodes: PositiveInt
+    """The number of its worker pods."""
+
+    idle_minutes: PositiveInt | None = None
+    """The minutes without a run after which the worker pods are deleted until the next run; None: never."""
+
+
 class DefaultPools(PlatformSection):
     """The pools of runs whose run file names no pool."""
 
@@ -299,6 +315,9 @@ class Platform(PlatformSection):
     ray_cluster_spec: dict[str, Any]
     """The shape of a run's RayCluster: a complete spec with one worker group per pool."""
 
+    standing_cluster: StandingCluster | None = None
+    """The standing RayCluster; without it, runs with `resources.cluster` are refused."""
+
     autoscaler: Autoscaler | None = None
     """Ray's autoscaler; without it, elastic runs are refused."""
 
@@ -333,13 +352,18 @@ class Platform(PlatformSection):
         return pod
 
     @model_validator(mode="after")
-    def _default_pools_exist(self) -> Platform:
+    def _named_pools_exist(self) -> Platform:
         names = {pool.name for pool in self.pools}
         for key, name in self.default_pools:
             if name not in names:
                 raise PydanticCustomError(
                     "one_of", f"defaultPools.{key} = {name!r} is none of its pools"
                 )
+        standing = self.standing_cluster
+        if standing is not None and standing.pool not in names:
+            raise PydanticCustomError(
+                "one_of", f"standingCluster.pool = {standing.pool!r} is none of its pools"
+            )
         return self
 
     def pool(self, name: str, key: str = "resources.pool") -> Pool:

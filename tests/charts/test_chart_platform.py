@@ -9,6 +9,7 @@ import yaml
 
 from tests.charts.helm_chart import CHART, Object, environment, only, platform_of, pods_of, render
 from trainyard.platform import parse_platform
+from trainyard_trainer.config.scaling import WORKER_RESOURCE
 
 
 def test_platform_holds_what_a_run_needs(platform):
@@ -55,6 +56,7 @@ def test_platform_holds_what_a_run_needs(platform):
             "separateAttempts": False,
         },
         "queue": {"system": "none", "name": ""},
+        "standingCluster": {"name": "trainyard", "pool": "cpu", "nodes": 1},
     }
     assert sorted(spec) == ["authOptions", "headGroupSpec", "rayVersion", "workerGroupSpecs"]
     assert (reader["apiVersion"], reader["kind"]) == ("v1", "Pod")
@@ -313,6 +315,7 @@ def test_standing_cluster_has_the_platforms_shape(objects):
     ]
     for group in standing["workerGroupSpecs"]:
         assert [group.pop(key) for key in ("replicas", "minReplicas", "maxReplicas")] == [1, 1, 1]
+        assert group.pop("resources") == {WORKER_RESOURCE: "1"}
     for group in (standing["headGroupSpec"], *standing["workerGroupSpecs"]):
         container = group["template"]["spec"]["containers"][0]
         assert container.pop("image") == platform_of(objects)["image"]
@@ -324,6 +327,25 @@ def test_standing_cluster_takes_pool_and_replicas():
     objects = render({"rayCluster": {"enabled": True, "pool": "gpu", "replicas": 3}})
     (group,) = only(objects, "RayCluster")["spec"]["workerGroupSpecs"]
     assert (group["groupName"], group["replicas"], group["maxReplicas"]) == ("gpu", 3, 3)
+
+
+def test_an_idle_standing_cluster_gives_its_workers_back():
+    standing = {"enabled": True, "replicas": 2, "idleMinutes": 15}
+    objects = render({"rayCluster": standing})
+    spec = only(objects, "RayCluster")["spec"]
+    (group,) = spec["workerGroupSpecs"]
+    assert spec["enableInTreeAutoscaling"] is True
+    assert spec["autoscalerOptions"]["idleTimeoutSeconds"] == 900
+    assert [group[key] for key in ("minReplicas", "replicas", "maxReplicas")] == [0, 2, 2]
+    volumes = {each["name"] for each in spec["headGroupSpec"]["template"]["spec"]["volumes"]}
+    mounts = {each["name"] for each in spec["autoscalerOptions"]["volumeMounts"]}
+    assert mounts <= volumes
+    assert platform_of(objects)["standingCluster"] == {
+        "name": "trainyard",
+        "pool": "cpu",
+        "nodes": 2,
+        "idleMinutes": 15,
+    }
 
 
 def test_standing_cluster_is_made_only_on_request():

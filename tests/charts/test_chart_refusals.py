@@ -316,6 +316,14 @@ REFUSALS = {
         says="rayCluster.pool small is not a pool. Use one of the pools: cpu, gpu.",
         put_right={"rayCluster": {"enabled": True, "pool": "gpu"}},
     ),
+    "standing cluster that gives nodes back without an autoscaler": Refusal(
+        values={"rayCluster": {"enabled": True, "idleMinutes": 15}, "elastic": {"enabled": False}},
+        says=(
+            "rayCluster.idleMinutes needs Ray's autoscaler, which elastic.enabled = false forbids. Set "
+            "elastic.enabled to true, or rayCluster.idleMinutes to 0."
+        ),
+        put_right={"elastic": {"enabled": True}},
+    ),
     "pool with RDMA and no resource": Refusal(
         values={"pools": {"gpu": {"network": {"preset": "roce"}}}},
         says=(

@@ -68,6 +68,11 @@ CASES: dict[str, tuple[dict[str, str], dict[str, Any], tuple[str, ...]]] = {
         {},
         ("network.preset=efa", "network.devices_per_node=32", "network.interface=eth0"),
     ),
+    "workers-2-standing": (
+        {"workers": "2"},
+        {"standingCluster": {"name": "trainyard", "pool": "cpu", "nodes": 2}},
+        ("resources.cluster=trainyard",),
+    ),
     "workers-2-own": (
         {"workers": "2"},
         {"runs": {"env": {"deny": []}, "secrets": ["hub"], "labels": ["example.com/*"]}},

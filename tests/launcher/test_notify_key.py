@@ -10,10 +10,11 @@ import yaml
 from test_permissions import EXAMPLES, PLATFORM, permitting, refusal, rows, with_keys
 
 from trainyard.errors import ConfigError
+from trainyard.planning.driver_variables import driver_variables
 from trainyard.planning.objects import run_objects
 from trainyard.planning.plan import plan_run
 from trainyard.platform import Platform
-from trainyard.submission.run_folder.reproduce import environment_of, read_submission, run_file
+from trainyard.submission.run_folder.reproduce import read_submission, run_file
 from trainyard_trainer.config.notify import NOTIFY_VARIABLE, Notify
 from trainyard_trainer.run_files import submission
 
@@ -86,7 +87,7 @@ def test_a_run_is_reproduced_with_its_own_receiver(notify: dict[str, Any] | None
     platform = told(permitting(secrets=["chat"]), url="https://platform.example.com/")
     run = with_keys(**({} if notify is None else {"notify": notify}))
     job = run_objects(run, platform, "team").job
-    variables = environment_of(job)
+    variables = driver_variables(job)
     written = json.loads(variables[submission.VARIABLE]) | {
         "config": json.loads(variables["TRAINYARD_CONFIG"])
     }

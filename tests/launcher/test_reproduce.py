@@ -23,6 +23,7 @@ from trainyard.cli.commands.cluster_runs.reproduce import reproduce
 from trainyard.cli.options import yaml_text
 from trainyard.errors import ConfigError
 from trainyard.local.training import local_config
+from trainyard.planning.driver_variables import driver_variables
 from trainyard.planning.merge import with_source
 from trainyard.planning.objects import pack_code, run_objects
 from trainyard.planning.plan import plan_run
@@ -36,7 +37,6 @@ from trainyard.run_file.validation import validate
 from trainyard.submission.run_folder.reproduce import (
     changed_parts,
     code_of_archive,
-    environment_of,
     read_config,
     read_submission,
     renamed,
@@ -61,7 +61,7 @@ def rendered(run: RunConfig, platform: Platform) -> dict[str, Any]:
 def left_by(job: dict[str, Any]) -> str:
     """The submission.json that the driver of a RayJob writes."""
     folder = Kept()
-    record_submission(folder, None, environment_of(job))
+    record_submission(folder, None, driver_variables(job))
     return str(folder.files[f"{folder.root}/{names.SUBMISSION}"])
 
 
@@ -216,7 +216,7 @@ def test_what_cannot_be_read_is_refused_by_its_file(text: str, message: str) -> 
 
 def test_what_the_trainer_is_told_already_is_not_told_twice(platform: Platform) -> None:
     run = load_run(ROOT / "examples/command.yaml", gpus="16")
-    environment = environment_of(rendered(run, platform))
+    environment = driver_variables(rendered(run, platform))
     told = json.loads(environment[submission.VARIABLE])
     assert told["launch"].keys() == LAUNCH_KEYS
     # The trainer's receiver of messages may be the platform's.

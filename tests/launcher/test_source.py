@@ -13,12 +13,12 @@ from typer.testing import CliRunner, Result
 from trainyard.cli.app import app
 from trainyard.errors import ConfigError
 from trainyard.planning.comparison.run_diff import diff_jobs
+from trainyard.planning.driver_variables import driver_variables
 from trainyard.planning.merge import with_source
 from trainyard.planning.objects import run_objects
 from trainyard.platform import load_platform
 from trainyard.run_file.code.source import GitState, git_state, source_of
 from trainyard.run_file.load import load_run
-from trainyard.submission.run_folder.reproduce import environment_of
 from trainyard_trainer.run_files.submission import SOURCE_VARIABLE
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples/digits.yaml"
@@ -85,11 +85,11 @@ def test_a_commit_changes_neither_the_name_of_a_submission_nor_what_diff_shows()
     source = GitState(revision="1" * 40, is_dirty=True)
     sent = with_source(job, source)
     assert sent["metadata"] == job["metadata"]
-    assert json.loads(environment_of(sent)[SOURCE_VARIABLE]) == {
+    assert json.loads(driver_variables(sent)[SOURCE_VARIABLE]) == {
         "revision": "1" * 40,
         "is_dirty": True,
     }
-    assert SOURCE_VARIABLE not in environment_of(job)
+    assert SOURCE_VARIABLE not in driver_variables(job)
     for one, other in ((job, sent), (sent, job)):
         assert diff_jobs(one, other, live=True) == ()
     assert with_source(job, None) == job

@@ -16,24 +16,37 @@ from pydantic import ValidationError
 
 from trainyard_trainer import front_end
 from trainyard_trainer.config.trainer_config import (
+    CODE_VARIABLE,
     CONFIG_VARIABLE,
     AnyConfig,
     BoostingConfig,
     UserCodeConfig,
     read_config,
 )
-from trainyard_trainer.environment import set_variables
+from trainyard_trainer.environment import keep_from_workers, ray_job_of, set_variables
 from trainyard_trainer.errors import ConfigError, TrainerError
 from trainyard_trainer.notices.reporting import reported_end
 from trainyard_trainer.on_ray import leaving
+from trainyard_trainer.retrying import End, with_retries
+from trainyard_trainer.run_files import exit_codes, submission
 from trainyard_trainer.run_files.driver_output import FINAL_FAILURE, record_line
+from trainyard_trainer.run_files.standing_cluster import RETRIES_VARIABLE, line_prefix
 from trainyard_trainer.run_folder import final_failure
 from trainyard_trainer.run_folder.attempt_scope import Leaving
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.log import Output
+from trainyard_trainer.run_folder.submission_names import is_on_standing_cluster, submission_of
 
 NOTICE_S = 3.0
 """Seconds that an attached launcher has to cancel the retries after an error that a retry cannot cure."""
+
+DRIVER_VARIABLES = (
+    CONFIG_VARIABLE,
+    CODE_VARIABLE,
+    submission.VARIABLE,
+    submission.SOURCE_VARIABLE,
+)
+"""Variables that only the driver reads. On a standing cluster Ray would give them to all workers."""
 
 LOG_VARIABLE = "TRAINYARD_LOG"
 """Names a file that gets a copy of the driver's output."""
@@ -47,14 +60,27 @@ def main(arguments: list[str] | None = None, environment: Mapping[str, str] = os
         help="train in this process alone, or in those that torchrun has started",
     )
     wanted = parser.parse_args(arguments)
+    if RETRIES_VARIABLE in environment:
+        return with_retries(
+            lambda: attempt(environment, without_ray=wanted.without_ray),
+            retries=int(environment[RETRIES_VARIABLE]),
+        )
+    return attempt(environment, without_ray=wanted.without_ray).exit_code
+
+
+def attempt(environment: Mapping[str, str], *, without_ray: bool) -> End:
+    """Run one attempt to its end, print its error, and return how it has ended."""
     front_end.watch(front_end.terminate)
     leave = leaving.heeded(environment.get(leaving.VARIABLE))
-    with leave, Output(environment.get(LOG_VARIABLE)) as output:
+    job = ray_job_of(environment) if is_on_standing_cluster(environment) else None
+    prefix = line_prefix(job) if job else ""
+    with leave, Output(environment.get(LOG_VARIABLE), prefix=prefix) as output:
+        keep_from_workers(DRIVER_VARIABLES)
         try:
             config = _config(environment)
             set_variables(config.env)
             with reported_end(config, environment):
-                run_attempt(config, output, environment, without_ray=wanted.without_ray)
+                run_attempt(config, output, environment, without_ray=without_ray)
         except Leaving as error:
             print(error, flush=True)
             raise
@@ -62,11 +88,11 @@ def main(arguments: list[str] | None = None, environment: Mapping[str, str] = os
             front_end.print_error(f"error: {error}")
             if error.is_final:
                 tell_final_failure(error, environment)
-            return error.exit_code
+            return End(exit_code=error.exit_code, is_final=error.is_final)
         except Exception:  # noqa: BLE001 - the outermost handler
             traceback.print_exc()
-            return 1
-    return 0
+            return End(exit_code=exit_codes.FAILED)
+    return End(exit_code=exit_codes.SUCCEEDED)
 
 
 def run_attempt(
@@ -111,7 +137,7 @@ def tell_final_failure(error: TrainerError, environment: Mapping[str, str]) -> N
 
     KubeRay starts the next attempt within seconds after this process has ended.
     """
-    if final_failure.submission_of(environment) is not None:
+    if submission_of(environment) is not None and not is_on_standing_cluster(environment):
         print(record_line(FINAL_FAILURE, {"exit_code": error.exit_code}), flush=True)
         time.sleep(NOTICE_S)
 

@@ -87,6 +87,10 @@ what the cluster must serve. Each message gives the value, the rule and the reme
   {{- $problems = append $problems (printf "rayCluster.pool %s is not a pool. Use one of the pools: %s." $values.rayCluster.pool $pools) -}}
 {{- end -}}
 
+{{- if and $values.rayCluster.enabled $values.rayCluster.idleMinutes (not $values.elastic.enabled) -}}
+  {{- $problems = append $problems "rayCluster.idleMinutes needs Ray's autoscaler, which elastic.enabled = false forbids. Set elastic.enabled to true, or rayCluster.idleMinutes to 0." -}}
+{{- end -}}
+
 {{- range $name := $values.prePull.pools -}}
   {{- if not (hasKey $values.pools $name) -}}
     {{- $problems = append $problems (printf "prePull.pools contains %s, which is not a pool. Use one of the pools: %s." $name $pools) -}}

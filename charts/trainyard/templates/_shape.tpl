@@ -15,6 +15,12 @@ it is for runs. For runs the launcher sets images, resources and replicas, so th
 {{- $isRun := .isRun -}}
 {{- $head := $chart.Values.head -}}
 rayVersion: {{ $chart.Values.rayVersion | quote }}
+{{- if include "trainyard.shape.scalesDown" . }}
+enableInTreeAutoscaling: true
+autoscalerOptions:
+  idleTimeoutSeconds: {{ mul 60 $chart.Values.rayCluster.idleMinutes }}
+  {{- toYaml (include "trainyard.shape.autoscaler" $chart | fromYaml).options | nindent 2 }}
+{{- end }}
 authOptions:
   mode: {{ ternary "token" "disabled" $chart.Values.security.tokenAuthentication }}
 headGroupSpec:
@@ -28,14 +34,26 @@ workerGroupSpecs:
   {{- $pool := get $chart.Values.pools $name }}
   - groupName: {{ $name | quote }}
     {{- if not $isRun }}
-    {{- range list "replicas" "minReplicas" "maxReplicas" }}
+    {{- range list "replicas" "maxReplicas" }}
     {{ . }}: {{ int $chart.Values.rayCluster.replicas }}
+    {{- end }}
+    minReplicas: {{ ternary 0 (int $chart.Values.rayCluster.replicas) (not (empty (include "trainyard.shape.scalesDown" $))) }}
+    {{- if not $pool.gpusPerNode }}
+    {{- /* The places of workers: CPUs alone would allow one more, for which there is no memory. */}}
+    resources: {trainyard_worker: {{ int $pool.workersPerNode | toString | quote }}}
     {{- end }}
     {{- end }}
     rayStartParams: {}
     template:
       {{- include "trainyard.pods.apply" (dict "chart" $chart "nodes" $pool "role" "ray" "pod" (include "trainyard.shape.worker" (dict "chart" $chart "pool" $pool "isRun" $isRun))) | nindent 6 }}
   {{- end }}
+{{- end }}
+
+{{/* Not empty if the workers of the standing RayCluster are deleted while no run uses them. Arguments: chart, isRun. */}}
+{{- define "trainyard.shape.scalesDown" -}}
+{{- if and (not .isRun) .chart.Values.rayCluster.idleMinutes -}}
+true
+{{- end -}}
 {{- end }}
 
 {{/* The pod template of the head, before what the values set for pods. Arguments: chart, isRun. */}}
@@ -45,6 +63,9 @@ metadata:
     {{- include "trainyard.podLabels" .chart | nindent 4 }}
 spec:
   {{- include "trainyard.shape.pod" (dict "chart" .chart "nodes" .chart.Values.head "isRun" .isRun) | nindent 2 }}
+  {{- if include "trainyard.shape.scalesDown" . }}
+    {{- toYaml (include "trainyard.shape.autoscaler" .chart | fromYaml).volumes | nindent 4 }}
+  {{- end }}
   {{- /* The preStop hook below takes up to 45 s, and the head needs some seconds to terminate. */}}
   terminationGracePeriodSeconds: 60
   containers:
@@ -84,6 +105,13 @@ spec:
         {{- /* The driver also writes its log to the container's output, for `kubectl logs` and log collectors. */}}
         - {name: TRAINYARD_LOG, value: /proc/1/fd/1}
         - {name: TRAINYARD_LEAVING, value: /tmp/leaving}
+        {{- if not .isRun }}
+        {{- with .chart.Values.notify.secret }}
+        - name: TRAINYARD_NOTIFY_URL
+          valueFrom:
+            secretKeyRef: {name: {{ .name | quote }}, key: {{ .key | quote }}, optional: true}
+        {{- end }}
+        {{- end }}
 {{- end }}
 
 {{/* The same of a pool's workers. Arguments: chart, pool, isRun. */}}
@@ -133,7 +161,7 @@ readinessProbe:
 {{- end }}
 
 {{/*
-Ray's autoscaler, which the operator adds to the head pod of an elastic run. It is the only container with the token of the
+Ray's autoscaler, which the operator adds to the head pod of an elastic run, and of a standing RayCluster that gives nodes back. It is the only container with the token of the
 service account. The operator grants it a Role to read pods and to patch its own RayCluster.
 */}}
 {{- define "trainyard.shape.autoscaler" -}}

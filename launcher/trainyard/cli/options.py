@@ -60,6 +60,13 @@ Workers = Annotated[
 Name = Annotated[
     Optional[str], typer.Option(metavar="NAME", help="Name of the run, instead of the run file's.")
 ]
+Warm = Annotated[
+    bool,
+    typer.Option(
+        "--warm",
+        help="Use the platform's standing RayCluster, on which the run starts within seconds.",
+    ),
+]
 PlatformFile = Annotated[
     Optional[Path],
     typer.Option(
@@ -126,11 +133,12 @@ def load_run_with_options(
     gpus: str | None,
     workers: str | None,
     name: str | None,
+    warm: bool = False,
 ) -> RunConfig:
     """Load a run file with the options that change it. Raises ConfigError."""
     from trainyard.run_file import load
 
-    return load.load_run(path, settings or (), gpus=gpus, workers=workers, name=name)
+    return load.load_run(path, settings or (), gpus=gpus, workers=workers, name=name, warm=warm)
 
 
 def run_name(name: str) -> str:

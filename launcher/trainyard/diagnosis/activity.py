@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from trainyard.diagnosis.snapshot import Object, Snapshot, containers, is_ready, name_of
+from trainyard.submission.place_wait import place_text
 from trainyard.submission.queue_wait import is_deactivated
 from trainyard.submission.status import attempts_of, condition
 from trainyard_trainer.run_files.driver_output import (
     PROGRESS,
+    WAITING,
     WORKER_FAILED,
     last_record,
     record_of,
@@ -51,6 +53,9 @@ def current_activity(snapshot: Snapshot) -> str:
         case "submitting":
             return f"{number}: pods are there, waiting for the driver to start, {spent} after the start"
         case "running":
+            if (place := last_record(snapshot.log, WAITING)) and place["position"]:
+                cluster = snapshot.spec["clusterSelector"]["ray.io/cluster"]
+                return f"{number}: {place_text(place, cluster)}, {spent} after the start"
             return f"{number}: running for {spent}{_progress(snapshot)}{_failed_since(snapshot)}"
         case "retrying":
             return f"attempt {attempts - 1} has failed, the next one is coming"

@@ -11,6 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainyard.errors import ConfigError
+from trainyard.planning.driver_variables import (
+    add_to_head,
+    add_to_job,
+    is_on_standing_cluster,
+    json_for_ray,
+)
 from trainyard.planning.placement import worker_group
 from trainyard.planning.plan import Plan
 from trainyard.planning.sizing.pod_sizes import DataGroup, PodSize
@@ -22,6 +28,11 @@ from trainyard_trainer.config.scaling import DATA_LABELS, WORKER_RESOURCE
 from trainyard_trainer.config.trainer_config import CODE_VARIABLE, CONFIG_VARIABLE
 from trainyard_trainer.config.variables import SecretKey
 from trainyard_trainer.run_files import submission
+from trainyard_trainer.run_files.standing_cluster import (
+    CLUSTER_VARIABLE,
+    PLACES_VARIABLE,
+    RETRIES_VARIABLE,
+)
 
 if TYPE_CHECKING:
     from trainyard.planning.render import RenderedTemplate
@@ -40,9 +51,12 @@ def merge(rendered: RenderedTemplate, platform: Platform, plan: Plan) -> Object:
 
     The launcher sets only what depends on the run: replicas, image, sizes, pod metadata, and the
     variables of driver, network and Secrets, and the data volumes that the run file names.
-    Everything else of a pod, such as other volumes and node selectors, belongs to the chart.
+    Everything else of a pod, such as other volumes and node selectors, belongs to the chart. A run on a
+    standing RayCluster has no pods of its own.
     """
     job = copy.deepcopy(rendered.job)
+    if plan.standing_cluster is not None:
+        return _on_standing_cluster(job, plan, plan.standing_cluster)
     shape = copy.deepcopy(platform.ray_cluster_spec)
     job["spec"]["rayClusterSpec"] = shape
 
@@ -60,14 +74,37 @@ def merge(rendered: RenderedTemplate, platform: Platform, plan: Plan) -> Object:
 
     if plan.trainer.notify is not None:
         _add_receiver(head, plan.trainer.notify)
-    variables = {CONFIG_VARIABLE: _escaped(plan.trainer.model_dump_json())}
-    if plan.code is not None and not plan.code.is_uploaded:
-        variables[CODE_VARIABLE] = plan.code.text
-    _add_variables(head, variables)
+    add_to_head(head, {CONFIG_VARIABLE: plan.trainer.model_dump_json(), **_code(plan)})
     # The last variable holds hashes of everything above, and the name holds a hash of the whole object.
-    _add_variables(head, {submission.VARIABLE: _escaped(_submission(job, plan))})
-    job["metadata"] = {"name": f"{plan.run}-{object_hash(job)}", **job["metadata"]}
-    return job
+    add_to_head(head, {submission.VARIABLE: _submission(job, plan)})
+    return _named(job, plan)
+
+
+def _on_standing_cluster(job: Object, plan: Plan, cluster: str) -> Object:
+    """Complete the RayJob of a run on a standing RayCluster."""
+    variables = {
+        **plan.network_requirements.environment,
+        CLUSTER_VARIABLE: cluster,
+        RETRIES_VARIABLE: f"{plan.retries}",
+        **({PLACES_VARIABLE: f"{plan.returning_places}"} if plan.returning_places else {}),
+        CONFIG_VARIABLE: json_for_ray(plan.trainer.model_dump_json()),
+        **_code(plan),
+    }
+    add_to_job(job["spec"], variables)
+    add_to_job(job["spec"], {submission.VARIABLE: json_for_ray(_submission(job, plan))})
+    return _named(job, plan)
+
+
+def _code(plan: Plan) -> dict[str, str]:
+    """Return the variable with the packed code; empty without code, or if `submit` uploads it."""
+    if plan.code is None or plan.code.is_uploaded:
+        return {}
+    return {CODE_VARIABLE: plan.code.text}
+
+
+def _named(job: Object, plan: Plan) -> Object:
+    """Return a RayJob with its name, which ends in a hash of the rest."""
+    return job | {"metadata": {"name": f"{plan.run}-{object_hash(job)}", **job["metadata"]}}
 
 
 def with_source(job: Object, source: GitState | None) -> Object:
@@ -77,9 +114,13 @@ def with_source(job: Object, source: GitState | None) -> Object:
     """
     if source is None:
         return job
-    job = copy.deepcopy(job)
-    head = job["spec"]["rayClusterSpec"]["headGroupSpec"]
-    _add_variables(head, {submission.SOURCE_VARIABLE: source.model_dump_json()})
+    job, text = copy.deepcopy(job), source.model_dump_json()
+    if is_on_standing_cluster(job):
+        add_to_job(job["spec"], {submission.SOURCE_VARIABLE: json_for_ray(text)})
+    else:
+        add_to_head(
+            job["spec"]["rayClusterSpec"]["headGroupSpec"], {submission.SOURCE_VARIABLE: text}
+        )
     return job
 
 
@@ -96,32 +137,21 @@ def _submission(nameless: Object, plan: Plan) -> str:
     whether the platform has changed. The namespace changes no hash.
     """
     metadata = {key: value for key, value in nameless["metadata"].items() if key != "namespace"}
-    spec = dict(nameless["spec"])
-    shape = dict(spec.pop("rayClusterSpec"))
-    parts = {"head": shape.pop("headGroupSpec")}
-    parts |= {f"group {each['groupName']}": each for each in shape.pop("workerGroupSpecs")}
-    parts |= {"cluster": shape, "job": {**nameless, "metadata": metadata, "spec": spec}}
+    spec, parts = dict(nameless["spec"]), {}
+    if plan.standing_cluster is None:
+        shape = dict(spec.pop("rayClusterSpec"))
+        parts = {"head": shape.pop("headGroupSpec")}
+        parts |= {f"group {each['groupName']}": each for each in shape.pop("workerGroupSpecs")}
+        parts["cluster"] = shape
+    parts["job"] = {**nameless, "metadata": metadata, "spec": spec}
     hashes = {name: object_hash(part) for name, part in parts.items()}
     return json.dumps({"launch": plan.launch, "parts": hashes}, separators=(",", ":"))
-
-
-def _escaped(value: str) -> str:
-    """Double each dollar sign, because Kubernetes expands $(NAME) in values of variables."""
-    return value.replace("$", "$$")
 
 
 def _add_metadata(template: Object, metadata: Mapping[str, Mapping[str, str]]) -> None:
     """Add the run's labels and annotations to a pod template; they replace those of the shape."""
     for field, values in metadata.items():
         template.setdefault("metadata", {}).setdefault(field, {}).update(values)
-
-
-def _add_variables(group: Object, variables: Mapping[str, str]) -> None:
-    """Append environment variables to the Ray container of a group."""
-    container = group["template"]["spec"]["containers"][0]
-    container.setdefault("env", []).extend(
-        {"name": name, "value": value} for name, value in variables.items()
-    )
 
 
 def _add_volumes(pod: Object, volumes: Sequence[DataVolume]) -> None:

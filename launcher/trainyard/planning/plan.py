@@ -19,6 +19,11 @@ from trainyard.planning.requirements import (
 from trainyard.planning.sizing.layout import Layout
 from trainyard.planning.sizing.pod_sizes import DataGroup, PodSize, head_size
 from trainyard.planning.sizing.size_range import layout_range
+from trainyard.planning.standing_cluster import (
+    choose_standing_cluster,
+    layout_on,
+    require_no_devices,
+)
 from trainyard.planning.trainer_input import (
     launch_of,
     trainer_config,
@@ -90,6 +95,10 @@ class Plan:
     launch: dict[str, Any]
     """The run file's choices that the trainer does not read; see `launch_of`."""
     code: Overlay | None = None
+    standing_cluster: str | None = None
+    """The name of the standing RayCluster on which the run is trained; None for one of its own."""
+    returning_places: int | None = None
+    """The number of its places, if it deletes its worker pods while no run uses them; else None."""
 
     @property
     def pool(self) -> str:
@@ -128,13 +137,22 @@ def plan_run(
     their share of the node. `code` is the run's packed code folder. Raises ConfigError with the nearest
     possible sizes if the workers do not fill whole nodes, or cannot divide a batch equally.
     """
+    standing = choose_standing_cluster(run, platform)
     pools = choose_pools(run, platform)
     pool = pools[0]
     _require_what_the_platform_has(run, pool, platform)
     data = choose_data_nodes(run, platform)
-    low, high = layout_range(run, pool, platform)
+    if standing is not None:
+        low = high = layout_on(run, pool, standing)
+    else:
+        low, high = layout_range(run, pool, platform)
     require_memory(run, pools, low.nodes * low.per_node)
     network = choose_network(run, pool)
+    requirements = network_requirements(network, high.nodes)
+    if standing is not None:
+        require_no_devices(requirements, standing)
+    # The pods of a standing cluster were admitted before.
+    queue_system = platform.queue.system if standing is None else "none"
     limits = run.limits
     max_start_s = limits.max_start_s or platform.job.pre_running_deadline_seconds
     return Plan(
@@ -151,23 +169,30 @@ def plan_run(
         head=head_size(platform.head, high.nodes * high.per_node),
         data=data,
         retries=run.faults.retries,
-        queue_system=platform.queue.system,
+        queue_system=queue_system,
         queue_labels=queue_labels(
-            run.queue, platform.queue.system, platform.queue.name, run.name, namespace
+            run.queue, queue_system, platform.queue.name, run.name, namespace
         ),
         volumes=tuple(platform.data_volume(name) for name in run.volumes),
         network=network,
-        network_requirements=network_requirements(network, high.nodes),
+        network_requirements=requirements,
         labels=run.labels,
         annotations=run.annotations,
         pre_running_deadline_seconds=max_start_s,
-        active_deadline_seconds=limits.max_run_s and limits.max_run_s + max_start_s,
+        # On a standing cluster KubeRay would end the RayJob, and leave its driver running.
+        active_deadline_seconds=(
+            limits.max_run_s and limits.max_run_s + max_start_s if standing is None else None
+        ),
         # Kueue gives the quota of a run to the next one as soon as it has ended.
         ttl_seconds_after_finished=(
-            0 if platform.queue.system == "kueue" else platform.job.ttl_seconds_after_finished
+            0 if queue_system == "kueue" else platform.job.ttl_seconds_after_finished
         ),
         keep_head_seconds_after_failure=platform.job.keep_head_seconds_after_failure,
         code=code,
+        standing_cluster=None if standing is None else standing.name,
+        returning_places=(
+            standing.nodes * pool.slots if standing is not None and standing.idle_minutes else None
+        ),
         launch=launch_of(run, run.image or platform.image, pools, data),
         trainer=trainer_config(
             with_receiver(

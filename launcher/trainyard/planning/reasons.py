@@ -37,9 +37,15 @@ class Reason:
 def explain_plan(plan: Plan, run: RunConfig, platform: Platform) -> tuple[Reason, ...]:
     """Return the rows that `trainyard plan` prints: each number of a plan, and why it has this value."""
     rows = [
-        *_node_rows(plan, run, platform),
-        *_head_rows(plan, platform),
-        *_data_rows(plan, run, platform),
+        *(
+            _standing_rows(plan, run, platform)
+            if plan.standing_cluster is not None
+            else [
+                *_node_rows(plan, run, platform),
+                *_head_rows(plan, platform),
+                *_data_rows(plan, run, platform),
+            ]
+        ),
         *_training_rows(plan, run),
         *memory_row(
             run,
@@ -72,6 +78,38 @@ def _training_rows(plan: Plan, run: RunConfig) -> list[Row]:
         why = "each worker keeps its share of the rows in memory, and exchanges only sums over them"
         return [("rows per worker", f"1/{plan.workers}", why)]
     return _user_code_rows(plan)
+
+
+def _standing_rows(plan: Plan, run: RunConfig, platform: Platform) -> list[Row]:
+    """Return the rows of a standing RayCluster, and of the share of it that the run takes."""
+    standing, pool = platform.standing_cluster, platform.pool(plan.pool)
+    assert standing is not None
+    places = standing.nodes * pool.slots
+    idle = (
+        f"; idle for {standing.idle_minutes} min it deletes its worker pods, and a run brings them back"
+        if standing.idle_minutes
+        else ""
+    )
+    return [
+        (
+            "cluster",
+            standing.name,
+            f"resources.cluster; the standing RayCluster has {places} places: "
+            f"{count(standing.nodes, 'nodes')} of pool {pool.name} with {count(pool.slots, pool.unit)} each"
+            f"{idle}",
+        ),
+        (
+            "workers",
+            f"{plan.workers}",
+            f"resources.{run.resources.unit}, one per place; they wait until {plan.workers} of the {places} "
+            "places are free, first come, first served",
+        ),
+        (
+            "CPUs per worker",
+            f"{plan.cpus_per_worker}",
+            f"({plan.node.logical_cpus} - {DATA_CPUS} for Ray Data) / {count(pool.slots, 'places')} per node",
+        ),
+    ]
 
 
 def _node_rows(plan: Plan, run: RunConfig, platform: Platform) -> list[Row]:
@@ -273,6 +311,8 @@ def _cluster_rows(plan: Plan, run: RunConfig, pool: Pool) -> list[Row]:
         rows.append(("queue", name, f"{chosen}; the cluster's queue system is {plan.queue_system}"))
     if plan.network is not None:
         rows.append(_network_row(plan.network, plan, run, pool))
+    if plan.standing_cluster is not None:
+        return rows
     ttl, keep = plan.ttl_seconds_after_finished, plan.keep_head_seconds_after_failure
     if plan.has_staged_cleanup:
         rows += [
@@ -308,13 +348,15 @@ def _limit_rows(plan: Plan, run: RunConfig) -> list[Row]:
     is_own = run.limits.max_start_s is not None
     source = "limits.max_start_s" if is_own else "job.preRunningDeadlineSeconds of the platform"
     start_s, run_s = plan.pre_running_deadline_seconds, run.limits.max_run_s
-    rows = [("limit of the start", f"{start_s} s", f"until all pods are ready: {source}")]
+    ready = "the standing cluster is" if plan.standing_cluster else "all pods are"
+    rows = [("limit of the start", f"{start_s} s", f"until {ready} ready: {source}")]
     if run_s is not None:
         why = (
             f"limits.max_run_s, from the start of the driver over all attempts; after "
-            f"{stop_after_s(run_s):g} s the workers save and the run stops; KubeRay ends an attempt after "
-            f"{plan.active_deadline_seconds} s"
+            f"{stop_after_s(run_s):g} s the workers save and the run stops"
         )
+        if plan.active_deadline_seconds is not None:
+            why += f"; KubeRay ends an attempt after {plan.active_deadline_seconds} s"
         rows.append(("limit of the run", f"{run_s} s", why))
     return rows
 
@@ -355,7 +397,8 @@ def _pod_rows(run: RunConfig, plan: Plan) -> list[Row]:
     for name, pairs in (("labels", run.labels), ("annotations", run.annotations)):
         if pairs:
             keys = ", ".join(pairs)
-            rows.append((name, f"{len(pairs)}", f"of the RayJob and its pods: {keys}"))
+            bearers = "the RayJob" if plan.standing_cluster else "the RayJob and its pods"
+            rows.append((name, f"{len(pairs)}", f"of {bearers}: {keys}"))
     return rows
 
 

@@ -89,13 +89,16 @@ def require_separate_attempts(run: RunConfig, platform: Platform) -> None:
 
 
 def choose_pools(run: RunConfig, platform: Platform) -> tuple[Pool, ...]:
-    """Return the pools that the run names, the preferred one first, else the platform's default.
+    """Return the pools that the run names, the preferred one first, else the standing cluster's or the
+    platform's default.
 
     Raises ConfigError if the run asks for GPUs and a pool has none, or the other way round, and if pools of
     a list differ in more than their nodes.
     """
     defaults = platform.default_pools
     default = defaults.gpus if run.resources.unit == "gpus" else defaults.workers
+    if run.resources.cluster is not None and platform.standing_cluster is not None:
+        default = platform.standing_cluster.pool
     pools = tuple(platform.pool(name) for name in run.resources.pools or (default,))
     for pool in pools:
         _require_unit(run, pool)

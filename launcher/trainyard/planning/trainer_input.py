@@ -113,7 +113,10 @@ def launch_of(
     pool = names if len(names) > 1 else names[0]
     resources = run.resources.model_copy(update={"pool": pool, "data": nodes})
     chosen = run.model_copy(update={"image": image, "resources": resources})
-    return chosen.model_dump(mode="json", include=LAUNCH_KEYS)
+    launch = chosen.model_dump(mode="json", include=LAUNCH_KEYS)
+    if resources.cluster is None:
+        del launch["resources"]["cluster"]  # so that older submissions keep their names
+    return launch
 
 
 def with_receiver(run: AnyRun, platform: Platform) -> AnyRun:

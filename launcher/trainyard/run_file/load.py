@@ -16,6 +16,9 @@ from trainyard.run_file.values import refuse_untransportable
 from trainyard.run_file.yaml_text import read_yaml
 from trainyard_trainer.config.trainer_config import kinds_of
 
+STANDING_CLUSTER = "trainyard"
+"""The name of the standing RayCluster that the chart creates."""
+
 MAPPING = "the mapping"
 """The name in error messages of a run that was given as a mapping instead of a file."""
 
@@ -27,13 +30,15 @@ def load_run(
     gpus: int | str | None = None,
     workers: int | str | None = None,
     name: str | None = None,
+    warm: bool = False,
     checks_settings: bool = True,
 ) -> RunConfig:
     """Load a run from a file, or from a mapping with the keys of a run file.
 
     `settings` such as `train.epochs=3`, `gpus`, `workers` (a number, or `8:16`) and `name` change it, in
-    this order. Relative paths are resolved against the file's folder, or against the current folder for a
-    mapping. `checks_settings` is for the settings of the user's own recipe, if there is a schema of them.
+    this order. `warm` chooses the platform's standing RayCluster. Relative paths are resolved against the
+    file's folder, or against the current folder for a mapping. `checks_settings` is for the settings of the
+    user's own recipe, if there is a schema of them.
     Raises ConfigError with every problem: path, value, rule, and the nearest valid key.
     """
     if isinstance(source, Mapping):
@@ -50,6 +55,8 @@ def load_run(
             document["resources"].pop(other, None)
     if name is not None:
         document["name"] = name
+    if warm:
+        assign(document, ["resources", "cluster"], STANDING_CLUSTER)
     refuse_untransportable(document, title)
     # Credentials are refused before validation, whose messages would show them.
     refuse_credentials(document, title)

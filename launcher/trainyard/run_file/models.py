@@ -168,11 +168,25 @@ class Resources(Section):
     data: DataNodes | None = None
     """Separate nodes for the Ray loader. Default: it reads and decodes on the nodes of the workers."""
 
+    cluster: str | None = None
+    """The platform's standing RayCluster, on which the run starts within seconds and which it shares with
+    other runs. Its name is `trainyard` (`--warm`). Default: each attempt gets a RayCluster of its own."""
+
     @model_validator(mode="after")
     def _exactly_one(self) -> Resources:
         if (self.gpus is None) == (self.workers is None):
             raise PydanticCustomError(
                 "one_of", "must have exactly one of gpus and workers (--gpus N or --workers N)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _fits_a_standing_cluster(self) -> Resources:
+        if self.cluster is not None and (self.is_elastic or self.data is not None):
+            raise PydanticCustomError(
+                "one_of",
+                "with cluster (--warm), whose nodes are given, the number of workers is fixed, and there are "
+                "no data nodes",
             )
         return self
 

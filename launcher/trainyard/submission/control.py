@@ -10,10 +10,11 @@ from typing import Any, Literal, Protocol
 from trainyard.cluster.kuberay import RayjobApi
 from trainyard.errors import ClusterError
 from trainyard.labels import RUN_LABEL
+from trainyard.planning.driver_variables import is_on_standing_cluster
 from trainyard.submission.current_status import (
     HEAD_CONTAINER,
-    LOG_TAIL_LINES,
     StatusAccess,
+    end_of_log,
     head_pod,
 )
 from trainyard.submission.polling import comes_true
@@ -79,7 +80,7 @@ def stop_job(
 
 def _saved_step(cluster: ControlAccess, job: Object) -> int | None:
     pod = head_pod(cluster, job["status"]["rayClusterName"])
-    log = "" if pod is None else cluster.log(pod, HEAD_CONTAINER, tail_lines=LOG_TAIL_LINES)
+    log = "" if pod is None else end_of_log(cluster, job, pod)
     said = STOPPED_STEP.findall(log)
     return int(said[-1]) if said else None
 
@@ -124,8 +125,17 @@ def suspend_job(
 ) -> None:
     """Delete the RayCluster of a submission until it is resumed; in a Kueue queue, Kueue does it.
 
-    A RayJob that was created a moment ago may have no Workload yet, so this waits for one.
+    A RayJob that was created a moment ago may have no Workload yet, so this waits for one. Raises
+    ClusterError for a run on a standing RayCluster.
     """
+    if is_on_standing_cluster(job):
+        run = job["metadata"]["labels"][RUN_LABEL]
+        raise ClusterError(
+            f"run {run} trains on a standing RayCluster, where KubeRay suspends no RayJob",
+            f"`trainyard stop {run} {cluster.options}` saves a checkpoint and frees its places, and `submit` "
+            "resumes it.",
+            reason="Conflict",
+        )
     if queue_of(job):
         _await_workload(cluster, job, clock, sleep)
         _set_active(cluster, job, False)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 from trainyard.cluster.follow import WatchAccess
 from trainyard.errors import ClusterError
+from trainyard.planning.driver_variables import is_on_standing_cluster
+from trainyard.submission.driver_log import SHARED_TAIL_LINES, log_of_driver, tail_lines
+from trainyard.submission.place_wait import with_place
 from trainyard.submission.queue_wait import with_queue_waits
 from trainyard.submission.status import (
     ENDED,
@@ -18,15 +21,17 @@ from trainyard.submission.status import (
     with_cause_of_stop,
     with_pending_reason,
 )
-from trainyard_trainer.run_files.driver_output import PROGRESS, SUMMARY, last_record
+from trainyard_trainer.run_files.driver_output import (
+    PROGRESS,
+    SUMMARY,
+    WAITING,
+    last_record,
+)
 
 Object = dict[str, Any]
 
 HEAD_CONTAINER = "ray-head"
 """The container of a head pod in which Ray and the driver run."""
-
-LOG_TAIL_LINES = 400
-"""How many lines from the end of a driver's log are searched for its last records."""
 
 PENDING_PODS_LIMIT = 50
 """How many pending pods of one submission are asked for: the first reason is enough."""
@@ -76,18 +81,54 @@ def current_status(cluster: StatusAccess, job: Object) -> RunStatus:
         return with_pending_reason(run_status, job, pending)
     if ray_cluster and run_status.phase in ("running", *ENDED):
         pod = head_pod(cluster, ray_cluster)
-        log = "" if pod is None else _end_of_log(cluster, pod)
+        log = "" if pod is None else end_of_log(cluster, job, pod)
         progress, summary = last_record(log, PROGRESS), last_record(log, SUMMARY)
         error = error_lines(log)[0] if has_error(log) else None
         found = replace(run_status, progress=progress, summary=summary)
-        return with_cause_of_stop(found, error)
+        return with_place(with_cause_of_stop(found, error), last_record(log, WAITING), job)
     return run_status
 
 
-def _end_of_log(cluster: StatusAccess, pod: str) -> str:
-    """Return the end of a head's log; empty if its container has not started, or is gone already."""
+def with_places(
+    cluster: StatusAccess, jobs: Sequence[Object], statuses: Sequence[RunStatus]
+) -> list[RunStatus]:
+    """Complete the statuses of submissions that wait for their places on a standing RayCluster.
+
+    It costs nothing without such a submission; else two requests for each standing RayCluster. The statuses
+    stay as they are where logs may not be read.
+    """
+    logs: dict[str, str] = {}
+    found = []
+    for job, run_status in zip(jobs, statuses, strict=True):
+        if run_status.phase == "running" and is_on_standing_cluster(job):
+            ray_cluster = job["status"]["rayClusterName"]
+            if ray_cluster not in logs:
+                logs[ray_cluster] = _shared_log(cluster, ray_cluster)
+            its = log_of_driver(job, logs[ray_cluster])
+            run_status = with_place(run_status, last_record(its, WAITING), job)
+        found.append(run_status)
+    return found
+
+
+def _shared_log(cluster: StatusAccess, ray_cluster: str) -> str:
+    """Return the end of the output of a standing RayCluster's head; empty if it may not be read."""
     try:
-        return cluster.log(pod, HEAD_CONTAINER, tail_lines=LOG_TAIL_LINES)
+        pod = head_pod(cluster, ray_cluster)
+        return "" if pod is None else cluster.log(pod, HEAD_CONTAINER, tail_lines=SHARED_TAIL_LINES)
+    except ClusterError as error:
+        if error.reason in ("Forbidden", "BadRequest", "NotFound"):
+            return ""
+        raise
+
+
+def end_of_log(cluster: StatusAccess, job: Object, pod: str) -> str:
+    """Return the end of the log of a RayJob's driver, from its head pod.
+
+    It is empty if the container has not started, or is gone already.
+    """
+    try:
+        log = cluster.log(pod, HEAD_CONTAINER, tail_lines=tail_lines(job))
+        return log_of_driver(job, log)
     except ClusterError as error:
         if error.reason in ("BadRequest", "NotFound"):
             return ""

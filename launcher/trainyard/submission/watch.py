@@ -14,12 +14,15 @@ from typing import Any, Protocol
 from trainyard.cluster.follow import ObjectsByName, follow, follow_log
 from trainyard.errors import ClusterError, ClusterUnreachable, RunFailed, TimedOut
 from trainyard.labels import RUN_LABEL
+from trainyard.planning.driver_variables import is_on_standing_cluster
 from trainyard.submission.current_status import (
     HEAD_CONTAINER,
     StatusAccess,
     current_status,
     head_pod,
 )
+from trainyard.submission.driver_log import lines_of_driver
+from trainyard.submission.place_wait import with_place
 from trainyard.submission.queue_wait import QueueWait, is_held, waits_of, with_queue_wait
 from trainyard.submission.status import (
     ENDED,
@@ -28,7 +31,13 @@ from trainyard.submission.status import (
     run_status_of,
     with_pending_reason,
 )
-from trainyard_trainer.run_files.driver_output import FINAL_FAILURE, PROGRESS, SUMMARY, record_of
+from trainyard_trainer.run_files.driver_output import (
+    FINAL_FAILURE,
+    PROGRESS,
+    SUMMARY,
+    WAITING,
+    record_of,
+)
 
 Object = dict[str, Any]
 
@@ -53,12 +62,20 @@ class StatusTracker:
         self._run_status: RunStatus | None = None
         self._pending: list[Object] = []
         self._wait: QueueWait | None = None
+        self._place: Object | None = None
 
     @property
     def ray_cluster(self) -> str:
-        """The name of the RayCluster whose driver is running; empty between two attempts."""
-        status = {} if self.job is None else self.job.get("status", {})
-        return str(status.get("rayClusterName", "")) if phase_of(status) == "running" else ""
+        """The name of the RayCluster whose driver is running; empty between two attempts.
+
+        On a standing RayCluster the driver starts before KubeRay tells that it runs.
+        """
+        if self.job is None:
+            return ""
+        status, phases = self.job.get("status", {}), ["running"]
+        if is_on_standing_cluster(self.job):
+            phases.append("submitting")
+        return str(status.get("rayClusterName", "")) if phase_of(status) in phases else ""
 
     def update_job(self, jobs: ObjectsByName) -> RunStatus:
         """Take a changed RayJob, and return the status. Raises RunFailed if the RayJob is gone."""
@@ -69,6 +86,8 @@ class StatusTracker:
                 "Submit the run again: it resumes from its last checkpoint.",
             )
         before, self._run_status = self._run_status, run_status_of(self.job)
+        if before is not None and before.phase == "running":
+            self._note_driver()
         if not is_held(self.job):
             self._wait = None
         if before is not None and before.phase == self._run_status.phase == "running":
@@ -95,9 +114,11 @@ class StatusTracker:
     def read_log_line(self, line: str) -> RunStatus | None:
         """Take a line of the driver's log; return the status if the line changes it, else None."""
         progress, summary = record_of(line, PROGRESS), record_of(line, SUMMARY)
-        final = record_of(line, FINAL_FAILURE)
-        if self._run_status is None or (progress, summary, final) == (None, None, None):
+        final, place = record_of(line, FINAL_FAILURE), record_of(line, WAITING)
+        if self._run_status is None or (progress, summary, final, place) == (None,) * 4:
             return None
+        self._place = place or self._place
+        self._note_driver()
         self._run_status = replace(
             self._run_status,
             progress=progress or self._run_status.progress,
@@ -106,10 +127,17 @@ class StatusTracker:
         )
         return self._complete()
 
+    def _note_driver(self) -> None:
+        """A driver that prints its records runs, although KubeRay does not know it yet."""
+        assert self._run_status is not None
+        if self._run_status.phase == "submitting":
+            self._run_status = replace(self._run_status, phase="running", ran=True)
+
     def _complete(self) -> RunStatus:
         assert self._run_status is not None
         assert self.job is not None
         known = with_queue_wait(self._run_status, self._wait)
+        known = with_place(known, self._place, self.job)
         return with_pending_reason(known, self.job, self._pending)
 
 
@@ -195,9 +223,11 @@ def driver_lines(
     while tracker.ray_cluster == ray_cluster:
         pod = head_pod(cluster, ray_cluster)
         if pod is not None:
-            yield from follow_log(
+            lines = follow_log(
                 cluster, pod, HEAD_CONTAINER, since_s=LOG_WINDOW_S, clock=clock, sleep=sleep
             )
+            assert tracker.job is not None
+            yield from lines_of_driver(tracker.job, lines)
         sleep(HEAD_WAIT_S)
 
 

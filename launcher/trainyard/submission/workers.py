@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from trainyard.errors import ConfigError
 from trainyard.labels import OWNER_LABELS, RUN_LABEL
+from trainyard.planning.driver_variables import is_on_standing_cluster
 
 Object = dict[str, Any]
 
@@ -30,8 +31,12 @@ class WorkerLocation:
     """Ray's id of the worker process, which is part of the names of its log files."""
 
 
-def locate_worker(cluster: PodReader, run: str, workers: list[Object], rank: int) -> WorkerLocation:
+def locate_worker(
+    cluster: PodReader, run: str, workers: list[Object], rank: int, job: Object | None = None
+) -> WorkerLocation:
     """Return where the worker of a rank is running; `workers` are the entries of the run's workers.json.
+
+    `job` is the RayJob of the run. Without it, the run has a RayCluster of its own.
 
     Raises ConfigError if the run has no such rank, or if the pod is gone.
     """
@@ -45,7 +50,10 @@ def locate_worker(cluster: PodReader, run: str, workers: list[Object], rank: int
         )
     name = found["node"]
     pod = cluster.get("Pod", name)
-    if pod is None or not (OWNER_LABELS | {RUN_LABEL: run}).items() <= _labels(pod).items():
+    labels = OWNER_LABELS | {RUN_LABEL: run}
+    if job is not None and is_on_standing_cluster(job):
+        labels = job["spec"]["clusterSelector"]
+    if pod is None or not labels.items() <= _labels(pod).items():
         raise ConfigError(
             f"worker {rank} of run {run} ran in pod {name}, which is gone",
             f"Its log is in the run's folder: `trainyard logs {run} --worker {rank} {cluster.options}`.",

@@ -17,10 +17,10 @@ from trainyard_trainer.notices.message import message_of, without_secrets
 from trainyard_trainer.notices.sender import send
 from trainyard_trainer.run_files.driver_output import STOPPING_ERRORS
 from trainyard_trainer.run_folder.attempt_scope import Leaving, say
-from trainyard_trainer.run_folder.final_failure import RAY_CLUSTER_VARIABLE, submission_of
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.ownership.fence import Fenced
 from trainyard_trainer.run_folder.ownership.lease import RunIsLive
+from trainyard_trainer.run_folder.submission_names import attempt_cluster, submission_of
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def _report(
         end = ends.judge(
             before,
             submission=submission,
-            ray_cluster=environment[RAY_CLUSTER_VARIABLE],
+            ray_cluster=attempt_cluster(environment),
             outcome=outcome,
             error=error,
             is_final=is_final,

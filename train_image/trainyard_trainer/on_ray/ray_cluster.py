@@ -18,20 +18,31 @@ from trainyard_trainer.on_ray.local_ray import ray_environment
 ray_environment.set_defaults()  # first: Ray reads some of them when it is imported
 
 import ray  # noqa: E402
+from ray.util.placement_group import placement_group, remove_placement_group  # noqa: E402
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
 from trainyard_trainer.config.scaling import DATA_CPUS, WORKER_RESOURCE, Scaling  # noqa: E402
+from trainyard_trainer.environment import ray_job_of  # noqa: E402
 from trainyard_trainer.errors import ConfigError, RunError  # noqa: E402
 from trainyard_trainer.hardware import GpuFacts  # noqa: E402
 from trainyard_trainer.on_ray.local_ray import forked_workers  # noqa: E402
 from trainyard_trainer.on_ray.local_ray.mode import LocalRayMode, local_ray_mode  # noqa: E402
 from trainyard_trainer.on_ray.local_ray.small_node import small_node  # noqa: E402
+from trainyard_trainer.on_ray.place_queue import Ticket, places_taken  # noqa: E402
 from trainyard_trainer.on_ray.ray_errors import in_one_line  # noqa: E402
+from trainyard_trainer.run_files.standing_cluster import (  # noqa: E402
+    PLACES_VARIABLE,
+    run_of_job,
+)
 from trainyard_trainer.run_folder.attempt_scope import fail_on_sigterm  # noqa: E402
 from trainyard_trainer.run_folder.run_record import NodeFacts  # noqa: E402
+from trainyard_trainer.run_folder.submission_names import is_on_standing_cluster  # noqa: E402
 
 NODE_WAIT_S = 60.0
 """The time in seconds within which the nodes of a cluster must register with Ray."""
+
+RETURN_S = 1800.0
+"""The time in seconds within which nodes that an idle cluster has given back must be there again."""
 
 HEAD_WAIT_S = 60.0
 """The time in seconds within which the head of RAY_ADDRESS must accept a connection."""
@@ -82,7 +93,46 @@ def ray_running(scaling: Scaling, folder: Path = NO_MODULES) -> Iterator[Path]:
     """
     with _prepared or ray_started(scaling.cpus, folder, use_gpu=scaling.use_gpu) as scratch:
         fail_on_sigterm()  # Ray has replaced the handler.
-        yield scratch
+        with _places_on_standing_cluster(scaling):
+            yield scratch
+
+
+@contextmanager
+def _places_on_standing_cluster(scaling: Scaling) -> Iterator[None]:
+    """Keep the places of the workers inside the block, if other runs use the cluster as well.
+
+    Waits until they are free. Raises RunError if the cluster is too small.
+    """
+    job = ray_job_of() if is_on_standing_cluster() else None
+    if job is None:
+        yield
+        return
+    ticket = Ticket(run=run_of_job(job), workers=scaling.num_workers)
+    if places := os.environ.get(PLACES_VARIABLE):
+        with places_taken(ticket, lambda: int(places)):
+            bring_nodes_back(scaling)
+            yield
+    else:
+        # A cluster that is too small even for this run alone is refused with its numbers.
+        wait_for_capacity(scaling, NODE_WAIT_S)
+        with places_taken(ticket, lambda: count_places(live_nodes(), scaling)):
+            yield
+
+
+def bring_nodes_back(scaling: Scaling) -> None:
+    """Have the autoscaler start nodes for the workers, and wait for them. Raises RunError."""
+    print("the run has its places; nodes that were given back are started again", flush=True)
+    bundles = [*[worker_resources(scaling)] * scaling.num_workers, {"CPU": DATA_CPUS}]
+    # A demand that the autoscaler sees; Ray Train makes a placement group of its own.
+    demand = placement_group(bundles)
+    try:
+        if not demand.wait(RETURN_S):
+            raise RunError(
+                f"the nodes that the standing cluster has given back did not return within {RETURN_S:g} s: "
+                f"{missing_capacity(live_nodes(), scaling) or 'other programs use them'}"
+            )
+    finally:
+        remove_placement_group(demand)
 
 
 @contextmanager
@@ -220,6 +270,13 @@ def environment_of_ray() -> Iterator[None]:
 def require_room(scaling: Scaling) -> None:
     """Raise RunError if the workers do not fit in the Ray in use, or if PyTorch cannot use its GPUs."""
     wait_for_capacity(scaling, NODE_WAIT_S if ray_environment.existing_cluster() else 0.0)
+    nodes = live_nodes()
+    print(
+        f"cluster: {len(nodes)} node{'s' if len(nodes) > 1 else ''}, "
+        f"{sum(node.get('CPU', 0) for node in nodes):g} CPUs, "
+        f"{sum(node.get('GPU', 0) for node in nodes):g} GPUs",
+        flush=True,
+    )
     if scaling.use_gpu:
         check_gpus()
 
@@ -231,13 +288,6 @@ def wait_for_capacity(scaling: Scaling, timeout_s: float) -> None:
         if time.monotonic() >= deadline:
             raise RunError(problem)
         time.sleep(1)
-    nodes = live_nodes()
-    print(
-        f"cluster: {len(nodes)} node{'s' if len(nodes) > 1 else ''}, "
-        f"{sum(node.get('CPU', 0) for node in nodes):g} CPUs, "
-        f"{sum(node.get('GPU', 0) for node in nodes):g} GPUs",
-        flush=True,
-    )
 
 
 def live_nodes() -> list[Mapping[str, float]]:
@@ -259,12 +309,18 @@ def node_facts() -> list[NodeFacts]:
     ]
 
 
+def count_places(nodes: list[Mapping[str, float]], scaling: Scaling) -> int:
+    """Return for how many workers the nodes have resources, if nothing else uses them."""
+    each = worker_resources(scaling)
+    return sum(
+        int(min(node.get(name, 0) // amount for name, amount in each.items())) for node in nodes
+    )
+
+
 def missing_capacity(nodes: list[Mapping[str, float]], scaling: Scaling) -> str:
     """Return why the workers and one CPU for data do not fit, or an empty string if they fit."""
     each = worker_resources(scaling)
-    places = sum(
-        int(min(node.get(name, 0) // amount for name, amount in each.items())) for node in nodes
-    )
+    places = count_places(nodes, scaling)
     cpus = sum(node.get("CPU", 0) for node in nodes)
     wanted_cpus = scaling.cpus
     if places >= scaling.fewest and cpus >= wanted_cpus:

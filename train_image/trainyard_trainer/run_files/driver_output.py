@@ -23,6 +23,10 @@ SUMMARY = "summary "
 PROBE = "probe "
 """The beginning of the line with which the preflight pod tells what it found, as JSON."""
 
+WAITING = "waiting "
+"""The beginning of a line that tells, as JSON, where the run stands in the queue of a standing RayCluster:
+`position` (0 if it has its places), `workers`, `places` and `behind`, the names of the runs before it."""
+
 ERROR = "error: "
 """The beginning of the line that says why a program failed; details follow, indented."""
 

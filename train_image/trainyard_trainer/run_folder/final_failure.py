@@ -21,9 +21,10 @@ from dataclasses import asdict, dataclass, replace
 from trainyard_trainer.errors import TrainerError
 from trainyard_trainer.run_files import names
 from trainyard_trainer.run_folder.folder import RunFolder
-
-RAY_CLUSTER_VARIABLE = "RAY_CLUSTER_NAME"
-"""KubeRay's variable with the name of the RayCluster: the name of the RayJob and a random suffix."""
+from trainyard_trainer.run_folder.submission_names import (
+    is_on_standing_cluster,
+    submission_of,
+)
 
 VALID_S = 900.0
 """Seconds after which a record belongs to an earlier submission of the same name."""
@@ -59,16 +60,6 @@ class RepeatedFailure(TrainerError):
         self.exit_code = failure.exit_code
 
 
-def submission_of(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return the name of the RayJob that this driver belongs to; None outside of a RayJob's head.
-
-    >>> submission_of({"RAY_CLUSTER_NAME": "digits-1a2b3c4d-x7k2p"})
-    'digits-1a2b3c4d'
-    """
-    cluster = environment.get(RAY_CLUSTER_VARIABLE, "")
-    return cluster.rpartition("-")[0] or None
-
-
 def record(
     folder: RunFolder,
     attempt: int,
@@ -80,6 +71,8 @@ def record(
     submission = submission_of(environment)
     if not error.is_final or submission is None or retries == 0:
         return
+    if is_on_standing_cluster(environment):
+        return  # KubeRay retries nothing there, and the process that does sees the exit code.
     failure = FinalFailure(
         submission=submission,
         attempt=attempt,

@@ -28,7 +28,10 @@ class Output:
     Ray's job log has.
     """
 
-    def __init__(self, copy_to: str | None = None) -> None:
+    def __init__(self, copy_to: str | None = None, *, prefix: str = "") -> None:
+        """`copy_to` is the path of the second stream. Each line there begins with `prefix`."""
+        self._prefix = prefix
+        self._line = ""
         self._lock = threading.Lock()
         self._pending = io.StringIO()
         self._flushed = 0.0
@@ -71,8 +74,15 @@ class Output:
         with self._lock:
             self._pending.write(text)
             if self._copy:
-                self._copy.write(text)
+                self._copy.write(self._prefixed(text))
                 self._copy.flush()
+
+    def _prefixed(self, text: str) -> str:
+        """Return the text for the second stream; with a prefix only whole lines, and the rest later."""
+        if not self._prefix:
+            return text
+        *lines, self._line = (self._line + text).split("\n")
+        return "".join(f"{self._prefix}{line}\n" for line in lines)
 
     def flush(self, *, if_older_s: float = 0.0) -> None:
         """Bring the run's file up to date, unless that was done a moment ago.

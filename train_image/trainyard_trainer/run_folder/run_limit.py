@@ -31,13 +31,13 @@ from dataclasses import asdict, dataclass, replace
 
 from trainyard_trainer.config.limits import stop_after_s
 from trainyard_trainer.config.trainer_config import AttemptConfig
-from trainyard_trainer.environment import job_config
+from trainyard_trainer.environment import ray_job_of
 from trainyard_trainer.errors import StorageError, TrainerError
 from trainyard_trainer.run_files import names
 from trainyard_trainer.run_files.driver_output import AT_LIMIT
 from trainyard_trainer.run_folder.attempt_scope import Leaving, StoppedBySignal, say
-from trainyard_trainer.run_folder.final_failure import RAY_CLUSTER_VARIABLE, submission_of
 from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.submission_names import attempt_cluster, submission_of
 
 DASHBOARD = "http://127.0.0.1:8265"
 
@@ -121,7 +121,7 @@ def start_clock(
     submission = submission_of(environment)
     if submission is None:
         return RunClock(submission="", ray_cluster="", started_at=now, retries_left=0)
-    ray_cluster = environment[RAY_CLUSTER_VARIABLE]
+    ray_cluster = attempt_cluster(environment)
     clock = _read(folder)
     if clock is not None and now - clock.started_at > max_run_s + RETRY_S:
         clock = None
@@ -145,7 +145,7 @@ class StopAtLimit:
     ) -> None:
         self._stop_at = started_at + stop_after_s(max_run_s)
         self._max_run_s = max_run_s
-        self._job = job_of(environment)
+        self._job = ray_job_of(environment)
         self._ended = threading.Event()
         self.is_begun = False
         """Whether the run was asked to stop."""
@@ -172,16 +172,6 @@ class StopAtLimit:
         self.is_refused = self._job is not None and not ask_ray_to_stop(self._job)
         if self._job is None or self.is_refused:
             os.kill(os.getpid(), signal.SIGTERM)
-
-
-def job_of(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return the id of the Ray job whose entrypoint this process is; None if Ray has not started it.
-
-    >>> job_of({"RAY_JOB_CONFIG_JSON_ENV_VAR": '{"metadata": {"job_submission_id": "digits-1-x7k2p"}}'})
-    'digits-1-x7k2p'
-    """
-    found: str | None = (job_config(environment).get("metadata") or {}).get("job_submission_id")
-    return found
 
 
 def ask_ray_to_stop(job: str) -> bool:

@@ -8,6 +8,7 @@ from fractions import Fraction
 
 from trainyard.errors import ConfigError
 from trainyard.planning.capacity.nodes import GPU, Node, accepts, count_fitting_pods
+from trainyard.planning.driver_variables import is_on_standing_cluster
 from trainyard.planning.reasons import Reason
 from trainyard.planning.sizing.layout import count
 from trainyard.quantities import (
@@ -38,7 +39,12 @@ class PodGroup:
 
 
 def pod_groups_of(job: Object) -> tuple[PodGroup, ...]:
-    """Return the groups of equal pods of a rendered RayJob: worker groups first, then the head."""
+    """Return the groups of equal pods of a rendered RayJob: worker groups first, then the head.
+
+    A run on a standing RayCluster has no pods of its own.
+    """
+    if is_on_standing_cluster(job):
+        return ()
     spec = job["spec"]["rayClusterSpec"]
     groups = [
         _pod_group(group["groupName"], group, group["minReplicas"], group["maxReplicas"])

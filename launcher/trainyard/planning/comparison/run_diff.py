@@ -23,6 +23,7 @@ from trainyard.labels import (
     QUEUE_LABELS,
     RUN_LABEL,
 )
+from trainyard.planning.driver_variables import driver_variables
 from trainyard.quantities import SUFFIXES, quantity
 from trainyard_trainer.config.trainer_config import CODE_VARIABLE, CONFIG_VARIABLE
 from trainyard_trainer.config.training.identity import LENGTHS, MAY_CHANGE
@@ -34,7 +35,7 @@ Effect = Literal["no effect", "at once", "next attempt", "new submission", "refu
 
 CONFIG = "config"
 """The path under which the trainer's config is compared. It is an environment variable of the
-head."""
+driver."""
 
 NUM_WORKERS = f"{CONFIG}.scaling.num_workers"
 FIXED_WORKERS = "its strategy can only load checkpoints with the number of workers that wrote them"
@@ -213,18 +214,8 @@ def _of_run_file(job: Object, field: str) -> set[str]:
 
     A RayJob that an older launcher has rendered does not tell them.
     """
-    for variable in _head_variables(job.get("spec", {})):
-        if variable.get("name") == submission.VARIABLE:
-            launch = json.loads(variable.get("value", "{}").replace("$$", "$")).get("launch", {})
-            return set(launch.get(field) or {})
-    return set()
-
-
-def _head_variables(spec: Object) -> list[Object]:
-    """Return the variables of the head's Ray container."""
-    head = spec.get("rayClusterSpec", {}).get("headGroupSpec", {}).get("template", {})
-    containers = head.get("spec", {}).get("containers") or [{}]
-    return containers[0].get("env") or []
+    launch = json.loads(driver_variables(job).get(submission.VARIABLE, "{}")).get("launch", {})
+    return set(launch.get(field) or {})
 
 
 def _set_by_trainyard(found: dict[str, str] | None, known: set[str]) -> dict[str, str]:
@@ -281,8 +272,10 @@ def _normalised(amount: Any) -> Any:
 
 
 def _take_config(spec: Object) -> Any:
-    """Remove the trainer's variables from the head and return the config: parsed, or as text if it
+    """Remove the trainer's variables from a spec and return the config: parsed, or as text if it
     is invalid JSON."""
+    if (config := _take_config_of_job(spec)) is not None:
+        return config
     here: Any = spec
     for key in ("rayClusterSpec", "headGroupSpec", "template", "spec", "containers"):
         here = here.get(key) if isinstance(here, dict) else None
@@ -298,6 +291,22 @@ def _take_config(spec: Object) -> Any:
             except json.JSONDecodeError:
                 return text
     return None
+
+
+def _take_config_of_job(spec: Object) -> Any:
+    """Do the same for a run on a standing cluster, whose variables are in the runtime environment."""
+    variables = driver_variables({"spec": spec}) if "clusterSelector" in spec else {}
+    if CONFIG_VARIABLE not in variables:
+        return None
+    config = json.loads(variables[CONFIG_VARIABLE])
+    others = variables.keys() - {
+        CONFIG_VARIABLE,
+        CODE_VARIABLE,
+        submission.VARIABLE,
+        submission.SOURCE_VARIABLE,
+    }
+    spec["runtimeEnvYAML"] = {name: variables[name] for name in others}
+    return config
 
 
 def _classify(path: str, before: Any, after: Any, live: bool) -> FieldChange:

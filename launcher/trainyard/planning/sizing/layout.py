@@ -44,6 +44,12 @@ def layout_for(run: RunConfig, pool: Pool, workers: int) -> Layout:
     )
 
 
+def whole_node(pool: Pool) -> tuple[PodSize, int]:
+    """Return the size of a pod that fills a node of a pool, and the CPUs of each worker if it is full."""
+    node = node_size(pool, pool.slots)
+    return node, _cpus_per_worker(pool, node, pool.slots)
+
+
 def _distribute(run: RunConfig, pool: Pool, workers: int) -> tuple[int, int]:
     """Return the number of nodes and of workers per node: a share of one node, or whole nodes."""
     if workers < pool.slots:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainyard.errors import ConfigError
+from trainyard.planning.driver_variables import driver_variables
 from trainyard.planning.objects import run_objects_with_code
 from trainyard.platform import Platform
 from trainyard.run_file.code.code_archive import Overlay
@@ -129,16 +130,8 @@ def render_again(
 ) -> RenderedAgain:
     """Render the RayJob of a run whose code is packed already. Raises ConfigError."""
     objects = run_objects_with_code(run, code, platform, namespace)
-    parts = json.loads(environment_of(objects.job)[submission.VARIABLE])["parts"]
+    parts = json.loads(driver_variables(objects.job)[submission.VARIABLE])["parts"]
     return RenderedAgain(job=objects.job, parts=parts, warnings=objects.warnings)
-
-
-def environment_of(job: Object) -> dict[str, str]:
-    """Return the environment variables of a RayJob's driver, as the driver reads them."""
-    head = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
-    return {
-        each["name"]: each["value"].replace("$$", "$") for each in head["env"] if "value" in each
-    }
 
 
 def changed_parts(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:

@@ -234,7 +234,10 @@ def job_of(
 
 
 def _recipe_of(run: RunConfig) -> NetworkRun:
-    """Return the run as a recipe run. Raises ConfigError for user code and for gradient boosting."""
+    """Return the run as a recipe run with a RayCluster of its own.
+
+    Raises ConfigError for user code, for gradient boosting, and for a run on a standing RayCluster.
+    """
     from trainyard.errors import ConfigError
     from trainyard.run_file.models import BoostingRun, NetworkRun
 
@@ -243,6 +246,11 @@ def _recipe_of(run: RunConfig) -> NetworkRun:
         raise ConfigError(
             f"run {run.name} {what}: a drill compares weights, so it needs a recipe that trains a network",
             "Use examples/digits.yaml: the result says the same about the cluster.",
+        )
+    if run.resources.cluster is not None:
+        raise ConfigError(
+            f"resources.cluster = {run.resources.cluster}: a drill strikes pods, which other runs use there",
+            "Leave resources.cluster out.",
         )
     return run
 

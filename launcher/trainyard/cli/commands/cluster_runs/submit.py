@@ -19,6 +19,7 @@ from trainyard.cli.options import (
     RunFile,
     RunName,
     Settings,
+    Warm,
     Workers,
     load_run_with_options,
     objects_with_warnings,
@@ -53,6 +54,7 @@ def submit(
     gpus: Gpus = None,
     workers: Workers = None,
     name: Name = None,
+    warm: Warm = False,
     platform_file: PlatformFile = None,
     namespace: Namespace = NAMESPACE,
     context: Context = None,
@@ -88,7 +90,7 @@ def submit(
             "--timeout is how long the command watches the run, and --detach does not watch it",
             "Leave one of the two out. `limits.max_run_s` of the run file limits the run itself.",
         )
-    run = load_run_with_options(run_file, settings, gpus, workers, name)
+    run = load_run_with_options(run_file, settings, gpus, workers, name, warm)
     cluster = open_cluster_to_change(namespace, context)
     platform = platform_of(platform_file, platform_file is None, namespace, cluster)
     objects = objects_with_warnings(run, platform, namespace)

@@ -69,11 +69,12 @@ def shell(
 
     name = run_name(name)
     cluster = open_cluster_to_change(namespace, context)
-    head = head_of(cluster, last_job(cluster, name))
-    if head is None:
+    job = last_job(cluster, name)
+    head = head_of(cluster, job)
+    if job is None or head is None:
         raise _no_head(name, cluster)
     with open_run_folder(cluster, name, head) as folder:
-        place = locate_worker(cluster, name, folder.workers(), rank)
+        place = locate_worker(cluster, name, folder.workers(), rank, job)
     is_terminal = not command and terminal.is_one()
     with cluster.execute(
         place.pod, place.container, command or ["bash"], stdin=True, terminal=is_terminal

@@ -28,6 +28,7 @@ from trainyard.cli.options import (
     yaml_text,
 )
 from trainyard.cli.record_lines import log_line, progress_text, summary_text
+from trainyard.labels import RUN_LABEL
 from trainyard.run import head_of, last_job, no_run, summary_of
 from trainyard.submission.overview import (
     Table,
@@ -76,7 +77,7 @@ def status(
     """
     from trainyard.cli import show
     from trainyard.cluster.kuberay import RayjobApi
-    from trainyard.submission.current_status import current_status
+    from trainyard.submission.current_status import current_status, with_places
 
     name = None if name is None else run_name(name)
     # Of one run, the summary is read from its folder.
@@ -84,7 +85,7 @@ def status(
     jobs = RayjobApi(cluster).list_jobs(name, cached=True)
     # The driver's log costs one request for each submission: it is read for one run only.
     statuses = (
-        run_statuses_of(cluster, jobs)
+        with_places(cluster, jobs, run_statuses_of(cluster, jobs))
         if name is None
         else [current_status(cluster, job) for job in jobs]
     )
@@ -135,12 +136,13 @@ def list_runs(
     """List the runs of a namespace, or of all namespaces, each with its newest submission."""
     from trainyard.cli import show
     from trainyard.cluster.kuberay import RayjobApi
+    from trainyard.submission.current_status import with_places
 
     cluster = open_cluster(namespace, context)
     jobs = newest_of_each_run(RayjobApi(cluster).list_jobs(everywhere=all_namespaces, cached=True))
     statuses = [run_status_of(job) for job in jobs]
     if not all_namespaces:
-        statuses = with_queue_waits(cluster, jobs, statuses)
+        statuses = with_places(cluster, jobs, with_queue_waits(cluster, jobs, statuses))
     now = datetime.now(timezone.utc)
     rows = [row_of(job, run_status, now) for job, run_status in zip(jobs, statuses, strict=True)]
     output = "json" if as_json else output
@@ -221,9 +223,11 @@ def logs(
     if head is None or not is_newest:
         _print_kept_log(cluster, name, job, head, wanted)
     elif worker is not None:
-        _print_worker_log(cluster, name, wanted, head, follow)
+        assert job is not None
+        _print_worker_log(cluster, job, wanted, head, follow)
     else:
-        _print_driver_log(cluster, head, follow, since_s)
+        assert job is not None
+        _print_driver_log(cluster, job, head, follow, since_s)
 
 
 def _wanted_log(worker: int | None, attempt: int | None, previous: bool) -> WantedLog:
@@ -285,15 +289,19 @@ def _await_head(cluster: Cluster, name: str, job: Object) -> str | None:
     return None
 
 
-def _print_driver_log(cluster: Cluster, head: str, follow: bool, since_s: int | None) -> None:
+def _print_driver_log(
+    cluster: Cluster, job: Object, head: str, follow: bool, since_s: int | None
+) -> None:
     """Print the log of a running driver."""
     from trainyard.cluster.follow import follow_log
     from trainyard.submission.current_status import HEAD_CONTAINER
+    from trainyard.submission.driver_log import lines_of_driver
 
     if follow:
-        _print_log(follow_log(cluster, head, HEAD_CONTAINER, since_s=since_s))
+        lines: Iterable[str] = follow_log(cluster, head, HEAD_CONTAINER, since_s=since_s)
     else:
-        _print_log(cluster.log(head, HEAD_CONTAINER, since_s).splitlines())
+        lines = cluster.log(head, HEAD_CONTAINER, since_s).splitlines()
+    _print_log(lines_of_driver(job, lines))
 
 
 def _print_kept_log(
@@ -320,16 +328,17 @@ def _print_kept_log(
 
 
 def _print_worker_log(
-    cluster: Cluster, name: str, wanted: WantedLog, head: str, follow: bool
+    cluster: Cluster, job: Object, wanted: WantedLog, head: str, follow: bool
 ) -> None:
     """Print the log of a worker: from Ray's files in its pod or, if that is gone, from the run's folder."""
     from trainyard.errors import ConfigError
     from trainyard.submission.workers import locate_worker
 
     assert wanted.worker is not None
+    name = job["metadata"]["labels"][RUN_LABEL]
     with open_run_folder(cluster, name, head) as folder:
         try:
-            place = locate_worker(cluster, name, folder.workers(), wanted.worker)
+            place = locate_worker(cluster, name, folder.workers(), wanted.worker, job)
         except ConfigError:
             if follow:
                 raise

@@ -17,6 +17,7 @@ from trainyard.cli.options import (
     PlatformFile,
     RunFile,
     Settings,
+    Warm,
     Workers,
     load_run_with_options,
     objects_with_warnings,
@@ -32,6 +33,7 @@ def diff(
     gpus: Gpus = None,
     workers: Workers = None,
     name: Name = None,
+    warm: Warm = False,
     platform_file: PlatformFile = None,
     namespace: Namespace = NAMESPACE,
     context: Context = None,
@@ -48,7 +50,7 @@ def diff(
     from trainyard.run import last_job, no_run
     from trainyard.submission.submit import is_live
 
-    run = load_run_with_options(run_file, settings, gpus, workers, name)
+    run = load_run_with_options(run_file, settings, gpus, workers, name, warm)
     cluster = open_cluster(namespace, context)
     before = last_job(cluster, run.name)
     if before is None:

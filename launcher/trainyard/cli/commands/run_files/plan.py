@@ -18,6 +18,7 @@ from trainyard.cli.options import (
     PlatformFile,
     RunFile,
     Settings,
+    Warm,
     Workers,
     load_run_with_options,
     objects_with_warnings,
@@ -37,6 +38,7 @@ def plan(
     gpus: Gpus = None,
     workers: Workers = None,
     name: Name = None,
+    warm: Warm = False,
     platform_file: PlatformFile = None,
     from_cluster: FromCluster = False,
     namespace: Namespace = NAMESPACE,
@@ -48,7 +50,7 @@ def plan(
     from trainyard.cli import show
     from trainyard.planning.reasons import explain_plan
 
-    run = load_run_with_options(run_file, settings, gpus, workers, name)
+    run = load_run_with_options(run_file, settings, gpus, workers, name, warm)
     if from_cluster and platform_file is None:
         cluster = open_cluster(namespace, context)
         platform = platform_of(None, True, namespace, cluster)
@@ -87,6 +89,7 @@ def render(
     gpus: Gpus = None,
     workers: Workers = None,
     name: Name = None,
+    warm: Warm = False,
     platform_file: PlatformFile = None,
     from_cluster: FromCluster = False,
     namespace: Namespace = NAMESPACE,
@@ -112,7 +115,7 @@ def render(
     from trainyard.run_file.code.code_archive import require_to_travel
     from trainyard.run_file.code.source import source_of
 
-    run = load_run_with_options(run_file, settings, gpus, workers, name)
+    run = load_run_with_options(run_file, settings, gpus, workers, name, warm)
     platform = platform_of(platform_file, from_cluster, namespace, context=context)
     objects = objects_with_warnings(run, platform, namespace)
     require_to_travel(objects.plan.code)

@@ -1,0 +1,45 @@
+"""The log of a run's driver in the output of its head's container.
+
+On a standing RayCluster this output is shared by the drivers of several runs. Each line then begins with the
+id of its Ray job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from trainyard.planning.driver_variables import is_on_standing_cluster
+from trainyard_trainer.run_files.standing_cluster import line_prefix
+
+Object = dict[str, Any]
+
+LOG_TAIL_LINES = 400
+"""How many lines from the end of a driver's log are searched for its last records."""
+
+SHARED_TAIL_LINES = 4000
+"""The same where drivers share a log: each prints about one line a second."""
+
+
+def tail_lines(job: Object) -> int:
+    """Return how many lines from the end of the head's output have the last records of a driver."""
+    return SHARED_TAIL_LINES if is_on_standing_cluster(job) else LOG_TAIL_LINES
+
+
+def lines_of_driver(job: Object, lines: Iterable[str]) -> Iterator[str]:
+    """Yield the lines of the head's output that the driver of a RayJob has written, without the prefix."""
+    if not is_on_standing_cluster(job):
+        yield from lines
+        return
+    its = job.get("status", {}).get("jobId")
+    prefix = line_prefix(its) if its else None
+    for line in lines:
+        if prefix is not None and line.startswith(prefix):
+            yield line.removeprefix(prefix)
+
+
+def log_of_driver(job: Object, log: str) -> str:
+    """Return the part of the head's output that the driver of a RayJob has written."""
+    if not is_on_standing_cluster(job):
+        return log
+    return "".join(f"{line}\n" for line in lines_of_driver(job, log.splitlines()))
