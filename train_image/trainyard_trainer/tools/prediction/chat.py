@@ -51,8 +51,6 @@ class Assistant:
         """Return the tokens of a question. Raises WrongRow if the model cannot answer it."""
         tokens = self.prompts.of_question(question)
         positions = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
-        if not tokens:
-            raise WrongRow("it has no token")
         if positions is not None and len(tokens) + self._length > positions:
             raise WrongRow(
                 f"it has {len(tokens):,} tokens, and with --length {self._length} that is more than the "
@@ -75,11 +73,19 @@ class Assistant:
 
     def answer(self, prompt: str) -> str:
         """Return what the model writes behind a prompt, or answers to it."""
-        return self.answers([self.prompts.of(prompt)], [0])[0]
+        return self._answer(Question(prompt=prompt), "--prompt")
 
     def reply(self, messages: Sequence[Message]) -> str:
         """Return the assistant's next turn of a chat."""
-        return self.answers([self.prompts.of_chat(messages)], [0])[0]
+        return self._answer(Question(prompt=[*map(dict, messages)]), "the chat")
+
+    def _answer(self, question: Question, name: str) -> str:
+        """Return the answer to a question. Raises ConfigError, which calls it by `name`."""
+        try:
+            tokens = self.tokens_of(question)
+        except WrongRow as reason:
+            raise ConfigError(f"{name} cannot be answered: {reason}") from None
+        return self.answers([tokens], [0])[0]
 
 
 def chat(assistant: Assistant, lines: TextIO, out: TextIO) -> None:
