@@ -20,6 +20,16 @@ from trainyard_trainer.recipes.causal_lm.recipe import CausalLanguage
 from trainyard_trainer.recipes.saved_model import Saved
 
 
+def prompts_for(saved: Saved, prompt_as: PromptAs | None) -> Prompts:
+    """Return the tokenizer of a saved model, which writes prompts as training has, or as `prompt_as` says.
+
+    Raises ConfigError for turns of a chat if there is no chat template.
+    """
+    recipe = saved.recipe
+    assert isinstance(recipe, CausalLanguage)
+    return Prompts(recipe.model.without_weights(), prompt_as or recipe.prompt_as)
+
+
 class Assistant:
     """A saved language model that answers prompts and chats."""
 
@@ -41,9 +51,7 @@ class Assistant:
         network = saved.build().to(device)
         assert isinstance(network, CausalNetwork)
         self._model: Any = network.model
-        recipe = saved.recipe
-        assert isinstance(recipe, CausalLanguage)
-        self.prompts = Prompts(recipe.model.without_weights(), prompt_as or recipe.prompt_as)
+        self.prompts = prompts_for(saved, prompt_as)
         self._length = length
         self._options = {"length": length, "temperature": temperature, "seed": seed}
 
