@@ -20,6 +20,8 @@ from tests.trainer.training import open_folder, train_here
 
 pytest.importorskip("transformers")
 
+from transformers import AutoTokenizer
+
 from tests.support.tiny_models import make_folder
 from trainyard_trainer.attempt.attempt import open_data
 from trainyard_trainer.checkpointing.checkpoint import Checkpoints
@@ -151,12 +153,16 @@ def test_a_prompt_is_written_as_in_the_rows_of_the_training_data(
     assert isinstance(info, TokenInfo)
     assert info.prompt_as == prompt_as
     trained = assistant_of(model, tokens=asdict(info))
-    text = trained.prompts.of_text("What is 1 plus 1?")
-    turn = trained.prompts.of_chat([{"role": "user", "content": "What is 1 plus 1?"}])
+    own = AutoTokenizer.from_pretrained(model)
+    text = own("What is 1 plus 1?").input_ids
+    turn = own.apply_chat_template(
+        [{"role": "user", "content": "What is 1 plus 1?"}],
+        add_generation_prompt=True,
+        return_dict=False,
+    )
     question = question_of({"prompt": "What is 1 plus 1?"})
     wanted = {"chat": turn, "text": text}
     assert trained.tokens_of(question) == wanted[prompt_as]
-    assert trained.prompts.of("What is 1 plus 1?") == wanted[prompt_as]
     for chosen, tokens in wanted.items():
         told = assistant_of(model, tokens=asdict(info), prompt_as=chosen)
         assert told.tokens_of(question) == tokens

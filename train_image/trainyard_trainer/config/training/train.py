@@ -258,8 +258,8 @@ class CausalLm(Train):
     becomes several samples (`split`), or it counts as a bad sample (`refuse`)."""
 
     prompts: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Prompts that the model continues after each validation, for the report. Where the tokenizer has a chat
-    template, a prompt is a turn of the user."""
+    """Prompts that the model continues after each validation, for the report. A prompt is a turn of the user
+    if rows of the data are chats, else a text."""
 
     questions: Questions | None = None
     """Questions with known answers: `val_accuracy` is the share of them that the model answers correctly."""

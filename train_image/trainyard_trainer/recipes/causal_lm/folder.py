@@ -7,7 +7,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyarrow import fs
 
-from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.data.sources.tokens.tokenizer_folder import reason_of
+from trainyard_trainer.errors import ConfigError, TrainerError
 from trainyard_trainer.storage import StorageFolder
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+
+LFS = b"version https://git-lfs"
+"""The begin of a file that stands for another one, which Git LFS has not fetched."""
 
 STATEFUL_LAYERS = frozenset({"conv", "linear_attention", "hybrid", "hybrid_sliding"})
 """The types of layers in a config of Transformers that carry a state from token to token."""
@@ -40,7 +44,9 @@ def read_config(path: str) -> PretrainedConfig:
     from transformers import AutoConfig
 
     with explained(path):
-        found: PretrainedConfig = AutoConfig.from_pretrained(path, local_files_only=True)
+        found: PretrainedConfig = AutoConfig.from_pretrained(
+            path, local_files_only=True, trust_remote_code=False
+        )
     return found
 
 
@@ -94,27 +100,56 @@ def weight_files(path: str) -> dict[str, Path]:
     """Return the file of each weight by the weight's name. Raises ConfigError if there are none."""
     folder = Path(path)
     if (folder / INDEX).is_file():
-        names: Mapping[str, str] = json.loads((folder / INDEX).read_text())["weight_map"]
+        names = weight_map(folder / INDEX, path)
         missing = sorted({file for file in names.values() if not (folder / file).is_file()})
         if missing:
             raise ConfigError(
                 f"train.model.path = {path} lacks {missing[0]} and {len(missing) - 1} more files of "
                 f"{INDEX}. Copy the folder again."
             )
+        for file in {*names.values()}:
+            _weights_in(folder / file, path)
         return {name: folder / file for name, file in names.items()}
     if not (folder / SINGLE).is_file():
         raise ConfigError(
             f"train.model.path = {path} has no weights: neither {SINGLE} nor {INDEX}.\n"
             "       Use a folder with safetensors, or train.model.init: random."
         )
+    return dict.fromkeys(_weights_in(folder / SINGLE, path), folder / SINGLE)
+
+
+def weight_map(index: Path, path: str) -> Mapping[str, str]:
+    """Return the name of the file of each weight. Raises ConfigError for an index that does not say it."""
+    try:
+        names = json.loads(index.read_bytes())["weight_map"]
+        is_known = all(Path(file).name == file for file in names.values())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        is_known = False
+    if not is_known:
+        raise ConfigError(
+            f"train.model.path = {path}: {INDEX} has no weight_map from the names of weights to those of "
+            "files beside it. Copy the file again."
+        )
+    found: Mapping[str, str] = names
+    return found
+
+
+def _weights_in(file: Path, path: str) -> Sequence[str]:
+    """Return the names of the weights in a file. Raises ConfigError if it is not whole."""
     from safetensors import SafetensorError, safe_open
 
+    with file.open("rb") as stream:
+        if stream.read(len(LFS)) == LFS:
+            raise ConfigError(
+                f"train.model.path = {path}: {file.name} is not the file itself, but a pointer of Git LFS. "
+                "Fetch it: git lfs pull."
+            )
     try:
-        with safe_open(folder / SINGLE, framework="pt") as file:
-            return dict.fromkeys(file.keys(), folder / SINGLE)
+        with safe_open(file, framework="pt") as weights:
+            return list(weights.keys())
     except SafetensorError as error:
         raise ConfigError(
-            f"train.model.path = {path}: {SINGLE} is no whole file of safetensors: {error}"
+            f"train.model.path = {path}: {file.name} is no whole file of safetensors: {error}. Copy it again."
         ) from None
 
 
@@ -138,8 +173,9 @@ def explained(path: str) -> Iterator[None]:
     """Raise ConfigError in place of what Transformers raises for a folder that it does not understand."""
     try:
         yield
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    except TrainerError:
+        raise
+    except Exception as error:  # a config may make any line of a model fail
         raise ConfigError(
-            f"train.model.path = {path} is no model that Transformers can use: {reason}"
+            f"train.model.path = {path} is no model that Transformers can use: {reason_of(error)}"
         ) from error

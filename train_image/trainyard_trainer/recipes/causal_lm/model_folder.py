@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,13 @@ from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.fetching.hub import HubSource
 from trainyard_trainer.fetching.node_cache import fetched, sha256_of_files, source_of
 from trainyard_trainer.fetching.source import RemoteSource
-from trainyard_trainer.recipes.causal_lm.folder import CONFIG, INDEX, SINGLE, fingerprint
+from trainyard_trainer.recipes.causal_lm.folder import (
+    CONFIG,
+    INDEX,
+    SINGLE,
+    fingerprint,
+    weight_map,
+)
 
 KEY, ENDPOINT_KEY = "train.model.path", "train.model.endpoint"
 """The keys of a run file that name the folder."""
@@ -101,7 +106,7 @@ class ModelFolder:
         index = Path(self.without_weights()) / INDEX
         if not index.is_file():
             return (SINGLE,)
-        return sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        return sorted(set(weight_map(index, self.path).values()))
 
     def source(self) -> RemoteSource:
         """Return where a remote model is fetched from."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from trainyard_trainer.data.prepared import PromptAs
 from trainyard_trainer.data.sources.chats.examples import Question, WrongRow
@@ -27,15 +29,12 @@ class Prompts:
         `prompt_as` tells what a prompt is: a user's turn of a chat, or a text that the model continues. None
         stands for a turn if there is a chat template.
         """
-        from transformers import GenerationConfig
-
         self._tokenizer = load_tokenizer(path)
         # It cuts nothing here, and only causes a warning for longer prompts.
         self._tokenizer.model_max_length = 2**62
         ends = [self._tokenizer.eos_token_id]
-        if (Path(path) / "generation_config.json").is_file():
-            found = GenerationConfig.from_pretrained(path).eos_token_id
-            ends += found if isinstance(found, list) else [found]
+        found = _settings_of_generation(path).get("eos_token_id")
+        ends += found if isinstance(found, list) else [found]
         self.ends = frozenset(token for token in ends if token is not None)
         """The tokens that end a text."""
         self.padding = padding_of(self._tokenizer)
@@ -53,27 +52,12 @@ class Prompts:
         """Whether the tokenizer has a chat template."""
         return self._tokenizer.chat_template is not None
 
-    def of_text(self, text: str) -> list[int]:
-        """Return the tokens of a text that the model continues."""
-        tokens: list[int] = self._tokenizer(text).input_ids
-        return tokens
-
-    def of_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Return the tokens of a chat up to the beginning of the assistant's next turn."""
-        tokens: list[int] = self._tokenizer.apply_chat_template(
-            [dict(message) for message in messages], add_generation_prompt=True, return_dict=False
-        )
-        return tokens
-
-    def of(self, prompt: str) -> list[int]:
-        """Return the tokens of a prompt: a user's turn, or a text, as `prompt_as` says."""
-        if self.prompt_as == "text":
-            return self.of_text(prompt)
-        return self.of_chat([{"role": "user", "content": prompt}])
-
     def of_question(self, question: Question) -> list[int]:
-        """Return the tokens of a question. Raises WrongRow if the chat template refuses it."""
-        return self._encode(*self._render(question))
+        """Return the tokens of a question. Raises WrongRow if it has none, or if the template refuses it."""
+        tokens = self._encode(*self._render(question))
+        if not tokens:
+            raise WrongRow("it has no token")
+        return tokens
 
     def of_choice(self, question: Question, choice: str) -> tuple[list[int], int]:
         """Return the tokens of a question with a choice behind it, and the number of those before the choice.
@@ -115,6 +99,20 @@ class Prompts:
         """Return tokens as text, without special tokens."""
         text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
         return text
+
+
+def _settings_of_generation(path: str) -> Mapping[str, Any]:
+    """Return the content of generation_config.json, if there is one. Raises ConfigError if it is damaged."""
+    file = Path(path, "generation_config.json")
+    if not file.is_file():
+        return {}
+    try:
+        found = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"{file} is no JSON: {error}. Copy the file again.") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file} has no settings. Copy the file again.")
+    return found
 
 
 @lru_cache(maxsize=1)

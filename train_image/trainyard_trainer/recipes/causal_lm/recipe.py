@@ -21,6 +21,7 @@ from trainyard_trainer.config.training.train import CausalLm
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.rows import DataInfo, RunData
 from trainyard_trainer.data.prepared import Prepared, PromptAs, TokenInfo
+from trainyard_trainer.data.sources.chats.examples import Question, WrongRow
 from trainyard_trainer.data.sources.chats.token_format import TokenFormat, require_fit
 from trainyard_trainer.errors import ConfigError, RunError
 from trainyard_trainer.parallel.worker import Worker
@@ -191,7 +192,7 @@ class CausalLanguage(Recipe[CausalModel]):
             return answered
         prompts = self._prompts
         length = min(PROMPT_TOKENS, train.context_length // 2)
-        tokens = [prompts.of(each)[length - train.context_length :] for each in train.prompts]
+        tokens = [each[length - train.context_length :] for each in self._prompt_tokens(prompts)]
         device = torch.device("cuda" if self._use_gpu else "cpu")
         texts = []
         for temperature in TEMPERATURES:
@@ -213,6 +214,17 @@ class CausalLanguage(Recipe[CausalModel]):
                 for prompt, text in zip(train.prompts, found, strict=True)
             ]
         return {**answered, TEXTS: texts}
+
+    def _prompt_tokens(self, prompts: Prompts) -> list[list[int]]:
+        """Return the tokens of the prompts of the run file. Raises ConfigError if one has none."""
+        assert self._train is not None
+        found = []
+        for number, prompt in enumerate(self._train.prompts):
+            try:
+                found.append(prompts.of_question(Question(prompt=prompt)))
+            except WrongRow as reason:
+                raise ConfigError(f"train.prompts[{number}] = {prompt!r}: {reason}") from None
+        return found
 
     def parameter_groups(self, model: nn.Module) -> Iterable[Tensor | dict[str, Any]]:
         """Leave biases and the weights of norms out of the decay, as Transformers and TRL do."""
@@ -331,8 +343,10 @@ class CausalLanguage(Recipe[CausalModel]):
                 f"train.model.path = {self.config.path}: its tokenizer has {self.token_info.vocab_size:,} "
                 f"tokens, and its model {words:,}. Use the tokenizer that belongs to the model."
             )
+        # The tokens of prompts and questions depend on the rows of the data.
+        if self._train and self._train.prompts:
+            self._prompt_tokens(self._prompts)
         if self._train and self._train.questions:
-            # Their length depends on how the data have prompts.
             self._read_questions()
 
     # Messages and results.

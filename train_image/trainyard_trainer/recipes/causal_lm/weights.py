@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trainyard_trainer.config.training.models import CausalModel, Lora
+from trainyard_trainer.data.sources.tokens.tokenizer_folder import reason_of
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.causal_lm.folder import (
     explained,
@@ -71,10 +72,25 @@ def _from_config(config: CausalModel) -> nn.Module:
     with explained(config.path):
         model: nn.Module = AutoModelForCausalLM.from_config(
             known,
+            trust_remote_code=False,
             dtype=_dtype_of(config, known.dtype),
             attn_implementation=ATTENTION[config.attention],
         )
+    require_causal(model, config.path)
     return model
+
+
+def require_causal(model: nn.Module, path: str) -> None:
+    """Raise ConfigError for a model that sees the tokens behind each place, as BERT does."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+    known: Any = model.config
+    is_causal = getattr(known, "is_decoder", False) or getattr(known, "causal", False)
+    if known.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not is_causal:
+        raise ConfigError(
+            f"train.model.path = {path}: {type(model).__name__} sees the tokens behind each place, so it "
+            "cannot learn to predict the next one.\n       Use a model for causal language modelling."
+        )
 
 
 def _from_folder(config: CausalModel) -> nn.Module:
@@ -92,8 +108,17 @@ def _from_folder(config: CausalModel) -> nn.Module:
             attn_implementation=ATTENTION[config.attention],
             local_files_only=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # told below, with names and shapes
         )
     model: nn.Module = loaded[0]
+    require_causal(model, config.path)
+    if mismatched := sorted(loaded[1]["mismatched_keys"]):
+        name, stored, wanted = mismatched[0]
+        raise ConfigError(
+            f"train.model.path = {config.path} has weights of other shapes than its config.json says: "
+            f"{len(mismatched)}, such as {name} with {tuple(stored)} in place of {tuple(wanted)}. Copy the "
+            "folder again."
+        )
     if missing := sorted(loaded[1]["missing_keys"]):
         raise ConfigError(
             f"train.model.path = {config.path} lacks weights of its model: {len(missing)}, such as "
@@ -123,7 +148,12 @@ def add_adapter(model: nn.Module, lora: Lora) -> None:
     with warnings.catch_warnings():
         # GPT-2 keeps its weights transposed, which PEFT notices by itself.
         warnings.filterwarnings("ignore", "fan_in_fan_out is set to False")
-        inject_adapter_in_model(lora_config(lora, lora.targets), model, adapter_name=ADAPTER)
+        try:
+            inject_adapter_in_model(lora_config(lora, lora.targets), model, adapter_name=ADAPTER)
+        except ValueError as error:  # such as a target that is a norm
+            raise ConfigError(
+                f"train.model.adapter cannot be added to this model: {reason_of(error)}"
+            ) from error
     for name, parameter in model.named_parameters():
         is_adapter = ".lora_" in name
         parameter.requires_grad_(is_adapter)

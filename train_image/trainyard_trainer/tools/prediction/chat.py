@@ -20,6 +20,16 @@ from trainyard_trainer.recipes.causal_lm.recipe import CausalLanguage
 from trainyard_trainer.recipes.saved_model import Saved
 
 
+def prompts_for(saved: Saved, prompt_as: PromptAs | None) -> Prompts:
+    """Return the tokenizer of a saved model, which writes prompts as training has, or as `prompt_as` says.
+
+    Raises ConfigError for turns of a chat if there is no chat template.
+    """
+    recipe = saved.recipe
+    assert isinstance(recipe, CausalLanguage)
+    return Prompts(recipe.model.without_weights(), prompt_as or recipe.prompt_as)
+
+
 class Assistant:
     """A saved language model that answers prompts and chats."""
 
@@ -41,9 +51,7 @@ class Assistant:
         network = saved.build().to(device)
         assert isinstance(network, CausalNetwork)
         self._model: Any = network.model
-        recipe = saved.recipe
-        assert isinstance(recipe, CausalLanguage)
-        self.prompts = Prompts(recipe.model.without_weights(), prompt_as or recipe.prompt_as)
+        self.prompts = prompts_for(saved, prompt_as)
         self._length = length
         self._options = {"length": length, "temperature": temperature, "seed": seed}
 
@@ -51,8 +59,6 @@ class Assistant:
         """Return the tokens of a question. Raises WrongRow if the model cannot answer it."""
         tokens = self.prompts.of_question(question)
         positions = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
-        if not tokens:
-            raise WrongRow("it has no token")
         if positions is not None and len(tokens) + self._length > positions:
             raise WrongRow(
                 f"it has {len(tokens):,} tokens, and with --length {self._length} that is more than the "
@@ -75,11 +81,19 @@ class Assistant:
 
     def answer(self, prompt: str) -> str:
         """Return what the model writes behind a prompt, or answers to it."""
-        return self.answers([self.prompts.of(prompt)], [0])[0]
+        return self._answer(Question(prompt=prompt), "--prompt")
 
     def reply(self, messages: Sequence[Message]) -> str:
         """Return the assistant's next turn of a chat."""
-        return self.answers([self.prompts.of_chat(messages)], [0])[0]
+        return self._answer(Question(prompt=[*map(dict, messages)]), "the chat")
+
+    def _answer(self, question: Question, name: str) -> str:
+        """Return the answer to a question. Raises ConfigError, which calls it by `name`."""
+        try:
+            tokens = self.tokens_of(question)
+        except WrongRow as reason:
+            raise ConfigError(f"{name} cannot be answered: {reason}") from None
+        return self.answers([tokens], [0])[0]
 
 
 def chat(assistant: Assistant, lines: TextIO, out: TextIO) -> None:

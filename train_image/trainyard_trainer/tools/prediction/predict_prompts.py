@@ -33,7 +33,7 @@ from trainyard_trainer.storage import open_filesystem
 from trainyard_trainer.terminal import Bar
 from trainyard_trainer.tools.command_line import open_run
 from trainyard_trainer.tools.prediction.batch_prediction import summary_of, summary_text
-from trainyard_trainer.tools.prediction.chat import Assistant, with_base_model
+from trainyard_trainer.tools.prediction.chat import Assistant, prompts_for, with_base_model
 from trainyard_trainer.tools.prediction.classifier import require_recipe
 from trainyard_trainer.tools.prediction.predict_data import actor_cpus, scaling_here
 from trainyard_trainer.tools.prediction.prompt_file import LABEL, PromptFile, answers_to
@@ -78,6 +78,7 @@ def predict_prompts(wanted: argparse.Namespace) -> None:
     saved = read_saved(open_run(wanted.run, wanted.storage, wanted.endpoint), wanted.checkpoint)
     require_recipe(saved, CAUSAL_LM)
     saved = with_base_model(saved, wanted.base_model)
+    prompts_for(saved, wanted.prompt_as)  # raises before actors do
     label_column = wanted.label_column or LABEL
     began = time.monotonic()
     scaling = scaling_here()

@@ -213,9 +213,21 @@ def _divide(options: TokenOptions, chunks: dict[str, list[Chunk]]) -> dict[Split
             raise ConfigError(
                 f"{options.source}: its {name} split has no sample: {counts.source_rows} rows could be used, "
                 f"and {counts.left_out} of their samples have no token to learn.\n"
-                "       Use more data, or train.loss_on: all."
+                f"       {_remedy(options.form, counts)}"
             )
     return {name: splits[name] for name in SPLITS}
+
+
+def _remedy(form: TokenFormat, counts: TokenCounts) -> str:
+    """Return what to do about a split without a sample."""
+    if not counts.left_out:
+        return "Use more data."
+    if form.loss_on == "all":
+        return "Check that the rows are not empty, and that the chat template prints them."
+    return (
+        "With train.loss_on: answers, only turns of the role assistant and completions are learnt. Check the "
+        "roles, and where the chat template has {% generation %}; or use train.loss_on: all."
+    )
 
 
 def _samples_of(chunks: Sequence[Chunk], chosen: np.ndarray | None) -> SplitSamples:

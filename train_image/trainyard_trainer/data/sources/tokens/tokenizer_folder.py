@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import textwrap
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -40,6 +41,9 @@ SETTINGS_FILES = (
     "chat_template.json",
 )
 """Files that change what a tokenizer does, such as its chat template."""
+
+REASON_LETTERS = 240
+"""The largest length of what a library says of a file, in messages."""
 
 TEMPLATES = "additional_chat_templates"
 """The folder of further chat templates."""
@@ -94,10 +98,26 @@ def load_tokenizer(folder: str, key: str = MODEL_KEY) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"{key} = {folder}: its tokenizer cannot be loaded: {reason}") from error
+        # Without trust_remote_code, Transformers would ask on the terminal whether to run code of the folder.
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # several libraries read these files, and each fails in its own way
+        raise ConfigError(
+            f"{key} = {folder}: its tokenizer cannot be loaded: {reason_of(error)}"
+        ) from error
+
+
+def reason_of(error: Exception) -> str:
+    """Return what a library says of a file that it cannot use, as one line.
+
+    >>> reason_of(ValueError("no\\n  such class"))
+    'no such class'
+    >>> reason_of(KeyError("added_tokens"))
+    "KeyError: 'added_tokens'"
+    """
+    text = " ".join(str(error).split())
+    if not isinstance(error, (OSError, ValueError, ImportError)):
+        text = f"{type(error).__name__}: {text}"
+    return textwrap.shorten(text or type(error).__name__, REASON_LETTERS, placeholder=" ...")
 
 
 def padding_of(tokenizer: Any) -> int:
