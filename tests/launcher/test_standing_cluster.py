@@ -134,7 +134,8 @@ def test_devices_of_a_network_are_refused_where_they_would_be_needed(standing: P
 
 
 def test_a_cluster_that_gives_nodes_back_tells_its_places(standing: Platform) -> None:
-    cluster = StandingCluster(name="trainyard", pool="cpu", nodes=2, idle_minutes=15)
+    document = {"name": "trainyard", "pool": "cpu", "nodes": 2, "idleMinutes": 15}
+    cluster = StandingCluster.model_validate(document)
     idle = standing.model_copy(update={"standing_cluster": cluster})
     assert PLACES_VARIABLE not in driver_variables(job_of(warm_run(), standing))
     assert driver_variables(job_of(warm_run(), idle))[PLACES_VARIABLE] == "2"
