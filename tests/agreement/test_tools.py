@@ -117,6 +117,7 @@ def test_an_argument_that_was_not_given_has_its_default() -> None:
             "run": "digits",
             "files": ["a.png", "b.png"],
             "prompt": None,
+            "prompt_as": None,
             "chat": False,
             "data": None,
         },

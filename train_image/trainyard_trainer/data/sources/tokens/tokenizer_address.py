@@ -21,7 +21,7 @@ FILES = ("config.json", *TOKENIZER_FILES, *SETTINGS_FILES, f"{TEMPLATES}/*.jinja
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizerAddress:
-    """Where a tokenizer lies."""
+    """Where the folder of a tokenizer lies, and how messages call it."""
 
     path: str
     """A folder, `s3://bucket/prefix`, or `hf://org/name@revision`."""
