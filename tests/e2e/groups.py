@@ -18,6 +18,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "queue": ("queue",),
     "strategies": ("test_strategies.py", "test_elastic.py"),
     "sweep": ("test_sweep.py", "test_api.py"),
+    "warm-cluster": ("test_warm_cluster.py",),
 }
 """The files of each group. A folder is a suite on a cluster that is made for it, as by `make e2e-queue`."""
 
