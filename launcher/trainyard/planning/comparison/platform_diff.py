@@ -30,6 +30,7 @@ AFFECTED = {
     "notify": "later runs whose run file has no notify",
     "dataVolumes": "later runs that mount that volume; the standing cluster, which is recreated",
     "runs": "which run files the launcher accepts from now on",
+    "standingCluster": "later runs on the standing cluster, which is recreated if its pods change",
     "autoscaler": "later elastic runs",
     "head": "the heads of later runs; the standing cluster, which is recreated if its head's size changes",
     "pools": "later runs on that pool; the standing cluster if it uses that pool, which is then recreated",
