@@ -14,13 +14,13 @@ from training import open_folder, small_config
 
 from trainyard_trainer.config.limits import stop_after_s
 from trainyard_trainer.config.trainer_config import CommandConfig
+from trainyard_trainer.environment import ray_job_of
 from trainyard_trainer.errors import Diverged, RunError, TrainerError
 from trainyard_trainer.run_folder.attempt_scope import Leaving, StoppedBySignal, fail_on_sigterm
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.run_limit import (
     RETRY_S,
     StoppedAtLimit,
-    job_of,
     limited,
     start_clock,
 )
@@ -142,8 +142,8 @@ def test_an_attempt_that_starts_after_the_deadline_stops_at_once(
 
 
 def test_the_id_of_the_job_is_that_of_ray() -> None:
-    assert job_of({}) is None
-    assert job_of({"RAY_JOB_CONFIG_JSON_ENV_VAR": '{"runtime_env": {}}'}) is None
+    assert ray_job_of({}) is None
+    assert ray_job_of({"RAY_JOB_CONFIG_JSON_ENV_VAR": '{"runtime_env": {}}'}) is None
 
 
 @pytest.mark.slow
@@ -188,3 +188,17 @@ def test_the_program_of_the_user_gets_sigterm_before_the_limit(attempts: Attempt
     output = attempts.finish(config, 1)
     assert "saved" in output
     assert "the run stopped at its limit, limits.max_run_s = 30; submitted" in output
+
+
+def test_the_attempts_of_a_job_on_a_standing_cluster_share_the_time(tmp_path: Path) -> None:
+    folder = RunFolder.open(str(tmp_path), "run", None)
+    metadata = {"job_submission_id": "digits-1a2b3c4d-x7k2p"}
+    job = {
+        "RAY_CLUSTER_NAME": "trainyard",
+        "TRAINYARD_STANDING_CLUSTER": "trainyard",
+        "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"metadata": metadata}),
+    }
+    first, second = (job | {"TRAINYARD_ATTEMPT_OF_JOB": number} for number in "12")
+    assert start_clock(folder, 100, 2, first, now=10.0).started_at == 10.0
+    clock = start_clock(folder, 100, 2, second, now=50.0)
+    assert (clock.submission, clock.started_at, clock.retries_left) == ("digits-1a2b3c4d", 10.0, 1)

@@ -64,7 +64,7 @@ Warm = Annotated[
     bool,
     typer.Option(
         "--warm",
-        help="Use the platform's standing RayCluster, on which the run starts within seconds.",
+        help="Use the platform's standing RayCluster: no pods have to start for the run.",
     ),
 ]
 PlatformFile = Annotated[

@@ -169,8 +169,8 @@ class Resources(Section):
     """Separate nodes for the Ray loader. Default: it reads and decodes on the nodes of the workers."""
 
     cluster: str | None = None
-    """The platform's standing RayCluster, on which the run starts within seconds and which it shares with
-    other runs. Its name is `trainyard` (`--warm`). Default: each attempt gets a RayCluster of its own."""
+    """The platform's standing RayCluster, whose pods exist already and which the run shares with other runs.
+    Its name is `trainyard` (`--warm`). Default: each attempt gets a RayCluster of its own."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Resources:
