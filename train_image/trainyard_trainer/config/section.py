@@ -72,3 +72,6 @@ class Section(BaseModel):
 
 class Settings(Section):
     """The base class of the settings of a user's recipe: the keys of `train.model`."""
+
+    # An error of the user's class is to appear where it is defined.
+    model_config = ConfigDict(defer_build=False)
