@@ -31,6 +31,7 @@ AFFECTED = {
     "dataVolumes": "later runs that mount that volume; the standing cluster, which is recreated",
     "runs": "which run files the launcher accepts from now on",
     "autoscaler": "later elastic runs",
+    "standingCluster": "the standing cluster, and later runs that use it",
     "head": "the heads of later runs; the standing cluster, which is recreated if its head's size changes",
     "pools": "later runs on that pool; the standing cluster if it uses that pool, which is then recreated",
     "image": "later runs that name no image; the standing cluster, which is recreated",
