@@ -32,6 +32,7 @@ AFFECTED = {
     "runs": "which run files the launcher accepts from now on",
     "standingCluster": "later runs on the standing cluster, which is recreated if its pods change",
     "autoscaler": "later elastic runs",
+    "standingCluster": "the standing cluster, and later runs that use it",
     "head": "the heads of later runs; the standing cluster, which is recreated if its head's size changes",
     "pools": "later runs on that pool; the standing cluster if it uses that pool, which is then recreated",
     "image": "later runs that name no image; the standing cluster, which is recreated",
