@@ -30,7 +30,6 @@ AFFECTED = {
     "notify": "later runs whose run file has no notify",
     "dataVolumes": "later runs that mount that volume; the standing cluster, which is recreated",
     "runs": "which run files the launcher accepts from now on",
-    "standingCluster": "later runs on the standing cluster, which is recreated if its pods change",
     "autoscaler": "later elastic runs",
     "standingCluster": "the standing cluster, and later runs that use it",
     "head": "the heads of later runs; the standing cluster, which is recreated if its head's size changes",
