@@ -555,8 +555,9 @@ def fill_optimizer(learner: Learner) -> None:
     """Make one step, so that the optimizer has its state."""
     for weight in learner.network.parameters():
         weight.grad = torch.zeros_like(weight)
-    learner.optimizer.step()
-    learner.optimizer.zero_grad(set_to_none=True)
+    for optimizer in learner.optimizers:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
 
 def tensors_in(content: Any) -> Iterator[torch.Tensor]:
