@@ -10,13 +10,13 @@ import yaml
 from test_permissions import EXAMPLES, PLATFORM, permitting, refusal, rows, with_keys
 
 from trainyard.errors import ConfigError
-from trainyard.planning.driver_variables import driver_variables
 from trainyard.planning.objects import run_objects
 from trainyard.planning.plan import plan_run
 from trainyard.platform import Platform
 from trainyard.submission.run_folder.reproduce import read_submission, run_file
 from trainyard_trainer.config.notify import NOTIFY_VARIABLE, Notify
 from trainyard_trainer.run_files import submission
+from trainyard_trainer.run_files.standing_cluster import driver_variables
 
 CHAT = {"secret": {"name": "chat", "key": "url"}}
 HOOK = {"url": "https://hooks.example.com/runs"}

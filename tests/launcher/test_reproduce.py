@@ -23,7 +23,6 @@ from trainyard.cli.commands.cluster_runs.reproduce import reproduce
 from trainyard.cli.options import yaml_text
 from trainyard.errors import ConfigError
 from trainyard.local.training import local_config
-from trainyard.planning.driver_variables import driver_variables
 from trainyard.planning.merge import with_source
 from trainyard.planning.objects import pack_code, run_objects
 from trainyard.planning.plan import plan_run
@@ -45,6 +44,7 @@ from trainyard.submission.run_folder.reproduce import (
 )
 from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE
 from trainyard_trainer.run_files import names, submission
+from trainyard_trainer.run_files.standing_cluster import driver_variables
 from trainyard_trainer.run_files.submission import code_file
 from trainyard_trainer.run_folder.submission import record_submission
 

@@ -13,12 +13,12 @@ from typer.testing import CliRunner, Result
 from trainyard.cli.app import app
 from trainyard.errors import ConfigError
 from trainyard.planning.comparison.run_diff import diff_jobs
-from trainyard.planning.driver_variables import driver_variables
 from trainyard.planning.merge import with_source
 from trainyard.planning.objects import run_objects
 from trainyard.platform import load_platform
 from trainyard.run_file.code.source import GitState, git_state, source_of
 from trainyard.run_file.load import load_run
+from trainyard_trainer.run_files.standing_cluster import driver_variables
 from trainyard_trainer.run_files.submission import SOURCE_VARIABLE
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples/digits.yaml"

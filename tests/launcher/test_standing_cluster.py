@@ -10,7 +10,6 @@ import pytest
 
 from trainyard.errors import ClusterError, ConfigError
 from trainyard.planning.comparison.run_diff import diff_jobs, require_same_identity
-from trainyard.planning.driver_variables import driver_variables
 from trainyard.planning.merge import with_source
 from trainyard.planning.objects import run_objects
 from trainyard.planning.reasons import explain_plan
@@ -24,7 +23,7 @@ from trainyard.submission.status import RunStatus
 from trainyard_trainer.config.trainer_config import read_config
 from trainyard_trainer.notices.rayjobs import config_of
 from trainyard_trainer.run_files import submission
-from trainyard_trainer.run_files.standing_cluster import PLACES_VARIABLE
+from trainyard_trainer.run_files.standing_cluster import PLACES_VARIABLE, driver_variables
 
 ROOT = Path(__file__).resolve().parents[2]
 Object = dict[str, Any]

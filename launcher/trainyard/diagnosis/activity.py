@@ -53,9 +53,8 @@ def current_activity(snapshot: Snapshot) -> str:
         case "submitting":
             return f"{number}: pods are there, waiting for the driver to start, {spent} after the start"
         case "running":
-            if (place := last_record(snapshot.log, WAITING)) and place["position"]:
-                cluster = snapshot.spec["clusterSelector"]["ray.io/cluster"]
-                return f"{number}: {place_text(place, cluster)}, {spent} after the start"
+            if place := place_text(last_record(snapshot.log, WAITING), snapshot.job or {}):
+                return f"{number}: {place}, {spent} after the start"
             return f"{number}: running for {spent}{_progress(snapshot)}{_failed_since(snapshot)}"
         case "retrying":
             return f"attempt {attempts - 1} has failed, the next one is coming"

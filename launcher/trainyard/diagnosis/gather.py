@@ -30,11 +30,11 @@ from trainyard.diagnosis.snapshot import (
 from trainyard.diagnosis.symptoms import symptoms
 from trainyard.errors import ClusterError, ClusterUnreachable
 from trainyard.labels import OWNER_LABELS, RUN_LABEL
-from trainyard.planning.driver_variables import is_on_standing_cluster
 from trainyard.submission.current_status import HEAD_CONTAINER
-from trainyard.submission.driver_log import SHARED_TAIL_LINES, log_of_driver
+from trainyard.submission.driver_log import log_of_driver, tail_lines
 from trainyard.submission.queue_wait import JOB_UID_LABEL, preemptor_of, queue_of, unfinished
 from trainyard_trainer.run_files import names
+from trainyard_trainer.run_files.standing_cluster import standing_cluster_of
 
 LOG_LINES = 3000
 """How many lines from the end of the driver's log are read."""
@@ -147,17 +147,16 @@ def _objects_of_submission(queries: _Queries, run: str, job: Object) -> dict[str
     """Return the objects of the submission: its RayCluster, pods, claims and events."""
     prefix = f"{name_of(job)}-"
     ray_cluster = (job.get("status") or {}).get("rayClusterName") or prefix
-    if is_on_standing_cluster(job):
-        ray_cluster = job["spec"]["clusterSelector"]["ray.io/cluster"]
-        standing = queries.get("RayCluster", ray_cluster)
-        clusters = [standing] if standing else []
-        pods = queries.list("Pod", {"ray.io/cluster": ray_cluster}) or []
+    shared: set[str] = set()
+    if standing := standing_cluster_of(job):
+        ray_cluster, found = standing, queries.get("RayCluster", standing)
+        clusters = [found] if found else []
+        pods = queries.list("Pod", {"ray.io/cluster": standing}) or []
+        shared = {name_of(each) for each in (*clusters, *pods)}
     else:
         clusters = queries.list("RayCluster", {RUN_LABEL: run}) or []
         pods = queries.list("Pod", {RUN_LABEL: run}) or []
     claims = {name: queries.get("PersistentVolumeClaim", name) for name in sorted(_claims(job))}
-    shared = (*clusters, *pods) if is_on_standing_cluster(job) else ()
-    its_names = {name_of(each) for each in shared}
     events = [
         *(queries.list("Event", fields="type=Warning") or []),
         *(queries.list("Event", fields="reason=Preempted") or []),
@@ -169,7 +168,7 @@ def _objects_of_submission(queries: _Queries, run: str, job: Object) -> dict[str
         event["metadata"]["uid"]: trimmed_event(event)
         for event in events
         if str(event.get("involvedObject", {}).get("name", "")).startswith(prefix)
-        or event.get("involvedObject", {}).get("name") in (name_of(job), *claims, *its_names)
+        or event.get("involvedObject", {}).get("name") in (name_of(job), *claims, *shared)
     }
     return {
         "ray_clusters": tuple(
@@ -266,14 +265,10 @@ def _log(queries: _Queries, snapshot: Snapshot) -> str:
             and snapshot.is_broken
         ):
             said = _end_of_log(queries, name_of(head), HEAD_CONTAINER, LOG_LINES, previous=True)
-    said += _end_of_log(queries, name_of(head), HEAD_CONTAINER, _log_lines(snapshot.job))
+    said += _end_of_log(
+        queries, name_of(head), HEAD_CONTAINER, tail_lines(snapshot.job or {}, LOG_LINES)
+    )
     return said if snapshot.job is None else log_of_driver(snapshot.job, said)
-
-
-def _log_lines(job: Object | None) -> int:
-    """Return how many lines from the end of a head's log are read; other runs may share it."""
-    is_shared = job is not None and is_on_standing_cluster(job)
-    return SHARED_TAIL_LINES if is_shared else LOG_LINES
 
 
 def _end_of_log(

@@ -1,8 +1,4 @@
-"""The environment variables of a run's driver, in its RayJob.
-
-On a RayCluster of its own they are variables of the head's container. On a standing RayCluster, whose pods
-exist before the run, they are in the runtime environment of the Ray job.
-"""
+"""Add environment variables of a run's driver to its RayJob; `driver_variables` reads them again."""
 
 from __future__ import annotations
 
@@ -11,34 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainyard.errors import ConfigError
+from trainyard_trainer.run_files.standing_cluster import job_variables
 
 Object = dict[str, Any]
 
 JOB_LIMIT_KIB = 120
 """The limit for the variables of a driver on a standing cluster together. Ray passes all of them in one
 variable, for which Linux allows 128 KiB."""
-
-
-def is_on_standing_cluster(job: Object) -> bool:
-    """Return whether a RayJob uses a RayCluster that exists without it."""
-    return bool(job.get("spec", {}).get("clusterSelector"))
-
-
-def driver_variables(job: Object) -> dict[str, str]:
-    """Return the variables of a RayJob's driver as the driver reads them.
-
-    Those that come from a Secret are left out. A RayJob that trainyard has not made may have none.
-    """
-    spec = job.get("spec", {})
-    if is_on_standing_cluster(job):
-        return _variables_of_job(spec)
-    head = spec.get("rayClusterSpec", {}).get("headGroupSpec", {}).get("template", {})
-    containers = head.get("spec", {}).get("containers") or [{}]
-    return {
-        each["name"]: each["value"].replace("$$", "$")
-        for each in containers[0].get("env") or []
-        if "value" in each
-    }
 
 
 def add_to_head(head: Object, variables: Mapping[str, str]) -> None:
@@ -57,7 +32,7 @@ def add_to_job(spec: Object, variables: Mapping[str, str]) -> None:
 
     The result is JSON in ASCII, and so valid YAML.
     """
-    text = json.dumps({"env_vars": _variables_of_job(spec) | {**variables}}, separators=(",", ":"))
+    text = json.dumps({"env_vars": job_variables(spec) | {**variables}}, separators=(",", ":"))
     if len(text) > JOB_LIMIT_KIB * 1024:
         raise ConfigError(
             f"the run's settings and its packed code take {len(text) / 1024:.0f} KiB, and a Ray job on a "
@@ -75,12 +50,3 @@ def json_for_ray(text: str) -> str:
     '{"command":"echo \\u0024HOME"}'
     """
     return json.dumps(json.loads(text), separators=(",", ":")).replace("$", "\\u0024")
-
-
-def _variables_of_job(spec: Object) -> dict[str, str]:
-    """Return the variables in the runtime environment of a RayJob."""
-    try:
-        found: dict[str, str] = json.loads(spec.get("runtimeEnvYAML") or "{}").get("env_vars", {})
-    except (ValueError, AttributeError):
-        return {}
-    return found

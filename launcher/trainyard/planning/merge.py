@@ -14,7 +14,6 @@ from trainyard.errors import ConfigError
 from trainyard.planning.driver_variables import (
     add_to_head,
     add_to_job,
-    is_on_standing_cluster,
     json_for_ray,
 )
 from trainyard.planning.placement import worker_group
@@ -32,6 +31,7 @@ from trainyard_trainer.run_files.standing_cluster import (
     CLUSTER_VARIABLE,
     PLACES_VARIABLE,
     RETRIES_VARIABLE,
+    standing_cluster_of,
 )
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def with_source(job: Object, source: GitState | None) -> Object:
     if source is None:
         return job
     job, text = copy.deepcopy(job), source.model_dump_json()
-    if is_on_standing_cluster(job):
+    if standing_cluster_of(job) is not None:
         add_to_job(job["spec"], {submission.SOURCE_VARIABLE: json_for_ray(text)})
     else:
         add_to_head(

@@ -22,6 +22,7 @@ from trainyard.planning.sizing.size_range import layout_range
 from trainyard.planning.standing_cluster import (
     choose_standing_cluster,
     layout_on,
+    places_of,
     require_no_devices,
 )
 from trainyard.planning.trainer_input import (
@@ -191,7 +192,7 @@ def plan_run(
         code=code,
         standing_cluster=None if standing is None else standing.name,
         returning_places=(
-            standing.nodes * pool.slots if standing is not None and standing.idle_minutes else None
+            places_of(standing, pool) if standing is not None and standing.idle_minutes else None
         ),
         launch=launch_of(run, run.image or platform.image, pools, data),
         trainer=trainer_config(

@@ -12,6 +12,7 @@ from trainyard.planning.placement import packing_label
 from trainyard.planning.plan import Plan
 from trainyard.planning.sizing.layout import batch_share, count
 from trainyard.planning.sizing.pod_sizes import MIB_PER_GIB, OBJECT_STORE_LIMIT_MIB, PodSize
+from trainyard.planning.standing_cluster import places_of
 from trainyard.platform import Platform, Pool
 from trainyard.run_file.code.code_archive import LIMIT_KIB
 from trainyard.run_file.models import BoostingRun, NetworkRun, RunConfig
@@ -84,7 +85,7 @@ def _standing_rows(plan: Plan, run: RunConfig, platform: Platform) -> list[Row]:
     """Return the rows of a standing RayCluster, and of the share of it that the run takes."""
     standing, pool = platform.standing_cluster, platform.pool(plan.pool)
     assert standing is not None
-    places = standing.nodes * pool.slots
+    places = places_of(standing, pool)
     idle = (
         f"; idle for {standing.idle_minutes} min it deletes its worker pods, and a run brings them back"
         if standing.idle_minutes

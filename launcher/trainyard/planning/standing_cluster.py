@@ -50,18 +50,22 @@ def layout_on(run: RunConfig, pool: Pool, standing: StandingCluster) -> Layout:
     workers, _ = run.resources.bounds
     layout = layout_for(run, pool, workers)
     if layout.nodes > standing.nodes:
-        places = standing.nodes * pool.slots
         raise ConfigError(
             f"resources.{run.resources.unit} = {asked_amount(run)} needs {layout.nodes} nodes, and the "
             f"standing cluster {standing.name} has {standing.nodes} of pool {pool.name}, with "
             f"{count(pool.slots, pool.unit)} each",
-            f"Use at most {places}, raise rayCluster.replicas in the chart's values, or give the run a "
-            "RayCluster of its own: leave --warm or resources.cluster out.",
+            f"Use at most {places_of(standing, pool)}, raise rayCluster.replicas in the chart's values, or "
+            "give the run a RayCluster of its own: leave --warm or resources.cluster out.",
         )
     node, cpus_per_worker = whole_node(pool)
     return Layout(
         nodes=layout.nodes, per_node=layout.per_node, node=node, cpus_per_worker=cpus_per_worker
     )
+
+
+def places_of(standing: StandingCluster, pool: Pool) -> int:
+    """Return for how many workers a standing cluster has places; `pool` is the pool of its workers."""
+    return standing.nodes * pool.slots
 
 
 def require_no_devices(network: NetworkRequirements, standing: StandingCluster) -> None:

@@ -10,7 +10,6 @@ from typing import Any, Literal, Protocol
 from trainyard.cluster.kuberay import RayjobApi
 from trainyard.errors import ClusterError
 from trainyard.labels import RUN_LABEL
-from trainyard.planning.driver_variables import is_on_standing_cluster
 from trainyard.submission.current_status import (
     HEAD_CONTAINER,
     StatusAccess,
@@ -22,6 +21,7 @@ from trainyard.submission.queue_wait import is_deactivated, queue_of, unfinished
 from trainyard.submission.status import ENDED, phase_of
 from trainyard.submission.submit import delete_and_wait, is_live
 from trainyard_trainer.run_files.driver_output import STOPPED_STEP
+from trainyard_trainer.run_files.standing_cluster import standing_cluster_of
 
 Object = dict[str, Any]
 Ended = Literal["in good order", "killed", "not running"]
@@ -128,7 +128,7 @@ def suspend_job(
     A RayJob that was created a moment ago may have no Workload yet, so this waits for one. Raises
     ClusterError for a run on a standing RayCluster.
     """
-    if is_on_standing_cluster(job):
+    if standing_cluster_of(job) is not None:
         run = job["metadata"]["labels"][RUN_LABEL]
         raise ClusterError(
             f"run {run} trains on a standing RayCluster, where KubeRay suspends no RayJob",

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from trainyard.cluster.follow import WatchAccess
 from trainyard.errors import ClusterError
-from trainyard.planning.driver_variables import is_on_standing_cluster
 from trainyard.submission.driver_log import SHARED_TAIL_LINES, log_of_driver, tail_lines
 from trainyard.submission.place_wait import with_place
 from trainyard.submission.queue_wait import with_queue_waits
@@ -27,6 +26,7 @@ from trainyard_trainer.run_files.driver_output import (
     WAITING,
     last_record,
 )
+from trainyard_trainer.run_files.standing_cluster import standing_cluster_of
 
 Object = dict[str, Any]
 
@@ -100,7 +100,7 @@ def with_places(
     logs: dict[str, str] = {}
     found = []
     for job, run_status in zip(jobs, statuses, strict=True):
-        if run_status.phase == "running" and is_on_standing_cluster(job):
+        if run_status.phase == "running" and standing_cluster_of(job) is not None:
             ray_cluster = job["status"]["rayClusterName"]
             if ray_cluster not in logs:
                 logs[ray_cluster] = _shared_log(cluster, ray_cluster)
@@ -114,21 +114,22 @@ def _shared_log(cluster: StatusAccess, ray_cluster: str) -> str:
     """Return the end of the output of a standing RayCluster's head; empty if it may not be read."""
     try:
         pod = head_pod(cluster, ray_cluster)
-        return "" if pod is None else cluster.log(pod, HEAD_CONTAINER, tail_lines=SHARED_TAIL_LINES)
+        return "" if pod is None else _end_of_output(cluster, pod, SHARED_TAIL_LINES)
     except ClusterError as error:
-        if error.reason in ("Forbidden", "BadRequest", "NotFound"):
+        if error.reason == "Forbidden":
             return ""
         raise
 
 
 def end_of_log(cluster: StatusAccess, job: Object, pod: str) -> str:
-    """Return the end of the log of a RayJob's driver, from its head pod.
+    """Return the end of the log of a RayJob's driver, from its head pod."""
+    return log_of_driver(job, _end_of_output(cluster, pod, tail_lines(job)))
 
-    It is empty if the container has not started, or is gone already.
-    """
+
+def _end_of_output(cluster: StatusAccess, pod: str, lines: int) -> str:
+    """Return the last lines of a head; empty if its container has not started, or is gone already."""
     try:
-        log = cluster.log(pod, HEAD_CONTAINER, tail_lines=tail_lines(job))
-        return log_of_driver(job, log)
+        return cluster.log(pod, HEAD_CONTAINER, tail_lines=lines)
     except ClusterError as error:
         if error.reason in ("BadRequest", "NotFound"):
             return ""

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from trainyard.planning.driver_variables import is_on_standing_cluster
-from trainyard_trainer.run_files.standing_cluster import line_prefix
+from trainyard_trainer.run_files.standing_cluster import line_prefix, standing_cluster_of
 
 Object = dict[str, Any]
 
@@ -21,14 +20,14 @@ SHARED_TAIL_LINES = 4000
 """The same where drivers share a log: each prints about one line a second."""
 
 
-def tail_lines(job: Object) -> int:
-    """Return how many lines from the end of the head's output have the last records of a driver."""
-    return SHARED_TAIL_LINES if is_on_standing_cluster(job) else LOG_TAIL_LINES
+def tail_lines(job: Object, own: int = LOG_TAIL_LINES) -> int:
+    """Return how many lines from the end of the head's output are read: `own` if no other run shares it."""
+    return SHARED_TAIL_LINES if standing_cluster_of(job) is not None else own
 
 
 def lines_of_driver(job: Object, lines: Iterable[str]) -> Iterator[str]:
     """Yield the lines of the head's output that the driver of a RayJob has written, without the prefix."""
-    if not is_on_standing_cluster(job):
+    if standing_cluster_of(job) is None:
         yield from lines
         return
     its = job.get("status", {}).get("jobId")
@@ -40,6 +39,6 @@ def lines_of_driver(job: Object, lines: Iterable[str]) -> Iterator[str]:
 
 def log_of_driver(job: Object, log: str) -> str:
     """Return the part of the head's output that the driver of a RayJob has written."""
-    if not is_on_standing_cluster(job):
+    if standing_cluster_of(job) is None:
         return log
     return "".join(f"{line}\n" for line in lines_of_driver(job, log.splitlines()))

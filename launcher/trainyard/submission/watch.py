@@ -14,7 +14,6 @@ from typing import Any, Protocol
 from trainyard.cluster.follow import ObjectsByName, follow, follow_log
 from trainyard.errors import ClusterError, ClusterUnreachable, RunFailed, TimedOut
 from trainyard.labels import RUN_LABEL
-from trainyard.planning.driver_variables import is_on_standing_cluster
 from trainyard.submission.current_status import (
     HEAD_CONTAINER,
     StatusAccess,
@@ -38,6 +37,7 @@ from trainyard_trainer.run_files.driver_output import (
     WAITING,
     record_of,
 )
+from trainyard_trainer.run_files.standing_cluster import standing_cluster_of
 
 Object = dict[str, Any]
 
@@ -73,7 +73,7 @@ class StatusTracker:
         if self.job is None:
             return ""
         status, phases = self.job.get("status", {}), ["running"]
-        if is_on_standing_cluster(self.job):
+        if standing_cluster_of(self.job) is not None:
             phases.append("submitting")
         return str(status.get("rayClusterName", "")) if phase_of(status) in phases else ""
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from trainyard.errors import ConfigError
 from trainyard.labels import OWNER_LABELS, RUN_LABEL
-from trainyard.planning.driver_variables import is_on_standing_cluster
+from trainyard_trainer.run_files.standing_cluster import standing_cluster_of
 
 Object = dict[str, Any]
 
@@ -51,7 +51,7 @@ def locate_worker(
     name = found["node"]
     pod = cluster.get("Pod", name)
     labels = OWNER_LABELS | {RUN_LABEL: run}
-    if job is not None and is_on_standing_cluster(job):
+    if job is not None and standing_cluster_of(job) is not None:
         labels = job["spec"]["clusterSelector"]
     if pod is None or not labels.items() <= _labels(pod).items():
         raise ConfigError(

@@ -476,7 +476,7 @@ def _predict_problem(given: Mapping[str, Any]) -> str | None:
             "--data PATH needs --out PATH: where the predictions are written. For a recipe of your own add "
             "--trust-code, which runs its code"
         )
-    wrong = [f"--{key.replace('_', '-')}" for key in _EXCLUDED[what] if given.get(key)]
+    wrong = [_option(key) for key in _EXCLUDED[what] if given.get(key)]
     if wrong:
         return f"{shown} and {wrong[0]} exclude each other: leave one out"
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 from trainyard_trainer.config.notify import Outcome
 from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE, AnyConfig, read_config
+from trainyard_trainer.run_files.standing_cluster import driver_variables
 
 PAGE = 100
 """The number of RayJobs in one answer of the API server."""
@@ -89,26 +89,13 @@ def _ended(job: Mapping[str, Any]) -> EndedRayJob | None:
 
 def config_of(job: Mapping[str, Any]) -> AnyConfig | None:
     """Return the config of a run in its RayJob; None if another version of trainyard has written it."""
-    variables = _driver_variables(job["spec"])
+    variables = driver_variables(job)
     if CONFIG_VARIABLE not in variables:
         return None
     try:
         return read_config({CONFIG_VARIABLE: variables[CONFIG_VARIABLE]})
     except ValueError:
         return None
-
-
-def _driver_variables(spec: Mapping[str, Any]) -> dict[str, str]:
-    """Return the environment variables that a RayJob gives its driver."""
-    if "rayClusterSpec" not in spec:  # it runs on a standing cluster
-        try:
-            variables = json.loads(spec.get("runtimeEnvYAML") or "{}").get("env_vars", {})
-        except (ValueError, AttributeError):
-            return {}
-        return dict(variables)
-    head = spec["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
-    # Kubernetes reads $$ as $.
-    return {each["name"]: each.get("value", "").replace("$$", "$") for each in head.get("env", [])}
 
 
 def _seconds(timestamp: str) -> float:

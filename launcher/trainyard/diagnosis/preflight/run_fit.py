@@ -9,9 +9,9 @@ from trainyard.diagnosis.preflight.facts import RECEIVER, Check, ClusterFacts
 from trainyard.planning.capacity.fit import capacity_rows, fit_groups
 from trainyard.planning.capacity.nodes import nodes_of
 from trainyard.planning.capacity.quota import over_quota
-from trainyard.planning.driver_variables import is_on_standing_cluster
 from trainyard.platform import DataVolume
 from trainyard_trainer.config.variables import SecretKey
+from trainyard_trainer.run_files.standing_cluster import standing_cluster_of
 
 SHARED_MODES = {"ReadOnlyMany", "ReadWriteMany"}
 """Access modes of volumes that pods on several nodes can mount."""
@@ -154,7 +154,7 @@ def check_nodes(facts: ClusterFacts) -> Check:
             seen=_gpus_of_pools(facts),
             remedy="Pass a run file to see whether its pods fit on the nodes.",
         )
-    if is_on_standing_cluster(facts.job):
+    if standing_cluster_of(facts.job) is not None:
         return Check(name=name, state="ok", seen="the run uses the pods of the standing cluster")
     fits = fit_groups(facts.job, nodes_of(facts.nodes, facts.pods or ()))
     seen = "; ".join(f"{row.name}: {row.value}, {row.why}" for row in capacity_rows(fits))

@@ -8,7 +8,6 @@ from fractions import Fraction
 
 from trainyard.errors import ConfigError
 from trainyard.planning.capacity.nodes import GPU, Node, accepts, count_fitting_pods
-from trainyard.planning.driver_variables import is_on_standing_cluster
 from trainyard.planning.reasons import Reason
 from trainyard.planning.sizing.layout import count
 from trainyard.quantities import (
@@ -20,6 +19,7 @@ from trainyard.quantities import (
     shown_size,
     sum_of,
 )
+from trainyard_trainer.run_files.standing_cluster import standing_cluster_of
 
 NAMES_SHOWN = 3
 """How many nodes of a group an error message names."""
@@ -43,7 +43,7 @@ def pod_groups_of(job: Object) -> tuple[PodGroup, ...]:
 
     A run on a standing RayCluster has no pods of its own.
     """
-    if is_on_standing_cluster(job):
+    if standing_cluster_of(job) is not None:
         return ()
     spec = job["spec"]["rayClusterSpec"]
     groups = [

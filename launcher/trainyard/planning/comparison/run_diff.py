@@ -23,12 +23,15 @@ from trainyard.labels import (
     QUEUE_LABELS,
     RUN_LABEL,
 )
-from trainyard.planning.driver_variables import driver_variables
 from trainyard.quantities import SUFFIXES, quantity
 from trainyard_trainer.config.trainer_config import CODE_VARIABLE, CONFIG_VARIABLE
 from trainyard_trainer.config.training.identity import LENGTHS, MAY_CHANGE
 from trainyard_trainer.config.training.train import has_fixed_workers
 from trainyard_trainer.run_files import submission
+from trainyard_trainer.run_files.standing_cluster import (
+    driver_variables,
+    standing_cluster_of,
+)
 
 Object = dict[str, Any]
 Effect = Literal["no effect", "at once", "next attempt", "new submission", "refused"]
@@ -62,6 +65,14 @@ WRITTEN_BY_KUEUE = {
 OF_A_FLAVOR = re.compile(r"\.(nodeSelector|tolerations)(\.|\[|$)")
 """Paths below which Kueue adds the node labels and tolerations of the flavor that it has chosen."""
 BY_KUEUE = "Kueue adds it when it admits the job, for the nodes of the flavor that it chooses"
+
+OF_THE_DRIVER = {
+    CONFIG_VARIABLE,  # compared by itself
+    CODE_VARIABLE,  # the config contains its SHA-256
+    submission.VARIABLE,  # describes the other fields
+    submission.SOURCE_VARIABLE,  # does not decide what is trained
+}
+"""Variables that are not compared as such."""
 
 DEFAULTS: Object = {
     "backoffLimit": 0,
@@ -110,7 +121,8 @@ def diff_jobs(before: Object, after: Object, *, live: bool) -> tuple[FieldChange
 
     `live` says whether the submission of the former has not ended yet.
     """
-    is_admitted = _has_key(before.get("spec", {}), WRITTEN_BY_KUEUE)
+    spec = by_name(before.get("spec", {}))
+    is_admitted = _without_keys(spec, WRITTEN_BY_KUEUE) != spec
     before, after = _comparable(before, after), _comparable(after, after)
     is_fixed = _has_fixed_workers(before) and _has_fixed_workers(after)
 
@@ -185,20 +197,14 @@ def _comparable(job: Object, rendered: Object) -> Object:
         for field in ("labels", "annotations")
     }
     named: Object = by_name(job.get("spec", {}))
+    if standing_cluster_of(job) is not None and (variables := driver_variables(job)):
+        named["runtimeEnvYAML"] = variables
+    named = _without_keys(named, OF_THE_DRIVER)
     # Kueue changes these fields when it admits the job.
     if QUEUE_LABELS["kueue"] in metadata["labels"]:
         named.pop("suspend", None)
         named = _without_keys(named, WRITTEN_BY_KUEUE)
-    return {"metadata": metadata, "spec": named, CONFIG: _take_config(named)}
-
-
-def _has_key(node: Any, keys: set[str]) -> bool:
-    """Return whether a mapping at any depth, also within lists, has one of the keys."""
-    if isinstance(node, list):
-        return any(_has_key(each, keys) for each in node)
-    if not isinstance(node, dict):
-        return False
-    return not keys.isdisjoint(node) or any(_has_key(each, keys) for each in node.values())
+    return {"metadata": metadata, "spec": named, CONFIG: _config_of(job)}
 
 
 def _without_keys(node: Any, keys: set[str]) -> Any:
@@ -271,42 +277,13 @@ def _normalised(amount: Any) -> Any:
     return amount
 
 
-def _take_config(spec: Object) -> Any:
-    """Remove the trainer's variables from a spec and return the config: parsed, or as text if it
-    is invalid JSON."""
-    if (config := _take_config_of_job(spec)) is not None:
-        return config
-    here: Any = spec
-    for key in ("rayClusterSpec", "headGroupSpec", "template", "spec", "containers"):
-        here = here.get(key) if isinstance(here, dict) else None
-    for container in here.values() if isinstance(here, dict) else ():
-        environment = container.get("env") if isinstance(container, dict) else None
-        if isinstance(environment, dict) and CONFIG_VARIABLE in environment:
-            environment.pop(CODE_VARIABLE, None)  # The config contains its SHA-256.
-            environment.pop(submission.VARIABLE, None)  # It describes the other fields.
-            environment.pop(submission.SOURCE_VARIABLE, None)  # It does not decide what is trained.
-            text = environment.pop(CONFIG_VARIABLE).get("value", "")
-            try:
-                return json.loads(text.replace("$$", "$"))
-            except json.JSONDecodeError:
-                return text
-    return None
-
-
-def _take_config_of_job(spec: Object) -> Any:
-    """Do the same for a run on a standing cluster, whose variables are in the runtime environment."""
-    variables = driver_variables({"spec": spec}) if "clusterSelector" in spec else {}
-    if CONFIG_VARIABLE not in variables:
-        return None
-    config = json.loads(variables[CONFIG_VARIABLE])
-    others = variables.keys() - {
-        CONFIG_VARIABLE,
-        CODE_VARIABLE,
-        submission.VARIABLE,
-        submission.SOURCE_VARIABLE,
-    }
-    spec["runtimeEnvYAML"] = {name: variables[name] for name in others}
-    return config
+def _config_of(job: Object) -> Any:
+    """Return the trainer's config in a RayJob: parsed, or as text if it is invalid JSON."""
+    text = driver_variables(job).get(CONFIG_VARIABLE)
+    try:
+        return text and json.loads(text)
+    except json.JSONDecodeError:
+        return text
 
 
 def _classify(path: str, before: Any, after: Any, live: bool) -> FieldChange:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainyard.errors import ConfigError
-from trainyard.planning.driver_variables import driver_variables
 from trainyard.planning.objects import run_objects_with_code
 from trainyard.platform import Platform
 from trainyard.run_file.code.code_archive import Overlay
@@ -19,6 +18,7 @@ from trainyard.run_file.validation import validate
 from trainyard_trainer.config.section import Section
 from trainyard_trainer.config.trainer_config import kinds_of
 from trainyard_trainer.run_files import submission
+from trainyard_trainer.run_files.standing_cluster import driver_variables
 
 Object = dict[str, Any]
 
