@@ -12,6 +12,9 @@ from trainyard_trainer.errors import ConfigError
 
 GIB = 2**30
 
+ALLOCATED_PER_FILLED = 2
+"""Arrow's readers double a buffer that is full, so they allocate up to twice the bytes they fill."""
+
 Group = tuple[str, int, tuple[str, ...]]
 """The file of a row group, its number in the file, and the columns that are read."""
 
@@ -44,11 +47,8 @@ class HeldMemory:
     def group(self, key: Group, read: Callable[[], pa.Table]) -> pa.Table:
         """Return a row group, which is read unless it is held. Those that were used last stay."""
         if key not in self._groups:
-            before = pa.total_allocated_bytes()
             table = read()
-            # Arrow's readers allocate up to twice what they fill.
-            allocated = max(table.nbytes, pa.total_allocated_bytes() - before)
-            self._groups[key] = table, allocated
+            self._groups[key] = table, ALLOCATED_PER_FILLED * table.get_total_buffer_size()
             while len(self._groups) > 1 and sum(self.sizes) > self.limit_bytes:
                 self._groups.popitem(last=False)
         self._groups.move_to_end(key)
@@ -56,5 +56,5 @@ class HeldMemory:
 
     @property
     def sizes(self) -> list[int]:
-        """The bytes of each row group that is held, the one that was used last at the end."""
+        """The bytes that each held row group may take, the one that was used last at the end."""
         return [size for _, size in self._groups.values()]
