@@ -72,3 +72,18 @@ def test_a_run_grows_as_soon_as_its_queue_has_room(team: Team) -> None:
     assert condition(old, "Finished")["reason"] == "WorkloadSliceReplaced"
     assert condition(new, "Admitted")["status"] == "True"
     assert state(team, "grows")["phase"] == "running"
+    # Kueue 0.17 does not start a run again that has grown.
+    done(team, "suspend", "grows")
+    await_phase(team, "grows", "suspended")
+    assert "passes it over until it is resumed" in done(team, "explain", "grows")
+    done(team, "resume", "grows")
+    wait_for(
+        "status says so",
+        lambda: "Kueue could not start it: " in state(team, "grows")["message"],
+        60,
+        seen=lambda: state(team, "grows"),
+    )
+    assert "admitted the run and could not start it: " in done(team, "explain", "grows")
+    done(team, "stop", "grows")
+    submit(team, "grows", workers="1:2")
+    await_phase(team, "grows", "running")
