@@ -6,6 +6,8 @@ The queue has room for one run of one worker: the head and worker of a run fit, 
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -28,12 +30,18 @@ from queued_runs import (
 
 from trainyard.drills.timeline import RecordedRun, steps_lost
 
-CLUSTER_QUEUE = "e2e-queue"
+CLUSTER_QUEUE, COHORT = "e2e-queue", "e2e-cohort"
+PAGE = ROOT / "docs/guides/queues.md"
 QUEUE = {
     "queue": {
         "system": "kueue",
         "name": "runs",
-        "kueue": {"clusterQueue": CLUSTER_QUEUE, "nodes": {"cpu": 1}, "runs": 1},
+        "kueue": {
+            "clusterQueue": CLUSTER_QUEUE,
+            "nodes": {"cpu": 1},
+            "runs": 1,
+            "cohort": COHORT,
+        },
     },
     "priorityClasses": [{"name": "e2e-urgent", "value": 1000, "description": "Preempts others."}],
 }
@@ -191,6 +199,53 @@ def test_a_run_larger_than_all_quota_is_told_so(team: Team) -> None:
     explained = done(team, "explain", "large")
     assert "larger than all quota of Kueue queue runs" in explained
     assert "waiting does not help" in explained
+
+
+@pytest.fixture
+def lender(team: Team) -> Iterator[None]:
+    """Another ClusterQueue of the cohort, which nobody uses and which has room for one run."""
+    found = json.loads(kubectl("get", "clusterqueue", CLUSTER_QUEUE, "-o", "json"))
+    spec = {
+        key: found["spec"][key] for key in ("cohortName", "namespaceSelector", "resourceGroups")
+    }
+    body = {"apiVersion": found["apiVersion"], "kind": "ClusterQueue"}
+    body |= {"metadata": {"name": "e2e-lender"}, "spec": spec}
+    kubectl("create", "-f", "-", stdin=json.dumps(body))
+    yield
+    kubectl("delete", "clusterqueue", "e2e-lender")
+
+
+def borrowed() -> bool:
+    """Whether the team's ClusterQueue uses quota of another one."""
+    found = json.loads(kubectl("get", "clusterqueue", CLUSTER_QUEUE, "-o", "json"))
+    used = (each for flavor in found["status"]["flavorsUsage"] for each in flavor["resources"])
+    return any(each.get("borrowed", "0") != "0" for each in used)
+
+
+def test_a_second_run_borrows_the_quota_of_another_queue(team: Team, lender: None) -> None:
+    submit(team, "own")
+    await_admission(team, "own")
+    assert not borrowed()
+    submit(team, "borrows")
+    await_admission(team, "borrows")
+    wait_for("Kueue counts it as borrowed", borrowed, 30)
+    submit(team, "waits")
+    await_phase(team, "waits", "queued")
+
+
+def test_each_command_of_the_page_works(team: Team) -> None:
+    """The page names a namespace `team` and a run `digits`, which waits."""
+    blocks = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    commands = [shlex.split(line) for line in "".join(blocks).splitlines()]
+    assert [command[:2] for command in commands] == [
+        ["trainyard", "status"],
+        ["trainyard", "explain"],
+    ]
+    with held(team):
+        submit(team, "digits")
+        await_phase(team, "digits", "queued")
+        for _, *words in commands:
+            assert "Kueue queue runs" in done(team, *words[:-2])
 
 
 @contextmanager
