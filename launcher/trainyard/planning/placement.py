@@ -177,8 +177,8 @@ def _set_packing(template: Object, mode: TopologyMode) -> None:
     if packing.is_by_kueue:
         annotations = template["metadata"]["annotations"]
         del annotations[TOPOLOGY_ANNOTATIONS[packing.mode]]
-        is_labelled = packing.label is not None and mode != "unconstrained"
-        annotations[TOPOLOGY_ANNOTATIONS[mode]] = packing.label if is_labelled else "true"
+        value = "true" if mode == "unconstrained" else packing.label
+        annotations[TOPOLOGY_ANNOTATIONS[mode]] = value
     elif mode == "unconstrained":
         affinity = template["spec"]["affinity"]["podAffinity"]
         packing_terms = _packing_terms(template)

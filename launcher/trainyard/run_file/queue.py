@@ -23,6 +23,7 @@ from trainyard_trainer.config.section import Section
 
 System = Literal["none", "kueue", "volcano", "yunikorn", "kai"]
 TopologyMode = Literal["preferred", "required", "unconstrained"]
+"""How strictly Kueue packs the workers of a run by a label of nodes."""
 QueueName = Annotated[
     str,
     StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", max_length=63),
@@ -81,6 +82,7 @@ def queue_labels(
 def queue_annotations(system: System, *, is_elastic: bool) -> dict[str, str]:
     """Return the annotations of the RayJob that the queue system reads.
 
-    With it, Kueue makes a new Workload for each size of an elastic run, and admits it beside the one before.
+    Kueue makes a new Workload for each size of a RayJob with this annotation, and admits it while the run
+    goes on with the size before.
     """
     return {ELASTIC_ANNOTATION: "true"} if system == "kueue" and is_elastic else {}
