@@ -31,3 +31,6 @@ PRIORITY_LABELS: dict[str, str] = {
 
 GANG_LABEL = "ray.io/gang-scheduling-enabled"
 APPLICATION_LABEL = "yunikorn.apache.org/app-id"
+
+ELASTIC_ANNOTATION = "kueue.x-k8s.io/elastic-job"
+"""The annotation of a RayJob by which Kueue lets its size change."""

@@ -80,6 +80,9 @@ class PlatformQueue(PlatformSection):
     name: QueueName | Literal[""] = ""
     """The queue of a run whose run file names none. If it is empty, each run file must name one."""
 
+    elastic: bool = False
+    """Whether Kueue takes elastic runs, by its feature gate ElasticJobsViaWorkloadSlices."""
+
 
 class Pool(PlatformSection):
     """A pool of nodes of one shape. All sizes are those of a Ray pod that fills a node."""

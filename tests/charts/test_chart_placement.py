@@ -105,14 +105,31 @@ def test_the_scheduler_packs_the_workers_of_one_group_of_one_attempt() -> None:
     }
 
 
-def test_kueue_packs_them_instead_if_it_is_the_queue_system() -> None:
+def topologies(pods: dict[str, Object]) -> dict[str, dict[str, str]]:
+    """Return what each pod asks of Kueue's topologies."""
+    asked = {
+        place: {
+            key: value
+            for key, value in pod["metadata"].get("annotations", {}).items()
+            if key.startswith("kueue.x-k8s.io/podset-")
+        }
+        for place, pod in pods.items()
+    }
+    return {place: annotations for place, annotations in asked.items() if annotations}
+
+
+@pytest.mark.parametrize(
+    ("mode", "value"),
+    [("preferred", None), ("required", None), ("unconstrained", "true")],
+)
+def test_kueue_packs_them_instead_as_the_pool_says(mode: str, value: str | None) -> None:
+    """Without topologyMode the mode is `preferred`."""
     queue = {**KUEUE, "kueue": {"clusterQueue": "q", "nodes": {"cpu": 1, "gpu": 2}}}
-    objects = render({"pools": PACKED, "queue": queue, **ALL})
+    chosen = {} if mode == "preferred" else {"topologyMode": mode}
+    objects = render({"pools": {"gpu": PACKED["gpu"] | chosen}, "queue": queue, **ALL})
     pods = pods_of(objects)
-    key = "kueue.x-k8s.io/podset-preferred-topology"
-    packed = {place for place, pod in pods.items() if key in pod["metadata"].get("annotations", {})}
-    assert packed == {"platform gpu"}
-    assert pods["platform gpu"]["metadata"]["annotations"][key] == "topology.kubernetes.io/zone"
+    key = f"kueue.x-k8s.io/podset-{mode}-topology"
+    assert topologies(pods) == {"platform gpu": {key: value or "topology.kubernetes.io/zone"}}
     assert not any("affinity" in pod["spec"] for pod in pods.values())
     flavors = of_kind(objects, "ResourceFlavor")
     assert {
@@ -124,6 +141,18 @@ def test_kueue_packs_them_instead_if_it_is_the_queue_system() -> None:
         {"nodeLabel": "topology.kubernetes.io/zone"},
         {"nodeLabel": "kubernetes.io/hostname"},
     ]
+
+
+def test_heads_in_the_flavor_of_a_packed_pool_ask_for_a_place_in_its_topology() -> None:
+    """Kueue assigns a flavor with a topology to no pod that does not ask for one, beside other flavors."""
+    nodes = {"clusterQueue": "q", "nodes": {"cpu": 1, "gpu": 2}}
+    heads = {"nodeSelector": MACHINE}
+    pools = {"cpu": {"nodeSelector": MACHINE, "topologyKey": "rack"}, "gpu": GPU}
+    objects = render({"pools": pools, "head": heads, "queue": {**KUEUE, "kueue": nodes}, **ALL})
+    assert topologies(pods_of(objects)) == {
+        "platform head": {"kueue.x-k8s.io/podset-unconstrained-topology": "true"},
+        "platform cpu": {"kueue.x-k8s.io/podset-preferred-topology": "rack"},
+    }
 
 
 def test_a_queue_of_others_has_its_own_topologies() -> None:

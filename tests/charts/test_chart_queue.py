@@ -174,6 +174,17 @@ def test_the_quota_is_exactly_what_a_run_that_fills_it_requests(
         assert flavors == {"vision-cpu": both}
 
 
+def test_an_elastic_queue_has_room_for_the_autoscalers_of_its_runs() -> None:
+    """Kueue counts the autoscaler's container as a part of the head."""
+    kueue = KUEUE | {"kueue": KUEUE["kueue"] | {"elastic": True}}
+    objects, fixed = render({"queue": kueue}), flavors_of(render({"queue": KUEUE}))
+    options = platform_of(objects)["autoscaler"]["options"]["resources"]["requests"]
+    for name, quantity in options.items():
+        more = flavors_of(objects)["vision-cpu"][name] - fixed["vision-cpu"][name]
+        assert more == pytest.approx(6 * number(quantity)), name
+    assert platform_of(objects)["queue"]["elastic"] is True
+
+
 def test_a_flavor_is_its_pools_nodes(queued):
     gpu = of_kind(queued, "ResourceFlavor")["vision-gpu"]["spec"]
     assert gpu["nodeLabels"] == {"machine": "p5"}

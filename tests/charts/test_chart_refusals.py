@@ -230,6 +230,42 @@ REFUSALS = {
         ),
         put_right={"pools": {"cpu": {"nodeSelector": {"machine": "m5"}}}, "queue": QUOTAS},
     ),
+    "mode without a label": Refusal(
+        values={"pools": {"gpu": {"topologyMode": "preferred"}}},
+        says=(
+            "pools.gpu.topologyMode is preferred, but the pool has no topologyKey, so there is nothing by "
+            "which its workers could be packed. Set topologyKey, or remove topologyMode."
+        ),
+        put_right={"pools": {"gpu": {"topologyMode": "preferred", "topologyKey": "rack"}}},
+    ),
+    "mode without Kueue": Refusal(
+        values={"pools": {"gpu": {"topologyMode": "required", "topologyKey": "rack"}}},
+        says=(
+            "pools.gpu.topologyMode is required, but queue.system is none: the scheduler places one pod "
+            "after the other and cannot know whether all of them have room in a domain. Set queue.system to "
+            "kueue, or topologyMode to preferred."
+        ),
+        put_right={
+            "pools": {"gpu": {"topologyMode": "required", "topologyKey": "rack"}},
+            "queue": KUEUE,
+        },
+    ),
+    "elastic queue without Kueue": Refusal(
+        values={"queue": {"kueue": {"elastic": True}}},
+        says=(
+            "queue.kueue.elastic is true, but queue.system is none. Set queue.system to kueue, or "
+            "queue.kueue.elastic to false."
+        ),
+        put_right={"queue": {**KUEUE, "kueue": {"elastic": True}}},
+    ),
+    "elastic queue without elastic runs": Refusal(
+        values={"queue": {**KUEUE, "kueue": {"elastic": True}}, "elastic": {"enabled": False}},
+        says=(
+            "queue.kueue.elastic is true, but elastic.enabled is false, so there are no elastic runs. Set "
+            "elastic.enabled to true, or queue.kueue.elastic to false."
+        ),
+        put_right={"queue": {**KUEUE, "kueue": {"elastic": True}}},
+    ),
     "packed workers on any node": Refusal(
         values={"pools": {"cpu": {"topologyKey": "rack"}}, "queue": QUOTAS},
         says=(

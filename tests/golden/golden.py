@@ -51,6 +51,18 @@ TABLE = re.compile(
 )
 """Where a page of the documentation has such a table."""
 ON_DATA_NODES = ("data.loader=ray", "resources.data={nodes: 2}")
+QUEUE = {"system": "kueue", "name": "team"}
+
+
+def _packed_shape() -> dict[str, Any]:
+    """The packaged shape, with a topologyKey of its pool of GPUs for Kueue."""
+    shape: dict[str, Any] = yaml.safe_load(PLATFORM.read_text())["rayClusterSpec"]
+    (group,) = (each for each in shape["workerGroupSpecs"] if each["groupName"] == "gpu")
+    packed = {"kueue.x-k8s.io/podset-preferred-topology": "rack"}
+    group["template"]["metadata"]["annotations"] = packed
+    return shape
+
+
 CASES: dict[str, tuple[dict[str, str], dict[str, Any], tuple[str, ...]]] = {
     "workers-2": ({"workers": "2"}, {}, ()),
     "workers-1-to-2-data": ({"workers": "1:2"}, {}, ON_DATA_NODES),
@@ -58,11 +70,13 @@ CASES: dict[str, tuple[dict[str, str], dict[str, Any], tuple[str, ...]]] = {
     "gpus-16": ({"gpus": "16"}, {}, ()),
     "gpus-16-data": ({"gpus": "16"}, {}, ON_DATA_NODES),
     "gpus-8-to-16": ({"gpus": "8:16"}, {}, ()),
-    "gpus-16-kueue": (
+    "gpus-16-kueue": ({"gpus": "16"}, {"queue": QUEUE}, ("queue.priority=high",)),
+    "gpus-16-packed": (
         {"gpus": "16"},
-        {"queue": {"system": "kueue", "name": "team"}},
-        ("queue.priority=high",),
+        {"queue": QUEUE, "rayClusterSpec": _packed_shape()},
+        ("resources.topology_mode=required",),
     ),
+    "gpus-8-to-16-kueue": ({"gpus": "8:16"}, {"queue": QUEUE | {"elastic": True}}, ()),
     "gpus-16-efa": (
         {"gpus": "16"},
         {},

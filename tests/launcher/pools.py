@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from trainyard.platform import Platform, Pool, load_platform
+from trainyard.platform import Platform, PlatformQueue, Pool, load_platform
+from trainyard.run_file.queue import TopologyMode
 
 GPU_TAINT = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 SPOT_TAINT = {"key": "capacity", "operator": "Exists", "effect": "NoSchedule"}
@@ -46,3 +47,19 @@ def platform_with_spot(platform: Platform | None = None, **changed: Any) -> Plat
     return platform.model_copy(
         update={"pools": pools, "ray_cluster_spec": spec, "default_pools": defaults}
     )
+
+
+def packed_platform(platform: Platform | None = None, mode: TopologyMode | None = None) -> Platform:
+    """The platform with a topologyKey `rack` of its pool of GPUs: of Kueue with a mode, else of the
+    scheduler."""
+    platform = (platform or load_platform(None)).model_copy(deep=True)
+    template = platform.worker_group("gpu")["template"]
+    if mode is not None:
+        value = "true" if mode == "unconstrained" else "rack"
+        template["metadata"]["annotations"] = {f"kueue.x-k8s.io/podset-{mode}-topology": value}
+        return platform.model_copy(update={"queue": PlatformQueue(system="kueue", name="team")})
+    term = {"topologyKey": "rack", "matchLabelKeys": ["ray.io/cluster", "ray.io/group"]}
+    preferred = [{"weight": 100, "podAffinityTerm": term}]
+    affinity = {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
+    template["spec"]["affinity"] = affinity
+    return platform

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.launcher.pools import packed_platform
 from trainyard.errors import ConfigError
 from trainyard.local.training import local_config
 from trainyard.planning.merge import merge
@@ -14,6 +15,7 @@ from trainyard.planning.plan import plan_run
 from trainyard.planning.reasons import explain_plan
 from trainyard.planning.render import render_job
 from trainyard.platform import Platform, PlatformQueue
+from trainyard.rules.check import check
 from trainyard.run_file.load import load_run
 from trainyard.run_file.models import RunConfig
 from trainyard_trainer.config.scaling import DATA_LABELS, WORKER_RESOURCE
@@ -88,7 +90,11 @@ def test_cpu_workers_count_their_places(platform: Platform, workers: str) -> Non
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"queue": PlatformQueue(system="kueue", name="q")}, "Use a fixed number: 8 or 16."),
+        (
+            {"queue": PlatformQueue(system="kueue", name="q")},
+            "Set queue.kueue.elastic in the chart's values if Kueue's feature gate "
+            "ElasticJobsViaWorkloadSlices is enabled, or use a fixed number: 8 or 16.",
+        ),
         ({"autoscaler": None}, "the platform has no autoscaler"),
     ],
 )
@@ -96,6 +102,26 @@ def test_where_nothing_can_grow_an_elastic_run_is_refused(
     platform: Platform, change: dict[str, object], problem: str
 ) -> None:
     assert problem in refusal(digits(gpus="8:16"), platform.model_copy(update=change))
+
+
+SLICED = PlatformQueue(system="kueue", name="q", elastic=True)
+
+
+def test_kueue_changes_the_size_of_a_run_that_asks_for_it(platform: Platform) -> None:
+    queued = platform.model_copy(update={"queue": SLICED})
+    job = job_of(digits(gpus="8:16"), queued)
+    assert job["metadata"]["annotations"] == {"kueue.x-k8s.io/elastic-job": "true"}
+    assert job["spec"]["rayClusterSpec"]["enableInTreeAutoscaling"] is True
+    found = check(job, queued.kuberay, queued.ray_version)
+    assert [one for one in found if one.severity == "error"] == []
+    assert "annotations" not in job_of(digits(gpus="16"), queued)["metadata"]
+
+
+def test_the_workers_of_an_elastic_run_in_kueue_are_not_packed(platform: Platform) -> None:
+    packed = packed_platform(platform, "preferred").model_copy(update={"queue": SLICED})
+    said = refusal(digits(gpus="8:16"), packed)
+    assert "pool gpu has a topologyKey" in said
+    assert "use a fixed number: 8 or 16." in said
 
 
 def test_the_plan_tells_both_ends(platform: Platform) -> None:

@@ -86,6 +86,15 @@ def test_of_several_workloads_those_that_are_finished_do_not_count() -> None:
     assert found["metadata"]["name"] == "new"
 
 
+def test_a_run_that_kueue_could_not_start_says_so() -> None:
+    cluster, job = queued()
+    newest = cluster.objects["Workload", "new"]["status"]["conditions"]
+    newest[:] = [{"type": "Finished", "status": "True", "reason": "FailedToStart", "message": "no"}]
+    assert unfinished(cluster.list("Workload"), job) == []
+    status = current_status(cluster, job)
+    assert status.message == "waits in Kueue queue team: Kueue could not start it: no"
+
+
 def test_a_long_message_is_shortened_to_its_first_reasons() -> None:
     assert shortened(WAITING) == (
         "8 nvidia.com/gpu asked for, flavor heads has 0 at most; 100m more cpu needed in flavor heads; "

@@ -1,7 +1,7 @@
 {{/*
 On which nodes pods run: the node selector and tolerations of the head or of a pool, with those of `spot` for spot pools. All
-other pods avoid spot nodes. The workers of a run are packed by a pool's `topologyKey`: by Kueue if it is the queue system, since
-it knows whether all of them have room in a domain, else by the scheduler.
+other pods avoid spot nodes. The workers of a run are packed by a pool's `topologyKey` and `topologyMode`: by Kueue if it is the
+queue system, since it knows whether all of them have room in a domain, else by the scheduler.
 */}}
 
 {{/* The node selector and tolerations of the head or of a pool. Arguments: chart; nodes: the head or a pool of the values. */}}
@@ -28,7 +28,7 @@ The affinity of a pod, before what the values set for pods; an empty map without
 {{- if and .isRun .chart.Values.job.separateAttempts -}}
   {{- $_ := set $affinity "podAntiAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (list (include "trainyard.placement.otherAttempts" . | fromYaml))) -}}
 {{- end -}}
-{{- if and .isWorkerOfRun .nodes.topologyKey (ne .chart.Values.queue.system "kueue") -}}
+{{- if and .isWorkerOfRun .nodes.topologyKey (ne .chart.Values.queue.system "kueue") (ne .nodes.topologyMode "unconstrained") -}}
   {{- $term := include "trainyard.placement.otherWorkers" . | fromYaml -}}
   {{- $_ := set $affinity "podAffinity" (dict "preferredDuringSchedulingIgnoredDuringExecution" (list (dict "weight" 100 "podAffinityTerm" $term))) -}}
 {{- end -}}
@@ -37,11 +37,31 @@ The affinity of a pod, before what the values set for pods; an empty map without
 
 {{/* The annotations by which Kueue packs the workers of a run; an empty map without any. Arguments: chart, nodes, isRun. */}}
 {{- define "trainyard.placement.annotations" -}}
+{{- $annotations := dict -}}
 {{- if and .isRun .nodes.topologyKey (eq .chart.Values.queue.system "kueue") -}}
-kueue.x-k8s.io/podset-preferred-topology: {{ .nodes.topologyKey | quote }}
-{{- else -}}
-{}
+  {{- $mode := .nodes.topologyMode | default "preferred" -}}
+  {{- $_ := set $annotations (printf "kueue.x-k8s.io/podset-%s-topology" $mode) (ternary "true" .nodes.topologyKey (eq $mode "unconstrained")) -}}
 {{- end -}}
+{{- toYaml $annotations -}}
+{{- end }}
+
+{{/*
+The annotations by which Kueue places the head of a run; an empty map without any. If heads share the flavor of a pool that has
+a topology, Kueue assigns it only to pods that ask for a place in a topology. Arguments: chart, isRun.
+*/}}
+{{- define "trainyard.placement.headAnnotations" -}}
+{{- $annotations := dict -}}
+{{- $kueue := .chart.Values.queue.kueue -}}
+{{- $areKnown := true -}}
+{{- range $name, $_ := $kueue.nodes -}}
+  {{- $areKnown = and $areKnown (hasKey $.chart.Values.pools $name) -}}
+{{- end -}}
+{{- if and .isRun $areKnown $kueue.clusterQueue $kueue.nodes -}}
+  {{- if (first (include "trainyard.queue.quotas" .chart | fromYaml).flavors).topologyKey -}}
+    {{- $_ := set $annotations "kueue.x-k8s.io/podset-unconstrained-topology" "true" -}}
+  {{- end -}}
+{{- end -}}
+{{- toYaml $annotations -}}
 {{- end }}
 
 {{/*
@@ -103,11 +123,16 @@ labelSelector:
 matchLabelKeys: [ray.io/cluster, ray.io/group]
 {{- end }}
 
-{{/* Problems of `topologyKey`, as a YAML list of sentences. The argument is the chart. */}}
+{{/* Problems of `topologyKey` and `topologyMode`, as a YAML list of sentences. The argument is the chart. */}}
 {{- define "trainyard.placement.topologyProblems" -}}
 {{- $problems := list -}}
 {{- $values := .Values -}}
 {{- range $name, $pool := $values.pools -}}
+  {{- if and $pool.topologyMode (not $pool.topologyKey) -}}
+    {{- $problems = append $problems (printf "pools.%s.topologyMode is %s, but the pool has no topologyKey, so there is nothing by which its workers could be packed. Set topologyKey, or remove topologyMode." $name $pool.topologyMode) -}}
+  {{- else if and $pool.topologyMode (ne $pool.topologyMode "preferred") (ne $values.queue.system "kueue") -}}
+    {{- $problems = append $problems (printf "pools.%s.topologyMode is %s, but queue.system is %s: the scheduler places one pod after the other and cannot know whether all of them have room in a domain. Set queue.system to kueue, or topologyMode to preferred." $name $pool.topologyMode $values.queue.system) -}}
+  {{- end -}}
   {{- if $pool.topologyKey -}}
     {{- if ne $values.queue.system "kueue" -}}
       {{- if semverCompare "<1.31.0-0" $.Capabilities.KubeVersion.Version -}}

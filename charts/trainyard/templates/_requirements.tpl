@@ -117,6 +117,11 @@ what the cluster must serve. Each message gives the value, the rule and the reme
 {{- if and $kueue.cohort (not $kueue.nodes) -}}
   {{- $problems = append $problems (printf "queue.kueue.cohort %s is set without queue.kueue.nodes: the ClusterQueue is created by others. Set queue.kueue.nodes, or set queue.kueue.cohort to \"\"." $kueue.cohort) -}}
 {{- end -}}
+{{- if and $kueue.elastic (ne $queue.system "kueue") -}}
+  {{- $problems = append $problems (printf "queue.kueue.elastic is true, but queue.system is %s. Set queue.system to kueue, or queue.kueue.elastic to false." $queue.system) -}}
+{{- else if and $kueue.elastic (not $values.elastic.enabled) -}}
+  {{- $problems = append $problems "queue.kueue.elastic is true, but elastic.enabled is false, so there are no elastic runs. Set elastic.enabled to true, or queue.kueue.elastic to false." -}}
+{{- end -}}
 {{- range $name, $_ := $kueue.nodes -}}
   {{- if not (hasKey $values.pools $name) -}}
     {{- $problems = append $problems (printf "queue.kueue.nodes contains %s, which is not a pool. Use one of the pools: %s." $name $pools) -}}

@@ -61,6 +61,10 @@ true
 metadata:
   labels:
     {{- include "trainyard.podLabels" .chart | nindent 4 }}
+  {{- with include "trainyard.placement.headAnnotations" . | fromYaml }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
 spec:
   {{- include "trainyard.shape.pod" (dict "chart" .chart "nodes" .chart.Values.head "isRun" .isRun) | nindent 2 }}
   {{- if include "trainyard.shape.scalesDown" . }}

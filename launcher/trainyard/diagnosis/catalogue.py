@@ -41,6 +41,7 @@ CHAPTERS: tuple[tuple[str, tuple[Failure, ...]], ...] = (
         "Queue",
         (
             admission.kueue_inactive,
+            admission.kueue_failed_to_start,
             admission.kueue_too_large,
             admission.kueue_waiting,
             admission.suspended,

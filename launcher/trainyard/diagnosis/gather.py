@@ -32,7 +32,13 @@ from trainyard.errors import ClusterError, ClusterUnreachable
 from trainyard.labels import OWNER_LABELS, RUN_LABEL
 from trainyard.submission.current_status import HEAD_CONTAINER
 from trainyard.submission.driver_log import log_of_driver, tail_lines
-from trainyard.submission.queue_wait import JOB_UID_LABEL, preemptor_of, queue_of, unfinished
+from trainyard.submission.queue_wait import (
+    JOB_UID_LABEL,
+    failed_to_start,
+    preemptor_of,
+    queue_of,
+    unfinished,
+)
 from trainyard_trainer.run_files import names
 from trainyard_trainer.run_files.standing_cluster import standing_cluster_of
 
@@ -229,6 +235,8 @@ def _queue(queries: _Queries, queue: str, job: Object) -> dict[str, Any]:
                 found["queue_position"] = int(item.get("positionInLocalQueue", 0))
         if uid := preemptor_of(workloads[-1]):
             found["preemptor"] = _run_with_uid(queries, uid)
+    elif failed := failed_to_start(listed, job):
+        found["workload"] = trimmed(failed)
     return found
 
 

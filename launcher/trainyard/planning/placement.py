@@ -1,28 +1,34 @@
-"""Place the workers of a run on several pools: a list in `resources.pool`, with the preferred pool first.
+"""Place the workers of a run: on several pools, and packed by a label of nodes.
 
-KubeRay has no choice between worker groups, so the run has one group, whose pods may use the nodes of any
-pool of the list. Without Kueue the scheduler chooses a node for each pod, and prefers earlier pools. Kueue
-chooses one pool for all pods: the first ResourceFlavor of its ClusterQueue that has room.
+`resources.pool` may be a list of pools, with the preferred one first. KubeRay has no choice between worker
+groups, so the run has one group, whose pods may use the nodes of any pool of the list. Without Kueue the
+scheduler chooses a node for each pod, and prefers earlier pools. Kueue chooses one pool for all pods: the
+first ResourceFlavor of its ClusterQueue that has room.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 from trainyard.errors import ConfigError
 from trainyard.planning.comparison.run_diff import by_name, differences
 from trainyard.planning.node_affinity import REQUIRED, node_terms
 from trainyard.platform import Platform, Pool
 from trainyard.quantities import Object
-from trainyard.run_file.models import POOL_LIMIT
+from trainyard.run_file.models import POOL_LIMIT, RunConfig
+from trainyard.run_file.queue import TopologyMode
 
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
-TOPOLOGY_ANNOTATION = "kueue.x-k8s.io/podset-preferred-topology"
-"""The annotation by which Kueue packs the pods of a group."""
+TOPOLOGY_ANNOTATIONS: Mapping[TopologyMode, str] = {
+    mode: f"kueue.x-k8s.io/podset-{mode}-topology" for mode in get_args(TopologyMode)
+}
+"""The annotations by which Kueue packs the pods of a group. The value of `unconstrained` is `true`, that of
+the others is the label of nodes."""
 
 WEIGHTS = (100, 50, 25, 12, 6, 3, 1)
 """Weights of the pools before the last. Each is above the sum of the next ones, because the scheduler adds
@@ -73,12 +79,16 @@ def _shown(value: Any) -> str:
     return "not set" if value is None else f"{value}"
 
 
-def worker_group(platform: Platform, pools: Sequence[str]) -> Object:
+def worker_group(
+    platform: Platform, pools: Sequence[str], topology_mode: TopologyMode | None = None
+) -> Object:
     """Build the shape of a group of Ray pods that may use the nodes of each of these pools.
 
-    The group has the name of the first pool.
+    The group has the name of the first pool, and is packed as the pool says, or the run with `topology_mode`.
     """
     group = copy.deepcopy(platform.worker_group(pools[0]))
+    if topology_mode is not None:
+        _set_packing(group["template"], topology_mode)
     if len(pools) == 1:
         return group
     specs = [_pod_spec(platform, pool) for pool in pools]
@@ -102,16 +112,87 @@ def worker_group(platform: Platform, pools: Sequence[str]) -> Object:
     return group
 
 
-def packing_label(template: Object) -> str | None:
-    """Return the node label by which pods of a template are packed (`topologyKey`), or None."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Packing:
+    """How the pods of a template are packed by a label of nodes."""
+
+    mode: TopologyMode
+    label: str | None
+    """The label; None if Kueue only looks for a node for each pod."""
+    is_by_kueue: bool
+
+    def __str__(self) -> str:
+        """Say how the pods are packed."""
+        if self.mode == "required":
+            return f"all on nodes with the same {self.label}, or the run waits"
+        if self.mode == "preferred":
+            return f"packed by {self.label} if possible"
+        return "not packed; Kueue looks for a node for each pod"
+
+
+def packing_of(template: Object) -> Packing | None:
+    """Return how the pods of a template are packed (`topologyKey` and `topologyMode`), or None."""
     annotations = (template.get("metadata") or {}).get("annotations") or {}
-    if TOPOLOGY_ANNOTATION in annotations:
-        return str(annotations[TOPOLOGY_ANNOTATION])
-    affinity = (template["spec"].get("affinity") or {}).get("podAffinity") or {}
-    for each in affinity.get(PREFERRED) or ():
-        if "ray.io/cluster" in (each["podAffinityTerm"].get("matchLabelKeys") or ()):
-            return str(each["podAffinityTerm"]["topologyKey"])
+    for mode, key in TOPOLOGY_ANNOTATIONS.items():
+        if key in annotations:
+            label = None if mode == "unconstrained" else str(annotations[key])
+            return Packing(mode=mode, label=label, is_by_kueue=True)
+    for term in _packing_terms(template):
+        label = str(term["podAffinityTerm"]["topologyKey"])
+        return Packing(mode="preferred", label=label, is_by_kueue=False)
     return None
+
+
+def require_topology(run: RunConfig, pools: Sequence[Pool], platform: Platform) -> None:
+    """Raise ConfigError if the workers of a run cannot be packed as the run asks."""
+    mode = run.resources.topology_mode
+    if mode is None:
+        return
+    asked = f"resources.topology_mode = {mode}"
+    name = pools[0].name
+    packing = packing_of(platform.worker_group(name)["template"])
+    if packing is None:
+        raise ConfigError(
+            f"{asked}, but pool {name} has no topologyKey, the label by which workers are packed",
+            f"Remove it, or set topologyKey of pool {name} in the chart's values.",
+        )
+    if mode == "required" and not packing.is_by_kueue:
+        raise ConfigError(
+            f"{asked} needs Kueue, and the platform's queue system is {platform.queue.system}: the scheduler "
+            "places one pod after the other and cannot know whether all of them have room",
+            "Use preferred, or set queue.system to kueue in the chart's values.",
+        )
+    if packing.label is None and mode != "unconstrained":
+        raise ConfigError(
+            f"{asked}, but pool {name} has topologyMode unconstrained",
+            f"Remove it, or set topologyMode of pool {name} to preferred in the chart's values: run files "
+            "can choose another mode then.",
+        )
+
+
+def _set_packing(template: Object, mode: TopologyMode) -> None:
+    """Replace how the pods of a template are packed. `require_topology` has checked that it is possible."""
+    packing = packing_of(template)
+    assert packing is not None
+    if packing.is_by_kueue:
+        annotations = template["metadata"]["annotations"]
+        del annotations[TOPOLOGY_ANNOTATIONS[packing.mode]]
+        value = "true" if mode == "unconstrained" else packing.label
+        annotations[TOPOLOGY_ANNOTATIONS[mode]] = value
+    elif mode == "unconstrained":
+        affinity = template["spec"]["affinity"]["podAffinity"]
+        packing_terms = _packing_terms(template)
+        affinity[PREFERRED] = [each for each in affinity[PREFERRED] if each not in packing_terms]
+
+
+def _packing_terms(template: Object) -> list[Object]:
+    """Return the preferences of pods for the nodes of other workers of the same RayCluster."""
+    affinity = (template["spec"].get("affinity") or {}).get("podAffinity") or {}
+    return [
+        each
+        for each in affinity.get(PREFERRED) or ()
+        if "ray.io/cluster" in (each["podAffinityTerm"].get("matchLabelKeys") or ())
+    ]
 
 
 def _pod_spec(platform: Platform, pool: str) -> Object:

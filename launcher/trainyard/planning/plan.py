@@ -45,7 +45,7 @@ from trainyard.run_file.network import (
     NetworkRequirements,
     network_requirements,
 )
-from trainyard.run_file.queue import System, queue_labels
+from trainyard.run_file.queue import System, TopologyMode, queue_annotations, queue_labels
 from trainyard_trainer.config.scaling import Scaling
 from trainyard_trainer.config.trainer_config import AnyConfig
 
@@ -59,6 +59,8 @@ class Plan:
     image: str
     pools: tuple[str, ...]
     """Pools whose nodes the workers may use, the preferred one first."""
+    topology_mode: TopologyMode | None
+    """How strictly Kueue packs the workers; None as the pool says."""
     gpu_resource: str | None
     nodes: int
     """Number of Ray worker pods; for an elastic run the largest number."""
@@ -72,6 +74,8 @@ class Plan:
     retries: int
     queue_system: System
     queue_labels: dict[str, str]
+    queue_annotations: dict[str, str]
+    """Annotations of the RayJob that the queue system reads."""
     volumes: tuple[DataVolume, ...]
     """Data volumes that the head and all workers mount."""
     network: Network | None
@@ -161,6 +165,7 @@ def plan_run(
         namespace=namespace,
         image=run.image or platform.image,
         pools=tuple(each.name for each in pools),
+        topology_mode=run.resources.topology_mode,
         gpu_resource=pool.gpu_resource,
         nodes=high.nodes,
         min_nodes=low.nodes,
@@ -174,6 +179,7 @@ def plan_run(
         queue_labels=queue_labels(
             run.queue, queue_system, platform.queue.name, run.name, namespace
         ),
+        queue_annotations=queue_annotations(queue_system, is_elastic=run.resources.is_elastic),
         volumes=tuple(platform.data_volume(name) for name in run.volumes),
         network=network,
         network_requirements=requirements,

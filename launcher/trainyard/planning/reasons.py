@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from trainyard.labels import QUEUE_LABELS
 from trainyard.planning.model_memory import memory_row
 from trainyard.planning.node_affinity import shown_terms
-from trainyard.planning.placement import packing_label
+from trainyard.planning.placement import packing_of, worker_group
 from trainyard.planning.plan import Plan
 from trainyard.planning.sizing.layout import batch_share, count
 from trainyard.planning.sizing.pod_sizes import MIB_PER_GIB, OBJECT_STORE_LIMIT_MIB, PodSize
@@ -17,6 +17,7 @@ from trainyard.platform import Platform, Pool
 from trainyard.run_file.code.code_archive import LIMIT_KIB
 from trainyard.run_file.models import BoostingRun, NetworkRun, RunConfig
 from trainyard.run_file.network import Network
+from trainyard.run_file.queue import TopologyMode
 from trainyard_trainer.config.limits import stop_after_s
 from trainyard_trainer.config.scaling import DATA_CPUS
 from trainyard_trainer.config.trainer_config import CommandConfig, FunctionConfig
@@ -152,7 +153,7 @@ def _node_rows(plan: Plan, run: RunConfig, platform: Platform) -> list[Row]:
         *(
             (
                 f"placement{f' on {name}' if len(plan.pools) > 1 else ''}",
-                *_placement(platform, name),
+                *_placement(platform, name, plan.topology_mode),
             )
             for name in plan.pools
         ),
@@ -200,17 +201,19 @@ def _choice_of_pool(plan: Plan) -> str:
     return f"the scheduler chooses one for each pod, and prefers {plan.pool}"
 
 
-def _placement(platform: Platform, pool: str) -> tuple[str, str]:
+def _placement(
+    platform: Platform, pool: str, topology_mode: TopologyMode | None = None
+) -> tuple[str, str]:
     """Return the node labels that the pods of a pool require, and a text with tolerations and packing."""
-    template = platform.worker_group(pool)["template"]
+    template = worker_group(platform, (pool,), topology_mode)["template"]
     labels = shown_terms(template["spec"])
     tolerations = template["spec"].get("tolerations") or []
     taints = [toleration.get("key") or "any taint" for toleration in tolerations]
     why = f"node selector of pool {pool}" if labels else f"pool {pool} has no node selector"
     if taints:
         why += f"; tolerates {', '.join(taints)}"
-    if packed_by := packing_label(template):
-        why += f"; packed by {packed_by} if possible"
+    if packing := packing_of(template):
+        why += f"; {packing}"
     return labels or "any node", why
 
 

@@ -6,7 +6,7 @@ Each function raises ConfigError if the platform does not meet the requirement.
 from __future__ import annotations
 
 from trainyard.errors import ConfigError
-from trainyard.planning.placement import require_alike
+from trainyard.planning.placement import require_alike, require_topology
 from trainyard.planning.sizing.layout import asked_amount
 from trainyard.planning.sizing.pod_sizes import DataGroup, node_size
 from trainyard.platform import Platform, Pool
@@ -92,8 +92,8 @@ def choose_pools(run: RunConfig, platform: Platform) -> tuple[Pool, ...]:
     """Return the pools that the run names, the preferred one first, else the standing cluster's or the
     platform's default.
 
-    Raises ConfigError if the run asks for GPUs and a pool has none, or the other way round, and if pools of
-    a list differ in more than their nodes.
+    Raises ConfigError if the run asks for GPUs and a pool has none, or the other way round, if pools of
+    a list differ in more than their nodes, and if their workers cannot be packed as the run asks.
     """
     defaults = platform.default_pools
     default = defaults.gpus if run.resources.unit == "gpus" else defaults.workers
@@ -103,6 +103,7 @@ def choose_pools(run: RunConfig, platform: Platform) -> tuple[Pool, ...]:
     for pool in pools:
         _require_unit(run, pool)
     require_alike(pools, platform)
+    require_topology(run, pools, platform)
     return pools
 
 

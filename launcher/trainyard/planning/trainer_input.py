@@ -114,8 +114,9 @@ def launch_of(
     resources = run.resources.model_copy(update={"pool": pool, "data": nodes})
     chosen = run.model_copy(update={"image": image, "resources": resources})
     launch = chosen.model_dump(mode="json", include=LAUNCH_KEYS)
-    if resources.cluster is None:
-        del launch["resources"]["cluster"]  # so that older submissions keep their names
+    for key in ("cluster", "topology_mode"):
+        if launch["resources"][key] is None:
+            del launch["resources"][key]  # so that older submissions keep their names
     return launch
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainyard.labels import APPLICATION_LABEL, GANG_LABEL, QUEUE_LABELS
+from trainyard.labels import APPLICATION_LABEL, ELASTIC_ANNOTATION, GANG_LABEL, QUEUE_LABELS
 from trainyard.rules.field_path import FieldPath, Violation
 from trainyard.rules.subject import Subject
 
 KUEUE_GROUPS_LIMIT = 17
 KUEUE_GROUPS_SINCE = ((9, "0.19"), (7, "0.18"))
 """The worker groups that Kueue takes of a RayJob before a version; from 0.19 on it takes 17."""
-ELASTIC_ANNOTATION = "kueue.x-k8s.io/elastic-job"
 TIER_LABEL = "volcano.sh/network-topology-highest-tier-allowed"
 
 

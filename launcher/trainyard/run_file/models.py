@@ -23,7 +23,7 @@ from typing_extensions import Self
 
 from trainyard.run_file.metadata import Annotations, Labels
 from trainyard.run_file.network import Network
-from trainyard.run_file.queue import Queue
+from trainyard.run_file.queue import Queue, TopologyMode
 from trainyard_trainer.config.checkpoint import BoostingCheckpoint, CheckpointConfig
 from trainyard_trainer.config.data import Data, Loading, Table
 from trainyard_trainer.config.limits import Limits
@@ -165,6 +165,11 @@ class Resources(Section):
     on the nodes of each of them, and the first is preferred. Default: the platform's default pool for GPUs
     or for workers."""
 
+    topology_mode: TopologyMode | None = None
+    """How strictly Kueue packs the workers by the pool's `topologyKey`, such as the label of a rack.
+    `preferred`: into one rack if possible. `required`: into one rack, for which the run waits.
+    `unconstrained`: anywhere. Default: the pool's `topologyMode`."""
+
     data: DataNodes | None = None
     """Separate nodes for the Ray loader. Default: it reads and decodes on the nodes of the workers."""
 
@@ -182,11 +187,13 @@ class Resources(Section):
 
     @model_validator(mode="after")
     def _fits_a_standing_cluster(self) -> Resources:
-        if self.cluster is not None and (self.is_elastic or self.data is not None):
+        if self.cluster is not None and (
+            self.is_elastic or self.data is not None or self.topology_mode is not None
+        ):
             raise PydanticCustomError(
                 "one_of",
                 "with cluster (--warm), whose nodes are given, the number of workers is fixed, and there are "
-                "no data nodes",
+                "no data nodes and no topology_mode",
             )
         return self
 

@@ -1,4 +1,4 @@
-"""The `queue` section of a run file, and the labels of the RayJob that queue systems read.
+"""The `queue` section of a run file, and the labels and annotations of the RayJob that queue systems read.
 
 KubeRay copies these labels to the RayCluster, and its scheduler plugin derives the labels of the
 pods from them.
@@ -12,10 +12,18 @@ from typing import Annotated, Literal
 from pydantic import StringConstraints
 
 from trainyard.errors import ConfigError
-from trainyard.labels import APPLICATION_LABEL, GANG_LABEL, PRIORITY_LABELS, QUEUE_LABELS
+from trainyard.labels import (
+    APPLICATION_LABEL,
+    ELASTIC_ANNOTATION,
+    GANG_LABEL,
+    PRIORITY_LABELS,
+    QUEUE_LABELS,
+)
 from trainyard_trainer.config.section import Section
 
 System = Literal["none", "kueue", "volcano", "yunikorn", "kai"]
+TopologyMode = Literal["preferred", "required", "unconstrained"]
+"""How strictly Kueue packs the workers of a run by a label of nodes."""
 QueueName = Annotated[
     str,
     StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", max_length=63),
@@ -69,3 +77,12 @@ def queue_labels(
         namespace_hash = hashlib.sha256(namespace.encode()).hexdigest()[:8]
         labels |= {GANG_LABEL: "true", APPLICATION_LABEL: f"{run}-{namespace_hash}"}
     return labels
+
+
+def queue_annotations(system: System, *, is_elastic: bool) -> dict[str, str]:
+    """Return the annotations of the RayJob that the queue system reads.
+
+    Kueue makes a new Workload for each size of a RayJob with this annotation, and admits it while the run
+    goes on with the size before.
+    """
+    return {ELASTIC_ANNOTATION: "true"} if system == "kueue" and is_elastic else {}

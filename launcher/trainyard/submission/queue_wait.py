@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -25,6 +25,9 @@ NEVER = re.compile(
 POD_SET = "couldn't assign flavors to pod set "
 PREEMPTOR = re.compile(r"JobUID: ([^)\s]+)\)")
 """The UID of the job for which Kueue has evicted a Workload, in the message of the condition."""
+
+FAILED_TO_START = "FailedToStart"
+"""Why a Workload is finished if Kueue could not start its RayJob."""
 
 REASONS_SHOWN = 2
 LENGTH_SHOWN = 200
@@ -75,16 +78,33 @@ def unfinished(workloads: Iterable[Object], job: Object) -> list[Object]:
 
     An elastic run has several: each change of its size makes one, and finishes the one before.
     """
-    uid = job["metadata"].get("uid")
+    own = _owned(workloads, job)
     return sorted(
-        (
-            workload
-            for workload in workloads
-            if any(owner["uid"] == uid for owner in workload["metadata"].get("ownerReferences", []))
-            and condition(workload, "Finished").get("status") != "True"
-        ),
-        key=lambda workload: str(workload["metadata"].get("creationTimestamp", "")),
+        (each for each in own if condition(each, "Finished").get("status") != "True"), key=_created
     )
+
+
+def _owned(workloads: Iterable[Object], job: Object) -> Iterator[Object]:
+    """Yield the Workloads of a RayJob."""
+    uid = job["metadata"].get("uid")
+    for workload in workloads:
+        if any(owner["uid"] == uid for owner in workload["metadata"].get("ownerReferences", [])):
+            yield workload
+
+
+def _created(workload: Object) -> str:
+    return str(workload["metadata"].get("creationTimestamp", ""))
+
+
+def failed_to_start(workloads: Iterable[Object], job: Object) -> Object | None:
+    """Return the Workload of a RayJob that Kueue has admitted and then could not start, or None.
+
+    It is finished, so Kueue does not try again, and the RayJob stays suspended.
+    """
+    own = sorted(_owned(workloads, job), key=_created)
+    if not own or condition(own[-1], "Finished").get("reason") != FAILED_TO_START:
+        return None
+    return own[-1]
 
 
 def preemptor_of(workload: Object) -> str:
@@ -127,6 +147,9 @@ def waits_of(cluster: QueueAccess, jobs: Iterable[Object]) -> dict[str, QueueWai
                 position=positions[queue].get(own[-1]["metadata"]["name"]),
                 reason=reason_of(own[-1]),
             )
+        elif failed := failed_to_start(workloads, job):
+            message = shortened(condition(failed, "Finished").get("message") or "")
+            wait = replace(wait, reason=f"Kueue could not start it: {message}")
         found[str(job["metadata"].get("uid"))] = wait
     return found
 

@@ -6,31 +6,45 @@ The queue has room for one run of one worker: the head and worker of a run fit, 
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 
 import pytest
-from conftest import ROOT, Object, Team, delete_runs, get, kubectl, wait_for
+from conftest import ROOT, Team, delete_runs, kubectl, wait_for
 from drilling import volume_of
+from queued_runs import (
+    LIMIT_S,
+    Object,
+    await_admission,
+    await_phase,
+    done,
+    records,
+    state,
+    submit,
+    workloads,
+)
 
 from trainyard.drills.timeline import RecordedRun, steps_lost
 
-LIMIT_S = 180.0
-CLUSTER_QUEUE = "e2e-queue"
+CLUSTER_QUEUE, COHORT = "e2e-queue", "e2e-cohort"
+PAGE = ROOT / "docs/guides/queues.md"
 QUEUE = {
     "queue": {
         "system": "kueue",
         "name": "runs",
-        "kueue": {"clusterQueue": CLUSTER_QUEUE, "nodes": {"cpu": 1}, "runs": 1},
+        "kueue": {
+            "clusterQueue": CLUSTER_QUEUE,
+            "nodes": {"cpu": 1},
+            "runs": 1,
+            "cohort": COHORT,
+        },
     },
     "priorityClasses": [{"name": "e2e-urgent", "value": 1000, "description": "Preempts others."}],
 }
-RUN = ("examples/digits.yaml", "--workers", "1", "--detach", "--set", "train.model.image_size=16")
-EPOCHS = "train.epochs=100000"
-"""A number with which no run ends before it is stopped."""
 WITH_CLASS = ("--set", "queue.priority=e2e-urgent")
 
 
@@ -46,37 +60,6 @@ def empty_queue(team: Team) -> Iterator[None]:
     """Each test ends with an empty queue."""
     yield
     delete_runs(team.namespace)
-
-
-def submit(team: Team, name: str, *options: str, epochs: str = EPOCHS) -> None:
-    ended = team.trainyard("submit", *RUN, "--name", name, "--set", epochs, *options)
-    assert ended.returncode == 0, ended.stderr
-
-
-def state(team: Team, name: str) -> Object:
-    (found,) = team.status(name)["submissions"]
-    return dict(found)
-
-
-def await_phase(team: Team, name: str, *phases: str) -> Object:
-    found: Object = wait_for(
-        f"{name} is {phases}",
-        lambda: (row := state(team, name))["phase"] in phases and row,
-        LIMIT_S,
-        seen=lambda: state(team, name),
-    )
-    return found
-
-
-def await_admission(team: Team, name: str) -> None:
-    await_phase(team, name, "starting", "submitting", "running")
-
-
-def done(team: Team, *command: str) -> str:
-    """Run a command that must succeed, and return its output without line breaks."""
-    ended = team.trainyard(*command)
-    assert ended.returncode == 0, ended.stderr
-    return " ".join((ended.stdout + ended.stderr).split())
 
 
 def watch_until(team: Team, name: str, words: str) -> None:
@@ -99,25 +82,11 @@ def is_leaving(pod: Object) -> bool:
     return "deletionTimestamp" in pod["metadata"]
 
 
-def workload(team: Team, name: str) -> Object:
-    (found,) = (
-        each
-        for each in get("workloads.kueue.x-k8s.io", team.namespace)["items"]
-        if each["metadata"]["ownerReferences"][0]["name"].startswith(f"{name}-")
-    )
-    return dict(found)
-
-
-def records(folder: Path, file: str) -> list[Object]:
-    path = folder / file
-    return list(map(json.loads, path.read_text().splitlines())) if path.exists() else []
-
-
 def test_a_run_is_admitted_and_the_next_ones_wait_with_position_and_reason(team: Team) -> None:
     submit(team, "first")
     await_admission(team, "first")
     # Heads and workers share the flavor of their nodes.
-    assigned = workload(team, "first")["status"]["admission"]["podSetAssignments"]
+    assigned = workloads(team, "first")[0]["status"]["admission"]["podSetAssignments"]
     assert {flavor for each in assigned for flavor in each["flavors"].values()} == {"e2e-queue-cpu"}
     submit(team, "second")
     submit(team, "third")
@@ -210,7 +179,7 @@ def room_for_two_pods(team: Team) -> Iterator[None]:
 def test_the_pods_of_an_ended_run_go_at_once_and_the_next_run_starts(
     team: Team, room_for_two_pods: None
 ) -> None:
-    submit(team, "short", epochs="train.epochs=1")
+    submit(team, "short", epochs=1)
     await_admission(team, "short")
     submit(team, "next")
     await_phase(team, "next", "queued")
@@ -220,7 +189,7 @@ def test_the_pods_of_an_ended_run_go_at_once_and_the_next_run_starts(
 
 
 def test_a_run_larger_than_all_quota_is_told_so(team: Team) -> None:
-    submit(team, "large", "--workers", "4")
+    submit(team, "large", workers="4")
     wait_for(
         "Kueue has looked at it",
         lambda: "asked for, flavor" in state(team, "large")["message"],
@@ -230,6 +199,53 @@ def test_a_run_larger_than_all_quota_is_told_so(team: Team) -> None:
     explained = done(team, "explain", "large")
     assert "larger than all quota of Kueue queue runs" in explained
     assert "waiting does not help" in explained
+
+
+@pytest.fixture
+def lender(team: Team) -> Iterator[None]:
+    """Another ClusterQueue of the cohort, which nobody uses and which has room for one run."""
+    found = json.loads(kubectl("get", "clusterqueue", CLUSTER_QUEUE, "-o", "json"))
+    spec = {
+        key: found["spec"][key] for key in ("cohortName", "namespaceSelector", "resourceGroups")
+    }
+    body = {"apiVersion": found["apiVersion"], "kind": "ClusterQueue"}
+    body |= {"metadata": {"name": "e2e-lender"}, "spec": spec}
+    kubectl("create", "-f", "-", stdin=json.dumps(body))
+    yield
+    kubectl("delete", "clusterqueue", "e2e-lender")
+
+
+def borrowed() -> bool:
+    """Whether the team's ClusterQueue uses quota of another one."""
+    found = json.loads(kubectl("get", "clusterqueue", CLUSTER_QUEUE, "-o", "json"))
+    used = (each for flavor in found["status"]["flavorsUsage"] for each in flavor["resources"])
+    return any(each.get("borrowed", "0") != "0" for each in used)
+
+
+def test_a_second_run_borrows_the_quota_of_another_queue(team: Team, lender: None) -> None:
+    submit(team, "own")
+    await_admission(team, "own")
+    assert not borrowed()
+    submit(team, "borrows")
+    await_admission(team, "borrows")
+    wait_for("Kueue counts it as borrowed", borrowed, 30)
+    submit(team, "waits")
+    await_phase(team, "waits", "queued")
+
+
+def test_each_command_of_the_page_works(team: Team) -> None:
+    """The page names a namespace `team` and a run `digits`, which waits."""
+    blocks = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    commands = [shlex.split(line) for line in "".join(blocks).splitlines()]
+    assert [command[:2] for command in commands] == [
+        ["trainyard", "status"],
+        ["trainyard", "explain"],
+    ]
+    with held(team):
+        submit(team, "digits")
+        await_phase(team, "digits", "queued")
+        for _, *words in commands:
+            assert "Kueue queue runs" in done(team, *words[:-2])
 
 
 @contextmanager

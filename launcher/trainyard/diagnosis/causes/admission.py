@@ -10,7 +10,13 @@ from trainyard.diagnosis.failure import Match, evidence, failure
 from trainyard.diagnosis.snapshot import Object, Snapshot
 from trainyard.diagnosis.symptoms import Symptom, symptoms
 from trainyard.labels import QUEUE_LABELS
-from trainyard.submission.queue_wait import exceeds_all_quota, is_deactivated, queue_of, shortened
+from trainyard.submission.queue_wait import (
+    FAILED_TO_START,
+    exceeds_all_quota,
+    is_deactivated,
+    queue_of,
+    shortened,
+)
 from trainyard.submission.status import condition
 
 QUEUE_LABEL = QUEUE_LABELS["kueue"]
@@ -243,7 +249,32 @@ def _waiting(snapshot: Snapshot) -> Object | None:
         return None
     is_reserved = condition(workload, "QuotaReserved").get("status") == "True"
     is_evicted = condition(workload, "Evicted").get("status") == "True"
-    return None if is_deactivated(workload) or (is_reserved and not is_evicted) else workload
+    is_finished = condition(workload, "Finished").get("status") == "True"
+    is_over = is_finished or is_deactivated(workload) or (is_reserved and not is_evicted)
+    return None if is_over else workload
+
+
+@failure(
+    "kueue-failed-to-start",
+    seen="a suspended RayJob whose Workload is `Finished FailedToStart`",
+    remedy="Kueue does not try again. `trainyard stop {run} -n {namespace}` and submit the run again: it "
+    "starts from its last checkpoint. Kueue 0.17 does this to an elastic run that has grown and was then "
+    "suspended or preempted (kueue#12994): upgrade it.",
+)
+def kueue_failed_to_start(snapshot: Snapshot) -> Match | None:
+    """Kueue has admitted the run and could not start it."""
+    workload = snapshot.workload
+    if not _queue(snapshot) or workload is None:
+        return None
+    finished = condition(workload, "Finished")
+    if finished.get("reason") != FAILED_TO_START:
+        return None
+    return Match(
+        cause=f"Kueue has admitted the run and could not start it: {finished.get('message', '')}",
+        evidence=(
+            evidence(f"Workload {workload['metadata']['name']}", f"Finished: {FAILED_TO_START}"),
+        ),
+    )
 
 
 @failure(
