@@ -26,6 +26,12 @@ from conftest import (
 MADE_UP = "trainyard.io/made-up"
 TOLERATION: Object = {"key": MADE_UP, "operator": "Exists"}
 TAINT: Object = {"key": MADE_UP, "value": "true", "effect": "NoSchedule"}
+MADE_UP_HEAD: Object = {
+    "head__nodeSelector": {MADE_UP: "true"},
+    "head__tolerations": [TOLERATION],
+}
+"""Changes of the chart's values with which heads use nodes that do not exist."""
+RACK = "example.com/rack"
 PLACED_S = 60.0
 
 
@@ -36,6 +42,13 @@ class MadeUpNode:
     labels: Mapping[str, str]
     taints: Sequence[Object] = ()
     resources: Mapping[str, str] = field(default_factory=dict)
+
+
+def p5_pool(gpus_per_node: int, **more: Any) -> Object:
+    """Return the values of a pool of GPUs, whose nodes do not exist and have the label `machine: p5`."""
+    sizes = {"gpusPerNode": gpus_per_node, "cpus": 2 * gpus_per_node, "memoryGib": 64}
+    nodes = {"nodeSelector": {"machine": "p5"}, "tolerations": [TOLERATION]}
+    return {**sizes, "gpuResource": "nvidia.com/gpu", **nodes, **more}
 
 
 @contextmanager

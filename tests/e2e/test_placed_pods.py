@@ -16,23 +16,23 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import pytest
 from conftest import Object, Team, get, set_options, wait_for
 from made_up_nodes import (
-    MADE_UP,
+    MADE_UP_HEAD,
+    RACK,
     TAINT,
-    TOLERATION,
     MadeUpNode,
     Placed,
     change_node,
     free_all_nodes,
     made_up_nodes,
+    p5_pool,
     placed,
 )
 
-RACK, ZONE = "example.com/rack", "topology.kubernetes.io/zone"
+ZONE = "topology.kubernetes.io/zone"
 SPOT = {"capacity": "spot"}
 SPOT_TAINT: Object = {"key": "capacity", "value": "spot", "effect": "NoSchedule"}
 SPOT_VALUES = {
@@ -59,12 +59,6 @@ RACK_OF = {f"made-up-{number}": node.labels.get(RACK) for number, node in enumer
 ZONE_OF = {f"made-up-{number}": node.labels[ZONE] for number, node in enumerate(NODES)}
 
 
-def pool(gpus_per_node: int, **more: Any) -> Object:
-    sizes = {"gpusPerNode": gpus_per_node, "cpus": 2 * gpus_per_node, "memoryGib": 64}
-    nodes = {"nodeSelector": {"machine": "p5"}, "tolerations": [TOLERATION]}
-    return {**sizes, "gpuResource": "nvidia.com/gpu", **nodes, **more}
-
-
 EVEN_ZONES: Object = {
     "maxSkew": 1,
     "topologyKey": ZONE,
@@ -73,11 +67,11 @@ EVEN_ZONES: Object = {
     "matchLabelKeys": ["ray.io/cluster"],
 }
 POOLS = {
-    "p5": pool(8),
-    "p5-spot": pool(8, spot=True),
-    "half": pool(4),
-    "packed": pool(4, topologyKey=RACK),
-    "even": pool(4, pod={"topologySpreadConstraints": [EVEN_ZONES]}),
+    "p5": p5_pool(8),
+    "p5-spot": p5_pool(8, spot=True),
+    "half": p5_pool(4),
+    "packed": p5_pool(4, topologyKey=RACK),
+    "even": p5_pool(4, pod={"topologySpreadConstraints": [EVEN_ZONES]}),
 }
 BOTH = "[p5-spot, p5]"
 
@@ -92,8 +86,7 @@ def team(
         team.install(
             tmp_path_factory.mktemp("values"),
             spot=SPOT_VALUES,
-            head__nodeSelector={MADE_UP: "true"},
-            head__tolerations=[TOLERATION],
+            **MADE_UP_HEAD,
             **{f"pools__{name}": values for name, values in POOLS.items()},
         )
         yield team

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -78,22 +78,25 @@ def unfinished(workloads: Iterable[Object], job: Object) -> list[Object]:
 
     An elastic run has several: each change of its size makes one, and finishes the one before.
     """
-    own = _owned(workloads, job)
+    return [each for each in _owned(workloads, job) if not is_finished(each)]
+
+
+def _owned(workloads: Iterable[Object], job: Object) -> list[Object]:
+    """Return the Workloads of a RayJob, oldest first."""
+    uid = job["metadata"].get("uid")
     return sorted(
-        (each for each in own if condition(each, "Finished").get("status") != "True"), key=_created
+        (
+            workload
+            for workload in workloads
+            if any(owner["uid"] == uid for owner in workload["metadata"].get("ownerReferences", []))
+        ),
+        key=lambda workload: str(workload["metadata"].get("creationTimestamp", "")),
     )
 
 
-def _owned(workloads: Iterable[Object], job: Object) -> Iterator[Object]:
-    """Yield the Workloads of a RayJob."""
-    uid = job["metadata"].get("uid")
-    for workload in workloads:
-        if any(owner["uid"] == uid for owner in workload["metadata"].get("ownerReferences", [])):
-            yield workload
-
-
-def _created(workload: Object) -> str:
-    return str(workload["metadata"].get("creationTimestamp", ""))
+def is_finished(workload: Object) -> bool:
+    """Whether Kueue has finished with a Workload: its RayJob has ended, has another one, or did not start."""
+    return bool(condition(workload, "Finished").get("status") == "True")
 
 
 def failed_to_start(workloads: Iterable[Object], job: Object) -> Object | None:
@@ -101,10 +104,9 @@ def failed_to_start(workloads: Iterable[Object], job: Object) -> Object | None:
 
     It is finished, so Kueue does not try again, and the RayJob stays suspended.
     """
-    own = sorted(_owned(workloads, job), key=_created)
-    if not own or condition(own[-1], "Finished").get("reason") != FAILED_TO_START:
-        return None
-    return own[-1]
+    own = _owned(workloads, job)
+    has_failed = own and condition(own[-1], "Finished").get("reason") == FAILED_TO_START
+    return own[-1] if has_failed else None
 
 
 def preemptor_of(workload: Object) -> str:

@@ -33,6 +33,17 @@ def await_phase(team: Team, name: str, *phases: str) -> Object:
     return found
 
 
+def await_message(team: Team, name: str, words: str, limit_s: float = 30) -> str:
+    """Wait until `status` says these words of a run, and return the whole message."""
+    found: str = wait_for(
+        f"status says {words!r} of {name}",
+        lambda: words in (message := state(team, name)["message"]) and message,
+        limit_s,
+        seen=lambda: state(team, name),
+    )
+    return found
+
+
 def await_admission(team: Team, name: str) -> None:
     await_phase(team, name, "starting", "submitting", "running")
 

@@ -20,6 +20,7 @@ from queued_runs import (
     LIMIT_S,
     Object,
     await_admission,
+    await_message,
     await_phase,
     done,
     records,
@@ -90,21 +91,9 @@ def test_a_run_is_admitted_and_the_next_ones_wait_with_position_and_reason(team:
     assert {flavor for each in assigned for flavor in each["flavors"].values()} == {"e2e-queue-cpu"}
     submit(team, "second")
     submit(team, "third")
-
-    def place(name: str, position: int) -> str:
-        message: str = wait_for(
-            f"{name} waits",
-            lambda: (
-                f"at position {position}: " in state(team, name)["message"]
-                and state(team, name)["message"]
-            ),
-            30,
-            seen=lambda: state(team, name),
-        )
-        return message
-
-    assert "more memory needed in flavor e2e-queue-" in place("second", 1)
-    assert len(place("third", 2)) < 250
+    second = await_message(team, "second", "at position 1: ")
+    assert "more memory needed in flavor e2e-queue-" in second
+    assert len(await_message(team, "third", "at position 2: ")) < 250
     assert state(team, "third")["phase"] == "queued"
     listed = json.loads(team.trainyard("list", "--json").stdout)["runs"]
     assert {row["run"]: row["phase"] for row in listed}["second"] == "queued"
@@ -190,12 +179,7 @@ def test_the_pods_of_an_ended_run_go_at_once_and_the_next_run_starts(
 
 def test_a_run_larger_than_all_quota_is_told_so(team: Team) -> None:
     submit(team, "large", workers="4")
-    wait_for(
-        "Kueue has looked at it",
-        lambda: "asked for, flavor" in state(team, "large")["message"],
-        30,
-        seen=lambda: state(team, "large"),
-    )
+    await_message(team, "large", "asked for, flavor")
     explained = done(team, "explain", "large")
     assert "larger than all quota of Kueue queue runs" in explained
     assert "waiting does not help" in explained

@@ -9,10 +9,11 @@ import json
 from collections.abc import Callable, Iterator
 
 import pytest
-from conftest import Object, Team, delete_runs, wait_for
+from conftest import Team, delete_runs, wait_for
 from drilling import volume_of
-from queued_runs import await_admission, await_phase, done, state, submit, workloads
+from queued_runs import await_admission, await_message, await_phase, done, state, submit, workloads
 
+from trainyard.submission.queue_wait import is_finished
 from trainyard.submission.status import condition
 
 LIMIT_S = 300.0
@@ -43,14 +44,6 @@ def group_size(team: Team, name: str) -> int:
     return len(json.loads(file.read_text())["workers"]) if file.exists() else 0
 
 
-def unfinished(team: Team, name: str) -> list[Object]:
-    return [
-        each
-        for each in workloads(team, name)
-        if condition(each, "Finished").get("status") != "True"
-    ]
-
-
 def phase_in_list(team: Team, name: str) -> str:
     rows = json.loads(done(team, "list", "--json"))["runs"]
     (phase,) = (row["phase"] for row in rows if row["run"] == name)
@@ -62,7 +55,11 @@ def test_a_run_grows_as_soon_as_its_queue_has_room(team: Team) -> None:
     await_admission(team, "other")
     submit(team, "grows", workers="1:2")
     await_phase(team, "grows", "running")
-    wait_for("its next size waits for quota", lambda: len(unfinished(team, "grows")) == 2, LIMIT_S)
+    wait_for(
+        "its next size waits for quota",
+        lambda: [*map(is_finished, workloads(team, "grows"))].count(False) == 2,
+        LIMIT_S,
+    )
     wait_for("it trains with one worker", lambda: group_size(team, "grows") == 1, LIMIT_S)
     assert state(team, "grows")["phase"] == phase_in_list(team, "grows") == "running"
     assert "waits in Kueue" not in done(team, "explain", "grows")
@@ -77,12 +74,7 @@ def test_a_run_grows_as_soon_as_its_queue_has_room(team: Team) -> None:
     await_phase(team, "grows", "suspended")
     assert "passes it over until it is resumed" in done(team, "explain", "grows")
     done(team, "resume", "grows")
-    wait_for(
-        "status says so",
-        lambda: "Kueue could not start it: " in state(team, "grows")["message"],
-        60,
-        seen=lambda: state(team, "grows"),
-    )
+    await_message(team, "grows", "Kueue could not start it: ", limit_s=60)
     assert "admitted the run and could not start it: " in done(team, "explain", "grows")
     done(team, "stop", "grows")
     submit(team, "grows", workers="1:2")

@@ -9,29 +9,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
-from conftest import Object, Team, set_options, wait_for
+from conftest import Object, Team, set_options
 from made_up_nodes import (
-    MADE_UP,
-    TOLERATION,
+    MADE_UP_HEAD,
+    RACK,
     MadeUpNode,
     free_all_nodes,
     made_up_nodes,
+    p5_pool,
     placed,
 )
-from queued_runs import await_phase, done, state, workloads
+from queued_runs import await_message, await_phase, done, workloads
 
-RACK = "example.com/rack"
 NODES = (MadeUpNode(labels={}), *(MadeUpNode(labels={"machine": "p5", RACK: r}) for r in "1122"))
 RACK_OF = {f"made-up-{number}": node.labels.get(RACK) for number, node in enumerate(NODES)}
-POOL = {
-    "gpusPerNode": 4,
-    "gpuResource": "nvidia.com/gpu",
-    "cpus": 8,
-    "memoryGib": 64,
-    "nodeSelector": {"machine": "p5"},
-    "tolerations": [TOLERATION],
-    "topologyKey": RACK,
-}
+POOL = p5_pool(4, topologyKey=RACK)
 QUEUE = {
     "system": "kueue",
     "name": "racks",
@@ -49,8 +41,7 @@ def team(
         team.install(
             tmp_path_factory.mktemp("values"),
             queue=QUEUE,
-            head__nodeSelector={MADE_UP: "true"},
-            head__tolerations=[TOLERATION],
+            **MADE_UP_HEAD,
             pools__packed=POOL,
             pools__strict={**POOL, "topologyMode": "required"},
         )
@@ -111,12 +102,7 @@ def test_runs_are_packed_each_for_itself_and_the_next_one_waits(team: Team) -> N
 
 def test_a_run_that_requires_one_rack_waits_while_others_are_distributed(team: Team) -> None:
     submit(team, "strict", TOO_LARGE_FOR_A_RACK, "strict")
-    wait_for(
-        "Kueue says why",
-        lambda: "topology" in state(team, "strict")["message"],
-        30,
-        seen=lambda: state(team, "strict"),
-    )
+    await_message(team, "strict", "topology")
     assert "topology" in done(team, "explain", "strict")
     submit(team, "loose", TOO_LARGE_FOR_A_RACK)
     assert racks(team, "loose", TOO_LARGE_FOR_A_RACK) == [2, 4]

@@ -14,6 +14,7 @@ from trainyard.submission.queue_wait import (
     FAILED_TO_START,
     exceeds_all_quota,
     is_deactivated,
+    is_finished,
     queue_of,
     shortened,
 )
@@ -249,8 +250,7 @@ def _waiting(snapshot: Snapshot) -> Object | None:
         return None
     is_reserved = condition(workload, "QuotaReserved").get("status") == "True"
     is_evicted = condition(workload, "Evicted").get("status") == "True"
-    is_finished = condition(workload, "Finished").get("status") == "True"
-    is_over = is_finished or is_deactivated(workload) or (is_reserved and not is_evicted)
+    is_over = is_finished(workload) or is_deactivated(workload) or (is_reserved and not is_evicted)
     return None if is_over else workload
 
 
