@@ -102,6 +102,7 @@ main() {
   mkdir -p "$home"
   exec {lock}> "$home/image.lock" # one build at a time, since each ends with throwing old layers away
   flock "$lock"
+  "${buildah[@]}" rm --all > /dev/null # of a build that was killed: its image could not be thrown away
   if ! "${buildah[@]}" inspect --type image "$BASE" > /dev/null 2>&1 &&
     ! "${buildah[@]}" pull --quiet "$BASE" 2> /dev/null; then
     debootstrap_base
