@@ -18,11 +18,11 @@ from tests.trainer.training import open_folder
 pytest.importorskip("transformers")
 
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, MixtralConfig
 
 from tests.support.tiny_models import TEMPLATE, make_folder, make_tokenizer_folder
 from trainyard_trainer.attempt.attempt import check, check_data, open_data
 from trainyard_trainer.errors import ConfigError
-from trainyard_trainer.recipes.causal_lm.weights import build_network
 
 Spoil = Callable[[Path], Any]
 
@@ -61,15 +61,14 @@ def untouched(folder: Path) -> None:
     """Change nothing."""
 
 
-def with_norm(weight: torch.Tensor | None) -> Spoil:
-    """Replace the weights of the last norm, or remove them."""
+def stored(**changes: torch.Tensor | None) -> Spoil:
+    """Change weights of the file, whose names have `__` in place of a dot; one that is None is removed."""
 
     def spoil(folder: Path) -> None:
-        weights = load_file(folder / WEIGHTS)
-        del weights["model.norm.weight"]
-        if weight is not None:
-            weights["model.norm.weight"] = weight
-        save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+        known = load_file(folder / WEIGHTS)
+        known |= {name.replace("__", "."): value for name, value in changes.items()}  # type: ignore
+        kept = {name: value for name, value in known.items() if value is not None}
+        save_file(kept, folder / WEIGHTS, metadata={"format": "pt"})
 
     return spoil
 
@@ -130,22 +129,79 @@ def test_a_model_that_cannot_be_trained_is_told(
         check(causal_config(tmp_path / "runs", folder, chats, **changes))
 
 
-@pytest.mark.parametrize(
-    ("weight", "message"),
-    [
-        (None, "lacks weights of its model: 1, such as model.norm.weight"),
-        (torch.ones(8), r"model.norm.weight with \(8,\) in place of \(64,\)"),
-    ],
-    ids=["missing", "another shape"],
+NORM = torch.ones(64)
+OTHER_SHAPE = (
+    r"1 tensors have another shape: model.norm.weight \(64,\) in the model, \(8,\) in the file"
 )
-def test_weights_that_do_not_fit_the_config_are_told_by_name(
-    tmp_path: Path, model: Path, chats: Path, weight: torch.Tensor | None, message: str
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (stored(model__norm__weight=None), "1 tensors are missing in the files: model.norm.weight"),
+        (
+            stored(model__norm__weight=None, model__nrom__weight=NORM),
+            r"model.norm.weight \(there is model.nrom.weight\)",
+        ),
+        (stored(model__norm__weight=torch.ones(8)), OTHER_SHAPE),
+        (configured(num_hidden_layers=3), "9 tensors are missing .*model.layers.2.* and 4 more"),
+        (configured(intermediate_size=96), r"6 tensors have another shape: .*\(96, 64\)"),
+        (
+            stored(model__norm__weight=torch.ones(64, dtype=torch.int8)),
+            "1 weights are neither F64, nor F32, nor F16, nor BF16, such as model.norm.weight",
+        ),
+        (
+            configured(quantization_config={"quant_method": "gptq", "bits": 4}),
+            r"quantised \(gptq\)",
+        ),
+        (
+            written(INDEX, b'{"weight_map": {"lm_head.bias": "model.safetensors"}}'),
+            "model.safetensors lacks lm_head.bias, which the index names, and 0 more",
+        ),
+    ],
+    ids=[
+        *("missing", "another name", "another shape", "more layers", "wider", "integers"),
+        *("quantised", "index with more"),
+    ],
+)
+def test_weights_that_do_not_fit_the_config_are_told_by_name_before_workers_start(
+    tmp_path: Path, model: Path, chats: Path, spoil: Spoil, message: str
 ) -> None:
     folder = shutil.copytree(model, tmp_path / "model")
-    with_norm(weight)(folder)
+    spoil(folder)
     config = causal_config(tmp_path / "runs", folder, chats)
     with pytest.raises(ConfigError, match=message):
-        build_network(config.train.model, seed=0, is_sharded=False)
+        check(config)
+
+
+def test_weights_that_the_config_does_not_use_are_named(
+    tmp_path: Path, model: Path, chats: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(model, tmp_path / "model")
+    configured(num_hidden_layers=1)(folder)
+    check(causal_config(tmp_path / "runs", folder, chats))
+    assert "9 weights of" in (found := capfd.readouterr().out)
+    assert "are left out, such as model.layers.1." in found
+
+
+@pytest.mark.parametrize("lost", [0, 1], ids=["whole", "an expert is missing"])
+def test_weights_that_transformers_joins_are_compared_as_it_joins_them(
+    tmp_path: Path, model: Path, chats: Path, lost: int
+) -> None:
+    folder = shutil.copytree(model, tmp_path / "model", ignore=lambda *_: [CONFIG, WEIGHTS])
+    sizes = {"vocab_size": 600, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 2}
+    AutoModelForCausalLM.from_config(MixtralConfig(**sizes, **heads)).save_pretrained(folder)
+    weights = load_file(folder / WEIGHTS)
+    names = sorted(name for name in weights if ".experts." in name)
+    kept = {name: each for name, each in weights.items() if name not in names[:lost]}
+    save_file(kept, folder / WEIGHTS, metadata={"format": "pt"})
+    config = causal_config(tmp_path / "runs", folder, chats)
+    if not lost:
+        check(config)
+        return
+    with pytest.raises(ConfigError, match=r"cannot join the weights .* of a MixtralForCausalLM"):
+        check(config)
 
 
 TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"

@@ -74,9 +74,9 @@ def fit_of(init: InitialWeights, shapes: Mapping[str, tuple[int, ...]], model: n
     both = [name for name in state if name in wanted & given]
     other = [name for name in both if tuple(state[name].shape) != shapes[found[name]]]
     problems = [
-        *_differences("are missing in the file", missing, [*found], {}),
-        *_differences("of the file are not in the model", unknown, [*state], {}),
-        *_differences(
+        *differences("are missing in the file", missing, [*found], {}),
+        *differences("of the file are not in the model", unknown, [*state], {}),
+        *differences(
             "have another shape",
             other,
             (),
@@ -107,7 +107,7 @@ def _require_matches(init: InitialWeights, names: list[str]) -> None:
             )
 
 
-def _differences(
+def differences(
     what: str,
     names: list[str],
     near: Iterable[str],

@@ -75,6 +75,19 @@ def require_separate_texts(path: str, known: PretrainedConfig) -> None:
     )
 
 
+def require_causal(model: Any, path: str) -> None:
+    """Raise ConfigError for a model that sees the tokens behind each place, as BERT does."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+    known: Any = model.config
+    is_causal = getattr(known, "is_decoder", False) or getattr(known, "causal", False)
+    if known.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not is_causal:
+        raise ConfigError(
+            f"train.model.path = {path}: {type(model).__name__} sees the tokens behind each place, so it "
+            "cannot learn to predict the next one.\n       Use a model for causal language modelling."
+        )
+
+
 def require_folder(path: str) -> None:
     """Raise ConfigError if there is no folder with a config. Transformers would ask the network for it."""
     folder = Path(path)

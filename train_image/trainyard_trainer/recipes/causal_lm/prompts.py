@@ -10,6 +10,7 @@ from typing import Any
 
 from trainyard_trainer.data.prepared import PromptAs
 from trainyard_trainer.data.sources.chats.examples import Question, WrongRow
+from trainyard_trainer.data.sources.chats.tool_calls import with_known_calls
 from trainyard_trainer.data.sources.tokens.tokenizer_folder import load_tokenizer, padding_of
 from trainyard_trainer.errors import ConfigError
 
@@ -82,13 +83,19 @@ class Prompts:
             prompt = [{"role": "user", "content": prompt}]
         if not self.has_template:
             raise WrongRow("it is a chat, and the model's tokenizer has no chat template")
+        tools = question.tools
+        messages = with_known_calls(prompt, lambda form: self._render_chat(form, tools))
+        return self._render_chat(messages, tools), True
+
+    def _render_chat(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> str:
+        """Return a chat behind which the model answers. Raises WrongRow if the template fails."""
         try:
-            text = self._tokenizer.apply_chat_template(
-                prompt, tools=question.tools, add_generation_prompt=True, tokenize=False
+            text: str = self._tokenizer.apply_chat_template(
+                messages, tools=tools, add_generation_prompt=True, tokenize=False
             )
         except Exception as error:  # a template is a program of others
             raise WrongRow(f"the chat template fails: {type(error).__name__}: {error}") from error
-        return text, True
+        return text
 
     def _encode(self, text: str, is_rendered: bool) -> list[int]:
         """Return the tokens of a text; a rendered one has its special tokens already."""

@@ -29,7 +29,6 @@ from trainyard_trainer.recipes.causal_lm.documents import IGNORED, documents_of
 from trainyard_trainer.recipes.causal_lm.folder import (
     read_config,
     require_separate_texts,
-    weight_files,
 )
 from trainyard_trainer.recipes.causal_lm.generation import continued
 from trainyard_trainer.recipes.causal_lm.memory import require_memory
@@ -41,6 +40,7 @@ from trainyard_trainer.recipes.causal_lm.questions import (
     KnownAnswer,
     read_questions,
 )
+from trainyard_trainer.recipes.causal_lm.stored_weights import check_weights
 from trainyard_trainer.recipes.causal_lm.weights import build_network, load_shards
 from trainyard_trainer.recipes.loss import Loss, Sums
 from trainyard_trainer.recipes.recipe import Forward, Recipe
@@ -276,7 +276,13 @@ class CausalLanguage(Recipe[CausalModel]):
         return self.model.is_remote and self.config.init == "pretrained"
 
     def fetch(self) -> str:
+        self._check_weights(self.model.whole())
         return self.model.sha256()
+
+    def _check_weights(self, folder: str) -> None:
+        """Print a note about weights that are left out. Raises ConfigError if they do not fit."""
+        if note := check_weights(folder):
+            self.model.say(note)
 
     def note_fetched(self, folder: RunFolder, sha256: Collection[str]) -> None:
         """Record the hash of the model that all nodes have fetched."""
@@ -330,7 +336,7 @@ class CausalLanguage(Recipe[CausalModel]):
         if config.init == "pretrained" and self.model.is_remote:
             self.model.require_weights()
         elif config.init == "pretrained":
-            weight_files(config.path)
+            self._check_weights(config.path)
         if self._train and self._train.questions:
             self._read_questions()
         return super().check()

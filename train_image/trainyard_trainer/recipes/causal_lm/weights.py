@@ -18,10 +18,12 @@ from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.causal_lm.folder import (
     explained,
     read_config,
+    require_causal,
     weight_files,
     without_progress_bars,
 )
 from trainyard_trainer.recipes.causal_lm.network import CausalNetwork
+from trainyard_trainer.recipes.causal_lm.stored_weights import refuse_differences
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -80,19 +82,6 @@ def _from_config(config: CausalModel) -> nn.Module:
     return model
 
 
-def require_causal(model: nn.Module, path: str) -> None:
-    """Raise ConfigError for a model that sees the tokens behind each place, as BERT does."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
-
-    known: Any = model.config
-    is_causal = getattr(known, "is_decoder", False) or getattr(known, "causal", False)
-    if known.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not is_causal:
-        raise ConfigError(
-            f"train.model.path = {path}: {type(model).__name__} sees the tokens behind each place, so it "
-            "cannot learn to predict the next one.\n       Use a model for causal language modelling."
-        )
-
-
 def _from_folder(config: CausalModel) -> nn.Module:
     """Read all weights. Raises ConfigError if the folder lacks some, which would stay random."""
     from transformers import AutoModelForCausalLM
@@ -112,18 +101,7 @@ def _from_folder(config: CausalModel) -> nn.Module:
         )
     model: nn.Module = loaded[0]
     require_causal(model, config.path)
-    if mismatched := sorted(loaded[1]["mismatched_keys"]):
-        name, stored, wanted = mismatched[0]
-        raise ConfigError(
-            f"train.model.path = {config.path} has weights of other shapes than its config.json says: "
-            f"{len(mismatched)}, such as {name} with {tuple(stored)} in place of {tuple(wanted)}. Copy the "
-            "folder again."
-        )
-    if missing := sorted(loaded[1]["missing_keys"]):
-        raise ConfigError(
-            f"train.model.path = {config.path} lacks weights of its model: {len(missing)}, such as "
-            f"{missing[0]}. Use a folder with all weights, or train.model.init: random."
-        )
+    refuse_differences(config.path, loaded[1], sorted(loaded[1]["unexpected_keys"]))
     return model
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from trainyard_trainer.data.sources.chats.answers import Answers
 from trainyard_trainer.data.sources.chats.examples import (
     ChatExample,
     Example,
@@ -17,6 +18,7 @@ from trainyard_trainer.data.sources.chats.examples import (
     TextExample,
     WrongRow,
 )
+from trainyard_trainer.data.sources.chats.tool_calls import with_known_calls
 from trainyard_trainer.data.sources.tokens.tokenizer_folder import load_tokenizer, padding_of
 from trainyard_trainer.errors import ConfigError
 
@@ -45,6 +47,8 @@ class ChatTokenizer:
         self._folder = folder
         self._loss_on = loss_on
         self._end: str = self._tokenizer.eos_token or ""
+        added = self._tokenizer.added_tokens_decoder.values()
+        self._special = [each.content for each in added if each.special]
 
     @property
     def vocab_size(self) -> int:
@@ -73,9 +77,11 @@ class ChatTokenizer:
             text = example.prompt + example.completion.removesuffix(self._end) + self._end
             whole = self._encode(text)
         else:
-            prompt: Any = example.prompt
+            messages: Any = [*example.prompt, *example.completion]
+            messages = self._with_known_calls(messages, example.tools)
+            prompt = messages[: len(example.prompt)]
             before = self._ids(self._render(prompt, example.tools, add_generation_prompt=True))
-            whole = self._ids(self._render([*prompt, *example.completion], example.tools))
+            whole = self._ids(self._render(messages, example.tools))
         shared = 0
         if self._loss_on == "answers":
             pairs = zip(before, whole)  # noqa: B905 - they differ in length
@@ -84,7 +90,8 @@ class ChatTokenizer:
         return Tokens(whole, [0] * shared + [1] * (len(whole) - shared))
 
     def _of_chat(self, example: ChatExample) -> Tokens:
-        messages, tools = example.messages, example.tools
+        tools = example.tools
+        messages = self._with_known_calls(example.messages, tools)
         if self._loss_on == "all":
             ids = self._ids(self._render(messages, tools))
             return Tokens(ids, [1] * len(ids))
@@ -94,28 +101,21 @@ class ChatTokenizer:
                 messages, tools, return_dict=True, return_assistant_tokens_mask=True
             )
             return Tokens(encoded["input_ids"], encoded["assistant_masks"])
-        return self._by_prefixes(messages, tools)
+        return self._by_places(messages, tools)
 
-    def _by_prefixes(self, messages: list[Message], tools: list[Any] | None) -> Tokens:
-        """Learn what the template adds with each of the assistant's turns, without white space behind it."""
-        whole = self._render(messages, tools)
+    def _by_places(self, messages: list[Message], tools: list[Any] | None) -> Tokens:
+        """Learn the tokens of the answers that are found in the rendered chat."""
+
+        def render(part: Sequence[Message], **options: Any) -> str:
+            return self._render([*part], tools, **options)
+
+        whole, answers = Answers(render, self._special).places(messages)
         encoded = self._tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
         places: np.ndarray = np.asarray(encoded.offset_mapping, np.int64).reshape(-1, 2)
         first, last = places[:, 0], places[:, 1]
         is_learnt = np.zeros(len(places), bool)
-        for number, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            before = self._render(messages[:number], tools, add_generation_prompt=True)
-            after = self._render(messages[: number + 1], tools)
-            if not whole.startswith(after) or not after.startswith(before):
-                raise WrongRow(
-                    f"the chat template renders the first {number + 1} messages in another way than in the "
-                    "whole chat, so the answers cannot be found. Mark them in the template with "
-                    "{% generation %}, or use train.loss_on: all"
-                )
-            end = len(after.rstrip())
-            is_learnt |= (first >= len(before)) & (first < last) & (last <= end)
+        for answer in answers:
+            is_learnt |= (first >= answer.first) & (first < last) & (last <= answer.last)
         return Tokens(encoded.input_ids, is_learnt.astype(int).tolist())
 
     def _require_places(self) -> None:
@@ -126,6 +126,10 @@ class ChatTokenizer:
                 "text, so the answers of chats cannot be found.\n       Add a tokenizer.json, or use "
                 "train.loss_on: all."
             )
+
+    def _with_known_calls(self, messages: list[Message], tools: list[Any] | None) -> list[Message]:
+        """Return the messages with calls of tools as the template knows them. Raises WrongRow."""
+        return with_known_calls(messages, lambda form: self._render(form, tools))
 
     def _render(self, messages: list[Message], tools: list[Any] | None, **options: Any) -> str:
         text: str = self._apply(messages, tools, tokenize=False, **options)
