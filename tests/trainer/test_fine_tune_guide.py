@@ -15,7 +15,7 @@ GUIDE = Path(__file__).parents[2] / "docs/guides/fine-tune.md"
 
 
 @pytest.mark.ci
-def test_a_reader_of_the_guide_trains_a_tiny_model_that_adds(tmp_path: Path) -> None:
+def test_a_reader_of_the_guide_trains_a_tiny_model_that_answers(tmp_path: Path) -> None:
     text = GUIDE.read_text().partition("runs the three blocks -->")[2]
     program, run, commands = re.findall(r"```(?:python|yaml|sh)\n(.*?)```", text, re.S)[:3]
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, capture_output=True)
@@ -29,15 +29,14 @@ def test_a_reader_of_the_guide_trains_a_tiny_model_that_adds(tmp_path: Path) -> 
         ended = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True)
         assert ended.returncode == 0, ended.stdout + ended.stderr
         outputs.append(ended.stdout)
-    assert outputs[1].startswith("It is ")
+    assert outputs[1] == "On Friday we open at 11.\n"
     assert (tmp_path / "model/model.safetensors").is_file()
     chat = subprocess.run(
-        [sys.executable, "-m", "trainyard", "predict", "adder", "--chat", "--temperature", "0"],
+        [sys.executable, "-m", "trainyard", "predict", "shop", "--chat", "--temperature", "0"],
         cwd=tmp_path,
-        input="What is 3 plus 4?\n\nWhat is 5 plus 6?\n",
+        input="When do you open on Monday?\n\nHi. When do you open on Tuesday?\n",
         capture_output=True,
         text=True,
         check=True,
     )
-    answers = chat.stdout.splitlines()
-    assert [each.partition("is")[0] for each in answers] == ["It ", "It "]
+    assert chat.stdout.splitlines() == ["On Monday we open at 7.", "On Tuesday we open at 8."]
