@@ -499,13 +499,13 @@ def test_several_processes_make_the_bytes_that_one_makes(
     source = write_lines(tmp_path / "rows.jsonl", rows)
     prepare(tmp_path / "one", source, marked)
     monkeypatch.setattr(chunk_processes, "MADE_HERE", 2)
-    monkeypatch.setattr(preparation, "usable_cpus", lambda: 2)
-    prepare(tmp_path / "several", source, marked)
+    context = PrepareContext(owns_destination=True, processes=2)
+    prepare(tmp_path / "several", source, marked, context=context)
     assert files_in(tmp_path / "several") == files_in(tmp_path / "one")
     # A bad row behind those of this process ends the preparation, and the processes with it.
     write_lines(tmp_path / "bad.jsonl", [*rows, {"text": 3}, *rows])
     with pytest.raises(ConfigError, match=r"line 41: "):
-        prepare(tmp_path / "bad", tmp_path / "bad.jsonl", marked)
+        prepare(tmp_path / "bad", tmp_path / "bad.jsonl", marked, context=context)
     assert not multiprocessing.active_children()
 
 

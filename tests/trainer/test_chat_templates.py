@@ -202,7 +202,11 @@ def test_the_mask_is_that_of_the_same_template_with_marks(folders: Any, name: st
             if theirs and not ours
         ]
         text = AutoTokenizer.from_pretrained(folders(name)).decode(extra)
-        assert not re.sub(rf"</?think>|<\|start\|>assistant|<{BAR}(?:Assistant|tool▁outputs▁end){BAR}>|\s", "", text), (
+        assert not re.sub(
+            rf"</?think>|<\|start\|>assistant|<{BAR}(?:Assistant|tool▁outputs▁end){BAR}>|\s",
+            "",
+            text,
+        ), (
             kind,
             text,
         )

@@ -22,6 +22,7 @@ pytest.importorskip("transformers")
 from tests.support.tiny_models import make_folder
 from trainyard_trainer.attempt.attempt import check_data, open_data
 from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.data.preparation.tokens import chunk_processes
 from trainyard_trainer.data.preparation.tokens.token_chunks import Chunk, ChunkWriter
 from trainyard_trainer.data.prepared import Prepared
 from trainyard_trainer.tools.data import main
@@ -61,8 +62,9 @@ def test_a_run_trains_on_what_was_prepared_as_on_what_it_prepares_itself(
     source = prose if recipe == "language_model" else write_chats(tmp_path / "chats.jsonl")
     own = config_of(recipe, tmp_path / "own", model, source)
     words = words_of(recipe, model, source, tmp_path / "dest", f"--seed={own.train.seed}")
-    words.insert(1, f"--valid-share={own.data.valid_share}")
-    assert main(words) == 0
+    words[1:1] = [f"--valid-share={own.data.valid_share}", "--jobs=1"]
+    with patch.object(chunk_processes, "usable_cpus", side_effect=AssertionError):
+        assert main(words) == 0
     said = capsys.readouterr().out
     assert f"validation rows of {CONTEXT_LENGTH + (recipe == 'language_model')} tokens" in said
     assert said.endswith(f" in 2 files: {tmp_path}/dest\n")

@@ -189,7 +189,7 @@ ENCODINGS = ("auto", "raw", "encoded")
 RECIPES_OF_TOKENS = ("causal_lm", "language_model")
 """The recipes that train on the tokens of a tokenizer."""
 
-_OF_IMAGES = ("size", "channels", "encoding", "image_column", "label_column", "jobs")
+_OF_IMAGES = ("size", "channels", "encoding", "image_column", "label_column")
 _OF_ROWS = ("padding", "loss_on", "too_long", "max_bad_samples")
 _OF_TOKENS = ("recipe", "context_length", "padding", "loss_on", "too_long", "text_files")
 
@@ -349,8 +349,8 @@ DATA_PREPARE = Tool(
             name="--jobs",
             metavar="N",
             kind=POSITIVE,
-            help="The number of threads that read and decode.",
-            default_text="one per CPU",
+            help="The number of threads that read and decode images, or of processes that tokenise.",
+            default_text="one per CPU, and at most 8 that tokenise",
         ),
     ),
     problem=_prepare_problem,

@@ -125,6 +125,7 @@ def _prepare(wanted: argparse.Namespace) -> int:
         context = PrepareContext(
             endpoint=wanted.endpoint,
             threads=wanted.jobs or default_threads(wanted.source),
+            processes=wanted.jobs,
             max_bad_samples=wanted.max_bad_samples,
             say=progress.say,
             show=progress,

@@ -16,6 +16,9 @@ class PrepareContext:
     endpoint: str | None = None
     """The address of the sources' S3 server; None for AWS."""
     threads: int = 1
+    """The number of threads that read and decode images."""
+    processes: int | None = None
+    """The largest number of processes that tokenise; None for one per CPU, up to `MOST_PROCESSES`."""
     max_bad_samples: int = 0
     owns_destination: bool = False
     """Whether nothing else can have written to the destination, as in the folder of a run. An interrupted

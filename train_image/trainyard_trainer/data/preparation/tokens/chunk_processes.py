@@ -9,6 +9,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any, Generic, TypeVar
 
 from trainyard_trainer.child_process import end_with_parent
+from trainyard_trainer.hardware import usable_cpus
 
 Result = TypeVar("Result")
 
@@ -17,7 +18,7 @@ MADE_HERE = 8
 seconds in each of them, and a few hundred MB."""
 
 MOST_PROCESSES = 8
-"""The largest number of processes: one that reads and writes cannot keep more of them busy."""
+"""The largest number of processes by default: one that reads and writes cannot keep more of them busy."""
 
 
 class ChunkProcesses(Generic[Result]):
@@ -26,9 +27,10 @@ class ChunkProcesses(Generic[Result]):
     The function and its results must be picklable. Its processes end with this one, even if that is killed.
     """
 
-    def __init__(self, make: Callable[..., Result], processes: int) -> None:
+    def __init__(self, make: Callable[..., Result], processes: int | None) -> None:
+        """`processes` is the number of other processes; None for one per CPU, up to `MOST_PROCESSES`."""
         self._make = make
-        self._processes = min(processes, MOST_PROCESSES)
+        self._processes = processes or min(usable_cpus(), MOST_PROCESSES)
         self._count = 0
         self._pool: ProcessPoolExecutor | None = None
 

@@ -52,7 +52,6 @@ from trainyard_trainer.data.sources.tokens.tokenizer_folder import (
 )
 from trainyard_trainer.data.stored_rows import write_token_part
 from trainyard_trainer.errors import ConfigError
-from trainyard_trainer.hardware import usable_cpus
 from trainyard_trainer.run_folder.folder import RunFolder
 
 FILE_BYTES = 64 * 2**20
@@ -124,7 +123,7 @@ def prepare_stream(options: StreamOptions, dest: RunFolder, context: PrepareCont
     settle_plan(dest, wanted, stamps, dict, context)
     tokenizer = text_tokenizer(options.folder)
     texts = _divide(files, options.valid_share)
-    writer = ChunkWriter(dest, PieceTokenizer(tokenizer), usable_cpus())
+    writer = ChunkWriter(dest, PieceTokenizer(tokenizer), context.processes)
     chunks = {name: _tokenise(writer, name, texts[name], context) for name in SPLITS}
     counts = {name: _count(texts[name], chunks[name]) for name in SPLITS}
     for name in SPLITS:

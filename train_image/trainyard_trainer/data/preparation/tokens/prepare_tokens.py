@@ -52,7 +52,6 @@ from trainyard_trainer.data.sources.rows.split_files import SplitName
 from trainyard_trainer.data.sources.tokens.tokenizer_folder import tokenizer_sha256
 from trainyard_trainer.data.stored_rows import write_token_part
 from trainyard_trainer.errors import ConfigError
-from trainyard_trainer.hardware import usable_cpus
 from trainyard_trainer.run_folder.folder import RunFolder
 
 FILE_BYTES = 64 * 2**20
@@ -107,7 +106,7 @@ def prepare_tokens(options: TokenOptions, dest: RunFolder, context: PrepareConte
     tokenizer = ChatTokenizer(options.form.folder, options.form.loss_on)
     stamps = {f"files of {name}": files.stamp() for name, files in sources.items()}
     settle_plan(dest, wanted, stamps, dict, context)
-    writer = ChunkWriter(dest, RowTokenizer(options.form, tokenizer), usable_cpus())
+    writer = ChunkWriter(dest, RowTokenizer(options.form, tokenizer), context.processes)
     chunks = _tokenise(options, sources, writer, context)
     splits = _divide(options, chunks)
     row_tokens = options.form.context_length

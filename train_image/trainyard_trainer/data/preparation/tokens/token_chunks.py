@@ -81,9 +81,12 @@ class ChunkWriter(Generic[Part]):
         self,
         dest: RunFolder,
         tokenise: Callable[[str, list[Part]], tuple[Chunk, bytes]],
-        processes: int = 1,
+        processes: int | None = 1,
     ) -> None:
-        """`processes` is the largest number of processes in which chunks of a large source are made."""
+        """`processes` is the largest number of processes in which chunks of a large source are made.
+
+        None stands for one per CPU, up to `MOST_PROCESSES`.
+        """
         self._dest = dest
         self._tokenise = tokenise
         self._processes = processes
