@@ -460,6 +460,10 @@ def test_an_exported_adapter_and_the_merged_model_have_the_scores_of_the_run(
     for folder in ("adapter", "merged"):
         files = {file.name: file.stat().st_mode & 0o777 for file in (tmp_path / folder).iterdir()}
         assert {"README.md", "tokenizer.json", "chat_template.jinja"} <= files.keys()
+        card = (tmp_path / folder / "README.md").read_text()
+        assert 'base_model: "tiny"' in card
+        assert "license: other" in card
+        assert f"| SHA-256 of the data | {saved.facts['tokens']['rows_sha256']} " in card
         assert set(files.values()) == {0o644}
 
 

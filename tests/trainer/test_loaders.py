@@ -405,6 +405,7 @@ def tokens_of(folder: Path, count: int, row_tokens: int = 16) -> Prepared:
         packing=True,
         too_long="truncate",
         prompt_as="text",
+        rows_sha256="none",
         train=counts,
         valid=counts,
     )

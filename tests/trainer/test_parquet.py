@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainyard_trainer.data import image_codec
-from trainyard_trainer.data.prepared import DatasetInfo, read_prepared
+from trainyard_trainer.data.prepared import FORMAT, DatasetInfo, read_prepared
 from trainyard_trainer.data.stored_rows import decode, header_of, to_table, write_part
 from trainyard_trainer.errors import ConfigError, RunError
 from trainyard_trainer.run_folder.folder import RunFolder
@@ -103,7 +103,7 @@ def known_of(tmp_path: Path, **changes: object) -> RunFolder:
     (tmp_path / "train/p.parquet").write_bytes(b"12345")
     part = {"files": [{"file": "train/p.parquet", "rows": 1, "bytes": 5, "sha256": ""}]}
     known = {
-        "format": 3,
+        "format": FORMAT,
         "images": {
             "source": "t", "shape": [1, 2, 2], "encoding": "raw", "classes": ["a"],
             "mean": [0.0], "std": [1.0],
@@ -140,7 +140,7 @@ def test_a_data_set_is_read_as_it_was_written(tmp_path: Path) -> None:
         ),
         (
             lambda root: (root / "dataset.json").write_text('{"format": 99}'),
-            r"has format 99, and this version reads 3",
+            rf"has format 99, and this version reads {FORMAT}",
         ),
     ],
     ids=["a file is missing", "a file is short", "another JSON", "half of it", "another format"],

@@ -37,7 +37,7 @@ METADATA_KEY = b"trainyard"
 ID = "id"
 """The column of the samples' ids, in files and in arrays."""
 
-FORMAT = 3
+FORMAT = 4
 """The version of dataset.json. A file of another version is refused."""
 
 DATASET = "dataset.json"
@@ -230,6 +230,8 @@ class TokenInfo(StoredTokens):
     too_long: Literal["truncate", "split", "refuse"]
     prompt_as: PromptAs
     """What a prompt has to be to look as in training: `chat` if the chat template has rendered any row."""
+    rows_sha256: str
+    """The SHA-256 of the tokens and flags of all rows, training first. Paths do not change it."""
     train: TokenCounts
     valid: TokenCounts
 

@@ -122,6 +122,7 @@ def model_card(recipe: CausalLanguage, facts: Mapping[str, Any], *, library: str
         "adapter": f"LoRA, rank {lora.rank}, alpha {lora.alpha:g}" if lora else "none: all weights",
         "run, checkpoint": f"{facts['run']}, {facts['checkpoint']}",
         "data": facts["source"],
+        "SHA-256 of the data": f"{facts['tokens']['rows_sha256']} (tokens and learnt tokens)",
         **{name.replace("_", " "): value for name, value in trained.items()},
         **versions(("torch", "transformers", "peft")),
     }

@@ -10,6 +10,7 @@ A preparation that was killed resumes, and ends with the same bytes as one that 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
 from collections.abc import Sequence
@@ -115,9 +116,10 @@ def prepare_tokens(options: TokenOptions, dest: RunFolder, context: PrepareConte
         row_tokens = padded_length(longest, row_tokens)
     numbers = token_column(row_tokens, tokenizer.vocab_size).numbers
     rows = TokenRows(row_tokens, tokenizer.pad_id, numbers, options.form)
+    digest = hashlib.sha256()
     with tempfile.TemporaryDirectory() as scratch:
         files = {
-            name: _write_split(name, splits[name], rows, dest, Path(scratch), context)
+            name: _write_split(name, splits[name], rows, dest, Path(scratch), context, digest)
             for name in SPLITS
         }
     stored = {name: row_tokens * sum(each["rows"] for each in files[name]) for name in SPLITS}
@@ -135,6 +137,7 @@ def prepare_tokens(options: TokenOptions, dest: RunFolder, context: PrepareConte
         prompt_as="chat"
         if any(each.chats for part in chunks.values() for each in part)
         else "text",
+        rows_sha256=digest.hexdigest(),
         train=_with_padding(splits["train"].counts, stored["train"]),
         valid=_with_padding(splits["valid"].counts, stored["valid"]),
     )
@@ -306,8 +309,12 @@ def _write_split(
     dest: RunFolder,
     scratch: Path,
     context: PrepareContext,
+    digest: hashlib._Hash,
 ) -> list[dict[str, Any]]:
-    """Write the files of a split, and return their entries in dataset.json. `scratch` is for copies."""
+    """Write the files of a split, and return their entries in dataset.json.
+
+    `scratch` is for copies. The tokens and flags of all rows are added to `digest`.
+    """
     row_tokens, row_of = form.row_tokens, form.row_of(split.lengths)
     num_rows = int(row_of.max()) + 1
     # The samples of each row: those of row r are by_row[firsts[r] : firsts[r + 1]].
@@ -332,6 +339,8 @@ def _write_split(
                 end += length
             if end < row_tokens:
                 flags[place, end] |= STARTS_DOCUMENT
+        digest.update(tokens.tobytes())
+        digest.update(flags.tobytes())
         file = f"{name}/part-{number:05}.parquet"
         data = write_token_part(header, file, start, tokens, flags, numbers=form.numbers)
         entries.append(write_file(dest, file, data, len(rows)))
