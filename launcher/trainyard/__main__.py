@@ -5,7 +5,7 @@ The exit codes are in `trainyard_trainer.run_files.exit_codes`.
 
 from __future__ import annotations
 
-import trainyard_trainer.run_files.without_user_folders  # first # noqa: F401
+import trainyard_trainer.run_files.programs.without_user_folders  # first # noqa: F401
 
 # isort: split
 import sys
@@ -17,7 +17,7 @@ from typer.exceptions import TyperException
 from trainyard.cli.app import app
 from trainyard.errors import LauncherError
 from trainyard_trainer.run_files import exit_codes
-from trainyard_trainer.run_files.standard_streams import run_with_safe_streams
+from trainyard_trainer.run_files.programs.standard_streams import run_with_safe_streams
 
 PROGRAM = "trainyard"
 TRACEBACK = "--traceback"

@@ -13,7 +13,7 @@ import yaml
 
 from trainyard.planning.authoring.schema import schema_of
 from trainyard_trainer.config import trainer_config
-from trainyard_trainer.config.data_sources import DATA_SOURCES, describe_preparable_sources
+from trainyard_trainer.config.data.sources import DATA_SOURCES, describe_preparable_sources
 from trainyard_trainer.config.training import recipes
 from trainyard_trainer.config.training.optimizers import OPTIMIZERS
 from trainyard_trainer.config.training.recipes import BOOSTING, RECIPES

@@ -9,19 +9,19 @@ import typer
 
 from trainyard.__main__ import run
 from trainyard.cli.app import app
-from trainyard_trainer.config import tool_arguments
-from trainyard_trainer.config.arguments import Tool
+from trainyard_trainer.config.tools import definitions
+from trainyard_trainer.config.tools.arguments import Tool
 from trainyard_trainer.tools.command_line import parse
 
 COMMANDS = {
-    "checkpoints ls": tool_arguments.CHECKPOINTS_LS,
-    "checkpoints verify": tool_arguments.CHECKPOINTS_VERIFY,
-    "checkpoints prune": tool_arguments.CHECKPOINTS_PRUNE,
-    "checkpoints export": tool_arguments.CHECKPOINTS_EXPORT,
-    "predict": tool_arguments.PREDICT,
-    "data prepare": tool_arguments.DATA_PREPARE,
-    "data inspect": tool_arguments.DATA_INSPECT,
-    "data tokenizer": tool_arguments.DATA_TOKENIZER,
+    "checkpoints ls": definitions.CHECKPOINTS_LS,
+    "checkpoints verify": definitions.CHECKPOINTS_VERIFY,
+    "checkpoints prune": definitions.CHECKPOINTS_PRUNE,
+    "checkpoints export": definitions.CHECKPOINTS_EXPORT,
+    "predict": definitions.PREDICT,
+    "data prepare": definitions.DATA_PREPARE,
+    "data inspect": definitions.DATA_INSPECT,
+    "data tokenizer": definitions.DATA_TOKENIZER,
 }
 ARGUMENTS = [
     pytest.param(command, argument, id=f"{command} {argument.name}")
@@ -55,7 +55,7 @@ def test_a_command_offers_each_argument_with_its_help(command: str, argument: An
     parameter = offered[argument.key]
     assert parameter.required == argument.is_required
     assert parameter.param_type_name == ("option" if argument.is_option else "argument")
-    if argument is not tool_arguments.RUN:
+    if argument is not definitions.RUN:
         assert parameter.help == argument.full_help
 
 
@@ -110,8 +110,8 @@ def test_a_command_and_its_tool_refuse_the_same(
 
 
 def test_an_argument_that_was_not_given_has_its_default() -> None:
-    tool, found = parse(["digits", "a.png", "b.png"], tool_arguments.PREDICT)
-    assert tool is tool_arguments.PREDICT
+    tool, found = parse(["digits", "a.png", "b.png"], definitions.PREDICT)
+    assert tool is definitions.PREDICT
     assert vars(found) == {
         **{
             "run": "digits",
@@ -129,6 +129,6 @@ def test_an_argument_that_was_not_given_has_its_default() -> None:
 
 
 def test_the_commands_of_a_tool_are_told_apart() -> None:
-    tools = (tool_arguments.DATA_PREPARE, tool_arguments.DATA_INSPECT)
+    tools = (definitions.DATA_PREPARE, definitions.DATA_INSPECT)
     for tool, words in zip(tools, (["prepare", "in", "out"], ["inspect", "in"]), strict=True):
         assert parse(words, *tools)[0] is tool

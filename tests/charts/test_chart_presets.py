@@ -12,7 +12,7 @@ from tests.charts.helm_chart import CHART, Object, of_kind, only, platform_of, p
 from tests.charts.kubernetes_versions import VERSIONS, as_objects, is_known, problems
 from tests.charts.pod_security import violations
 from trainyard.planning.merge import merge
-from trainyard.planning.node_affinity import selects
+from trainyard.planning.nodes.affinity import selects
 from trainyard.planning.plan import plan_run
 from trainyard.planning.render import render_job
 from trainyard.platform import parse_platform

@@ -27,7 +27,7 @@ from trainyard.planning.plan import plan_run
 from trainyard.planning.render import render_job
 from trainyard.platform import CONFIG_MAP_KEY, parse_platform
 from trainyard.run_file.load import load_run
-from trainyard_trainer.config.data_sources import CHATS, IMAGES, TABLES, TEXT, sources_table
+from trainyard_trainer.config.data.sources import CHATS, IMAGES, TABLES, TEXT, sources_table
 from trainyard_trainer.data.sources.column_types import column_types_table
 from trainyard_trainer.run_folder.measurements.metrics import metrics_page
 from trainyard_trainer.user_code import library_variables

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainyard_trainer.run_files import isolation
+from trainyard_trainer.run_files.programs import isolation
 
 START = """
 import runpy, sys

@@ -34,7 +34,7 @@ from tests.launcher.random_runs import (
 )
 from trainyard.errors import ConfigError
 from trainyard.labels import APPLICATION_LABEL, GANG_LABEL, PRIORITY_LABELS, QUEUE_LABELS
-from trainyard.planning.node_affinity import node_terms
+from trainyard.planning.nodes.affinity import node_terms
 from trainyard.planning.objects import run_objects
 from trainyard.platform import DataVolume, Platform
 from trainyard.run_file.load import load_run

@@ -15,7 +15,7 @@ from trainyard.platform import Platform
 from trainyard.submission.images import digests_of, recording_images
 from trainyard.submission.run_folder.remote_folder import RemoteFolder
 from trainyard.submission.status import RunStatus
-from trainyard_trainer.run_files.isolation import IN_PODS
+from trainyard_trainer.run_files.programs.isolation import IN_PODS
 
 DIGEST = f"sha256:{'1' * 64}"
 

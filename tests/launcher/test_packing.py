@@ -10,8 +10,8 @@ import pytest
 from tests.launcher.pools import packed_platform
 from trainyard.errors import ConfigError
 from trainyard.planning.comparison.run_diff import diff_jobs
+from trainyard.planning.nodes.placement import packing_of
 from trainyard.planning.objects import run_objects
-from trainyard.planning.placement import packing_of
 from trainyard.planning.plan import plan_run
 from trainyard.planning.reasons import explain_plan
 from trainyard.platform import Platform

@@ -22,9 +22,9 @@ from trainyard.planning.capacity.fit import capacity_rows, fit_groups
 from trainyard.planning.capacity.gpus import gpu_nodes
 from trainyard.planning.capacity.nodes import accepts, nodes_of
 from trainyard.planning.comparison.run_diff import diff_jobs
-from trainyard.planning.node_affinity import selects, shown_terms
+from trainyard.planning.nodes.affinity import selects, shown_terms
+from trainyard.planning.nodes.placement import WEIGHTS
 from trainyard.planning.objects import run_objects
-from trainyard.planning.placement import WEIGHTS
 from trainyard.planning.plan import plan_run
 from trainyard.planning.reasons import explain_plan
 from trainyard.platform import Platform, PlatformQueue

@@ -31,7 +31,7 @@ from trainyard.platform import DataVolume, Platform
 from trainyard.rules.check import check
 from trainyard.run_file.load import load_run
 from trainyard_trainer.config.variables import SecretKey
-from trainyard_trainer.run_files.isolation import IN_PODS
+from trainyard_trainer.run_files.programs.isolation import IN_PODS
 
 Object = dict[str, Any]
 
@@ -293,11 +293,11 @@ def test_a_pod_that_is_refused_proves_nothing_else(good: ClusterFacts) -> None:
 
 def test_an_image_without_the_probe_is_told_with_its_words(good: ClusterFacts) -> None:
     probe = Probe(
-        image=IMAGE, storage="/mnt", log="No module named trainyard_trainer.tools.probe\n"
+        image=IMAGE, storage="/mnt", log="No module named trainyard_trainer.tools.pods.probe\n"
     )
     check = only(checks(replace(good, probe=probe)), "programs")
     assert check.state == "failed"
-    assert "No module named trainyard_trainer.tools.probe" in check.seen
+    assert "No module named trainyard_trainer.tools.pods.probe" in check.seen
 
 
 # The pod itself.
@@ -335,7 +335,7 @@ def test_the_probe_pod_is_the_readers_with_another_program(platform: Platform) -
     pod = probe_pod(platform, IMAGE)
     (container,) = pod["spec"]["containers"]
     shape = platform.reader_pod["spec"]
-    assert container["command"] == [*IN_PODS, "trainyard_trainer.tools.probe"]
+    assert container["command"] == [*IN_PODS, "trainyard_trainer.tools.pods.probe"]
     assert container["args"] == ["--path", "/mnt/trainyard"]
     assert container["image"] == IMAGE
     assert container["volumeMounts"] == shape["containers"][0]["volumeMounts"]

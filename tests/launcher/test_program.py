@@ -14,7 +14,7 @@ import pytest
 from trainyard.errors import ConfigError, RunFailed
 from trainyard.local import tools as program
 from trainyard.local.tools import run_tool
-from trainyard_trainer.run_files import isolation
+from trainyard_trainer.run_files.programs import isolation
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -45,7 +45,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # The launcher reads the real ones.
     for room in ("config", "run_files"):
         shutil.copytree(ROOT / "train_image/trainyard_trainer" / room, package / room)
-    monkeypatch.setattr(isolation, "START", str(package / "run_files/start.py"))
+    monkeypatch.setattr(isolation, "START", str(package / "run_files/programs/start.py"))
     for module in ("checkpoints", "export", "predict", "data"):
         (tools / f"{module}.py").write_text(SHOW_ARGUMENTS)
     return tools

@@ -31,7 +31,7 @@ from trainyard.submission.run_folder.reader_pod import open_folder, reader_pod
 from trainyard.submission.run_folder.remote_folder import RemoteFolder
 from trainyard.submission.run_folder.transfer import MAX_UNCONFIRMED_BYTES
 from trainyard.submission.workers import locate_worker
-from trainyard_trainer.run_files.isolation import IN_PODS
+from trainyard_trainer.run_files.programs.isolation import IN_PODS
 
 Object = dict[str, Any]
 

@@ -16,7 +16,7 @@ from own_recipes import EXAMPLES
 from pyarrow import fs
 from s3_server import CREDENTIALS, Bucket, running_bucket
 
-from trainyard_trainer.run_files import code_imports
+from trainyard_trainer.run_files.programs import code_imports
 from trainyard_trainer.run_folder.folder import RunFolder
 
 

@@ -46,9 +46,9 @@ from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.causal_lm.documents import IGNORED, documents_of
 from trainyard_trainer.recipes.causal_lm.folder import require_separate_texts
-from trainyard_trainer.recipes.causal_lm.generation import continued, generated
 from trainyard_trainer.recipes.causal_lm.hub_folder import write_adapter, write_model
 from trainyard_trainer.recipes.causal_lm.network import CausalNetwork, has_plain_scores
+from trainyard_trainer.recipes.causal_lm.texts.generation import continued, generated
 from trainyard_trainer.recipes.causal_lm.weights import build_network
 from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.recipes.saved_model import read_saved

@@ -30,7 +30,7 @@ from tests.support.tiny_models import (
     make_folder,
     make_tokenizer_folder,
 )
-from trainyard_trainer.config.data import Data
+from trainyard_trainer.config.data.section import Data
 from trainyard_trainer.data.loading.local_copy import LocalCopy
 from trainyard_trainer.data.preparation.context import PrepareContext
 from trainyard_trainer.data.preparation.run_data import open_data

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 from tests.support.tiny_models import make_tokenizer
 from trainyard_trainer.data.sources.chats.examples import WrongRow, example_of, question_of
 from trainyard_trainer.data.sources.chats.tokenizer import ChatTokenizer
-from trainyard_trainer.recipes.causal_lm.prompts import Prompts
+from trainyard_trainer.recipes.causal_lm.texts.prompts import Prompts
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 MARKED = "_training"

@@ -14,7 +14,7 @@ from PIL import Image
 from pyarrow import fs
 from training import open_folder, small_config
 
-from trainyard_trainer.config.data import Data
+from trainyard_trainer.config.data.section import Data
 from trainyard_trainer.config.training.models import Model
 from trainyard_trainer.data.preparation import run_data
 from trainyard_trainer.data.stored_rows import decode

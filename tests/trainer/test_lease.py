@@ -273,7 +273,9 @@ def test_the_lease_notices_by_itself_that_it_is_lost(folder: RunFolder) -> None:
 def test_who_removes_the_folder_ends_the_attempt(folder: RunFolder) -> None:
     with Lease.acquire(folder) as lease:
         fence = Fence.claim(folder, lease.attempt)
-        until(lambda: folder.exists(f"{folder.lease}/a1.beat"))  # a file that appears would be in its way
+        until(
+            lambda: folder.exists(f"{folder.lease}/a1.beat")
+        )  # a file that appears would be in its way
         folder.delete(folder.lease)
         for holder in (lease, fence):
             with pytest.raises(Fenced, match=r"is gone, .* the run's folder was removed"):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from trainyard_trainer.config.data import Augment
+from trainyard_trainer.config.data.section import Augment
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.recipes.image_classification.on_device import ToInput, augmented

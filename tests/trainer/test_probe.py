@@ -11,7 +11,7 @@ from pyarrow import fs
 
 from tests.trainer.s3_server import CREDENTIALS, Bucket, running_bucket
 from trainyard_trainer.storage import open_filesystem
-from trainyard_trainer.tools import probe
+from trainyard_trainer.tools.pods import probe
 
 OK = {"write": "ok", "read": "ok", "list": "ok", "delete": "ok"}
 

@@ -11,7 +11,7 @@ from pod_api import pod_api
 from test_report_ends import FAILED, SUCCEEDED, rayjob
 
 from trainyard_trainer.notices.api_server import ApiServer
-from trainyard_trainer.tools.publish_progress import lines_of_runs, publish
+from trainyard_trainer.tools.pods.publish_progress import lines_of_runs, publish
 
 RUNNING = {"jobDeploymentStatus": "Running", "jobStatus": "RUNNING"}
 PROGRESS = {"percent": 41.96, "step": 300, "steps": 715, "loss": 0.121345, "eta_s": 305.2}

@@ -25,14 +25,14 @@ from trainyard_trainer.config.training.models import CausalModel
 from trainyard_trainer.config.training.train import Questions
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.worker import Worker
-from trainyard_trainer.recipes.causal_lm.prompts import Prompts
-from trainyard_trainer.recipes.causal_lm.questions import (
+from trainyard_trainer.recipes.causal_lm.report import ANSWER_COLUMNS, answer_rows
+from trainyard_trainer.recipes.causal_lm.texts.prompts import Prompts
+from trainyard_trainer.recipes.causal_lm.texts.questions import (
     GIVEN_ANSWERS,
     Examination,
     is_match,
     read_questions,
 )
-from trainyard_trainer.recipes.causal_lm.report import ANSWER_COLUMNS, answer_rows
 from trainyard_trainer.recipes.causal_lm.weights import build_network
 from trainyard_trainer.report.elements import table
 

@@ -20,7 +20,7 @@ from training import open_folder, small_config
 
 from trainyard_trainer.attempt.attempt import open_data
 from trainyard_trainer.boosting.table import PreparedTable, prepare, read_share
-from trainyard_trainer.config.data import Table
+from trainyard_trainer.config.data.section import Table
 from trainyard_trainer.config.trainer_config import BoostingConfig
 from trainyard_trainer.config.training.boosting import Boosting
 from trainyard_trainer.data.preparation.context import PrepareContext

@@ -19,7 +19,7 @@ from trainyard_trainer.checkpointing.checkpoint import (
     Checkpoints,
 )
 from trainyard_trainer.checkpointing.resume import Start
-from trainyard_trainer.config.data import Data
+from trainyard_trainer.config.data.section import Data
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.config.training.identity import MAY_CHANGE
 from trainyard_trainer.config.training.recipes import RECIPE_MODELS

@@ -18,7 +18,7 @@ from trainyard_trainer.engine.measuring import slow_workers
 from trainyard_trainer.engine.measuring.slow_workers import SlowWorkers
 from trainyard_trainer.engine.measuring.slow_workers import slow_workers as find
 from trainyard_trainer.engine.worker import work
-from trainyard_trainer.run_files import code_imports
+from trainyard_trainer.run_files.programs import code_imports
 from trainyard_trainer.run_folder.measurements.progress import SlowWorker, read_lines
 
 NODES = ("a", "b", "b", "c")

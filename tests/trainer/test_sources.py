@@ -17,7 +17,7 @@ import pytest
 from sklearn.datasets import load_digits
 from training import open_folder, small_config
 
-from trainyard_trainer.config.data import Data
+from trainyard_trainer.config.data.section import Data
 from trainyard_trainer.config.training.models import Model
 from trainyard_trainer.data.preparation import run_data
 from trainyard_trainer.data.preparation.context import PrepareContext

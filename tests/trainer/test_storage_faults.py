@@ -20,7 +20,7 @@ from trainyard_trainer.config.storage import Storage
 from trainyard_trainer.on_ray.controller.resize import SaveBeforeResize
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.log import Output, ProgressPrinter
-from trainyard_trainer.tools import probe
+from trainyard_trainer.tools.pods import probe
 
 ADA = {"AWS_ACCESS_KEY_ID": "ada", "AWS_SECRET_ACCESS_KEY": "ada-secret"}
 

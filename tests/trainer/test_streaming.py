@@ -20,7 +20,7 @@ from s3_server import Bucket
 from training import final_weights, open_folder, same, small_config, train_here
 
 from trainyard_trainer.attempt.attempt import open_data
-from trainyard_trainer.config.data import Data
+from trainyard_trainer.config.data.section import Data
 from trainyard_trainer.config.training.own_recipe import OwnData
 from trainyard_trainer.data.image_stream import ImageRows, ImageStream
 from trainyard_trainer.data.loading.batch import Batch

@@ -8,7 +8,7 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from trainyard_trainer.config.data import Data
+from trainyard_trainer.config.data.section import Data
 from trainyard_trainer.config.training.batch_share import share_batch
 from trainyard_trainer.config.training.models import Model
 from trainyard_trainer.config.training.train import ImageClassification

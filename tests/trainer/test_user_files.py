@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from trainyard_trainer.run_files import code_imports
-from trainyard_trainer.run_files.isolation import isolated, python_with_code
+from trainyard_trainer.run_files.programs import code_imports
+from trainyard_trainer.run_files.programs.isolation import isolated, python_with_code
 
 MODULES = (
     *("trainer", "trainyard_trainer", "trainyard", "torch", "ray", "numpy", "pydantic", "yaml"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard_trainer.errors import ConfigError, TrainerError
-from trainyard_trainer.run_files import code_imports
+from trainyard_trainer.run_files.programs import code_imports
 
 PACKAGE = str(Path(__file__).parent)
 """The folder of this package, whose frames in a traceback are not the user's."""

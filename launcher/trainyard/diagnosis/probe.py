@@ -24,7 +24,7 @@ from trainyard.submission.run_folder.reader_pod import READER_CONTAINER, storage
 from trainyard.submission.run_folder.remote_folder import storage_options
 from trainyard_trainer.config.variables import SecretKey
 from trainyard_trainer.run_files.driver_output import PROBE, last_record
-from trainyard_trainer.run_files.isolation import IN_PODS
+from trainyard_trainer.run_files.programs.isolation import IN_PODS
 
 Object = dict[str, Any]
 
@@ -216,7 +216,7 @@ def probe_pod(platform: Platform, image: str) -> Object:
     pod = storage_pod(platform, NAME, OWNER_LABELS, int(PROBE_S))
     pod["spec"]["containers"][0].update(
         image=image,
-        command=[*IN_PODS, "trainyard_trainer.tools.probe"],
+        command=[*IN_PODS, "trainyard_trainer.tools.pods.probe"],
         args=storage_options(platform.storage),
     )
     return pod

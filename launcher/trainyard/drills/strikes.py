@@ -16,7 +16,7 @@ from trainyard.submission.polling import comes_true
 from trainyard.submission.status import phase_of
 from trainyard.submission.submit import delete_and_wait
 from trainyard.submission.workers import WorkerLocation
-from trainyard_trainer.run_files.isolation import IN_PODS
+from trainyard_trainer.run_files.programs.isolation import IN_PODS
 
 if TYPE_CHECKING:
     from trainyard.cluster.cluster import Cluster

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 from trainyard.errors import ConfigError, RunFailed
 from trainyard_trainer.run_files.driver_output import FRONT_END_VARIABLE
-from trainyard_trainer.run_files.isolation import isolated
+from trainyard_trainer.run_files.programs.isolation import isolated
 
 FOREIGN = (
     "RAY_ADDRESS",

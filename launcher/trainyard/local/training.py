@@ -41,8 +41,8 @@ from trainyard_trainer.run_files.driver_output import (
     SUMMARY,
     record_of,
 )
-from trainyard_trainer.run_files.isolation import isolated
 from trainyard_trainer.run_files.names import RAY_LOG
+from trainyard_trainer.run_files.programs.isolation import isolated
 from trainyard_trainer.run_files.submission import SOURCE_VARIABLE, code_file
 
 LAST_LINES = 100

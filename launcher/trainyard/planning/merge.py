@@ -16,7 +16,7 @@ from trainyard.planning.driver_variables import (
     add_to_job,
     json_for_ray,
 )
-from trainyard.planning.placement import worker_group
+from trainyard.planning.nodes.placement import worker_group
 from trainyard.planning.plan import Plan
 from trainyard.planning.sizing.pod_sizes import DataGroup, PodSize
 from trainyard.platform import DataVolume, Platform

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from trainyard.labels import QUEUE_LABELS
 from trainyard.planning.model_memory import memory_row
-from trainyard.planning.node_affinity import shown_terms
-from trainyard.planning.placement import packing_of, worker_group
+from trainyard.planning.nodes.affinity import shown_terms
+from trainyard.planning.nodes.placement import packing_of, worker_group
 from trainyard.planning.plan import Plan
 from trainyard.planning.sizing.layout import batch_share, count
 from trainyard.planning.sizing.pod_sizes import MIB_PER_GIB, OBJECT_STORE_LIMIT_MIB, PodSize

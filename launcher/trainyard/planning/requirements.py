@@ -6,7 +6,7 @@ Each function raises ConfigError if the platform does not meet the requirement.
 from __future__ import annotations
 
 from trainyard.errors import ConfigError
-from trainyard.planning.placement import require_alike, require_topology
+from trainyard.planning.nodes.placement import require_alike, require_topology
 from trainyard.planning.sizing.layout import asked_amount
 from trainyard.planning.sizing.pod_sizes import DataGroup, node_size
 from trainyard.platform import Platform, Pool

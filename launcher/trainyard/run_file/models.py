@@ -25,7 +25,7 @@ from trainyard.run_file.metadata import Annotations, Labels
 from trainyard.run_file.network import Network
 from trainyard.run_file.queue import Queue, TopologyMode
 from trainyard_trainer.config.checkpoint import BoostingCheckpoint, CheckpointConfig
-from trainyard_trainer.config.data import Data, Loading, Table
+from trainyard_trainer.config.data.section import Data, Loading, Table
 from trainyard_trainer.config.limits import Limits
 from trainyard_trainer.config.notify import Notify
 from trainyard_trainer.config.scaling import Faults

@@ -17,7 +17,7 @@ from trainyard.run_file.code.code_archive import Overlay
 from trainyard.run_file.code.source import GitState
 from trainyard.sweeps.combinations import Combination, naming
 from trainyard.sweeps.outcomes import Goal, SweepOutcome, completed, has_trained, outcome_text
-from trainyard_trainer.config.data_sources import absolute
+from trainyard_trainer.config.data.sources import absolute
 from trainyard_trainer.config.trainer_config import AttemptConfig
 from trainyard_trainer.config.training.train import Train
 

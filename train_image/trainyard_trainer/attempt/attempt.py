@@ -25,8 +25,8 @@ from trainyard_trainer.checkpointing.checkpoint import (
     SavedCheckpoint,
 )
 from trainyard_trainer.checkpointing.retention import best_of
-from trainyard_trainer.config.data import Data, Table
-from trainyard_trainer.config.data_sources import absolute
+from trainyard_trainer.config.data.section import Data, Table
+from trainyard_trainer.config.data.sources import absolute
 from trainyard_trainer.config.trainer_config import (
     BoostingConfig,
     RecipeConfig,

@@ -24,8 +24,8 @@ from trainyard_trainer.boosting.table_files import (
     built_in_table,
     read_blocks,
 )
-from trainyard_trainer.config.data import Table
-from trainyard_trainer.config.data_sources import BUILT_IN
+from trainyard_trainer.config.data.section import Table
+from trainyard_trainer.config.data.sources import BUILT_IN
 from trainyard_trainer.config.training.boosting import Boosting
 from trainyard_trainer.data.sources.column_types import (
     MISSING,

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from trainyard_trainer.boosting.table_files import File, Part, built_in_table, read_file
-from trainyard_trainer.config.data import Table
-from trainyard_trainer.config.data_sources import BUILT_IN
+from trainyard_trainer.config.data.section import Table
+from trainyard_trainer.config.data.sources import BUILT_IN
 from trainyard_trainer.data.sources.column_types import (
     EXACT_INTEGER,
     LARGEST_FLOAT,

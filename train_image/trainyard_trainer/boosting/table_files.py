@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import fs
 
-from trainyard_trainer.config.data_sources import BUILT_IN
+from trainyard_trainer.config.data.sources import BUILT_IN
 from trainyard_trainer.data.sources.column_types import without_views
 from trainyard_trainer.data.sources.images.find import KEYS
 from trainyard_trainer.data.sources.parquet_files import opened

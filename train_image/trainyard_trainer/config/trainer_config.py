@@ -15,7 +15,7 @@ from pydantic_core import from_json
 from typing_extensions import Self
 
 from trainyard_trainer.config.checkpoint import BoostingCheckpoint, CheckpointConfig
-from trainyard_trainer.config.data import Data, Loading, Table
+from trainyard_trainer.config.data.section import Data, Loading, Table
 from trainyard_trainer.config.limits import Limits
 from trainyard_trainer.config.notify import Notify
 from trainyard_trainer.config.scaling import Faults, Scaling

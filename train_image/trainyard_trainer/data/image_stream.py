@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from trainyard_trainer.config.data import Data
-from trainyard_trainer.config.data_sources import absolute
+from trainyard_trainer.config.data.section import Data
+from trainyard_trainer.config.data.sources import absolute
 from trainyard_trainer.config.training.models import Model
 from trainyard_trainer.data.image_codec import (
     EXTENSIONS,

@@ -9,7 +9,7 @@ from typing import Literal
 
 from typing_extensions import assert_never
 
-from trainyard_trainer.config.data import Data
+from trainyard_trainer.config.data.section import Data
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.config.training.own_recipe import OwnData
 from trainyard_trainer.config.training.train import ImageClassification

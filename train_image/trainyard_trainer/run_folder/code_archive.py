@@ -16,7 +16,8 @@ from pathlib import Path
 
 from trainyard_trainer.config.trainer_config import CODE_VARIABLE
 from trainyard_trainer.errors import ConfigError
-from trainyard_trainer.run_files import code_imports, submission
+from trainyard_trainer.run_files import submission
+from trainyard_trainer.run_files.programs import code_imports
 from trainyard_trainer.run_folder.folder import RunFolder
 
 

@@ -22,7 +22,7 @@ from trainyard_trainer.checkpointing.inventory import (
     newest_name,
     result_of,
 )
-from trainyard_trainer.config.tool_arguments import (
+from trainyard_trainer.config.tools.definitions import (
     CHECKPOINTS_LS,
     CHECKPOINTS_PRUNE,
     CHECKPOINTS_VERIFY,
@@ -30,8 +30,8 @@ from trainyard_trainer.config.tool_arguments import (
 from trainyard_trainer.config.training.metric import is_validation
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.run_files.names import CHECKPOINT_MANIFEST
+from trainyard_trainer.run_files.programs.standard_streams import run_with_safe_streams
 from trainyard_trainer.run_files.sizes import size_text
-from trainyard_trainer.run_files.standard_streams import run_with_safe_streams
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.ownership.lease import refuse_if_live
 from trainyard_trainer.terminal import table_text

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from trainyard_trainer import front_end
-from trainyard_trainer.config.arguments import Tool, ValueKind
+from trainyard_trainer.config.tools.arguments import Tool, ValueKind
 from trainyard_trainer.errors import ConfigError, TrainerError
 from trainyard_trainer.run_files.exit_codes import DETACHED, WRONG_INPUT
 from trainyard_trainer.run_folder.folder import RunFolder

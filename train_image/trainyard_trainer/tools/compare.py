@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainyard_trainer.config.tool_arguments import COMPARE
+from trainyard_trainer.config.tools.definitions import COMPARE
 from trainyard_trainer.config.training.metric import LOSS, VALIDATION_PREFIX, is_validation
 from trainyard_trainer.errors import ConfigError
-from trainyard_trainer.run_files.standard_streams import run_with_safe_streams
+from trainyard_trainer.run_files.programs.standard_streams import run_with_safe_streams
 from trainyard_trainer.terminal import table_text
 from trainyard_trainer.tools.command_line import exit_code_of, parse
 from trainyard_trainer.tools.run_comparison import (

@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainyard_trainer.config.data_sources import absolute
-from trainyard_trainer.config.tool_arguments import DATA_INSPECT, DATA_PREPARE, DATA_TOKENIZER
+from trainyard_trainer.config.data.sources import absolute
+from trainyard_trainer.config.tools.definitions import DATA_INSPECT, DATA_PREPARE, DATA_TOKENIZER
 from trainyard_trainer.config.training.recipes import CAUSAL_LM
 from trainyard_trainer.data.preparation.context import PrepareContext
 from trainyard_trainer.data.preparation.destination import is_finished
@@ -34,8 +34,8 @@ from trainyard_trainer.data.sources.tokens.stream_format import StreamFormat
 from trainyard_trainer.data.sources.tokens.tokenizer_address import TokenizerAddress
 from trainyard_trainer.data.sources.tokens.tokenizer_folder import load_tokenizer
 from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.run_files.programs.standard_streams import run_with_safe_streams
 from trainyard_trainer.run_files.sizes import size_text
-from trainyard_trainer.run_files.standard_streams import run_with_safe_streams
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.storage import open_filesystem
 from trainyard_trainer.terminal import Bar

@@ -21,12 +21,12 @@ from pyarrow import fs
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from trainyard_trainer.config.tool_arguments import CHECKPOINTS_EXPORT
+from trainyard_trainer.config.tools.definitions import CHECKPOINTS_EXPORT
 from trainyard_trainer.config.training.recipes import CAUSAL_LM, recipe_named
 from trainyard_trainer.errors import ConfigError, RunError
 from trainyard_trainer.recipes.example_inputs import ExampleInputs
 from trainyard_trainer.recipes.saved_model import Saved, read_saved
-from trainyard_trainer.run_files.standard_streams import run_with_safe_streams
+from trainyard_trainer.run_files.programs.standard_streams import run_with_safe_streams
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.storage import open_filesystem
 from trainyard_trainer.tools.command_line import exit_code_of, open_run, parse

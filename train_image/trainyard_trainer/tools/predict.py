@@ -20,14 +20,14 @@ from typing import Any
 
 import torch
 
-from trainyard_trainer.config.tool_arguments import PREDICT
+from trainyard_trainer.config.tools.definitions import PREDICT
 from trainyard_trainer.config.training.recipes import CAUSAL_LM
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.language_model.codec import codec_of
 from trainyard_trainer.recipes.language_model.generation import continued
 from trainyard_trainer.recipes.language_model.recipe import Language
 from trainyard_trainer.recipes.saved_model import Saved, read_saved
-from trainyard_trainer.run_files.standard_streams import run_with_safe_streams
+from trainyard_trainer.run_files.programs.standard_streams import run_with_safe_streams
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.terminal import table_text
 from trainyard_trainer.tools.command_line import exit_code_of, open_run, parse

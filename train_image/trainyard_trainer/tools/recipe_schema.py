@@ -9,12 +9,12 @@ import json
 import sys
 from pathlib import Path
 
-from trainyard_trainer.config.tool_arguments import RECIPE_SCHEMA
+from trainyard_trainer.config.tools.definitions import RECIPE_SCHEMA
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.own import recipe_class
-from trainyard_trainer.run_files import code_imports
+from trainyard_trainer.run_files.programs import code_imports
+from trainyard_trainer.run_files.programs.standard_streams import run_with_safe_streams
 from trainyard_trainer.run_files.recipe_schema import schema_file
-from trainyard_trainer.run_files.standard_streams import run_with_safe_streams
 from trainyard_trainer.tools.command_line import exit_code_of, parse
 
 

@@ -14,11 +14,11 @@ from dataclasses import asdict
 
 from trainyard_trainer.attempt.attempt import check, open_data, try_own_recipe, with_absolute_path
 from trainyard_trainer.config.storage import Storage
-from trainyard_trainer.config.tool_arguments import VERIFY
+from trainyard_trainer.config.tools.definitions import VERIFY
 from trainyard_trainer.config.trainer_config import TrainerConfig, code_of, read_config
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_files import exit_codes
-from trainyard_trainer.run_files.standard_streams import run_with_safe_streams
+from trainyard_trainer.run_files.programs.standard_streams import run_with_safe_streams
 from trainyard_trainer.run_folder import code_archive
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.tools.command_line import exit_code_of, parse

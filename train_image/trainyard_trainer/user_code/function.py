@@ -17,8 +17,8 @@ import ray.train.torch
 from trainyard_trainer.config.trainer_config import FunctionConfig, read_config
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.on_ray.ray_cluster import worker_resources
-from trainyard_trainer.run_files.code_imports import reserved_in
 from trainyard_trainer.run_files.exit_codes import FAILED, SUCCEEDED
+from trainyard_trainer.run_files.programs.code_imports import reserved_in
 from trainyard_trainer.storage import open_filesystem
 from trainyard_trainer.user_code.run_config import run_config
 from trainyard_trainer.user_import import import_reference

@@ -21,7 +21,11 @@ from trainyard_trainer.config.user_code import fill_command
 from trainyard_trainer.environment import JOB_CONFIG_VARIABLE, job_config
 from trainyard_trainer.on_ray.ray_cluster import address
 from trainyard_trainer.run_files import submission
-from trainyard_trainer.run_files.isolation import isolated, isolated_python, python_with_code
+from trainyard_trainer.run_files.programs.isolation import (
+    isolated,
+    isolated_python,
+    python_with_code,
+)
 from trainyard_trainer.user_code import library_hook
 from trainyard_trainer.user_code.library_hook.output import FOLDER_VARIABLE
 from trainyard_trainer.user_code.library_variables import When, library_variables

@@ -28,7 +28,7 @@ from trainyard_trainer.config.scaling import Scaling
 from trainyard_trainer.config.trainer_config import CommandConfig, read_config
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.on_ray.ray_cluster import worker_resources
-from trainyard_trainer.run_files.isolation import isolated
+from trainyard_trainer.run_files.programs.isolation import isolated
 from trainyard_trainer.user_code.library_variables import library_variables
 
 PLACEMENT_S = 300.0

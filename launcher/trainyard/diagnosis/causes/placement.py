@@ -9,7 +9,7 @@ from trainyard.diagnosis.failure import Evidence, Match, evidence, failure
 from trainyard.diagnosis.snapshot import Object, Snapshot, name_of
 from trainyard.diagnosis.symptoms import Symptom, find
 from trainyard.planning.capacity.nodes import CONDITION_TAINT, GPU, tolerates
-from trainyard.planning.node_affinity import selects, shown_terms
+from trainyard.planning.nodes.affinity import selects, shown_terms
 
 SCHEDULING = ("FailedScheduling", "Unschedulable")
 

@@ -13,7 +13,7 @@ from trainyard.errors import ConfigError, RunFailed
 from trainyard.local.tools import own_environment
 from trainyard.local.warm.greeting import WarmState, greeted
 from trainyard_trainer.config.scaling import DATA_CPUS
-from trainyard_trainer.run_files.isolation import isolated
+from trainyard_trainer.run_files.programs.isolation import isolated
 from trainyard_trainer.run_files.warm import messages
 from trainyard_trainer.run_files.warm.facts import environment_of_warm_process
 

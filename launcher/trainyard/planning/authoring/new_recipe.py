@@ -8,7 +8,7 @@ from pathlib import Path
 from trainyard.errors import ConfigError
 from trainyard.planning.authoring.init import existing_file, write_run
 from trainyard.run_file.validation import check_name
-from trainyard_trainer.run_files.code_imports import is_reserved
+from trainyard_trainer.run_files.programs.code_imports import is_reserved
 
 CODE = "code"
 """The folder of the code beside the run file."""

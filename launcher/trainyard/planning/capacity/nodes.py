@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from trainyard.labels import RUN_LABEL
-from trainyard.planning.node_affinity import selects
+from trainyard.planning.nodes.affinity import selects
 from trainyard.quantities import Amounts, Object, amounts_of, difference, requests_of, sum_of
 
 GPU = re.compile(r".*/.*gpu.*|gpu\..*/.*|nvidia\.com/mig-.*")

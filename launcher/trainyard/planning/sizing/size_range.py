@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainyard.errors import ConfigError
-from trainyard.planning.placement import packing_of
+from trainyard.planning.nodes.placement import packing_of
 from trainyard.planning.sizing.alternatives import next_possible_sizes, other_pools, possible_ranges
 from trainyard.planning.sizing.layout import Layout, asked_amount, count, layout_for
 from trainyard.platform import Platform, Pool

@@ -17,7 +17,7 @@ from trainyard_trainer.config.storage import Storage
 from trainyard_trainer.run_files import names
 from trainyard_trainer.run_files.driver_output import ERROR
 from trainyard_trainer.run_files.exit_codes import NOT_FOUND
-from trainyard_trainer.run_files.isolation import IN_PODS
+from trainyard_trainer.run_files.programs.isolation import IN_PODS
 
 Object = dict[str, Any]
 

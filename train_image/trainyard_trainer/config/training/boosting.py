@@ -9,7 +9,7 @@ from pydantic import Field, PositiveInt
 from pydantic_core import PydanticCustomError
 
 from trainyard_trainer.config.checkpoint import BoostingCheckpoint
-from trainyard_trainer.config.data import Table, require_known
+from trainyard_trainer.config.data.section import Table, require_known
 from trainyard_trainer.config.section import NotNegative, PositiveNumber, Section, Share
 from trainyard_trainer.config.training.metric import ACCURACY, RMSE, Metric
 from trainyard_trainer.config.training.train import require_metric

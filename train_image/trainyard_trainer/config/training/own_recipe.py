@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from trainyard_trainer.config.data import MEMORY_GIB, Loading
+from trainyard_trainer.config.data.section import MEMORY_GIB, Loading
+from trainyard_trainer.config.data.streaming import require_streamed
 from trainyard_trainer.config.section import Endpoint, Location
-from trainyard_trainer.config.streaming import require_streamed
 from trainyard_trainer.config.training.optimizers import AdamW, AnyOptimizer, Optimizer
 from trainyard_trainer.config.training.train import Train
 from trainyard_trainer.config.user_code import Reference

@@ -10,8 +10,8 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import Self
 
 from trainyard_trainer.config.checkpoint import CheckpointConfig
-from trainyard_trainer.config.data import Data, require_known, require_stream_fits
-from trainyard_trainer.config.data_sources import absolute
+from trainyard_trainer.config.data.section import Data, require_known, require_stream_fits
+from trainyard_trainer.config.data.sources import absolute
 from trainyard_trainer.config.section import (
     Endpoint,
     Fraction,

@@ -18,7 +18,7 @@ import ray.data
 import ray.exceptions
 from ray.data import ExecutionResources, RandomSeedConfig
 
-from trainyard_trainer.config.data import Data
+from trainyard_trainer.config.data.section import Data
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.chunks import Ahead
 from trainyard_trainer.data.loading.reading import read_part

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from trainyard_trainer.child_process import end_with_parent
-from trainyard_trainer.config.data import Loading
+from trainyard_trainer.config.data.section import Loading
 from trainyard_trainer.config.scaling import Scaling
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.config.training.batch_share import share_batch

@@ -16,7 +16,7 @@ from trainyard_trainer.data.loading.batch import Batch, BatchRequest
 from trainyard_trainer.data.loading.stream_order import StreamOrder
 from trainyard_trainer.data.sources.rows.find_rows import TableSplit
 from trainyard_trainer.errors import ConfigError, DatasetError, TrainerError
-from trainyard_trainer.run_files.code_imports import Imports
+from trainyard_trainer.run_files.programs.code_imports import Imports
 from trainyard_trainer.user_import import described, import_reference, user_errors
 
 SplitName = Literal["train", "valid"]

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainyard_trainer.config.data import Data
-from trainyard_trainer.config.data_sources import BUILT_IN, absolute
+from trainyard_trainer.config.data.section import Data
+from trainyard_trainer.config.data.sources import BUILT_IN, absolute
 from trainyard_trainer.data.preparation.context import PrepareContext
 from trainyard_trainer.data.preparation.plan import Options
 from trainyard_trainer.data.preparation.prepare import prepare

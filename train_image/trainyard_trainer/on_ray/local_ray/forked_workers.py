@@ -26,7 +26,7 @@ from trainyard_trainer.on_ray.local_ray import ray_environment
 from trainyard_trainer.on_ray.local_ray.fork_client import ADDRESS_VARIABLE
 from trainyard_trainer.on_ray.local_ray.fork_server import READY, TAKEN, own_flags
 from trainyard_trainer.on_ray.local_ray.mode import local_ray_mode
-from trainyard_trainer.run_files.start import PACKAGES, has_installed_packages
+from trainyard_trainer.run_files.programs.start import PACKAGES, has_installed_packages
 from trainyard_trainer.run_files.warm.load_variables import NOT_COMPARED, READ_AT_LOAD
 
 CLIENT = str(Path(__file__).with_name("fork_client.py"))

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 
 from trainyard_trainer.on_ray.local_ray import fork_server, forked_workers, ray_environment
 from trainyard_trainer.on_ray.warm.run_processes import RunProcesses, Work, fork_run_processes
-from trainyard_trainer.run_files.start import python_path
+from trainyard_trainer.run_files.programs.start import python_path
 from trainyard_trainer.run_files.warm import messages
 from trainyard_trainer.run_files.warm.facts import Facts, facts
 

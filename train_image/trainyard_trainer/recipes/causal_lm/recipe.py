@@ -30,17 +30,17 @@ from trainyard_trainer.recipes.causal_lm.folder import (
     read_config,
     require_separate_texts,
 )
-from trainyard_trainer.recipes.causal_lm.generation import continued
 from trainyard_trainer.recipes.causal_lm.memory import require_memory
 from trainyard_trainer.recipes.causal_lm.model_folder import ModelFolder
-from trainyard_trainer.recipes.causal_lm.prompts import TEXTS, Prompts, prompts_of
-from trainyard_trainer.recipes.causal_lm.questions import (
+from trainyard_trainer.recipes.causal_lm.stored_weights import check_weights
+from trainyard_trainer.recipes.causal_lm.texts.generation import continued
+from trainyard_trainer.recipes.causal_lm.texts.prompts import TEXTS, Prompts, prompts_of
+from trainyard_trainer.recipes.causal_lm.texts.questions import (
     GIVEN_ANSWERS,
     Examination,
     KnownAnswer,
     read_questions,
 )
-from trainyard_trainer.recipes.causal_lm.stored_weights import check_weights
 from trainyard_trainer.recipes.causal_lm.weights import build_network, load_shards
 from trainyard_trainer.recipes.loss import Loss, Sums
 from trainyard_trainer.recipes.recipe import Forward, Recipe

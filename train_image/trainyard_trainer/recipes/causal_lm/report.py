@@ -9,8 +9,8 @@ from typing import Any
 from trainyard_trainer.checkpointing.checkpoint import VALIDATION, Checkpoints
 from trainyard_trainer.config.training.metric import ANSWERS
 from trainyard_trainer.data.prepared import Prepared, TokenInfo
-from trainyard_trainer.recipes.causal_lm.prompts import TEXTS
-from trainyard_trainer.recipes.causal_lm.questions import GIVEN_ANSWERS
+from trainyard_trainer.recipes.causal_lm.texts.prompts import TEXTS
+from trainyard_trainer.recipes.causal_lm.texts.questions import GIVEN_ANSWERS
 from trainyard_trainer.recipes.causal_lm.token_counts import count_rows
 from trainyard_trainer.report.elements import count, table, written
 from trainyard_trainer.report.page import RecipeReport, Tile

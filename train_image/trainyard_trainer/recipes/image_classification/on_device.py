@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from trainyard_trainer.config.data import Augment
+from trainyard_trainer.config.data.section import Augment
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.recipes.random_numbers import random_numbers

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import Self
 
-from trainyard_trainer.config.data import Augment, Data
+from trainyard_trainer.config.data.section import Augment, Data
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.config.training.models import Model
 from trainyard_trainer.config.training.train import ImageClassification

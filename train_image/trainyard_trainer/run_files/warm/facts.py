@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from trainyard_trainer.run_files.start import PACKAGES, has_installed_packages, python_path
+from trainyard_trainer.run_files.programs.start import PACKAGES, has_installed_packages, python_path
 from trainyard_trainer.run_files.warm.load_variables import READ_AT_LOAD, first_difference
 
 Facts = dict[str, str]

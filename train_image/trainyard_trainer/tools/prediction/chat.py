@@ -13,10 +13,10 @@ from trainyard_trainer.config.training.recipes import CAUSAL_LM
 from trainyard_trainer.data.prepared import PromptAs
 from trainyard_trainer.data.sources.chats.examples import Question, WrongRow
 from trainyard_trainer.errors import ConfigError
-from trainyard_trainer.recipes.causal_lm.generation import generated
 from trainyard_trainer.recipes.causal_lm.network import CausalNetwork
-from trainyard_trainer.recipes.causal_lm.prompts import Message, Prompts
 from trainyard_trainer.recipes.causal_lm.recipe import CausalLanguage
+from trainyard_trainer.recipes.causal_lm.texts.generation import generated
+from trainyard_trainer.recipes.causal_lm.texts.prompts import Message, Prompts
 from trainyard_trainer.recipes.saved_model import Saved
 
 

@@ -30,7 +30,7 @@ from trainyard_trainer.engine.learning.learner import Learner
 from trainyard_trainer.engine.recipe_errors import recipe_errors_explained
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.parallel.worker import BACKENDS, Worker
-from trainyard_trainer.run_files import code_imports
+from trainyard_trainer.run_files.programs import code_imports
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.measurements.progress import Length, Trained
 from trainyard_trainer.tools.verification.hidden_state import bytes_of, changes, snapshot

@@ -207,7 +207,7 @@ def _kept(storage: str, endpoint: str | None, run: str, file: str) -> str | None
     from trainyard.submission.run_folder.remote_folder import storage_options
     from trainyard_trainer.config.storage import Storage
     from trainyard_trainer.run_files.exit_codes import NOT_FOUND
-    from trainyard_trainer.run_files.isolation import isolated
+    from trainyard_trainer.run_files.programs.isolation import isolated
 
     require_packages(NEEDED, "`reproduce --storage`")
     where = storage_options(Storage(path=storage, endpoint=endpoint))

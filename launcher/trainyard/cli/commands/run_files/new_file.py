@@ -148,7 +148,7 @@ def _ask_for_sizes(source: str, classes: int | None, channels: int | None) -> tu
     Raises ConfigError if they are not known and there is no terminal.
     """
     from trainyard.errors import ConfigError
-    from trainyard_trainer.config.data_sources import BUILT_IN
+    from trainyard_trainer.config.data.sources import BUILT_IN
 
     built_in = BUILT_IN.get(source)
     known_classes = built_in.num_classes if built_in else None

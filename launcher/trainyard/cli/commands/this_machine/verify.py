@@ -10,7 +10,7 @@ import typer
 
 from trainyard.cli.options import RunFile, Settings, load_run_with_options
 from trainyard.cli.tools import parameter
-from trainyard_trainer.config.tool_arguments import JSON, STEPS
+from trainyard_trainer.config.tools.definitions import JSON, STEPS
 
 
 def verify(

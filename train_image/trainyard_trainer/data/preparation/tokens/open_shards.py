@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 
-from trainyard_trainer.config.data import Data
-from trainyard_trainer.config.data_sources import absolute
+from trainyard_trainer.config.data.section import Data
+from trainyard_trainer.config.data.sources import absolute
 from trainyard_trainer.data.prepared import StreamCounts, TokenStreamInfo
 from trainyard_trainer.data.sources.tokens.stream_format import StreamFormat
 from trainyard_trainer.data.sources.tokens.token_files import (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pyarrow import fs
 
-from trainyard_trainer.config.data_sources import BUILT_IN
+from trainyard_trainer.config.data.sources import BUILT_IN
 from trainyard_trainer.data.sources.chats.chat_files import ChatFiles
 from trainyard_trainer.data.sources.chats.examples import TextExample, WrongRow, example_of
 from trainyard_trainer.data.sources.images.find import KEYS, find_root

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import fs
 
-from trainyard_trainer.config.data_sources import (
+from trainyard_trainer.config.data.sources import (
     BUILT_IN,
     MANIFEST_SUFFIXES,
     describe_preparable_sources,

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainyard_trainer.config.data import MEMORY_GIB
-from trainyard_trainer.config.streaming import why_not_streamed
+from trainyard_trainer.config.data.section import MEMORY_GIB
+from trainyard_trainer.config.data.streaming import why_not_streamed
 from trainyard_trainer.data.sources.listing import explained_errors
 from trainyard_trainer.data.sources.partitions import keys_of
 from trainyard_trainer.data.sources.parts import SPLIT_COLUMN

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import fs
 
-from trainyard_trainer.config.data_sources import BUILT_IN
+from trainyard_trainer.config.data.sources import BUILT_IN
 from trainyard_trainer.data.sources.images.find import KEYS, find_root
 from trainyard_trainer.data.sources.images.samples import ReadImages, Source
 from trainyard_trainer.data.sources.listing import explained_errors, list_all

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from pyarrow import fs
 
-from trainyard_trainer.config.data_sources import BUILT_IN
+from trainyard_trainer.config.data.sources import BUILT_IN
 from trainyard_trainer.data.prepared import TokenStreamInfo
 from trainyard_trainer.data.sources.images.find import KEYS, find_root
 from trainyard_trainer.data.sources.listing import explained_errors, list_all

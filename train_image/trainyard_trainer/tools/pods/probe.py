@@ -1,6 +1,6 @@
 """Check that a pod of this image can run: its programs, its versions, and the storage of the runs.
 
-    python -m trainyard_trainer.tools.probe --path PATH [--endpoint URL]
+    python -m trainyard_trainer.tools.pods.probe --path PATH [--endpoint URL]
 
 prints one line `probe {...}`. Exit code 1 if a program is missing or the storage does not work.
 """
@@ -84,7 +84,7 @@ def is_well(found: dict[str, Any]) -> bool:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m trainyard_trainer.tools.probe", allow_abbrev=False
+        prog="python -m trainyard_trainer.tools.pods.probe", allow_abbrev=False
     )
     parser.add_argument("--path", required=True, help="where the folders of runs lie")
     parser.add_argument("--endpoint", help="address of an S3 server that is not AWS")

@@ -1,6 +1,6 @@
 """The types of a tool's arguments: kinds of values, arguments and tools.
 
-`trainyard_trainer.config.tool_arguments` has the tools themselves.
+`trainyard_trainer.config.tools.definitions` has the tools themselves.
 """
 
 from __future__ import annotations

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from trainyard_trainer.config.arguments import (
+from trainyard_trainer.config.data.sources import describe_preparable_sources
+from trainyard_trainer.config.location import local_problem
+from trainyard_trainer.config.tools.arguments import (
     ADDRESS,
     AT_LEAST_THREE,
     AT_LEAST_TWO,
@@ -26,8 +28,6 @@ from trainyard_trainer.config.arguments import (
     Tool,
     one_of,
 )
-from trainyard_trainer.config.data_sources import describe_preparable_sources
-from trainyard_trainer.config.location import local_problem
 
 # Arguments that several tools have.
 

@@ -15,7 +15,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from typing_extensions import Self
 
-from trainyard_trainer.config.data_sources import (
+from trainyard_trainer.config.data.sources import (
     BUILT_IN,
     CHATS,
     IMAGES,
@@ -24,9 +24,9 @@ from trainyard_trainer.config.data_sources import (
     describe_sources,
     sources_for,
 )
+from trainyard_trainer.config.data.streaming import require_streamed
 from trainyard_trainer.config.location import location_problem
 from trainyard_trainer.config.section import Endpoint, PositiveNumber, Section
-from trainyard_trainer.config.streaming import require_streamed
 
 STREAM_GROUPS = 16
 """The default number of groups of rows of a stream that are shuffled together."""

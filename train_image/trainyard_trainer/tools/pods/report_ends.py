@@ -1,6 +1,6 @@
 """Report the ends of runs whose drivers could not do it: they are gone, or have never started.
 
-    python -m trainyard_trainer.tools.report_ends [--secret NAME/KEY]
+    python -m trainyard_trainer.tools.pods.report_ends [--secret NAME/KEY]
 
 The chart's CronJob (`notify.watch`) runs this in its namespace. It lists the RayJobs there, and sends a
 message for each run that has ended and that no driver has reported, also where the receiver of a driver's
@@ -125,7 +125,7 @@ def _addresses(notify: Notify, address: str, secret: str) -> str:
 
 def main(arguments: list[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m trainyard_trainer.tools.report_ends", allow_abbrev=False
+        prog="python -m trainyard_trainer.tools.pods.report_ends", allow_abbrev=False
     )
     parser.add_argument(
         "--secret", default="", metavar="NAME/KEY", help="where the address is from"

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from trainyard_trainer.run_files.start import forget_user_folders
+from trainyard_trainer.run_files.programs.start import forget_user_folders
 
 forget_user_folders()

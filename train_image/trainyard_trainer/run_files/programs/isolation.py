@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from trainyard_trainer.run_files.start import WITH_CODE
+from trainyard_trainer.run_files.programs.start import WITH_CODE
 
 START = str(Path(__file__).with_name("start.py"))
 """The program that runs a module in an isolated Python."""

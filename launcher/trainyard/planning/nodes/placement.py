@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 from trainyard.errors import ConfigError
 from trainyard.planning.comparison.run_diff import by_name, differences
-from trainyard.planning.node_affinity import REQUIRED, node_terms
+from trainyard.planning.nodes.affinity import REQUIRED, node_terms
 from trainyard.platform import Platform, Pool
 from trainyard.quantities import Object
 from trainyard.run_file.models import POOL_LIMIT, RunConfig

@@ -16,7 +16,7 @@ from pathlib import Path
 
 WITH_CODE = "--with-code"
 
-PACKAGES = str(Path(__file__).resolve().parents[2])
+PACKAGES = str(Path(__file__).resolve().parents[3])
 """The folder of this package, which is not on the import path if it is not installed."""
 
 
@@ -53,7 +53,7 @@ def main() -> None:
     del sys.argv[0]
     if sys.argv[0] == WITH_CODE:
         del sys.argv[0]
-        from trainyard_trainer.run_files import code_imports
+        from trainyard_trainer.run_files.programs import code_imports
 
         code_imports.install([str(Path.cwd()), *python_path()])
     while sys.argv[0].startswith("-"):

@@ -1,6 +1,6 @@
 """Publish the progress of the runs of a namespace in a ConfigMap.
 
-    python -m trainyard_trainer.tools.publish_progress CONFIGMAP
+    python -m trainyard_trainer.tools.pods.publish_progress CONFIGMAP
 
 The chart's CronJob (`monitoring.progress`) runs this in its namespace. It lists the RayJobs there, reads
 progress.json in the folder of each run, and replaces the data of the ConfigMap: one line for each run.
@@ -86,7 +86,7 @@ def _duration(seconds: float) -> str:
 
 def main(arguments: list[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m trainyard_trainer.tools.publish_progress", allow_abbrev=False
+        prog="python -m trainyard_trainer.tools.pods.publish_progress", allow_abbrev=False
     )
     parser.add_argument("config_map", metavar="CONFIGMAP", help="its name in the pod's namespace")
     wanted = parser.parse_args(arguments)

@@ -17,8 +17,8 @@ from trainyard_trainer.data.sources.chats.examples import WrongRow, question_of
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.causal_lm.documents import IGNORED, Documents
-from trainyard_trainer.recipes.causal_lm.generation import continued
-from trainyard_trainer.recipes.causal_lm.prompts import Prompts
+from trainyard_trainer.recipes.causal_lm.texts.generation import continued
+from trainyard_trainer.recipes.causal_lm.texts.prompts import Prompts
 from trainyard_trainer.recipes.recipe import Forward
 
 SHOWN = 20
