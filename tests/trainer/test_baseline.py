@@ -323,6 +323,7 @@ def test_rank_0_says_nothing_more_when_it_was_torn_from_the_work(
 ONLY_FOR_FINE_TUNING = {"transformers", "peft", "tokenizers", "accelerate", "safetensors"}
 
 
+@pytest.mark.ci
 def test_a_run_of_another_recipe_imports_nothing_of_transformers(tmp_path: Path) -> None:
     command = (sys.executable, "-X", "importtime", *ALONE[1:])
     with started(command, small_config(tmp_path)) as process:

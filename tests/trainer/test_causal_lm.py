@@ -199,6 +199,7 @@ def test_a_recurrent_model_learns_rows_of_one_text_each(tmp_path: Path, chats: P
 # Training.
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("adapter", [None, LORA], ids=["all weights", "adapter"])
 def test_a_run_that_was_killed_in_mid_epoch_has_the_weights_of_one_that_was_not(
     tmp_path: Path, model: Path, chats: Path, adapter: dict[str, Any] | None
@@ -253,6 +254,7 @@ def test_how_a_step_is_computed_does_not_change_its_loss(
     assert other == pytest.approx(plain, rel=1e-5)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "adapter",
     [
@@ -278,7 +280,8 @@ def test_two_workers_with_copies_or_with_shards_learn_what_one_worker_learns(
     assert found.keys() == final_weights(copied).keys()
 
 
-@pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.ci), 3])
+@pytest.mark.ci
+@pytest.mark.parametrize("stage", [2, 3])
 def test_passes_of_deepspeed_learn_what_one_pass_and_one_worker_learn(
     tmp_path: Path, chats: Path, stage: int
 ) -> None:

@@ -150,6 +150,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("stage", "offload", "changes"),
     [
@@ -199,6 +200,7 @@ def is_buffer(name: str) -> bool:
     return name.endswith(("running_mean", "running_var", "num_batches_tracked"))
 
 
+@pytest.mark.ci
 def test_its_shards_are_for_as_many_workers_as_have_written_them(tmp_path: Path) -> None:
     folder = open_folder(zero(tmp_path))
     folder.write(folder.run, zero(tmp_path).model_dump_json())

@@ -106,7 +106,9 @@ def test_the_moving_average_is_what_counts_where_there_is_one(tmp_path: Path) ->
     assert all(torch.equal(weights[key], value) for key, value in average.items())
 
 
-@pytest.mark.parametrize(("kind", "suffix"), [("torchscript", "ts"), ("pt2", "pt2")])
+@pytest.mark.parametrize(
+    ("kind", "suffix"), [("torchscript", "ts"), pytest.param("pt2", "pt2", marks=pytest.mark.ci)]
+)
 def test_torch_alone_loads_the_network_for_any_number_of_images(
     folder: RunFolder,
     tmp_path: Path,
@@ -123,6 +125,7 @@ def test_torch_alone_loads_the_network_for_any_number_of_images(
         torch.testing.assert_close(asked(file, inputs), [network(each) for each in inputs])
 
 
+@pytest.mark.ci
 def test_onnx_says_the_same(folder: RunFolder, tmp_path: Path) -> None:
     from onnx.reference import ReferenceEvaluator
 

@@ -107,6 +107,7 @@ def test_errors_of_the_users_code_that_a_retry_cannot_cure(last_line: str, is_fi
     assert text.is_final is is_final
 
 
+@pytest.mark.ci
 def test_an_attempt_tells_the_launcher_and_its_retry_ends_before_it_starts_anything(
     attempts: Attempts,
 ) -> None:

@@ -209,6 +209,7 @@ def load(rank: int, folder: Path, config: TrainerConfig) -> None:
             torch.save(state, folder / f"loaded-{workers}")
 
 
+@pytest.mark.ci
 def test_any_number_of_workers_has_the_bits_that_two_have_saved(tmp_path: Path) -> None:
     changes = {**ALL_STATE, "train__global_batch_size": 96, "train__micro_batch_size": None}
     run_processes(learn_and_save, (tmp_path, fsdp2(tmp_path, **changes)), 2)
@@ -248,6 +249,7 @@ def train_while_nothing_is_written(rank: int, meeting_point: str, config: Traine
         train_as_rank(rank, 2, meeting_point, config)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("strategy", ["fsdp2", pytest.param("deepspeed", marks=pytest.mark.slow)])
 def test_the_next_step_is_taken_before_any_worker_has_written_its_share(
     tmp_path: Path, strategy: str
@@ -259,6 +261,7 @@ def test_the_next_step_is_taken_before_any_worker_has_written_its_share(
     assert len(list(Checkpoints(open_folder(config)).names())) == 2
 
 
+@pytest.mark.ci
 def test_what_is_delivered_is_whole_and_needs_nothing_of_us(tmp_path: Path) -> None:
     config = fsdp2(tmp_path, **ALL_STATE, train__epochs=1)
     train(config)
@@ -305,6 +308,7 @@ class Program:
         return (Path.touch, (self.trace,))
 
 
+@pytest.mark.ci
 def test_nothing_of_what_somebody_put_in_place_of_the_shares_is_run(tmp_path: Path) -> None:
     folder = open_folder(small_config(tmp_path))
     checkpoints = Checkpoints(folder)
@@ -362,6 +366,7 @@ def save_in_mid_epoch(rank: int, meeting_point: str, config: TrainerConfig) -> N
         shards.save("c", shards.shares(learner))
 
 
+@pytest.mark.ci
 def test_what_is_saved_of_batch_norm_is_of_the_first_worker_whoever_writes_it(
     tmp_path: Path,
 ) -> None:
@@ -401,11 +406,13 @@ def flat_of(network: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         yield path.removeprefix("/"), tensor
 
 
+@pytest.mark.ci
 def test_the_average_of_shards_has_the_bits_of_the_average_of_the_whole(tmp_path: Path) -> None:
     config = fsdp2(tmp_path, train__ema_decay=0.9)
     run_processes(compare_averages, (str(tmp_path / "meet"), config), 2)
 
 
+@pytest.mark.ci
 def test_each_of_two_workers_keeps_half_of_the_weights(tmp_path: Path) -> None:
     result = str(tmp_path / "result")
     config = fsdp2(tmp_path)
@@ -439,6 +446,7 @@ def wrapped(storage: Path, network: nn.Module, worker: Worker, **options: Any) -
     ).wrap_model(network, worker)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("options", "computed_in", "is_given_up", "is_rounded"),
     [

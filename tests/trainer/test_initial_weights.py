@@ -214,6 +214,7 @@ def test_a_run_starts_from_the_file_and_resumes_without_it(tmp_path: Path) -> No
     assert train_here(longer, attempt=2).resumed_from is not None
 
 
+@pytest.mark.ci
 def test_workers_start_from_the_file_under_each_strategy(tmp_path: Path) -> None:
     two = {"train__epochs": 1, "scaling__num_workers": 2}
     configs = [

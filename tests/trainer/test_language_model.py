@@ -600,6 +600,7 @@ def test_a_model_is_exported_as_weights_and_in_no_form_for_images_alone(
     capsys.readouterr()
 
 
+@pytest.mark.ci
 def test_torch_alone_loads_the_network_for_texts_of_any_number_and_length(
     folder: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

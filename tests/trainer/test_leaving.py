@@ -48,6 +48,7 @@ def driver(
     driver.kill()
 
 
+@pytest.mark.ci
 def test_the_run_is_given_back_and_the_driver_waits_for_its_end(
     attempts: Attempts, driver: Any, environment: dict[str, str]
 ) -> None:

@@ -197,6 +197,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.ci
 def test_processes_that_decode_end_when_their_worker_is_killed(tmp_path: Path) -> None:
     here = str(Path(__file__).parent)
     done = subprocess.run(
@@ -641,6 +642,7 @@ def test_ray_streams_each_sample_once_to_workers_and_to_those_who_go_on(tmp_path
     check_used(flat(rest.epochs[1]), length)
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("ray_here")
 def test_ray_keeps_the_order_of_the_files_unless_it_shall_shuffle(tmp_path: Path) -> None:
     prepared = prepared_of(tmp_path, 97)
@@ -650,6 +652,7 @@ def test_ray_keeps_the_order_of_the_files_unless_it_shall_shuffle(tmp_path: Path
     assert flat(given.epochs[0]) == list(range(96))
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("ray_here")
 @pytest.mark.parametrize("held_share", [0.0, 0.25])
 def test_a_picture_that_cannot_be_decoded_is_named(tmp_path: Path, held_share: float) -> None:
@@ -677,6 +680,7 @@ def no_free_cpu(ray_here: None) -> Iterator[None]:
     ray.kill(hog)
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("no_free_cpu")
 def test_a_ray_without_a_cpu_for_data_ends_the_run_with_the_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

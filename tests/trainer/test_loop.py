@@ -77,7 +77,7 @@ def kill_after_saves(config: TrainerConfig, saves: int, attempt: int) -> str:
 
 @pytest.mark.parametrize(
     "changes",
-    [pytest.param({}, id="plain", marks=pytest.mark.ci), pytest.param(ALL_STATE, id="all state")],
+    [pytest.param({}, id="plain"), pytest.param(ALL_STATE, id="all state", marks=pytest.mark.ci)],
 )
 def test_a_run_that_was_killed_in_mid_epoch_has_the_weights_of_one_that_was_not(
     tmp_path: Path, changes: dict[str, Any]

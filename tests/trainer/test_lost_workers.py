@@ -95,9 +95,8 @@ MOMENTS: dict[str, list[Loss]] = {
     ],
 }
 
-ALWAYS = ("before its gradients are exchanged", 3)
 CASES = [
-    pytest.param(moment, workers, marks=[] if (moment, workers) == ALWAYS else pytest.mark.ci)
+    (moment, workers)
     for moment in MOMENTS
     for workers in (2, 3)
     if workers == 3 or moment in ("before its gradients are exchanged", "while it replaces another")
@@ -144,6 +143,7 @@ def replaced_ranks(config: TrainerConfig) -> list[int]:
     return [rank for each in read_lines(folder, folder.replacements) for rank in each["ranks"]]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("moment", "workers"), CASES)
 def test_a_run_whose_workers_are_lost_is_like_an_undisturbed_one(
     tmp_path: Path, undisturbed: Callable[[int], TrainerConfig], moment: str, workers: int

@@ -22,6 +22,7 @@ def two_cpus() -> Iterator[None]:
         yield
 
 
+@pytest.mark.ci
 def test_the_next_worker_group_gets_the_places_that_one_before_has_left_taken(
     two_cpus: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -42,6 +43,7 @@ def test_only_what_the_job_holds_or_awaits_is_given_back() -> None:
     assert groups_of(ours, table) == [group + ours for group in "abc"]
 
 
+@pytest.mark.ci
 def test_workers_of_torchrun_without_free_resources_end_with_an_error_that_names_them(
     two_cpus: None,
 ) -> None:

@@ -26,6 +26,7 @@ KEPT = {f"trainyard-data-{os.getuid()}", f"torchinductor_{getpass.getuser()}"}
 """What stays in the folder for temporary files: the machine's copy of the data, and PyTorch's cache."""
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("loader", ["torch", pytest.param("ray", marks=pytest.mark.slow)])
 def test_a_run_leaves_all_its_files(attempts: Attempts, loader: str) -> None:
     config = ray_config(attempts, data__loader=loader)

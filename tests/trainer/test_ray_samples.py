@@ -115,6 +115,7 @@ def read_in_turn(world_size: int, read: Any) -> list[Any]:
     ]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("steps_in_epoch", [0, 2])
 @pytest.mark.parametrize("changes", [{}, {"shuffle": False, "drop_last": False}])
@@ -139,6 +140,7 @@ def test_both_loaders_give_the_same_batches(
                 assert torch.equal(mine[name], rays[name])
 
 
+@pytest.mark.ci
 def test_a_table_gives_the_same_batches(ray_here: None, code: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "t.npz", noise=np.arange(60, dtype=np.float32).reshape(20, 3))
     config = own_config(tmp_path, recipe="rows:Rows", global_batch_size=8)
@@ -152,6 +154,7 @@ def test_a_table_gives_the_same_batches(ray_here: None, code: Path, tmp_path: Pa
         assert torch.equal(mine["noise"], rays["noise"])
 
 
+@pytest.mark.ci
 def test_a_sample_that_cannot_be_read_is_named(ray_here: None, code: Path, tmp_path: Path) -> None:
     task = task_of(code, tmp_path, options={"broken": 11})
     with pytest.raises(
@@ -162,6 +165,7 @@ def test_a_sample_that_cannot_be_read_is_named(ray_here: None, code: Path, tmp_p
         given(task, 1, Trained(epoch=1), by_ray=True)
 
 
+@pytest.mark.ci
 def test_the_batches_in_the_making_are_bounded(ray_here: None, code: Path, tmp_path: Path) -> None:
     task = task_of(code, tmp_path)
     # Of 3 CPUs one is the worker's: two tasks for each of the others.

@@ -56,6 +56,7 @@ def folder(proxy: Proxy, request: pytest.FixtureRequest) -> RunFolder:
     return RunFolder.open("s3://runs", name, f"http://{proxy.address}")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("fault", ["503", "reset", "cut"])
 def test_requests_that_fail_are_made_again_and_change_nothing(
     proxy: Proxy, folder: RunFolder, fault: Fault

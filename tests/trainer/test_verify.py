@@ -103,6 +103,7 @@ def failed(results: dict[str, CheckResult]) -> set[str]:
     return {name for name, each in results.items() if each.result == "FAILED"}
 
 
+@pytest.mark.ci
 def test_a_healthy_recipe_passes_all_checks(code: Path, tmp_path: Path) -> None:
     found = list(verify(own_config(tmp_path), steps=4))
     assert [(each.check, each.result) for each in found] == [(name, "ok") for name in CHECKS]
